@@ -1,0 +1,71 @@
+"""Runs the measures: all, or those that are named. `python -m benchmarks call cache --json`"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib
+import json
+import os
+import platform
+import sys
+from time import perf_counter
+
+from benchmarks.harness import Report, Row, child, show
+
+MEASURES = ("call", "cache", "imports", "register", "many", "memory", "stream", "queues", "threads", "telemetry")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measures Toolspace, as ratios.")
+    parser.add_argument("measures", nargs="*", metavar="MEASURE", help=f"of {', '.join(MEASURES)}; all if none")
+    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    parser.add_argument("--strict", action="store_true", help="exit with 1 where a must is missed")
+    options = parser.parse_args()
+    names: list[str] = options.measures or list(MEASURES)
+    if unknown := [name for name in names if name not in MEASURES]:
+        parser.error(f"no measure is called {unknown[0]!r}; there are {', '.join(MEASURES)}")
+
+    began = perf_counter()
+    if not options.json:
+        print(f"Python {platform.python_version()}, {os.cpu_count()} cores, load {_load()}\n", flush=True)
+    reports: dict[str, Report] = {}
+    for name in names:
+        report = reports[name] = _measure(name) if len(names) == 1 else _measure_apart(name)
+        if not options.json:
+            print(show(report) + "\n", flush=True)
+    rows = [row for report in reports.values() for row in report.rows]
+    missed = sum(row.passed is False for row in rows)
+    if options.json:
+        print(json.dumps({
+            "python": platform.python_version(),
+            "cores": os.cpu_count(),
+            "seconds": round(perf_counter() - began, 1),
+            "measures": {name: report.to_dict() for name, report in reports.items()},
+        }, indent=2, ensure_ascii=False))  # fmt: skip
+    else:
+        _summarise(rows, perf_counter() - began)
+    return 1 if missed and options.strict else 0
+
+
+def _measure(name: str) -> Report:
+    return asyncio.run(importlib.import_module(f"benchmarks.{name}").measure())
+
+
+def _measure_apart(name: str) -> Report:
+    """In a process of its own: what one measure leaves behind (threads, memory, garbage) must not weigh on the next."""
+    return Report.from_dict(json.loads(child("-m", "benchmarks", name, "--json"))["measures"][name])
+
+
+def _summarise(rows: list[Row], seconds: float) -> None:
+    musts = [row.passed for row in rows if row.passed is not None]
+    aims = [row.reached for row in rows if row.reached is not None]
+    print(f"{sum(musts)} of {len(musts)} musts pass, {sum(aims)} of {len(aims)} aims are reached; {seconds:.0f} s")
+
+
+def _load() -> str:
+    return f"{os.getloadavg()[0]:.2f}" if hasattr(os, "getloadavg") else "unknown"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

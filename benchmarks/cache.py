@@ -1,0 +1,67 @@
+"""Measure: a call that the cache answers."""
+
+from __future__ import annotations
+
+import itertools
+
+from benchmarks import byhand
+from benchmarks.call import prepare_by_hand
+from benchmarks.harness import Contestant, Report, race, repeat
+from benchmarks.subjects import ARGUMENTS, add, toolspace_of
+from toolspace import tool
+
+HIT = "Toolspace.call, answered by the cache, text seen before"
+RESPELT = "Toolspace.call, answered by the cache, text not seen before"
+CALL = "Toolspace.call, run"
+BARE = "LRU lookup by hand"
+RECORDED = "LRU lookup by hand, recorded and announced"
+RUN_BY_HAND = "the stages by hand, run"
+SPELLINGS = 5_000
+
+
+async def measure() -> Report:
+    cached = toolspace_of([tool(cache=3600.0)(add)])
+    plain = toolspace_of([add])
+    prepare_by_hand()
+    byhand.remember("add", ARGUMENTS, 3)
+    await cached.call("add", ARGUMENTS)
+    texts = _spellings()
+    for text in (ARGUMENTS, texts[0]):
+        again = await cached.call("add", text)
+        if again.executed or again.result != 3 or (await byhand.cached_call("add", text)) is None:
+            raise RuntimeError("the cache did not answer; there is nothing to measure")
+    endless = itertools.cycle(texts)
+
+    async def respelt(count: int) -> None:
+        for text in itertools.islice(endless, count):
+            await cached.call("add", text)
+
+    contestants = [
+        Contestant(HIT, repeat(cached.call, "add", ARGUMENTS)),
+        Contestant(RECORDED, repeat(byhand.cached_call, "add", ARGUMENTS)),
+        Contestant(RESPELT, respelt),
+        Contestant(CALL, repeat(plain.call, "add", ARGUMENTS)),
+        Contestant(BARE, repeat(byhand.look_up, "add", ARGUMENTS)),
+        Contestant(RUN_BY_HAND, repeat(byhand.call, "add", ARGUMENTS)),
+    ]
+    timings = await race(contestants, rounds=80)
+    report = Report("A cache hit: the same call, answered from memory")
+    for kind, hit in (("text seen before", HIT), ("text not seen before", RESPELT)):
+        report.ratio(f"{kind}: against the call that runs", timings.ratio(hit, CALL), must=0.6)
+        report.ratio(
+            f"{kind}: against an LRU lookup by hand, recorded and announced", timings.ratio(hit, RECORDED), aim=1.5
+        )
+        report.ratio(f"{kind}: against an LRU lookup by hand, bare", timings.ratio(hit, BARE))
+    report.ratio("by hand: the hit against the call that runs", timings.ratio(RECORDED, RUN_BY_HAND))
+    report.times(timings, [one.name for one in contestants])
+    report.notes += [
+        "a hit is a call too, so it is recorded and announced: the aim is judged against the lookup that does so",
+        "a text that came before is known by itself; the lookup by hand validates every time, as for a new text",
+        "the tool that runs only adds two numbers, so there is little that a hit could save, by hand too",
+    ]
+    return report
+
+
+def _spellings() -> list[str]:
+    """The same arguments in so many texts that none is remembered until it comes again."""
+    return [f'{{"a":{" " * (number % 70)}1,"b":{" " * (number // 70)}2}}' for number in range(SPELLINGS)]

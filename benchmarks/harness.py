@@ -1,0 +1,203 @@
+"""Times contestants side by side, and judges what comes out against its targets. Knows no library."""
+
+from __future__ import annotations
+
+import gc
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+Batch = Callable[[int], Awaitable[None]]
+"""Does the thing that is measured so many times."""
+
+
+@dataclass(frozen=True)
+class Contestant:
+    name: str
+    batch: Batch
+    prepare: Callable[[], None] | None = None
+    """Runs before each round, outside the time. A contestant that has one is run once a round."""
+
+
+def repeat(function: Callable[..., Awaitable[Any]], *arguments: Any) -> Batch:
+    """A batch that awaits the function so many times."""
+
+    async def batch(count: int) -> None:
+        for _ in range(count):
+            await function(*arguments)
+
+    return batch
+
+
+class Timings:
+    """Seconds per call of each contestant, one figure for each round."""
+
+    def __init__(self, rounds: dict[str, list[float]]) -> None:
+        self._rounds = rounds
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._rounds
+
+    def best(self, name: str) -> float:
+        return min(self._rounds[name])
+
+    def ratio(self, name: str, other: str) -> Ratio:
+        """Best against best: what other processes steal only ever adds time. The spread is over the rounds."""
+        each = [one / two for one, two in zip(self._rounds[name], self._rounds[other], strict=True)]
+        low, _, high = statistics.quantiles(each, n=4)
+        return Ratio(self.best(name) / self.best(other), low, high)
+
+
+@dataclass(frozen=True)
+class Ratio:
+    value: float
+    low: float
+    """A quarter of the rounds was below this, and a quarter above `high`: how noisy the run was."""
+    high: float
+
+
+async def race(contestants: Sequence[Contestant], *, rounds: int, slice_ms: float = 8.0) -> Timings:
+    """Lets the contestants take turns, a slice of time each, so that what disturbs the machine disturbs all."""
+    sizes = {one.name: await _size(one, slice_ms / 1000) for one in contestants}
+    times: dict[str, list[float]] = {one.name: [] for one in contestants}
+    # What is loaded by now stays: without this each collection would walk every imported library's objects.
+    gc.collect()
+    gc.freeze()
+    try:
+        for turn in range(rounds):
+            # Backwards every other time: nobody always follows the same neighbour.
+            for one in contestants if turn % 2 == 0 else reversed(contestants):
+                if one.prepare is not None:
+                    one.prepare()
+                count = sizes[one.name]
+                began = perf_counter()
+                await one.batch(count)
+                times[one.name].append((perf_counter() - began) / count)
+    finally:
+        gc.unfreeze()
+    return Timings(times)
+
+
+async def _size(one: Contestant, seconds: float) -> int:
+    """How many calls fill a slice. The first call is not asked: it loads and compiles what the others find ready."""
+    if one.prepare is not None:
+        one.prepare()
+    await one.batch(1)
+    if one.prepare is not None:
+        return 1
+    count = 1
+    while True:
+        began = perf_counter()
+        await one.batch(count)
+        took = perf_counter() - began
+        if took >= seconds / 2:
+            return max(1, round(count * seconds / took))
+        count *= 2
+
+
+@dataclass(frozen=True)
+class Row:
+    """One figure, with the target that it must reach and the one it aims at. Without targets it is information."""
+
+    what: str
+    value: float
+    unit: str = "×"
+    must: float | None = None
+    aim: float | None = None
+    spread: tuple[float, float] | None = None
+
+    @property
+    def passed(self) -> bool | None:
+        return None if self.must is None else self.value <= self.must
+
+    @property
+    def reached(self) -> bool | None:
+        return None if self.aim is None else self.value <= self.aim
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "what": self.what,
+            "value": round(self.value, 4),
+            "unit": self.unit,
+            "spread": None if self.spread is None else [round(bound, 4) for bound in self.spread],
+            "must": self.must,
+            "passed": self.passed,
+            "aim": self.aim,
+            "reached": self.reached,
+        }
+
+    @classmethod
+    def from_dict(cls, found: dict[str, Any]) -> Row:
+        spread = found["spread"]
+        low_high = None if spread is None else (spread[0], spread[1])
+        return cls(found["what"], found["value"], found["unit"], found["must"], found["aim"], low_high)
+
+
+@dataclass
+class Report:
+    """What one measure found."""
+
+    title: str
+    rows: list[Row] = field(default_factory=list[Row])
+    notes: list[str] = field(default_factory=list[str])
+
+    def ratio(self, what: str, ratio: Ratio, *, must: float | None = None, aim: float | None = None) -> None:
+        self.rows.append(Row(what, ratio.value, "×", must, aim, (ratio.low, ratio.high)))
+
+    def figure(
+        self, what: str, value: float, unit: str, *, must: float | None = None, aim: float | None = None
+    ) -> None:
+        self.rows.append(Row(what, value, unit, must, aim))
+
+    def times(self, timings: Timings, names: Sequence[str]) -> None:
+        """The absolute times, for information: they mean nothing on another machine or another day."""
+        for name in names:
+            if name in timings:
+                self.rows.append(Row(name, timings.best(name) * 1e6, "µs"))
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"title": self.title, "rows": [row.to_dict() for row in self.rows], "notes": self.notes}
+
+    @classmethod
+    def from_dict(cls, found: dict[str, Any]) -> Report:
+        return cls(found["title"], [Row.from_dict(row) for row in found["rows"]], found["notes"])
+
+
+def show(report: Report) -> str:
+    """The report as lines of text."""
+    cells = [_cells(row) for row in report.rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)] if cells else []
+    lines = [report.title]
+    for row in cells:
+        aligned = (row[0].ljust(widths[0]), row[1].rjust(widths[1]), row[2].ljust(widths[2]), row[3].ljust(widths[3]))
+        lines.append("  " + "  ".join((*aligned, row[4])).rstrip())
+    lines.extend(f"  ({note})" for note in report.notes)
+    return "\n".join(lines)
+
+
+def _cells(row: Row) -> tuple[str, str, str, str, str]:
+    spread = "" if row.spread is None else f"({row.spread[0]:.3g} to {row.spread[1]:.3g})"
+    must = "" if row.must is None else f"must ≤ {row.must:g}: {'PASS' if row.passed else 'MISS'}"
+    aim = "" if row.aim is None else f"aim ≤ {row.aim:g}: {'reached' if row.reached else 'not reached'}"
+    return (
+        row.what,
+        f"{row.value:.3g} {row.unit}" if row.value < 1000 else f"{row.value:.0f} {row.unit}",
+        spread,
+        must,
+        aim,
+    )
+
+
+def child(*arguments: str, **environment: str) -> str:
+    """What a fresh interpreter prints: for measures that one process would spoil for the next."""
+    done = subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, check=False, env={**os.environ, **environment}
+    )
+    if done.returncode != 0:
+        raise RuntimeError(f"python {' '.join(arguments)} failed:\n{done.stderr}")
+    return done.stdout

@@ -1,0 +1,114 @@
+"""A provider of your own: notes in an SQLite file, as tools. `docs/providers.md` goes through it."""
+
+import asyncio
+import sqlite3
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from toolspace import Tool, ToolContext, ToolExecutionError, ToolNotFoundError, ToolProvider, ToolResult, Toolspace
+
+TITLE = {"type": "string", "minLength": 1, "maxLength": 100}
+
+
+class NotesProvider(ToolProvider):
+    """Writes notes, reads them, and waits for one to be written."""
+
+    kind = "notes"
+    namespace = "notes"
+
+    def __init__(self, file: str | Path, *, max_length: int = 1000) -> None:
+        super().__init__()
+        self._file = file
+        self._max_length = max_length
+        self._database: sqlite3.Connection | None = None  # Opened by `warmup`: making a provider costs nothing.
+        self._titles: list[str] = []
+        self._written = asyncio.Condition()
+        self.waiting = 0
+
+    async def warmup(self) -> None:
+        self._database = sqlite3.connect(self._file)
+        self._database.execute("CREATE TABLE IF NOT EXISTS notes (title TEXT PRIMARY KEY, text TEXT NOT NULL)")
+        self._list_again()
+
+    async def aclose(self) -> None:
+        if self._database is not None:  # `warmup` may have failed, or never have been called.
+            self._database.close()
+
+    def list_tools(self) -> Sequence[Tool]:
+        note = {"title": TITLE, "text": {"type": "string"}}
+        tools = [
+            Tool("write", "Writes a note.", _object(note)),
+            Tool("wait_for", "Waits until a note of this title is written.", _object({"title": TITLE}), timeout=300),
+        ]
+        if self._titles:
+            titles = {"title": {"enum": self._titles}}
+            tools.append(Tool("read", "Reads a note.", _object(titles)))
+        return tools
+
+    def get_instructions(self) -> str:
+        return "Notes outlive the conversation. Give each a title that says what it is about."
+
+    async def execute(self, name: str, parameters: dict[str, Any], context: ToolContext) -> ToolResult:
+        match name:
+            case "write":
+                return ToolResult(ok=True, result=await self._write(parameters["title"], parameters["text"]))
+            case "read":
+                return ToolResult(ok=True, result=self._read(parameters["title"]))
+            case "wait_for":
+                return ToolResult(ok=True, result=await self._wait_for(parameters["title"]))
+        raise ToolNotFoundError(f'there is no tool "{name}" here')
+
+    async def _write(self, title: str, text: str) -> str:
+        if len(text) > self._max_length:
+            raise ToolExecutionError(f"a note has {self._max_length} characters at most", executed=False)
+        with self._open as database:
+            database.execute("INSERT OR REPLACE INTO notes VALUES (?, ?)", (title, text))
+        if title not in self._titles:
+            self._list_again()
+        async with self._written:
+            self._written.notify_all()
+        return f"{title}: {len(text)} characters"
+
+    def _read(self, title: str) -> str:
+        found = self._open.execute("SELECT text FROM notes WHERE title = ?", (title,)).fetchone()
+        if found is None:
+            raise ToolExecutionError(f'there is no note "{title}"')
+        return found[0]
+
+    async def _wait_for(self, title: str) -> str:
+        self.waiting += 1
+        try:
+            async with self._written:
+                await self._written.wait_for(lambda: title in self._titles)
+            return self._read(title)
+        finally:
+            self.waiting -= 1  # Also when the call is cancelled: that comes as an exception out of the wait.
+
+    def _list_again(self) -> None:
+        self._titles = [title for (title,) in self._open.execute("SELECT title FROM notes ORDER BY title")]
+        self.changed()
+
+    @property
+    def _open(self) -> sqlite3.Connection:
+        if self._database is None:
+            raise ToolExecutionError("the notes are not open", executed=False)
+        return self._database
+
+
+def _object(properties: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+
+
+async def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        async with Toolspace(providers=[NotesProvider(Path(folder) / "notes.db")]) as ts:
+            waiting = asyncio.create_task(ts.call("notes__wait_for", {"title": "shopping"}))
+            print((await ts.call("notes__write", {"title": "shopping", "text": "bread, milk"})).text)
+            print((await waiting).text)
+            print((await ts.call("notes__read", {"title": "shoping"})).text)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

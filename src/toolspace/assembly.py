@@ -1,0 +1,254 @@
+"""Turns configuration into parts: tools, rules, queues, a context. Builds them; starts nothing."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from toolspace.config.load import Config
+from toolspace.config.model import Provider, ToolDefinition
+from toolspace.core import jsontext
+from toolspace.core.context import ToolContext
+from toolspace.core.names import sanitise
+from toolspace.core.tool import Tool
+from toolspace.errors import ConfigError
+from toolspace.orchestrator.queues import QueueSpec, Rate
+from toolspace.orchestrator.settings import Defaults, ProviderRules, Rules, Setting
+from toolspace.providers.configured import handler_of
+from toolspace.providers.loader import load_functions, loaded_files
+from toolspace.providers.mounted import Mounted
+
+
+class Mount(msgspec.Struct, frozen=True, kw_only=True):
+    """One entry of `providers`, made."""
+
+    entry: Provider
+    provider: Mounted
+    rules: ProviderRules
+
+    def still_is(self, entry: Provider) -> bool:
+        """Whether making it again would give the same. Rules may differ: they need no new provider."""
+        return _identity(self.entry) == _identity(entry) and self.provider.is_current()
+
+
+class Parts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a configuration asks for."""
+
+    context: ToolContext
+    defaults: Defaults
+    queues: Mapping[str, QueueSpec]
+    aliases: Mapping[str, str]
+    rules: ProviderRules
+    """For local tools: built-ins, functions, definitions."""
+    builtins: Sequence[Tool]
+    functions: Sequence[Tool]
+    definitions: Sequence[Tool]
+    providers: Mapping[str, Mount]
+    """By their names in the configuration; only those that are enabled."""
+    files: Callable[[], Sequence[Path]]
+    """What it was read from: the configuration, and the Python files behind its functions and providers."""
+    warnings: Sequence[str]
+
+
+def assemble(config: Config, running: Mapping[str, Mount] | None = None) -> Parts:
+    """The parts that a configuration describes. Imports the user's functions and providers.
+
+    Of the providers that are `running`, those whose entry has not changed stay; their rules are new all the same.
+    """
+    found = [tool for spec in config.functions for tool in load_functions(spec, config.base_dir)]
+    functions = list(dict.fromkeys(found))  # A file and one of its functions may both be named.
+    rules = _local_rules(config)
+    return Parts(
+        context=_context(config),
+        defaults=_defaults(config),
+        queues={name: _queue(queue) for name, queue in config.queues.items()},
+        aliases=config.tools.aliases,
+        rules=rules,
+        builtins=_builtins(config),
+        functions=functions,
+        definitions=[_defined(one) for one in config.tools.definitions.values() if one.enabled],
+        providers=_mounts(config, rules.overrides, running or {}),
+        files=lambda: list(dict.fromkeys((*config.files(), *loaded_files()))),
+        warnings=[*config.warnings, *_not_yet(config), *_missing_queues(config, functions)],
+    )
+
+
+def _context(config: Config) -> ToolContext:
+    tools = config.tools
+    return ToolContext(
+        allowed_paths=tools.allowed_paths,
+        protected_paths=config.files(),
+        allowed_env=tools.allowed_env or None,
+        allowed_hosts=tools.allowed_hosts or None,
+        memory_dir=tools.memory_dir,
+        session_dir=tools.session_dir,
+        web_search=msgspec.to_builtins(tools.web_search) if tools.web_search is not None else None,
+    )
+
+
+def _defaults(config: Config) -> Defaults:
+    def setting(name: str, *key: str) -> Setting[Any]:
+        return Setting(getattr(config.defaults, name), config.source("defaults", *key))
+
+    return Defaults(
+        tool_timeout=setting("tool_timeout", "toolTimeout"),
+        tool_response_max_bytes=setting("tool_response_max_bytes", "toolResponseMaxBytes"),
+        max_tool_calls_per_turn=setting("max_tool_calls_per_turn", "maxToolCallsPerTurn"),
+        max_concurrent_tools=setting("max_concurrent_tools", "maxConcurrentTools"),
+        context_window=setting("context_window", "contextWindow"),
+        tool_search_threshold=setting("tool_search_threshold", "toolSearchThreshold"),
+    )
+
+
+def _queue(queue: Any) -> QueueSpec:
+    rate = Rate(queue.rate.count, queue.rate.seconds) if queue.rate is not None else None
+    return QueueSpec(
+        concurrent=queue.concurrent, rate=rate, max_waiting=queue.max_waiting, wait_timeout=queue.wait_timeout
+    )
+
+
+def _local_rules(config: Config) -> ProviderRules:
+    tools = config.tools
+    overrides: dict[str, Rules] = {}
+    for name, said in tools.overrides.items():
+        values = {field: getattr(said, field) for field in said.__struct_fields__}
+        overrides[name] = Rules(**values, source=config.source("tools", "overrides", name))
+    return ProviderRules(tools_allowed=tools.tools_allowed, tools_denied=tools.tools_denied, overrides=overrides)
+
+
+def _mounts(config: Config, overrides: Mapping[str, Rules], running: Mapping[str, Mount]) -> dict[str, Mount]:
+    """Every provider that is enabled: the running one where nothing of it changed, else a new one."""
+    mounts: dict[str, Mount] = {}
+    faults: list[str] = []
+    factories: dict[str, object] = {}  # Entries that use the same share its module, as they would in a program.
+    for name, entry in config.providers.items():
+        if not entry.enabled:
+            continue
+        known = running.get(name)
+        try:
+            provider = known.provider if known is not None and known.still_is(entry) else None
+            provider = provider or _mounted(config, entry, factories)
+            mounts[name] = Mount(entry=entry, provider=provider, rules=_provider_rules(config, entry, overrides))
+        except ConfigError as error:
+            faults.append(f"{config.source('providers', name)}: {error}")
+    faults += _shared_namespaces(config, mounts)
+    if faults:
+        raise ConfigError("\n".join(faults))
+    return mounts
+
+
+def _mounted(config: Config, entry: Provider, factories: dict[str, object]) -> Mounted:
+    from toolspace.providers.plugins import find_factory, make_provider  # Here: most configurations name none.
+
+    uses = entry.uses or entry.name
+    if uses not in factories:
+        factories[uses] = find_factory(uses, config.base_dir)
+    written: Any = None
+    at = config.origins.get(("providers", entry.name, "settings"))
+    if isinstance(at, tuple):
+        written = config.document.data
+        for key in at:
+            written = written[key]
+    inner = make_provider(factories[uses], uses, entry.settings, written=written)
+    return Mounted(inner, entry.namespace or inner.namespace or entry.name)
+
+
+def _provider_rules(config: Config, entry: Provider, overrides: Mapping[str, Rules]) -> ProviderRules:
+    source = config.source("providers", entry.name)
+    return ProviderRules(
+        rules=Rules(timeout=entry.request_timeout, queue=entry.queue, cache=entry.cache, source=source),
+        tools_allowed=entry.tools_allowed,
+        tools_denied=entry.tools_denied,
+        required=entry.required,
+        overrides=overrides,
+    )
+
+
+def _shared_namespaces(config: Config, mounts: Mapping[str, Mount]) -> Iterator[str]:
+    owners: dict[str, str] = {}
+    for name, mount in mounts.items():
+        namespace = mount.provider.namespace
+        owner = owners.setdefault(sanitise(namespace), name)
+        if owner != name:
+            place = config.source("providers", name)
+            yield f'{place}: the namespace "{namespace}" is that of "{owner}" already; give it one with namespace'
+
+
+def _identity(entry: Provider) -> tuple[str, str | None, bytes]:
+    # As text: 1, 1.0 and true are equal in Python, and not to a provider.
+    return entry.uses or entry.name, entry.namespace, jsontext.canonical(entry.settings)
+
+
+def _defined(definition: ToolDefinition) -> Tool:
+    return Tool(
+        definition.name,
+        definition.description,
+        definition.input_schema if definition.input_schema is not None else {"type": "object", "properties": {}},
+        handler=handler_of(definition.name, definition.execution_type, definition.execution),
+        output_schema=definition.output_schema,
+        category=definition.category,
+        execution_type=definition.execution_type,
+        visible=definition.visible,
+        is_async=definition.is_async,
+        timeout=definition.timeout,
+        execution=definition.execution,
+        queue=definition.queue,
+        cache=definition.cache,
+        cache_per_user=definition.cache_per_user,
+        annotations=definition.annotations,
+        tags=definition.tags,
+        version=definition.version,
+    )
+
+
+def _builtins(config: Config) -> Sequence[Tool]:
+    wanted = config.tools.builtins
+    if wanted is False:
+        return ()
+    from toolspace.builtin.catalogue import builtin_tools
+
+    if wanted is True:
+        return builtin_tools
+    patterns = [pattern.casefold() for pattern in wanted]
+    names = [tool.name for tool in builtin_tools]
+    for pattern in patterns:
+        if not fnmatch.filter(names, pattern):
+            place = config.source("tools", "builtins")
+            raise ConfigError(f"{place}: no built-in tool is called {pattern!r}; they are {', '.join(names)}")
+    return [tool for tool in builtin_tools if any(fnmatch.fnmatchcase(tool.name, one) for one in patterns)]
+
+
+def _missing_queues(config: Config, tools: Sequence[Tool]) -> list[str]:
+    return [
+        f'tool "{tool.name}" asks for the queue "{tool.queue}", which is not configured; add it under queues'
+        for tool in tools
+        if tool.queue is not None and tool.queue not in config.queues
+    ]
+
+
+_LATER = (
+    ("defaults", "mcpInitConcurrency"),
+    ("defaults", "traceMCP"),
+    ("storage", "url"),
+    ("storage", "redis"),
+    ("server", "host"),
+    ("server", "port"),
+    ("router", "destinations"),
+)
+
+
+def _not_yet(config: Config) -> list[str]:
+    """What is configured and has nothing in this version that would follow it: said, not swallowed."""
+    sections = {
+        "mcpServers": [server.name for server in config.mcp_servers.values() if server.enabled],
+        "restTools": [rest.name for rest in config.rest_tools.values() if rest.enabled],
+        "openapi": [document.name for document in config.openapi.values() if document.enabled],
+        "agents": ["agents"] if config.agents is not None or config.agent is not None else [],
+    }
+    unused = [f"{section}: {', '.join(names)}" for section, names in sections.items() if names]
+    unused += [config.source(*path) for path in _LATER if config.source(*path) != "default"]
+    return [f"{what}: not in effect, this version has no part that uses it" for what in unused]

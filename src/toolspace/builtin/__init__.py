@@ -1,0 +1,1 @@
+"""The tools that come with Toolspace. Each module holds one family of them."""

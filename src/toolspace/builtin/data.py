@@ -1,0 +1,114 @@
+"""The data tools: JSON and base64, in and out."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import re
+from typing import Any, NoReturn
+
+from toolspace.core.function import tool
+from toolspace.core.tool import Annotations
+from toolspace.errors import ToolValidationError
+
+_PURE = Annotations(read_only=True, idempotent=True, open_world=False)
+_NOT_BASE64 = re.compile(r"[^A-Za-z0-9+/]")
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+@tool(category="data", annotations=_PURE)
+def json_parse(text: str) -> dict[str, Any]:
+    """Parses JSON text.
+
+    Args:
+        text: The JSON text.
+    """
+    try:
+        data = json.loads(text.removeprefix("\ufeff"), parse_constant=_no_constant, parse_float=_finite)
+    except json.JSONDecodeError as error:
+        near = f", at {error.doc[error.pos : error.pos + 20]!r}" if error.pos < len(error.doc) else ", at the end"
+        raise ToolValidationError(
+            f"text: not JSON: {error.msg} in line {error.lineno}, column {error.colno}{near}"
+        ) from None
+    except RecursionError:
+        raise ToolValidationError("text: not parsed: it is nested too deeply") from None
+    except ValueError as error:
+        raise ToolValidationError(f"text: not JSON: {error}") from None
+    return {"data": data}
+
+
+@tool(category="data", annotations=_PURE)
+def json_stringify(data: Any, pretty: bool = False) -> dict[str, Any]:
+    """Writes data as JSON text.
+
+    Args:
+        data: Any JSON value.
+        pretty: Whether to indent it over several lines.
+    """
+    indent, separators = (2, (",", ": ")) if pretty else (None, (",", ":"))
+    try:
+        text = json.dumps(data, ensure_ascii=False, indent=indent, separators=separators, allow_nan=False)
+    except RecursionError:
+        raise ToolValidationError("data: nested too deeply to be written as JSON") from None
+    except (ValueError, TypeError) as error:
+        raise ToolValidationError(f"data: cannot be written as JSON: {error}") from None
+    # Half of a surrogate pair is a legal escape in JSON but no legal character of a text.
+    return {"text": _SURROGATE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)}
+
+
+@tool(category="data", annotations=_PURE)
+def base64_encode(text: str) -> dict[str, Any]:
+    """Encodes text (as UTF-8) in base64.
+
+    Args:
+        text: The text to encode.
+    """
+    try:
+        return {"encoded": base64.b64encode(text.encode()).decode("ascii")}
+    except UnicodeEncodeError as error:
+        raise ToolValidationError(
+            f"text: character {error.start} is half of a surrogate pair, which UTF-8 cannot carry; leave it out"
+        ) from None
+
+
+@tool(category="data", annotations=_PURE)
+def base64_decode(encoded: str) -> dict[str, Any]:
+    """Decodes base64 that holds UTF-8 text.
+
+    Args:
+        encoded: Base64, standard or URL-safe, with or without padding.
+    """
+    data = bytes_of_base64(encoded, "encoded")
+    try:
+        return {"decoded": data.decode()}
+    except UnicodeDecodeError as error:
+        raise ToolValidationError(
+            f"encoded: holds {len(data)} bytes that are not UTF-8 text (byte {error.start} is "
+            f"0x{data[error.start]:02x}); to save them as a file, use write_file with encoding base64"
+        ) from None
+
+
+data_tools = (json_parse, json_stringify, base64_encode, base64_decode)
+
+
+def bytes_of_base64(text: str, parameter: str) -> bytes:
+    """The bytes behind base64 of either alphabet, padded or not. Raises an error that names the parameter."""
+    plain = "".join(text.split()).replace("-", "+").replace("_", "/")
+    bare = plain.rstrip("=")
+    if wrong := _NOT_BASE64.search(bare):
+        raise ToolValidationError(f"{parameter}: not base64: {wrong[0]!r} is not one of its characters")
+    if len(bare) % 4 == 1 or len(plain) - len(bare) > 2:
+        raise ToolValidationError(f"{parameter}: not base64: {len(plain)} characters are no whole number of bytes")
+    return base64.b64decode(bare + "=" * (-len(bare) % 4))
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a JSON value; use null")
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if math.isinf(number):
+        raise ValueError(f"the number {digits[:40]} is too large")
+    return number

@@ -1,0 +1,90 @@
+"""The task and session tools. Tasks belong to the agent around the call; without one these tools say so."""
+
+from __future__ import annotations
+
+import datetime
+import os
+from typing import Any
+
+from toolspace.builtin import textfiles
+from toolspace.builtin.paths import Bounds
+from toolspace.core.context import TaskHost, ToolContext
+from toolspace.core.function import tool
+from toolspace.core.tool import Annotations
+from toolspace.errors import ToolExecutionError, ToolValidationError
+
+_READS = Annotations(read_only=True, idempotent=True, open_world=False)
+
+
+@tool(category="data", annotations=_READS)
+async def task_list(date: str | None = None, *, context: ToolContext) -> list[dict[str, Any]]:
+    """Lists earlier tasks.
+
+    Args:
+        date: The day, as YYYY-MM-DD; all days where it is left out.
+    """
+    if date is not None:
+        try:
+            datetime.date.fromisoformat(date)
+        except ValueError:
+            raise ToolValidationError(f"date: expected YYYY-MM-DD, got {date!r}") from None
+    return [dict(task) for task in await _host(context, "task_list").list_tasks(date)]
+
+
+@tool(category="data", annotations=_READS)
+async def task_replay(taskId: str, *, context: ToolContext) -> list[dict[str, Any]]:
+    """Shows the conversation of an earlier task.
+
+    Args:
+        taskId: The task's id, from task_list.
+    """
+    return [dict(message) for message in await _host(context, "task_replay").replay_task(taskId)]
+
+
+@tool(category="system", annotations=_READS)
+def session_archive_read(file: str, *, context: ToolContext) -> str:
+    """Reads an archived part of this session.
+
+    Args:
+        file: The archive's file name.
+    """
+    if context.session_dir is None:
+        raise ToolExecutionError("there is no archive: tools.sessionDir is not set")
+    root = os.path.realpath(context.session_dir)
+    with Bounds([root], base=root, setting="sessionDir").find(file) as place, place.open() as opened:
+        size = os.fstat(opened.fileno()).st_size
+        return textfiles.decode(textfiles.read_all(opened, file, size), file)
+
+
+@tool(category="system", annotations=Annotations(read_only=False, destructive=False))
+async def spawn_task(description: str, input: str, *, context: ToolContext) -> dict[str, Any]:
+    """Starts a background task. Its end is reported to you later.
+
+    Args:
+        description: What the task is, in a few words.
+        input: Everything the task needs to know.
+    """
+    return {"taskId": await _host(context, "spawn_task").spawn_task(description, input)}
+
+
+@tool(category="system", annotations=Annotations(read_only=False, destructive=False, open_world=True))
+async def reply(text: str, channelId: str, replyTo: str | None = None, *, context: ToolContext) -> dict[str, Any]:
+    """Says something to the user. Nothing else you write is seen.
+
+    Args:
+        text: What to say.
+        channelId: The channel to say it in.
+        replyTo: The message that it answers.
+    """
+    return dict(await _host(context, "reply").reply(text, channelId, replyTo))
+
+
+def _host(context: ToolContext, name: str) -> TaskHost:
+    if context.tasks is None:
+        raise ToolExecutionError(f'"{name}" works inside a running agent only; this call has none around it')
+    return context.tasks
+
+
+task_tools = (task_list, task_replay)
+session_tools = (session_archive_read,)
+agent_tools = (spawn_task, reply)

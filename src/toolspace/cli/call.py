@@ -1,0 +1,151 @@
+"""`toolspace call`: calls one tool and prints its result."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+import click
+import msgspec
+
+from toolspace.cli.arguments import combine, read_args
+from toolspace.cli.completing import tool_names
+from toolspace.cli.interrupts import Interrupts, run
+from toolspace.cli.options import Command, Options
+from toolspace.cli.output import Output
+from toolspace.cli.partials import Partials
+from toolspace.cli.session import find_tool, opened
+from toolspace.cli.status import Status, waiting
+from toolspace.core.duration import parse_duration
+from toolspace.core.events import CallPartial, CallProgress
+from toolspace.core.result import JsonPart, ToolResult
+from toolspace.orchestrator.catalog import Entry
+from toolspace.orchestrator.settings import Rules
+from toolspace.orchestrator.stages.announce import VERBOSE
+from toolspace.toolspace import Toolspace
+
+_log = logging.getLogger("toolspace.cli")
+_WRONG_USAGE = ("unknown_tool", "invalid_parameters")
+"""The failures that the caller mends by calling differently."""
+
+
+@click.command("call", cls=Command)
+@click.argument("name", shell_complete=tool_names)
+@click.argument("words", nargs=-1, metavar="[KEY=VALUE]...")
+@click.option("--args", metavar="JSON", help="Arguments as a JSON object; @FILE reads a file, - standard input.")
+@click.option("--timeout", metavar="DURATION", help='Give the call so long: "250ms", "5s", "2m".')
+@click.pass_obj
+def command(options: Options, name: str, words: tuple[str, ...], args: str | None, timeout: str | None) -> int:
+    """Call the tool NAME and print its result.
+
+    A value gets the type that the tool's schema asks for: n=5 is a number where it wants one. Repeat a key to
+    give a list; key:=JSON is taken as it is.
+    """
+    seconds = _seconds(timeout)
+    given = read_args(args)
+    return run(lambda interrupts: _call(options, name, words, given, seconds, interrupts))
+
+
+async def _call(
+    options: Options,
+    name: str,
+    words: tuple[str, ...],
+    given: Mapping[str, Any],
+    seconds: float | None,
+    interrupts: Interrupts,
+) -> int:
+    async with opened(options, show_warnings=False) as ts:
+        found = find_tool(ts, name)
+        schema: Mapping[str, Any] = found[0].tool.input_schema if found is not None else {}
+        arguments = combine(given, words, schema)
+        if seconds is not None and found is not None:
+            _limit(ts, found[0], seconds)
+        result, printed = await _run(ts, options.output, name, arguments, interrupts)
+    if printed.gone:
+        raise BrokenPipeError
+    if options.json:
+        options.output.document(result.to_dict())
+    elif not result.ok:
+        kind = result.error_kind if result.error_kind != "canceled" else None  # The message says no less.
+        options.output.error(result.error or "unknown error", kind)
+    elif not printed.are(result):
+        show(options.output, result)
+    if result.ok:
+        return 0
+    return 2 if result.error_kind in _WRONG_USAGE else 1
+
+
+async def _run(
+    ts: Toolspace, output: Output, name: str, arguments: Mapping[str, Any], interrupts: Interrupts
+) -> tuple[ToolResult, Partials]:
+    call_id = f"call_{secrets.token_hex(9)}"
+
+    def stop() -> bool:
+        return ts.cancel(call_id)
+
+    interrupts.stop = stop
+    async with waiting(output, name) as status:
+        printed = Partials(output, call_id, on_first=status.hide, on_gone=stop)
+        if not output.json:
+            ts.bus.subscribe(printed, CallPartial)
+        ts.bus.subscribe(lambda event: _show_progress(event, call_id, status), CallProgress)
+        result = await ts.call(name, arguments, call_id=call_id)
+    interrupts.stop = None
+    printed.end_line()
+    return result, printed
+
+
+def show(output: Output, result: ToolResult) -> None:
+    """A success, for people: text as it is, data as readable JSON, a stored output as its preview."""
+    stored = _stored(result)
+    if stored is not None:
+        output.text(stored["preview"])
+        output.line("")
+        output.line(
+            f"The whole result is stored: {stored['bytes']:,} bytes, {stored['tokens']:,} tokens. Read it with:\n"
+            f"  toolspace call agent__read_output handle={stored['handle']}"
+        )
+        return
+    structured = len(result.parts) == 1 and isinstance(result.parts[0], JsonPart)
+    if isinstance(result.result, str) or (result.parts and not structured):
+        text = result.text
+        output.text(text, end="" if text.endswith("\n") else "\n")
+    else:
+        output.value(result.result)
+
+
+def _stored(result: ToolResult) -> Mapping[str, Any] | None:
+    value: Any = result.result
+    return value["tool_output"] if result.extras.get("stored") and "tool_output" in value else None
+
+
+def _show_progress(event: CallProgress, call_id: str, status: Status) -> None:
+    share = f"{event.progress:g}/{event.total:g}" if event.total else f"{event.progress:g}"
+    said = f"{share} {event.message or ''}".rstrip()
+    _log.log(VERBOSE, "tool progress … %s\n    %s", event.tool_name, said)
+    if event.call_id == call_id:
+        status.detail = said
+
+
+def _limit(ts: Toolspace, entry: Entry, seconds: float) -> None:
+    """Lets `--timeout` win over everything that configuration says of the tool."""
+    rules = entry.rules.override(entry.own_name, entry.tool.name) or Rules()
+    own = {entry.own_name: msgspec.structs.replace(rules, timeout=seconds, source="--timeout")}
+    changed = msgspec.structs.replace(entry.rules, overrides={**entry.rules.overrides, **own})
+    ts.orchestrator.configure(rules={entry.provider: changed})
+
+
+def _seconds(timeout: str | None) -> float | None:
+    if timeout is None:
+        return None
+    if timeout.strip().isdecimal():
+        raise click.UsageError(f"--timeout {timeout}: say the unit: {timeout}s or {timeout}ms")
+    try:
+        seconds = parse_duration(timeout)
+    except ValueError as error:
+        raise click.UsageError(f"--timeout: {error}") from None
+    if seconds <= 0:
+        raise click.UsageError("--timeout: it must be more than nothing")
+    return seconds

@@ -1,0 +1,93 @@
+"""The options that every command takes, before its name or after it. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from toolspace.cli.output import Output
+
+
+class Options:
+    """What the user said about the run as a whole."""
+
+    def __init__(self) -> None:
+        self.config: str | None = None
+        self.json = False
+        self.quiet = False
+        self.verbose = False
+        self.trace_mcp = False
+
+    @functools.cached_property
+    def output(self) -> Output:
+        """Where results and messages go. From its first use on, standard output is for results alone."""
+        from toolspace.cli.output import Output
+
+        return Output(json=self.json, quiet=self.quiet)
+
+    @property
+    def claimed(self) -> bool:
+        """Whether standard output was taken for results already."""
+        return "output" in self.__dict__
+
+
+class SharedOption(click.Option):
+    """An option that means the same wherever it stands."""
+
+    def __init__(self, *names: str, **settings: Any) -> None:
+        super().__init__(names, expose_value=False, callback=_remember, **settings)
+
+
+def _remember(context: click.Context, option: click.Parameter, value: object) -> object:
+    if value and option.name:
+        setattr(context.ensure_object(Options), option.name, value)
+    return value
+
+
+def shared_options() -> list[click.Parameter]:
+    return [
+        SharedOption(
+            "--config",
+            metavar="FILE",
+            type=click.Path(),
+            help="The configuration; without it $TOOLSPACE_CONFIG, else the nearest toolspace.yaml upwards.",
+        ),
+        SharedOption("--json", is_flag=True, help="Print the whole result as JSON."),
+        SharedOption("--quiet", "-q", is_flag=True, help="Print results and errors only."),
+        SharedOption("--verbose", "-v", is_flag=True, help="Log every call to standard error."),
+        SharedOption("--trace-mcp", is_flag=True, help="Log every message to and from MCP servers."),
+    ]
+
+
+class Command(click.Command):
+    """A command with the shared options, in a section of their own in its help."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.params += shared_options()
+
+    def invoke(self, ctx: click.Context) -> Any:
+        options = ctx.ensure_object(Options)
+        if options.quiet and options.verbose:
+            raise click.UsageError("--quiet and --verbose contradict each other; give one of them", ctx)
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            # `toolspace list | head -1`: the reader has what it wanted. Here, before click calls it a failure.
+            return 0
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        params = self.get_params(ctx)
+        _section(ctx, formatter, "Options", [one for one in params if not isinstance(one, SharedOption)])
+        _section(ctx, formatter, "Options of every command", [one for one in params if isinstance(one, SharedOption)])
+
+
+def _section(ctx: click.Context, formatter: click.HelpFormatter, title: str, params: Sequence[click.Parameter]) -> None:
+    rows = [record for one in params if (record := one.get_help_record(ctx)) is not None]
+    if rows:
+        with formatter.section(title):
+            formatter.write_dl(rows)

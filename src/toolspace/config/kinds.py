@@ -1,0 +1,235 @@
+"""The kinds of value that settings take: numbers, durations, paths, lists, … Knows no particular setting."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from toolspace.config.model import Rate
+from toolspace.config.reading import Kind, Reported, Value, Wrong, attempt
+from toolspace.core.duration import parse_duration
+from toolspace.core.names import did_you_mean
+
+T = TypeVar("T")
+
+_TRUE = ("true", "yes", "on", "1")
+_FALSE = ("false", "no", "off", "0")
+_INTEGER = re.compile(r"[-+]?\d{1,18}")
+_RATE = re.compile(r"\s*(\d{1,9})\s*(?:/|per)\s*(s|sec|second|min|minute|h|hour)\s*")
+_PERIODS = {"s": 1.0, "sec": 1.0, "second": 1.0, "min": 60.0, "minute": 60.0, "h": 3600.0, "hour": 3600.0}
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+
+
+def _text(value: Value) -> str:
+    if not isinstance(value.data, str):
+        raise Wrong("a string")
+    return value.data
+
+
+def _word(value: Value) -> str:
+    """Text that may look like something else: `8080` in a list of arguments, `1.10` as a version."""
+    data = value.data
+    if isinstance(data, str):
+        return data
+    if isinstance(data, bool):
+        return "true" if data else "false"
+    if isinstance(data, int | float):
+        return value.session.document.texts.get(value.at, str(data))
+    raise Wrong("a string")
+
+
+def _flag(value: Value) -> bool:
+    if isinstance(value.data, bool):
+        return value.data
+    if isinstance(value.data, str):
+        word = value.data.strip().lower()
+        if word in _TRUE or word in _FALSE:
+            return word in _TRUE
+    raise Wrong("true or false")
+
+
+text = Kind("string", "a string", _text)
+word = Kind("string", "a string", _word)
+flag = Kind("boolean", "true or false", _flag)
+
+
+def integer(minimum: int, maximum: int | None = None, *, nullable: bool = False) -> Kind[int]:
+    upper = "" if maximum is None else f" and at most {maximum}"
+    expects = f"an integer of at least {minimum}{upper}" + (", or null" if nullable else "")
+
+    def read(value: Value) -> int:
+        data = value.data
+        # A variable can only hold text; `3.0` is how some writers of JSON put a whole number.
+        if (isinstance(data, str) and _INTEGER.fullmatch(data.strip())) or (
+            isinstance(data, float) and data.is_integer()
+        ):
+            data = int(data)
+        if isinstance(data, bool) or not isinstance(data, int):
+            raise Wrong(expects)
+        if data < minimum or (maximum is not None and data > maximum):
+            raise Wrong(expects)
+        return data
+
+    return Kind("integer or null" if nullable else "integer", expects, read, nullable=nullable)
+
+
+def _seconds(value: Value) -> float:
+    try:
+        seconds = parse_duration(value.data)
+    except (ValueError, OverflowError):
+        raise Wrong('milliseconds or a duration such as "30s"') from None
+    if not math.isfinite(seconds):
+        raise Wrong('milliseconds or a duration such as "30s"')
+    return seconds
+
+
+def _duration(value: Value) -> float:
+    seconds = _seconds(value)
+    if seconds <= 0:
+        raise Wrong("a duration longer than 0")
+    return seconds
+
+
+def _cache(value: Value) -> float:
+    if value.data is False or (isinstance(value.data, str) and value.data.strip().lower() in ("false", "no", "off")):
+        return 0.0
+    try:
+        return _seconds(value)
+    except Wrong as wrong:
+        raise Wrong(f"{wrong}; 0 or false for no cache") from None
+
+
+duration = Kind("duration", 'a duration such as "30s"', _duration)
+cache = Kind("duration", 'a duration such as "5m"', _cache)
+
+
+def _rate(value: Value) -> Rate:
+    match = _RATE.fullmatch(value.data) if isinstance(value.data, str) else None
+    if match is None or int(match[1]) < 1:
+        raise Wrong('a rate such as "5/second", "100/minute" or "1000/hour"')
+    return Rate(count=int(match[1]), seconds=_PERIODS[match[2]])
+
+
+rate = Kind("rate", 'a rate such as "5/second"', _rate)
+
+
+def choice(*options: str, aliases: Mapping[str, str] | None = None) -> Kind[Any]:
+    expects = f"one of {', '.join(options)}"
+    known = {option.lower(): option for option in options}
+    known.update({alias.lower(): option for alias, option in (aliases or {}).items()})
+
+    def read(value: Value) -> str:
+        if not isinstance(value.data, str):
+            raise Wrong(expects)
+        found = known.get(value.data.strip().lower())
+        if found is None:
+            raise Wrong(expects, did_you_mean(value.data, options))
+        return found
+
+    return Kind(" \\| ".join(f"`{option}`" for option in options), expects, read)
+
+
+def resolve_path(value: Value, written: str) -> Path:
+    """A path as it was meant: in the file relative to the file, in a variable to the working folder."""
+    if "\0" in written:
+        raise Wrong("a path")
+    base = value.session.base_dir if value.variable is None else Path.cwd()
+    try:
+        return Path(os.path.normpath(base / Path(written).expanduser()))
+    except RuntimeError:  # `~user` of a user that does not exist.
+        raise Wrong("a path, of a user that exists") from None
+
+
+def _path(value: Value) -> Path:
+    if not isinstance(value.data, str) or not value.data:
+        raise Wrong("a path")
+    return resolve_path(value, value.data)
+
+
+def _location(value: Value) -> str:
+    if not isinstance(value.data, str) or not value.data:
+        raise Wrong("a URL or the path of a file")
+    return value.data if _URL.match(value.data) else str(resolve_path(value, value.data))
+
+
+path = Kind("path", "a path", _path)
+location = Kind("URL or path", "a URL or the path of a file", _location)
+
+
+def listing(item: Kind[T], label: str, expects: str, *, separator: str = ",") -> Kind[tuple[T, ...]]:
+    """A list; a single value counts as a list of one."""
+
+    def read(value: Value) -> tuple[T, ...]:
+        try:
+            elements = value.elements()
+        except Wrong:
+            raise Wrong(expects) from None
+        found: list[T] = []
+        failed = False
+        for element in elements:
+            try:
+                found.append(attempt(item, element))
+            except Reported:
+                failed = True
+        if failed:
+            raise Reported
+        return tuple(found)
+
+    return Kind(label, expects, read, separator=separator)
+
+
+words = listing(word, "list of strings", "a list of strings")
+globs = listing(text, "list of names or globs", "a list of names or globs")
+paths = listing(path, "list of paths", "a list of paths", separator=os.pathsep)
+
+
+def _word_map(value: Value) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for key, inner in value.items():
+        if inner.data is None:  # How editors say that a variable is not passed on.
+            continue
+        try:
+            found[key] = attempt(word, inner, secret=True)
+        except Reported:
+            continue
+    return found
+
+
+def _mapping(value: Value) -> dict[str, Any]:
+    return dict(value.mapping())
+
+
+def _schema(value: Value) -> dict[str, Any]:
+    schema = _mapping(value)
+    if schema.get("type", "object") != "object":
+        raise Wrong('a JSON Schema of type "object"')
+    return schema
+
+
+word_map = Kind("mapping of strings", "a mapping of strings", _word_map, single=False)
+mapping = Kind("mapping", "a mapping", _mapping, single=False)
+schema = Kind("JSON Schema", "a JSON Schema of an object", _schema, single=False)
+anything = Kind("any value", "a value", lambda value: value.data, single=False)
+
+
+def _names_or_flag(value: Value) -> bool | tuple[str, ...]:
+    if isinstance(value.data, bool):
+        return value.data
+    if isinstance(value.data, str) and value.data.strip().lower() in _TRUE + _FALSE:
+        return _flag(value)
+    try:
+        return globs.read(value)
+    except Wrong:
+        raise Wrong("true, false, or a list of names or globs") from None
+
+
+names_or_flag: Kind[bool | tuple[str, ...]] = Kind(
+    "boolean or list of names or globs",
+    "true, false, or a list of names or globs",
+    _names_or_flag,
+    separator=",",
+)

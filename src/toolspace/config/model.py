@@ -1,0 +1,259 @@
+"""The configuration as typed data: frozen, durations in seconds, paths absolute. Reads nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import msgspec
+
+from toolspace.core.tool import NO_ANNOTATIONS, Annotations, ExecutionType, ToolCategory
+
+Transport = Literal["stdio", "http", "sse", "websocket"]
+SearchEngine = Literal["tavily", "google", "bing", "duckduckgo"]
+CacheKind = Literal["memory", "disk"]
+
+
+class Section(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of the configuration. Its text shows no secret, so that it may be logged."""
+
+    secrets: ClassVar[frozenset[str]] = frozenset()
+
+    def __repr__(self) -> str:
+        fields = (
+            f"{name}={'…' if name in self.secrets and getattr(self, name) else repr(getattr(self, name))}"
+            for name in self.__struct_fields__
+        )
+        return f"{type(self).__name__}({', '.join(fields)})"
+
+
+class Defaults(Section, frozen=True, kw_only=True):
+    """What holds for every call unless something nearer says otherwise."""
+
+    tool_timeout: float = 30.0
+    tool_response_max_bytes: int = 100_000
+    tool_output_ttl: float = 86_400.0
+    max_tool_calls_per_turn: int | None = None
+    max_concurrent_tools: int | None = None
+    context_window: int | None = None
+    tool_search_threshold: int | None = 20_000
+    """None: the model always sees every tool."""
+    mcp_init_concurrency: int = 8
+    trace_mcp: bool = False
+
+
+class Rate(Section, frozen=True, kw_only=True):
+    """So many calls in so many seconds."""
+
+    count: int
+    seconds: float
+
+
+class Queue(Section, frozen=True, kw_only=True):
+    concurrent: int
+    rate: Rate | None = None
+    max_waiting: int | None = None
+    wait_timeout: float | None = None
+
+
+class WebSearch(Section, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """Which engine `web_search` asks. `msgspec.to_builtins` gives it as it is written in the file."""
+
+    secrets = frozenset(("api_key",))
+
+    provider: SearchEngine = "duckduckgo"
+    api_key: str | None = None
+    max_results: int = 10
+    search_engine_id: str | None = None
+    url: str | None = None
+
+
+class Override(Section, frozen=True, kw_only=True):
+    """What the user says of tools whose name fits. None: nothing said. A cache of 0 is off."""
+
+    timeout: float | None = None
+    queue: str | None = None
+    cache: float | None = None
+    cache_per_user: bool | None = None
+    max_bytes: int | None = None
+    enabled: bool | None = None
+    visible: bool | None = None
+
+
+class ToolDefinition(Section, frozen=True, kw_only=True):
+    """A tool declared in configuration, with the execution type under its present name."""
+
+    name: str
+    execution_type: ExecutionType
+    description: str = ""
+    input_schema: Mapping[str, Any] | None = None
+    output_schema: Mapping[str, Any] | None = None
+    category: ToolCategory = ToolCategory.CUSTOM
+    visible: bool = True
+    is_async: bool = False
+    timeout: float | None = None
+    execution: Mapping[str, Any] = {}
+    queue: str | None = None
+    cache: float | None = None
+    cache_per_user: bool = False
+    annotations: Annotations = NO_ANNOTATIONS
+    tags: tuple[str, ...] = ()
+    version: str | None = None
+    enabled: bool = True
+    pauses_run: bool = False
+    """Written as `basic` without a timeout: the run itself waits for the result, however long it takes."""
+
+    secrets = frozenset(("execution",))
+
+
+class McpServer(Section, frozen=True, kw_only=True):
+    """How to reach one MCP server."""
+
+    secrets = frozenset(("args", "env", "url", "headers", "extra"))
+
+    name: str
+    transport: Transport | None = None
+    """None where the entry says neither a command nor a URL: it cannot start."""
+    command: str | None = None
+    args: tuple[str, ...] = ()
+    env: Mapping[str, str] = {}
+    cwd: Path | None = None
+    url: str | None = None
+    headers: Mapping[str, str] = {}
+    enabled: bool = True
+    required: bool = False
+    tools_allowed: tuple[str, ...] | None = None
+    tools_denied: tuple[str, ...] = ()
+    queue: str | None = None
+    cache: float | None = None
+    request_timeout: float | None = None
+    idle_timeout: float | None = None
+    extra: Mapping[str, Any] = {}
+    """Keys that mean nothing here, kept as they are."""
+
+
+class RestTool(Section, frozen=True, kw_only=True):
+    """One request to one service. `${parameters.x}` is still in its templates."""
+
+    secrets = frozenset(("url", "headers", "query", "body"))
+
+    name: str
+    url: str
+    description: str = ""
+    method: str = "GET"
+    headers: Mapping[str, str] = {}
+    query: Mapping[str, Any] = {}
+    body: Any = None
+    parameters_schema: Mapping[str, Any] | None = None
+    output_schema: Mapping[str, Any] | None = None
+    queue: str | None = None
+    cache: float | None = None
+    cache_per_user: bool = False
+    timeout: float | None = None
+    enabled: bool = True
+    annotations: Annotations = NO_ANNOTATIONS
+    tags: tuple[str, ...] = ()
+
+
+class OpenApi(Section, frozen=True, kw_only=True):
+    """One service described by an OpenAPI document."""
+
+    secrets = frozenset(("headers", "auth"))
+
+    name: str
+    spec: str
+    """A URL, or the absolute path of a file."""
+    base_url: str | None = None
+    headers: Mapping[str, str] = {}
+    auth: Mapping[str, Any] = {}
+    tags: tuple[str, ...] | None = None
+    methods: tuple[str, ...] | None = None
+    paths: tuple[str, ...] | None = None
+    operations: tuple[str, ...] | None = None
+    tools_allowed: tuple[str, ...] | None = None
+    tools_denied: tuple[str, ...] = ()
+    queue: str | None = None
+    cache: float | None = None
+    request_timeout: float | None = None
+    enabled: bool = True
+    required: bool = False
+
+
+class Provider(Section, frozen=True, kw_only=True):
+    """A provider that another package brings, or the user's own code."""
+
+    secrets = frozenset(("settings",))
+
+    name: str
+    uses: str | None = None
+    """None: the installed one of this name."""
+    namespace: str | None = None
+    """None: the provider's own, else the name."""
+    settings: Mapping[str, Any] = {}
+    enabled: bool = True
+    required: bool = False
+    tools_allowed: tuple[str, ...] | None = None
+    tools_denied: tuple[str, ...] = ()
+    queue: str | None = None
+    cache: float | None = None
+    request_timeout: float | None = None
+
+
+class ToolSettings(Section, frozen=True, kw_only=True):
+    """The `tools` section. A list there is its `definitions`."""
+
+    timeout: float | None = None
+    """As written; `Config.defaults` has what holds."""
+    max_concurrent: int | None = None
+    """As written; `Config.defaults` has what holds."""
+    allowed_paths: tuple[Path, ...] | None = None
+    allowed_env: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()
+    memory_dir: Path | None = None
+    session_dir: Path | None = None
+    web_search: WebSearch | None = None
+    builtins: bool | tuple[str, ...] = True
+    tools_allowed: tuple[str, ...] | None = None
+    tools_denied: tuple[str, ...] = ()
+    aliases: Mapping[str, str] = {}
+    overrides: Mapping[str, Override] = {}
+    definitions: Mapping[str, ToolDefinition] = {}
+    mcp_servers: Mapping[str, McpServer] = {}
+    """As written; `Config.mcp_servers` has all of them."""
+
+
+class Router(Section, frozen=True, kw_only=True):
+    destinations: tuple[str, ...] = ()
+
+
+class Storage(Section, frozen=True, kw_only=True):
+    secrets = frozenset(("url", "redis"))
+
+    url: str | None = None
+    redis: str | None = None
+    dir: Path | None = None
+    """As written; `Config.state_dir` has what holds."""
+    cache: CacheKind = "memory"
+
+
+class Server(Section, frozen=True, kw_only=True):
+    host: str = "127.0.0.1"
+    port: int = 8787
+
+
+class AgentFile(Section, frozen=True, kw_only=True):
+    """An agent as its file describes it. Only its tools are looked into here."""
+
+    version: str | None = None
+    agent: Mapping[str, Any] = {}
+    model: Mapping[str, Any] = {}
+    loop: Mapping[str, Any] = {}
+    tools: ToolSettings = ToolSettings()
+    mcp_servers: Mapping[str, McpServer] = {}
+    runtime: Mapping[str, Any] = {}
+    router: Router = Router()
+    agents: Any = None
+    consciousness: Mapping[str, Any] = {}
+    limits: Mapping[str, Any] = {}
+    path: Path | None = None

@@ -1,0 +1,1 @@
+"""Frozen data and pure functions: tools, schemas, names, results, contexts, events."""

@@ -1,0 +1,172 @@
+"""What a tool may know of its call, and what it may say while it runs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from toolspace.errors import ToolCanceledError, ToolError
+
+if TYPE_CHECKING:
+    from toolspace.core.result import ToolResult
+
+
+class RunHandle(Protocol):
+    """The side of a run that its own tools write to."""
+
+    id: str
+    final_report: Mapping[str, Any] | None
+    report_format: str | None
+    report_schema: Mapping[str, Any] | None
+    task_status: Mapping[str, Any] | None
+    discovered: dict[str, None]
+
+    @property
+    def nudge(self) -> str | None: ...
+
+
+class CallHandle(Protocol):
+    """The side of a running call that its tool talks to."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def canceled(self) -> bool: ...
+    @property
+    def run(self) -> RunHandle | None: ...
+    def report_status(self, status: Mapping[str, Any]) -> None: ...
+    def progress(self, progress: float, total: float | None, message: str | None) -> None: ...
+    def partial(self, value: object) -> None: ...
+    async def call(self, name: str, arguments: Mapping[str, Any] | str | None) -> ToolResult: ...
+
+
+class TaskHost(Protocol):
+    """The agent around a call, as the task tools see it: its tasks, and the people it talks to."""
+
+    async def list_tasks(self, date: str | None) -> Sequence[Mapping[str, Any]]: ...
+    async def replay_task(self, task_id: str) -> Sequence[Mapping[str, Any]]: ...
+    async def spawn_task(self, description: str, input: str) -> str: ...
+    async def reply(self, text: str, channel_id: str, reply_to: str | None) -> Mapping[str, Any]: ...
+
+
+class ToolContext:
+    """Who calls, from where, and within which bounds.
+
+    Give one to `Toolspace.call(..., context=…)` to say who calls; a function that declares a parameter of this
+    type gets its own, bound to the call. The model never sees it.
+    """
+
+    __slots__ = (
+        "agent_entity_id",
+        "agent_id",
+        "allowed_env",
+        "allowed_hosts",
+        "allowed_paths",
+        "handle",
+        "memory_dir",
+        "protected_paths",
+        "run_id",
+        "session_dir",
+        "session_id",
+        "space_id",
+        "task_id",
+        "tasks",
+        "user_id",
+        "web_search",
+    )
+
+    def __init__(
+        self,
+        *,
+        task_id: str = "",
+        user_id: str | None = None,
+        allowed_paths: Sequence[str | Path] | None = None,
+        protected_paths: Sequence[str | Path] | None = None,
+        allowed_env: Sequence[str] | None = None,
+        allowed_hosts: Sequence[str] | None = None,
+        memory_dir: str | Path | None = None,
+        session_dir: str | Path | None = None,
+        session_id: str | None = None,
+        web_search: Mapping[str, Any] | None = None,
+        tasks: TaskHost | None = None,
+        run_id: str | None = None,
+        agent_id: str | None = None,
+        agent_entity_id: str | None = None,
+        space_id: str | None = None,
+    ) -> None:
+        self.task_id = task_id
+        self.user_id = user_id
+        self.allowed_paths = allowed_paths
+        self.protected_paths = protected_paths
+        """Files that no tool may change: what configures the toolspace decides what its tools may do."""
+        self.allowed_env = allowed_env
+        self.allowed_hosts = allowed_hosts
+        self.memory_dir = memory_dir
+        self.session_dir = session_dir
+        self.session_id = session_id
+        self.web_search = web_search
+        self.tasks = tasks
+        self.run_id = run_id
+        self.agent_id = agent_id
+        self.agent_entity_id = agent_entity_id
+        self.space_id = space_id
+        self.handle: CallHandle | None = None
+
+    def within(self, base: ToolContext) -> ToolContext:
+        """This context, with what it leaves open taken from `base`."""
+        copy = ToolContext.__new__(ToolContext)
+        for name in ToolContext.__slots__:
+            own = getattr(self, name)
+            setattr(copy, name, own if own is not None and own != "" else getattr(base, name))
+        return copy
+
+    def bind(self, handle: CallHandle, *, run_id: str | None, session_id: str) -> ToolContext:
+        """A copy that belongs to one call."""
+        copy = self.within(self)
+        copy.handle = handle
+        copy.run_id = run_id
+        copy.session_id = session_id
+        return copy
+
+    @property
+    def run(self) -> RunHandle | None:
+        """The run that the call belongs to."""
+        return self.handle.run if self.handle is not None else None
+
+    @property
+    def call_id(self) -> str:
+        return self.handle.id if self.handle is not None else ""
+
+    @property
+    def canceled(self) -> bool:
+        """Whether nobody waits for this call any more: it was canceled, or it timed out."""
+        return self.handle is not None and self.handle.canceled
+
+    def check_canceled(self) -> None:
+        """Raises if the call was canceled. For loops in plain functions, which no one can interrupt."""
+        if self.canceled:
+            raise ToolCanceledError("canceled")
+
+    def report_progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
+        """Says how far the call is, as an event."""
+        if self.handle is not None:
+            self.handle.progress(progress, total, message)
+
+    def emit_partial(self, value: object) -> None:
+        """Gives a part of the result out early, as an event."""
+        if self.handle is not None:
+            self.handle.partial(value)
+
+    async def call(self, name: str, arguments: Mapping[str, Any] | str | None = None) -> ToolResult:
+        """Calls another tool inside this call: under its run, its limits and its place in the trace."""
+        if self.handle is None:
+            raise ToolError("this context belongs to no call; call the tool through a Toolspace")
+        return await self.handle.call(name, arguments)
+
+    @property
+    def logger(self) -> logging.LoggerAdapter[logging.Logger]:
+        """A logger that carries the ids of this call."""
+        ids = {"callId": self.call_id, "runId": self.run_id, "taskId": self.task_id}
+        return logging.LoggerAdapter(logging.getLogger("toolspace.tool"), ids)

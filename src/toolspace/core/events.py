@@ -1,0 +1,143 @@
+"""What happens to calls, as events. Their numbers are part of the contract."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import msgspec
+
+from toolspace.core import jsontext
+from toolspace.core.result import ToolResult
+
+
+class EventType(enum.IntEnum):
+    TOOL_CALL_REQUESTED = 400
+    """A call begins. In logs and telemetry: `tool_started`."""
+    TOOL_CALL_PROGRESS = 402
+    """A running call says how far it is."""
+    TOOL_CALL_PARTIAL = 404
+    """A running call gives a part of its result."""
+    TOOL_CALL_COMPLETED = 410
+    """The call succeeded, and that is recorded. In logs and telemetry: `tool_finished`."""
+    TOOL_CALL_FAILED = 420
+    """The call failed, and that is recorded. In logs and telemetry: `tool_finished`."""
+    TASK_STATUS = 430
+    """An agent reported its progress with `agent__task_status`."""
+    TOOLS_CHANGED = 440
+    """The list of tools is another one now."""
+
+
+class Event(msgspec.Struct, frozen=True, weakref=False, eq=False):
+    """Something happened. `at` is Unix milliseconds."""
+
+    type: ClassVar[EventType]
+
+    at: float
+
+    def payload(self) -> dict[str, Any]:
+        return {}
+
+    def to_dict(self) -> dict[str, Any]:
+        """The event as it is on the wire."""
+        return {"type": self.type.name, "code": int(self.type), "at": round(self.at), **self.payload()}
+
+
+class CallEvent(Event, frozen=True, weakref=False, eq=False):
+    """Something happened to one call."""
+
+    call_id: str
+    tool_name: str
+    run_id: str | None
+    parent_id: str | None
+
+
+class CallRequested(CallEvent, frozen=True, weakref=False, eq=False):
+    type = EventType.TOOL_CALL_REQUESTED
+
+    arguments: Mapping[str, Any] | str | bytes | None
+    """As the caller gave them: a mapping, or the JSON text that a model sent."""
+
+    @property
+    def params(self) -> Any:
+        """The arguments as data; text that is no JSON stays text."""
+        try:
+            return jsontext.parse_arguments(self.arguments)
+        except ValueError:
+            return self.arguments
+
+    def payload(self) -> dict[str, Any]:
+        return {**_ids(self), "params": jsontext.plain(self.params)}
+
+
+class CallProgress(CallEvent, frozen=True, weakref=False, eq=False):
+    type = EventType.TOOL_CALL_PROGRESS
+
+    progress: float
+    total: float | None = None
+    message: str | None = None
+
+    def payload(self) -> dict[str, Any]:
+        return {**_ids(self), "progress": self.progress, "total": self.total, "message": self.message}
+
+
+class CallPartial(CallEvent, frozen=True, weakref=False, eq=False):
+    type = EventType.TOOL_CALL_PARTIAL
+
+    value: Any
+
+    def payload(self) -> dict[str, Any]:
+        return {**_ids(self), "value": jsontext.plain(self.value)}
+
+
+class CallCompleted(CallEvent, frozen=True, weakref=False, eq=False):
+    type = EventType.TOOL_CALL_COMPLETED
+
+    result: ToolResult
+
+    def payload(self) -> dict[str, Any]:
+        value = jsontext.plain(self.result.result)
+        return {**_ids(self), "result": value, "durationMs": round(self.result.duration_ms, 3)}
+
+
+class CallFailed(CallEvent, frozen=True, weakref=False, eq=False):
+    type = EventType.TOOL_CALL_FAILED
+
+    result: ToolResult
+
+    def payload(self) -> dict[str, Any]:
+        return {
+            **_ids(self),
+            "error": self.result.error,
+            "errorKind": self.result.error_kind,
+            "executed": self.result.executed,
+            "durationMs": round(self.result.duration_ms, 3),
+        }
+
+
+class TaskStatus(CallEvent, frozen=True, weakref=False, eq=False):
+    type = EventType.TASK_STATUS
+
+    status: Mapping[str, Any]
+
+    def payload(self) -> dict[str, Any]:
+        return {**_ids(self), "status": dict(self.status)}
+
+
+class ToolsChanged(Event, frozen=True, weakref=False, eq=False):
+    type = EventType.TOOLS_CHANGED
+
+    namespace: str = ""
+
+    def payload(self) -> dict[str, Any]:
+        return {"namespace": self.namespace}
+
+
+def _ids(event: CallEvent) -> dict[str, Any]:
+    ids: dict[str, Any] = {"callId": event.call_id, "toolName": event.tool_name}
+    if event.run_id is not None:
+        ids["runId"] = event.run_id
+    if event.parent_id is not None:
+        ids["parentId"] = event.parent_id
+    return ids

@@ -1,0 +1,191 @@
+"""JSON in and out: compact text of any Python value, canonical text for keys, and parsed arguments."""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Mapping
+from typing import Any, cast
+
+import msgspec
+
+_MAX_BITS = 14_000
+"""Python refuses to write longer integers in decimal, because that takes quadratic time."""
+
+
+def encode(value: object) -> str:
+    """Compact JSON of anything a tool may return."""
+    return encode_bytes(value).decode()
+
+
+def encode_bytes(value: object) -> bytes:
+    try:
+        return _encoder.encode(value)
+    except Exception:
+        # Rare shapes (integers beyond 64 bits, mixed keys, lone surrogates, cycles, objects that raise when they are
+        # read): slower, but never lost.
+        return _encode_slowly(value).encode("utf-8", "replace")
+
+
+def canonical(value: object) -> bytes:
+    """One text for all equal arguments: keys sorted, no spaces."""
+    try:
+        return _canonical_encoder.encode(value)
+    except Exception:
+        return _encode_slowly(value).encode("utf-8", "surrogatepass")  # Two texts must not become one key.
+
+
+def size(value: object) -> int:
+    """The bytes of its JSON. Raises `ValueError` where it has none, because it contains itself."""
+    try:
+        return len(_encoder.encode(value))
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    except Exception:
+        return len(encode_bytes(value))
+
+
+def decode(text: str | bytes) -> Any:
+    """The value of a JSON text. Raises `ValueError` with the place of the fault."""
+    try:
+        return _decoder.decode(text)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"not UTF-8: {error.reason} at byte {error.start}") from error
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    except msgspec.DecodeError as error:
+        if "out of range" not in str(error):
+            raise ValueError(str(error)) from None
+        # The standard parser also takes what some versions of msgspec refuse: integers beyond 64 bits.
+        import json
+
+        try:
+            return json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
+        except (ValueError, RecursionError):
+            raise ValueError(str(error)) from None
+
+
+def plain(value: object) -> Any:
+    """The value as JSON data: dicts, lists, strings, numbers, booleans and None."""
+    kind = type(value)
+    if value is None or kind is bool or (kind is int and cast("int", value).bit_length() < 64):
+        return value
+    if kind is str:
+        return valid_text(cast("str", value))
+    return decode(encode_bytes(value))
+
+
+def valid_text(text: str) -> str:
+    """The text as UTF-8 can carry it: lone surrogates, as undecodable file names have them, become `?`."""
+    if text.isascii():
+        return text
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "replace").decode()
+    return text
+
+
+def parse_arguments(arguments: Mapping[str, Any] | str | bytes | None) -> dict[str, Any]:
+    """The arguments of a call as a dict. Raises `ValueError` where they are no JSON object."""
+    if arguments is None:
+        return {}
+    if isinstance(arguments, str | bytes | bytearray):
+        if not arguments.strip():
+            return {}
+        value = decode(bytes(arguments) if isinstance(arguments, bytearray) else arguments)
+    else:
+        value = arguments
+    if not isinstance(value, Mapping):
+        raise ValueError(f"expected a JSON object, got {describe(value)}")
+    return dict(cast("Mapping[str, Any]", value))
+
+
+def describe(value: object, limit: int = 60) -> str:
+    """A short JSON rendering of a value for messages."""
+    text = encode(value)
+    return text if len(text) <= limit else f"{text[:limit]}…"
+
+
+def _hook(value: object) -> object:
+    if isinstance(value, str):
+        return str.__str__(value)  # A subclass of its own, which msgspec does not know.
+    if isinstance(value, int | float):
+        return int(value) if isinstance(value, int) else float(value)
+    if isinstance(value, Mapping):
+        return dict(cast("Mapping[object, object]", value))
+    if isinstance(value, BaseException):
+        return f"{type(value).__name__}: {value}"
+    if isinstance(value, type):
+        return str(value)
+    dump = getattr(value, "model_dump", None)
+    if callable(dump):
+        return dump(mode="json", by_alias=True)
+    if hasattr(value, "__iter__") and hasattr(value, "__len__"):
+        return list(cast("Any", value))
+    return str(value)
+
+
+def _encode_slowly(value: object) -> str:
+    import json
+
+    return json.dumps(_jsonable(value, frozenset()), ensure_ascii=False, separators=(",", ":"), sort_keys=True)
+
+
+def _jsonable(value: object, above: frozenset[int]) -> object:
+    if value is None or isinstance(value, str | bool):
+        return value
+    if isinstance(value, int):
+        return value if value.bit_length() <= _MAX_BITS else hex(value)
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, bytes | bytearray | memoryview):
+        return base64.b64encode(cast("bytes", value)).decode()
+    if id(value) in above or len(above) > 200:
+        return "…"
+    above = above | {id(value)}
+    if isinstance(value, Mapping):
+        items = cast("Mapping[object, object]", value).items()
+        return {key if isinstance(key, str) else str(key): _jsonable(item, above) for key, item in items}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_jsonable(item, above) for item in cast("list[object]", value)]
+    if (fields := _fields(value)) is not None:
+        return {name: _jsonable(item, above) for name, item in fields.items()}
+    for convert in (_to_builtins, _hook):
+        try:
+            return _jsonable(convert(value), above)
+        except Exception:  # Its own code ran, and failed. What remains to say is what it is.
+            continue
+    return f"<{type(value).__name__}>"
+
+
+def _fields(value: object) -> dict[str, object] | None:
+    """The fields of a struct or a dataclass, not looked into: they may lead back to it."""
+    if isinstance(value, msgspec.Struct):
+        config = value.__struct_config__
+        fields: dict[str, object] = {config.tag_field: config.tag} if config.tag_field else {}
+        names = zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True)
+        return fields | {written: getattr(value, name, None) for written, name in names}
+    if hasattr(value, "__dataclass_fields__") and not isinstance(value, type):
+        return {name: getattr(value, name, None) for name in cast("Any", value).__dataclass_fields__}
+    return None
+
+
+def _to_builtins(value: object) -> object:
+    return msgspec.to_builtins(value, enc_hook=_hook, str_keys=True)
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is out of range")
+    return number
+
+
+def _refuse_constant(name: str) -> object:
+    raise ValueError(f"{name} is not JSON")
+
+
+_encoder = msgspec.json.Encoder(enc_hook=_hook)
+_canonical_encoder = msgspec.json.Encoder(enc_hook=_hook, order="deterministic")
+_decoder = msgspec.json.Decoder()

@@ -1,0 +1,187 @@
+"""What a call gives back: `ToolResult` and its typed content parts. Runs nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, cast
+
+import msgspec
+
+from toolspace.core import jsontext
+from toolspace.errors import ERROR_CLASSES, ErrorKind, ToolExecutionError
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel", tag_field="type"):
+    """One piece of typed content."""
+
+    @property
+    def placeholder(self) -> str:
+        """How the part reads for a model that takes text only."""
+        raise NotImplementedError
+
+
+class TextPart(Part, frozen=True, tag="text"):
+    text: str
+
+    @property
+    def placeholder(self) -> str:
+        return self.text
+
+
+class JsonPart(Part, frozen=True, tag="json"):
+    value: Any
+
+    @property
+    def placeholder(self) -> str:
+        return jsontext.encode(self.value)
+
+
+class ImagePart(Part, frozen=True, tag="image", omit_defaults=False):
+    data: str
+    """Base64, as every model API takes it."""
+    mime_type: str = "image/png"
+
+    @property
+    def placeholder(self) -> str:
+        return f"[image {self.mime_type}, {_binary_size(self.data)} bytes]"
+
+
+class AudioPart(Part, frozen=True, tag="audio", omit_defaults=False):
+    data: str
+    mime_type: str = "audio/wav"
+
+    @property
+    def placeholder(self) -> str:
+        return f"[audio {self.mime_type}, {_binary_size(self.data)} bytes]"
+
+
+class ResourcePart(Part, frozen=True, tag="resource"):
+    uri: str
+    name: str | None = None
+    mime_type: str | None = None
+    text: str | None = None
+    blob: str | None = None
+    """Base64, where the resource is binary and embedded."""
+
+    @property
+    def placeholder(self) -> str:
+        if self.text is not None:
+            return self.text
+        kind = f" {self.mime_type}" if self.mime_type else ""
+        return f"[resource {self.uri}{kind}]"
+
+
+Content = TextPart | JsonPart | ImagePart | AudioPart | ResourcePart
+
+
+class ToolResult(msgspec.Struct, weakref=False, eq=False):
+    """The outcome of one call: a value, or who should act next on its failure.
+
+    Times are Unix milliseconds. `result` holds JSON data; `content` the same as typed parts; `text` is what a
+    model reads.
+    """
+
+    ok: bool
+    result: Any = None
+    error: str | None = None
+    error_kind: ErrorKind | None = None
+    executed: bool = True
+    """Whether the effect may have happened, so that repeating the call might do it twice."""
+    started_at: float = 0.0
+    completed_at: float = 0.0
+    duration_ms: float = 0.0
+    kind: str = "custom"
+    namespace: str = ""
+    parts: tuple[Content, ...] = ()
+    extras: dict[str, Any] = {}
+    tool: str = ""
+    """The tool that ran, under its full name."""
+    call_id: str = ""
+    encoded: str | None = None
+    """The text of `result`, once someone asked for it."""
+
+    @property
+    def content(self) -> tuple[Content, ...]:
+        """Typed parts: the ones that the tool gave, else its result as one part."""
+        if self.parts or not self.ok:
+            return self.parts
+        return (TextPart(text=self.result),) if isinstance(self.result, str) else (JsonPart(value=self.result),)
+
+    @property
+    def text(self) -> str:
+        """What a model that takes text reads: the text, compact JSON, or `(tool failed: …)`."""
+        if self.encoded is None:
+            self.encoded = self._encode()
+        return self.encoded
+
+    def unwrap(self) -> Any:
+        """The value, or the failure as an exception of its kind."""
+        if self.ok:
+            return self.result
+        # A provider may have given a kind that does not exist.
+        error = ERROR_CLASSES.get(self.error_kind or "internal_error", ToolExecutionError)
+        raise error(self.error or "unknown error", tool=self.tool, executed=self.executed)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The result as it is on the wire: camelCase, JSON data only."""
+        wire: dict[str, Any] = {
+            "ok": self.ok,
+            "result": jsontext.plain(self.result),
+            "error": jsontext.plain(self.error),
+            "errorKind": self.error_kind,
+            "executed": self.executed,
+            "startedAt": round(self.started_at),
+            "completedAt": round(self.completed_at),
+            "durationMs": round(self.duration_ms, 3),
+            "kind": self.kind,
+            "namespace": self.namespace,
+            "content": jsontext.plain(self.content),
+            "extras": jsontext.plain(self.extras),
+            "tool": self.tool,
+            "callId": self.call_id,
+        }
+        if self.ok:
+            del wire["error"], wire["errorKind"]
+        else:
+            del wire["result"]
+        return wire
+
+    def _encode(self) -> str:
+        if not self.ok:
+            return jsontext.valid_text(f"(tool failed: {failure_reason(self.error_kind, self.error)})")
+        if self.parts:
+            return jsontext.valid_text("\n".join(part.placeholder for part in self.parts))
+        value = self.result
+        if isinstance(value, str):
+            return jsontext.valid_text(value if type(value) is str else str.__str__(value))
+        return str(value) if type(value) is int and value.bit_length() < 64 else jsontext.encode(value)
+
+
+def failure_reason(kind: ErrorKind | None, error: str | None) -> str:
+    """What a model reads as the reason: `timeout`, or the error's text."""
+    return "timeout" if kind == "timeout" else (error or "unknown error")
+
+
+def content_of(value: object) -> tuple[Content, ...]:
+    """The typed parts of a function's return value, where it returned parts; else nothing."""
+    if isinstance(value, Part):
+        return (cast("Content", value),)
+    if isinstance(value, list | tuple) and value:
+        items = cast("Sequence[object]", value)
+        if all(isinstance(item, Part) for item in items):
+            return tuple(cast("Sequence[Content]", items))
+    return ()
+
+
+def result_of_parts(parts: Sequence[Content]) -> Any:
+    """The plain value that typed parts stand for: one JSON value, or their text."""
+    if len(parts) == 1 and isinstance(parts[0], JsonPart):
+        return parts[0].value
+    return "\n".join(part.placeholder for part in parts)
+
+
+PartType = Literal["text", "json", "image", "audio", "resource"]
+
+
+def _binary_size(base64_text: str) -> int:
+    return len(base64_text) * 3 // 4 - base64_text[-2:].count("=")

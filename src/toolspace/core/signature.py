@@ -1,0 +1,256 @@
+"""Reads what a function takes: its parameters, hints, defaults and the argument lines of its docstring."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, ForwardRef, Literal, NamedTuple, Union, cast, get_args, get_origin, get_type_hints
+
+from toolspace.core.context import ToolContext
+from toolspace.core.docstring import parse_docstring
+from toolspace.errors import ToolDefinitionError
+
+Style = Literal["async", "sync", "stream"]
+MISSING: Any = inspect.Parameter.empty
+_Kind = Literal["positional", "named", "extra"]
+
+
+class Parameter(NamedTuple):
+    """One parameter that the caller fills in."""
+
+    name: str
+    hint: Any
+    default: Any
+    description: str | None
+
+
+class Signature(NamedTuple):
+    """What a function takes from its caller, and what the system adds."""
+
+    description: str
+    parameters: tuple[Parameter, ...]
+    extra: Any
+    """The hint of `**kwargs`; `MISSING` where there are none."""
+    returns: Any
+    context: str | None
+    """The parameter that gets the `ToolContext`."""
+    positional: tuple[str, ...]
+    """The parameters that cannot be given by name, in order."""
+    fixed: frozenset[str]
+    """The parameters that a `partial` has filled in: nobody else may, not even through `**kwargs`."""
+
+
+class _Raw(NamedTuple):
+    name: str
+    kind: _Kind
+    default: Any
+    hint: Any = MISSING
+    """Where it is written elsewhere than in `__annotations__`."""
+
+
+def style_of(function: Callable[..., Any], tool: str) -> Style:
+    """How the function is run: on the loop, in a thread, or as a stream."""
+    # The outermost wrapper decides; one that is a plain function passes on what it wraps.
+    for layer in (_code_of(function), _target(function)):
+        if inspect.isasyncgenfunction(layer):
+            return "stream"
+        if inspect.iscoroutinefunction(layer):
+            return "async"
+    if inspect.isgeneratorfunction(_target(function)):
+        raise ToolDefinitionError(
+            f"tool {tool!r} is a plain generator; make it `async def` to stream what it yields, or return a list"
+        )
+    return "sync"
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    target = function.func if isinstance(function, functools.partial) else function
+    return getattr(target, "__name__", None) or type(target).__name__
+
+
+def check_parameters(function: Callable[..., Any], tool: str) -> None:
+    """Raises at once for what no caller could fill in."""
+    _raw_parameters(function, tool)
+
+
+def read_signature(function: Callable[..., Any], tool: str, namespace: Mapping[str, Any] | None = None) -> Signature:
+    """Everything about the function. Costs some microseconds, so it is asked for when first needed."""
+    target = _target(function)
+    hints = _hints(target, tool, namespace)
+    doc = parse_docstring(target.__doc__ or _class_doc(function))
+    parameters: list[Parameter] = []
+    positional: list[str] = []
+    extra: Any = MISSING
+    context: str | None = None
+    fixed = _fixed(function)
+    for name, kind, default, written in _raw_parameters(function, tool):
+        hint = hints.get(name, Any if written is MISSING or isinstance(written, str) else written)
+        if name in fixed:
+            continue
+        if kind == "extra":
+            extra = hint
+            continue
+        if is_context(hint):
+            if context is not None:
+                raise ToolDefinitionError(f"tool {tool!r} takes two contexts, {context!r} and {name!r}; one is enough")
+            context = name
+        else:
+            parameters.append(Parameter(name, hint, default, doc.arguments.get(name)))
+        if kind == "positional":
+            positional.append(name)
+    returns = hints.get("return", MISSING)
+    return Signature(doc.description, tuple(parameters), extra, returns, context, tuple(positional), fixed)
+
+
+def is_context(hint: object) -> bool:
+    """Whether a hint asks for the context, be it optional or annotated."""
+    if isinstance(hint, type):
+        return issubclass(hint, ToolContext)
+    origin = get_origin(hint)
+    if origin is Annotated:
+        return is_context(get_args(hint)[0])
+    return (origin is Union or origin is types.UnionType) and any(map(is_context, get_args(hint)))
+
+
+def written_as_text(function: Callable[..., Any]) -> bool:
+    """Whether a hint of the function is text, whole or in part, so that reading it needs the names around it."""
+    written = cast("Mapping[str, Any]", getattr(_target(function), "__annotations__", None) or {})
+    return any(map(_is_text, written.values()))
+
+
+def without_first(signature: Signature) -> Signature:
+    """The signature of a method that was read as a function, once it is bound."""
+    first = signature.parameters[0].name
+    positional = tuple(name for name in signature.positional if name != first)
+    return signature._replace(parameters=signature.parameters[1:], positional=positional)
+
+
+def _raw_parameters(function: Callable[..., Any], tool: str) -> list[_Raw]:
+    if type(function) is types.FunctionType and not ({"__wrapped__", "__signature__"} & function.__dict__.keys()):
+        return _from_code(function, tool)
+    return _from_inspect(function, tool)
+
+
+def _fixed(function: Callable[..., Any]) -> frozenset[str]:
+    return frozenset(function.keywords) if isinstance(function, functools.partial) else frozenset()
+
+
+def _from_code(function: types.FunctionType, tool: str) -> list[_Raw]:
+    """The same as `inspect.signature` says, at a tenth of its price; starting with 1,000 tools shows it."""
+    code = function.__code__
+    if code.co_flags & inspect.CO_VARARGS:
+        raise _variadic(tool, code.co_varnames[code.co_argcount + code.co_kwonlyargcount])
+    count = code.co_argcount
+    names = code.co_varnames
+    defaults = function.__defaults__ or ()
+    named_defaults: Mapping[str, Any] = function.__kwdefaults__ or {}
+    first_default = count - len(defaults)
+    raw = [
+        _Raw(
+            names[index],
+            "positional" if index < code.co_posonlyargcount else "named",
+            defaults[index - first_default] if index >= first_default else MISSING,
+        )
+        for index in range(count)
+    ]
+    keyword_only = names[count : count + code.co_kwonlyargcount]
+    raw.extend(_Raw(name, "named", named_defaults.get(name, MISSING)) for name in keyword_only)
+    if code.co_flags & inspect.CO_VARKEYWORDS:
+        raw.append(_Raw(names[count + code.co_kwonlyargcount], "extra", MISSING))
+    return raw
+
+
+def _from_inspect(function: Callable[..., Any], tool: str) -> list[_Raw]:
+    try:
+        signature = inspect.signature(function)
+    except (ValueError, TypeError) as error:
+        raise ToolDefinitionError(
+            f"the parameters of tool {tool!r} cannot be read ({error}); give it an input_schema"
+        ) from None
+    raw: list[_Raw] = []
+    for parameter in signature.parameters.values():
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            raise _variadic(tool, parameter.name)
+        kind: _Kind = "named"
+        if parameter.kind is parameter.POSITIONAL_ONLY:
+            kind = "positional"
+        elif parameter.kind is parameter.VAR_KEYWORD:
+            kind = "extra"
+        raw.append(_Raw(parameter.name, kind, parameter.default, parameter.annotation))
+    return raw
+
+
+def _variadic(tool: str, name: str) -> ToolDefinitionError:
+    return ToolDefinitionError(
+        f"tool {tool!r} takes *{name}, which no model can fill in; take a list instead: {name}: list[str]"
+    )
+
+
+def _hints(target: Any, tool: str, namespace: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    if isinstance(target, type) and inspect.isfunction(target.__init__):
+        target = target.__init__
+    written = cast("Mapping[str, Any]", getattr(target, "__annotations__", None) or {})
+    if not any(map(_is_text, written.values())):
+        return written
+    names = dict(namespace) if namespace else None
+    try:
+        return get_type_hints(target, localns=names, include_extras=True)
+    except (NameError, TypeError, AttributeError, SyntaxError) as error:
+        if _is_text(written.get("return")):
+            # What a function returns may be known to type checkers only. What it takes may not.
+            rest = {name: hint for name, hint in written.items() if name != "return"}
+            bare = types.FunctionType(_nothing.__code__, getattr(target, "__globals__", {}))
+            bare.__annotations__ = rest
+            return _hints(bare, tool, namespace)
+        raise ToolDefinitionError(
+            f"a type hint of tool {tool!r} cannot be resolved: {error}; import its type where the function can "
+            "see it when it runs, not only under TYPE_CHECKING"
+        ) from error
+
+
+def _target(function: Callable[..., Any]) -> Any:
+    """The function proper: inside partials and wrappers, or behind the `__call__` of an object."""
+    current: Any = function
+    while True:
+        if isinstance(current, functools.partial):
+            current = cast("Any", current).func
+        elif hasattr(current, "__wrapped__"):
+            current = inspect.unwrap(current)
+        else:
+            return _code_of(current)
+
+
+def _code_of(function: Callable[..., Any]) -> Any:
+    """What runs when it is called: itself, or the `__call__` of an object. Looks through partials, not wrappers."""
+    current: Any = function
+    while isinstance(current, functools.partial):
+        current = cast("Any", current).func
+    return type(current).__call__ if _is_object(current) else current
+
+
+def _is_object(function: Any) -> bool:
+    """Whether it is an instance that can be called, rather than a function, a method or a class."""
+    return not isinstance(function, types.FunctionType | types.MethodType | type) and not inspect.isbuiltin(function)
+
+
+def _is_text(hint: object) -> bool:
+    if type(hint) is type:
+        return False  # Most are plain classes, and a thousand tools have many.
+    if isinstance(hint, str | ForwardRef):
+        return True
+    origin = get_origin(hint)
+    if origin is None or origin is Literal:
+        return False
+    parts = get_args(hint)
+    return any(map(_is_text, parts[:1] if origin is Annotated else parts))
+
+
+def _class_doc(function: Callable[..., Any]) -> str | None:
+    if isinstance(function, functools.partial) or hasattr(function, "__wrapped__"):
+        return None
+    return type(function).__doc__ if _is_object(function) else None
+
+
+def _nothing() -> None: ...

@@ -1,0 +1,189 @@
+"""A toolspace as a Pydantic AI toolset. Every call goes through the toolspace; Pydantic AI only carries it there."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import copy
+from collections.abc import Sequence
+from typing import Any, Literal, Self, cast
+
+import msgspec
+from pydantic_ai import RunContext
+from pydantic_ai.exceptions import ModelRetry, ToolFailed
+from pydantic_ai.messages import BinaryContent, ToolReturn
+from pydantic_ai.tools import AgentDepsT, ToolDefinition
+from pydantic_ai.toolsets import AbstractToolset, ToolsetTool
+from pydantic_core import SchemaValidator, core_schema
+
+from toolspace.core.context import ToolContext
+from toolspace.core.result import AudioPart, Content, ImagePart, ResourcePart, ToolResult
+from toolspace.core.tool import Tool
+from toolspace.integrations.doors import LOOP_TOOLS, RunDoor, ToolspaceDoor
+
+
+class ToolspaceToolset(AbstractToolset[AgentDepsT]):
+    """The tools of a toolspace, for `Agent(toolsets=[…])`.
+
+    Each agent run is a run of the toolspace, and each of its steps a turn: limits, the token budget and the trace
+    follow from that. Give `run` to use one of your own, which you close. `context` says who calls.
+    """
+
+    def __init__(
+        self,
+        toolspace: ToolspaceDoor,
+        *,
+        run: RunDoor | None = None,
+        context: ToolContext | None = None,
+        max_retries: int | None = None,
+        id: str | None = None,
+    ) -> None:
+        self._toolspace = toolspace
+        self._run = run
+        self._context = context
+        self._max_retries = max_retries
+        self._id = id
+        self._owns_run = False
+        self._step: int | None = None
+
+    @property
+    def id(self) -> str | None:
+        return self._id
+
+    async def for_run(self, ctx: RunContext[AgentDepsT]) -> Self:
+        """A copy of this toolset that belongs to one agent run."""
+        bound = copy.copy(self)
+        if self._run is None:
+            # One session per conversation: what one of its runs stored, the next can read back.
+            session = f"session-{ctx.conversation_id}" if ctx.conversation_id else None
+            bound._run = self._toolspace.run(context=self._context, session=session)
+            bound._owns_run = True
+        else:
+            # A given run begins with its first turn; an agent run that comes after another begins the next one.
+            self._step = 0
+        return bound
+
+    async def for_run_step(self, ctx: RunContext[AgentDepsT]) -> Self:
+        if self._step is not None and ctx.run_step > self._step and self._run is not None:
+            self._run.next_turn()
+        self._step = ctx.run_step
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._owns_run and self._run is not None:
+            self._run.close()
+
+    async def get_instructions(self, ctx: RunContext[AgentDepsT]) -> str | None:
+        return self._toolspace.orchestrator.instructions() or None
+
+    async def get_tools(self, ctx: RunContext[AgentDepsT]) -> dict[str, ToolsetTool[AgentDepsT]]:
+        retries = self._max_retries if self._max_retries is not None else ctx.max_retries
+        hidden = LOOP_TOOLS if self._run is None or self._owns_run else ()
+        shown = self._toolspace.orchestrator.tools_for_model(self._run, context=self._context)
+        return {
+            tool.name: ToolsetTool(
+                toolset=self, tool_def=_definition(tool), max_retries=retries, args_validator=_anything
+            )
+            for tool in shown
+            if tool.name not in hidden
+        }
+
+    async def call_tool(
+        self,
+        name: str,
+        tool_args: dict[str, Any],
+        ctx: RunContext[AgentDepsT],
+        tool: ToolsetTool[AgentDepsT],
+    ) -> Any:
+        caller = self._run or self._toolspace
+        arguments = tool_args.text if isinstance(tool_args, _NoObject) else tool_args
+        result = await caller.call(name, arguments, context=self._context, call_id=ctx.tool_call_id)
+        if not result.ok:
+            raise _failure(result, last_attempt=ctx.last_attempt)
+        return ToolReturn(_content(result), metadata=_facts(result))
+
+
+def _definition(tool: Tool) -> ToolDefinition:
+    return ToolDefinition(
+        name=tool.name,
+        description=tool.description or None,
+        parameters_json_schema=dict(tool.input_schema),
+        return_schema=dict(tool.output_schema) if tool.output_schema is not None else None,
+        metadata={
+            "category": str(tool.category),
+            "annotations": msgspec.to_builtins(tool.annotations),
+            "tags": list(tool.tags),
+        },
+    )
+
+
+def _failure(result: ToolResult, *, last_attempt: bool) -> Exception:
+    """What makes the model see the failure. Neither of them ends the agent's run."""
+    if result.error_kind == "invalid_parameters" and not last_attempt:
+        return ModelRetry(result.error or result.text)
+    # A retry beyond the last would raise out of the run: the model is told as of any other failure.
+    return ToolFailed(result.text)
+
+
+def _facts(result: ToolResult) -> dict[str, Any]:
+    """For the application, beside the message. Without the value: that is in the message already."""
+    facts = result.to_dict()
+    del facts["result"], facts["content"]
+    return facts
+
+
+def _content(result: ToolResult) -> str | Sequence[str | BinaryContent]:
+    """What the model reads: text, with images and audio in their places where it can be shown them."""
+    items = [_binary(part) or part.placeholder for part in result.parts]
+    return items if any(isinstance(item, BinaryContent) for item in items) else result.text
+
+
+def _binary(part: Content) -> BinaryContent | None:
+    if isinstance(part, ImagePart | AudioPart):
+        data, media_type = part.data, part.mime_type
+    elif isinstance(part, ResourcePart) and part.blob is not None and part.mime_type is not None:
+        data, media_type = part.blob, part.mime_type
+    else:
+        return None
+    try:
+        binary = BinaryContent(base64.b64decode(data, validate=True), media_type=media_type)
+        _ = binary.format  # Raises for a type that no model takes: it would fail the request, not the tool.
+    except (binascii.Error, ValueError):
+        return None
+    return binary
+
+
+class _NoObject(dict[str, Any]):
+    """Arguments that are no JSON object, on their way to the one place that says what is wrong with them."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.text = text
+
+
+class _Anything:
+    """Lets all arguments through: the toolspace checks them, coerces them, and books the ones that do not fit."""
+
+    def __init__(self) -> None:
+        self._validator = SchemaValidator(core_schema.any_schema())
+
+    def validate_json(
+        self,
+        input: str | bytes | bytearray,
+        *,
+        allow_partial: bool | Literal["off", "on", "trailing-strings"] = False,
+        **_: Any,
+    ) -> Any:
+        try:
+            value = self._validator.validate_json(input, allow_partial=allow_partial)
+        except (ValueError, TypeError):  # No JSON, or no text: lone surrogates.
+            value = None
+        if isinstance(value, dict):
+            return cast("dict[str, Any]", value)
+        return _NoObject(input if isinstance(input, str) else input.decode("utf-8", "replace"))
+
+    def validate_python(self, input: Any, **_: Any) -> Any:
+        return input
+
+
+_anything = _Anything()

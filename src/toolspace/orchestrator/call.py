@@ -1,0 +1,237 @@
+"""One call on its way through the stages: what it carries, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import itertools
+import os
+import time
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+
+from toolspace.core import jsontext
+from toolspace.core.context import ToolContext
+from toolspace.core.events import CallPartial, CallProgress, EventType, TaskStatus
+from toolspace.core.result import Content, ToolResult, content_of, result_of_parts
+from toolspace.errors import NOT_EXECUTED, ErrorKind
+
+if TYPE_CHECKING:
+    from toolspace.orchestrator.bus import EventBus
+    from toolspace.orchestrator.catalog import Entry
+    from toolspace.orchestrator.operations import Operation
+    from toolspace.orchestrator.queues import Lease
+    from toolspace.orchestrator.run import Run
+
+Arguments = Mapping[str, Any] | str | bytes | None
+
+_PLAIN = 1 << 53
+"""Up to here an integer is written as it is; larger ones are `ToolResult`'s to write."""
+_JSON_TYPES = frozenset((str, int, float, bool, dict, type(None)))
+"""What is a result as it stands. A list may be one of typed parts."""
+call_ids = map(f"call_{os.urandom(7).hex()}%06x".__mod__, itertools.count(1))
+"""Unique over processes, and cheap: every call takes the next."""
+
+
+class CallOwner(Protocol):
+    """The orchestrator, as a call sees it."""
+
+    bus: EventBus
+    session: str
+    stored_sessions: set[str]
+
+    def begin(self, call: Call, /) -> None: ...
+    async def execute(self, name: str, parameters: Arguments = None) -> ToolResult: ...
+
+
+class Call(msgspec.Struct, weakref=False, eq=False, gc=True):
+    """One call. Made when it begins, changed by the stages, gone when it has ended."""
+
+    id: str
+    entry: Entry
+    requested: str
+    """The name that the caller used."""
+    arguments: Arguments
+    """As the caller gave them."""
+    base: ToolContext
+    owner: CallOwner
+    run: Run | None
+    parent: Call | None
+    began: float
+    """On the monotonic clock."""
+    started_at: float
+    """Unix milliseconds."""
+    task: asyncio.Task[Any] | None = None
+    """The task that waits for it; None until it waits for something, and could be canceled meanwhile."""
+    values: Any = None
+    """The arguments, checked and converted: a dict."""
+    reached: bool = False
+    """Whether the provider was asked and has not answered yet, so that an effect may have happened."""
+    queue_wait: float = 0.0
+    """Seconds spent waiting for a slot."""
+    cache_hit: bool = False
+    stored: bool = False
+    """Whether the result is a handle already."""
+    cancel_requested: bool = False
+    interrupt: bool = False
+    """Whether it is to be told at its next suspension that it was canceled."""
+    deferred: bool = False
+    """Whether its caller announces the end itself."""
+    over: bool = False
+    """Whether nobody waits for it any more, though its thread may still run."""
+    outcome: ToolResult | None = None
+    leases: dict[object, Lease] | None = None
+    operation: Operation | None = None
+    """Its node in the run's trace."""
+
+    @property
+    def canceled(self) -> bool:
+        return self.over or self.cancel_requested
+
+    @property
+    def session(self) -> str:
+        """Whose outputs it stores."""
+        return self.base.session_id or (self.owner.session if self.run is None else self.run.session)
+
+    def watch(self) -> None:
+        """Makes the call known to `cancel`: to be called before it waits for anything."""
+        if self.task is None:
+            self.task = asyncio.current_task()
+            self.owner.begin(self)
+
+    @property
+    def context(self) -> ToolContext:
+        """The context bound to this call, for the tool."""
+        run_id = self.run.id if self.run is not None else self.base.run_id
+        return self.base.bind(self, run_id=run_id, session_id=self.session)
+
+    def cancel(self) -> None:
+        """Stops the call, wherever it is on its way. Its caller gets a result."""
+        if self.cancel_requested:
+            return
+        self.cancel_requested = True
+        if self.task is not None and not _is_running(self.task):
+            self.task.cancel()
+        else:
+            # A task that cancels itself is hit at its next await, which may be its caller's, after this call.
+            self.interrupt = True
+
+    def succeed(self, value: Any) -> ToolResult:
+        """The result of a call that returned `value`."""
+        elapsed = (time.perf_counter() - self.began) * 1000
+        parts: tuple[Content, ...] = ()
+        kind: object = type(value)  # pyright: ignore[reportUnknownVariableType]
+        if kind not in _JSON_TYPES:
+            if isinstance(value, ToolResult):
+                return self._adopt(value, elapsed)
+            if parts := content_of(value):
+                value = result_of_parts(parts)
+            elif kind is not list:
+                value = jsontext.plain(value)
+        # By position: this runs on every call, and names would double its price.
+        entry, started = self.entry, self.started_at
+        provider = entry.provider
+        text = None
+        if kind is str:
+            if value.isascii():
+                text = value
+        elif kind is int and -_PLAIN < value < _PLAIN:
+            text = str(value)
+        return ToolResult(
+            True, value, None, None, True, started, started + elapsed, elapsed,
+            provider.kind, provider.namespace, parts, {}, entry.tool.name, self.id, text,
+        )  # fmt: skip
+
+    def fail(self, kind: ErrorKind, message: str, *, executed: bool | None = None) -> ToolResult:
+        """The result of a call that failed. Whether it ran is known by how far it came."""
+        elapsed = (time.perf_counter() - self.began) * 1000
+        provider = self.entry.provider
+        if executed is None:
+            executed = self.reached if kind in NOT_EXECUTED else self.values is not None or kind != "internal_error"
+        return ToolResult(
+            ok=False,
+            error=message,
+            error_kind=kind,
+            executed=executed,
+            started_at=self.started_at,
+            completed_at=self.started_at + elapsed,
+            duration_ms=elapsed,
+            kind=provider.kind,
+            namespace=provider.namespace,
+            tool=self.entry.tool.name,
+            call_id=self.id,
+        )
+
+    def progress(self, progress: float, total: float | None, message: str | None) -> None:
+        if self.owner.bus.wants(EventType.TOOL_CALL_PROGRESS) and not self.over:
+            event = CallProgress(**self._ids(), progress=progress, total=total, message=message)
+            self._emit(event)
+
+    def partial(self, value: object) -> None:
+        if self.owner.bus.wants(EventType.TOOL_CALL_PARTIAL) and not self.over:
+            self._emit(CallPartial(**self._ids(), value=value))
+
+    def report_status(self, status: Mapping[str, Any]) -> None:
+        if self.owner.bus.wants(EventType.TASK_STATUS):
+            self._emit(TaskStatus(**self._ids(), status=status))
+
+    async def call(self, name: str, arguments: Mapping[str, Any] | str | None) -> ToolResult:
+        token = current_call.set(self)
+        try:
+            return await self.owner.execute(name, arguments)
+        finally:
+            current_call.reset(token)
+
+    def _ids(self) -> dict[str, Any]:
+        return {
+            "at": time.time() * 1000,
+            "call_id": self.id,
+            "tool_name": self.entry.tool.name,
+            "run_id": self.run.id if self.run is not None else None,
+            "parent_id": self.parent.id if self.parent is not None else None,
+        }
+
+    def _emit(self, event: CallProgress | CallPartial | TaskStatus) -> None:
+        task = self.task
+        if task is None or _on_loop(task.get_loop()):
+            self.owner.bus.emit(event)
+        else:
+            # A plain function runs in a thread; subscribers are promised the loop.
+            task.get_loop().call_soon_threadsafe(self.owner.bus.emit, event)
+
+    def _adopt(self, result: ToolResult, elapsed: float) -> ToolResult:
+        """A result that a provider made, with what only the orchestrator knows filled in."""
+        provider = self.entry.provider
+        result.started_at = self.started_at
+        result.completed_at = self.started_at + elapsed
+        result.duration_ms = elapsed
+        result.kind, result.namespace = provider.kind, provider.namespace
+        result.tool, result.call_id = self.entry.tool.name, self.id
+        if not result.ok:
+            result.error_kind = result.error_kind or "execution_error"
+        return result
+
+
+def _is_running(task: asyncio.Task[Any]) -> bool:
+    return _on_loop(task.get_loop()) and asyncio.current_task() is task
+
+
+def _on_loop(loop: asyncio.AbstractEventLoop) -> bool:
+    try:
+        return asyncio.get_running_loop() is loop
+    except RuntimeError:
+        return False
+
+
+current_call: contextvars.ContextVar[Call | None] = contextvars.ContextVar("toolspace_call", default=None)
+"""The call that the code around is part of: what it calls in turn becomes its child."""
+
+
+def lineage() -> Iterator[Call]:
+    """The calls that the code around is part of, innermost first."""
+    call = current_call.get()
+    while call is not None:
+        yield call
+        call = call.parent

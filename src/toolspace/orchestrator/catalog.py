@@ -1,0 +1,205 @@
+"""Every tool by its name: who offers it, under which rules, and what a name that is not quite right means."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from toolspace.abc import ToolProvider
+from toolspace.core import jsontext
+from toolspace.core.names import SEPARATOR, did_you_mean, qualify_all
+from toolspace.core.schema import InvalidArguments
+from toolspace.core.tool import Tool, check_local_name
+from toolspace.errors import ToolNameConflict
+from toolspace.orchestrator.settings import ProviderRules
+
+if TYPE_CHECKING:
+    from toolspace.orchestrator.call import Arguments
+    from toolspace.orchestrator.stage import Handler, Instant
+
+
+class Entry:
+    """One tool of one provider, with the handlers that run it once someone called it."""
+
+    __slots__ = (
+        "handler",
+        "instant",
+        "keys",
+        "known",
+        "own_name",
+        "provider",
+        "refusal",
+        "rules",
+        "run_handler",
+        "tool",
+    )
+
+    def __init__(
+        self, tool: Tool, own_name: str, provider: ToolProvider, rules: ProviderRules, *, known: bool = True
+    ) -> None:
+        self.tool = tool
+        self.own_name = own_name
+        self.provider = provider
+        self.rules = rules
+        self.refusal = rules.refusal(own_name, tool.name)
+        """Why configuration forbids it, or None."""
+        self.known = known
+        """Whether anyone offers it; a call of a name that nobody offers needs an entry too."""
+        self.handler: Handler | None = None
+        self.instant: Instant | None = None
+        """Answers a call that needs no waiting at all; None where no call of this tool can be answered so."""
+        self.keys: dict[str, str] = {}
+        """Arguments as they were written → their key in the cache, for texts seen lately."""
+        self.run_handler: Handler | None = None
+
+    @property
+    def owner(self) -> str:
+        return self.provider.namespace or self.provider.kind
+
+
+class Ambiguous(Exception):
+    """A bare name that several namespaces offer."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.names = list(names)
+
+
+class Catalog:
+    """All entries. Finding one by its full name is one dict lookup, however many there are."""
+
+    def __init__(self, on_change: Callable[[ToolProvider], None]) -> None:
+        self.entries: dict[str, Entry] = {}
+        self.aliases: Mapping[str, str] = {}
+        self.version = 0
+        """Changes whenever the entries do; what is derived from them compares it."""
+        self._on_change = on_change
+        self._providers: dict[ToolProvider, tuple[ProviderRules, Callable[[], None]]] = {}
+        self._spellings: dict[str, list[Entry]] | None = None
+
+    @property
+    def providers(self) -> list[ToolProvider]:
+        return list(self._providers)
+
+    def __iter__(self) -> Iterator[Entry]:
+        """The entries that may be used, in the order of their providers."""
+        return (entry for entry in self.entries.values() if entry.refusal is None)
+
+    def add(self, provider: ToolProvider, rules: ProviderRules) -> None:
+        """Takes a provider's tools in. A name that someone else offers is an error that names both."""
+        self._put(provider, self._entries_of(provider, rules))
+        self._providers[provider] = (rules, provider.on_change(lambda: self._refresh(provider)))
+
+    def remove(self, provider: ToolProvider) -> None:
+        _, forget = self._providers.pop(provider)
+        forget()
+        self._drop(provider)
+        self._changed(provider)
+
+    def configure(self, rules: Mapping[ToolProvider, ProviderRules]) -> None:
+        """Puts new rules in force: every entry is made anew, so that no handler follows the old ones."""
+        for provider, (old, forget) in list(self._providers.items()):
+            self._providers[provider] = (rules.get(provider, old), forget)
+            self._refresh(provider)
+
+    def resolve(self, name: str, arguments: Arguments, *, calling: bool = True) -> Entry | None:
+        """The entry that a name means when it is no full name: alias, original spelling, or unique bare name.
+
+        A call has to fit the tool that a bare name means; whoever only asks has no arguments. Raises `Ambiguous`
+        where a bare name could mean several.
+        """
+        for _ in range(len(self.aliases)):  # An alias may lead to another; a circle of them leads nowhere.
+            if name not in self.aliases:
+                break
+            name = self.aliases[name]
+        if (entry := self.entries.get(name)) is not None:
+            return entry
+        matches = self._by_spelling().get(name, [])
+        exact = [entry for entry in matches if SEPARATOR in name and _original(entry) == name]
+        if exact:
+            return exact[0]
+        usable = [entry for entry in matches if entry.refusal is None] or matches
+        if len({entry.provider for entry in usable}) > 1:
+            raise Ambiguous(entry.tool.name for entry in usable)
+        fitting = [entry for entry in usable if not calling or _fits(entry.tool, arguments)]
+        return fitting[0] if len(fitting) == 1 else None
+
+    def not_found(self, name: str) -> str:
+        return f'Tool "{name}" not found{did_you_mean(name, (entry.tool.name for entry in self))}'
+
+    def _refresh(self, provider: ToolProvider) -> None:
+        """The provider's list changed: its entries are replaced in one go; calls in flight keep theirs."""
+        rules, _ = self._providers[provider]
+        fresh = self._entries_of(provider, rules)
+        taken = {name: entry for name, entry in fresh.items() if not self._conflict(provider, name)}
+        self._drop(provider)
+        self._put(provider, taken)
+
+    def _entries_of(self, provider: ToolProvider, rules: ProviderRules) -> dict[str, Entry]:
+        tools = provider.list_tools()
+        entries: dict[str, Entry] = {}
+        if not provider.namespace:
+            for tool in tools:
+                check_local_name(tool.name)
+                if tool.name in entries:
+                    raise ToolNameConflict(f'"{tool.name}" is offered twice by {provider.kind!r}; rename one')
+                entries[tool.name] = Entry(_as_configured(tool, tool.name, rules), tool.name, provider, rules)
+            return entries
+        names = qualify_all(provider.namespace, (tool.name for tool in tools))
+        for tool in tools:
+            full = names[tool.name]
+            entries[full] = Entry(_as_configured(tool, full, rules), tool.name, provider, rules)
+        return entries
+
+    def _put(self, provider: ToolProvider, entries: dict[str, Entry]) -> None:
+        for name in entries:
+            if owner := self._conflict(provider, name):
+                mine = provider.namespace or provider.kind
+                raise ToolNameConflict(
+                    f'"{name}" is offered by {owner!r} and {mine!r}; rename one, or give it a namespace'
+                )
+        self.entries.update(entries)
+        self._changed(provider)
+
+    def _conflict(self, provider: ToolProvider, name: str) -> str | None:
+        existing = self.entries.get(name)
+        return existing.owner if existing is not None and existing.provider is not provider else None
+
+    def _drop(self, provider: ToolProvider) -> None:
+        self.entries = {name: entry for name, entry in self.entries.items() if entry.provider is not provider}
+
+    def _changed(self, provider: ToolProvider) -> None:
+        self.version += 1
+        self._spellings = None
+        self._on_change(provider)
+
+    def _by_spelling(self) -> dict[str, list[Entry]]:
+        if self._spellings is None:
+            spellings: dict[str, list[Entry]] = {}
+            for entry in self.entries.values():
+                if entry.provider.namespace:
+                    bare = entry.tool.name.removeprefix(entry.provider.namespace + SEPARATOR)
+                    for spelling in dict.fromkeys((_original(entry), entry.own_name, bare)):
+                        spellings.setdefault(spelling, []).append(entry)
+            self._spellings = spellings
+        return self._spellings
+
+
+def _as_configured(tool: Tool, name: str, rules: ProviderRules) -> Tool:
+    """The tool under its full name, as visible as configuration wants it."""
+    override = rules.override(tool.name, name) if rules.overrides else None
+    if override is not None and override.visible is not None:
+        return tool.replace(name=name, visible=override.visible)
+    return tool if tool.name == name else tool.replace(name=name)
+
+
+def _original(entry: Entry) -> str:
+    return f"{entry.provider.namespace}{SEPARATOR}{entry.own_name}"
+
+
+def _fits(tool: Tool, arguments: Arguments) -> bool:
+    try:
+        values: dict[str, Any] = jsontext.parse_arguments(arguments)
+        tool.validator.from_mapping(values)
+    except (InvalidArguments, ValueError):
+        return False
+    return True

@@ -1,0 +1,85 @@
+"""The tree of what happened: run → turn → call → child run. Exported as JSON and as spans."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Literal
+
+Kind = Literal["run", "turn", "call"]
+_MAX_CHILDREN = 10_000
+
+
+class Operation:
+    """One node of the tree. Times are Unix milliseconds."""
+
+    __slots__ = (
+        "attributes",
+        "children",
+        "dropped",
+        "ended_at",
+        "id",
+        "kind",
+        "name",
+        "on_end",
+        "started_at",
+        "status",
+    )
+
+    def __init__(self, kind: Kind, name: str, *, id: str | None = None, started_at: float | None = None) -> None:
+        self.kind: Kind = kind
+        self.name = name
+        self.id = id or name
+        self.started_at = time.time() * 1000 if started_at is None else started_at
+        self.ended_at: float | None = None
+        self.status = "running"
+        self.attributes: dict[str, Any] = {}
+        self.children: list[Operation] = []
+        self.dropped = 0
+        """Children beyond what is kept: a run of a million calls must not hold a million nodes."""
+        self.on_end: Callable[[Operation], None] | None = None
+        """Told once, when the operation and everything below it have ended."""
+
+    def begin(self, kind: Kind, name: str, *, id: str | None = None, started_at: float | None = None) -> Operation:
+        child = Operation(kind, name, id=id, started_at=started_at)
+        self.adopt(child)
+        return child
+
+    def adopt(self, child: Operation) -> None:
+        if len(self.children) < _MAX_CHILDREN:
+            self.children.append(child)
+        else:
+            self.dropped += 1
+
+    def end(self, status: str = "ok", *, at: float | None = None) -> None:
+        if self.ended_at is None:
+            self.ended_at = time.time() * 1000 if at is None else at
+            self.status = status
+            for child in self.children:
+                if child.kind == "turn":  # A call that still runs ends when it ends.
+                    child.end(status)
+            if self.on_end is not None:
+                self.on_end(self)
+
+    def last(self, kind: Kind) -> Operation | None:
+        return next((child for child in reversed(self.children) if child.kind == kind), None)
+
+    def end_last(self, kind: Kind) -> None:
+        open_child = self.last(kind)
+        if open_child is not None:
+            open_child.end()
+
+    def to_dict(self) -> dict[str, Any]:
+        wire: dict[str, Any] = {
+            "kind": self.kind,
+            "id": self.id,
+            "name": self.name,
+            "status": self.status,
+            "startedAt": round(self.started_at),
+            "endedAt": None if self.ended_at is None else round(self.ended_at),
+            **self.attributes,
+            "children": [child.to_dict() for child in self.children],
+        }
+        if self.dropped:
+            wire["droppedChildren"] = self.dropped
+        return wire

@@ -1,0 +1,428 @@
+"""Runs every call: finds the tool, sends the call through its stages, and can stop it. Knows no HTTP, no files."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from time import perf_counter, time
+from typing import Any
+
+from toolspace.abc import OutputStore, Policy, ResultCache, TokenCounter, ToolProvider
+from toolspace.core.context import ToolContext
+from toolspace.core.events import CallEvent, ToolsChanged
+from toolspace.core.names import SEPARATOR, sanitise
+from toolspace.core.result import ToolResult
+from toolspace.core.stats import StatsBook, ToolStats
+from toolspace.core.tokens import estimate
+from toolspace.core.tool import Tool
+from toolspace.errors import ErrorKind
+from toolspace.orchestrator.accounting import Accounting
+from toolspace.orchestrator.bus import EventBus
+from toolspace.orchestrator.call import Arguments, Call, call_ids, current_call, lineage
+from toolspace.orchestrator.catalog import Ambiguous, Catalog, Entry
+from toolspace.orchestrator.pipeline import STAGES, compile_handler, compile_instant
+from toolspace.orchestrator.queues import QueueBook, QueueSpec
+from toolspace.orchestrator.run import Run
+from toolspace.orchestrator.search import ToolIndex
+from toolspace.orchestrator.services import Services
+from toolspace.orchestrator.settings import Defaults, Effective, ProviderRules, effective
+from toolspace.orchestrator.stage import Handler, Plan, Stage
+from toolspace.orchestrator.stages.announce import announce
+from toolspace.orchestrator.stages.record import record
+from toolspace.orchestrator.threads import WorkerThreads
+from toolspace.orchestrator.view import TokenCosts, visible_tools
+from toolspace.orchestrator.warmup import Warmup
+
+_log = logging.getLogger("toolspace.orchestrator")
+FIND_TOOLS = "agent__find_tools"
+
+
+class ToolOrchestrator:
+    """Every call takes one way. What it needs is given to it; it closes only what was registered with it."""
+
+    def __init__(
+        self,
+        *,
+        context: ToolContext | None = None,
+        defaults: Defaults | None = None,
+        queues: Mapping[str, QueueSpec] | None = None,
+        cache: ResultCache | None = None,
+        outputs: OutputStore | None = None,
+        policies: Sequence[Policy] = (),
+        stats: StatsBook | None = None,
+        count_tokens: TokenCounter = estimate,
+        stages: Sequence[Stage] = STAGES,
+    ) -> None:
+        self.context = context or ToolContext()
+        self.bus = EventBus()
+        self.session = self.context.session_id or f"session-{os.urandom(8).hex()}"
+        self._services = Services(
+            bus=self.bus,
+            accounting=Accounting(count_tokens=count_tokens, stats=stats),
+            queues=QueueBook(dict(queues or {})),
+            threads=WorkerThreads(),
+            count_tokens=count_tokens,
+            cache=cache,
+            outputs=outputs,
+            policies=policies,
+            defaults=defaults or Defaults(),
+        )
+        self.stored_sessions: set[str] = set()
+        """The sessions that have an output to read back."""
+        self._stages = tuple(stages)
+        self._around: tuple[Stage, ...] = ()
+        self._run_listeners: tuple[Callable[[Run], None], ...] = ()
+        self._catalog = Catalog(self._list_changed)
+        self._warmup = Warmup(self._refreshed)
+        self._active: dict[str, Call] = {}
+        self._costs = TokenCosts(count_tokens)
+        self._index: tuple[int, ToolIndex] | None = None
+
+    # Providers and their tools
+
+    def register(self, provider: ToolProvider, rules: ProviderRules | None = None) -> None:
+        """Takes a provider's tools in, under the rules that configuration gives it."""
+        rules = rules or ProviderRules()
+        self._catalog.add(provider, rules)
+        self._warmup.add(provider, required=rules.required)
+
+    async def unregister(self, provider: ToolProvider) -> None:
+        """Takes a provider out and closes it. Calls in flight end as they end."""
+        self._catalog.remove(provider)
+        await self._warmup.remove(provider)
+        await provider.aclose()
+
+    async def warmup(self) -> None:
+        """Gets all providers ready, side by side. Only one that is required can fail it."""
+        await self._warmup.start()
+
+    @property
+    def providers(self) -> list[ToolProvider]:
+        return self._catalog.providers
+
+    def unavailable(self) -> dict[str, str]:
+        """Namespace → why its provider is not ready."""
+        return {provider.namespace or provider.kind: reason for provider, reason in self._warmup.failures.items()}
+
+    def list_tools(self, *, context: ToolContext | None = None) -> list[Tool]:
+        """The tools that this caller may use now."""
+        caller = self._context(context)
+        return [entry.tool for entry in self._catalog if entry.provider.offers(entry.tool, caller)]
+
+    def tools_for_model(self, run: Run | None = None, *, context: ToolContext | None = None) -> list[Tool]:
+        """What to show a model: all tools, or a search tool and its finds where all would cost too much."""
+        caller = self._context(context or (run.context if run is not None else None))
+        if run is not None:
+            caller = caller.bind(_nobody, run_id=run.id, session_id=run.session)
+        entry = self._catalog.entries.get(FIND_TOOLS)
+        return visible_tools(
+            self.list_tools(context=caller),
+            self._costs,
+            threshold=self._services.defaults.tool_search_threshold.value,
+            search_tool=entry.tool if entry is not None else None,
+            discovered=run.discovered if run is not None else (),
+        )
+
+    def token_cost(self, tool: Tool) -> int:
+        """How many tokens the definition of a tool costs a model."""
+        return self._costs.of(tool)
+
+    def search(self, query: str, limit: int = 10) -> list[tuple[Tool, float]]:
+        """The tools that fit a description of what to do, best first."""
+        if self._index is None or self._index[0] != self._catalog.version:
+            self._index = (self._catalog.version, ToolIndex(entry.tool for entry in self._catalog))
+        return self._index[1].search(query, limit)
+
+    def find(self, name: str) -> Tool | None:
+        """The tool that a name means, or None."""
+        entry = self._find(name, None, calling=False)
+        return entry.tool if entry.known else None
+
+    def explain(self, name: str) -> tuple[Entry, Effective] | None:
+        """What holds for a tool, and what set it."""
+        entry = self._find(name, None, calling=False)
+        if not entry.known:
+            return None
+        return entry, effective(entry.tool, entry.own_name, entry.rules, self._services.defaults)
+
+    def instructions(self) -> str:
+        """What the providers want a model to know, for the system prompt."""
+        texts = ((provider.namespace, provider.get_instructions().strip()) for provider in self.providers)
+        return "\n\n".join(f"## {name}\n{text}" if name else text for name, text in texts if text)
+
+    # Calls
+
+    async def execute(
+        self,
+        name: str,
+        parameters: Arguments = None,
+        *,
+        context: ToolContext | None = None,
+        run: Run | None = None,
+        call_id: str | None = None,
+        defer_completion: bool = False,
+    ) -> ToolResult:
+        """Runs one call and returns how it ended. Raises only if the caller itself is cancelled.
+
+        With `defer_completion` the end is announced by `emit_completion`, once the caller has updated its own state.
+        """
+        parent = current_call.get()
+        if parent is not None:
+            if parent.owner is not self:
+                parent = None
+            elif run is None:
+                run = parent.run
+        entry = self._catalog.entries.get(name)
+        if entry is None:
+            entry = self._find(name, parameters)
+        if context is not None:
+            base = context.within(self.context)
+        else:
+            base = self.context if parent is None else parent.base
+        call = Call(
+            call_id or next(call_ids),
+            entry,
+            name,
+            parameters,
+            base,
+            self,
+            run,
+            parent,
+            perf_counter(),
+            time() * 1000,
+        )
+        if defer_completion:
+            call.deferred = True
+        if run is None:
+            if entry.instant is not None and (result := entry.instant(call)) is not None:
+                return result
+            handler = entry.handler or self._compile(entry, in_run=False)
+        else:
+            handler = entry.run_handler or self._compile(entry, in_run=True)
+        token = current_call.set(call)
+        try:
+            return await handler(call)
+        finally:
+            current_call.reset(token)
+            if call.task is not None:
+                self._end(call)
+
+    def begin(self, call: Call, /) -> None:
+        """A call is about to wait: from now on `cancel` finds it."""
+        self._active[call.id] = call
+        if call.run is not None:
+            call.run.begin(call)
+
+    def _end(self, call: Call) -> None:
+        call.over = True
+        if self._active.get(call.id) is call:
+            del self._active[call.id]
+        if call.run is not None:
+            call.run.end(call)
+
+    def cancel(self, call_id: str | None = None) -> bool:
+        """Stops one call, or all of them. Whether there was anything to stop."""
+        calls = [call for call in (*self._active.values(), *lineage()) if call_id is None or call.id == call_id]
+        for call in calls:
+            call.cancel()
+        return bool(calls)
+
+    def emit_completion(self, call: ToolResult | str) -> bool:
+        """Announces the end of a call that was run with `defer_completion`. Once: the second time is nothing."""
+        event: CallEvent | None = self._services.deferred.pop(call if isinstance(call, str) else call.call_id, None)
+        if event is None:
+            return False
+        self.bus.emit(event)
+        return True
+
+    def run(self, **options: Any) -> Run:
+        """A run, bounded as configuration says unless the options say otherwise."""
+        defaults = self._services.defaults
+        options.setdefault("max_tool_calls_per_turn", defaults.max_tool_calls_per_turn.value)
+        options.setdefault("max_concurrent_tools", defaults.max_concurrent_tools.value)
+        options.setdefault("context_window", defaults.context_window.value)
+        parent = current_call.get()
+        child = Run(self, parent=parent, **options)
+        if parent is not None and parent.operation is not None:
+            parent.operation.adopt(child.trace)
+        for listener in self._run_listeners:
+            listener(child)
+        return child
+
+    # Books
+
+    @property
+    def accounting(self) -> Accounting:
+        return self._services.accounting
+
+    @property
+    def active(self) -> list[str]:
+        """The ids of the calls that are running."""
+        return list(self._active)
+
+    @property
+    def abandoned(self) -> int:
+        """Threads that still run a call nobody waits for, and coroutines that had to be closed by force."""
+        return self._services.threads.abandoned + self._services.killed
+
+    def get_stats(self) -> ToolStats:
+        return self._services.accounting.stats.summary(entry.tool for entry in self._catalog)
+
+    # Observers
+
+    def use(self, stage: Stage) -> Callable[[], None]:
+        """Puts a stage around every call from now on, just inside the outermost. The answer takes it out again."""
+        self._surround((*self._around, stage))
+        return lambda: self._surround([one for one in self._around if one is not stage])
+
+    def on_run(self, listener: Callable[[Run], None]) -> Callable[[], None]:
+        """Tells of every run that is made. The answer takes the request back."""
+        self._run_listeners = (*self._run_listeners, listener)
+
+        def forget() -> None:
+            self._run_listeners = tuple(one for one in self._run_listeners if one is not listener)
+
+        return forget
+
+    def _surround(self, stages: Sequence[Stage]) -> None:
+        self._around = tuple(stages)
+        for entry in self._catalog.entries.values():  # Compiled anew on the next call; calls in flight keep theirs.
+            entry.handler = entry.run_handler = entry.instant = None
+
+    # Settings and end
+
+    def configure(
+        self,
+        *,
+        defaults: Defaults | None = None,
+        queues: Mapping[str, QueueSpec] | None = None,
+        aliases: Mapping[str, str] | None = None,
+        rules: Mapping[ToolProvider, ProviderRules] | None = None,
+        context: ToolContext | None = None,
+        policies: Sequence[Policy] | None = None,
+    ) -> None:
+        """Puts new settings in force. Calls in flight finish under the old ones: their handlers are kept."""
+        services = self._services
+        if defaults is not None:
+            services.defaults = defaults
+        if queues is not None:
+            services.queues.configure(dict(queues))
+        if aliases is not None:
+            self._catalog.aliases = dict(aliases)
+        if context is not None:
+            self.context = context
+        if policies is not None:
+            services.policies = policies
+        self._catalog.configure(rules or {})
+
+    async def cleanup(self) -> None:
+        """Stops all calls, tells everyone who waits, and closes the providers."""
+        self.cancel()
+        await self._warmup.aclose()
+        for call_id in list(self._services.deferred):
+            self.emit_completion(call_id)
+        for provider in self._catalog.providers:
+            try:
+                await provider.aclose()
+            except Exception:
+                _log.exception("provider %s did not close", provider.namespace or provider.kind)
+        await self.bus.aclose()
+        self._services.threads.close()
+
+    # Inside
+
+    def _context(self, context: ToolContext | None) -> ToolContext:
+        caller = self.context if context is None else context.within(self.context)
+        if caller.session_id is None:
+            caller = caller.bind(_nobody, run_id=caller.run_id, session_id=self.session)
+        return caller
+
+    @property
+    def policies(self) -> Sequence[Policy]:
+        """Who may call what, beside the rules of providers."""
+        return self._services.policies
+
+    def _find(self, name: str, arguments: Arguments, *, calling: bool = True) -> Entry:
+        """The entry that a name means; where it means none, one that says so when it is called."""
+        try:
+            entry = self._catalog.entries.get(name) or self._catalog.resolve(name, arguments, calling=calling)
+        except Ambiguous as several:
+            names = ", ".join(f'"{one}"' for one in several.names)
+            return self._missing(name, "unknown_tool", f'Tool "{name}" not found: it could mean {names}; say which')
+        if entry is not None:
+            return entry
+        for provider, reason in self._warmup.failures.items():
+            if provider.namespace and sanitise(name).startswith(sanitise(provider.namespace) + SEPARATOR):
+                text = f'provider "{provider.namespace}" is not available: {reason}'
+                return self._missing(name, "transport_error", text)
+        return self._missing(name, "unknown_tool", self._catalog.not_found(name))
+
+    def _missing(self, name: str, kind: ErrorKind, message: str) -> Entry:
+        entry = Entry(Tool(name), name, _nowhere, _no_rules, known=False)
+        entry.handler = entry.run_handler = self._refusing(entry, kind, message)
+        return entry
+
+    def _refusing(self, entry: Entry, kind: ErrorKind, message: str) -> Handler:
+        """Only says no; but a refused call is recorded and announced like any other."""
+
+        async def refuse(call: Call) -> ToolResult:
+            return call.fail(kind, message, executed=False)
+
+        settings = effective(entry.tool, entry.own_name, entry.rules, self._services.defaults)
+        plan = Plan(entry, settings, self._services, in_run=True)
+        handler = record(plan, refuse)
+        for stage in reversed(self._around):
+            handler = stage(plan, handler)
+        return announce(plan, handler)
+
+    def _compile(self, entry: Entry, *, in_run: bool) -> Handler:
+        try:
+            stages = (*self._stages[:1], *self._around, *self._stages[1:])
+            handler = compile_handler(entry, self._services, in_run=in_run, stages=stages)
+        except Exception as error:
+            return self._refusing(entry, "internal_error", f"{error}")
+        if in_run:
+            entry.run_handler = handler
+        else:
+            entry.handler = handler
+            entry.instant = compile_instant(entry, self._services) if stages == STAGES else None
+        return handler
+
+    def _list_changed(self, provider: ToolProvider) -> None:
+        self._costs.keep([entry.tool for entry in self._catalog.entries.values()])
+        self.bus.emit(ToolsChanged(time() * 1000, provider.namespace))
+
+    def _refreshed(self, provider: ToolProvider) -> None:
+        """A provider has started: many know their tools only now."""
+        if provider.namespace:
+            provider.changed()
+
+
+class _Nowhere(ToolProvider):
+    kind = "none"
+
+    def list_tools(self) -> Sequence[Tool]:
+        return ()
+
+    async def execute(self, name: str, parameters: dict[str, Any], context: ToolContext) -> ToolResult:
+        raise NotImplementedError
+
+
+class _Nobody:
+    """The handle of a context that belongs to no call: it asks which tools there are."""
+
+    id = ""
+    canceled = False
+    run = None
+
+    def progress(self, progress: float, total: float | None, message: str | None) -> None: ...
+    def partial(self, value: object) -> None: ...
+    def report_status(self, status: Mapping[str, Any]) -> None: ...
+    async def call(self, name: str, arguments: Mapping[str, Any] | str | None) -> ToolResult:
+        raise NotImplementedError
+
+
+_nowhere = _Nowhere()
+_nobody = _Nobody()
+_no_rules = ProviderRules()

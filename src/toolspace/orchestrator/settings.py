@@ -1,0 +1,121 @@
+"""What holds for a tool: its timeout, queue, cache and cap, each with the place that set it."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from toolspace.core.tool import Tool
+
+T = TypeVar("T")
+DEFAULT = "default"
+
+
+class Setting(msgspec.Struct, Generic[T], frozen=True):
+    """A value and where it came from."""
+
+    value: T
+    source: str = DEFAULT
+
+
+class Defaults(msgspec.Struct, frozen=True, kw_only=True):
+    """What holds where a tool and its provider say nothing. Durations are seconds."""
+
+    tool_timeout: Setting[float] = Setting(30.0)
+    tool_response_max_bytes: Setting[int] = Setting(100_000)
+    max_tool_calls_per_turn: Setting[int | None] = Setting(None)
+    max_concurrent_tools: Setting[int | None] = Setting(None)
+    context_window: Setting[int | None] = Setting(None)
+    tool_search_threshold: Setting[int | None] = Setting(20_000)
+
+
+class Rules(msgspec.Struct, frozen=True, kw_only=True):
+    """What configuration says of one tool, or of all tools of a provider. None says nothing."""
+
+    timeout: float | None = None
+    queue: str | None = None
+    cache: float | None = None
+    cache_per_user: bool | None = None
+    max_bytes: int | None = None
+    enabled: bool | None = None
+    visible: bool | None = None
+    source: str = DEFAULT
+    """Where these rules are written; a rule's own key is added to it."""
+
+
+class ProviderRules(msgspec.Struct, frozen=True, kw_only=True):
+    """What configuration says of a provider and its tools."""
+
+    rules: Rules = Rules()
+    tools_allowed: Sequence[str] | None = None
+    tools_denied: Sequence[str] = ()
+    required: bool = False
+    overrides: Mapping[str, Rules] = {}
+    """Tool name or glob → rules; an exact name beats a glob."""
+
+    def refusal(self, own_name: str, full_name: str) -> str | None:
+        """Why a tool of this provider may not be used, or None. Deny wins."""
+
+        def fits(pattern: str) -> bool:
+            return fnmatch.fnmatchcase(own_name.casefold(), pattern.casefold())
+
+        for pattern in self.tools_denied:
+            if fits(pattern):
+                return f'tool "{full_name}" is denied by toolsDenied ("{pattern}")'
+        if self.tools_allowed is not None and not any(map(fits, self.tools_allowed)):
+            return f'tool "{full_name}" is not in toolsAllowed'
+        override = self.override(own_name, full_name)
+        if override is not None and override.enabled is False:
+            return f'tool "{full_name}" is disabled ({override.source}.enabled)'
+        return None
+
+    def override(self, *names: str) -> Rules | None:
+        for name in names:
+            if name in self.overrides:
+                return self.overrides[name]
+        for name in names:
+            for pattern, rules in self.overrides.items():
+                if fnmatch.fnmatchcase(name.casefold(), pattern.casefold()):
+                    return rules
+        return None
+
+
+class Effective(msgspec.Struct, frozen=True, kw_only=True):
+    """What holds for one tool, and why."""
+
+    timeout: Setting[float]
+    queue: Setting[str | None]
+    cache: Setting[float | None]
+    cache_per_user: Setting[bool]
+    max_bytes: Setting[int]
+
+
+def effective(tool: Tool, own_name: str, provider: ProviderRules, defaults: Defaults) -> Effective:
+    """Configuration of the tool, then the tool itself, then its provider, then the defaults."""
+    override = provider.override(own_name, tool.name)
+
+    def choose(key: str, own: Any, fallback: Setting[Any]) -> Setting[Any]:
+        if override is not None and (value := getattr(override, key)) is not None:
+            return Setting(value, _place(override.source, key))
+        if own is not None:
+            return Setting(own, f"tool {tool.name}")
+        if (value := getattr(provider.rules, key)) is not None:
+            return Setting(value, _place(provider.rules.source, key))
+        return fallback
+
+    return Effective(
+        timeout=choose("timeout", tool.timeout, defaults.tool_timeout),
+        queue=choose("queue", tool.queue, Setting(None)),
+        cache=choose("cache", tool.cache, Setting(None)),
+        cache_per_user=choose("cache_per_user", tool.cache_per_user or None, Setting(False)),
+        max_bytes=choose("max_bytes", None, defaults.tool_response_max_bytes),
+    )
+
+
+def _place(source: str, key: str) -> str:
+    head, *rest = key.split("_")
+    name = f"{head}{''.join(part.title() for part in rest)}"
+    return f"{source[:-1]}.{name})" if source.endswith(")") else f"{source}.{name}"

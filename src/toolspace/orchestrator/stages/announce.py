@@ -1,0 +1,107 @@
+"""Stage: says that a call began and how it ended, on the bus and in the log. Never before it is recorded."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from toolspace.core import jsontext
+from toolspace.core.events import CallCompleted, CallFailed, CallRequested, EventType
+from toolspace.core.redact import redact
+from toolspace.core.result import ToolResult
+from toolspace.orchestrator.call import Call
+from toolspace.orchestrator.stage import Handler, Plan
+
+VERBOSE = 15
+"""Between INFO and DEBUG: every call, in and out."""
+logging.addLevelName(VERBOSE, "VERBOSE")
+calls_log = logging.getLogger("toolspace.calls")
+logging.getLogger("toolspace").addHandler(logging.NullHandler())  # Silent until the program sets logging up.
+
+
+def announce(plan: Plan, next: Handler, /) -> Handler:
+    began, ended = announcements(plan)
+
+    async def run(call: Call) -> ToolResult:
+        began(call)
+        if calls_log.isEnabledFor(VERBOSE):
+            log_request(call)
+        try:
+            result = await next(call)
+        except asyncio.CancelledError:
+            if call.outcome is not None:
+                ended(call, call.outcome)
+                log_response(call, call.outcome)
+            raise
+        ended(call, result)
+        if not result.ok or calls_log.isEnabledFor(VERBOSE):
+            log_response(call, result)
+        return result
+
+    return run
+
+
+def announcements(plan: Plan) -> tuple[Callable[[Call], None], Callable[[Call, ToolResult], None]]:
+    """How the beginning and the end of a tool's calls are told to subscribers."""
+    subscribers, deliver = plan.services.bus.subscribers, plan.services.bus.deliver
+    deferred = plan.services.deferred
+    name = plan.entry.tool.name
+    requested, completed, failed = (
+        EventType.TOOL_CALL_REQUESTED,
+        EventType.TOOL_CALL_COMPLETED,
+        EventType.TOOL_CALL_FAILED,
+    )
+
+    def began(call: Call) -> None:
+        if (listeners := subscribers.get(requested)) is not None:
+            run, parent = call.run, call.parent
+            run_id, parent_id = None if run is None else run.id, None if parent is None else parent.id
+            deliver(CallRequested(call.started_at, call.id, name, run_id, parent_id, call.arguments), listeners)
+
+    def ended(call: Call, result: ToolResult) -> None:
+        listeners = subscribers.get(completed if result.ok else failed)
+        if listeners is not None or call.deferred:
+            event = CallCompleted if result.ok else CallFailed
+            run, parent = call.run, call.parent
+            run_id, parent_id = None if run is None else run.id, None if parent is None else parent.id
+            made = event(result.completed_at, call.id, name, run_id, parent_id, result)
+            if call.deferred:
+                deferred[call.id] = made
+            elif listeners is not None:
+                deliver(made, listeners)
+
+    return began, ended
+
+
+def log_request(call: Call) -> None:
+    try:
+        parameters = jsontext.describe(redact(jsontext.parse_arguments(call.arguments)), 2_000)
+    except ValueError:
+        parameters = "(not a JSON object)"
+    calls_log.log(
+        VERBOSE,
+        "tool request → %s\n    parameters: %s",
+        call.requested,
+        parameters,
+        extra={"event": "tool_started", "callId": call.id, "tool": call.entry.tool.name},
+    )
+
+
+def log_response(call: Call, result: ToolResult) -> None:
+    latency = f"{result.duration_ms:.0f}ms"
+    facts: dict[str, Any] = {
+        "event": "tool_finished",
+        "callId": call.id,
+        "tool": result.tool,
+        "latencyMs": result.duration_ms,
+    }
+    if result.ok:
+        text = f"latency: {latency}, output: {len(result.text)} chars, status: ok"
+        calls_log.log(VERBOSE, "tool response ← %s\n    %s", result.tool, text, extra=facts)
+    else:
+        reason = redact(result.error or "")
+        text = f"latency: {latency}, status: failed, error: {reason}"
+        facts["errorKind"] = result.error_kind
+        calls_log.warning("tool response ← %s\n    %s", result.tool, text, extra=facts)

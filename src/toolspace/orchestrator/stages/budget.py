@@ -1,0 +1,41 @@
+"""Stage: books what a result costs the run's context window, and stores what does not fit."""
+
+from __future__ import annotations
+
+from toolspace.core.result import ToolResult
+from toolspace.orchestrator.call import Call
+from toolspace.orchestrator.outputs import store_result
+from toolspace.orchestrator.stage import Handler, Plan
+
+EXCEEDED = "context window budget exceeded"
+
+
+def budget(plan: Plan, next: Handler, /) -> Handler:
+    if not plan.in_run:
+        return next
+    count, outputs = plan.services.count_tokens, plan.services.outputs
+    bounds_itself = plan.entry.tool.bounded
+
+    async def run(call: Call) -> ToolResult:
+        result = await next(call)
+        run = call.run
+        if run is None or run.context_window is None:
+            return result
+        tokens = count(result.text)
+        if tokens > run.remaining_tokens and result.ok:
+            result = await shrink(call, result, run.remaining_tokens)
+            tokens = count(result.text)
+            if not result.ok:
+                run.tool_budget_exceeded = True
+        run.use_tokens(tokens)
+        return result
+
+    async def shrink(call: Call, result: ToolResult, room: float) -> ToolResult:
+        if outputs is not None and not call.stored and not bounds_itself:
+            # Four bytes a token is what text costs at best: a preview of that size surely fits.
+            handle = await store_result(call, result, outputs, reason="token_budget", limit=int(room) * 2)
+            if handle.ok and count(handle.text) <= room:
+                return handle
+        return call.fail("limit_exceeded", EXCEEDED, executed=True)
+
+    return run

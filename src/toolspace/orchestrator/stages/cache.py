@@ -1,0 +1,158 @@
+"""Stage: answers from the cache, and lets equal calls in flight share one execution. Never fails a call."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from time import perf_counter
+
+import msgspec
+
+from toolspace.abc import CachedResult, ResultCache
+from toolspace.core import jsontext
+from toolspace.core.result import Content, ToolResult
+from toolspace.orchestrator.call import Call
+from toolspace.orchestrator.stage import Handler, Instant, Plan
+
+_log = logging.getLogger("toolspace.cache")
+_LONG_KEY = 512
+_MOST_KEYS = 1_024
+
+
+def cache(plan: Plan, next: Handler, /) -> Handler:
+    ttl = plan.settings.cache.value
+    store = plan.services.cache
+    if not ttl or store is None:
+        return next
+    name = plan.entry.tool.name
+    per_user = plan.settings.cache_per_user.value
+    keys = plan.entry.keys
+    flights: dict[str, asyncio.Future[ToolResult | None]] = {}
+
+    async def run(call: Call) -> ToolResult:
+        key = _key(name, call, per_user)
+        if not per_user and type(call.arguments) is str and len(call.arguments) < _LONG_KEY:
+            if len(keys) >= _MOST_KEYS:
+                keys.clear()
+            keys[call.arguments] = key
+        return await answer(call, key)
+
+    async def answer(call: Call, key: str) -> ToolResult:
+        while (flight := flights.get(key)) is not None:
+            call.watch()
+            shared = await asyncio.shield(flight)
+            if shared is not None:
+                return _share(call, shared)
+            # Its caller went away before the end: whoever waited looks again, and one of them runs it.
+        known = await _look_up(store, key)
+        if known is not None:
+            return _recall(call, known)
+        if key in flights:  # Someone took off while the cache was asked.
+            return await answer(call, key)
+        return await fly(call, key)
+
+    async def fly(call: Call, key: str) -> ToolResult:
+        flight: asyncio.Future[ToolResult | None] = asyncio.get_running_loop().create_future()
+        flights[key] = flight
+        result: ToolResult | None = None
+        try:
+            result = await next(call)
+            if result.ok and not call.stored:
+                await _remember(store, key, result, ttl)
+            return result
+        finally:
+            del flights[key]
+            if not flight.done():
+                flight.set_result(None if call.stored else result)
+
+    return run
+
+
+def recollection(plan: Plan) -> Instant | None:
+    """Answers a call whose very text was answered before, without checking it again: text says all of it.
+
+    None for a tool without a cache, and for one whose answers depend on the user.
+    """
+    store = plan.services.cache
+    if not plan.settings.cache.value or store is None or plan.settings.cache_per_user.value:
+        return None
+    keys, limit = plan.entry.keys, plan.settings.max_bytes.value // 4
+    kind, namespace, name = plan.entry.provider.kind, plan.entry.provider.namespace, plan.entry.tool.name
+    peek, decode = store.peek, msgspec.json.Decoder().decode
+
+    def recall(call: Call) -> ToolResult | None:
+        key = keys.get(call.arguments) if type(call.arguments) is str else None
+        if key is None:
+            return None
+        try:
+            known = peek(key)
+        except Exception:
+            return None  # The stage asks again, and says what is wrong.
+        if known is None or known.parts or len(known.text) > limit:
+            return None
+        call.cache_hit = True
+        value = decode(known.text)
+        text = value if type(value) is str else known.text.decode()
+        elapsed = (perf_counter() - call.began) * 1000
+        started = call.started_at
+        return ToolResult(
+            True, value, None, None, False, started, started + elapsed, elapsed,
+            kind, namespace, (), {}, name, call.id, text,
+        )  # fmt: skip
+
+    return recall
+
+
+def _key(tool: str, call: Call, per_user: bool) -> str:
+    arguments = jsontext.canonical(call.values)
+    try:
+        text = arguments.decode() if len(arguments) < _LONG_KEY else _digest(arguments)
+    except UnicodeDecodeError:  # Half a surrogate pair, which JSON can spell.
+        text = _digest(arguments)
+    return f"{tool}\0{call.base.user_id or ''}\0{text}" if per_user else f"{tool}\0{text}"
+
+
+def _digest(data: bytes) -> str:
+    from hashlib import blake2b  # Most keys are short and speak for themselves.
+
+    return blake2b(data).hexdigest()
+
+
+async def _look_up(store: ResultCache, key: str) -> CachedResult | None:
+    try:
+        return await store.get(key)
+    except Exception:
+        _log.warning("the cache could not be read; the call runs without it", exc_info=True)
+        return None
+
+
+async def _remember(store: ResultCache, key: str, result: ToolResult, ttl: float) -> None:
+    try:
+        parts = _parts_encoder.encode(result.parts) if result.parts else b""
+        await store.set(key, CachedResult(jsontext.encode_bytes(result.result), parts), ttl)
+    except Exception:
+        _log.warning("the cache could not be written; the result is given all the same", exc_info=True)
+
+
+def _recall(call: Call, known: CachedResult) -> ToolResult:
+    call.cache_hit = True
+    result = call.succeed(jsontext.decode(known.text))
+    if known.parts:
+        result.parts = _parts_decoder.decode(known.parts)
+    result.executed = False
+    return result
+
+
+def _share(call: Call, shared: ToolResult) -> ToolResult:
+    """The outcome of the equal call that ran, as this call's own."""
+    call.cache_hit = True
+    if not shared.ok:
+        return call.fail(shared.error_kind or "internal_error", shared.error or "", executed=shared.executed)
+    # A copy: callers may change what they get.
+    result = call.succeed(jsontext.decode(jsontext.encode_bytes(shared.result)))
+    result.parts = shared.parts
+    return result
+
+
+_parts_encoder = msgspec.json.Encoder()
+_parts_decoder = msgspec.json.Decoder(tuple[Content, ...])

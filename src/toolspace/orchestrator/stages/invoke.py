@@ -1,0 +1,154 @@
+"""Stage: asks the provider. Functions are called directly: on the loop, in a thread, or as a stream."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from typing import Any
+
+from toolspace.core.function import FunctionTool
+from toolspace.core.result import ToolResult
+from toolspace.core.signature import style_of
+from toolspace.errors import ToolError
+from toolspace.orchestrator.call import Call
+from toolspace.orchestrator.outputs import Collector
+from toolspace.orchestrator.stage import Handler, Plan
+
+_log = logging.getLogger("toolspace.calls")
+_SPEAKS_FOR_ITSELF = (ValueError, RuntimeError, OSError)
+"""Built-in exceptions whose text is a sentence. Of the others (`KeyError: 'x'`) the name is half the message."""
+
+
+def invoke(plan: Plan, next: Handler, /) -> Handler:
+    tool = plan.entry.tool
+    if isinstance(tool, FunctionTool):
+        if tool.style == "async" and tool.signature.context is None and not tool.signature.positional:
+            return _direct(tool.function)
+        return _guarded(_function(plan, tool))
+    if tool.handler is not None:
+        return _guarded(_raw_handler(plan, tool.handler))
+    return _guarded(_provider(plan))
+
+
+Body = Callable[[Call], Awaitable[Any]]
+
+
+def _guarded(body: Body) -> Handler:
+    """What the body returns or raises, as a result."""
+
+    async def run(call: Call) -> ToolResult:
+        try:
+            value = await body(call)
+        except (Exception, SystemExit) as error:
+            return _failure(call, error)
+        return call.succeed(value)
+
+    return run
+
+
+def _direct(function: Callable[..., Awaitable[Any]]) -> Handler:
+    """The same for the commonest tool, an async function without context: one call less on the hottest path."""
+
+    async def run(call: Call) -> ToolResult:
+        try:
+            value = await function(**call.values)
+        except (Exception, SystemExit) as error:
+            return _failure(call, error)
+        return call.succeed(value)
+
+    return run
+
+
+def _failure(call: Call, error: BaseException) -> ToolResult:
+    if isinstance(error, ToolError):
+        return call.fail(error.kind, str(error), executed=error.executed)
+    _log.debug("%s raised", call.entry.tool.name, exc_info=error)
+    result = call.fail("execution_error", explain(error))
+    result.extras["exception"] = type(error).__name__
+    return result
+
+
+def explain(error: BaseException) -> str:
+    """What to tell of an exception that a tool raised."""
+    name = type(error).__name__
+    try:
+        text = str(error)
+    except Exception:
+        return name  # It cannot even say what it is.
+    if not text:
+        return name
+    own = type(error).__module__ != "builtins"
+    plain = type(error) is Exception or isinstance(error, _SPEAKS_FOR_ITSELF)
+    return text if own or plain else f"{name}: {text}"
+
+
+def _function(plan: Plan, tool: FunctionTool) -> Body:
+    function = tool.function
+    signature = tool.signature
+
+    def bind(call: Call) -> tuple[list[Any], dict[str, Any]]:
+        values = dict(call.values)
+        if signature.context is not None:
+            values[signature.context] = call.context
+        return [values.pop(name) for name in signature.positional if name in values], values
+
+    if tool.style == "stream":
+        return _stream(plan, lambda call: _apply(function, *bind(call)))
+    if tool.style == "sync":
+        return _thread(plan, lambda call: functools.partial(_apply, function, *bind(call)))
+    return lambda call: _apply(function, *bind(call))
+
+
+def _apply(function: Callable[..., Any], positional: list[Any], named: dict[str, Any]) -> Any:
+    return function(*positional, **named)
+
+
+def _raw_handler(plan: Plan, handler: Callable[..., Any]) -> Body:
+    style = style_of(handler, plan.entry.tool.name)
+    if style == "stream":
+        return _stream(plan, lambda call: handler(call.values, call.context))
+    if style == "sync":
+        return _thread(plan, lambda call: functools.partial(handler, call.values, call.context))
+    return lambda call: handler(call.values, call.context)
+
+
+def _provider(plan: Plan) -> Body:
+    execute, name = plan.entry.provider.execute, plan.entry.own_name
+    return lambda call: execute(name, call.values, call.context)
+
+
+def _thread(plan: Plan, prepare: Callable[[Call], Callable[[], Any]]) -> Body:
+    threads = plan.services.threads
+
+    async def run(call: Call) -> Any:
+        try:
+            value = await threads.run(prepare(call))
+        except asyncio.CancelledError:
+            call.over = True  # The thread cannot be stopped; it can see that it should.
+            raise
+        return await value if inspect.isawaitable(value) else value
+
+    return run
+
+
+def _stream(plan: Plan, start: Callable[[Call], Any]) -> Body:
+    """Each value is a partial result at once; together they are the result, spooled to disk as they come."""
+    outputs, limit = plan.services.outputs, plan.settings.max_bytes.value
+
+    async def run(call: Call) -> Any:
+        collector = Collector(call, outputs, limit)
+        try:
+            async with aclosing(start(call)) as values:
+                async for value in values:
+                    call.partial(value)
+                    await collector.add(value)
+            return await collector.finish()
+        except BaseException:
+            await collector.discard()
+            raise
+
+    return run

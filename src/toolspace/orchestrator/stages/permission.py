@@ -1,0 +1,33 @@
+"""Stage: refuses a call that configuration, a policy or the run does not allow. It never reaches the provider."""
+
+from __future__ import annotations
+
+from toolspace.abc import Deny, Policy
+from toolspace.core.result import ToolResult
+from toolspace.orchestrator.call import Call
+from toolspace.orchestrator.stage import Handler, Plan
+
+
+def permission(plan: Plan, next: Handler, /) -> Handler:
+    tool = plan.entry.tool
+    refusal = plan.entry.refusal
+    policies = tuple(plan.services.policies)
+
+    async def refuse(call: Call) -> ToolResult:
+        return call.fail("not_permitted", f"Permission denied: {refusal}")
+
+    async def run(call: Call) -> ToolResult:
+        for policy in _all(policies, call):
+            decision = policy.decide(tool, call.base)
+            if isinstance(decision, Deny):
+                return call.fail("not_permitted", f"Permission denied: {decision.reason}")
+        return await next(call)
+
+    if refusal is not None:
+        return refuse
+    return run if policies or plan.in_run else next
+
+
+def _all(policies: tuple[Policy, ...], call: Call) -> tuple[Policy, ...]:
+    own = call.run.policy if call.run is not None else None
+    return policies if own is None else (*policies, own)

@@ -1,0 +1,39 @@
+"""Stage: gives the provider its time, and really stops what runs longer."""
+
+from __future__ import annotations
+
+from toolspace.core.duration import milliseconds
+from toolspace.core.result import ToolResult
+from toolspace.orchestrator.bounded import Expired, finish_within
+from toolspace.orchestrator.call import Call
+from toolspace.orchestrator.stage import Handler, Plan
+
+
+def timeout(plan: Plan, next: Handler, /) -> Handler:
+    limit = plan.settings.timeout.value
+    services, in_run = plan.services, plan.in_run
+
+    def killed() -> None:
+        services.killed += 1
+
+    async def run(call: Call) -> ToolResult:
+        seconds = limit
+        if in_run and call.run is not None and call.run.remaining_seconds < seconds:
+            seconds = call.run.remaining_seconds
+            if seconds <= 0:
+                return call.fail("timeout", "the run's deadline has passed", executed=False)
+        if call.cancel_requested:
+            return call.fail("canceled", "the call was canceled")
+        coroutine = next(call)
+        # Most fast tools end without suspending once: then no timer is needed.
+        try:
+            waiting = coroutine.send(None)
+        except StopIteration as done:
+            return done.value
+        call.reached = True
+        try:
+            return await finish_within(coroutine, waiting, call, seconds, on_killed=killed)
+        except Expired:
+            return call.fail("timeout", f"Tool execution timed out after {milliseconds(round(seconds, 3))}ms")
+
+    return run

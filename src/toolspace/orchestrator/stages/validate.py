@@ -1,0 +1,26 @@
+"""Stage: checks the arguments against the schema, and coerces what is plain. Knows no types itself."""
+
+from __future__ import annotations
+
+from toolspace.core.result import ToolResult
+from toolspace.core.schema import InvalidArguments
+from toolspace.orchestrator.call import Call
+from toolspace.orchestrator.stage import Handler, Plan
+
+
+def validate(plan: Plan, next: Handler, /) -> Handler:
+    validator = plan.entry.tool.validator
+    from_json, from_mapping = validator.from_json, validator.from_mapping
+
+    async def run(call: Call) -> ToolResult:
+        arguments = call.arguments
+        try:
+            if type(arguments) is str or isinstance(arguments, str | bytes):
+                call.values = from_json(arguments)
+            else:
+                call.values = from_mapping({} if arguments is None else arguments)
+        except InvalidArguments as error:
+            return call.fail("invalid_parameters", f"Parameter validation failed: {error}")
+        return await next(call)
+
+    return run

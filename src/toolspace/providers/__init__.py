@@ -1,0 +1,1 @@
+"""Where tools come from: functions, the internal tools, and what configuration declares."""

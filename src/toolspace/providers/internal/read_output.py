@@ -1,0 +1,168 @@
+"""`agent__read_output`: reads a stored output back, by lines, by pattern or by JSONPath. Its answers are small."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from toolspace.abc import OutputStore, StoredOutput
+from toolspace.core import jsontext
+from toolspace.core.context import ToolContext
+from toolspace.core.function import FunctionTool, tool
+from toolspace.core.patterns import Pattern
+from toolspace.core.tool import Annotations, ToolCategory
+from toolspace.errors import ToolExecutionError, ToolValidationError
+
+_ROOM = 16_000
+"""Characters of an answer: about four thousand tokens."""
+_WRAP = 2_000
+"""A longer line is read in pieces of this size, so that one endless line can be read at all."""
+_DEFAULT_LINES = 200
+_MOST_MATCHES = 200
+_MOST_JSON_BYTES = 64 * 1024 * 1024
+
+
+def read_output_tool(outputs: OutputStore) -> FunctionTool:
+    async def read_output(
+        handle: str,
+        offset: int | None = None,
+        limit: int | None = None,
+        pattern: str | None = None,
+        jsonPath: str | None = None,
+        *,
+        context: ToolContext,
+    ) -> dict[str, Any]:
+        """Reads a stored tool output: some of its lines, the lines that match a pattern, or a part of its JSON.
+
+        Args:
+            handle: The handle from tool_output.
+            offset: The first line to read, counted from 1.
+            limit: How many lines, matches or values to return at most.
+            pattern: A regular expression; only lines that match are returned, with their numbers.
+            jsonPath: A JSONPath such as $.items[0].name, for outputs that are JSON.
+        """
+        if offset is not None and offset < 1:
+            raise ToolValidationError(f"offset: lines are counted from 1, got {offset}")
+        if limit is not None and limit < 1:
+            raise ToolValidationError(f"limit: expected at least 1, got {limit}")
+        if pattern is not None and jsonPath is not None:
+            raise ToolValidationError("give pattern or jsonPath, not both")
+        output = await outputs.find(handle, session=context.session_id or "", owner=context.user_id)
+        if output is None:
+            # One message for all reasons: a handle must not tell whether someone else's output exists.
+            raise ToolExecutionError(f'no stored output "{handle}" can be read here; it may have expired')
+        if jsonPath is not None:
+            return await _by_path(outputs, output, jsonPath, limit or _MOST_MATCHES)
+        if pattern is not None:
+            return await _by_pattern(outputs, output, pattern, offset or 1, limit or _MOST_MATCHES)
+        return await _by_lines(outputs, output, offset or 1, limit or _DEFAULT_LINES)
+
+    settings = Annotations(read_only=True, idempotent=True)
+    made = tool(name="read_output", category=ToolCategory.AGENT, annotations=settings)(read_output)
+    made.bounded = True
+    return made
+
+
+async def _by_lines(outputs: OutputStore, output: StoredOutput, offset: int, limit: int) -> dict[str, Any]:
+    lines: list[str] = []
+    room = _ROOM
+    more = False
+    number = 0
+    async with aclosing(_wrapped(outputs, output)) as batches:
+        async for batch in batches:
+            for line in batch[max(0, offset - 1 - number) :]:
+                if len(lines) >= limit or (lines and len(line) + 1 > room):
+                    more = True
+                    break
+                lines.append(line)
+                room -= len(line) + 1
+            number += len(batch)
+            if more:
+                break
+    answer: dict[str, Any] = {
+        "handle": output.handle,
+        "offset": offset,
+        "lines": len(lines),
+        "totalLines": output.lines,
+        "content": "\n".join(lines),
+    }
+    if more:
+        answer["nextOffset"] = offset + len(lines)
+    return answer
+
+
+async def _by_pattern(
+    outputs: OutputStore, output: StoredOutput, pattern: str, offset: int, limit: int
+) -> dict[str, Any]:
+    compiled = Pattern(pattern)
+    matches: list[dict[str, Any]] = []
+    room = _ROOM
+    more = False
+    number = 0
+    async with aclosing(_wrapped(outputs, output)) as batches:
+        async for batch in batches:
+            # In a thread: a slow pattern may take its second, but not from everyone else on the loop.
+            found = await asyncio.to_thread(_matching, compiled, batch, number, offset)
+            number += len(batch)
+            for match in found:
+                if len(matches) >= limit or (matches and len(match["text"]) > room):
+                    more = True
+                    break
+                matches.append(match)
+                room -= len(match["text"])
+            if more:
+                break
+    answer: dict[str, Any] = {"handle": output.handle, "totalLines": output.lines, "matches": matches}
+    if more:
+        answer["nextOffset"] = matches[-1]["line"] + 1
+    return answer
+
+
+async def _by_path(outputs: OutputStore, output: StoredOutput, path: str, limit: int) -> dict[str, Any]:
+    if output.bytes > _MOST_JSON_BYTES:
+        raise ToolExecutionError(f"the output has {output.bytes} bytes, too many for jsonPath; use pattern or offset")
+    text = await outputs.text(output, limit=_MOST_JSON_BYTES)
+    values = await asyncio.to_thread(_query, text, path)
+    shown: list[Any] = []
+    room = _ROOM
+    for value in values[:limit]:
+        size = len(jsontext.encode(value))
+        if size > room:
+            if not shown:
+                shown.append(jsontext.describe(value, room))
+            break
+        shown.append(value)
+        room -= size
+    answer: dict[str, Any] = {"handle": output.handle, "found": len(values), "values": shown}
+    if len(shown) < len(values):
+        answer["truncated"] = True
+    return answer
+
+
+def _query(text: str, path: str) -> list[Any]:
+    import jsonpath  # 80 ms that only a query pays.
+
+    try:
+        document = jsontext.decode(text)
+    except ValueError as error:
+        raise ToolExecutionError(f"the output is not JSON ({error}); use pattern or offset") from None
+    try:
+        return jsonpath.findall(path, document)
+    except jsonpath.JSONPathError as error:
+        raise ToolValidationError(f"jsonPath: {path!r}: {error}") from None
+
+
+def _matching(pattern: Pattern, lines: list[str], before: int, offset: int) -> list[dict[str, Any]]:
+    return [
+        {"line": number, "text": line}
+        for number, line in enumerate(lines, before + 1)
+        if number >= offset and pattern.search(line) is not None
+    ]
+
+
+async def _wrapped(outputs: OutputStore, output: StoredOutput) -> AsyncGenerator[list[str], None]:
+    """The lines in batches, long ones in pieces."""
+    async for batch in outputs.lines(output):
+        yield [line[start : start + _WRAP] for line in batch for start in range(0, max(len(line), 1), _WRAP)]

@@ -1,0 +1,63 @@
+"""What tests of extensions need: a contract for each extension point, and fakes that are real implementations.
+
+    from toolspace.testing import ProviderContract
+
+    class TestWeather(ProviderContract):
+        call = ("current", {"city": "Lisbon"})
+
+        @pytest.fixture
+        def provider(self) -> ToolProvider:
+            return WeatherProvider()
+
+The contracts run under pytest with pytest-asyncio, in either of its modes; the rest needs neither.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from toolspace.stores.cache_memory import MemoryCache as MemoryCache
+    from toolspace.stores.outputs_memory import MemoryOutputs as MemoryOutputs
+    from toolspace.testing.cache_contract import CacheContract as CacheContract
+    from toolspace.testing.clock import FakeClock as FakeClock
+    from toolspace.testing.outputs_contract import OutputsContract as OutputsContract
+    from toolspace.testing.provider_contract import ProviderContract as ProviderContract
+    from toolspace.testing.recorder import Recorder as Recorder
+
+_PLACES = {
+    "CacheContract": "toolspace.testing.cache_contract",
+    "FakeClock": "toolspace.testing.clock",
+    "MemoryCache": "toolspace.stores.cache_memory",
+    "MemoryOutputs": "toolspace.stores.outputs_memory",
+    "OutputsContract": "toolspace.testing.outputs_contract",
+    "ProviderContract": "toolspace.testing.provider_contract",
+    "Recorder": "toolspace.testing.recorder",
+}
+
+__all__ = list(_PLACES)  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+def __getattr__(name: str) -> Any:
+    """Loads what is asked for: only the contracts need pytest."""
+    if name not in _PLACES:
+        raise AttributeError(f"module 'toolspace.testing' has no attribute {name!r}")
+    from importlib import import_module
+
+    try:
+        if name.endswith("Contract"):
+            import_module("pytest_asyncio")
+            # A failed assertion shows its values, as in the tests of whoever uses it.
+            import_module("pytest").register_assert_rewrite(_PLACES[name])
+        value = getattr(import_module(_PLACES[name]), name)
+    except ModuleNotFoundError as error:
+        if error.name not in ("pytest", "pytest_asyncio"):
+            raise
+        missing = f"toolspace.testing.{name} runs under pytest, and {error.name} is not installed"
+        raise ImportError(f"{missing}; install both: pip install pytest pytest-asyncio", name=error.name) from error
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_PLACES})

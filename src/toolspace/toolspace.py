@@ -1,0 +1,375 @@
+"""The composition root: builds a toolspace from tools or from configuration, and owns everything it opened."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import msgspec
+
+from toolspace.abc import OutputStore, Policy, ResultCache, TokenCounter, ToolProvider
+from toolspace.core.context import ToolContext
+from toolspace.core.events import EventType
+from toolspace.core.export import ToolFormat, export_tools
+from toolspace.core.result import ToolResult
+from toolspace.core.stats import ToolStats
+from toolspace.core.tokens import estimate
+from toolspace.core.tool import Tool
+from toolspace.errors import ProviderError, ToolspaceError
+from toolspace.orchestrator.bus import EventBus
+from toolspace.orchestrator.call import Arguments
+from toolspace.orchestrator.catalog import Catalog
+from toolspace.orchestrator.orchestrator import ToolOrchestrator
+from toolspace.orchestrator.queues import QueueSpec
+from toolspace.orchestrator.run import Run
+from toolspace.orchestrator.settings import Defaults, ProviderRules, Rules, Setting
+from toolspace.providers.internal.provider import InternalProvider
+from toolspace.providers.registry import ToolRegistry
+from toolspace.stores.cache_memory import MemoryCache
+from toolspace.stores.outputs_disk import DiskOutputs
+
+if TYPE_CHECKING:
+    from toolspace.assembly import Parts
+
+_log = logging.getLogger("toolspace")
+_SWEEP_SECONDS = 3600.0
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """What a program sets where there is no configuration file. Durations are seconds."""
+
+    tool_timeout: float = 30.0
+    tool_response_max_bytes: int = 100_000
+    max_tool_calls_per_turn: int | None = None
+    max_concurrent_tools: int | None = None
+    context_window: int | None = None
+    tool_search_threshold: int | None = 20_000
+    tool_output_ttl: float = 86_400.0
+    queues: Mapping[str, QueueSpec] = {}
+    aliases: Mapping[str, str] = {}
+    overrides: Mapping[str, Rules] = {}
+    policies: Sequence[Policy] = ()
+    count_tokens: TokenCounter = estimate
+    state_dir: Path | None = None
+    """Where stored outputs are kept; where it is not said, in the user's state folder."""
+
+    def defaults(self) -> Defaults:
+        fields = Defaults.__struct_fields__
+        return Defaults(**{name: Setting(getattr(self, name), f"Settings.{name}") for name in fields})
+
+
+class Toolspace:
+    """Tools, and one way to call them.
+
+        ts = Toolspace(tools=[add])
+        result = await ts.call("add", {"a": 1, "b": 2})
+
+    `async with` starts the providers and closes everything again; a toolspace of functions works without it.
+    """
+
+    def __init__(
+        self,
+        tools: Iterable[Tool | Callable[..., Any]] = (),
+        *,
+        providers: Iterable[ToolProvider] = (),
+        context: ToolContext | None = None,
+        settings: Settings | None = None,
+        cache: ResultCache | None = None,
+        outputs: OutputStore | None = None,
+    ) -> None:
+        settings = settings or Settings()
+        state_dir = settings.state_dir or default_state_dir()
+        self._cache = cache or MemoryCache()
+        self._outputs = outputs or DiskOutputs(state_dir / "outputs", ttl=settings.tool_output_ttl)
+        self.orchestrator = ToolOrchestrator(
+            context=context,
+            defaults=settings.defaults(),
+            queues=settings.queues,
+            cache=self._cache,
+            outputs=self._outputs,
+            policies=settings.policies,
+            count_tokens=settings.count_tokens,
+        )
+        self.registry = ToolRegistry(tools, stats=self.orchestrator.accounting.stats)
+        self._builtins = ToolRegistry(kind="builtin", stats=self.orchestrator.accounting.stats)
+        self._internal = InternalProvider(
+            search=self.orchestrator.search,
+            outputs=self._outputs,
+            has_stored=self.orchestrator.stored_sessions.__contains__,
+        )
+        self._listens = False
+        """Whether SIGHUP comes here."""
+        self._config_path: Path | None = None
+        self._environ: Mapping[str, str] = os.environ
+        self._parts: Parts | None = None
+        self._background: set[asyncio.Task[None]] = set()
+        self._closing: set[asyncio.Task[None]] = set()
+        """What closes providers that a reload took out. Never cancelled: it has to finish."""
+        local = ProviderRules(overrides=settings.overrides)
+        self.orchestrator.register(self._builtins, local)
+        self.orchestrator.register(self.registry, local)
+        self.orchestrator.register(self._internal)
+        for provider in providers:
+            self.orchestrator.register(provider)
+        self.orchestrator.configure(aliases=settings.aliases)
+
+    @classmethod
+    def open(
+        cls,
+        path: str | Path | None = None,
+        *,
+        environ: Mapping[str, str] = os.environ,
+        session: str | None = None,
+    ) -> Self:
+        """A toolspace from a configuration file; from the built-ins alone where no path is given.
+
+        Use it with `async with`. Raises `ConfigError` with every fault of the file.
+        """
+        from toolspace.assembly import assemble  # Here: a toolspace of functions needs no configuration.
+        from toolspace.config.load import load_config
+
+        config = load_config(Path(path) if path is not None else None, environ=environ)
+        parts = assemble(config)
+        cache: ResultCache | None = None
+        if config.storage.cache == "disk":
+            from toolspace.stores.cache_sqlite import SqliteCache  # SQLite only where it is asked for.
+
+            cache = SqliteCache(config.state_dir / "cache.db")
+        parts.context.session_id = session
+        self = cls(
+            context=parts.context,
+            settings=Settings(tool_output_ttl=config.defaults.tool_output_ttl, state_dir=config.state_dir),
+            cache=cache,
+        )
+        self._internal.always = True
+        self._config_path = Path(path) if path is not None else None
+        self._environ = environ
+        self._apply(parts)
+        return self
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.orchestrator.warmup()
+        except BaseException:
+            await self.aclose()
+            raise
+        self._own(self._sweep())
+        try:
+            self.orchestrator.stored_sessions.update(await self._outputs.sessions())
+        except OSError as error:
+            _log.warning("stored outputs cannot be read: %s", error)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Stops what runs, and closes what was opened."""
+        if self._listens:
+            self._listens = False
+            asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
+        for task in tuple(self._background):
+            task.cancel()
+        if self._closing:
+            self.orchestrator.cancel()  # They wait for the last calls to end.
+        await asyncio.gather(*self._background, *self._closing, return_exceptions=True)
+        await self.orchestrator.cleanup()
+        await self._cache.aclose()
+        await self._outputs.aclose()
+
+    # Calls
+
+    def call(
+        self,
+        name: str,
+        arguments: Arguments = None,
+        *,
+        context: ToolContext | None = None,
+        run: Run | None = None,
+        call_id: str | None = None,
+    ) -> Coroutine[Any, Any, ToolResult]:
+        """Runs one tool. `arguments` is a mapping, or the JSON text that a model sent."""
+        return self.orchestrator.execute(name, arguments, context=context, run=run, call_id=call_id)
+
+    def cancel(self, call_id: str) -> bool:
+        """Stops a call and everything below it. Whether it was running."""
+        return self.orchestrator.cancel(call_id)
+
+    def run(self, **options: Any) -> Run:
+        """A run: calls with limits, a budget, a deadline and a trace of their own. See `Run` for the options."""
+        return self.orchestrator.run(**options)
+
+    # Tools
+
+    def add_tool(self, tool: Tool | Callable[..., Any]) -> Tool:
+        """Adds a tool, or a function as one, from now on."""
+        return self.registry.register(tool)
+
+    def remove_tool(self, name: str) -> Tool:
+        return self.registry.unregister(name)
+
+    async def add_provider(self, provider: ToolProvider, rules: ProviderRules | None = None) -> None:
+        """Adds a provider and gets it ready."""
+        self.orchestrator.register(provider, rules)
+        await self.orchestrator.warmup()
+
+    def list_tools(self, *, context: ToolContext | None = None) -> list[Tool]:
+        return self.orchestrator.list_tools(context=context)
+
+    def get(self, name: str) -> Tool | None:
+        """The tool that a name means, or None."""
+        return self.orchestrator.find(name)
+
+    def to_llm_tools(self, format: ToolFormat = "openai", *, run: Run | None = None) -> list[dict[str, Any]]:
+        """What to show a model: the definitions, or a search tool and its finds where all would cost too much."""
+        return export_tools(self.orchestrator.tools_for_model(run), format)
+
+    def search(self, query: str, limit: int = 10) -> list[tuple[Tool, float]]:
+        return self.orchestrator.search(query, limit)
+
+    # Books
+
+    @property
+    def bus(self) -> EventBus:
+        return self.orchestrator.bus
+
+    def stats(self) -> ToolStats:
+        return self.orchestrator.get_stats()
+
+    @property
+    def warnings(self) -> Sequence[str]:
+        """What configuration asks for in vain."""
+        return self._parts.warnings if self._parts is not None else ()
+
+    # Configuration
+
+    async def reload(self) -> None:
+        """Reads the configuration again and applies what changed. Where it is wrong, nothing changes.
+
+        Waits until new providers have started, or are known not to; one that does not start is tried again in the
+        background, even if it is required. Providers that are gone are closed behind it, after their last call.
+        """
+        self._reload()
+        await self.orchestrator.warmup()
+
+    def _reload(self) -> None:
+        if self._parts is None:
+            raise ToolspaceError("this toolspace was made without configuration; there is nothing to reload")
+        from toolspace.assembly import assemble
+        from toolspace.config.load import load_config
+
+        parts = assemble(load_config(self._config_path, environ=self._environ), self._parts.providers)
+        parts.context.session_id = self.orchestrator.context.session_id
+        self._apply(parts)
+
+    def watch(self, *, interval: float = 1.0) -> None:
+        """Reloads by itself whenever a file of the configuration changes, and on SIGHUP."""
+        from toolspace.config.watch import watch
+
+        # Looked at now, not when the task first runs: no change may fall in between.
+        self._own(self._reload_on(watch(self._files, interval=interval)))
+        with suppress(AttributeError, NotImplementedError, RuntimeError, ValueError):  # Not here, or not this thread.
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload_now)
+            self._listens = True
+
+    def _files(self) -> Sequence[Path]:
+        return self._parts.files() if self._parts is not None else ()
+
+    def _apply(self, parts: Parts) -> None:
+        old = [mount.provider for mount in self._parts.providers.values()] if self._parts is not None else []
+        mounts = {mount.provider: mount.rules for mount in parts.providers.values()}
+        replaced = (self._builtins, self.registry, *old)
+        others = [provider for provider in self.orchestrator.providers if provider not in replaced]
+        # Checked as a whole before anything is replaced: a conflict must leave the old tools in place.
+        _check_names([ToolRegistry([*parts.builtins, *parts.functions, *parts.definitions]), *others, *mounts])
+        starting = self._parts is None
+        self._parts = parts
+        gone = [provider for provider in old if provider not in mounts]
+        for provider in gone:
+            provider.retire()
+        self._builtins.replace_all(())
+        self.registry.replace_all([*parts.functions, *parts.definitions])
+        self._builtins.replace_all(parts.builtins)
+        for provider, rules in mounts.items():
+            if provider not in old:
+                # What runs already is not to be stopped by a provider that does not start.
+                once = rules if starting else msgspec.structs.replace(rules, required=False)
+                self.orchestrator.register(provider, once)
+        self.orchestrator.configure(
+            defaults=parts.defaults,
+            queues=parts.queues,
+            aliases=parts.aliases,
+            context=parts.context,
+            rules={self.registry: parts.rules, self._builtins: parts.rules, **mounts},
+        )
+        for provider in gone:
+            self._own(self._close_after_calls(provider), self._closing)
+        if not starting:
+            self._own(self._cache.clear())  # What was answered before may be another tool's answer now.
+
+    async def _reload_on(self, changes: AsyncIterator[None]) -> None:
+        async for _ in changes:
+            self._reload_now()
+
+    def _reload_now(self) -> None:
+        try:
+            self._reload()
+            _log.info("the configuration was reloaded")
+            self._own(self.orchestrator.warmup())  # Beside it: one that hangs must not keep later changes out.
+        except ToolspaceError as error:
+            _log.warning("the changed configuration is wrong, the old one stays in force: %s", error)
+
+    async def _close_after_calls(self, provider: ToolProvider) -> None:
+        """Closes a provider that offers nothing any more, once the calls that were under way have ended."""
+        # Of all calls, not only its own: a tool may call others, and closing can wait.
+        with self.bus.collect(EventType.TOOL_CALL_COMPLETED, EventType.TOOL_CALL_FAILED) as ended:
+            under_way = set(self.orchestrator.active)
+            while under_way := under_way & set(self.orchestrator.active):
+                await ended.get()
+        try:
+            await self.orchestrator.unregister(provider)
+        except Exception:
+            _log.exception("provider %s did not close", provider.namespace or provider.kind)
+
+    async def _sweep(self) -> None:
+        while True:
+            try:
+                await self._outputs.sweep()
+            except OSError as error:
+                _log.warning("stored outputs could not be swept: %s", error)
+            await asyncio.sleep(_SWEEP_SECONDS)
+
+    def _own(self, work: Any, owned: set[asyncio.Task[None]] | None = None) -> None:
+        owned = self._background if owned is None else owned
+        task = asyncio.get_running_loop().create_task(work)
+        owned.add(task)
+        task.add_done_callback(owned.discard)
+
+
+def _check_names(providers: Iterable[ToolProvider]) -> None:
+    """Raises where two of them offer one name, or one cannot say what it offers."""
+    catalog = Catalog(lambda _: None)
+    try:
+        for provider in providers:
+            try:
+                catalog.add(provider, ProviderRules())
+            except ToolspaceError:
+                raise
+            except Exception as error:  # Another's code: what it raises must not end whoever reloads.
+                name = provider.namespace or provider.kind
+                raise ProviderError(f"provider {name} cannot list its tools: {error!r}") from error
+    finally:
+        for provider in catalog.providers:
+            catalog.remove(provider)
+
+
+def default_state_dir(environ: Mapping[str, str] = os.environ) -> Path:
+    """Where this user's state is kept: `$XDG_STATE_HOME/toolspace`, else `~/.local/state/toolspace`."""
+    base = environ.get("XDG_STATE_HOME")
+    return (Path(base) if base and os.path.isabs(base) else Path.home() / ".local" / "state") / "toolspace"

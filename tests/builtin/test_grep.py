@@ -1,0 +1,354 @@
+"""`grep_files`: what it finds, what it leaves out, and that no pattern brings it down."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from toolspace.builtin import grep
+from toolspace.core.context import ToolContext
+
+quick = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def write(folder: Path, files: dict[str, str]) -> None:
+    for path, text in files.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(text)
+
+
+def places(found: dict[str, Any]) -> list[tuple[str, int]]:
+    return [(match["path"], match["line"]) for match in found["matches"]]
+
+
+@pytest.mark.spec("10.2")
+async def test_matches_are_lines_sorted_by_path(tools: Any, work: Path) -> None:
+    write(work, {"b.py": "x\nneedle 1\r\n", "a/c.py": "needle 2", "a.txt": "nothing"})
+    assert await tools.ok("grep_files", {"pattern": r"needle \d"}) == {
+        "matches": [
+            {"path": "a/c.py", "line": 1, "text": "needle 2"},
+            {"path": "b.py", "line": 2, "text": "needle 1"},
+        ],
+        "truncated": False,
+    }
+
+
+@pytest.mark.spec("10.2")
+async def test_a_search_takes_a_folder_or_a_file_a_glob_and_case(tools: Any, work: Path) -> None:
+    write(work, {"a.py": "Needle", "src/b.ts": "needle", "src/deep/c.py": "NEEDLE"})
+    every = {"pattern": "needle", "ignoreCase": True}
+    assert places(await tools.ok("grep_files", every)) == [("a.py", 1), ("src/b.ts", 1), ("src/deep/c.py", 1)]
+    assert places(await tools.ok("grep_files", {"pattern": "needle"})) == [("src/b.ts", 1)]
+    assert places(await tools.ok("grep_files", {**every, "path": "src"})) == [("src/b.ts", 1), ("src/deep/c.py", 1)]
+    assert places(await tools.ok("grep_files", {**every, "path": "a.py"})) == [("a.py", 1)]
+    assert places(await tools.ok("grep_files", {**every, "glob": "*.py"})) == [("a.py", 1), ("src/deep/c.py", 1)]
+    assert places(await tools.ok("grep_files", {**every, "glob": "src/*.{ts,py}"})) == [("src/b.ts", 1)]
+
+
+@pytest.mark.spec("10.2")
+async def test_lines_around_a_match_are_shown(tools: Any, work: Path) -> None:
+    write(work, {"a.txt": "1\n2\nx3\nx4\n5\n6"})
+    found = await tools.ok("grep_files", {"pattern": "x", "context": 2})
+    assert found["matches"] == [
+        {"path": "a.txt", "line": 3, "text": "x3", "before": ["1", "2"], "after": ["x4", "5"]},
+        {"path": "a.txt", "line": 4, "text": "x4", "before": ["2", "x3"], "after": ["5", "6"]},
+    ]
+    for wrong in (-1, 1000):
+        await tools.fails("grep_files", {"pattern": "x", "context": wrong}, "invalid_parameters", "context")
+
+
+@pytest.mark.spec("10.2")
+async def test_binary_and_git_files_and_links_are_left_out(tools: Any, work: Path, tmp_path: Path) -> None:
+    write(work, {"a.txt": "needle", ".git/config": "needle", "sub/.git": "needle", ".hidden": "needle"})
+    (work / "b.bin").write_bytes(b"needle\0needle")
+    (work / "latin.txt").write_bytes(b"\xff needle")
+    write(tmp_path / "outside", {"secret.txt": "needle"})
+    (work / "out").symlink_to(tmp_path / "outside")
+    (work / "out.txt").symlink_to(tmp_path / "outside/secret.txt")
+    (work / "loop").symlink_to(".")
+    os.mkfifo(work / "pipe")
+    found = await tools.ok("grep_files", {"pattern": "needle"})
+    assert places(found) == [(".hidden", 1), ("a.txt", 1), ("latin.txt", 1)]
+    await tools.fails("grep_files", {"pattern": "x", "path": "out"}, "not_permitted", "out")
+    await tools.fails("grep_files", {"pattern": "x", "path": "nowhere"}, "execution_error", "not found")
+
+
+IGNORED = {
+    ".gitignore": "\n".join(
+        [
+            "# comment",
+            "*.log",
+            "!keep.log",
+            "build/",
+            "/top.txt",
+            "docs/*.md",
+            "**/cache/**",
+            "a/**/z.txt",
+            "spaced\\ ",
+            "trailing   ",
+            "\\#hash",
+            "\\!bang",
+            "[ab].tmp",
+            "[!c].bak",
+            "wild?.x",
+            "/only/dir/",
+            "",
+        ]
+    ),
+    "app.log": "",
+    "keep.log": "",
+    "build/out.txt": "",
+    "src/build/out.txt": "",
+    "other/build": "",
+    "top.txt": "",
+    "src/top.txt": "",
+    "docs/a.md": "",
+    "docs/deep/a.md": "",
+    "x/cache/y": "",
+    "cache/y/z": "",
+    "a/z.txt": "",
+    "a/b/c/z.txt": "",
+    "spaced ": "",
+    "trailing": "",
+    "#hash": "",
+    "!bang": "",
+    "a.tmp": "",
+    "c.tmp": "",
+    "a.bak": "",
+    "c.bak": "",
+    "wild1.x": "",
+    "wild12.x": "",
+    "only/dir/x": "",
+    "sub/only/dir/x": "",
+    "nested/.gitignore": "!*.log\n/app.log\nlocal\n",
+    "nested/app.log": "",
+    "nested/b.log": "",
+    "nested/deep/app.log": "",
+    "nested/deep/local": "",
+    "local": "",
+}
+
+
+def unignored_by_git(folder: Path) -> list[str]:
+    environment = {"PATH": os.environ["PATH"], "HOME": str(folder.parent), "GIT_CONFIG_NOSYSTEM": "1"}
+    subprocess.run(["git", "init", "-q"], cwd=folder, check=True, env=environment)
+    command = ["git", "ls-files", "-z", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=folder, check=True, env=environment, capture_output=True).stdout
+    return sorted(path for path in listed.decode().split("\0") if path)
+
+
+@pytest.mark.spec("10.2")
+@pytest.mark.skipif(shutil.which("git") is None, reason="git says what is right here")
+async def test_ignored_files_are_those_that_git_ignores(tools: Any, work: Path) -> None:
+    write(
+        work, {path: text + "\nneedle\n" if path.endswith(".gitignore") else "needle" for path, text in IGNORED.items()}
+    )
+    expected = unignored_by_git(work)
+    found = await tools.ok("grep_files", {"pattern": "needle"})
+    assert sorted(path for path, _ in places(found)) == expected
+    assert {"keep.log", "nested/b.log", "src/top.txt", "docs/deep/a.md"} <= set(expected)
+
+
+async def test_rules_of_the_folders_around_hold_up_to_the_top_of_the_repository(tools: Any, work: Path) -> None:
+    write(work, {".gitignore": "*.far\n", "repo/.git/HEAD": "", "repo/.gitignore": "*.near\nskip/\n"})
+    for name in ("repo/src/a.txt", "repo/src/a.near", "repo/src/a.far", "repo/skip/b.txt"):
+        write(work, {name: "needle"})
+    src = await tools.ok("grep_files", {"pattern": "needle", "path": "repo/src"})
+    assert places(src) == [("repo/src/a.far", 1), ("repo/src/a.txt", 1)]
+    skipped = await tools.ok("grep_files", {"pattern": "needle", "path": "repo/skip"})
+    assert places(skipped) == [("repo/skip/b.txt", 1)]
+    file = await tools.ok("grep_files", {"pattern": "needle", "path": "repo/src/a.near"})
+    assert places(file) == [("repo/src/a.near", 1)]
+
+
+@pytest.mark.spec("10.2")
+@pytest.mark.parametrize(
+    ("pattern", "position"),
+    [
+        ("(a", 0),
+        ("a)", 1),
+        ("*a", 0),
+        ("[a", 0),
+        ("[z-a]", None),
+        ("a{2,1}", 2),
+        ("\\", 0),
+        ("(?P<x>", 0),
+        (r"\p{No}[", 6),
+    ],
+)
+async def test_a_pattern_with_a_fault_is_refused_with_its_place(tools: Any, pattern: str, position: int | None) -> None:
+    where = "at position" if position is None else f"at position {position}"
+    await tools.fails("grep_files", {"pattern": pattern}, "invalid_parameters", "pattern", where)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "",
+        "x" * 1001,
+        "((a{1000}){1000}){1000}",
+        "(?:(?:a|bc){1000}){1000}",
+        "a{4999999}",
+        "(?R)",
+        "(?:(?R))*",
+        "(?P<x>a(?&x)?b)",
+        "(" * 100 + "a" + ")" * 100,
+        "(?x) a # comment ((",
+        "a{99999999999999999999}",
+    ],
+)
+async def test_a_pattern_that_would_take_all_memory_is_refused(tools: Any, work: Path, pattern: str) -> None:
+    write(work, {"a.txt": "aaaa"})
+    await tools.fails("grep_files", {"pattern": pattern}, "invalid_parameters", "pattern")
+
+
+@pytest.mark.spec("10.2")
+@pytest.mark.parametrize("pattern", ["(x+x+)+y", "(x|xx)+$", "^(([x])+.)+[A-Z]([a-z])+$"])
+async def test_a_pattern_that_takes_forever_is_stopped(tools: Any, work: Path, pattern: str) -> None:
+    write(work, {"a.txt": "x" * 5000 + "!"})
+    await tools.fails("grep_files", {"pattern": pattern}, "execution_error", "line 1 of 'a.txt'", "simpler")
+
+
+async def test_a_slow_line_of_a_whole_program_is_left_out(
+    tools: Any, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(work, {"bundle.js": "x" * 20_000 + "!", "z.txt": "xxy"})
+    found = await tools.ok("grep_files", {"pattern": "(x+x+)+y"})
+    assert places(found) == [("z.txt", 1)]
+    assert found["truncated"] is True
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text"),
+    [
+        (r"\p{Lu}\p{Ll}+", "Ünder"),
+        ("[[:alpha:]]+", "abc"),
+        ("[[a]", "["),
+        ("a{e<=1}", "a{e<=1}"),
+        ("${name}", ""),
+        (r"\{x\}", "{x}"),
+        ("[]a]", "]"),
+        ("[^]a]", "b"),
+        (r"[\]a]b", "]b"),
+        ("[a&&b]", "&"),
+        ("[+--]", ","),
+        (r"\d{4}-\d{2}(?#note)", "2026-01"),
+        ("(?i)NEEDLE", "needle"),
+        (r"(?<=a)b(?!c)", "ab"),
+        (r"(\w)\1", "oo"),
+        (r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", "123e4567-e89b-12d3-a456-426614174000"),
+    ],
+)
+async def test_patterns_mean_what_they_mean_in_python(tools: Any, work: Path, pattern: str, text: str) -> None:
+    write(work, {"a.txt": text or "no match"})
+    found = await tools.ok("grep_files", {"pattern": pattern})
+    assert bool(found["matches"]) == bool(text)
+
+
+@quick
+@given(
+    st.lists(
+        st.sampled_from(
+            [
+                "a",
+                "b",
+                ".",
+                "*",
+                "+",
+                "?",
+                "|",
+                "(",
+                ")",
+                "(?:",
+                "[",
+                "]",
+                "[^",
+                "-",
+                "{2}",
+                "{1,3}",
+                "{",
+                "}",
+                "\\",
+                "&&",
+            ]
+        ),
+        min_size=1,
+        max_size=9,
+    ).map("".join),
+    st.text(st.sampled_from("ab-&{}[]\n\r"), max_size=8),
+)
+async def test_any_pattern_is_refused_or_finds_the_lines_that_python_finds(
+    tools: Any, work: Path, pattern: str, text: str
+) -> None:
+    (work / "a.txt").write_bytes(text.encode())
+    result = await tools.call("grep_files", {"pattern": pattern})
+    try:
+        python = re.compile(pattern)
+        lines = [line.rstrip("\r") for line in text.removesuffix("\n").split("\n")] if text else []
+        expected = [number for number, line in enumerate(lines, 1) if python.search(line)]
+    except re.error:
+        assert result.error_kind == "invalid_parameters"
+        return
+    except FutureWarning:
+        return
+    assert result.ok, result.error
+    assert [match["line"] for match in result.result["matches"]] == expected
+
+
+@pytest.mark.spec("10.2")
+async def test_long_lines_and_many_matches_are_cut(tools: Any, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(work, {"long.txt": "x" * 2000 + "needle" + "y" * 2000})
+    (match,) = (await tools.ok("grep_files", {"pattern": "needle"}))["matches"]
+    assert "needle" in match["text"]
+    assert len(match["text"]) <= grep.LONGEST_LINE + 2
+    assert match["text"].startswith("…")
+    assert match["text"].endswith("…")
+
+    write(work, {"many.txt": "pin\n" * grep.MOST_MATCHES})
+    exact = await tools.ok("grep_files", {"pattern": "pin"})
+    assert (len(exact["matches"]), exact["truncated"]) == (grep.MOST_MATCHES, False)
+    write(work, {"more.txt": "pin\n"})
+    more = await tools.ok("grep_files", {"pattern": "pin"})
+    assert (len(more["matches"]), more["truncated"]) == (grep.MOST_MATCHES, True)
+
+
+async def test_all_that_is_found_together_is_bounded(tools: Any, work: Path) -> None:
+    write(work, {"a.txt": ("x" * 400 + "\n") * 5000})
+    found = await tools.ok("grep_files", {"pattern": "x", "context": 50})
+    size = sum(len(m["text"]) + sum(map(len, m["before"] + m["after"])) for m in found["matches"])
+    assert found["truncated"] is True
+    assert grep.MOST_TEXT / 2 < size < grep.MOST_TEXT * 20
+
+
+async def test_large_files_are_left_out_of_a_folder_but_searched_by_name(tools: Any, work: Path) -> None:
+    with (work / "large.log").open("wb") as file:
+        file.writelines(b"%0999d\n" % number for number in range(11_000))
+        file.write(b"needle\n")
+    assert places(await tools.ok("grep_files", {"pattern": "needle"})) == []
+    named = await tools.ok("grep_files", {"pattern": "needle", "path": "large.log"})
+    assert places(named) == [("large.log", 11_001)]
+
+
+async def test_a_line_larger_than_memory_should_hold_counts_as_one(tools: Any, work: Path) -> None:
+    (work / "a.txt").write_bytes(b"x" * 3_000_000 + b"\nneedle")
+    found = await tools.ok("grep_files", {"pattern": "needle"})
+    assert places(found) == [("a.txt", 2)]
+    assert found["truncated"] is True
+
+
+async def test_a_search_stays_inside(tools: Any, work: Path, tmp_path: Path) -> None:
+    write(tmp_path, {"secret.txt": "needle", ".gitignore": "*\n"})
+    write(work, {"a.txt": "needle"})
+    await tools.fails("grep_files", {"pattern": "needle", "path": ".."}, "not_permitted")
+    found = await tools.ok("grep_files", {"pattern": "needle", "path": str(work)})
+    assert places(found) == [(f"{work}/a.txt", 1)]
+    nothing = ToolContext(allowed_paths=[])
+    await tools.fails("grep_files", {"pattern": "needle"}, "not_permitted", context=nothing)

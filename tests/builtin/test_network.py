@@ -1,0 +1,594 @@
+from __future__ import annotations
+
+import asyncio
+import base64
+import gzip
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.builtin.http_servers import Answer, http_server, raw_server
+from toolspace.builtin.httpclient import HttpClient, parse_url
+from toolspace.builtin.network import http_get, http_post, http_request, network_tools
+from toolspace.core.context import ToolContext
+from toolspace.core.tool import Tool
+from toolspace.errors import (
+    ToolExecutionError,
+    ToolPermissionError,
+    ToolTransportError,
+    ToolValidationError,
+)
+from toolspace.toolspace import Settings, Toolspace
+
+pytestmark = pytest.mark.spec("10.3")
+
+
+@pytest.fixture(autouse=True)
+def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keeps toolspaces away from the user's own state."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+
+
+async def call(tool: Tool, arguments: dict[str, Any], *allowed_hosts: str) -> Any:
+    """What a call gives, or its failure as the exception of its kind."""
+    context = ToolContext(allowed_hosts=allowed_hosts)
+    settings = Settings(tool_response_max_bytes=50_000_000)
+    async with Toolspace(tools=network_tools, context=context, settings=settings) as toolspace:
+        return (await toolspace.call(tool.name, arguments)).unwrap()
+
+
+def answering(*args: Any, **kwargs: Any) -> Answer:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        return web.Response(*args, **kwargs)
+
+    return answer
+
+
+def redirecting(status: int, location: str) -> Answer:
+    return answering(status=status, headers={"location": location})
+
+
+def redirecting_from(path: str, status: int, location: str) -> Answer:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if request.path == path:
+            return web.Response(status=status, headers={"location": location})
+        return web.Response(text=f"arrived at {request.path}")
+
+    return answer
+
+
+async def test_get_gives_status_headers_and_body():
+    answer = answering(text="hello", headers=[("X-Kind", "a"), ("Set-Cookie", "a=1"), ("Set-Cookie", "b=2")])
+    async with http_server(answer) as server:
+        result = await call(http_get, {"url": server.url("/x?y=1"), "headers": {"X-Ask": "me"}}, server.host)
+    assert result.keys() == {"status", "headers", "body"}
+    assert (result["status"], result["body"]) == (200, "hello")
+    assert result["headers"]["x-kind"] == "a"
+    assert result["headers"]["set-cookie"] == "a=1, b=2"
+    assert server.seen[0].method == "GET"
+    assert server.seen[0].query == {"y": "1"}
+    assert server.seen[0].headers["x-ask"] == "me"
+
+
+@pytest.mark.parametrize("status", [404, 401, 500, 304])
+async def test_any_status_is_a_result(status: int):
+    async with http_server(answering(status=status)) as server:
+        assert (await call(http_get, {"url": server.url()}, server.host))["status"] == status
+
+
+@pytest.mark.parametrize(
+    ("body", "content_type", "text"),
+    [
+        ("grün".encode(), "text/plain", "grün"),
+        ("grün".encode("latin-1"), "text/plain; charset=iso-8859-1", "grün"),
+        ("grün".encode("cp1252"), "text/plain", "grün"),
+        ("зима".encode("koi8-r"), 'text/html; charset="koi8-r"', "зима"),
+        ('<meta charset="shift_jis">雪'.encode("shift_jis"), "text/html", '<meta charset="shift_jis">雪'),
+        ("snow".encode("utf-16"), "text/plain", "snow"),
+        (b'{"a": 1}', "application/json", '{"a": 1}'),
+        (b"key: value", "application/octet-stream", "key: value"),
+        (b"<svg/>", "image/svg+xml", "<svg/>"),
+        (b"abc", "text/plain; charset=no-such", "abc"),
+        (b"abc", "text/plain; charset=punycode", "abc"),
+        (b"616263", "text/plain; charset=hex", "616263"),
+        (b"a\\x41", "text/plain; charset=unicode_escape", "a\\x41"),
+        (b"", "image/png", ""),
+    ],
+)
+async def test_text_is_decoded_by_what_it_says_it_is(body: bytes, content_type: str, text: str):
+    async with http_server(answering(body=body, headers={"content-type": content_type})) as server:
+        result = await call(http_get, {"url": server.url()}, server.host)
+    assert result["body"] == text
+    assert "encoding" not in result
+
+
+async def test_a_binary_body_is_base64_and_says_so():
+    image = b"\x89PNG\r\n\x1a\n\x00\x00\xff\xfe"
+    async with http_server(answering(body=image, content_type="image/png")) as server:
+        result = await call(http_get, {"url": server.url()}, server.host)
+    assert result["encoding"] == "base64"
+    assert base64.b64decode(result["body"]) == image
+
+
+@pytest.mark.parametrize(
+    ("body", "sent", "content_type"),
+    [
+        ({"a": [1, "ü"]}, '{"a":[1,"ü"]}', "application/json"),
+        ([1, 2], "[1,2]", "application/json"),
+        ('{"a": 1}', '{"a": 1}', "application/json"),
+        ("{not json", "{not json", "text/plain; charset=utf-8"),
+        ("[" * 100_000, "[" * 100_000, "text/plain; charset=utf-8"),
+        ("grün", "grün", "text/plain; charset=utf-8"),
+    ],
+)
+async def test_post_sends_objects_as_json_and_strings_as_they_are(body: Any, sent: str, content_type: str):
+    async with http_server(answering()) as server:
+        await call(http_post, {"url": server.url(), "body": body}, server.host)
+    assert server.seen[0].method == "POST"
+    assert server.seen[0].body.decode() == sent
+    assert server.seen[0].headers["content-type"] == content_type
+
+
+async def test_a_given_content_type_wins():
+    arguments: dict[str, Any] = {"body": {"a": 1}, "headers": {"content-TYPE": "application/ld+json"}}
+    async with http_server(answering()) as server:
+        await call(http_post, {"url": server.url(), **arguments}, server.host)
+    assert server.seen[0].headers["content-type"] == "application/ld+json"
+
+
+async def test_post_without_a_body_says_that_it_is_empty():
+    async with http_server(answering()) as server:
+        await call(http_post, {"url": server.url()}, server.host)
+    assert server.seen[0].headers["content-length"] == "0"
+
+
+@pytest.mark.parametrize("method", ["GET", "put", "PATCH", "DELETE", "OPTIONS", "HEAD"])
+async def test_request_sends_any_method(method: str):
+    async with http_server(answering(text="body")) as server:
+        result = await call(http_request, {"method": method, "url": server.url(), "body": "x"}, server.host)
+    assert server.seen[0].method == method.upper()
+    assert result["body"] == ("" if method == "HEAD" else "body")
+
+
+@pytest.mark.parametrize("method", ["CONNECT", "TRACE", "", "GET /x HTTP/1.1\r\nHost: evil\r\n\r\nGET", "GÉT"])
+async def test_a_method_that_is_none_is_refused(method: str):
+    with pytest.raises(ToolValidationError, match="method"):
+        await call(http_request, {"method": method, "url": "http://127.0.0.1:9/"}, "127.0.0.1")
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"x": "a\r\nHost: evil"},
+        {"x": "a\nb"},
+        {"x": "a\x00b"},
+        {"x\r\ny": "a"},
+        {"x y": "a"},
+        {"": "a"},
+        {"x": "\ud800"},
+        {"Host": "evil"},
+        {"host": "evil"},
+        {"Content-Length": "1"},
+        {"Transfer-Encoding": "chunked"},
+        {"Connection": "upgrade"},
+        {"Proxy-Authorization": "x"},
+    ],
+)
+async def test_headers_that_could_change_the_request_are_refused(headers: dict[str, str]):
+    with pytest.raises(ToolValidationError, match="headers"):
+        await HttpClient(["127.0.0.1"]).send("GET", "http://127.0.0.1:9/", headers=headers)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "example.com",
+        "//example.com/",
+        "file:///etc/passwd",
+        "ftp://example.com/",
+        "gopher://127.0.0.1:70/_x",
+        "javascript:alert(1)",
+        "http://",
+        "http:///path",
+        "http://exa mple.com/",
+        "http://example.com:0/",
+        "http://example.com:99999/",
+        "http://example.com\\@127.0.0.1/",
+        "http://127.0.0.1%2f@example.com/",
+        "http://example.com/a\r\nb",
+        "http://127%2e0.0.1/",
+        "http://[fe80::1%25eth0]/",
+        "http://[::1",
+        "http://1.2.3.4.5/",
+        "http://xn--/",
+        "http://\ud800/",
+    ],
+)
+async def test_a_url_that_cannot_be_fetched_is_refused(url: str):
+    with pytest.raises(ToolValidationError, match="url"):
+        await HttpClient(["*"]).send("GET", url)
+
+
+@settings(deadline=None)
+@given(st.text(max_size=60))
+def test_any_text_is_a_url_or_a_validation_error(text: str):
+    for candidate in (text, f"http://{text}", f"http://127.0.0.1{text}", f"http://a.example/{text}"):
+        try:
+            url = parse_url(candidate)
+        except ToolValidationError:
+            continue
+        assert url.scheme in ("http", "https")
+        assert parse_url(str(url)).raw_host == url.raw_host
+
+
+async def test_a_password_in_a_url_is_refused_and_not_repeated():
+    with pytest.raises(ToolValidationError, match="Authorization") as refusal:
+        await call(http_get, {"url": "http://me:s3cret@example.com/?token=s3cret"})
+    assert "s3cret" not in str(refusal.value)
+
+
+async def test_a_loopback_server_is_refused_unless_named_and_sees_nothing():
+    async with http_server(answering()) as server:
+        with pytest.raises(ToolPermissionError, match=r"127\.0\.0\.1 is a loopback address; add it to allowedHosts"):
+            await call(http_get, {"url": server.url()})
+        with pytest.raises(ToolPermissionError, match="localhost resolves to the loopback address"):
+            await call(http_get, {"url": f"http://localhost:{server.port}/"}, f"127.0.0.1:{server.port + 1}")
+    assert server.seen == []
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "127.0.0.1",
+        "127.1",
+        "2130706433",
+        "0177.0.0.1",
+        "0x7f.1",
+        "127.0.0.1.",
+        "[::1]",
+        "[::]",
+        "[::ffff:127.0.0.1]",
+        "[64:ff9b::7f00:1]",
+        "[2002:7f00:1::]",
+        "0",
+        "0.0.0.0",
+        "１２７.0.0.1",
+        "127。0。0。1",
+        "localhost",
+        "localhost.",
+        "LOCALHOST",
+        "169.254.169.254",
+        "[fd00:ec2::254]",
+        "0xA9FEA9FE",
+        "metadata.google.internal",
+        "10.0.0.1",
+        "192.168.0.1",
+        "100.64.0.1",
+        "224.0.0.1",
+        "255.255.255.255",
+    ],
+)
+async def test_no_spelling_of_a_refused_address_gets_through(host: str):
+    with pytest.raises(ToolPermissionError, match="allowedHosts"):
+        await call(http_get, {"url": f"http://{host}/"})
+
+
+async def test_an_odd_spelling_of_an_allowed_address_reaches_it():
+    async with http_server(answering(text="here")) as server:
+        result = await call(http_get, {"url": f"http://127.1:{server.port}/"}, server.host)
+    assert result["body"] == "here"
+    assert server.seen[0].headers["host"] == server.host
+
+
+class Names:
+    """A resolver that answers what it is told, the next answer each time."""
+
+    def __init__(self, *answers: list[str]) -> None:
+        self.answers = list(answers)
+        self.asked: list[str] = []
+
+    async def __call__(self, host: str, port: int) -> list[str]:
+        self.asked.append(host)
+        return self.answers.pop(0)
+
+
+async def test_a_name_that_resolves_to_a_private_address_is_refused():
+    names = Names(["10.0.0.1"])
+    with pytest.raises(ToolPermissionError) as refusal:
+        await HttpClient(resolve=names).send("GET", "http://db.example/")
+    assert str(refusal.value) == (
+        "Permission denied: db.example resolves to the private address 10.0.0.1; "
+        "add the host to allowedHosts to allow it"
+    )
+
+
+@pytest.mark.parametrize("address", ["::ffff:10.0.0.1", "64:ff9b::a00:1", "fe80::1%lo", "::1", "169.254.169.254"])
+async def test_a_name_that_resolves_to_a_disguised_address_is_refused(address: str):
+    with pytest.raises(ToolPermissionError):
+        await HttpClient(resolve=Names([address])).send("GET", "http://db.example/")
+
+
+async def test_the_connection_goes_to_the_checked_address_and_to_no_later_answer():
+    names = Names(["10.0.0.1", "127.0.0.1", "127.0.0.1"])
+    async with http_server(answering(text="here")) as server:
+        client = HttpClient([server.host], resolve=names)
+        response = await client.send("GET", f"http://made-up.example:{server.port}/")
+    assert response.body == b"here"
+    assert names.asked == ["made-up.example"]
+    assert server.seen[0].headers["host"] == f"made-up.example:{server.port}"
+
+
+async def test_a_name_is_looked_up_and_checked_again_on_a_redirect():
+    names = Names(["127.0.0.1"], ["10.0.0.1"])
+    async with http_server(redirecting(302, "/again")) as server:
+        with pytest.raises(ToolPermissionError, match=r"redirects to .*/again.* resolves to the private address"):
+            await HttpClient([server.host], resolve=names).send("GET", f"http://rebind.example:{server.port}/")
+    assert len(server.seen) == 1
+
+
+async def test_naming_a_host_allows_whatever_it_resolves_to():
+    async with http_server(answering(text="here")) as server:
+        client = HttpClient(["*.corp.example"], resolve=Names(["127.0.0.1"]))
+        response = await client.send("GET", f"http://wiki.corp.example:{server.port}/")
+    assert response.status == 200
+
+
+@pytest.mark.parametrize("answer", [[], OSError("no such host")])
+async def test_a_name_without_an_address_is_a_transport_error(answer: list[str] | OSError):
+    async def resolve(host: str, port: int) -> list[str]:
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+    with pytest.raises(ToolTransportError, match=r"cannot find the address of gone\.example"):
+        await HttpClient(resolve=resolve).send("GET", "http://gone.example/")
+
+
+async def test_redirects_are_followed_and_the_final_url_is_told():
+    async with http_server(redirecting_from("/old", 301, "new?x=1#part")) as server:
+        result = await call(http_get, {"url": server.url("/old")}, server.host)
+    assert result["body"] == "arrived at /new"
+    assert result["url"] == server.url("/new?x=1")
+
+
+@pytest.mark.parametrize("location", ["http://127.0.0.1:{port}/", "//localhost:{port}/", "http://169.254.169.254/x"])
+async def test_a_redirect_to_a_host_that_is_not_allowed_is_refused(location: str):
+    async with (
+        http_server(answering()) as other,
+        http_server(redirecting(302, location.format(port=other.port))) as server,
+    ):
+        with pytest.raises(ToolPermissionError, match="redirects to"):
+            await call(http_get, {"url": server.url()}, server.host)
+    assert len(server.seen) == 1
+    assert other.seen == []
+
+
+@pytest.mark.parametrize("location", ["file:///etc/passwd", "ftp://x.example/", "http://[::1", "http://u:p@x.example/"])
+async def test_a_redirect_to_what_cannot_be_fetched_fails(location: str):
+    async with http_server(redirecting(302, location)) as server:
+        with pytest.raises(ToolExecutionError, match="redirects, but"):
+            await call(http_get, {"url": server.url()}, server.host)
+
+
+async def test_a_refused_redirect_of_a_post_does_not_claim_that_nothing_was_done():
+    async with http_server(redirecting(307, "http://10.0.0.1/")) as server:
+        with pytest.raises(ToolPermissionError, match=r"Permission denied: .* redirects to") as refused:
+            await call(http_post, {"url": server.url()}, server.host)
+    assert refused.value.executed
+
+
+async def test_a_redirect_without_a_location_is_the_answer():
+    async with http_server(answering(status=302)) as server:
+        assert (await call(http_get, {"url": server.url()}, server.host))["status"] == 302
+
+
+async def test_redirects_without_end_are_given_up():
+    async with http_server(redirecting(302, "/again")) as server:
+        with pytest.raises(ToolExecutionError, match="more than 10 times"):
+            await call(http_get, {"url": server.url()}, server.host)
+    assert len(server.seen) == 11
+
+
+@pytest.mark.parametrize(
+    ("status", "method", "becomes"),
+    [
+        (301, "POST", "GET"),
+        (302, "POST", "GET"),
+        (303, "POST", "GET"),
+        (303, "PUT", "GET"),
+        (301, "PUT", "PUT"),
+        (302, "DELETE", "DELETE"),
+        (307, "POST", "POST"),
+        (308, "PUT", "PUT"),
+        (303, "HEAD", "HEAD"),
+    ],
+)
+async def test_a_redirect_keeps_or_changes_the_method_by_its_status(status: int, method: str, becomes: str):
+    async with http_server(redirecting_from("/old", status, "/new")) as server:
+        arguments = {"method": method, "url": server.url("/old"), "body": {"a": 1}}
+        await call(http_request, arguments, server.host)
+    arrived = server.seen[1]
+    assert arrived.method == becomes
+    assert arrived.body == (b"" if becomes == "GET" else b'{"a":1}')
+    assert ("content-type" in arrived.headers) == (becomes != "GET")
+
+
+async def test_headers_with_secrets_do_not_follow_to_another_origin():
+    secrets = {"Authorization": "Bearer s", "Cookie": "c=s", "X-Api-Key": "s"}
+    async with (
+        http_server(answering()) as other,
+        http_server(redirecting(307, other.url())) as server,
+    ):
+        arguments = {"url": server.url(), "headers": {**secrets, "Accept": "text/x"}}
+        await call(http_get, arguments, server.host, other.host)
+    assert {name.lower() for name in secrets} <= server.seen[0].headers.keys()
+    assert not {name.lower() for name in secrets} & other.seen[0].headers.keys()
+    assert other.seen[0].headers["accept"] == "text/x"
+
+
+async def test_headers_follow_within_one_origin():
+    async with http_server(redirecting_from("/old", 302, "/new")) as server:
+        arguments = {"url": server.url("/old"), "headers": {"Authorization": "Bearer s"}}
+        await call(http_get, arguments, server.host)
+    assert server.seen[1].headers["authorization"] == "Bearer s"
+
+
+async def test_cookies_of_one_answer_are_not_sent_to_the_next():
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if request.path == "/new":
+            return web.Response()
+        return web.Response(status=302, headers={"location": "/new", "set-cookie": "a=1"})
+
+    async with http_server(answer) as server:
+        await call(http_get, {"url": server.url("/old")}, server.host)
+    assert "cookie" not in server.seen[1].headers
+
+
+async def test_proxies_of_the_environment_are_ignored(monkeypatch: pytest.MonkeyPatch):
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    async with http_server(answering(text="here")) as server:
+        assert (await call(http_get, {"url": server.url()}, server.host))["body"] == "here"
+
+
+async def test_a_large_body_is_cut_and_says_so():
+    async with http_server(answering(body="é".encode() * 5_500_000, content_type="text/plain")) as server:
+        result = await call(http_get, {"url": server.url()}, server.host)
+    assert result["truncated"] is True
+    assert result["body"] == "é" * 5_000_000
+
+
+async def test_a_cut_inside_a_character_leaves_the_character_out():
+    async with http_server(answering(body=("x" + "é" * 6_000_000).encode())) as server:
+        result = await call(http_get, {"url": server.url()}, server.host)
+    assert result["body"][-1] == "é"
+
+
+async def test_a_small_body_that_unpacks_to_a_huge_one_is_cut():
+    packer = zlib.compressobj(9, zlib.DEFLATED, 31)
+    packed = b"".join(packer.compress(bytes(1_000_000).replace(b"\0", b"a")) for _ in range(100)) + packer.flush()
+    async with http_server(answering(body=packed, headers={"content-encoding": "gzip"})) as server:
+        result = await call(http_get, {"url": server.url()}, server.host)
+    assert len(packed) < 200_000
+    assert result["truncated"] is True
+    assert len(result["body"]) == 10_000_000
+
+
+async def test_a_packed_body_that_unpacks_to_nothing_forever_is_cut():
+    head = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\n\r\n"
+    async with raw_server(head + gzip.compress(b"") * 50_000) as server:
+        response = await HttpClient([server.host], max_body_bytes=100_000).send("GET", server.url())
+    assert response.truncated
+    assert response.body == b""
+
+
+def raw_deflate(data: bytes) -> bytes:
+    packer = zlib.compressobj(wbits=-15)
+    return packer.compress(data) + packer.flush()
+
+
+@pytest.mark.parametrize(
+    ("encoding", "packed"),
+    [
+        ("gzip", gzip.compress(b"hello", mtime=0)),
+        ("x-gzip", gzip.compress(b"hello", mtime=0)),
+        ("gzip", gzip.compress(b"hel", mtime=0) + gzip.compress(b"lo", mtime=0)),
+        ("gzip", gzip.compress(b"hello", mtime=0) + b"trailing"),
+        ("deflate", zlib.compress(b"hello")),
+        ("deflate", raw_deflate(b"hello")),
+        ("identity", b"hello"),
+    ],
+)
+async def test_a_packed_body_is_unpacked(encoding: str, packed: bytes):
+    async with http_server(answering(body=packed, headers={"content-encoding": encoding})) as server:
+        assert (await call(http_get, {"url": server.url()}, server.host))["body"] == "hello"
+
+
+async def test_a_broken_packed_body_is_a_transport_error():
+    async with http_server(answering(body=b"no gzip", headers={"content-encoding": "gzip"})) as server:
+        with pytest.raises(ToolTransportError, match="broken compressed body"):
+            await call(http_get, {"url": server.url()}, server.host)
+
+
+async def test_a_server_that_is_not_there_is_a_transport_error():
+    async with http_server(answering()) as server:
+        pass
+    with pytest.raises(ToolTransportError, match=f"cannot connect to {server.host}"):
+        await call(http_get, {"url": server.url("/?key=s3cret")}, server.host)
+
+
+async def test_a_server_without_tls_is_a_transport_error():
+    async with http_server(answering()) as server:
+        with pytest.raises(ToolTransportError, match="TLS"):
+            await call(http_get, {"url": f"https://{server.host}/"}, server.host)
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (b"", "without an answer"),
+        (b"SSH-2.0-OpenSSH_9\r\n\r\n", "did not answer in HTTP"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nshort", "in the middle of its answer"),
+        (b"HTTP/1.1 200 OK\r\nX: " + b"x" * 100_000 + b"\r\n\r\n", "did not answer in HTTP"),
+    ],
+)
+async def test_a_broken_answer_is_a_transport_error_without_the_query(answer: bytes, message: str):
+    async with raw_server(answer) as server:
+        with pytest.raises(ToolTransportError, match=message) as failure:
+            await call(http_get, {"url": server.url("/?key=s3cret")}, server.host)
+    assert "s3cret" not in str(failure.value)
+    assert failure.value.__cause__ is None
+
+
+async def test_bytes_in_headers_that_are_no_text_do_not_break_the_result():
+    async with raw_server(b"HTTP/1.1 200 OK\r\nX: a\xffb\r\nContent-Length: 0\r\n\r\n") as server:
+        result = await call(http_get, {"url": server.url()}, server.host)
+    assert result["headers"]["x"] == "a\ufffdb"
+
+
+async def test_cancelling_closes_the_connection():
+    arrived, gone = asyncio.Event(), asyncio.Event()
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        arrived.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            gone.set()
+        return web.Response()
+
+    async with http_server(answer) as server:
+        task = asyncio.create_task(call(http_get, {"url": server.url()}, server.host))
+        await arrived.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await gone.wait()
+
+
+async def test_a_body_with_half_a_surrogate_pair_is_refused():
+    with pytest.raises(ToolValidationError, match="surrogate"):
+        await http_post.function("http://example.com/", "\ud800", context=ToolContext())
+
+
+def test_the_tools_are_light_to_import():
+    script = (
+        "import sys, toolspace.builtin.network as n; [t.input_schema for t in n.network_tools];"
+        "print([m for m in ('aiohttp', 'yarl', 'pydantic', 'ssl') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_tools_say_what_they_are():
+    assert [tool.name for tool in network_tools] == ["http_get", "http_post", "http_request", "web_search"]
+    assert all(tool.category == "network" and tool.annotations.open_world for tool in network_tools)
+    assert [bool(tool.annotations.read_only) for tool in network_tools] == [True, False, False, True]

@@ -1,0 +1,205 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Toolspace, environment
+
+pytestmark = pytest.mark.spec("17.2")
+
+
+@pytest.mark.spec("17.1")
+def test_arguments_are_typed_and_the_result_is_readable_json(toolspace: Toolspace) -> None:
+    done = toolspace("call", "echo", "n=5", "x=1", "flag=true", "text=7", "tags=a", "tags=b", "maybe=3")
+
+    assert done.returncode == 0
+    assert json.loads(done.stdout) == {
+        "n": 5, "x": 1.0, "flag": True, "text": "7", "tags": ["a", "b"], "maybe": 3,
+    }  # fmt: skip
+    assert done.stdout.startswith('{\n  "n": 5,')
+    assert done.stderr == ""
+
+
+@pytest.mark.spec("17.1")
+def test_args_come_from_the_word_from_a_file_and_from_standard_input(toolspace: Toolspace, project: Path) -> None:
+    (project / "args.json").write_text('{"n": 2}')
+
+    said = [
+        toolspace("call", "echo", "--args", '{"n": 1, "text": "kept"}', "n=9"),
+        toolspace("call", "echo", "--args", "@args.json"),
+        toolspace("call", "echo", "--args", "-", stdin='{"n": 3}'),
+    ]
+
+    assert [json.loads(done.stdout) for done in said] == [{"n": 9, "text": "kept"}, {"n": 2}, {"n": 3}]
+
+
+@pytest.mark.parametrize(("what", "shown"), [("null", "null\n"), ("false", "false\n"), ("empty", "\n")])
+def test_results_that_look_like_nothing_are_printed(toolspace: Toolspace, what: str, shown: str) -> None:
+    done = toolspace("call", "give", f"what={what}")
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, shown, "")
+
+
+def test_json_prints_the_whole_result_object_and_nothing_else(toolspace: Toolspace) -> None:
+    done = toolspace("--json", "call", "noisy")
+
+    result = json.loads(done.stdout)
+    assert (result["ok"], result["result"], result["tool"], result["kind"]) == (True, 7, "noisy", "local")
+    assert "from the tool\n" in done.stderr
+    assert "from its child\n" in done.stderr
+
+
+def test_a_failing_tool_is_told_on_standard_error_and_exits_1(toolspace: Toolspace) -> None:
+    done = toolspace("call", "fails")
+
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "error: it broke (execution_error)\n"
+
+
+def test_json_prints_a_failure_as_a_result_object(toolspace: Toolspace) -> None:
+    done = toolspace("call", "fails", "--json")
+
+    assert done.returncode == 1
+    assert json.loads(done.stdout)["errorKind"] == "execution_error"
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["call", "ehco"], 'Tool "ehco" not found; did you mean "echo"? (unknown_tool)'),
+        (["call", "echo", "n=five"], "Parameter validation failed: n: expected integer"),
+        (["call", "read_file", "README.md"], "'README.md' is not key=value; did you mean path=README.md?"),
+        (["call", "echo", "--n", "5"], "the arguments of a tool are written key=value"),
+        (["call", "echo", "--args", "@missing.json"], "missing.json cannot be read: No such file"),
+        (["call", "echo", "--timeout", "5"], "say the unit: 5s or 5ms"),
+        (["call"], "Missing argument 'NAME'"),
+    ],
+)
+def test_wrong_usage_exits_2_and_says_what_is_right(toolspace: Toolspace, words: list[str], message: str) -> None:
+    done = toolspace(*words)
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: ")
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_json_prints_wrong_usage_as_an_error_object(toolspace: Toolspace) -> None:
+    done = toolspace("call", "echo", "five", "--json")
+
+    assert done.returncode == 2
+    assert json.loads(done.stdout)["error"]["kind"] == "usage"
+    assert done.stderr == ""
+
+
+def test_timeout_wins_over_configuration_in_both_directions(toolspace: Toolspace) -> None:
+    shorter = toolspace("call", "waits", "--timeout", "50ms")
+    longer = toolspace("call", "sleep", "duration=0.3", "--timeout", "10s", TOOLSPACE_TOOL_TIMEOUT="100ms")
+
+    assert (shorter.returncode, shorter.stderr.splitlines()[-1]) == (
+        1,
+        "error: Tool execution timed out after 50ms (timeout)",
+    )
+    assert longer.returncode == 0
+
+
+@pytest.mark.spec("4.6")
+def test_a_large_result_is_a_preview_and_a_later_command_reads_the_rest(toolspace: Toolspace) -> None:
+    done = toolspace("call", "give", "what=big")
+    handle = done.stdout.rpartition("handle=")[2].strip()
+    read = toolspace("call", "agent__read_output", f"handle={handle}", "pattern=tail$", "--json")
+
+    assert done.stdout.startswith("head xxx")
+    assert "toolspace call agent__read_output handle=session-cli-" in done.stdout
+    assert json.loads(read.stdout)["ok"], read.stdout
+
+
+@pytest.mark.spec("1.3")
+def test_a_streaming_tool_prints_as_it_goes_and_only_once(toolspace: Toolspace) -> None:
+    assert toolspace("call", "lines", "count=2").stdout == "line 0\nline 1\n"
+    assert toolspace("call", "values").stdout == '{"number":0}\n{"number":1}\n'
+
+
+@pytest.mark.spec("1.3")
+def test_a_streamed_text_that_was_stored_is_not_shown_twice(toolspace: Toolspace) -> None:
+    done = toolspace("call", "lines", "count=20000")
+
+    assert done.stdout.count("line 0\n") == 1
+    assert done.stdout.endswith("line 19999\n")
+
+
+def test_a_part_that_is_not_the_result_does_not_replace_it(toolspace: Toolspace) -> None:
+    assert toolspace("call", "announced").stdout == "working on it\nthe result\n"
+
+
+def test_text_that_no_encoding_can_carry_is_escaped(toolspace: Toolspace) -> None:
+    plain = toolspace("call", "give", "what=surrogate")
+    as_json = toolspace("call", "give", "what=surrogate", "--json", PYTHONIOENCODING="ascii")
+
+    assert plain.stdout[0] == "a"
+    assert plain.stdout[-2:] == "b\n"
+    assert json.loads(as_json.stdout)["ok"]
+    assert toolspace("call", "echo", "text=é", PYTHONIOENCODING="ascii").stdout == '{\n  "text": "\\xe9"\n}\n'
+
+
+def test_a_reader_that_leaves_stops_the_call_without_a_word(project: Path) -> None:
+    script = '"$0" -m toolspace call endless_lines | head -1; echo ${PIPESTATUS[0]}'
+    done = subprocess.run(
+        ["bash", "-c", script, sys.executable],
+        cwd=project,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+
+    assert (done.stdout, done.stderr) == ("line\n0\n", "")
+    assert (project / "stopped").exists()
+
+
+def test_a_full_disk_behind_standard_output_is_one_line(project: Path) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "toolspace", "call", "echo", "n=1"],
+            cwd=project,
+            env=environment(),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    assert done.returncode == 1
+    assert done.stderr == "error: the result cannot be written: No space left on device\n"
+
+
+@pytest.mark.parametrize("tool", ["waits", "stuck"])
+def test_sigterm_stops_the_call_cleans_up_and_ends_the_process(project: Path, tool: str) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "toolspace", "call", tool, "--json"],
+        cwd=project,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        assert process.stderr is not None
+        assert process.stdout is not None
+        assert process.stderr.readline() == "started\n"
+        os.kill(process.pid, signal.SIGTERM)
+        result = json.loads(process.stdout.read())
+        code = process.wait(timeout=30)
+
+    assert code == 128 + signal.SIGTERM
+    assert result["errorKind"] == "canceled"
+    assert (project / "cleaned").exists() == (tool == "waits")

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.cli.conftest import Toolspace
+
+pytestmark = [pytest.mark.spec("5.3"), pytest.mark.spec("17.1")]
+
+
+def test_each_setting_names_the_line_that_set_it(toolspace: Toolspace) -> None:
+    explained = json.loads(toolspace("explain", "echo", "--json").stdout)
+
+    assert explained["settings"] == {
+        "timeout": {"value": 5000, "source": "toolspace.yaml:11 (tools.overrides.echo.timeout)"},
+        "queue": {"value": None, "source": "default"},
+        "cache": {"value": None, "source": "default"},
+        "maxBytes": {"value": 5000, "source": "toolspace.yaml:12 (tools.overrides.echo.maxBytes)"},
+        "policy": {"value": "allowed", "source": "default"},
+        "visible": {"value": True, "source": "tool echo"},
+    }
+    assert explained["provider"] == {"kind": "local", "namespace": ""}
+    assert explained["inputSchema"]["properties"]["n"]["type"] == "integer"
+
+
+def test_what_the_tool_itself_says_and_its_queue_are_shown(toolspace: Toolspace) -> None:
+    shown = [line.split() for line in toolspace("explain", "lines").stdout.splitlines()]
+
+    assert ["timeout", "20s", "toolspace.yaml:3", "(defaults.toolTimeout)"] in shown
+    assert ["queue", "slow", "tool", "lines"] in shown
+    assert ["queue's", "rules", "concurrent", "2", "toolspace.yaml:5", "(queues.slow)"] in shown
+    assert ["cache", "1m", "tool", "lines"] in shown
+
+
+def test_a_denied_tool_names_the_rule(toolspace: Toolspace) -> None:
+    by_name = json.loads(toolspace("explain", "delete_file", "--json").stdout)["settings"]["policy"]
+    by_glob = json.loads(toolspace("explain", "get_env", "--json").stdout)["settings"]["policy"]
+
+    assert by_name["value"] == "denied"
+    assert by_name["source"] == "toolspace.yaml:8 (tools.toolsDenied)"
+    assert "toolsDenied" in by_name["reason"]
+    assert (by_glob["value"], by_glob["source"]) == ("denied", "toolspace.yaml:13 (tools.overrides.get_*.enabled)")
+
+
+def test_aliases_lead_to_the_tool_and_are_listed(toolspace: Toolspace) -> None:
+    explained = json.loads(toolspace("explain", "less", "--json").stdout)
+
+    assert (explained["asked"], explained["name"]) == ("less", "read_file")
+    assert explained["aliases"] == {
+        "cat": "toolspace.yaml:7 (tools.aliases.cat)",
+        "less": "toolspace.yaml:7 (tools.aliases.less)",
+    }
+
+
+@pytest.mark.spec("17.3")
+def test_a_variable_is_named_as_the_source(toolspace: Toolspace) -> None:
+    done = toolspace("explain", "lines", "--json", TOOLSPACE_TOOL_TIMEOUT="7s")
+
+    assert json.loads(done.stdout)["settings"]["timeout"] == {
+        "value": 7000,
+        "source": "TOOLSPACE_TOOL_TIMEOUT (environment)",
+    }
+
+
+def test_an_unknown_name_exits_2_with_the_nearest(toolspace: Toolspace) -> None:
+    done = toolspace("explain", "ehco")
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == 'error: Tool "ehco" not found; did you mean "echo"?\n'

@@ -1,0 +1,194 @@
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Toolspace, environment
+from toolspace import __version__
+from toolspace.cli.main import COMMANDS
+
+pytestmark = pytest.mark.spec("17.2")
+
+
+@pytest.mark.spec("17.1")
+def test_help_names_every_command_and_imports_nothing_heavy(project: Path) -> None:
+    code = (
+        "import sys; from toolspace.cli.main import run; run(['--help']); "
+        "print([name for name in ('rich', 'yaml', 'pydantic', 'aiohttp', 'asyncio', 'msgspec') if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=project, env=environment(), capture_output=True, text=True, check=True
+    )
+
+    assert all(f"  {name} " in done.stdout for name in COMMANDS)
+    assert done.stdout.endswith("[]\n")
+
+
+def test_the_version_is_printed(toolspace: Toolspace) -> None:
+    assert toolspace("--version").stdout == f"toolspace {__version__}\n"
+
+
+def test_a_mistyped_command_gets_the_nearest(toolspace: Toolspace) -> None:
+    done, tool = toolspace("lst"), toolspace("read_file")
+
+    assert (done.returncode, done.stderr) == (2, "error: there is no command 'lst'; did you mean \"list\"?\n")
+    assert "toolspace call read_file" in tool.stderr
+
+
+def test_nothing_at_all_gets_the_help(toolspace: Toolspace) -> None:
+    done = toolspace()
+
+    assert done.returncode == 2
+    assert "Commands:" in done.stderr
+
+
+@pytest.mark.parametrize("place", ["before", "after"])
+def test_options_hold_before_the_command_and_after_it(toolspace: Toolspace, tmp_path: Path, place: str) -> None:
+    other = tmp_path / "other.yaml"
+    other.write_text("tools: {builtins: [sleep]}\n")
+    options = ["--config", str(other), "--json", "--quiet"]
+
+    done = toolspace(*options, "list") if place == "before" else toolspace("list", *options)
+
+    assert [tool["name"] for tool in json.loads(done.stdout) if tool["category"] == "system"] == ["sleep"]
+
+
+def test_the_configuration_is_the_nearest_upwards_or_the_named_one_or_none(
+    toolspace: Toolspace, project: Path, tmp_path: Path
+) -> None:
+    below = project / "a" / "b"
+    below.mkdir(parents=True)
+
+    nearest = toolspace("list", cwd=below)
+    named = toolspace("list", cwd=tmp_path, TOOLSPACE_CONFIG=str(project / "toolspace.yaml"))
+    none = toolspace("list", cwd=tmp_path)
+
+    assert "\necho " in nearest.stdout
+    assert nearest.stdout == named.stdout
+    assert none.returncode == 0
+    assert "\necho " not in none.stdout
+    assert "\nread_file " in none.stdout
+
+
+@pytest.mark.parametrize("kind", ["missing", "folder", "binary", "wrong", "conflict"])
+def test_a_wrong_configuration_is_one_clear_line_and_exits_2(toolspace: Toolspace, project: Path, kind: str) -> None:
+    path = project / f"{kind}.yaml"
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "binary":
+        path.write_bytes(b"\x00\xff\xfe\x80" * 20)
+    elif kind == "wrong":
+        path.write_text("defaults: {toolTimeot: 5s}\n")
+    elif kind == "conflict":
+        (project / "more.py").write_text("from toolspace import tool\n\n\n@tool\ndef sleep() -> None: ...\n")
+        path.write_text("functions: [./more.py]\n")
+
+    done = toolspace("call", "echo", "--config", str(path))
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_json_prints_a_wrong_configuration_as_an_error_object(toolspace: Toolspace) -> None:
+    done = toolspace("--json", "list", "--config", "missing.yaml")
+
+    assert (done.returncode, done.stderr) == (2, "")
+    assert json.loads(done.stdout) == {
+        "error": {"kind": "config", "message": "missing.yaml: there is no such file"},
+    }
+
+
+def test_state_that_cannot_be_kept_is_one_line_that_names_the_setting(toolspace: Toolspace, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+
+    done = toolspace("call", "give", "what=big", TOOLSPACE_STORAGE_DIR=str(tmp_path / "file"))
+
+    assert done.returncode in (1, 2)
+    assert "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("error: ")
+
+
+def test_closed_standard_streams_do_no_harm(project: Path) -> None:
+    script = '"$0" -m toolspace call echo >&-; echo $?; "$0" -m toolspace call fails 2>&-; echo $?'
+    done = subprocess.run(
+        ["bash", "-c", script, sys.executable],
+        cwd=project,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+
+    assert (done.stdout, done.stderr) == ("0\n1\n", "")
+
+
+@pytest.mark.spec("17.3")
+@pytest.mark.parametrize(
+    ("words", "changes", "message"),
+    [
+        (["list", "--quiet", "--verbose"], {}, "contradict each other"),
+        (["list"], {"TOOLSPACE_LOG": "verbos"}, 'did you mean "verbose"?'),
+        (["list"], {"TOOLSPACE_LOG_FORMAT": "xml"}, "the format is text or json"),
+        (["list"], {"TOOLSPACE_TOOL_TIMEOUT": "soon"}, "TOOLSPACE_TOOL_TIMEOUT (environment)"),
+    ],
+)
+def test_wrong_flags_and_variables_exit_2(
+    toolspace: Toolspace, words: list[str], changes: dict[str, str], message: str
+) -> None:
+    done = toolspace(*words, **changes)
+
+    assert done.returncode == 2
+    assert message in done.stderr
+
+
+@pytest.mark.spec("4.11")
+@pytest.mark.spec("17.3")
+def test_verbose_logs_the_request_and_the_response(toolspace: Toolspace) -> None:
+    done = toolspace("--verbose", "call", "echo", "n=5")
+
+    assert re.fullmatch(
+        r'\[VRB\] tool request → echo\n    parameters: \{"n":5\}\n'
+        r"\[VRB\] tool response ← echo\n    latency: \d+ms, output: 7 chars, status: ok\n",
+        done.stderr,
+    )
+    assert json.loads(done.stdout) == {"n": 5}
+
+
+@pytest.mark.spec("4.11")
+def test_a_failure_is_a_warning_and_secrets_do_not_appear(toolspace: Toolspace) -> None:
+    done = toolspace("call", "fails", "secret=opensesame", TOOLSPACE_LOG="verbose")
+
+    assert "[WRN] tool response ← fails\n    latency: " in done.stderr
+    assert "error: it broke" in done.stderr
+    assert "opensesame" not in done.stderr
+
+
+@pytest.mark.spec("4.11")
+def test_a_name_cannot_forge_a_log_line(toolspace: Toolspace) -> None:
+    done = toolspace("call", "x\n[ERR] forged\x1b[2J", "--verbose")
+
+    assert "[ERR]" in done.stderr
+    assert not any(line.startswith("[ERR]") for line in done.stderr.splitlines())
+
+
+@pytest.mark.spec("4.11")
+def test_the_log_can_be_one_json_object_a_line(toolspace: Toolspace) -> None:
+    done = toolspace("call", "echo", "--verbose", TOOLSPACE_LOG_FORMAT="json")
+
+    started, finished = map(json.loads, done.stderr.splitlines())
+    assert (started["level"], started["event"], started["tool"]) == ("verbose", "tool_started", "echo")
+    assert (finished["event"], finished["callId"]) == ("tool_finished", started["callId"])
+
+
+@pytest.mark.spec("4.11")
+@pytest.mark.spec("17.3")
+def test_a_variable_sets_the_level_and_quiet_wins(toolspace: Toolspace) -> None:
+    assert "[VRB]" in toolspace("call", "echo", TOOLSPACE_LOG="verbose").stderr
+    assert toolspace("call", "echo", "--quiet", TOOLSPACE_LOG="debug").stderr == ""

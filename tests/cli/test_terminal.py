@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import environment
+from tests.cli.terminals import Terminal
+from toolspace.cli.list import shorten
+from toolspace.cli.output import neutral, one_line
+
+pytestmark = pytest.mark.spec("17.2")
+COLOUR = {"TERM": "xterm-256color", "NO_COLOR": ""}
+_ESCAPES = re.compile(r"\x1b\[[0-9;]*[mK]")
+
+
+def open_terminal(*words: str, project: Path, columns: int = 80, **changes: str) -> Terminal:
+    return Terminal(*words, cwd=project, environ=environment(**{**COLOUR, **changes}), columns=columns)
+
+
+def test_colour_is_for_terminals_and_for_those_who_want_it(project: Path) -> None:
+    with open_terminal("call", "echo", "n=5", project=project) as coloured:
+        assert coloured.end() == 0
+    with open_terminal("call", "echo", "n=5", project=project, NO_COLOR="1") as plain:
+        assert plain.end() == 0
+
+    assert '\x1b[36m"n"\x1b[0m: \x1b[33m5\x1b[0m' in coloured.shown
+    assert plain.shown == '{\r\n  "n": 5\r\n}\r\n'
+
+
+def test_a_tool_cannot_command_the_terminal(project: Path) -> None:
+    with open_terminal("call", "give", "what=escapes", project=project) as terminal:
+        assert terminal.end() == 0
+
+    assert terminal.shown == "\\x1b[31mred\\x1b[0m\\x1b]0;title\\x07\r\n"
+
+
+def test_the_list_fits_the_terminal(project: Path) -> None:
+    with open_terminal("list", project=project, columns=60) as terminal:
+        assert terminal.end() == 0
+
+    lines = _ESCAPES.sub("", terminal.shown).splitlines()
+    assert max(map(len, lines)) <= 60
+    assert any(line.startswith("http_request") and line.endswith("…") for line in lines)
+
+
+@pytest.mark.parametrize("tool", ["waits", "stuck"])
+def test_ctrl_c_cancels_the_call_and_cleans_up(project: Path, tool: str) -> None:
+    with open_terminal("call", tool, project=project) as terminal:
+        terminal.wait_for("started")
+        terminal.type("\x03")
+        code = terminal.end()
+
+    assert code == 128 + signal.SIGINT
+    assert "the call was canceled" in terminal.shown
+    assert (project / "cleaned").exists() == (tool == "waits")
+
+
+def test_a_second_ctrl_c_ends_what_cannot_be_cancelled(project: Path) -> None:
+    with open_terminal("call", "blocks", project=project) as terminal:
+        terminal.wait_for("started")
+        terminal.type("\x03")
+        terminal.wait_for("^C\r\n")
+        terminal.type("\x03")
+
+        assert terminal.end() == 128 + signal.SIGINT
+
+
+def test_what_takes_long_shows_how_far_it_is_and_leaves_no_trace(project: Path) -> None:
+    with open_terminal("call", "waits", project=project) as terminal:
+        terminal.wait_for("waits 1s 1/4 still here")
+        terminal.type("\x03")
+        terminal.end()
+
+    after = terminal.shown.rpartition("\r\x1b[K")[2]
+    assert "still here" not in after
+
+
+@pytest.mark.spec("4.11")
+def test_log_lines_are_coloured_by_their_level(project: Path) -> None:
+    with open_terminal("call", "fails", "--verbose", project=project) as terminal:
+        assert terminal.end() == 1
+
+    assert "\x1b[36m[VRB]\x1b[0m tool request → fails" in terminal.shown
+    assert "\x1b[33m[WRN]\x1b[0m tool response ← fails" in terminal.shown
+
+
+def test_only_what_a_terminal_would_obey_is_escaped() -> None:
+    assert neutral("a\tb\nc é 漢\r\nd") == "a\tb\nc é 漢\nd"
+    assert neutral("\x1b\x07\x7f\x9b\u202e") == "\\x1b\\x07\\u007f\\u009b\\u202e"
+    assert neutral("over\rwritten") == "over\\x0dwritten"
+    assert one_line("\n first \n second") == "first"
+    assert one_line("") == ""
+
+
+def test_wide_characters_count_twice_when_a_text_is_cut() -> None:
+    assert shorten("漢" * 30, 21) == "漢" * 10 + "…"
+    assert shorten("x" * 20, 20) == "x" * 20
+    assert shorten("x" * 21, 20) == "x" * 19 + "…"
+    assert shorten("x" * 500, None) == "x" * 500

@@ -1,0 +1,111 @@
+"""Variables are filled into strings; what cannot be is said with file, line, key and variable."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from toolspace.config.document import Document
+from toolspace.config.expand import Expanded, expand, expand_text
+from toolspace.config.parse import parse_document
+
+ENVIRON = {"NAME": "value", "EMPTY": "", "DOLLAR": "${NAME}"}
+
+
+def run(text: str, environ: Mapping[str, str] = ENVIRON) -> Expanded:
+    return expand(parse_document(text.encode(), "toolspace.yaml"), environ)
+
+
+@pytest.mark.spec("5.2")
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("${NAME}", "value"),
+        ("a ${NAME} b ${NAME}", "a value b value"),
+        ("${env:NAME}", "value"),
+        ("${NAME:-other}", "value"),
+        ("${MISSING:-other}", "other"),
+        ("${MISSING:-}", ""),
+        ("${EMPTY}", ""),
+        ("${EMPTY:-other}", "other"),
+        ("${MISSING:-${NAME}}", "value"),
+        ("${MISSING:-${ALSO:-deep}}!", "deep!"),
+        ("${MISSING:-http://x:1/}", "http://x:1/"),
+        ("$${NAME}", "${NAME}"),
+        ("$$${NAME}", "$${NAME}"),
+        ("${MISSING:-$${x}", "${x"),
+        ("$NAME $ {NAME} {NAME} 5$", "$NAME $ {NAME} {NAME} 5$"),
+        ("/v1/${parameters.city}?k=${NAME}", "/v1/${parameters.city}?k=value"),
+        ("${parameters.user-id}", "${parameters.user-id}"),
+        ("${DOLLAR}", "${NAME}"),
+    ],
+)
+def test_variables_are_filled_in(text: str, expected: str) -> None:
+    assert expand_text(text, ENVIRON) == expected
+
+
+@pytest.mark.spec("5.2")
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("${MISSING}", r"the variable MISSING is not set; set it, or give a default: \$\{MISSING:-value\}"),
+        ("${NAMES}", 'NAMES is not set; did you mean "NAME"'),
+        ("${MY-VAR}", r'"\$\{MY-VAR\}" is not a variable'),
+        ("${}", "is not a variable"),
+        ("${NAME", "is not a variable"),
+        ("${ NAME }", "is not a variable"),
+        ("${input:token}", "asks an editor's user"),
+        ("${M:-" * 50 + "}" * 50, "nested deeper"),
+    ],
+)
+def test_what_cannot_be_filled_in_says_why(text: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        expand_text(text, ENVIRON)
+
+
+def test_only_strings_in_values_are_touched() -> None:
+    expanded = run('"${NAME}": 1\nlist: ["${NAME}", 5, true, null]\n')
+    assert expanded.data == {"${NAME}": 1, "list": ["value", 5, True, None]}
+    assert expanded.written == {("list", 0): "${NAME}"}
+
+
+def test_every_unset_variable_is_a_problem_of_its_own() -> None:
+    expanded = run("a: ${ONE}\nb: {c: ['${TWO}']}\n")
+    assert [problem.at for problem in expanded.problems] == [("a",), ("b", "c", 0)]
+    assert "ONE" in expanded.problems[0].message
+
+
+@pytest.mark.parametrize("off", ["enabled: false", "enabled: off", "enabled: ${NOPE:-false}", "disabled: true"])
+def test_something_switched_off_needs_no_variables(off: str) -> None:
+    expanded = run(f"mcpServers:\n  a:\n    {off}\n    env: {{KEY: '${{SECRET}}', N: '${{NAME}}'}}\n")
+    assert expanded.problems == []
+    assert expanded.data["mcpServers"]["a"]["env"] == {"KEY": "${SECRET}", "N": "value"}
+
+
+def test_something_switched_on_needs_them() -> None:
+    assert len(run("a: {enabled: true, env: {KEY: '${SECRET}'}}").problems) == 1
+
+
+@given(st.text(alphabet=list("${}:-NAMEx. \\"), max_size=40), st.dictionaries(st.text(), st.text(), max_size=3))
+def test_no_text_breaks_expansion(text: str, environ: dict[str, str]) -> None:
+    expand(Document("f", {"a": text, "b": [text]}, {}, {}), environ)
+    try:
+        result = expand_text(text, environ)
+    except ValueError:
+        return
+    if "${" not in text:
+        assert result == text
+
+
+@given(st.text(max_size=100))
+def test_an_escaped_text_comes_out_as_it_was(text: str) -> None:
+    if "$$" not in text:
+        assert expand_text(text.replace("${", "$${"), {}) == text
+
+
+@given(st.text(st.characters(exclude_characters="$"), max_size=50))
+def test_the_value_of_a_variable_is_taken_as_it_is(value: str) -> None:
+    assert expand_text("<${X}>", {"X": value}) == f"<{value}>"

@@ -1,0 +1,125 @@
+"""Changes of files are seen, once each, and not before they have come to rest."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from toolspace.config.watch import watch
+
+FAST = 0.01
+PATIENCE = 20.0
+
+
+async def change(changes: AsyncIterator[None]) -> None:
+    async with asyncio.timeout(PATIENCE):
+        await anext(changes)
+
+
+class Looks:
+    """Counts how often the watcher has asked for its files: the events that these tests wait for."""
+
+    def __init__(self, *paths: Path) -> None:
+        self.paths = list(paths)
+        self.count = 0
+        self.condition = asyncio.Condition()
+
+    def __call__(self) -> list[Path]:
+        self.count += 1
+        asyncio.get_running_loop().call_soon(self._tell)
+        return self.paths
+
+    def _tell(self) -> None:
+        async def notify() -> None:
+            async with self.condition:
+                self.condition.notify_all()
+
+        self.task = asyncio.ensure_future(notify())
+
+    async def more(self, number: int) -> None:
+        wanted = self.count + number
+        async with asyncio.timeout(PATIENCE), self.condition:
+            await self.condition.wait_for(lambda: self.count >= wanted)
+
+
+@pytest.mark.spec("5.4")
+async def test_a_change_is_reported(tmp_path: Path) -> None:
+    path = tmp_path / "toolspace.yaml"
+    path.write_text("a")
+    changes = watch(lambda: [path], interval=FAST)
+    path.write_text("ab")
+    await change(changes)
+
+
+@pytest.mark.spec("5.4")
+async def test_a_change_before_the_first_step_is_not_lost(tmp_path: Path) -> None:
+    path = tmp_path / "toolspace.yaml"
+    changes = watch(lambda: [path], interval=FAST)
+    path.write_text("new")
+    await change(changes)
+
+
+@pytest.mark.spec("5.4")
+async def test_a_save_by_renaming_is_a_change_even_at_the_same_time_and_size(tmp_path: Path) -> None:
+    path = tmp_path / "toolspace.yaml"
+    path.write_text("a")
+    stat = path.stat()
+    changes = watch(lambda: [path], interval=FAST)
+    other = tmp_path / "toolspace.yaml.tmp"
+    other.write_text("b")
+    os.utime(other, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    other.replace(path)
+    await change(changes)
+
+
+async def test_a_file_that_vanishes_for_a_moment_is_no_change(tmp_path: Path) -> None:
+    path, other = tmp_path / "toolspace.yaml", tmp_path / "b.py"
+    path.write_text("a")
+    other.write_text("b")
+    looks = Looks(path, other)
+    changes = watch(looks, interval=FAST)
+    waiting = asyncio.ensure_future(anext(changes))
+    await looks.more(1)
+    path.rename(tmp_path / "aside")
+    await looks.more(1)
+    (tmp_path / "aside").rename(path)
+    await looks.more(4)
+    assert not waiting.done()
+    other.write_text("changed")
+    async with asyncio.timeout(PATIENCE):
+        await waiting
+
+
+async def test_a_file_that_stays_away_is_a_change_once(tmp_path: Path) -> None:
+    path = tmp_path / "toolspace.yaml"
+    path.write_text("a")
+    looks = Looks(path)
+    changes = watch(looks, interval=FAST)
+    path.unlink()
+    await change(changes)
+    waiting = asyncio.ensure_future(anext(changes))
+    await looks.more(6)
+    assert not waiting.done()
+    path.write_text("back")
+    async with asyncio.timeout(PATIENCE):
+        await waiting
+
+
+async def test_files_may_join_without_being_a_change(tmp_path: Path) -> None:
+    path, joined = tmp_path / "toolspace.yaml", tmp_path / "tools.py"
+    path.write_text("a")
+    joined.write_text("b")
+    looks = Looks(path)
+    changes = watch(looks, interval=FAST)
+    waiting = asyncio.ensure_future(anext(changes))
+    await looks.more(2)
+    looks.paths.append(joined)
+    await looks.more(4)
+    assert not waiting.done()
+    joined.write_text("changed")
+    async with asyncio.timeout(PATIENCE):
+        await waiting

@@ -1,0 +1,27 @@
+"""Small helpers for tests of function tools: the schema that one gets, and what a call of it gives."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jsonschema_rs
+
+from toolspace import Tool, ToolResult, Toolspace, tool
+
+
+def schema(function: Callable[..., Any]) -> dict[str, Any]:
+    made = dict(tool(function).input_schema)
+    jsonschema_rs.meta.validate(made)
+    return made
+
+
+def properties(function: Callable[..., Any]) -> dict[str, Any]:
+    return schema(function)["properties"]
+
+
+async def call(function: Any, arguments: Any = None) -> ToolResult:
+    made = function if isinstance(function, Tool) else tool(function)
+    return await Toolspace(tools=[made]).call(made.name, arguments)
+
+
+async def value(function: Any, arguments: Any = None) -> Any:
+    return (await call(function, arguments)).unwrap()

@@ -1,0 +1,157 @@
+"""What a tool knows of its call, and what it may say while it runs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from toolspace import EventType, Settings, ToolCanceledError, ToolContext, ToolError, Toolspace, tool
+
+
+@pytest.mark.spec("1.5")
+async def test_a_tool_sees_who_calls_and_within_which_bounds() -> None:
+    seen: list[ToolContext] = []
+
+    @tool
+    async def look(ctx: ToolContext) -> None:
+        seen.append(ctx)
+
+    given_ = ToolContext(
+        task_id="task",
+        user_id="ann",
+        allowed_paths=["/a"],
+        memory_dir="/m",
+        session_dir=Path("/s"),
+        run_id="run",
+        agent_id="agent",
+        agent_entity_id="entity",
+        space_id="space",
+    )
+    result = await Toolspace(tools=[look]).call("look", context=given_)
+    ctx = seen[0]
+    assert (ctx.task_id, ctx.user_id, ctx.allowed_paths) == ("task", "ann", ["/a"])
+    assert (ctx.memory_dir, ctx.session_dir) == ("/m", Path("/s"))
+    assert (ctx.run_id, ctx.agent_id, ctx.agent_entity_id, ctx.space_id) == ("run", "agent", "entity", "space")
+    assert ctx.call_id == result.call_id
+    assert ctx is not given_
+    assert given_.call_id == ""
+
+
+@pytest.mark.spec("1.5")
+async def test_each_call_has_a_context_of_its_own() -> None:
+    both = asyncio.Barrier(2)
+
+    @tool
+    async def look(ctx: ToolContext) -> list[Any]:
+        await both.wait()
+        return [ctx.user_id, ctx.call_id]
+
+    ts = Toolspace(tools=[look], context=ToolContext(user_id="base"))
+    one, two = await asyncio.gather(ts.call("look", context=ToolContext(user_id="ann")), ts.call("look"))
+    assert one.result == ["ann", one.call_id]
+    assert two.result == ["base", two.call_id]
+    assert one.call_id != two.call_id
+
+
+@pytest.mark.spec("1.5")
+def test_what_a_caller_leaves_open_is_taken_from_the_base() -> None:
+    base = ToolContext(user_id="base", allowed_paths=["/b"], memory_dir="/m", task_id="t")
+    merged = ToolContext(user_id="ann").within(base)
+    assert (merged.user_id, merged.allowed_paths, merged.memory_dir, merged.task_id) == ("ann", ["/b"], "/m", "t")
+    assert (base.user_id, base.allowed_paths) == ("base", ["/b"])
+
+
+def test_allowing_nothing_is_not_the_same_as_leaving_it_open() -> None:
+    base = ToolContext(allowed_paths=["/"], allowed_env=["*"], allowed_hosts=["*"])
+    merged = ToolContext(allowed_paths=[], allowed_env=(), allowed_hosts=[]).within(base)
+    assert (list(merged.allowed_paths or "?"), list(merged.allowed_env or "?")) == (["?"], ["?"])
+    assert (merged.allowed_paths, merged.allowed_env, merged.allowed_hosts) == ([], (), [])
+
+
+@pytest.mark.spec("1.5")
+async def test_progress_and_partial_results_are_events_of_the_call() -> None:
+    @tool
+    async def work(ctx: ToolContext) -> str:
+        ctx.report_progress(1, 2, "half")
+        ctx.emit_partial({"piece": 1})
+        return "done"
+
+    ts = Toolspace(tools=[work])
+    events: list[Any] = []
+    ts.bus.subscribe(events.append)
+    result = await ts.call("work")
+    assert [event.type for event in events] == [
+        EventType.TOOL_CALL_REQUESTED,
+        EventType.TOOL_CALL_PROGRESS,
+        EventType.TOOL_CALL_PARTIAL,
+        EventType.TOOL_CALL_COMPLETED,
+    ]
+    assert {event.call_id for event in events} == {result.call_id}
+    assert (events[1].progress, events[1].total, events[1].message) == (1, 2, "half")
+    assert events[2].to_dict()["value"] == {"piece": 1}
+
+
+@pytest.mark.spec("1.5")
+async def test_a_plain_function_can_see_that_it_was_canceled() -> None:
+    started, seen = threading.Event(), threading.Event()
+
+    @tool
+    def spin(ctx: ToolContext) -> None:
+        started.set()
+        while True:
+            try:
+                ctx.check_canceled()
+            except ToolCanceledError:
+                assert ctx.canceled
+                seen.set()
+                raise
+
+    ts = Toolspace(tools=[spin], settings=Settings(tool_timeout=60))
+    call = asyncio.create_task(ts.call("spin", call_id="c1"))
+    assert await asyncio.to_thread(started.wait, 20)
+    assert ts.cancel("c1")
+    result = await call
+    assert (result.error_kind, result.text) == ("canceled", "(tool failed: the call was canceled)")
+    assert await asyncio.to_thread(seen.wait, 20)
+
+
+@pytest.mark.spec("1.5")
+async def test_the_logger_carries_the_ids_of_the_call(caplog: pytest.LogCaptureFixture) -> None:
+    @tool
+    async def say(ctx: ToolContext) -> None:
+        ctx.logger.info("hello %s", "there")
+
+    caplog.set_level(logging.INFO, logger="toolspace.tool")
+    result = await Toolspace(tools=[say]).call("say", context=ToolContext(task_id="t1", run_id="r1"))
+    record = next(one for one in caplog.records if one.name == "toolspace.tool")
+    assert record.getMessage() == "hello there"
+    assert (vars(record)["callId"], vars(record)["taskId"], vars(record)["runId"]) == (result.call_id, "t1", "r1")
+
+
+async def test_a_tool_can_call_another_through_its_context() -> None:
+    @tool
+    async def inner(n: int) -> int:
+        return n + 1
+
+    @tool
+    async def outer(ctx: ToolContext) -> Any:
+        good = await ctx.call("inner", {"n": "1"})
+        bad = await ctx.call("inner", "{}")
+        return [good.result, bad.error_kind]
+
+    assert (await Toolspace(tools=[inner, outer]).call("outer")).unwrap() == [2, "invalid_parameters"]
+
+
+async def test_a_context_outside_a_call_is_quiet() -> None:
+    ctx = ToolContext()
+    ctx.report_progress(1)
+    ctx.emit_partial("x")
+    ctx.check_canceled()
+    assert (ctx.call_id, ctx.canceled, ctx.run) == ("", False, None)
+    with pytest.raises(ToolError, match="belongs to no call; call the tool through a Toolspace"):
+        await ctx.call("x")

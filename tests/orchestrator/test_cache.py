@@ -1,0 +1,224 @@
+"""4.2: the cache. Equal calls run once; failures never stay; a broken cache costs nothing but the hit."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from toolspace import ResultCache, Rules, Settings, ToolContext, Toolspace, tool
+from toolspace.abc import CachedResult
+from toolspace.stores.cache_memory import MemoryCache
+from toolspace.testing import Recorder
+
+
+class Counter:
+    def __init__(self, *, cache: float | None = 60, per_user: bool = False, fail: int = 0) -> None:
+        self.runs = 0
+        self._fail = fail
+
+        @tool(cache=cache or 0, cache_per_user=per_user)
+        async def look_up(key: str = "", limit: int = 10) -> Any:
+            self.runs += 1
+            if self.runs <= self._fail:
+                raise ValueError("not yet")
+            return {"key": key, "run": self.runs}
+
+        self.tool = look_up
+
+
+@pytest.mark.spec("4.2")
+async def test_equal_arguments_run_once_however_they_are_written() -> None:
+    counter = Counter()
+    async with Toolspace(tools=[counter.tool]) as ts:
+        results = [
+            await ts.call("look_up", arguments)
+            for arguments in ({"key": "a", "limit": 5}, '{"limit": 5, "key": "a"}', {"limit": "5", "key": "a"})
+        ]
+        records = ts.orchestrator.accounting.recent
+    assert [result.result for result in results] == [{"key": "a", "run": 1}] * 3
+    assert [record.cache_hit for record in records] == [False, True, True]
+    assert [result.executed for result in results] == [True, False, False]
+
+
+@pytest.mark.spec("4.2")
+async def test_the_cache_is_off_unless_asked_for() -> None:
+    counter = Counter(cache=None)
+    async with Toolspace(tools=[counter.tool]) as ts:
+        await ts.call("look_up")
+        await ts.call("look_up")
+    assert counter.runs == 2
+
+
+@pytest.mark.spec("4.2")
+async def test_what_is_cached_expires() -> None:
+    now = 0.0
+    counter = Counter(cache=10)
+    async with Toolspace(tools=[counter.tool], cache=MemoryCache(clock=lambda: now)) as ts:
+        await ts.call("look_up")
+        now = 9.9
+        await ts.call("look_up")
+        assert counter.runs == 1
+        now = 10.1
+        await ts.call("look_up")
+    assert counter.runs == 2
+
+
+@pytest.mark.spec("4.2")
+async def test_failures_are_never_cached() -> None:
+    counter = Counter(fail=2)
+    async with Toolspace(tools=[counter.tool]) as ts:
+        oks = [(await ts.call("look_up")).ok for _ in range(4)]
+    assert oks == [False, False, True, True]
+    assert counter.runs == 3
+
+
+@pytest.mark.spec("4.2")
+@pytest.mark.parametrize(("per_user", "runs"), [(False, 1), (True, 2)])
+async def test_an_answer_that_depends_on_the_user_is_kept_for_that_user(per_user: bool, runs: int) -> None:
+    counter = Counter(per_user=per_user)
+    async with Toolspace(tools=[counter.tool]) as ts:
+        for user in ("ann", "bob", "ann", "bob"):
+            await ts.call("look_up", context=ToolContext(user_id=user))
+    assert counter.runs == runs
+
+
+@pytest.mark.spec("4.2")
+async def test_equal_calls_in_flight_share_one_execution() -> None:
+    release = asyncio.Event()
+    runs = 0
+
+    @tool(cache=60)
+    async def slow(n: int) -> int:
+        nonlocal runs
+        runs += 1
+        await release.wait()
+        return n
+
+    async with Toolspace(tools=[slow]) as ts:
+        tasks = [asyncio.create_task(ts.call("slow", {"n": 1}, call_id=f"c{i}")) for i in range(20)]
+        other = asyncio.create_task(ts.call("slow", {"n": 2}))
+        await asyncio.sleep(0)
+        release.set()
+        results = await asyncio.gather(*tasks, other)
+    assert runs == 2
+    assert [result.result for result in results] == [1] * 20 + [2]
+    assert [result.call_id for result in results[:20]] == [f"c{i}" for i in range(20)]
+
+
+@pytest.mark.spec("4.2")
+async def test_when_the_one_that_runs_is_cancelled_another_takes_over() -> None:
+    release = asyncio.Event()
+    runs = 0
+
+    @tool(cache=60)
+    async def slow() -> int:
+        nonlocal runs
+        runs += 1
+        await release.wait()
+        return runs
+
+    async with Toolspace(tools=[slow]) as ts:
+        seen = Recorder(ts)
+        leader = asyncio.create_task(ts.call("slow", call_id="leader"))
+        await seen.started("slow")
+        followers = [asyncio.create_task(ts.call("slow")) for _ in range(3)]
+        await asyncio.sleep(0)
+        ts.cancel("leader")
+        assert (await leader).error_kind == "canceled"
+        release.set()
+        results = await asyncio.wait_for(asyncio.gather(*followers), 10)
+    assert [result.result for result in results] == [2, 2, 2]
+
+
+@pytest.mark.spec("4.2")
+async def test_a_follower_that_leaves_does_not_disturb_the_others() -> None:
+    release = asyncio.Event()
+
+    @tool(cache=60)
+    async def slow() -> str:
+        await release.wait()
+        return "done"
+
+    async with Toolspace(tools=[slow]) as ts:
+        leader, leaving, staying = (asyncio.create_task(ts.call("slow")) for _ in range(3))
+        await asyncio.sleep(0)
+        leaving.cancel()
+        await asyncio.gather(leaving, return_exceptions=True)
+        release.set()
+        assert [(await leader).result, (await staying).result] == ["done", "done"]
+
+
+@pytest.mark.spec("4.2")
+async def test_a_caller_that_changes_its_result_changes_nobody_elses() -> None:
+    counter = Counter()
+    async with Toolspace(tools=[counter.tool]) as ts:
+        first = await ts.call("look_up")
+        first.result["key"] = "changed"
+        second = await ts.call("look_up")
+        second.result["key"] = "changed too"
+        third = await ts.call("look_up")
+    assert third.result == {"key": "", "run": 1}
+
+
+@pytest.mark.spec("4.2")
+async def test_null_and_false_are_cached_like_any_result() -> None:
+    runs = 0
+
+    @tool(cache=60)
+    async def nothing(value: bool | None = None) -> Any:
+        nonlocal runs
+        runs += 1
+        return value
+
+    async with Toolspace(tools=[nothing]) as ts:
+        values = [
+            (await ts.call("nothing", arguments)).result for arguments in ({}, {}, {"value": False}, {"value": False})
+        ]
+    assert values == [None, None, False, False]
+    assert runs == 2
+
+
+class BrokenCache(ResultCache):
+    async def get(self, key: str) -> CachedResult | None:
+        raise ConnectionError("the cache is gone")
+
+    async def set(self, key: str, value: CachedResult, ttl: float) -> None:
+        raise ConnectionError("the cache is gone")
+
+    async def clear(self) -> None: ...
+
+
+@pytest.mark.spec("4.2")
+async def test_a_broken_cache_never_fails_a_call() -> None:
+    counter = Counter()
+    async with Toolspace(tools=[counter.tool], cache=BrokenCache()) as ts:
+        results = [await ts.call("look_up") for _ in range(2)]
+    assert [result.ok for result in results] == [True, True]
+    assert counter.runs == 2
+
+
+@pytest.mark.spec("4.1")
+async def test_a_hit_takes_no_place_in_a_queue_and_a_refused_call_never_looks_the_cache_up() -> None:
+    counter = Counter()
+    asked: list[str] = []
+
+    class Watched(MemoryCache):
+        async def get(self, key: str) -> CachedResult | None:
+            asked.append(key)
+            return await super().get(key)
+
+    async with Toolspace(tools=[counter.tool], cache=Watched()) as ts:
+        await ts.call("look_up", {"wrong": 1})
+        assert asked == []
+        await ts.call("look_up")
+        assert len(asked) == 1
+
+
+async def test_configuration_can_turn_a_tools_cache_off() -> None:
+    counter = Counter(cache=60)
+    async with Toolspace(tools=[counter.tool], settings=Settings(overrides={"look_up": Rules(cache=0)})) as ts:
+        await ts.call("look_up")
+        await ts.call("look_up")
+    assert counter.runs == 2

@@ -1,0 +1,321 @@
+"""One call through the public door: what comes back, whatever the tool does."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from toolspace import (
+    Annotations,
+    EventType,
+    ImagePart,
+    Settings,
+    TextPart,
+    Tool,
+    ToolCanceledError,
+    ToolContext,
+    ToolLimitError,
+    ToolPermissionError,
+    ToolResult,
+    Toolspace,
+    ToolTimeoutError,
+    ToolTransportError,
+    tool,
+)
+from toolspace.testing import Recorder
+
+
+@tool
+async def add(a: int, b: int = 2) -> int:
+    """Adds two numbers."""
+    return a + b
+
+
+@pytest.mark.spec("18")
+async def test_three_lines_from_import_to_a_called_tool() -> None:
+    ts = Toolspace(tools=[add])
+    result = await ts.call("add", {"a": 1})
+    assert (result.ok, result.result) == (True, 3)
+
+
+@pytest.mark.spec("18")
+@pytest.mark.parametrize("arguments", [{"a": 1, "b": 4}, '{"a": 1, "b": 4}', b'{"a": 1, "b": 4}', {"a": "1", "b": 4.0}])
+async def test_arguments_are_a_mapping_or_the_text_that_a_model_sent(arguments: Any) -> None:
+    async with Toolspace(tools=[add]) as ts:
+        assert (await ts.call("add", arguments)).unwrap() == 5
+
+
+@pytest.mark.spec("1.6")
+async def test_a_result_says_when_how_long_and_who() -> None:
+    async with Toolspace(tools=[add]) as ts:
+        result = await ts.call("add", {"a": 1}, call_id="mine")
+    wire = result.to_dict()
+    assert wire["startedAt"] <= wire["completedAt"]
+    assert result.duration_ms >= 0
+    assert (wire["ok"], wire["kind"], wire["namespace"], wire["tool"], wire["callId"]) == (
+        True,
+        "local",
+        "",
+        "add",
+        "mine",
+    )
+    assert wire["content"] == [{"type": "json", "value": 3}]
+
+
+@pytest.mark.spec("1.6")
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, "null"), (False, "false"), (0, "0"), ("", ""), ([], "[]"), ({"a": [1]}, '{"a":[1]}'), (1.5, "1.5")],
+)
+async def test_null_false_and_empty_are_results(value: Any, text: str) -> None:
+    @tool
+    async def give() -> Any:
+        return value
+
+    async with Toolspace(tools=[give]) as ts:
+        result = await ts.call("give")
+    assert result.ok
+    assert result.result == value
+    assert result.text == text
+    assert "result" in result.to_dict()
+
+
+@pytest.mark.spec("1.6")
+async def test_typed_parts_are_kept_and_have_a_placeholder_for_text() -> None:
+    @tool
+    async def draw() -> list[Any]:
+        return [TextPart(text="a dot"), ImagePart(data="aGVsbG8=", mime_type="image/png")]
+
+    async with Toolspace(tools=[draw]) as ts:
+        result = await ts.call("draw")
+    assert [part["type"] for part in result.to_dict()["content"]] == ["text", "image"]
+    assert result.text == "a dot\n[image image/png, 5 bytes]"
+
+
+@pytest.mark.spec("1.6")
+@pytest.mark.parametrize("error", [ValueError("boom"), KeyError("boom"), RuntimeError("boom"), SystemExit("boom")])
+@pytest.mark.parametrize("style", ["async", "sync", "stream"])
+async def test_a_tool_that_raises_is_a_failed_result(error: BaseException, style: str) -> None:
+    def sync() -> None:
+        raise error
+
+    async def coroutine() -> None:
+        raise error
+
+    async def stream() -> AsyncIterator[str]:
+        yield "a"
+        raise error
+
+    function: Callable[..., Any] = {"async": coroutine, "sync": sync, "stream": stream}[style]
+    async with Toolspace(tools=[tool(name="fail")(function)]) as ts:
+        result = await ts.call("fail")
+    assert (result.ok, result.error_kind, result.executed) == (False, "execution_error", True)
+    assert "boom" in (result.error or "")
+    assert result.text.startswith("(tool failed: ")
+
+
+@pytest.mark.spec("1.7")
+@pytest.mark.parametrize(
+    ("error", "kind", "executed"),
+    [
+        (ToolPermissionError("no"), "not_permitted", False),
+        (ToolLimitError("no"), "limit_exceeded", False),
+        (ToolCanceledError("no"), "canceled", False),
+        (ToolTimeoutError("no"), "timeout", True),
+        (ToolTransportError("no"), "transport_error", True),
+    ],
+)
+async def test_a_tool_chooses_the_kind_of_its_failure(error: Exception, kind: str, executed: bool) -> None:
+    @tool
+    async def fail() -> None:
+        raise error
+
+    async with Toolspace(tools=[fail]) as ts:
+        result = await ts.call("fail")
+    assert (result.error_kind, result.executed) == (kind, executed)
+    with pytest.raises(type(error)):
+        result.unwrap()
+
+
+@pytest.mark.spec("1.7")
+async def test_an_unknown_tool_names_the_nearest() -> None:
+    async with Toolspace(tools=[add]) as ts:
+        result = await ts.call("addd", {"a": 1})
+    assert (result.error_kind, result.executed) == ("unknown_tool", False)
+    assert result.error == 'Tool "addd" not found; did you mean "add"?'
+
+
+@pytest.mark.spec("1.7")
+async def test_wrong_parameters_name_each_path_what_was_expected_and_what_was_given() -> None:
+    async with Toolspace(tools=[add]) as ts:
+        result = await ts.call("add", {"a": "x", "c": 1})
+    assert (result.error_kind, result.executed) == ("invalid_parameters", False)
+    assert result.error is not None
+    assert result.error.startswith("Parameter validation failed: ")
+    assert "a: expected integer" in result.error
+    assert '"x"' in result.error
+    assert "c: no such parameter" in result.error
+
+
+@pytest.mark.spec("1.3")
+async def test_plain_functions_run_in_a_thread_and_see_their_context() -> None:
+    @tool
+    def where(context: ToolContext) -> dict[str, Any]:
+        return {"thread": threading.current_thread().name, "user": context.user_id, "call": context.call_id}
+
+    async with Toolspace(tools=[where]) as ts:
+        result = await ts.call("where", context=ToolContext(user_id="ann"), call_id="c1")
+    assert result.result["thread"] != threading.main_thread().name
+    assert (result.result["user"], result.result["call"]) == ("ann", "c1")
+
+
+@pytest.mark.spec("1.3")
+async def test_a_streaming_tool_gives_parts_as_events_and_the_joined_text() -> None:
+    @tool
+    async def count() -> AsyncIterator[str]:
+        for word in ("one ", "two ", "three"):
+            yield word
+
+    async with Toolspace(tools=[count]) as ts:
+        seen = Recorder(ts)
+        result = await ts.call("count")
+    assert result.result == "one two three"
+    assert [event.to_dict()["value"] for event in seen.of(EventType.TOOL_CALL_PARTIAL)] == ["one ", "two ", "three"]
+    assert seen.types()[0] == "TOOL_CALL_REQUESTED"
+    assert seen.types()[-1] == "TOOL_CALL_COMPLETED"
+
+
+@pytest.mark.spec("1.3")
+async def test_a_streaming_tool_of_values_gives_their_list() -> None:
+    @tool
+    async def rows() -> AsyncIterator[Any]:
+        yield {"n": 1}
+        yield "text"
+        yield None
+
+    async with Toolspace(tools=[rows]) as ts:
+        assert (await ts.call("rows")).result == [{"n": 1}, "text", None]
+
+
+@pytest.mark.spec("1.4")
+async def test_a_raw_schema_reaches_the_model_unchanged_and_is_checked() -> None:
+    schema = {
+        "type": "object",
+        "properties": {"n": {"type": "integer", "minimum": 1, "x-note": "kept"}},
+        "required": ["n"],
+        "$comment": "also kept",
+    }
+
+    async def double(parameters: dict[str, Any], context: ToolContext) -> Any:
+        return parameters["n"] * 2
+
+    raw = Tool("double", "Doubles", schema, handler=double, annotations=Annotations(read_only=True))
+    async with Toolspace(tools=[raw]) as ts:
+        assert ts.to_llm_tools("anthropic")[0]["input_schema"] == schema
+        assert (await ts.call("double", {"n": "21"})).result == 42
+        failed = await ts.call("double", {"n": 0})
+    assert failed.error_kind == "invalid_parameters"
+
+
+@pytest.mark.spec("1.5")
+async def test_the_context_reports_progress_parts_and_cancellation() -> None:
+    @tool
+    async def work(context: ToolContext) -> str:
+        context.report_progress(1, 2, "half")
+        context.emit_partial("some")
+        context.check_canceled()
+        context.logger.info("working")
+        return context.task_id
+
+    async with Toolspace(tools=[work]) as ts:
+        seen = Recorder(ts)
+        result = await ts.call("work", context=ToolContext(task_id="t1"))
+    assert result.result == "t1"
+    progress = seen.of(EventType.TOOL_CALL_PROGRESS)[0].to_dict()
+    assert (progress["progress"], progress["total"], progress["message"]) == (1, 2, "half")
+    assert seen.of(EventType.TOOL_CALL_PARTIAL)[0].to_dict()["value"] == "some"
+
+
+@pytest.mark.spec("1.5")
+async def test_progress_from_a_thread_reaches_subscribers_on_the_loop() -> None:
+    threads: list[str] = []
+
+    @tool
+    def work(context: ToolContext) -> None:
+        context.report_progress(1)
+
+    async with Toolspace(tools=[work]) as ts:
+        ts.bus.subscribe(lambda _: threads.append(threading.current_thread().name), EventType.TOOL_CALL_PROGRESS)
+        await ts.call("work")
+        await asyncio.sleep(0)
+    assert threads == [threading.main_thread().name]
+
+
+async def test_a_call_id_that_is_given_is_used_everywhere() -> None:
+    async with Toolspace(tools=[add]) as ts:
+        seen = Recorder(ts)
+        await ts.call("add", {"a": 1}, call_id="c-7")
+        assert {event.to_dict()["callId"] for event in seen.events} == {"c-7"}
+        assert ts.orchestrator.accounting.recent[-1].call_id == "c-7"
+
+
+async def test_a_tool_may_return_a_whole_result() -> None:
+    @tool
+    async def deep() -> ToolResult:
+        return ToolResult(ok=False, error="upstream said no", error_kind="transport_error", executed=False)
+
+    async with Toolspace(tools=[deep]) as ts:
+        result = await ts.call("deep")
+    assert (result.error, result.error_kind, result.executed, result.tool) == (
+        "upstream said no",
+        "transport_error",
+        False,
+        "deep",
+    )
+
+
+async def test_calls_work_from_several_loops_one_after_the_other() -> None:
+    ts = Toolspace(tools=[add])
+    results = await asyncio.gather(*(asyncio.to_thread(lambda: asyncio.run(_call_once(ts))) for _ in range(2)))
+    assert results == [3, 3]
+
+
+async def _call_once(ts: Toolspace) -> Any:
+    return (await ts.call("add", {"a": 1})).result
+
+
+async def test_a_tool_that_awaits_something_cancelled_elsewhere_fails_alone() -> None:
+    @tool
+    async def odd() -> None:
+        future = asyncio.get_running_loop().create_future()
+        future.cancel()
+        await future
+
+    async with Toolspace(tools=[odd]) as ts:
+        result = await ts.call("odd")
+    assert result.error_kind == "execution_error"
+
+
+@pytest.mark.spec("1.8")
+async def test_a_failure_reads_as_the_model_expects() -> None:
+    @tool(timeout=0.01)
+    async def slow() -> None:
+        await asyncio.sleep(30)
+
+    async with Toolspace(tools=[slow, add], settings=Settings()) as ts:
+        assert (await ts.call("slow")).text == "(tool failed: timeout)"
+        assert (await ts.call("add", {"a": 1})).text == "3"
+
+
+def test_import_is_light() -> None:
+    """`import toolspace` loads nothing heavy: not even asyncio."""
+    import subprocess
+
+    code = "import sys, toolspace; print([m for m in ('asyncio', 'pydantic', 'msgspec', 'yaml') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

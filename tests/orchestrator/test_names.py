@@ -1,0 +1,141 @@
+"""Section 2 through the public door: full names, what else resolves, and what is recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from toolspace import Settings, Tool, ToolContext, ToolNameConflict, ToolProvider, ToolResult, Toolspace, tool
+
+SCHEMA = {"type": "object", "properties": {"q": {"type": "string"}}, "required": ["q"]}
+
+
+class Echo(ToolProvider):
+    """A provider whose tools say their own name."""
+
+    kind = "echo"
+
+    def __init__(self, namespace: str, *names: str, schema: dict[str, Any] = SCHEMA) -> None:
+        super().__init__()
+        self.namespace = namespace
+        self.names = list(names)
+        self._schema = schema
+
+    def list_tools(self) -> Sequence[Tool]:
+        return [Tool(name, f"Echoes {name}", self._schema) for name in self.names]
+
+    async def execute(self, name: str, parameters: dict[str, Any], context: ToolContext) -> ToolResult:
+        return ToolResult(ok=True, result=f"{self.namespace}:{name}")
+
+
+def names(ts: Toolspace) -> list[str]:
+    return [one.name for one in ts.list_tools()]
+
+
+@pytest.mark.spec("2.1")
+async def test_local_tools_have_bare_names_and_providers_a_namespace() -> None:
+    @tool
+    async def local() -> None: ...
+
+    async with Toolspace(tools=[local], providers=[Echo("github", "search_code")]) as ts:
+        assert names(ts) == ["local", "github__search_code"]
+        result = await ts.call("github__search_code", {"q": "x"})
+    assert (result.result, result.namespace, result.kind) == ("github:search_code", "github", "echo")
+
+
+@pytest.mark.spec("2.2")
+async def test_names_are_sanitised_and_at_most_64_long() -> None:
+    long = "a_very_long_tool_name_that_goes_on_and_on_" * 3
+    async with Toolspace(providers=[Echo("my server", "My-Tool", long)]) as ts:
+        first, second = names(ts)
+        assert first == "my_server__My_Tool"
+        assert len(second) <= 64
+        assert second.startswith("my_server__a_very_long")
+        assert (await ts.call(second, {"q": "x"})).result == f"my server:{long}"
+
+
+@pytest.mark.spec("2.2")
+async def test_the_same_tool_has_the_same_name_whatever_comes_first() -> None:
+    long = ["x" * 80 + "1", "x" * 80 + "2", "short"]
+    forward = Toolspace(providers=[Echo("s", *long), Echo("t", *long)])
+    backward = Toolspace(providers=[Echo("t", *reversed(long)), Echo("s", *reversed(long))])
+    assert sorted(names(forward)) == sorted(names(backward))
+    assert len(set(names(forward))) == 6
+
+
+@pytest.mark.spec("2.3")
+async def test_two_names_that_collide_after_sanitising_both_get_the_hash() -> None:
+    async with Toolspace(providers=[Echo("s", "get-user", "get.user", "other")]) as ts:
+        found = names(ts)
+        assert "s__get_user" not in found
+        assert len(found) == 3
+        answers = {name: (await ts.call(name, {"q": "x"})).result for name in found}
+    assert set(answers.values()) == {"s:get-user", "s:get.user", "s:other"}
+
+
+@pytest.mark.spec("2.3")
+def test_two_tools_with_one_name_are_an_error_that_names_both_owners() -> None:
+    @tool(name="same")
+    async def first() -> None: ...
+
+    @tool(name="same")
+    async def second() -> None: ...
+
+    with pytest.raises(ToolNameConflict, match=r"first .* and .*second"):
+        Toolspace(tools=[first, second])
+    with pytest.raises(ToolNameConflict, match="by 'a' and 'a'"):
+        Toolspace(providers=[Echo("a", "x"), Echo("a", "x")])
+
+
+@pytest.mark.spec("2.3")
+async def test_a_refused_tool_leaves_everything_as_it_was() -> None:
+    @tool(name="same")
+    async def first() -> str:
+        return "first"
+
+    @tool(name="same")
+    async def second() -> str:
+        return "second"
+
+    @tool
+    async def third() -> None: ...
+
+    async with Toolspace(tools=[first]) as ts:
+        with pytest.raises(ToolNameConflict):
+            ts.registry.register_many([third, second])
+        assert names(ts) == ["same"]
+        assert (await ts.call("same")).result == "first"
+
+
+@pytest.mark.spec("2.4")
+@pytest.mark.parametrize("called", ["github__search-code", "search-code", "search_code", "find"])
+async def test_a_call_resolves_through_spelling_bare_name_and_alias(called: str) -> None:
+    settings = Settings(aliases={"find": "github__search_code"})
+    async with Toolspace(providers=[Echo("github", "search-code")], settings=settings) as ts:
+        result = await ts.call(called, {"q": "x"})
+        record = ts.orchestrator.accounting.recent[-1]
+    assert result.result == "github:search-code"
+    assert (record.requested, record.tool) == (called, "github__search_code")
+
+
+@pytest.mark.spec("2.4")
+async def test_a_bare_name_that_several_offer_or_whose_arguments_do_not_fit_is_not_guessed() -> None:
+    async with Toolspace(providers=[Echo("a", "search"), Echo("b", "search"), Echo("c", "only")]) as ts:
+        several = await ts.call("search", {"q": "x"})
+        misfit = await ts.call("only", {"wrong": 1})
+        fits = await ts.call("only", {"q": "x"})
+    assert several.error_kind == misfit.error_kind == "unknown_tool"
+    assert '"a__search"' in (several.error or "")
+    assert '"b__search"' in (several.error or "")
+    assert '"c__only"' in (misfit.error or "")
+    assert fits.ok
+
+
+@pytest.mark.spec("2.4")
+async def test_an_alias_of_an_alias_and_a_circle_of_them_end() -> None:
+    settings = Settings(aliases={"a": "b", "b": "s__x", "loop": "pool", "pool": "loop"})
+    async with Toolspace(providers=[Echo("s", "x")], settings=settings) as ts:
+        assert (await ts.call("a", {"q": "x"})).ok
+        assert (await ts.call("loop", {"q": "x"})).error_kind == "unknown_tool"

@@ -1,0 +1,73 @@
+"""What may be put around every call and told of every run, after the orchestrator was made."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from toolspace import Run, ToolResult, Toolspace
+from toolspace.core.events import CallEvent
+
+
+async def add(a: int, b: int) -> int:
+    """Adds two numbers."""
+    return a + b
+
+
+class Watch:
+    """A stage that notes what passes."""
+
+    def __init__(self, name: str, notes: list[str]) -> None:
+        self._name = name
+        self._notes = notes
+
+    def __call__(self, plan: Any, next: Any, /) -> Any:
+        async def run(call: Any) -> ToolResult:
+            self._notes.append(f"{self._name} in")
+            result = await next(call)
+            self._notes.append(f"{self._name} out {'ok' if result.ok else result.error_kind}")
+            return result
+
+        return run
+
+
+@pytest.mark.spec("4.1")
+async def test_a_stage_of_ones_own_sees_every_call_between_its_announcements() -> None:
+    notes: list[str] = []
+    async with Toolspace(tools=[add]) as ts:
+        await ts.call("add", {"a": 1, "b": 1})
+        ts.bus.subscribe(lambda event: notes.append(event.type.name) if isinstance(event, CallEvent) else None)
+        ts.orchestrator.use(Watch("first", notes))
+        remove = ts.orchestrator.use(Watch("second", notes))
+        await ts.call("add", {"a": 1, "b": 2})
+        remove()
+        await ts.call("nothing")
+        async with ts.run() as run:
+            await run.call("add", {"a": 1})
+
+    first = ["TOOL_CALL_REQUESTED", "first in", "second in", "second out ok", "first out ok", "TOOL_CALL_COMPLETED"]
+    unknown = ["TOOL_CALL_REQUESTED", "first in", "first out unknown_tool", "TOOL_CALL_FAILED"]
+    invalid = ["TOOL_CALL_REQUESTED", "first in", "first out invalid_parameters", "TOOL_CALL_FAILED"]
+    assert notes == [*first, *unknown, *invalid]
+
+
+@pytest.mark.spec("4.8")
+async def test_a_listener_is_told_of_runs_and_a_trace_of_its_end() -> None:
+    ended: list[str] = []
+    runs: list[Run] = []
+
+    def began(run: Run) -> None:
+        runs.append(run)
+        run.trace.on_end = lambda operation: ended.append(f"{operation.kind} {operation.status}")
+
+    async with Toolspace(tools=[add]) as ts:
+        forget = ts.orchestrator.on_run(began)
+        async with ts.run() as run:
+            assert ended == []
+        run.close()
+        forget()
+        ts.run()
+
+    assert runs == [run]
+    assert ended == ["run ok"]

@@ -1,0 +1,302 @@
+"""4.6, 4.7 and 3.33: large results are stored, given back as handles, and read back in parts by their owner."""
+
+from __future__ import annotations
+
+import json
+import stat
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from toolspace import Settings, ToolContext, Toolspace, tool
+from toolspace.abc import OutputStore
+from toolspace.stores.outputs_disk import DiskOutputs
+from toolspace.stores.outputs_memory import MemoryOutputs
+
+
+@tool
+async def text(size: int, word: str = "x") -> str:
+    return word * size
+
+
+@tool
+async def rows(count: int) -> list[dict[str, Any]]:
+    return [{"id": n, "name": f"row {n}"} for n in range(count)]
+
+
+@tool
+async def lines(count: int) -> str:
+    return "\n".join(f"line {n}" for n in range(1, count + 1))
+
+
+def small(limit: int = 1_000, **more: Any) -> Settings:
+    return Settings(tool_response_max_bytes=limit, **more)
+
+
+@pytest.mark.spec("4.6")
+async def test_a_large_result_is_stored_and_replaced_by_a_handle_with_head_and_tail() -> None:
+    async with Toolspace(tools=[lines], settings=small()) as ts:
+        result = await ts.call("lines", {"count": 500})
+    assert result.ok
+    output = result.result["tool_output"]
+    full = "\n".join(f"line {n}" for n in range(1, 501))
+    assert output["handle"].startswith("session-")
+    assert output["reason"] == "size_limit_exceeded"
+    assert (output["bytes"], output["lines"]) == (len(full), 500)
+    assert output["tokens"] > 100
+    assert output["preview"].startswith("line 1\n")
+    assert output["preview"].endswith("line 500")
+    assert len(result.text.encode()) <= 1_000
+
+
+@pytest.mark.spec("4.6")
+async def test_the_limit_counts_bytes_not_characters() -> None:
+    async with Toolspace(tools=[text], settings=small(1_000)) as ts:
+        assert (await ts.call("text", {"size": 1_000})).result == "x" * 1_000
+        assert "tool_output" in (await ts.call("text", {"size": 1_001})).result
+        assert "tool_output" in (await ts.call("text", {"size": 400, "word": "漢"})).result
+
+
+@pytest.mark.spec("4.6")
+async def test_stored_files_are_readable_by_the_owner_only(tmp_path: Path) -> None:
+    async with Toolspace(tools=[text], settings=small(state_dir=tmp_path / "s")) as ts:
+        await ts.call("text", {"size": 5_000})
+    made = list((tmp_path / "s").rglob("*"))
+    assert any(path.is_file() for path in made)
+    for path in made:
+        assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
+
+
+@pytest.mark.spec("3.33")
+async def test_reading_back_is_offered_only_once_something_is_stored() -> None:
+    async with Toolspace(tools=[text], settings=small()) as ts:
+        assert "agent__read_output" not in [one.name for one in ts.list_tools()]
+        await ts.call("text", {"size": 5_000})
+        assert "agent__read_output" in [one.name for one in ts.list_tools()]
+        other = ToolContext(session_id="another")
+        assert "agent__read_output" not in [one.name for one in ts.list_tools(context=other)]
+
+
+async def _stored(ts: Toolspace, name: str, arguments: Any, **call: Any) -> str:
+    result = await ts.call(name, arguments, **call)
+    return result.result["tool_output"]["handle"]
+
+
+@pytest.mark.spec("3.33")
+async def test_lines_are_read_by_offset_and_limit_to_the_very_end() -> None:
+    async with Toolspace(tools=[lines], settings=small()) as ts:
+        handle = await _stored(ts, "lines", {"count": 1_000})
+        page = (await ts.call("agent__read_output", {"handle": handle, "offset": 998, "limit": 2})).result
+        assert (page["content"], page["totalLines"], page["nextOffset"]) == ("line 998\nline 999", 1_000, 1_000)
+        last = (await ts.call("agent__read_output", {"handle": handle, "offset": 1_000})).result
+        assert last["content"] == "line 1000"
+        assert "nextOffset" not in last
+        past = (await ts.call("agent__read_output", {"handle": handle, "offset": 5_000})).result
+        assert (past["content"], past["lines"]) == ("", 0)
+
+
+@pytest.mark.spec("3.33")
+async def test_everything_can_be_read_back_piece_by_piece() -> None:
+    async with Toolspace(tools=[lines, text], settings=small()) as ts:
+        for name, arguments, full in (
+            ("lines", {"count": 5_000}, "\n".join(f"line {n}" for n in range(1, 5_001))),
+            ("text", {"size": 50_000}, "x" * 50_000),
+        ):
+            handle = await _stored(ts, name, arguments)
+            offset: int | None = 1
+            pieces: list[str] = []
+            while offset is not None:
+                page = (
+                    await ts.call("agent__read_output", {"handle": handle, "offset": offset, "limit": 5_000})
+                ).unwrap()
+                assert "tool_output" not in page
+                pieces.append(page["content"])
+                offset = page.get("nextOffset")
+            assert "\n".join(pieces).replace("\n", "") == full.replace("\n", "")
+
+
+@pytest.mark.spec("3.33")
+async def test_lines_are_found_by_pattern_with_their_numbers() -> None:
+    async with Toolspace(tools=[lines], settings=small()) as ts:
+        handle = await _stored(ts, "lines", {"count": 1_000})
+        found = (await ts.call("agent__read_output", {"handle": handle, "pattern": r"^line 9\d9$"})).result
+        assert [match["line"] for match in found["matches"]] == [909, 919, 929, 939, 949, 959, 969, 979, 989, 999]
+        wrong = await ts.call("agent__read_output", {"handle": handle, "pattern": "("})
+    assert wrong.error_kind == "invalid_parameters"
+
+
+@pytest.mark.spec("3.33")
+async def test_a_pattern_that_never_ends_is_stopped() -> None:
+    async with Toolspace(tools=[text], settings=small()) as ts:
+        handle = await _stored(ts, "text", {"size": 1_500, "word": "a"})
+        result = await ts.call("agent__read_output", {"handle": handle, "pattern": r"(a|aa)+$b"})
+    assert result.error_kind == "execution_error"
+    assert "takes longer than" in (result.error or "")
+
+
+@pytest.mark.spec("3.33")
+@pytest.mark.parametrize("pattern", ["(?:(?:a|bc){1000}){1000}", "((a{1000}){1000}){1000}", "(?R)", "(a" * 500])
+async def test_a_pattern_made_to_hurt_is_refused(pattern: str) -> None:
+    async with Toolspace(tools=[text], settings=small()) as ts:
+        handle = await _stored(ts, "text", {"size": 1_500, "word": "a"})
+        assert (await ts.call("agent__read_output", {"handle": handle, "pattern": pattern})).error_kind == (
+            "invalid_parameters"
+        )
+
+
+@pytest.mark.spec("3.33")
+async def test_json_is_read_by_path() -> None:
+    async with Toolspace(tools=[rows, lines], settings=small()) as ts:
+        handle = await _stored(ts, "rows", {"count": 300})
+        found = (await ts.call("agent__read_output", {"handle": handle, "jsonPath": "$[299].name"})).result
+        assert found["values"] == ["row 299"]
+        many = (await ts.call("agent__read_output", {"handle": handle, "jsonPath": "$[*].id", "limit": 3})).result
+        assert (many["values"], many["found"], many["truncated"]) == ([0, 1, 2], 300, True)
+        wrong = await ts.call("agent__read_output", {"handle": handle, "jsonPath": "$[["})
+        assert wrong.error_kind == "invalid_parameters"
+        plain = await _stored(ts, "lines", {"count": 500})
+        assert "not JSON" in ((await ts.call("agent__read_output", {"handle": plain, "jsonPath": "$.a"})).error or "")
+
+
+@pytest.mark.spec("3.33")
+async def test_its_own_answer_is_bounded_and_never_stored_again() -> None:
+    async with Toolspace(tools=[text], settings=small(500)) as ts:
+        handle = await _stored(ts, "text", {"size": 100_000})
+        page = (await ts.call("agent__read_output", {"handle": handle})).result
+    assert 500 < len(page["content"]) <= 16_500
+    assert "tool_output" not in page
+
+
+@pytest.mark.spec("4.6")
+async def test_an_output_belongs_to_its_session_and_its_user() -> None:
+    async with Toolspace(tools=[text], settings=small()) as ts:
+        mine = ToolContext(session_id="one", user_id="ann")
+        handle = await _stored(ts, "text", {"size": 5_000}, context=mine)
+
+        async def reads(context: ToolContext) -> bool:
+            return (await ts.call("agent__read_output", {"handle": handle}, context=context)).ok
+
+        assert await reads(mine)
+        assert not await reads(ToolContext(session_id="one", user_id="bob"))
+        assert not await reads(ToolContext(session_id="two", user_id="bob"))
+        assert not await reads(ToolContext(session_id="two"))
+
+
+@pytest.mark.spec("4.6")
+async def test_an_expired_output_cannot_be_read(tmp_path: Path) -> None:
+    now = 1_000.0
+    outputs = DiskOutputs(tmp_path / "outputs", ttl=60, clock=lambda: now)
+    async with Toolspace(tools=[text], settings=small(), outputs=outputs) as ts:
+        handle = await _stored(ts, "text", {"size": 5_000})
+        now = 1_059.0
+        assert (await ts.call("agent__read_output", {"handle": handle})).ok
+        now = 1_061.0
+        gone = await ts.call("agent__read_output", {"handle": handle})
+    assert "may have expired" in (gone.error or "")
+
+
+@pytest.mark.parametrize(
+    "handle", ["", "x", "session-a/../../etc/passwd", "/etc/passwd", "session-a/\0", "session-" + "a" * 9_999]
+)
+async def test_a_forged_handle_reads_nothing(handle: str) -> None:
+    async with Toolspace(tools=[text], settings=small()) as ts:
+        await ts.call("text", {"size": 5_000})
+        result = await ts.call("agent__read_output", {"handle": handle})
+    assert result.error_kind == "execution_error"
+
+
+@pytest.mark.spec("4.6")
+@pytest.mark.parametrize("store", ["disk", "memory"])
+@pytest.mark.parametrize("kind", ["text", "values"])
+async def test_a_stream_is_spooled_as_it_goes(kind: str, store: str, tmp_path: Path) -> None:
+    @tool
+    async def stream() -> AsyncIterator[Any]:
+        for n in range(1_000):
+            yield f"line {n}\n" if kind == "text" else {"n": n}
+
+    outputs: OutputStore = MemoryOutputs(ttl=60) if store == "memory" else DiskOutputs(tmp_path / "o", ttl=60)
+    async with Toolspace(tools=[stream], settings=small(), outputs=outputs) as ts:
+        result = await ts.call("stream")
+        output = result.result["tool_output"]
+        found = await outputs.find(output["handle"], session=ts.orchestrator.session, owner=None)
+        assert found is not None
+        stored = await outputs.text(found, limit=10_000_000)
+    if kind == "text":
+        assert stored == "".join(f"line {n}\n" for n in range(1_000))
+    else:
+        assert json.loads(stored) == [{"n": n} for n in range(1_000)]
+    assert output["bytes"] == len(stored)
+
+
+@pytest.mark.spec("4.6")
+async def test_a_stream_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
+    @tool
+    async def stream() -> AsyncIterator[str]:
+        for _ in range(100):
+            yield "x" * 100
+        raise ValueError("broke off")
+
+    async with Toolspace(tools=[stream], settings=small(state_dir=tmp_path)) as ts:
+        result = await ts.call("stream")
+        assert result.error == "broke off"
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+async def test_a_store_that_cannot_write_is_a_failed_result(tmp_path: Path) -> None:
+    (tmp_path / "outputs").write_text("a file where the folder should be")
+    async with Toolspace(tools=[text], settings=small(state_dir=tmp_path)) as ts:
+        result = await ts.call("text", {"size": 5_000})
+    assert (result.ok, result.executed) == (False, True)
+    assert "could not be stored" in (result.error or "")
+
+
+@pytest.mark.spec("4.7")
+async def test_results_use_the_runs_tokens_up_and_what_does_not_fit_is_stored() -> None:
+    async with Toolspace(tools=[lines]) as ts:
+        run = ts.run(context_window=3_000)
+        first = await run.call("lines", {"count": 200})
+        assert first.result.startswith("line 1\n")
+        used = run.tokens_used
+        assert 200 < used < 3_000
+        second = await run.call("lines", {"count": 2_000})
+        assert second.result["tool_output"]["reason"] == "token_budget"
+        assert used < run.tokens_used <= 3_000
+        assert not run.tool_budget_exceeded
+        page = await run.call("agent__read_output", {"handle": second.result["tool_output"]["handle"], "limit": 2})
+    assert page.result["content"] == "line 1\nline 2"
+
+
+@pytest.mark.spec("4.7")
+async def test_what_can_not_even_be_stored_fails_and_marks_the_run() -> None:
+    async with Toolspace(tools=[lines]) as ts:
+        run = ts.run(context_window=100)
+        run.use_tokens(95)
+        result = await run.call("lines", {"count": 2_000})
+    assert (result.ok, result.error) == (False, "context window budget exceeded")
+    assert result.text == "(tool failed: context window budget exceeded)"
+    assert result.executed
+    assert run.tool_budget_exceeded
+
+
+@pytest.mark.spec("4.6")
+async def test_a_handle_is_never_served_from_the_cache_to_someone_else() -> None:
+    runs = 0
+
+    @tool(cache=60)
+    async def big() -> str:
+        nonlocal runs
+        runs += 1
+        return "y" * 5_000
+
+    async with Toolspace(tools=[big], settings=small()) as ts:
+        handles = [
+            await _stored(ts, "big", None, context=ToolContext(session_id=name, user_id=name)) for name in ("a", "b")
+        ]
+        read = await ts.call(
+            "agent__read_output", {"handle": handles[1]}, context=ToolContext(session_id="b", user_id="b")
+        )
+    assert runs == 1
+    assert handles[0] != handles[1]
+    assert read.ok

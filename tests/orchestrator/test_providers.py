@@ -1,0 +1,225 @@
+"""3.1 and 3.2: providers come and go, fail alone, and are filtered by their rules."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from tests.orchestrator.test_names import Echo, names
+from toolspace import EventType, ProviderError, Tool, ToolContext, ToolProvider, ToolResult, Toolspace, tool
+from toolspace.orchestrator.settings import ProviderRules, Rules
+from toolspace.testing import Recorder
+
+
+class Flaky(Echo):
+    """Cannot start until it is mended."""
+
+    def __init__(self, namespace: str = "flaky") -> None:
+        super().__init__(namespace)
+        self.broken = True
+        self.tries = 0
+        self.closed = False
+
+    async def warmup(self) -> None:
+        self.tries += 1
+        if self.broken:
+            raise ConnectionError("nobody answers at 127.0.0.1:9")
+        self.names = ["work"]
+
+    def get_instructions(self) -> str:
+        return "Be gentle."
+
+    async def aclose(self) -> None:
+        self.closed = True
+
+
+@pytest.mark.spec("3.2")
+async def test_a_provider_that_does_not_start_is_reported_and_hurts_nobody() -> None:
+    flaky = Flaky()
+    async with Toolspace(providers=[flaky, Echo("good", "x")]) as ts:
+        assert names(ts) == ["good__x"]
+        assert ts.orchestrator.unavailable() == {"flaky": "nobody answers at 127.0.0.1:9"}
+        result = await ts.call("flaky__work", {"q": "x"})
+        assert (result.error_kind, result.executed) == ("transport_error", False)
+        assert "nobody answers" in (result.error or "")
+        assert (await ts.call("good__x", {"q": "x"})).ok
+    assert flaky.closed
+
+
+@pytest.mark.spec("3.2")
+async def test_it_is_retried_in_the_background_until_it_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    flaky = Flaky()
+    ts = Toolspace(providers=[flaky])
+    ts.orchestrator._warmup._retry = (0.01,)
+    async with ts:
+        seen = Recorder(ts)
+        flaky.broken = False
+        await seen.wait_for(lambda event: event.type is EventType.TOOLS_CHANGED)
+        assert names(ts) == ["flaky__work"]
+        assert (await ts.call("flaky__work", {"q": "x"})).ok
+        assert ts.orchestrator.unavailable() == {}
+
+
+@pytest.mark.spec("3.2")
+async def test_a_required_provider_fails_the_start_and_everything_is_closed() -> None:
+    flaky, good = Flaky(), Flaky("good")
+    good.broken = False
+    ts = Toolspace(providers=[good])
+    ts.orchestrator.register(flaky, ProviderRules(required=True))
+    with pytest.raises(ProviderError, match="flaky: nobody answers"):
+        await ts.__aenter__()
+    assert flaky.closed
+    assert good.closed
+
+
+@pytest.mark.spec("3.2")
+@pytest.mark.parametrize(
+    ("allowed", "denied", "left"),
+    [
+        (None, (), ["get_user", "delete_user", "Delete_Repo"]),
+        (["get_*"], (), ["get_user"]),
+        (None, ["DELETE_*"], ["get_user"]),
+        (["*_user"], ["delete_user"], ["get_user"]),
+        ([], (), []),
+    ],
+)
+async def test_tools_are_allowed_and_denied_by_globs_and_deny_wins(
+    allowed: list[str] | None, denied: Sequence[str], left: list[str]
+) -> None:
+    ts = Toolspace()
+    ts.orchestrator.register(
+        Echo("s", "get_user", "delete_user", "Delete_Repo"), ProviderRules(tools_allowed=allowed, tools_denied=denied)
+    )
+    async with ts:
+        assert names(ts) == [f"s__{name}" for name in left]
+        for name in ("get_user", "delete_user", "Delete_Repo"):
+            result = await ts.call(f"s__{name}", {"q": "x"})
+            assert result.ok == (name in left)
+            if not result.ok:
+                assert (result.error_kind, result.executed) == ("not_permitted", False)
+                assert (result.error or "").startswith("Permission denied: ")
+
+
+@pytest.mark.spec("4.1")
+async def test_a_denied_call_never_reaches_the_provider() -> None:
+    reached: list[str] = []
+
+    class Watched(Echo):
+        async def execute(self, name: str, parameters: dict[str, Any], context: ToolContext) -> ToolResult:
+            reached.append(name)
+            return await super().execute(name, parameters, context)
+
+    ts = Toolspace()
+    ts.orchestrator.register(Watched("s", "a", "b"), ProviderRules(tools_denied=["b"]))
+    async with ts:
+        await ts.call("s__a", {"q": "x"})
+        await ts.call("s__b", {"q": "x"})
+        await ts.call("s__a", {"wrong": "x"})
+    assert reached == ["a"]
+
+
+@pytest.mark.spec("3.2")
+async def test_rules_of_a_provider_hold_for_its_tools() -> None:
+    class Slow(Echo):
+        async def execute(self, name: str, parameters: dict[str, Any], context: ToolContext) -> ToolResult:
+            await asyncio.sleep(60)
+            raise AssertionError
+
+    ts = Toolspace()
+    ts.orchestrator.register(Slow("s", "x"), ProviderRules(rules=Rules(timeout=0.02, source="file:3 (mcpServers.s)")))
+    async with ts:
+        result = await ts.call("s__x", {"q": "1"})
+        explained = ts.orchestrator.explain("s__x")
+    assert result.error == "Tool execution timed out after 20ms"
+    assert explained is not None
+    assert explained[1].timeout.source == "file:3 (mcpServers.s.timeout)"
+
+
+@pytest.mark.spec("3.1")
+async def test_a_changed_list_is_taken_over_without_a_restart() -> None:
+    echo = Echo("s", "one")
+    async with Toolspace(providers=[echo]) as ts:
+        seen = Recorder(ts)
+        echo.names = ["two", "three"]
+        echo.changed()
+        assert names(ts) == ["s__two", "s__three"]
+        assert seen.types() == ["TOOLS_CHANGED"]
+        assert (await ts.call("s__one", {"q": "x"})).error_kind == "unknown_tool"
+        assert (await ts.call("s__two", {"q": "x"})).ok
+
+
+@pytest.mark.spec("3.1")
+async def test_a_provider_added_at_run_time_is_warmed_up_and_can_be_removed() -> None:
+    flaky = Flaky()
+    flaky.broken = False
+    async with Toolspace() as ts:
+        await ts.add_provider(flaky)
+        flaky.changed()
+        assert names(ts) == ["flaky__work"]
+        assert "Be gentle." in ts.orchestrator.instructions()
+        await ts.orchestrator.unregister(flaky)
+        assert names(ts) == []
+    assert flaky.closed
+
+
+async def test_tools_are_added_and_removed_at_run_time() -> None:
+    @tool
+    async def late() -> str:
+        return "here"
+
+    async with Toolspace() as ts:
+        seen = Recorder(ts)
+        ts.add_tool(late)
+        assert (await ts.call("late")).result == "here"
+        ts.remove_tool("late")
+        assert (await ts.call("late")).error_kind == "unknown_tool"
+        assert seen.types().count("TOOLS_CHANGED") == 2
+
+
+async def test_what_a_provider_raises_is_a_failed_result() -> None:
+    class Broken(Echo):
+        async def execute(self, name: str, parameters: dict[str, Any], context: ToolContext) -> ToolResult:
+            raise OSError("pipe broke")
+
+    async with Toolspace(providers=[Broken("s", "x")]) as ts:
+        result = await ts.call("s__x", {"q": "1"})
+    assert (result.error_kind, result.error) == ("execution_error", "pipe broke")
+
+
+async def test_arguments_are_checked_before_the_provider_and_coerced() -> None:
+    got: list[dict[str, Any]] = []
+
+    class Typed(ToolProvider):
+        kind, namespace = "typed", "t"
+
+        def list_tools(self) -> Sequence[Tool]:
+            return [Tool("n", "", {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]})]
+
+        async def execute(self, name: str, parameters: dict[str, Any], context: ToolContext) -> ToolResult:
+            got.append(parameters)
+            return ToolResult(ok=True, result=None)
+
+    async with Toolspace(providers=[Typed()]) as ts:
+        assert (await ts.call("t__n", '{"n": "5"}')).ok
+        assert (await ts.call("t__n", {"n": "five"})).error_kind == "invalid_parameters"
+    assert got == [{"n": 5}]
+
+
+@pytest.mark.spec("3.2")
+@pytest.mark.parametrize("name", ["x", "s__x", "S__*"])
+async def test_an_override_names_a_tool_by_its_own_or_its_full_name(name: str) -> None:
+    ts = Toolspace()
+    ts.orchestrator.register(Echo("s", "x", "y"), ProviderRules(overrides={name: Rules(enabled=False, source="here")}))
+    async with ts:
+        result = await ts.call("s__x", {"q": "1"})
+    assert result.error == 'Permission denied: tool "s__x" is disabled (here.enabled)'
+
+
+@pytest.mark.spec("3.2")
+async def test_a_provider_with_an_odd_namespace_says_why_it_is_down() -> None:
+    async with Toolspace(providers=[Flaky("my-notes")]) as ts:
+        for name in ("my_notes__work", "my-notes__work"):
+            assert "nobody answers" in ((await ts.call(name)).error or "")

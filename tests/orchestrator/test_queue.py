@@ -1,0 +1,291 @@
+"""4.3: queues. First come, first served; cancellation gives the place up; no call waits for its own ancestors."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from toolspace import QueueSpec, Settings, ToolContext, Toolspace, tool
+from toolspace.orchestrator.queues import Queue, Rate, parse_rate
+from toolspace.testing import Recorder
+
+
+class Gate:
+    """A tool body that runs until it is let through, and knows how many were inside at once."""
+
+    def __init__(self) -> None:
+        self.inside = 0
+        self.most = 0
+        self.order: list[int] = []
+        self.open = asyncio.Event()
+        self.entered = asyncio.Event()
+
+    async def __call__(self, n: int) -> int:
+        self.order.append(n)
+        self.inside += 1
+        self.most = max(self.most, self.inside)
+        self.entered.set()
+        try:
+            await self.open.wait()
+        finally:
+            self.inside -= 1
+        return n
+
+
+def space(gate: Gate, **spec: Any) -> Toolspace:
+    @tool(queue="q")
+    async def work(n: int) -> int:
+        return await gate(n)
+
+    return Toolspace(tools=[work], settings=Settings(queues={"q": QueueSpec(**spec)}))
+
+
+@pytest.mark.spec("4.3")
+async def test_ten_thousand_calls_at_once_through_a_queue_of_ten() -> None:
+    inside = most = 0
+
+    @tool(queue="q")
+    async def work(n: int) -> int:
+        nonlocal inside, most
+        inside += 1
+        most = max(most, inside)
+        await asyncio.sleep(0)
+        inside -= 1
+        return n
+
+    async with Toolspace(tools=[work], settings=Settings(queues={"q": QueueSpec(concurrent=10)})) as ts:
+        results = await asyncio.gather(*(ts.call("work", {"n": n}) for n in range(10_000)))
+    assert [result.result for result in results] == list(range(10_000))
+    assert most == 10
+
+
+@pytest.mark.spec("4.3")
+async def test_calls_are_served_in_the_order_they_came() -> None:
+    gate = Gate()
+    async with space(gate, concurrent=2) as ts:
+        tasks = [asyncio.create_task(ts.call("work", {"n": n})) for n in range(50)]
+        await gate.entered.wait()
+        gate.open.set()
+        await asyncio.gather(*tasks)
+    assert gate.order == list(range(50))
+    assert gate.most == 2
+
+
+@pytest.mark.spec("4.3")
+async def test_a_full_queue_refuses_at_once() -> None:
+    gate = Gate()
+    async with space(gate, concurrent=1, max_waiting=2) as ts:
+        tasks = [asyncio.create_task(ts.call("work", {"n": n})) for n in range(3)]
+        await gate.entered.wait()
+        refused = await ts.call("work", {"n": 9})
+        assert (refused.error_kind, refused.executed) == ("limit_exceeded", False)
+        assert 'queue "q" is full' in (refused.error or "")
+        gate.open.set()
+        assert [result.result for result in await asyncio.gather(*tasks)] == [0, 1, 2]
+
+
+@pytest.mark.spec("4.3")
+async def test_waiting_too_long_gives_up_without_running() -> None:
+    gate = Gate()
+    async with space(gate, concurrent=1, wait_timeout=0.03) as ts:
+        first = asyncio.create_task(ts.call("work", {"n": 1}))
+        await gate.entered.wait()
+        late = await ts.call("work", {"n": 2})
+        assert (late.error_kind, late.executed) == ("limit_exceeded", False)
+        gate.open.set()
+        await first
+        assert (await ts.call("work", {"n": 3})).result == 3
+    assert gate.order == [1, 3]
+
+
+@pytest.mark.spec("4.3")
+async def test_cancelling_a_waiting_call_gives_its_place_up_at_once() -> None:
+    gate = Gate()
+    async with space(gate, concurrent=1) as ts:
+        first = asyncio.create_task(ts.call("work", {"n": 1}))
+        await gate.entered.wait()
+        waiting = asyncio.create_task(ts.call("work", {"n": 2}, call_id="second"))
+        third = asyncio.create_task(ts.call("work", {"n": 3}))
+        await asyncio.sleep(0)
+        assert ts.cancel("second")
+        result = await waiting
+        assert (result.error_kind, result.executed) == ("canceled", False)
+        gate.open.set()
+        await asyncio.gather(first, third)
+    assert gate.order == [1, 3]
+
+
+@pytest.mark.spec("4.3")
+async def test_a_slot_granted_to_a_call_that_leaves_goes_to_the_next() -> None:
+    queue = Queue("q", QueueSpec(concurrent=1))
+    held = await queue.acquire()
+    second, third = (asyncio.create_task(queue.acquire()) for _ in range(2))
+    await asyncio.sleep(0)
+    held.release()
+    second.cancel()  # In the same moment in which the slot was given to it.
+    await asyncio.gather(second, return_exceptions=True)
+    lease = await asyncio.wait_for(third, 5)
+    lease.release()
+    assert queue.active == 0
+
+
+@pytest.mark.spec("4.3")
+async def test_a_call_inside_a_call_never_waits_for_its_ancestors_slot() -> None:
+    @tool(queue="q")
+    async def leaf(n: int) -> int:
+        await asyncio.sleep(0)
+        return n
+
+    @tool(queue="q")
+    async def tree(depth: int, context: ToolContext) -> Any:
+        name, arguments = ("tree", {"depth": depth - 1}) if depth else ("leaf", {"n": 7})
+        return (await context.call(name, arguments)).unwrap()
+
+    async with Toolspace(tools=[leaf, tree], settings=Settings(queues={"q": QueueSpec(concurrent=1)})) as ts:
+        results = await asyncio.wait_for(asyncio.gather(*(ts.call("tree", {"depth": 5}) for _ in range(4))), 20)
+        queue = ts.orchestrator._services.queues.get("q")
+        assert queue is not None
+        assert queue.active == 0
+    assert [result.result for result in results] == [7] * 4
+
+
+@pytest.mark.spec("4.3")
+async def test_children_side_by_side_take_turns_on_the_slot_of_their_parent() -> None:
+    inside = most = 0
+
+    @tool(queue="q")
+    async def leaf(n: int) -> int:
+        nonlocal inside, most
+        inside += 1
+        most = max(most, inside)
+        await asyncio.sleep(0)
+        inside -= 1
+        return n
+
+    @tool(queue="q")
+    async def parent(context: ToolContext) -> Any:
+        children = await asyncio.gather(*(context.call("leaf", {"n": n}) for n in range(8)))
+        return [child.result for child in children]
+
+    async with Toolspace(tools=[leaf, parent], settings=Settings(queues={"q": QueueSpec(concurrent=1)})) as ts:
+        result = await asyncio.wait_for(ts.call("parent"), 20)
+    assert result.result == list(range(8))
+    assert most == 1
+
+
+@pytest.mark.spec("4.3")
+async def test_cancelled_children_hand_the_lent_slot_on() -> None:
+    gate = Gate()
+
+    @tool(queue="q")
+    async def leaf(n: int) -> int:
+        return await gate(n)
+
+    @tool(queue="q")
+    async def parent(context: ToolContext) -> Any:
+        tasks = [asyncio.create_task(context.call("leaf", {"n": n})) for n in range(3)]
+        await gate.entered.wait()
+        tasks[1].cancel()
+        gate.open.set()
+        done = await asyncio.gather(*tasks, return_exceptions=True)
+        return [getattr(one, "result", "cancelled") for one in done]
+
+    async with Toolspace(tools=[leaf, parent], settings=Settings(queues={"q": QueueSpec(concurrent=1)})) as ts:
+        result = await asyncio.wait_for(ts.call("parent"), 20)
+    assert result.result == [0, "cancelled", 2]
+
+
+@pytest.mark.spec("4.3")
+async def test_a_rate_bounds_starts_in_any_window() -> None:
+    now = 0.0
+    queue = Queue("q", QueueSpec(concurrent=100, rate=Rate(3, 10.0)), clock=lambda: now)
+    for _ in range(3):
+        (await queue.acquire()).release()
+    assert queue.try_acquire() is None
+    now = 9.99
+    assert queue.try_acquire() is None
+    now = 10.0
+    assert queue.try_acquire() is not None
+
+
+@pytest.mark.spec("4.3")
+async def test_a_rate_lets_waiting_calls_in_as_time_passes() -> None:
+    starts: list[float] = []
+
+    @tool(queue="q")
+    async def work() -> None:
+        starts.append(asyncio.get_running_loop().time())
+
+    spec = QueueSpec(concurrent=10, rate=Rate(2, 0.05))
+    async with Toolspace(tools=[work], settings=Settings(queues={"q": spec})) as ts:
+        await asyncio.gather(*(ts.call("work") for _ in range(6)))
+    assert len(starts) == 6
+    assert all(later - earlier >= 0.045 for earlier, later in zip(starts, starts[2:], strict=False))
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"), [("5/second", Rate(5, 1)), ("100/minute", Rate(100, 60)), ("9/h", Rate(9, 3600))]
+)
+def test_rates_are_written_in_words(text: str, rate: Rate) -> None:
+    assert parse_rate(text) == rate
+
+
+@pytest.mark.parametrize("text", ["", "5", "0/second", "-1/second", "5/day", "x/second"])
+def test_a_wrong_rate_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="rate"):
+        parse_rate(text)
+
+
+@pytest.mark.spec("4.3")
+async def test_a_run_bounds_its_own_concurrency_and_a_batch_fits_inside() -> None:
+    inside = most = 0
+
+    @tool
+    async def work(n: int) -> int:
+        nonlocal inside, most
+        inside += 1
+        most = max(most, inside)
+        await asyncio.sleep(0)
+        inside -= 1
+        return n
+
+    async with Toolspace(tools=[work]) as ts:
+        run = ts.run(max_concurrent_tools=2)
+        await asyncio.gather(*(run.call("work", {"n": n}) for n in range(20)))
+        assert most == 2
+        one = ts.run(max_concurrent_tools=1)
+        calls = [{"id": str(n), "tool": "work", "parameters": {"n": n}} for n in range(5)]
+        batch = await asyncio.wait_for(one.call("agent__batch", {"calls": calls}), 20)
+    assert [entry["output"] for entry in batch.result["results"]] == list(range(5))
+
+
+async def test_the_wait_in_a_queue_is_recorded_and_not_counted_as_the_tools_time() -> None:
+    gate = Gate()
+
+    @tool(queue="q", timeout=0.2)
+    async def work(n: int) -> int:
+        return await gate(n)
+
+    async with Toolspace(tools=[work], settings=Settings(queues={"q": QueueSpec(concurrent=1)})) as ts:
+        seen = Recorder(ts)
+        first = asyncio.create_task(ts.call("work", {"n": 1}))
+        await seen.started("work")
+        second = asyncio.create_task(ts.call("work", {"n": 2}))
+        assert (await first).error_kind == "timeout"  # The second waited as long, and still has all its time.
+        gate.open.set()
+        assert (await second).result == 2
+        record = ts.orchestrator.accounting.recent[-1]
+    assert record.queue_wait_ms > 0
+
+
+async def test_an_unknown_queue_is_an_error_that_names_the_known() -> None:
+    @tool(queue="gone")
+    async def work() -> None: ...
+
+    async with Toolspace(tools=[work], settings=Settings(queues={"here": QueueSpec()})) as ts:
+        result = await ts.call("work")
+    assert result.error_kind == "internal_error"
+    assert '"gone"' in (result.error or "")
+    assert "here" in (result.error or "")

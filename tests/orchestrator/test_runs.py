@@ -1,0 +1,319 @@
+"""Runs: limits per turn, the operation tree, policies, events in order, and the books."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from typing import Any
+
+import pytest
+
+from toolspace import (
+    Allow,
+    Deny,
+    EventType,
+    Settings,
+    Tool,
+    ToolContext,
+    ToolOrchestrator,
+    ToolRegistry,
+    Toolspace,
+    tool,
+)
+from toolspace.abc import Decision
+from toolspace.orchestrator.stages.announce import VERBOSE
+from toolspace.testing import Recorder
+
+
+@tool
+async def add(a: int, b: int = 0) -> int:
+    return a + b
+
+
+@tool
+async def fail() -> None:
+    raise ValueError("boom")
+
+
+@pytest.mark.spec("4.1")
+async def test_a_turn_has_so_many_calls_and_the_next_starts_anew() -> None:
+    async with Toolspace(tools=[add]) as ts:
+        run = ts.run(max_tool_calls_per_turn=2)
+        kinds = [(await run.call("add", {"a": n})).error_kind for n in range(3)]
+        assert kinds == [None, None, "limit_exceeded"]
+        assert run.next_turn() == 2
+        assert (await run.call("add", {"a": 1})).ok
+
+
+@pytest.mark.spec("4.1")
+async def test_calls_of_a_batch_count_too() -> None:
+    async with Toolspace(tools=[add]) as ts:
+        run = ts.run(max_tool_calls_per_turn=3)
+        calls = [{"id": str(n), "tool": "add", "parameters": {"a": n}} for n in range(4)]
+        batch = await run.call("agent__batch", {"calls": calls})
+    assert [entry["ok"] for entry in batch.result["results"]] == [True, True, False, False]
+
+
+async def test_the_limits_of_a_run_come_from_the_settings() -> None:
+    async with Toolspace(tools=[add], settings=Settings(max_tool_calls_per_turn=1, context_window=50)) as ts:
+        run = ts.run()
+        assert (run.max_tool_calls_per_turn, run.context_window) == (1, 50)
+
+
+class OnlyFor:
+    """A policy: one tool for one user."""
+
+    def __init__(self, tool: str, user: str) -> None:
+        self.rule = f"{tool} is for {user}"
+        self._tool, self._user = tool, user
+
+    def decide(self, tool: Tool, context: ToolContext) -> Decision:
+        if tool.name == self._tool and context.user_id != self._user:
+            return Deny(self.rule)
+        return Allow()
+
+
+@pytest.mark.spec("4.1")
+async def test_policies_decide_by_tool_and_caller() -> None:
+    async with Toolspace(tools=[add], settings=Settings(policies=[OnlyFor("add", "ann")])) as ts:
+        denied = await ts.call("add", {"a": 1}, context=ToolContext(user_id="bob"))
+        allowed = await ts.call("add", {"a": 1}, context=ToolContext(user_id="ann"))
+    assert (denied.error_kind, denied.error) == ("not_permitted", "Permission denied: add is for ann")
+    assert allowed.ok
+
+
+@pytest.mark.spec("4.1")
+async def test_a_run_may_have_a_policy_of_its_own() -> None:
+    async with Toolspace(tools=[add, fail]) as ts:
+        run = ts.run(policy=OnlyFor("fail", "nobody"))
+        assert (await run.call("add", {"a": 1})).ok
+        assert (await run.call("fail")).error_kind == "not_permitted"
+        assert (await ts.call("fail")).error_kind == "execution_error"
+
+
+@pytest.mark.spec("4.8")
+async def test_every_call_is_recorded_whatever_became_of_it() -> None:
+    async with Toolspace(tools=[add, fail]) as ts:
+        who = ToolContext(user_id="ann", agent_id="a1")
+        run = ts.run()
+        await run.call("add", '{"a": 20, "b": 22}', context=who)
+        await run.call("fail", context=who)
+        await run.call("nothing", context=who)
+        records = [record.to_dict() for record in ts.orchestrator.accounting.recent]
+    assert [(r["tool"], r["status"], r.get("errorKind")) for r in records] == [
+        ("add", "ok", None),
+        ("fail", "failed", "execution_error"),
+        ("nothing", "failed", "unknown_tool"),
+    ]
+    first = records[0]
+    assert (first["charactersIn"], first["charactersOut"]) == (18, 2)
+    assert first["tokensOut"] >= 1
+    assert (first["userId"], first["agentId"], first["runId"], first["cacheHit"]) == ("ann", "a1", run.id, False)
+    assert first["latencyMs"] > 0
+    assert {"queueWaitMs", "startedAt", "namespace"} <= first.keys()
+
+
+@pytest.mark.spec("4.8")
+async def test_statistics_by_category_and_by_tool() -> None:
+    async with Toolspace(tools=[add, fail]) as ts:
+        for _ in range(9):
+            await ts.call("add", {"a": 1})
+        await ts.call("fail")
+        stats = ts.stats().to_dict()
+        local = ts.registry.get_stats().to_dict()
+    assert stats["byCategory"]["custom"] == 2
+    assert (stats["callStats"]["add"]["count"], stats["callStats"]["add"]["failures"]) == (9, 0)
+    assert (stats["callStats"]["fail"]["count"], stats["callStats"]["fail"]["failures"]) == (1, 1)
+    assert {"avgDuration", "p50", "p95"} <= stats["callStats"]["add"].keys()
+    assert local["total"] == 2
+    assert local["callStats"]["add"]["count"] == 9
+
+
+@pytest.mark.spec("4.8")
+async def test_made_up_names_do_not_grow_the_statistics() -> None:
+    async with Toolspace() as ts:
+        for n in range(100):
+            await ts.call(f"made_up_{n}")
+        assert ts.stats().call_stats == {}
+
+
+@pytest.mark.spec("4.8")
+async def test_calls_form_a_tree_of_run_turn_call_and_child_run() -> None:
+    @tool
+    async def delegate(context: ToolContext) -> Any:
+        child = ts.run()
+        result = await child.call("add", {"a": 1})
+        child.close()
+        return (await context.call("add", {"a": result.result})).result
+
+    ts = Toolspace(tools=[add, delegate])
+    async with ts:
+        run = ts.run()
+        await run.call("delegate")
+        run.next_turn()
+        await run.call("fail_not_there")
+        run.close()
+    tree = run.trace.to_dict()
+    json.dumps(tree)
+    assert (tree["kind"], tree["id"], tree["status"]) == ("run", run.id, "ok")
+    first, second = tree["children"]
+    assert [first["kind"], second["kind"]] == ["turn", "turn"]
+    call = first["children"][0]
+    assert (call["kind"], call["name"], call["status"]) == ("call", "delegate", "ok")
+    assert call["latencyMs"] > 0
+    child_run, nested = call["children"]
+    assert (child_run["kind"], nested["kind"], nested["name"]) == ("run", "call", "add")
+    assert child_run["children"][0]["children"][0]["name"] == "add"
+    assert second["children"][0]["status"] == "failed"
+
+
+@pytest.mark.spec("4.10")
+async def test_each_call_has_one_beginning_and_one_end_in_order() -> None:
+    async with Toolspace(tools=[add, fail]) as ts:
+        seen = Recorder(ts)
+        for name, arguments in (("add", {"a": 1}), ("fail", None), ("add", {"x": 1}), ("gone", None)):
+            await ts.call(name, arguments)
+    assert [(event.type.name, int(event.type)) for event in seen.events] == [
+        ("TOOL_CALL_REQUESTED", 400),
+        ("TOOL_CALL_COMPLETED", 410),
+        *[("TOOL_CALL_REQUESTED", 400), ("TOOL_CALL_FAILED", 420)] * 3,
+    ]
+    first, last = seen.events[0].to_dict(), seen.events[1].to_dict()
+    assert (first["toolName"], first["params"]) == ("add", {"a": 1})
+    assert (last["toolName"], last["result"]) == ("add", 1)
+    assert last["durationMs"] >= 0
+
+
+@pytest.mark.spec("4.10")
+async def test_the_end_is_announced_only_after_it_is_recorded() -> None:
+    recorded: list[bool] = []
+    async with Toolspace(tools=[add]) as ts:
+        ts.bus.subscribe(
+            lambda event: recorded.append(ts.orchestrator.accounting.recent[-1].call_id == event.call_id),
+            EventType.TOOL_CALL_COMPLETED,
+        )
+        await ts.call("add", {"a": 1})
+    assert recorded == [True]
+
+
+@pytest.mark.spec("4.10")
+async def test_subscribers_choose_types_and_can_leave() -> None:
+    async with Toolspace(tools=[add, fail]) as ts:
+        got: list[str] = []
+        leave = ts.bus.subscribe(lambda event: got.append(event.type.name), EventType.TOOL_CALL_FAILED)
+        await ts.call("add", {"a": 1})
+        await ts.call("fail")
+        leave()
+        leave()
+        await ts.call("fail")
+    assert got == ["TOOL_CALL_FAILED"]
+
+
+@pytest.mark.spec("4.10")
+async def test_a_subscriber_that_raises_fails_no_call_and_an_async_one_is_awaited_at_the_end() -> None:
+    done: list[str] = []
+
+    def broken(event: Any) -> None:
+        raise RuntimeError("subscriber broke")
+
+    async def slow(event: Any) -> None:
+        await asyncio.sleep(0.01)
+        done.append(event.type.name)
+
+    async with Toolspace(tools=[add]) as ts:
+        ts.bus.subscribe(broken)
+        ts.bus.subscribe(slow, EventType.TOOL_CALL_COMPLETED)
+        assert (await ts.call("add", {"a": 1})).ok
+    assert done == ["TOOL_CALL_COMPLETED"]
+
+
+@pytest.mark.spec("4.10")
+async def test_a_stream_of_events_loses_the_oldest_when_its_reader_is_slow() -> None:
+    async with Toolspace(tools=[add]) as ts:
+        with ts.bus.collect(EventType.TOOL_CALL_COMPLETED, limit=3) as queue:
+            for n in range(5):
+                await ts.call("add", {"a": n})
+            assert [queue.get_nowait().to_dict()["result"] for _ in range(queue.qsize())] == [2, 3, 4]
+
+
+@pytest.mark.spec("18")
+async def test_callers_that_update_their_own_state_first_announce_the_end_themselves() -> None:
+    orchestrator = ToolOrchestrator()
+    orchestrator.register(ToolRegistry([add]))
+    seen: list[str] = []
+    orchestrator.bus.subscribe(lambda event: seen.append(event.type.name))
+    result = await orchestrator.execute("add", {"a": 1}, defer_completion=True)
+    assert seen == ["TOOL_CALL_REQUESTED"]
+    assert orchestrator.emit_completion(result)
+    assert not orchestrator.emit_completion(result)
+    assert seen == ["TOOL_CALL_REQUESTED", "TOOL_CALL_COMPLETED"]
+    await orchestrator.execute("add", {"a": 1}, defer_completion=True)
+    await orchestrator.cleanup()
+    assert seen.count("TOOL_CALL_COMPLETED") == 2
+
+
+@pytest.mark.spec("4.11")
+async def test_calls_are_logged_in_and_out_and_secrets_never_appear(caplog: pytest.LogCaptureFixture) -> None:
+    @tool
+    async def login(user: str, password: str, headers: dict[str, str]) -> None:
+        raise PermissionError("bad token Bearer abcdef0123456789")
+
+    async with Toolspace(tools=[login, add]) as ts:
+        with caplog.at_level(VERBOSE, logger="toolspace"):
+            await ts.call("add", {"a": 1})
+            await ts.call("login", {"user": "ann", "password": "hunter2!", "headers": {"Authorization": "Basic Zm9v"}})
+    text = "\n".join(record.getMessage() for record in caplog.records)
+    assert 'tool request → add\n    parameters: {"a":1}' in text
+    assert "tool response ← add\n    latency: " in text
+    assert "output: 1 chars, status: ok" in text
+    assert "ann" in text
+    for secret in ("hunter2!", "Zm9v", "abcdef0123456789"):
+        assert secret not in text
+    failed = caplog.records[-1]
+    assert failed.levelno == logging.WARNING
+    assert "status: failed, error: " in failed.getMessage()
+    assert {record.event for record in caplog.records} == {"tool_started", "tool_finished"}  # type: ignore[attr-defined]
+
+
+@pytest.mark.spec("4.1")
+async def test_a_stage_can_be_replaced_by_itself() -> None:
+    from toolspace.orchestrator.pipeline import STAGES
+    from toolspace.orchestrator.stages.validate import validate
+
+    def trusting(plan: Any, next: Any) -> Any:
+        async def run(call: Any) -> Any:
+            call.values = dict(call.arguments)
+            return await next(call)
+
+        return run
+
+    stages = [trusting if stage is validate else stage for stage in STAGES]
+    orchestrator = ToolOrchestrator(stages=stages)
+    orchestrator.register(ToolRegistry([add]))
+    assert (await orchestrator.execute("add", {"a": "un", "b": "checked"})).result == "unchecked"
+
+
+@pytest.mark.spec("4.1")
+def test_a_plain_tool_pays_only_for_the_stages_it_needs() -> None:
+    from toolspace.orchestrator.pipeline import STAGES, compile_handler
+    from toolspace.orchestrator.stages.cache import cache
+    from toolspace.orchestrator.stages.limits import limits
+    from toolspace.orchestrator.stages.permission import permission
+    from toolspace.orchestrator.stages.queue import queue
+
+    ts = Toolspace(tools=[add])
+    entry = ts.orchestrator._catalog.entries["add"]
+    skipped: list[Any] = []
+
+    def watched(stage: Any) -> Any:
+        def wrap(plan: Any, next: Any) -> Any:
+            handler = stage(plan, next)
+            if handler is next:
+                skipped.append(stage)
+            return handler
+
+        return wrap
+
+    compile_handler(entry, ts.orchestrator._services, in_run=False, stages=[watched(stage) for stage in STAGES])
+    assert {cache, limits, permission, queue} <= set(skipped)

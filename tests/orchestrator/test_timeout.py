@@ -1,0 +1,352 @@
+"""4.4 and 4.5: time-outs and cancellation that really stop what runs."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from toolspace import EventType, Rules, Settings, ToolContext, Toolspace, tool
+from toolspace.orchestrator import bounded
+from toolspace.testing import Recorder
+
+
+@pytest.mark.spec("4.4")
+async def test_a_timeout_cancels_the_coroutine() -> None:
+    ended: list[str] = []
+
+    @tool(timeout=0.05)
+    async def slow() -> None:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            ended.append("cancelled")
+            raise
+
+    async with Toolspace(tools=[slow]) as ts:
+        result = await ts.call("slow")
+    assert (result.error_kind, result.executed) == ("timeout", True)
+    assert result.error == "Tool execution timed out after 50ms"
+    assert ended == ["cancelled"]
+
+
+@pytest.mark.spec("4.4")
+async def test_the_tools_own_timeout_beats_the_default_and_configuration_beats_both() -> None:
+    @tool(timeout=0.02)
+    async def own() -> None:
+        await asyncio.sleep(60)
+
+    @tool
+    async def default() -> None:
+        await asyncio.sleep(60)
+
+    @tool(timeout=60)
+    async def overridden() -> None:
+        await asyncio.sleep(60)
+
+    settings = Settings(tool_timeout=0.03, overrides={"over*": Rules(timeout=0.01)})
+    async with Toolspace(tools=[own, default, overridden], settings=settings) as ts:
+        errors = [(await ts.call(name)).error for name in ("own", "default", "overridden")]
+    assert errors == [f"Tool execution timed out after {n}ms" for n in (20, 30, 10)]
+
+
+@pytest.mark.spec("4.4")
+async def test_a_tool_that_ignores_cancellation_is_closed_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounded, "GRACE_SECONDS", 0.05)
+    rounds = 0
+
+    @tool(timeout=0.02)
+    async def stubborn() -> None:
+        nonlocal rounds
+        while True:
+            try:
+                rounds += 1
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                continue
+
+    async with Toolspace(tools=[stubborn]) as ts:
+        result = await ts.call("stubborn")
+        assert result.error_kind == "timeout"
+        assert ts.orchestrator.abandoned == 1
+    assert rounds == 2
+
+
+@pytest.mark.spec("4.4")
+async def test_cleaning_up_after_a_timeout_may_take_a_moment() -> None:
+    cleaned: list[bool] = []
+
+    @tool(timeout=0.02)
+    async def careful() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0.02)
+            cleaned.append(True)
+
+    async with Toolspace(tools=[careful]) as ts:
+        assert (await ts.call("careful")).error_kind == "timeout"
+    assert cleaned == [True]
+
+
+@pytest.mark.spec("4.4")
+async def test_a_thread_that_runs_on_is_counted_and_its_result_discarded() -> None:
+    release, told = threading.Event(), threading.Event()
+
+    @tool(timeout=0.05)
+    def stuck(context: ToolContext) -> str:
+        while not context.canceled:
+            release.wait(0.01)
+        told.set()
+        release.wait()
+        return "late"
+
+    async with Toolspace(tools=[stuck]) as ts:
+        seen = Recorder(ts)
+        result = await ts.call("stuck")
+        assert result.error_kind == "timeout"
+        assert await asyncio.to_thread(told.wait, 10)
+        assert ts.orchestrator.abandoned == 1
+        release.set()
+        async with asyncio.timeout(10):
+            while ts.orchestrator.abandoned:  # noqa: ASYNC110 - a thread ends without telling anyone
+                await asyncio.sleep(0.001)
+        assert seen.types() == ["TOOL_CALL_REQUESTED", "TOOL_CALL_FAILED"]
+
+
+async def test_stuck_threads_do_not_use_the_others_up() -> None:
+    release = threading.Event()
+
+    @tool(timeout=0.3)
+    def stuck() -> None:
+        release.wait()
+
+    @tool
+    def quick(n: int) -> int:
+        return n
+
+    async with Toolspace(tools=[stuck, quick]) as ts:
+        try:
+            failed = await asyncio.gather(*(ts.call("stuck") for _ in range(80)))
+            assert {result.error_kind for result in failed} == {"timeout"}
+            assert (await ts.call("quick", {"n": 4})).result == 4
+        finally:
+            release.set()
+
+
+@pytest.mark.spec("4.4")
+async def test_a_deadline_of_a_run_bounds_every_call_in_it() -> None:
+    @tool
+    async def slow() -> None:
+        await asyncio.sleep(60)
+
+    async with Toolspace(tools=[slow]) as ts:
+        run = ts.run(deadline=0.05)
+        first = await run.call("slow")
+        second = await run.call("slow")
+    assert first.error_kind == second.error_kind == "timeout"
+    assert (first.executed, second.executed) == (True, False)
+
+
+@pytest.mark.spec("4.5")
+async def test_cancel_stops_a_running_call_and_its_caller_gets_a_result() -> None:
+    stopped = asyncio.Event()
+
+    @tool
+    async def wait() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            stopped.set()
+
+    async with Toolspace(tools=[wait]) as ts:
+        seen = Recorder(ts)
+        task = asyncio.create_task(ts.call("wait", call_id="c1"))
+        await seen.started("wait")
+        assert ts.cancel("c1")
+        result = await task
+        assert (result.error_kind, result.executed) == ("canceled", True)
+        assert stopped.is_set()
+        assert not ts.cancel("c1")
+        assert seen.types() == ["TOOL_CALL_REQUESTED", "TOOL_CALL_FAILED"]
+        assert not task.cancelled()
+
+
+@pytest.mark.spec("4.5")
+async def test_cancelling_the_caller_stops_everything_below() -> None:
+    stopped: list[str] = []
+
+    @tool
+    async def inner() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            stopped.append("inner")
+
+    @tool
+    async def outer(context: ToolContext) -> Any:
+        try:
+            return (await context.call("inner")).result
+        finally:
+            stopped.append("outer")
+
+    async with Toolspace(tools=[inner, outer]) as ts:
+        seen = Recorder(ts)
+        task = asyncio.create_task(ts.call("outer"))
+        await seen.started("inner")
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        failed = [event.to_dict() for event in seen.of(EventType.TOOL_CALL_FAILED)]
+    assert stopped == ["inner", "outer"]
+    assert [(event["toolName"], event["errorKind"]) for event in failed] == [
+        ("inner", "canceled"),
+        ("outer", "canceled"),
+    ]
+
+
+@pytest.mark.spec("4.5")
+async def test_cancelling_a_child_leaves_its_parent_running() -> None:
+    @tool
+    async def inner() -> None:
+        await asyncio.sleep(60)
+
+    @tool
+    async def outer(context: ToolContext) -> Any:
+        child = await context.call("inner")
+        await asyncio.sleep(0)
+        return child.error_kind
+
+    async with Toolspace(tools=[inner, outer]) as ts:
+        seen = Recorder(ts)
+        task = asyncio.create_task(ts.call("outer"))
+        child = await seen.started("inner")
+        ts.cancel(child.call_id)
+        result = await task
+    assert (result.ok, result.result) == (True, "canceled")
+
+
+@pytest.mark.spec("4.5")
+async def test_a_run_cancels_all_of_its_calls_and_refuses_new_ones() -> None:
+    @tool
+    async def wait() -> None:
+        await asyncio.sleep(60)
+
+    async with Toolspace(tools=[wait]) as ts:
+        run, other = ts.run(), ts.run()
+        seen = Recorder(ts)
+        tasks = [asyncio.create_task(run.call("wait")) for _ in range(3)]
+        survivor = asyncio.create_task(other.call("wait", call_id="other"))
+        await seen.wait_for(lambda _: len(seen.of(EventType.TOOL_CALL_REQUESTED)) == 4)
+        run.cancel()
+        results = await asyncio.gather(*tasks)
+        assert {result.error_kind for result in results} == {"canceled"}
+        late = await run.call("wait")
+        assert (late.error_kind, late.executed) == ("canceled", False)
+        assert not survivor.done()
+        ts.cancel("other")
+        await survivor
+
+
+async def test_a_call_that_cancels_itself_ends_where_it_next_waits() -> None:
+    reached: list[str] = []
+
+    @tool
+    async def suicidal(context: ToolContext) -> None:
+        assert ts.cancel(context.call_id)
+        reached.append("still running")
+        await asyncio.sleep(60)
+        reached.append("never")
+
+    ts = Toolspace(tools=[suicidal])
+    async with ts:
+        result = await ts.call("suicidal")
+        await asyncio.sleep(0)  # The caller's own next await is not hit.
+    assert result.error_kind == "canceled"
+    assert reached == ["still running"]
+
+
+async def test_a_cancel_for_a_tool_that_ignores_it_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounded, "GRACE_SECONDS", 0.05)
+
+    @tool
+    async def stubborn() -> None:
+        while True:
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                continue
+
+    async with Toolspace(tools=[stubborn]) as ts:
+        seen = Recorder(ts)
+        task = asyncio.create_task(ts.call("stubborn", call_id="c"))
+        await seen.started("stubborn")
+        ts.cancel("c")
+        assert (await task).error_kind == "canceled"
+        external = asyncio.create_task(ts.call("stubborn"))
+        await asyncio.sleep(0)
+        external.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await external
+
+
+async def test_a_tools_own_timeout_inside_does_not_touch_the_call() -> None:
+    @tool
+    async def tries() -> str:
+        try:
+            async with asyncio.timeout(0.01):
+                await asyncio.sleep(60)
+        except TimeoutError:
+            return "gave up"
+        return "no"
+
+    async with Toolspace(tools=[tries]) as ts:
+        assert (await ts.call("tries")).result == "gave up"
+
+
+async def test_a_timeout_around_the_call_works_as_ever() -> None:
+    @tool
+    async def wait() -> None:
+        await asyncio.sleep(60)
+
+    async with Toolspace(tools=[wait]) as ts:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.02):
+                await ts.call("wait")
+        task = asyncio.current_task()
+        assert task is not None
+        assert task.cancelling() == 0
+
+
+@pytest.mark.spec("4.4")
+async def test_a_stream_that_times_out_closes_its_generator() -> None:
+    closed: list[bool] = []
+
+    @tool(timeout=0.05)
+    async def stream() -> AsyncIterator[str]:
+        try:
+            yield "a"
+            await asyncio.sleep(60)
+        finally:
+            closed.append(True)
+
+    async with Toolspace(tools=[stream]) as ts:
+        assert (await ts.call("stream")).error_kind == "timeout"
+    assert closed == [True]
+
+
+@pytest.mark.spec("4.5")
+async def test_closing_a_toolspace_ends_its_calls() -> None:
+    @tool
+    async def wait() -> None:
+        await asyncio.sleep(60)
+
+    ts = Toolspace(tools=[wait])
+    seen = Recorder(ts)
+    async with ts:
+        task = asyncio.create_task(ts.call("wait"))
+        await seen.started("wait")
+    assert (await task).error_kind == "canceled"

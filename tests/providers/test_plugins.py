@@ -1,0 +1,548 @@
+"""3.1 and 3.2: providers of other packages and of one's own, named in the configuration, reloaded while calls run."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from toolspace import ConfigError, EventType, ProviderError, ToolNameConflict, ToolProvider, Toolspace, tool
+from toolspace.providers.plugins import load_provider
+from toolspace.testing import ProviderContract, Recorder
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "own_provider.py"
+
+PROVIDER = """
+import asyncio
+
+from toolspace import Tool, ToolProvider, ToolResult
+
+log = []
+
+
+class Plug(ToolProvider):
+    kind = "plug"
+
+    def __init__(self, greeting: str = "hello", *, tools=("say", "rest"), api_key=None, broken=False, hangs=False):
+        super().__init__()
+        self.greeting, self.names, self.broken, self.hangs = greeting, tools, broken, hangs
+        self.resting = asyncio.Event()
+        self.go_on = asyncio.Event()
+        self.hanging = asyncio.Event()
+        log.append(f"made {greeting}")
+
+    def list_tools(self):
+        return [Tool(name, "Says it.", {"type": "object"}) for name in self.names]
+
+    async def warmup(self):
+        log.append(f"started {self.greeting}")
+        if self.broken:
+            raise ConnectionError("nobody answers")
+        if self.hangs:
+            self.hanging.set()
+            await asyncio.Event().wait()
+
+    async def execute(self, name, parameters, context):
+        if name == "rest":
+            self.resting.set()
+            await self.go_on.wait()
+        return ToolResult(ok=True, result=self.greeting)
+
+    def get_instructions(self):
+        return f"Say {self.greeting}."
+
+    async def aclose(self):
+        log.append(f"closed {self.greeting}")
+
+
+class Named(Plug):
+    namespace = "own"
+
+
+class Unready(Plug):
+    def list_tools(self):
+        raise RuntimeError("not connected")
+
+
+class NoSuper(Plug):
+    def __init__(self):
+        pass
+
+
+class Picky(Plug):
+    def __init__(self, url, *, api_key):
+        raise ValueError(f"cannot reach {url} with {api_key}")
+
+
+def make(**settings):
+    return Plug(**settings)
+
+
+async def later():
+    return Plug()
+
+
+def nothing():
+    return None
+
+
+ready = Plug
+number = 5
+"""
+
+Open = Callable[..., Toolspace]
+
+
+@pytest.fixture(autouse=True)
+def interpreter() -> Iterator[None]:
+    """What these tests import and put on the path is gone after them."""
+    path, modules = list(sys.path), set(sys.modules)
+    yield
+    sys.path[:] = path
+    for name in set(sys.modules) - modules:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "plug.py").write_text(PROVIDER)
+    return tmp_path
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """Puts a package where installed ones are: its module, and the folder that says what it declares."""
+
+    def install(package: str, code: str, **points: str) -> Path:
+        site = tmp_path / "site"
+        info = site / f"{package}-1.2.dist-info"
+        info.mkdir(parents=True)
+        (site / f"{package}.py").write_text(code)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.2\n")
+        lines = [f"{name} = {value}" for name, value in points.items()]
+        (info / "entry_points.txt").write_text("\n".join(["[toolspace.providers]", *lines, ""]))
+        monkeypatch.syspath_prepend(str(site))
+        return site
+
+    return install
+
+
+@pytest.fixture
+def write(folder: Path) -> Callable[..., Path]:
+    def write(**config: Any) -> Path:
+        path = folder / "toolspace.yaml"
+        path.write_text(yaml.safe_dump({"storage": {"dir": "./state"}, "tools": {"builtins": False}, **config}))
+        return path
+
+    return write
+
+
+@pytest.fixture
+def opened(write: Callable[..., Path]) -> Open:
+    def opened(**providers: Any) -> Toolspace:
+        return Toolspace.open(write(providers=providers), environ={})
+
+    return opened
+
+
+def names(ts: Toolspace) -> list[str]:
+    return [one.name for one in ts.list_tools() if not one.name.startswith("agent__")]
+
+
+def plug(ts: Toolspace, namespace: str) -> Any:
+    """The provider itself, to look at it as the test that wrote it may."""
+    (mounted,) = [one for one in ts.orchestrator.providers if one.namespace == namespace and one.list_tools()]
+    return mounted.inner  # type: ignore[attr-defined]
+
+
+def log_of(provider: Any) -> list[str]:
+    # Not from `sys.modules`: a reload puts another module of the same name there.
+    return type(provider).aclose.__globals__["log"]
+
+
+# From installed packages
+
+
+@pytest.mark.spec("3.1")
+async def test_an_installed_package_offers_its_provider(install: Callable[..., Path], opened: Open) -> None:
+    install("plug_pack", PROVIDER, greeter="plug_pack:Plug", maker="plug_pack:make")
+    async with opened(greeter={}, second={"uses": "maker", "settings": {"greeting": "hi"}}) as ts:
+        assert names(ts) == ["greeter__say", "greeter__rest", "second__say", "second__rest"]
+        result = await ts.call("greeter__say")
+        assert (result.result, result.kind, result.namespace) == ("hello", "plug", "greeter")
+        assert (await ts.call("second__say")).result == "hi"
+        assert "Say hi." in ts.orchestrator.instructions()
+        log = log_of(plug(ts, "greeter"))
+        assert log == ["made hello", "made hi", "started hello", "started hi"]
+    assert log[4:] == ["closed hello", "closed hi"]
+
+
+@pytest.mark.spec("3.1")
+class TestInstalledExample(ProviderContract):
+    """The example, as a package that declares it would bring it."""
+
+    call = ("write", {"title": "a", "text": "b"})
+    failing_call = ("write", {"title": "a", "text": "b" * 11})
+    slow_call = ("wait_for", {"title": "never written"})
+
+    @pytest.fixture
+    def provider(self, install: Callable[..., Path], tmp_path: Path) -> ToolProvider:
+        install("notes_pack", EXAMPLE.read_text(), notes="notes_pack:NotesProvider")
+        return load_provider("notes", {"file": str(tmp_path / "notes.db"), "max_length": 10})
+
+
+@pytest.mark.spec("3.1")
+def test_a_provider_that_nobody_offers_gets_the_nearest_names(install: Callable[..., Path]) -> None:
+    with pytest.raises(ConfigError, match='no installed package offers a provider "weather"; none is installed'):
+        load_provider("weather", {})
+    install("plug_near", PROVIDER, weather="plug_near:Plug", stocks="plug_near:Plug")
+    with pytest.raises(ConfigError, match=r'"wether"; did you mean "weather"\?; installed are stocks, weather'):
+        load_provider("wether", {})
+
+
+@pytest.mark.spec("3.1")
+def test_two_packages_with_one_name_are_an_error_that_names_both(install: Callable[..., Path]) -> None:
+    install("plug_one", PROVIDER, greeter="plug_one:Plug")
+    install("plug_two", PROVIDER, greeter="plug_two:Plug")
+    with pytest.raises(ConfigError, match=r"offered twice, by plug_\w+:Plug \(plug_\w+ 1.2\) and plug_\w+:Plug"):
+        load_provider("greeter", {})
+    assert load_provider("plug_two:Plug", {}).kind == "plug"
+
+
+@pytest.mark.spec("3.1")
+@pytest.mark.parametrize(
+    ("code", "value", "message"),
+    [
+        ("import no_such_library", "plug_bad:Plug", "ModuleNotFoundError: No module named 'no_such_library'"),
+        ("x = 1", "plug_bad:Plug", "has no attribute 'Plug'"),
+        ("import sys; sys.exit(2)", "plug_bad:Plug", "SystemExit: 2"),
+    ],
+)
+def test_a_package_that_cannot_be_imported_says_why(
+    install: Callable[..., Path], code: str, value: str, message: str
+) -> None:
+    install("plug_bad", code, greeter=value)
+    with pytest.raises(ConfigError, match=message) as caught:
+        load_provider("greeter", {})
+    assert 'the provider "greeter" of plug_bad 1.2 (plug_bad:Plug) cannot be imported' in str(caught.value)
+
+
+def test_what_is_installed_is_looked_at_only_for_a_provider(write: Callable[..., Path], folder: Path) -> None:
+    code = "import sys, toolspace; toolspace.Toolspace.open({!r}); print('importlib.metadata' in sys.modules)"
+
+    def looked(path: Path) -> str:
+        out = subprocess.run([sys.executable, "-c", code.format(str(path))], capture_output=True, text=True, check=True)
+        return out.stdout.strip()
+
+    assert looked(write()) == "False"
+    assert looked(write(providers={"greeter": {"enabled": False}})) == "False"
+    assert looked(write(providers={"greeter": "./plug.py:Plug"})) == "False"
+
+
+# Of one's own
+
+
+@pytest.mark.spec("3.1")
+@pytest.mark.parametrize("uses", ["plug:Plug", "./plug.py:Plug", "plug:make", "plug:ready"])
+async def test_a_provider_of_the_users_own_is_found_beside_the_configuration(opened: Open, uses: str) -> None:
+    async with opened(mine=uses) as ts:
+        assert (await ts.call("mine__say")).result == "hello"
+
+
+@pytest.mark.spec("3.1")
+@pytest.mark.parametrize(
+    ("uses", "settings", "message"),
+    [
+        ("./missing.py:Plug", {}, r"there is no file .*missing\.py"),
+        ("missing_module:Plug", {}, "missing_module:Plug cannot be imported: ModuleNotFoundError"),
+        ("./plug.py:Plgu", {}, "there is no 'Plgu' in it; did you mean \"Plug\""),
+        ("./plug.py", {}, "names no provider; write the name of an installed one, package.module:Name"),
+        ("plug:", {}, "names no provider"),
+        ("a b:c", {}, "names no provider"),
+        ("./plug.py:number", {}, "an int makes no provider; name a ToolProvider class"),
+        ("./plug.py:nothing", {}, "makes a NoneType, which is no ToolProvider"),
+        ("./plug.py:later", {}, "makes a coroutine, which is no ToolProvider"),
+        ("./plug.py:NoSuper", {}, r"does its __init__ call super\(\).__init__\(\)\?"),
+        ("./plug.py:Unready", {}, "its tools cannot be listed: RuntimeError: not connected; before it has started"),
+        ("./plug.py:Plug", {"greting": 1}, 'there is no setting "greting"; did you mean "greeting"'),
+        ("./plug.py:Plug", {"zzz": 1}, 'no setting "zzz"; it takes greeting, tools, api_key, broken, hangs'),
+        ("./plug.py:nothing", {"x": 1}, 'no setting "x"; it takes none'),
+        ("./plug.py:Picky", {"zzz": 1}, 'no setting "zzz".*; the setting "url" is missing; the setting "api_key"'),
+        ("./plug.py:make", {"greting": 1}, "cannot be made with the settings greting: TypeError"),
+    ],
+)
+def test_a_wrong_entry_says_the_way_out(folder: Path, uses: str, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_provider(uses, settings, base_dir=folder)
+
+
+@pytest.mark.spec("3.1")
+def test_a_fault_in_the_users_code_names_its_line(folder: Path) -> None:
+    (folder / "bad.py").write_text("x = 1\ny = 1 / 0\n")
+    with pytest.raises(ConfigError, match=r"bad.py:Plug cannot be imported: .*bad\.py:2: ZeroDivisionError") as caught:
+        load_provider("./bad.py:Plug", {}, base_dir=folder)
+    assert "functions" not in str(caught.value)
+
+
+@pytest.mark.spec("3.2")
+def test_all_faults_come_at_once_with_their_lines(opened: Open, folder: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        opened(a="no_such_one", b={"uses": "./plug.py:Plug", "settings": {"x": 1}}, c="./plug.py:Plug")
+    first, second = str(caught.value).splitlines()
+    assert first.startswith(f"{folder / 'toolspace.yaml'}:2 (providers.a): no installed package offers")
+    assert second.startswith(f"{folder / 'toolspace.yaml'}:3 (providers.b): ./plug.py:Plug: there is no setting")
+
+
+@pytest.mark.spec("4.11")
+@pytest.mark.parametrize("shape", ["mapping", "list"])
+def test_no_message_shows_a_secret(write: Callable[..., Path], shape: str) -> None:
+    settings = {"url": "https://${HOST}/x", "api_key": "opensesame-1"}
+    entry = {"uses": "./plug.py:Picky", "settings": settings}
+    path = write(providers={"a": entry} if shape == "mapping" else [{"name": "a", **entry}])
+    with pytest.raises(ConfigError) as caught:
+        Toolspace.open(path, environ={"HOST": "hidden.example"})
+    message = str(caught.value)
+    assert "cannot be made with the settings api_key, url: ValueError: cannot reach [hidden] with [hidden]" in message
+    assert "sesame" not in message
+    assert "hidden.example" not in message
+
+
+# Under the rules of its entry
+
+
+@pytest.mark.spec("3.2")
+async def test_the_namespace_is_the_entrys_else_the_providers_else_the_name(opened: Open) -> None:
+    own = "./plug.py:Named"
+    async with opened(a=own, b={"uses": own, "namespace": "other"}, c="./plug.py:Plug") as ts:
+        assert {one.split("__")[0] for one in names(ts)} == {"own", "other", "c"}
+    with pytest.raises(ConfigError, match=r'providers.b\): the namespace "own" is that of "a" already'):
+        opened(a=own, b=own)
+
+
+@pytest.mark.spec("3.2")
+async def test_a_required_provider_that_does_not_start_fails_the_start(opened: Open) -> None:
+    broken = {"uses": "./plug.py:Plug", "settings": {"broken": True}}
+    with pytest.raises(ProviderError, match="a: nobody answers"):
+        async with opened(a={**broken, "required": True}):
+            pass
+    async with opened(a=broken) as ts:
+        assert ts.orchestrator.unavailable() == {"a": "nobody answers"}
+
+
+@pytest.mark.spec("5.3")
+async def test_explaining_a_tool_names_the_line_of_its_provider(write: Callable[..., Path], folder: Path) -> None:
+    entry = {"uses": "./plug.py:Plug", "requestTimeoutMs": 7000, "queue": "q", "cache": "1m"}
+    path = write(
+        queues={"q": {"concurrent": 1}},
+        providers={"a": entry},
+        tools={"builtins": False, "overrides": {"a__rest": {"timeout": "9s"}}},
+    )
+    line = next(n for n, text in enumerate(path.read_text().splitlines(), 1) if text.strip() == "a:")
+    ts = Toolspace.open(path, environ={})
+    explained = ts.orchestrator.explain("a__say")
+    assert explained is not None
+    assert (explained[1].timeout.value, explained[1].queue.value, explained[1].cache.value) == (7.0, "q", 60.0)
+    assert explained[1].timeout.source.startswith(f"{path}:{line} (providers.a")
+    overridden = ts.orchestrator.explain("a__rest")
+    assert overridden is not None
+    assert overridden[1].timeout.value == 9.0
+
+
+# Reloaded
+
+
+@pytest.mark.spec("5.4")
+async def test_a_reload_keeps_what_has_not_changed_and_swaps_what_has(write: Callable[..., Path]) -> None:
+    def config(**changed: Any) -> dict[str, Any]:
+        return {one: {"uses": "./plug.py:Plug", "settings": {"greeting": one}} for one in ("kept", "old")} | changed
+
+    async with Toolspace.open(write(providers=config()), environ={}) as ts:
+        kept, log = plug(ts, "kept"), log_of(plug(ts, "kept"))
+        log.clear()
+        write(providers=config(old={"uses": "./plug.py:Plug", "settings": {"greeting": "new"}}))
+        await ts.reload()
+        assert plug(ts, "kept") is kept
+        assert (await ts.call("old__say")).result == "new"
+        assert log_of(plug(ts, "old")) == ["made new", "started new"]
+        await closed(ts)
+        assert log == ["closed old"]
+        write(providers={"kept": config()["kept"], "added": "./plug.py:Plug"})
+        await ts.reload()
+        assert names(ts) == ["kept__say", "kept__rest", "added__say", "added__rest"]
+        assert plug(ts, "kept") is kept
+
+
+async def closed(ts: Toolspace) -> None:
+    """Waits until the toolspace has closed what the last reload retired."""
+    async with asyncio.timeout(20):
+        await asyncio.gather(*ts._closing)
+
+
+@pytest.mark.spec("5.4")
+async def test_rules_change_without_a_new_start(write: Callable[..., Path]) -> None:
+    entry = {"uses": "./plug.py:Plug", "settings": {"greeting": "a"}}
+    async with Toolspace.open(write(providers={"a": entry}), environ={}) as ts:
+        before = plug(ts, "a")
+        write(providers={"a": {**entry, "toolsDenied": ["rest"], "requestTimeoutMs": 5000, "required": True}})
+        await ts.reload()
+        assert plug(ts, "a") is before
+        assert names(ts) == ["a__say"]
+        assert log_of(before) == ["made a", "started a"]
+        explained = ts.orchestrator.explain("a__say")
+        assert explained is not None
+        assert explained[1].timeout.value == 5.0
+
+
+@pytest.mark.spec("5.4")
+@pytest.mark.parametrize("change", ["changed", "removed", "disabled"])
+async def test_calls_in_flight_finish_before_their_provider_is_closed(write: Callable[..., Path], change: str) -> None:
+    entry = {"uses": "./plug.py:Plug", "settings": {"greeting": "old"}}
+    after: dict[str, Any] = {
+        "changed": {"a": {**entry, "settings": {"greeting": "new"}}},
+        "removed": {},
+        "disabled": {"a": {**entry, "enabled": False}},
+    }
+    async with Toolspace.open(write(providers={"a": entry}), environ={}) as ts:
+        old = plug(ts, "a")
+        call = asyncio.create_task(ts.call("a__rest"))
+        await old.resting.wait()
+        write(providers=after[change])
+        await ts.reload()
+        assert (await ts.call("a__say")).result == ("new" if change == "changed" else None)
+        assert names(ts) == (["a__say", "a__rest"] if change == "changed" else [])
+        assert "closed old" not in log_of(old)
+        old.go_on.set()
+        assert (await call).result == "old"
+        await closed(ts)
+        assert log_of(old)[-1] == "closed old"
+
+
+@pytest.mark.spec("5.4")
+async def test_closing_the_toolspace_stops_the_calls_and_closes_what_waits_for_them(
+    write: Callable[..., Path],
+) -> None:
+    async with Toolspace.open(write(providers={"a": "./plug.py:Plug"}), environ={}) as ts:
+        old = plug(ts, "a")
+        call = asyncio.create_task(ts.call("a__rest"))
+        await old.resting.wait()
+        write(providers={})
+        await ts.reload()
+    assert (await call).error_kind == "canceled"
+    assert log_of(old).count("closed hello") == 1
+
+
+@pytest.mark.spec("5.4")
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [
+        ({"providers": {"a": "./plug.py:Plug", "b": "./plug.py:Nobody"}}, ConfigError),
+        ({"providers": {"a": {"uses": "./plug.py:Plug", "settings": {"x": 1}}}}, ConfigError),
+        ({"providers": {"a": {"uses": "./plug.py:Plug", "qeue": 1}}}, ConfigError),
+        ({"providers": {"a": "./plug.py:Plug"}, "functions": "./clash.py"}, ToolNameConflict),
+    ],
+)
+async def test_where_the_new_configuration_is_wrong_nothing_changes(
+    write: Callable[..., Path], folder: Path, wrong: dict[str, Any], error: type[Exception]
+) -> None:
+    (folder / "clash.py").write_text("from toolspace import tool\n@tool\ndef a__say() -> str:\n  return 'clash'\n")
+    entry = {"uses": "./plug.py:Plug", "settings": {"greeting": "old"}}
+    async with Toolspace.open(write(providers={"a": entry}), environ={}) as ts:
+        before = plug(ts, "a")
+        write(**wrong)
+        with pytest.raises(error):
+            await ts.reload()
+        assert names(ts) == ["a__say", "a__rest"]
+        assert plug(ts, "a") is before
+        assert (await ts.call("a__say")).result == "old"
+        assert not ts._closing
+
+
+@pytest.mark.spec("5.4")
+async def test_a_running_provider_that_cannot_be_listed_any_more_leaves_all_as_it_was(
+    write: Callable[..., Path],
+) -> None:
+    async with Toolspace.open(write(providers={"a": "./plug.py:Plug"}), environ={}) as ts:
+        plug(ts, "a").names = None
+        write(providers={"a": "./plug.py:Plug", "b": "./plug.py:Plug"})
+        with pytest.raises(ProviderError, match="provider a cannot list its tools: TypeError"):
+            await ts.reload()
+        assert names(ts) == ["a__say", "a__rest"]
+
+
+@pytest.mark.spec("5.4")
+async def test_changed_code_of_ones_own_is_read_again(write: Callable[..., Path], folder: Path) -> None:
+    async with Toolspace.open(write(providers={"a": "plug:Plug"}), environ={}) as ts:
+        assert folder / "plug.py" in ts._files()
+        (folder / "plug.py").write_text(PROVIDER.replace('"hello"', '"good day"'))
+        await ts.reload()
+        assert (await ts.call("a__say")).result == "good day"
+
+
+@pytest.mark.spec("3.2")
+async def test_after_a_reload_a_provider_that_does_not_start_is_tried_again(write: Callable[..., Path]) -> None:
+    async with Toolspace.open(write(), environ={}) as ts:
+        ts.orchestrator._warmup._retry = (0.01,)
+        broken = {"uses": "./plug.py:Plug", "settings": {"broken": True}, "required": True}
+        write(providers={"a": broken})
+        seen = Recorder(ts)
+        await ts.reload()
+        assert ts.orchestrator.unavailable() == {"a": "nobody answers"}
+        changes = len(seen.of(EventType.TOOLS_CHANGED))
+        plug(ts, "a").broken = False
+        await seen.wait_for(lambda _: len(seen.of(EventType.TOOLS_CHANGED)) > changes)
+        assert ts.orchestrator.unavailable() == {}
+
+
+@pytest.mark.spec("5.4")
+async def test_a_provider_that_hangs_can_be_taken_out_again(write: Callable[..., Path]) -> None:
+    async with Toolspace.open(write(), environ={}) as ts:
+        hanging = {"uses": "./plug.py:Plug", "settings": {"greeting": "stuck", "hangs": True}}
+        write(providers={"a": hanging, "b": "./plug.py:Plug"})
+        seen = Recorder(ts)
+        starting = asyncio.create_task(ts.reload())
+        await seen.wait_for(lambda _: "a__say" in names(ts))
+        stuck = plug(ts, "a")
+        await stuck.hanging.wait()
+        write(providers={"b": "./plug.py:Plug"})
+        await ts.reload()
+        await closed(ts)
+        await starting
+        assert log_of(stuck)[-1] == "closed stuck"
+        assert ts.orchestrator.unavailable() == {}
+        assert (await ts.call("b__say")).ok
+
+
+@pytest.mark.spec("5.4")
+async def test_a_watched_configuration_reloads_its_providers(
+    write: Callable[..., Path],
+) -> None:
+    async with Toolspace.open(write(), environ={}) as ts:
+        seen = Recorder(ts)
+        ts.watch(interval=0.01)
+        path = write(providers={"a": "./plug.py:Plug"})
+        os.utime(path, (1, 1))
+        await seen.wait_for(lambda _: "a__say" in names(ts))
+        assert (await ts.call("a__say")).result == "hello"
+
+
+@pytest.mark.spec("3.1")
+async def test_tools_and_providers_added_in_code_stay_beside_configured_ones(opened: Open, folder: Path) -> None:
+    @tool
+    async def local() -> str:
+        return "here"
+
+    shutil.copy(EXAMPLE, folder / "notes_copy.py")
+    async with opened(a="./plug.py:Plug") as ts:
+        ts.add_tool(local)
+        await ts.add_provider(load_provider("./notes_copy.py:NotesProvider", {"file": ":memory:"}, base_dir=folder))
+        await ts.reload()
+        assert "notes__write" in names(ts)
+        assert (await ts.call("notes__write", {"title": "a", "text": "b"})).ok

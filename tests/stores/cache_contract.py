@@ -1,0 +1,15 @@
+"""The public contract of caches, as the suites here run it."""
+
+from __future__ import annotations
+
+import pytest
+
+from toolspace.testing import CacheContract as PublicContract
+from toolspace.testing import FakeClock as Clock
+
+__all__ = ["CacheContract", "Clock"]
+
+
+@pytest.mark.spec("4.2")
+class CacheContract(PublicContract):
+    """Nothing more: what holds for every cache is public."""

@@ -1,0 +1,94 @@
+"""The pages tell the truth: examples run as shown; every kind, event, tool and stage has its line."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from toolspace import EventType
+from toolspace.builtin.catalogue import builtin_tools, collections
+from toolspace.errors import ErrorKind
+from toolspace.orchestrator.pipeline import STAGES
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+INCLUDED = re.compile(r"<!-- (examples/[\w./]+) -->\n```\w*\n(.*?)\n```", re.DOTALL)
+
+
+def page(name: str) -> str:
+    return (ROOT / name).read_text()
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_what_a_page_includes_is_what_the_file_says(path: Path) -> None:
+    for name, shown in INCLUDED.findall(path.read_text()):
+        assert shown == (ROOT / name).read_text().rstrip("\n"), f"{path.name} shows another {name}"
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_links_between_pages_lead_somewhere(path: Path) -> None:
+    for target in re.findall(r"\]\((?!http)([^)#]+)", path.read_text()):
+        assert (path.parent / target).exists(), f"{path.name} links to {target}"
+
+
+@pytest.mark.spec("18")
+def test_the_first_example_prints_what_the_readme_says() -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / "quickstart.py")], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == page("examples/quickstart.out")
+
+
+def test_the_own_loop_example_runs() -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / "own_loop.py")], capture_output=True, text=True, check=True
+    )
+    assert "Both have 21 degrees." in done.stdout
+
+
+def test_the_readmes_configuration_loads(tmp_path: Path) -> None:
+    import yaml
+
+    from toolspace import Toolspace
+
+    shown = re.search(r"```yaml\n(.*?)```", page("README.md"), re.DOTALL)
+    assert shown is not None
+    (tmp_path / "tools.py").write_text("from toolspace import tool\n\n@tool\ndef mine() -> int:\n    return 1\n")
+    (tmp_path / "toolspace.yaml").write_text(shown[1])
+    ts = Toolspace.open(tmp_path / "toolspace.yaml")
+    assert ts.get("mine") is not None
+    explained = ts.orchestrator.explain("http_get")
+    assert explained is not None
+    assert (explained[1].queue.value, explained[1].cache.value) == ("web", 300)
+    assert yaml.safe_load(shown[1])
+
+
+@pytest.mark.parametrize("kind", get_args(ErrorKind))
+def test_every_error_kind_has_its_line(kind: str) -> None:
+    assert f"\n| `{kind}` |" in page("docs/errors.md")
+
+
+@pytest.mark.parametrize("event", list(EventType), ids=lambda event: event.name)
+def test_every_event_has_its_line(event: EventType) -> None:
+    assert f"\n| `{event.name}` | {int(event)} |" in page("docs/events.md")
+
+
+@pytest.mark.parametrize("tool", builtin_tools, ids=lambda tool: tool.name)
+def test_every_built_in_has_its_line_with_its_parameters(tool: object) -> None:
+    name = tool.name  # type: ignore[attr-defined]
+    line = next((line for line in page("docs/tools.md").splitlines() if line.startswith(f"| `{name}` |")), None)
+    assert line is not None, f"docs/tools.md has no line for {name}"
+    for parameter in tool.input_schema["properties"]:  # type: ignore[attr-defined]
+        assert f"`{parameter}" in line, f"{name} takes {parameter}"
+
+
+def test_every_collection_and_stage_has_its_line() -> None:
+    for name in collections:
+        assert f"`{name}`" in page("docs/tools.md")
+    for stage in STAGES:
+        assert f"| `{stage.__name__}` |" in page("ARCHITECTURE.md")  # type: ignore[attr-defined]

@@ -1,0 +1,217 @@
+"""Opening, reloading and closing a toolspace from configuration (5.1, 5.3, 5.4), in all three formats."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from toolspace import ConfigError, EventType, ToolNameConflict, Toolspace, ToolspaceError
+from toolspace.testing import Recorder
+
+TOOLS = """
+import asyncio
+from toolspace import tool
+
+@tool
+async def version() -> int:
+    return 1
+
+@tool
+async def wait() -> str:
+    await asyncio.sleep(60)
+    return "done"
+"""
+
+SAME = {
+    "toolspace.yaml": "functions: ./tools.py\ndefaults:\n  toolTimeout: 50ms\n",
+    "toolspace.json": '{"functions": "./tools.py", "defaults": {"toolTimeout": "50ms"}}',
+    "toolspace.toml": 'functions = "./tools.py"\n[defaults]\ntoolTimeout = "50ms"\n',
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "tools.py").write_text(TOOLS)
+    return tmp_path
+
+
+@pytest.mark.spec("5.1")
+@pytest.mark.parametrize("name", SAME)
+async def test_the_three_formats_mean_the_same(folder: Path, name: str) -> None:
+    (folder / name).write_text(SAME[name])
+    async with Toolspace.open(folder / name) as ts:
+        assert (await ts.call("version")).result == 1
+        assert (await ts.call("wait")).error == "Tool execution timed out after 50ms"
+        assert (await ts.call("json_parse", {"text": "1"})).result == {"data": 1}
+        explained = ts.orchestrator.explain("wait")
+    assert explained is not None
+    line = {"toolspace.yaml": 3, "toolspace.json": 1, "toolspace.toml": 3}[name]
+    assert explained[1].timeout.source.endswith(f"{name}:{line} (defaults.toolTimeout)")
+
+
+@pytest.mark.spec("5.1")
+async def test_without_a_file_there_are_the_built_ins() -> None:
+    async with Toolspace.open() as ts:
+        names = [tool.name for tool in ts.list_tools()]
+    assert {"read_file", "http_get", "agent__batch", "agent__final_report"} <= set(names)
+    assert "agent__read_output" not in names
+
+
+@pytest.mark.spec("5.2")
+def test_everything_that_is_wrong_is_said_at_once(folder: Path) -> None:
+    (folder / "toolspace.yaml").write_text(
+        "defaults:\n  toolTimeot: 5\nqueues:\n  a: {concurrent: none}\n"
+        "tools:\n  webSearch: {apiKey: '${NOT_SET_HERE}'}\n"
+    )
+    with pytest.raises(ConfigError) as wrong:
+        Toolspace.open(folder / "toolspace.yaml", environ={})
+    text = str(wrong.value)
+    assert 'toolspace.yaml:2: defaults.toolTimeot: unknown key; did you mean "toolTimeout"?' in text
+    assert "toolspace.yaml:4" in text
+    assert "NOT_SET_HERE" in text
+
+
+def test_a_function_that_is_called_like_a_built_in_names_both(folder: Path) -> None:
+    (folder / "tools.py").write_text("from toolspace import tool\n\n@tool\ndef read_file() -> None: ...\n")
+    (folder / "toolspace.yaml").write_text("functions: ./tools.py\n")
+    with pytest.raises(ToolNameConflict, match=r"toolspace\.builtin\.files.* and "):
+        Toolspace.open(folder / "toolspace.yaml")
+    (folder / "toolspace.yaml").write_text("functions: ./tools.py\ntools: {builtins: ['json_*']}\n")
+    assert Toolspace.open(folder / "toolspace.yaml").get("read_file") is not None
+
+
+@pytest.mark.spec("5.4")
+async def test_a_reload_applies_what_changed_and_calls_in_flight_finish_under_the_old_rules(folder: Path) -> None:
+    config = folder / "toolspace.yaml"
+    config.write_text("functions: ./tools.py\ndefaults: {toolTimeout: 400ms}\n")
+    async with Toolspace.open(config) as ts:
+        seen = Recorder(ts)
+        running = asyncio.create_task(ts.call("wait"))
+        await seen.started("wait")
+        (folder / "tools.py").write_text(TOOLS.replace("return 1", "return 22222"))
+        config.write_text("functions: ./tools.py\ndefaults: {toolTimeout: 20ms}\ntools: {toolsDenied: [json_*]}\n")
+        await ts.reload()
+        assert (await ts.call("version")).result == 22222
+        assert (await ts.call("wait")).error == "Tool execution timed out after 20ms"
+        assert (await ts.call("json_parse", {"text": "1"})).error_kind == "not_permitted"
+        assert (await running).error == "Tool execution timed out after 400ms"
+        assert seen.of(EventType.TOOLS_CHANGED)
+
+
+@pytest.mark.spec("5.4")
+@pytest.mark.parametrize(
+    ("config", "tools"),
+    [
+        ("defaults: {nonsense: 1}\n", TOOLS),
+        ("functions: ./gone.py\n", TOOLS),
+        ("functions: ./tools.py\n", "this is no python"),
+        ("functions: ./tools.py\n", "from toolspace import tool\n\n@tool\ndef read_file() -> None: ...\n"),
+    ],
+)
+async def test_a_wrong_configuration_changes_nothing(folder: Path, config: str, tools: str) -> None:
+    path = folder / "toolspace.yaml"
+    path.write_text("functions: ./tools.py\ndefaults: {toolTimeout: 30ms}\n")
+    async with Toolspace.open(path) as ts:
+        before = [tool.name for tool in ts.list_tools()]
+        path.write_text(config)
+        (folder / "tools.py").write_text(tools)
+        with pytest.raises(ToolspaceError):
+            await ts.reload()
+        assert [tool.name for tool in ts.list_tools()] == before
+        assert (await ts.call("version")).result == 1
+        assert (await ts.call("wait")).error == "Tool execution timed out after 30ms"
+
+
+async def _until(ts: Toolspace, fits: Callable[[Any], bool]) -> None:
+    """Waits until a call of `version` answers so; each change of the list is a chance."""
+    async with asyncio.timeout(20):
+        while not fits((await ts.call("version")).result):  # noqa: ASYNC110 - what changes is a file
+            await asyncio.sleep(0.02)
+
+
+@pytest.mark.spec("5.4")
+async def test_a_changed_file_is_reloaded_by_itself_and_so_is_a_hangup(folder: Path) -> None:
+    path = folder / "toolspace.yaml"
+    path.write_text("functions: ./tools.py\n")
+    async with Toolspace.open(path) as ts:
+        ts.watch(interval=0.02)
+        (folder / "tools.py").write_text(TOOLS.replace("return 1", "return 22222"))
+        await _until(ts, lambda value: value == 22222)
+        path.write_text("functions: [")
+        await asyncio.sleep(0.1)
+        assert (await ts.call("version")).result == 22222
+        (folder / "other.py").write_text(TOOLS.replace("return 1", "return 333"))
+        path.write_text("functions: ./other.py\n")
+        await _until(ts, lambda value: value == 333)
+    async with Toolspace.open(path) as ts:
+        ts.watch(interval=3600)
+        (folder / "other.py").write_text(TOOLS.replace("return 1", "return 4444"))
+        os.kill(os.getpid(), signal.SIGHUP)
+        await _until(ts, lambda value: value == 4444)
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
+
+
+async def test_only_a_configured_toolspace_can_reload() -> None:
+    with pytest.raises(ToolspaceError, match="without configuration"):
+        await Toolspace().reload()
+
+
+async def test_the_files_that_configure_it_cannot_be_changed_by_its_tools(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    (folder / "toolspace.yaml").write_text("functions: ./tools.py\n")
+    async with Toolspace.open(folder / "toolspace.yaml") as ts:
+        for name in ("toolspace.yaml", "tools.py"):
+            assert (await ts.call("read_file", {"path": name})).ok
+            result = await ts.call("write_file", {"path": name, "content": "x"})
+            assert result.error_kind == "not_permitted"
+        assert (await ts.call("write_file", {"path": "notes.txt", "content": "x"})).ok
+
+
+@pytest.mark.spec("1.4")
+async def test_tools_declared_in_configuration_are_called_like_any_other(folder: Path) -> None:
+    definitions = [
+        {"name": "displayChart", "executionType": "internal", "visible": True, "inputSchema": {"type": "object"}},
+        {
+            "name": "greet",
+            "executionType": "basic",
+            "execution": {"mode": "static", "output": {"text": "Hi {{who.name}}", "n": "{{n}}", "list": ["{{n}}"]}},
+            "inputSchema": {"type": "object"},
+        },
+        {"name": "confirmAction", "executionType": "space", "isAsync": True, "inputSchema": {"type": "object"}},
+    ]
+    (folder / "toolspace.json").write_text(json.dumps({"tools": definitions}))
+    async with Toolspace.open(folder / "toolspace.json") as ts:
+        chart = await ts.call("displayChart", {"data": [1]})
+        greeting = await ts.call("greet", {"who": {"name": "Ann"}, "n": 3})
+        elsewhere = await ts.call("confirmAction", {})
+        tools = {tool.name: tool for tool in ts.list_tools()}
+    assert chart.result == {"success": True, "args": {"data": [1]}}
+    assert greeting.result == {"text": "Hi Ann", "n": 3, "list": [3]}
+    assert "nobody here can execute" in (elsewhere.error or "")
+    assert (tools["displayChart"].visible, tools["greet"].visible, tools["confirmAction"].is_async) == (
+        True,
+        False,
+        True,
+    )
+
+
+async def test_a_persistent_session_reads_its_outputs_back_in_another_process(folder: Path) -> None:
+    path = folder / "toolspace.yaml"
+    path.write_text("defaults: {toolResponseMaxBytes: 500}\nstorage: {dir: ./state}\n")
+    async with Toolspace.open(path, session="me") as ts:
+        stored = await ts.call("json_stringify", {"data": list(range(1000))})
+        handle = stored.result["tool_output"]["handle"]
+    async with Toolspace.open(path, session="me") as ts:
+        assert "agent__read_output" in [tool.name for tool in ts.list_tools()]
+        assert (await ts.call("agent__read_output", {"handle": handle})).ok
+    async with Toolspace.open(path, session="you") as ts:
+        assert not (await ts.call("agent__read_output", {"handle": handle})).ok
