@@ -35,8 +35,8 @@ run: $(VENV)/.installed ## Set up, list the tools and call one
 	@echo "One call (toolspace call current_time timezone=Europe/Berlin):"
 	@$(BIN)/toolspace call current_time timezone=Europe/Berlin
 
-test: $(VENV)/.installed ## Run the tests; TESTARGS="-x -k name" or "-n 2" goes to pytest
-	@$(BIN)/pytest $(TESTARGS)
+test: $(VENV)/.installed ## Run the tests; TESTARGS="-x -k name" goes to pytest in place of "-n auto"
+	@$(BIN)/pytest $(or $(TESTARGS),-n auto)
 
 check: $(VENV)/.installed ## Check format, lint, types and layers
 	@echo "Format (ruff format)"

@@ -244,7 +244,6 @@ def test_what_is_installed_is_looked_at_only_for_a_provider(write: Callable[...,
 
     assert looked(write()) == "False"
     assert looked(write(providers={"greeter": {"enabled": False}})) == "False"
-    assert looked(write(providers={"greeter": "./plug.py:Plug"})) == "False"
 
 
 # Of one's own

@@ -1,4 +1,4 @@
-"""The file that `toolspace init` writes: every section, commented out, with what each setting does."""
+"""The file that `toolspace init` writes: every section that is in effect, commented out, with what it does."""
 
 from __future__ import annotations
 
@@ -17,37 +17,9 @@ _TAIL = """\
 #  - ./tools.py
 #  - my_package.tools:search
 
-# --- MCP servers, as .mcp.json and desktop clients have them.
-#mcpServers:
-#  files:
-#    command: npx
-#    args: ["-y", "@modelcontextprotocol/server-filesystem", "."]
-#    toolsAllowed: ["read_*", "list_*"]
-#  github:
-#    url: https://api.githubcopilot.com/mcp/
-#    headers: {Authorization: "Bearer ${GITHUB_TOKEN:-}"}
-#    queue: github
-#    cache: 5m
-
 # --- How many calls run at once, and how often.
 #queues:
-#  github: {concurrent: 3, rate: 100/minute, maxWaiting: 50, waitTimeout: 1m}
-
-# --- Requests to services: each one a tool named rest__<name>.
-#restTools:
-#  weather:
-#    description: The weather in a city
-#    url: https://api.example.com/v1/weather/${parameters.city}
-#    parametersSchema:
-#      type: object
-#      properties: {city: {type: string}}
-#      required: [city]
-
-# --- Services with an OpenAPI document: each operation a tool.
-#openapi:
-#  petstore:
-#    spec: https://petstore3.swagger.io/api/v3/openapi.json
-#    tags: [pet]
+#  web: {concurrent: 3, rate: 100/minute, maxWaiting: 50, waitTimeout: 1m}
 
 # --- Providers from installed packages, or of your own.
 #providers:
@@ -66,7 +38,7 @@ _TAIL = """\
 #  toolsDenied: [delete_file]
 #  aliases: {find: grep_files}
 #  overrides:
-#    "github__search_*": {timeout: 10s, cache: 1h}
+#    "http_*": {queue: web, timeout: 10s, cache: 5m}
 
 # --- Where state is kept.
 #storage:
@@ -77,6 +49,8 @@ _TAIL = """\
 def starter_config() -> str:
     """A commented `toolspace.yaml` that changes nothing until a line of it is taken in."""
     settings = [
-        f"#  {row.path.removeprefix('defaults.')}: {row.default.strip('`')}  # {row.effect}" for row in rows("defaults")
+        f"#  {row.path.removeprefix('defaults.')}: {row.default.strip('`')}  # {row.effect}"
+        for row in rows("defaults")
+        if "mcp" not in row.path.lower()
     ]
     return "\n".join((_HEAD, "# --- What holds for every call.", "#defaults:", *settings, "", _TAIL))
