@@ -159,12 +159,6 @@ class OutputStore(ABC):
     async def aclose(self) -> None: ...
 
 
-class Slot(Protocol):
-    """A place in a queue, held."""
-
-    def release(self) -> None: ...
-
-
 class TokenCounter(Protocol):
     """How many tokens a text costs a model."""
 

@@ -14,6 +14,7 @@ from toolspace.config.model import Provider, ToolDefinition
 from toolspace.core import jsontext
 from toolspace.core.context import ToolContext
 from toolspace.core.names import sanitise
+from toolspace.core.redact import remember_secrets
 from toolspace.core.tool import Tool
 from toolspace.errors import ConfigError
 from toolspace.orchestrator.queues import QueueSpec, Rate
@@ -59,6 +60,7 @@ def assemble(config: Config, running: Mapping[str, Mount] | None = None) -> Part
 
     Of the providers that are `running`, those whose entry has not changed stay; their rules are new all the same.
     """
+    remember_secrets(config.secret_values)  # Before code of the user's runs, and what it does could be logged.
     found = [tool for spec in config.functions for tool in load_functions(spec, config.base_dir)]
     functions = list(dict.fromkeys(found))  # A file and one of its functions may both be named.
     rules = _local_rules(config)
@@ -82,8 +84,8 @@ def _context(config: Config) -> ToolContext:
     return ToolContext(
         allowed_paths=tools.allowed_paths,
         protected_paths=config.files(),
-        allowed_env=tools.allowed_env or None,
-        allowed_hosts=tools.allowed_hosts or None,
+        allowed_env=tools.allowed_env,
+        allowed_hosts=tools.allowed_hosts,
         memory_dir=tools.memory_dir,
         session_dir=tools.session_dir,
         web_search=msgspec.to_builtins(tools.web_search) if tools.web_search is not None else None,

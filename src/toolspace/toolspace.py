@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 import msgspec
 
 from toolspace.abc import OutputStore, Policy, ResultCache, TokenCounter, ToolProvider
+from toolspace.config.locate import default_state_dir
 from toolspace.core.context import ToolContext
 from toolspace.core.events import EventType
 from toolspace.core.export import ToolFormat, export_tools
@@ -86,7 +87,9 @@ class Toolspace:
         settings = settings or Settings()
         state_dir = settings.state_dir or default_state_dir()
         self._cache = cache or MemoryCache()
-        self._outputs = outputs or DiskOutputs(state_dir / "outputs", ttl=settings.tool_output_ttl)
+        self._outputs = outputs or DiskOutputs(
+            state_dir / "outputs", ttl=settings.tool_output_ttl, count_tokens=settings.count_tokens
+        )
         self.orchestrator = ToolOrchestrator(
             context=context,
             defaults=settings.defaults(),
@@ -367,9 +370,3 @@ def _check_names(providers: Iterable[ToolProvider]) -> None:
     finally:
         for provider in catalog.providers:
             catalog.remove(provider)
-
-
-def default_state_dir(environ: Mapping[str, str] = os.environ) -> Path:
-    """Where this user's state is kept: `$XDG_STATE_HOME/toolspace`, else `~/.local/state/toolspace`."""
-    base = environ.get("XDG_STATE_HOME")
-    return (Path(base) if base and os.path.isabs(base) else Path.home() / ".local" / "state") / "toolspace"

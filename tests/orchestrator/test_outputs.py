@@ -154,8 +154,12 @@ async def test_json_is_read_by_path() -> None:
         assert found["values"] == ["row 299"]
         many = (await ts.call("agent__read_output", {"handle": handle, "jsonPath": "$[*].id", "limit": 3})).result
         assert (many["values"], many["found"], many["truncated"]) == ([0, 1, 2], 300, True)
-        wrong = await ts.call("agent__read_output", {"handle": handle, "jsonPath": "$[["})
-        assert wrong.error_kind == "invalid_parameters"
+        for path in ("$[[", "$[?search(@.name, '(a|aa)+$')]", "$[?@.name =~ /(a|aa)+$/]", "", "x" * 100_000):
+            wrong = await ts.call("agent__read_output", {"handle": handle, "jsonPath": path})
+            assert wrong.error_kind == "invalid_parameters"
+            assert len(wrong.error or "") < 500
+        every = (await ts.call("agent__read_output", {"handle": handle, "jsonPath": "$..*"})).result
+        assert every["truncated"]
         plain = await _stored(ts, "lines", {"count": 500})
         assert "not JSON" in ((await ts.call("agent__read_output", {"handle": plain, "jsonPath": "$.a"})).error or "")
 

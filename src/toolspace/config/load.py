@@ -15,6 +15,7 @@ from toolspace.config import kinds, settings
 from toolspace.config.document import EMPTY, Document, KeyPath, config_error, dotted, shown
 from toolspace.config.environment import read_overrides
 from toolspace.config.expand import expand
+from toolspace.config.locate import default_state_dir
 from toolspace.config.model import (
     AgentFile,
     Defaults,
@@ -31,7 +32,9 @@ from toolspace.config.model import (
 )
 from toolspace.config.parse import read_document
 from toolspace.config.reading import Record, Reported, Session, Setting, Value, Wrong, named_values
+from toolspace.config.secrets import secrets_in
 from toolspace.core.names import did_you_mean
+from toolspace.core.redact import is_secret_name
 
 _FUNCTION_FILE = re.compile(r"(.+\.py)(?::[\w.]+)?")
 
@@ -103,7 +106,7 @@ def _ignored(key: str) -> bool:
 class Config(Section, frozen=True, kw_only=True):
     """The whole configuration, checked, and where each value came from."""
 
-    secrets = frozenset(("document", "origins"))
+    secrets = frozenset(("document", "origins", "secret_values"))
 
     defaults: Defaults = Defaults()
     queues: Mapping[str, Queue] = {}
@@ -127,6 +130,8 @@ class Config(Section, frozen=True, kw_only=True):
     warnings: tuple[str, ...] = ()
     document: Document
     origins: Mapping[KeyPath, KeyPath | str] = {}
+    secret_values: frozenset[str] = frozenset()
+    """What no log may show."""
 
     def source(self, *key_path: str | int) -> str:
         """Where a setting came from: `toolspace.yaml:12 (defaults.toolTimeout)`, a variable, or `default`.
@@ -183,10 +188,11 @@ def load_config(path: Path | None, *, environ: Mapping[str, str] = os.environ) -
         agent=_agent(root, servers, path) if root.agent is not None else None,
         path=path,
         base_dir=base_dir,
-        state_dir=root.storage.dir or _state_dir(environ),
+        state_dir=root.storage.dir or default_state_dir(environ),
         warnings=(*overrides.warnings, *session.warnings),
         document=document,
         origins=session.origins,
+        secret_values=frozenset((*secrets_in(document.data, environ), *_given_secrets(overrides.values))),
     )
 
 
@@ -314,12 +320,11 @@ def _functions(specs: tuple[str, ...], session: Session) -> tuple[str, ...]:
     return tuple(str(Path.cwd() / spec) if _FUNCTION_FILE.fullmatch(spec) else spec for spec in specs)
 
 
-def _state_dir(environ: Mapping[str, str]) -> Path:
-    state = environ.get("XDG_STATE_HOME", "")
-    if os.path.isabs(state):  # A relative one is to be ignored, says the standard.
-        return Path(state) / "toolspace"
-    home = environ.get("HOME")
-    return (Path(home) if home else Path.home()) / ".local" / "state" / "toolspace"
+def _given_secrets(overrides: Mapping[KeyPath, tuple[str, Any]]) -> Iterator[str]:
+    """The secrets among the settings that variables give."""
+    for path, (_, value) in overrides.items():
+        if isinstance(value, str) and is_secret_name(str(path[-1])):
+            yield value
 
 
 def _agent(root: _Root, servers: Mapping[str, McpServer], path: Path | None) -> AgentFile:

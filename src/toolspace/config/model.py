@@ -208,8 +208,9 @@ class ToolSettings(Section, frozen=True, kw_only=True):
     max_concurrent: int | None = None
     """As written; `Config.defaults` has what holds."""
     allowed_paths: tuple[Path, ...] | None = None
-    allowed_env: tuple[str, ...] = ()
-    allowed_hosts: tuple[str, ...] = ()
+    allowed_env: tuple[str, ...] | None = None
+    """None: a few harmless ones. An empty list allows none."""
+    allowed_hosts: tuple[str, ...] | None = None
     memory_dir: Path | None = None
     session_dir: Path | None = None
     web_search: WebSearch | None = None

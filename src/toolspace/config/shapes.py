@@ -6,7 +6,7 @@ Turns each into the one shape of `model`; the settings themselves are listed in 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import msgspec
 
@@ -26,18 +26,8 @@ TRANSPORT_ALIASES: Mapping[str, Transport] = {
     "ws": "websocket",
 }
 
-EXECUTION_TYPES: tuple[ExecutionType, ...] = (
-    "gateway",
-    "external",
-    "space",
-    "internal",
-    "static",
-    "prebuilt",
-    "agent",
-    "compute",
-    "image",
-    "wait",
-)
+# A function is code, which no file can declare.
+EXECUTION_TYPES: tuple[ExecutionType, ...] = tuple(kind for kind in get_args(ExecutionType) if kind != "function")
 OLDER_TYPES: Mapping[str, ExecutionType] = {
     "request": "gateway",
     "ai-agent": "agent",

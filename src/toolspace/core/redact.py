@@ -37,7 +37,7 @@ _known: list[str] = []
 
 
 def remember_secrets(values: Iterable[str]) -> None:
-    """Values that must never be shown: what configuration took from variables that hold secrets."""
+    """Values that must never be shown, from now on and in this whole process: those that configuration names."""
     # Longest first: a secret that begins with another one must go as a whole.
     _known[:] = sorted({*_known, *(value for value in values if len(value) >= _MIN_SECRET)}, key=len, reverse=True)
 

@@ -180,8 +180,5 @@ def result_of_parts(parts: Sequence[Content]) -> Any:
     return "\n".join(part.placeholder for part in parts)
 
 
-PartType = Literal["text", "json", "image", "audio", "resource"]
-
-
 def _binary_size(base64_text: str) -> int:
     return len(base64_text) * 3 // 4 - base64_text[-2:].count("=")

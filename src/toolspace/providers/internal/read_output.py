@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
@@ -21,6 +22,7 @@ _WRAP = 2_000
 """A longer line is read in pieces of this size, so that one endless line can be read at all."""
 _DEFAULT_LINES = 200
 _MOST_MATCHES = 200
+_MOST_VALUES = 10_000
 _MOST_JSON_BYTES = 64 * 1024 * 1024
 
 
@@ -125,9 +127,10 @@ async def _by_path(outputs: OutputStore, output: StoredOutput, path: str, limit:
         raise ToolExecutionError(f"the output has {output.bytes} bytes, too many for jsonPath; use pattern or offset")
     text = await outputs.text(output, limit=_MOST_JSON_BYTES)
     values = await asyncio.to_thread(_query, text, path)
+    more = len(values) > _MOST_VALUES
     shown: list[Any] = []
     room = _ROOM
-    for value in values[:limit]:
+    for value in values[: min(limit, _MOST_VALUES)]:
         size = len(jsontext.encode(value))
         if size > room:
             if not shown:
@@ -135,7 +138,11 @@ async def _by_path(outputs: OutputStore, output: StoredOutput, path: str, limit:
             break
         shown.append(value)
         room -= size
-    answer: dict[str, Any] = {"handle": output.handle, "found": len(values), "values": shown}
+    answer: dict[str, Any] = {
+        "handle": output.handle,
+        "found": f"more than {_MOST_VALUES}" if more else len(values),
+        "values": shown,
+    }
     if len(shown) < len(values):
         answer["truncated"] = True
     return answer
@@ -148,10 +155,16 @@ def _query(text: str, path: str) -> list[Any]:
         document = jsontext.decode(text)
     except ValueError as error:
         raise ToolExecutionError(f"the output is not JSON ({error}); use pattern or offset") from None
+    environment = jsonpath.JSONPathEnvironment(strict=True)
+    for name in ("match", "search"):
+        # Regular expressions of a stranger, without a time limit; `pattern` has one.
+        environment.function_extensions.pop(name, None)
     try:
-        return jsonpath.findall(path, document)
-    except jsonpath.JSONPathError as error:
-        raise ToolValidationError(f"jsonPath: {path!r}: {error}") from None
+        found = environment.finditer(path, document)
+        return [match.obj for match in itertools.islice(found, _MOST_VALUES + 1)]
+    except Exception as error:  # Its own, and what strange paths make it stumble over.
+        reason = str(error).partition("\n")[0]
+        raise ToolValidationError(f"jsonPath: {jsontext.describe(path)}: {reason}") from None
 
 
 def _matching(pattern: Pattern, lines: list[str], before: int, offset: int) -> list[dict[str, Any]]:
