@@ -1,7 +1,7 @@
 # Everything runs in a virtual environment of its own, made on first use. `make help` lists the targets.
 
 PYTHON ?= python3
-TESTARGS ?= -q
+TESTARGS ?= -q -n auto
 BENCHARGS ?=
 # `make lock LOCKARGS=--upgrade` takes the newest releases that fit; plain `make lock` changes what it must.
 LOCKARGS ?=
@@ -35,8 +35,8 @@ run: $(VENV)/.installed ## Set up, list the tools and call one
 	@echo "One call (toolspace call current_time timezone=Europe/Berlin):"
 	@$(BIN)/toolspace call current_time timezone=Europe/Berlin
 
-test: $(VENV)/.installed ## Run the tests; TESTARGS="-x -k name" goes to pytest in place of "-n auto"
-	@$(BIN)/pytest $(or $(TESTARGS),-n auto)
+test: $(VENV)/.installed ## Run the tests; TESTARGS="-x -k name" goes to pytest in place of "-q -n auto"
+	@$(BIN)/pytest $(TESTARGS)
 
 check: $(VENV)/.installed ## Check format, lint, types and layers
 	@echo "Format (ruff format)"

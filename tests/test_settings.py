@@ -165,6 +165,8 @@ async def _(opened: Callable[..., Toolspace], folder: Path) -> None:
             assert (await ts.call("get_env", {"key": "TOOLSPACE_TEST_NAME"})).error_kind == "not_permitted"
         async with opened(tools={"allowedEnv": ["TOOLSPACE_TEST_NAME"]}) as ts:
             assert (await ts.call("get_env", {"key": "TOOLSPACE_TEST_NAME"})).result == {"value": "ann"}
+        async with opened(tools={"allowedEnv": []}) as ts:
+            assert (await ts.call("get_env", {"key": "LANG"})).error_kind == "not_permitted"
     finally:
         del os.environ["TOOLSPACE_TEST_NAME"]
 

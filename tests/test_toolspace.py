@@ -81,7 +81,9 @@ def test_everything_that_is_wrong_is_said_at_once(folder: Path) -> None:
 def test_a_function_that_is_called_like_a_built_in_names_both(folder: Path) -> None:
     (folder / "tools.py").write_text("from toolspace import tool\n\n@tool\ndef read_file() -> None: ...\n")
     (folder / "toolspace.yaml").write_text("functions: ./tools.py\n")
-    with pytest.raises(ToolNameConflict, match=r"toolspace\.builtin\.files.* and "):
+    with pytest.raises(
+        ToolNameConflict, match=r"read_file \(.*builtin/files\.py:\d+\) and read_file \(.*tools\.py:\d+\)"
+    ):
         Toolspace.open(folder / "toolspace.yaml")
     (folder / "toolspace.yaml").write_text("functions: ./tools.py\ntools: {builtins: ['json_*']}\n")
     assert Toolspace.open(folder / "toolspace.yaml").get("read_file") is not None
@@ -103,6 +105,21 @@ async def test_a_reload_applies_what_changed_and_calls_in_flight_finish_under_th
         assert (await ts.call("json_parse", {"text": "1"})).error_kind == "not_permitted"
         assert (await running).error == "Tool execution timed out after 400ms"
         assert seen.of(EventType.TOOLS_CHANGED)
+
+
+@pytest.mark.spec("5.4")
+@pytest.mark.parametrize("cache", ["memory", "disk"])
+async def test_a_reload_forgets_what_the_old_tools_answered(folder: Path, cache: str) -> None:
+    config = folder / "toolspace.yaml"
+    config.write_text(
+        f"functions: ./tools.py\nstorage: {{dir: ./state, cache: {cache}}}\n"
+        "tools: {overrides: {version: {cache: 1h}}}\n"
+    )
+    async with Toolspace.open(config) as ts:
+        assert [(await ts.call("version")).executed for _ in range(2)] == [True, False]
+        (folder / "tools.py").write_text(TOOLS.replace("return 1", "return 22222"))
+        await ts.reload()
+        assert (await ts.call("version")).result == 22222
 
 
 @pytest.mark.spec("5.4")
@@ -129,32 +146,41 @@ async def test_a_wrong_configuration_changes_nothing(folder: Path, config: str, 
         assert (await ts.call("wait")).error == "Tool execution timed out after 30ms"
 
 
-async def _until(ts: Toolspace, fits: Callable[[Any], bool]) -> None:
-    """Waits until a call of `version` answers so; each change of the list is a chance."""
+async def _until(condition: Callable[[], bool]) -> None:
+    """Waits for what only looking can tell: a file is being watched."""
     async with asyncio.timeout(20):
-        while not fits((await ts.call("version")).result):  # noqa: ASYNC110 - what changes is a file
+        while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.02)
 
 
+async def _reloaded(ts: Toolspace, act: Callable[[], Any]) -> Any:
+    """What `version` answers after the reload that an act brings about."""
+    seen = Recorder(ts)
+    act()
+    await seen.wait_for(lambda event: event.type is EventType.TOOLS_CHANGED)
+    seen.stop()
+    return (await ts.call("version")).result
+
+
 @pytest.mark.spec("5.4")
-async def test_a_changed_file_is_reloaded_by_itself_and_so_is_a_hangup(folder: Path) -> None:
+async def test_a_changed_file_is_reloaded_by_itself_and_so_is_a_hangup(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = folder / "toolspace.yaml"
     path.write_text("functions: ./tools.py\n")
     async with Toolspace.open(path) as ts:
         ts.watch(interval=0.02)
-        (folder / "tools.py").write_text(TOOLS.replace("return 1", "return 22222"))
-        await _until(ts, lambda value: value == 22222)
+        changed = TOOLS.replace("return 1", "return 22222")
+        assert await _reloaded(ts, lambda: (folder / "tools.py").write_text(changed)) == 22222
         path.write_text("functions: [")
-        await asyncio.sleep(0.1)
+        await _until(lambda: "the changed configuration is wrong" in caplog.text)
         assert (await ts.call("version")).result == 22222
         (folder / "other.py").write_text(TOOLS.replace("return 1", "return 333"))
-        path.write_text("functions: ./other.py\n")
-        await _until(ts, lambda value: value == 333)
+        assert await _reloaded(ts, lambda: path.write_text("functions: ./other.py\n")) == 333
     async with Toolspace.open(path) as ts:
         ts.watch(interval=3600)
         (folder / "other.py").write_text(TOOLS.replace("return 1", "return 4444"))
-        os.kill(os.getpid(), signal.SIGHUP)
-        await _until(ts, lambda value: value == 4444)
+        assert await _reloaded(ts, lambda: os.kill(os.getpid(), signal.SIGHUP)) == 4444
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
 
 
@@ -173,7 +199,22 @@ async def test_the_files_that_configure_it_cannot_be_changed_by_its_tools(
             assert (await ts.call("read_file", {"path": name})).ok
             result = await ts.call("write_file", {"path": name, "content": "x"})
             assert result.error_kind == "not_permitted"
+        for name in ("helper.py", "sub/toolspace.yaml", "toolspace.toml", "Toolspace.JSON"):
+            assert (await ts.call("write_file", {"path": name, "content": "x"})).error_kind == "not_permitted"
         assert (await ts.call("write_file", {"path": "notes.txt", "content": "x"})).ok
+        moved = await ts.call("move_file", {"from": "notes.txt", "to": "sub/toolspace.yml"})
+        assert moved.error_kind == "not_permitted"
+
+
+def test_rules_that_fit_no_tool_are_said(folder: Path) -> None:
+    (folder / "toolspace.yaml").write_text(
+        "tools:\n  toolsDenied: [delete_fil]\n  overrides: {'htp_*': {timeout: 1s}}\n"
+        "  aliases: {x: nope, y: read_file}\n"
+    )
+    warnings = "\n".join(Toolspace.open(folder / "toolspace.yaml").warnings)
+    for misspelt in ('"delete_fil"', '"htp_*"', '"x" means "nope"'):
+        assert misspelt in warnings
+    assert '"y"' not in warnings
 
 
 @pytest.mark.spec("1.4")

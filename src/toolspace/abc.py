@@ -40,7 +40,10 @@ class ToolProvider(ABC):
         """Runs one of its tools."""
 
     def offers(self, tool: Tool, context: ToolContext) -> bool:
-        """Whether to show one of its tools to this caller now. Says nothing of whether it may be called."""
+        """Whether to show one of its tools to this caller now. Says nothing of whether it may be called.
+
+        The tool has its full name here: `notes__read`.
+        """
         return True
 
     async def warmup(self) -> None:

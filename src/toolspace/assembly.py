@@ -13,7 +13,7 @@ from toolspace.config.load import Config
 from toolspace.config.model import Provider, ToolDefinition
 from toolspace.core import jsontext
 from toolspace.core.context import ToolContext
-from toolspace.core.names import sanitise
+from toolspace.core.names import SEPARATOR, sanitise
 from toolspace.core.redact import remember_secrets
 from toolspace.core.tool import Tool
 from toolspace.errors import ConfigError
@@ -61,32 +61,39 @@ def assemble(config: Config, running: Mapping[str, Mount] | None = None) -> Part
     Of the providers that are `running`, those whose entry has not changed stay; their rules are new all the same.
     """
     remember_secrets(config.secret_values)  # Before code of the user's runs, and what it does could be logged.
-    found = [tool for spec in config.functions for tool in load_functions(spec, config.base_dir)]
+    found = [tool for spec in config.functions for tool in _load(spec, config)]
     functions = list(dict.fromkeys(found))  # A file and one of its functions may both be named.
     rules = _local_rules(config)
+    builtins = _builtins(config)
+    definitions = [_defined(one) for one in config.tools.definitions.values() if one.enabled]
     return Parts(
         context=_context(config),
         defaults=_defaults(config),
         queues={name: _queue(queue) for name, queue in config.queues.items()},
         aliases=config.tools.aliases,
         rules=rules,
-        builtins=_builtins(config),
+        builtins=builtins,
         functions=functions,
-        definitions=[_defined(one) for one in config.tools.definitions.values() if one.enabled],
+        definitions=definitions,
         providers=_mounts(config, rules.overrides, running or {}),
         files=lambda: list(dict.fromkeys((*config.files(), *loaded_files()))),
-        warnings=[*config.warnings, *_not_yet(config), *_missing_queues(config, functions)],
+        warnings=[
+            *config.warnings,
+            *_not_yet(config),
+            *_missing_queues(config, functions),
+            *_idle_rules(config, [*builtins, *functions, *definitions]),
+        ],
     )
 
 
 def _context(config: Config) -> ToolContext:
     tools = config.tools
     return ToolContext(
-        allowed_paths=tools.allowed_paths,
-        protected_paths=config.files(),
+        allowed_paths=tools.allowed_paths if tools.allowed_paths is not None else (Path.cwd(),),
+        protected_paths=(*config.files(), *loaded_files()),
         allowed_env=tools.allowed_env,
         allowed_hosts=tools.allowed_hosts,
-        memory_dir=tools.memory_dir,
+        memory_dir=tools.memory_dir or Path.cwd() / ".toolspace" / "memory",
         session_dir=tools.session_dir,
         web_search=msgspec.to_builtins(tools.web_search) if tools.web_search is not None else None,
     )
@@ -222,6 +229,36 @@ def _builtins(config: Config) -> Sequence[Tool]:
             place = config.source("tools", "builtins")
             raise ConfigError(f"{place}: no built-in tool is called {pattern!r}; they are {', '.join(names)}")
     return [tool for tool in builtin_tools if any(fnmatch.fnmatchcase(tool.name, one) for one in patterns)]
+
+
+def _load(spec: str, config: Config) -> list[Tool]:
+    try:
+        return load_functions(spec, config.base_dir)
+    except ConfigError as error:
+        place = config.source("functions").partition(" ")[0]
+        raise ConfigError(f"{place}: {error}") from error.__cause__
+
+
+def _idle_rules(config: Config, tools: Sequence[Tool]) -> list[str]:
+    """Rules for local tools that fit none: most likely misspelt. A name with a namespace may come later."""
+    names = [tool.name.casefold() for tool in tools]
+    rules = {
+        "toolsAllowed": config.tools.tools_allowed or (),
+        "toolsDenied": config.tools.tools_denied,
+        "overrides": tuple(config.tools.overrides),
+    }
+    idle = [
+        f'tools.{key}: "{pattern}" fits no tool'
+        for key, patterns in rules.items()
+        for pattern in patterns
+        if SEPARATOR not in pattern and not fnmatch.filter(names, pattern.casefold())
+    ]
+    known = {*names, *(alias.casefold() for alias in config.tools.aliases)}
+    return idle + [
+        f'tools.aliases: "{alias}" means "{target}", which no tool is called'
+        for alias, target in config.tools.aliases.items()
+        if SEPARATOR not in target and not config.providers and target.casefold() not in known
+    ]
 
 
 def _missing_queues(config: Config, tools: Sequence[Tool]) -> list[str]:

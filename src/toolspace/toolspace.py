@@ -18,6 +18,7 @@ from toolspace.config.locate import default_state_dir
 from toolspace.core.context import ToolContext
 from toolspace.core.events import EventType
 from toolspace.core.export import ToolFormat, export_tools
+from toolspace.core.function import as_tool
 from toolspace.core.result import ToolResult
 from toolspace.core.stats import ToolStats
 from toolspace.core.tokens import estimate
@@ -157,6 +158,8 @@ class Toolspace:
         return self
 
     async def __aenter__(self) -> Self:
+        if self.orchestrator.closed:
+            raise ToolspaceError("this toolspace was closed; make a new one")
         try:
             await self.orchestrator.warmup()
         except BaseException:
@@ -211,8 +214,10 @@ class Toolspace:
     # Tools
 
     def add_tool(self, tool: Tool | Callable[..., Any]) -> Tool:
-        """Adds a tool, or a function as one, from now on."""
-        return self.registry.register(tool)
+        """Adds a tool, or a function as one, from now on. A name that is taken is an error."""
+        made = as_tool(tool)
+        self.orchestrator.check_free(self.registry, made.name)
+        return self.registry.register(made)
 
     def remove_tool(self, name: str) -> Tool:
         return self.registry.unregister(name)
@@ -242,6 +247,11 @@ class Toolspace:
     def bus(self) -> EventBus:
         return self.orchestrator.bus
 
+    @property
+    def outputs(self) -> OutputStore:
+        """Where results that are too large are kept."""
+        return self._outputs
+
     def stats(self) -> ToolStats:
         return self.orchestrator.get_stats()
 
@@ -259,7 +269,7 @@ class Toolspace:
         background, even if it is required. Providers that are gone are closed behind it, after their last call.
         """
         self._reload()
-        await self.orchestrator.warmup()
+        await self._finish_reload()
 
     def _reload(self) -> None:
         if self._parts is None:
@@ -313,8 +323,13 @@ class Toolspace:
         )
         for provider in gone:
             self._own(self._close_after_calls(provider), self._closing)
-        if not starting:
-            self._own(self._cache.clear())  # What was answered before may be another tool's answer now.
+
+    async def _finish_reload(self) -> None:
+        try:
+            await self._cache.clear()  # What was answered before may be another tool's answer now.
+        except Exception as error:  # Whatever a broken cache raises: it must not keep new providers from starting.
+            _log.warning("the cache could not be cleared: %r", error)
+        await self.orchestrator.warmup()
 
     async def _reload_on(self, changes: AsyncIterator[None]) -> None:
         async for _ in changes:
@@ -324,7 +339,7 @@ class Toolspace:
         try:
             self._reload()
             _log.info("the configuration was reloaded")
-            self._own(self.orchestrator.warmup())  # Beside it: one that hangs must not keep later changes out.
+            self._own(self._finish_reload())  # Beside it: a provider that hangs must not keep later changes out.
         except ToolspaceError as error:
             _log.warning("the changed configuration is wrong, the old one stays in force: %s", error)
 

@@ -351,4 +351,9 @@ async def test_a_search_stays_inside(tools: Any, work: Path, tmp_path: Path) -> 
     found = await tools.ok("grep_files", {"pattern": "needle", "path": str(work)})
     assert places(found) == [(f"{work}/a.txt", 1)]
     nothing = ToolContext(allowed_paths=[])
-    await tools.fails("grep_files", {"pattern": "needle"}, "not_permitted", context=nothing)
+    assert await tools.ok("grep_files", {"pattern": "needle"}, context=nothing) == {"matches": [], "truncated": False}
+    await tools.fails("grep_files", {"pattern": "needle", "path": "."}, "not_permitted", context=nothing)
+    elsewhere = ToolContext(allowed_paths=[tmp_path / "other"])
+    write(tmp_path / "other", {"b.txt": "needle"})
+    found = await tools.ok("grep_files", {"pattern": "needle"}, context=elsewhere)
+    assert places(found) == [(f"{tmp_path}/other/b.txt", 1)]

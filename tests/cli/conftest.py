@@ -163,6 +163,19 @@ def project(tmp_path: Path) -> Path:
     return folder
 
 
+def bash(script: str, folder: Path) -> Run:
+    """Runs a script in which `$0` is this Python."""
+    return subprocess.run(
+        ["bash", "-c", script, sys.executable],
+        cwd=folder,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+
+
 @pytest.fixture
 def toolspace(project: Path) -> Toolspace:
     """Runs `toolspace …` in the project."""

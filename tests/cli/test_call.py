@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Toolspace, environment
+from tests.cli.conftest import Toolspace, bash, environment
 
 pytestmark = pytest.mark.spec("17.2")
 
@@ -111,13 +111,16 @@ def test_timeout_wins_over_configuration_in_both_directions(toolspace: Toolspace
 
 
 @pytest.mark.spec("4.6")
-def test_a_large_result_is_a_preview_and_a_later_command_reads_the_rest(toolspace: Toolspace) -> None:
+def test_a_large_result_is_whole_in_a_pipe_and_a_later_command_reads_it_by_its_handle(toolspace: Toolspace) -> None:
     done = toolspace("call", "give", "what=big")
-    handle = done.stdout.rpartition("handle=")[2].strip()
+    as_json = toolspace("call", "give", "what=big", "--json")
+    handle = json.loads(as_json.stdout)["result"]["tool_output"]["handle"]
     read = toolspace("call", "agent__read_output", f"handle={handle}", "pattern=tail$", "--json")
 
     assert done.stdout.startswith("head xxx")
-    assert "toolspace call agent__read_output handle=session-cli-" in done.stdout
+    assert len(done.stdout) > 100_000
+    assert done.stdout.rstrip().endswith("tail")
+    assert handle.startswith("session-cli-")
     assert json.loads(read.stdout)["ok"], read.stdout
 
 
@@ -136,7 +139,8 @@ def test_a_streamed_text_that_was_stored_is_not_shown_twice(toolspace: Toolspace
 
 
 def test_a_part_that_is_not_the_result_does_not_replace_it(toolspace: Toolspace) -> None:
-    assert toolspace("call", "announced").stdout == "working on it\nthe result\n"
+    """Only what a streaming tool yields is printed as it comes: of others the result alone is on standard output."""
+    assert toolspace("call", "announced").stdout == "the result\n"
 
 
 def test_text_that_no_encoding_can_carry_is_escaped(toolspace: Toolspace) -> None:
@@ -151,15 +155,7 @@ def test_text_that_no_encoding_can_carry_is_escaped(toolspace: Toolspace) -> Non
 
 def test_a_reader_that_leaves_stops_the_call_without_a_word(project: Path) -> None:
     script = '"$0" -m toolspace call endless_lines | head -1; echo ${PIPESTATUS[0]}'
-    done = subprocess.run(
-        ["bash", "-c", script, sys.executable],
-        cwd=project,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
+    done = bash(script, project)
 
     assert (done.stdout, done.stderr) == ("line\n0\n", "")
     assert (project / "stopped").exists()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -68,3 +69,26 @@ def test_an_unknown_name_exits_2_with_the_nearest(toolspace: Toolspace) -> None:
 
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == 'error: Tool "ehco" not found; did you mean "echo"?\n'
+
+
+def test_what_a_providers_entry_sets_is_named_by_its_own_line(toolspace: Toolspace, project: Path) -> None:
+    (project / "plug.py").write_text(
+        "from toolspace import Tool, ToolProvider, ToolResult\n\n"
+        "class Plug(ToolProvider):\n"
+        "    namespace = 'own'\n"
+        "    def list_tools(self):\n"
+        "        return [Tool(name, '', {'type': 'object'}) for name in ('look', 'touch')]\n"
+        "    async def execute(self, name, parameters, context):\n"
+        "        return ToolResult(ok=True, result=None)\n"
+    )
+    (project / "toolspace.yaml").write_text(
+        "queues: {q: {concurrent: 1}}\nproviders:\n  plug:\n    uses: ./plug.py:Plug\n"
+        "    requestTimeoutMs: 7000\n    queue: q\n    toolsDenied: [touch]\n"
+    )
+    look = json.loads(toolspace("explain", "own__look", "--json").stdout)["settings"]
+    touch = json.loads(toolspace("explain", "own__touch", "--json").stdout)["settings"]
+
+    assert look["timeout"] == {"value": 7000, "source": "toolspace.yaml:5 (providers.plug.requestTimeoutMs)"}
+    assert look["queue"] == {"value": "q", "source": "toolspace.yaml:6 (providers.plug.queue)"}
+    assert look["cache"]["source"] == "default"
+    assert touch["policy"]["source"] == "toolspace.yaml:7 (providers.plug.toolsDenied)"

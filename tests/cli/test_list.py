@@ -1,13 +1,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Toolspace, environment
+from tests.cli.conftest import Toolspace, bash
 
 
 @pytest.mark.spec("17.1")
@@ -67,14 +65,6 @@ def test_warnings_are_shown_unless_it_is_to_be_quiet(toolspace: Toolspace, tmp_p
 @pytest.mark.spec("17.2")
 def test_a_reader_that_leaves_early_is_no_error(project: Path) -> None:
     script = 'for words in list --help; do "$0" -m toolspace $words | true; echo ${PIPESTATUS[0]}; done'
-    done = subprocess.run(
-        ["bash", "-c", script, sys.executable],
-        cwd=project,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
+    done = bash(script, project)
 
     assert (done.stdout, done.stderr) == ("0\n0\n", "")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Toolspace, environment
+from tests.cli.conftest import Toolspace, bash, environment
 from toolspace import __version__
 from toolspace.cli.main import COMMANDS
 
@@ -116,15 +116,7 @@ def test_state_that_cannot_be_kept_is_one_line_that_names_the_setting(toolspace:
 
 def test_closed_standard_streams_do_no_harm(project: Path) -> None:
     script = '"$0" -m toolspace call echo >&-; echo $?; "$0" -m toolspace call fails 2>&-; echo $?'
-    done = subprocess.run(
-        ["bash", "-c", script, sys.executable],
-        cwd=project,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
+    done = bash(script, project)
 
     assert (done.stdout, done.stderr) == ("0\n1\n", "")
 

@@ -380,7 +380,9 @@ HOSTILE = {
 @pytest.mark.parametrize("make", HOSTILE.values(), ids=list(HOSTILE))
 async def test_a_value_that_cannot_be_read_is_still_a_result(make: Any) -> None:
     for result in (of(make()), await returned(make())):
-        assert result.ok, result.error
+        if not result.ok:  # A generator is no result of a call: nobody will ever run it.
+            assert "still to run" in (result.error or "")
+            continue
         assert result.text.encode()
         wire(result)
 

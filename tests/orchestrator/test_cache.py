@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import pytest
 
-from toolspace import ResultCache, Rules, Settings, ToolContext, Toolspace, tool
+from toolspace import EventType, ResultCache, Rules, Settings, ToolContext, ToolResult, Toolspace, tool
 from toolspace.abc import CachedResult
 from toolspace.stores.cache_memory import MemoryCache
 from toolspace.testing import Recorder
@@ -200,7 +201,7 @@ async def test_a_broken_cache_never_fails_a_call() -> None:
 
 
 @pytest.mark.spec("4.1")
-async def test_a_hit_takes_no_place_in_a_queue_and_a_refused_call_never_looks_the_cache_up() -> None:
+async def test_a_refused_call_never_looks_the_cache_up() -> None:
     counter = Counter()
     asked: list[str] = []
 
@@ -222,3 +223,99 @@ async def test_configuration_can_turn_a_tools_cache_off() -> None:
         await ts.call("look_up")
         await ts.call("look_up")
     assert counter.runs == 2
+
+
+class Held:
+    """A cached tool that runs until it is let go."""
+
+    def __init__(self, *, cache: float = 60) -> None:
+        self.runs = 0
+        self.entered = asyncio.Event()
+        self.release = asyncio.Event()
+
+        @tool(cache=cache)
+        async def look_up() -> dict[str, Any]:
+            self.runs += 1
+            self.entered.set()
+            await self.release.wait()
+            return {"found": [1, 2]}
+
+        self.tool = look_up
+
+
+async def followers(ts: Toolspace, count: int, **more: Any) -> list[asyncio.Task[Any]]:
+    """Calls that wait for the one that runs."""
+    tasks = [asyncio.create_task(ts.call("look_up", **more)) for _ in range(count)]
+    for _ in range(3):
+        await asyncio.sleep(0)
+    return tasks
+
+
+@pytest.mark.spec("4.2")
+async def test_a_call_in_a_run_and_one_outside_share_one_execution() -> None:
+    held = Held()
+    async with Toolspace(tools=[held.tool]) as ts:
+        first = asyncio.create_task(ts.run().call("look_up"))
+        await held.entered.wait()
+        others = await followers(ts, 2)
+        held.release.set()
+        assert {str((await task).result) for task in (first, *others)} == {"{'found': [1, 2]}"}
+    assert held.runs == 1
+
+
+@pytest.mark.spec("4.2")
+async def test_who_shares_an_execution_does_not_share_the_deadline_of_the_run_that_began_it() -> None:
+    held = Held()
+    async with Toolspace(tools=[held.tool]) as ts:
+        first = asyncio.create_task(ts.run(deadline=0.05).call("look_up"))
+        await held.entered.wait()
+        (other,) = await followers(ts, 1)
+        assert (await first).error_kind == "timeout"
+        held.release.set()
+        assert (await other).ok
+    assert held.runs == 2
+
+
+async def test_a_result_that_its_caller_changes_at_once_reaches_the_others_as_it_was() -> None:
+    held = Held()
+    async with Toolspace(tools=[held.tool]) as ts:
+
+        async def spoil() -> None:
+            (await ts.call("look_up")).result["found"].clear()
+
+        first = asyncio.create_task(spoil())
+        await held.entered.wait()
+        (other,) = await followers(ts, 1)
+        held.release.set()
+        await first
+        assert (await other).result == {"found": [1, 2]}
+
+
+async def test_equal_calls_of_two_event_loops_at_once_both_get_their_answer() -> None:
+    both = threading.Barrier(2, timeout=10)
+
+    @tool(cache=60)
+    async def look_up() -> str:
+        await asyncio.to_thread(both.wait)
+        return "found"
+
+    ts = Toolspace(tools=[look_up])
+
+    def in_a_loop() -> ToolResult:
+        return asyncio.run(ts.call("look_up"))  # type: ignore[arg-type]
+
+    first, second = await asyncio.gather(asyncio.to_thread(in_a_loop), asyncio.to_thread(in_a_loop))
+    assert (first.result, second.result) == ("found", "found")
+
+
+async def test_a_call_canceled_before_it_would_wait_for_an_equal_one_does_not_wait() -> None:
+    held = Held()
+    async with Toolspace(tools=[held.tool]) as ts:
+        first = asyncio.create_task(ts.call("look_up"))
+        await held.entered.wait()
+        ts.bus.subscribe(lambda event: ts.cancel("late") and None, EventType.TOOL_CALL_REQUESTED)
+        async with asyncio.timeout(5):
+            late = await ts.call("look_up", call_id="late")
+        assert (late.error_kind, late.executed) == ("canceled", False)
+        held.release.set()
+        assert (await first).ok

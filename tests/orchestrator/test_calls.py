@@ -23,6 +23,7 @@ from toolspace import (
     ToolPermissionError,
     ToolResult,
     Toolspace,
+    ToolspaceError,
     ToolTimeoutError,
     ToolTransportError,
     tool,
@@ -319,3 +320,149 @@ def test_import_is_light() -> None:
     code = "import sys, toolspace; print([m for m in ('asyncio', 'pydantic', 'msgspec', 'yaml') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+class Stop(BaseException):
+    """Not an Exception, as some libraries derive theirs."""
+
+
+@pytest.mark.spec("1.6")
+@pytest.mark.parametrize("style", ["async", "sync", "stream"])
+async def test_whatever_a_tool_raises_is_a_result_with_a_record_and_an_end(style: str) -> None:
+    def sync() -> None:
+        raise Stop("boo")
+
+    async def coroutine() -> None:
+        raise Stop("boo")
+
+    async def stream() -> AsyncIterator[str]:
+        yield "a"
+        raise Stop("boo")
+
+    function: Callable[..., Any] = {"async": coroutine, "sync": sync, "stream": stream}[style]
+    async with Toolspace(tools=[tool(name="fail")(function)]) as ts:
+        seen = Recorder(ts)
+        result = await ts.call("fail")
+        assert (result.error_kind, result.error) == ("execution_error", "boo")
+        assert seen.types()[-1] == "TOOL_CALL_FAILED"
+        assert ts.stats().calls == 1
+
+
+async def test_two_calls_with_one_id_are_both_stopped() -> None:
+    @tool
+    async def forever() -> None:
+        await asyncio.sleep(60)
+
+    async with Toolspace(tools=[forever]) as ts:
+        seen = Recorder(ts)
+        tasks = [asyncio.create_task(ts.run().call("forever", call_id="c1")) for _ in range(2)]
+        await seen.wait_for(lambda _: len(seen.of(EventType.TOOL_CALL_REQUESTED)) == 2)
+        assert ts.orchestrator.active == ["c1", "c1"]
+        assert ts.cancel("c1")
+        assert {result.error_kind for result in await asyncio.gather(*tasks)} == {"canceled"}
+        assert ts.orchestrator.active == []
+
+
+async def test_a_closed_toolspace_says_so() -> None:
+    ts = Toolspace(tools=[add])
+    async with ts:
+        assert (await ts.call("add", {"a": 1})).ok
+    late = await ts.call("add", {"a": 1})
+    assert (late.ok, late.executed, late.error) == (False, False, "the toolspace is closed")
+    with pytest.raises(ToolspaceError, match="make a new one"):
+        await ts.__aenter__()
+
+
+@pytest.mark.parametrize("make", [lambda: (n for n in [1]), lambda: asyncio.sleep(0)], ids=["generator", "coroutine"])
+async def test_what_is_still_to_run_is_no_result(make: Callable[[], Any]) -> None:
+    made = make()
+
+    @tool
+    async def give() -> Any:
+        return made
+
+    async with Toolspace(tools=[give]) as ts:
+        result = await ts.call("give")
+    made.close()
+    assert "still to run" in (result.error or "")
+
+
+@pytest.mark.parametrize("name", [None, 5, b"add"])
+async def test_a_name_that_is_no_text_is_an_unknown_tool(name: Any) -> None:
+    async with Toolspace(tools=[add]) as ts:
+        assert (await ts.call(name, {})).error_kind == "unknown_tool"
+        assert (await ts.call("add", "null")).error_kind == "invalid_parameters"
+
+
+@pytest.mark.spec("1.6")
+@pytest.mark.parametrize("style", ["async", "plain", "stream"])
+@pytest.mark.parametrize("kind", [GeneratorExit, SystemExit, type("Strange", (BaseException,), {})])
+async def test_whatever_a_tool_raises_is_a_result(kind: type[BaseException], style: str) -> None:
+    async def coroutine() -> None:
+        raise kind("odd")
+
+    def plain() -> None:
+        raise kind("odd")
+
+    async def stream() -> AsyncIterator[str]:
+        yield "a"
+        raise kind("odd")
+
+    function = {"async": coroutine, "plain": plain, "stream": stream}[style]
+    async with Toolspace(tools=[tool(name="odd")(function)]) as ts:
+        seen = Recorder(ts)
+        result = await ts.call("odd")
+        assert (result.error_kind, result.executed) == ("execution_error", True)
+        assert seen.types()[-1] == "TOOL_CALL_FAILED"
+
+
+@pytest.mark.spec("1.3")
+async def test_a_stream_may_give_nothing_or_none() -> None:
+    @tool
+    async def nothing() -> AsyncIterator[str]:
+        return
+        yield "never"
+
+    @tool
+    async def nones() -> AsyncIterator[None]:
+        yield None
+        yield None
+
+    async with Toolspace(tools=[nothing, nones]) as ts:
+        assert (await ts.call("nothing")).result == ""
+        assert (await ts.call("nones")).result == [None, None]
+
+
+async def test_a_process_that_was_forked_runs_plain_functions_and_has_call_ids_of_its_own() -> None:
+    script = """
+import asyncio, os, sys
+from toolspace import Toolspace, tool
+
+@tool(timeout=5)
+def plain() -> int:
+    return 1
+
+ts = Toolspace(tools=[plain])
+
+async def call():
+    result = await ts.call("plain")
+    assert result.result == 1, result
+    return result.call_id
+
+asyncio.run(call())  # Now a thread is idle here, and will not be in the child.
+reader, writer = os.pipe()
+if os.fork() == 0:
+    try:
+        os.write(writer, asyncio.run(call()).encode())
+    finally:
+        os._exit(0)
+os.wait()
+os.close(writer)
+mine, theirs = asyncio.run(call()), os.read(reader, 100).decode()
+assert theirs and mine != theirs, (mine, theirs)
+"""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-W", "ignore", "-c", script, stderr=asyncio.subprocess.PIPE
+    )
+    _, errors = await process.communicate()
+    assert process.returncode == 0, errors.decode()

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from toolspace import Settings, Tool, ToolContext, ToolNameConflict, ToolProvider, ToolResult, Toolspace, tool
+from toolspace.orchestrator.settings import ProviderRules
 
 SCHEMA = {"type": "object", "properties": {"q": {"type": "string"}}, "required": ["q"]}
 
@@ -122,8 +123,10 @@ async def test_a_call_resolves_through_spelling_bare_name_and_alias(called: str)
 
 @pytest.mark.spec("2.4")
 async def test_a_bare_name_that_several_offer_or_whose_arguments_do_not_fit_is_not_guessed() -> None:
-    async with Toolspace(providers=[Echo("a", "search"), Echo("b", "search"), Echo("c", "only")]) as ts:
-        several = await ts.call("search", {"q": "x"})
+    other = {"type": "object", "properties": {"other": {"type": "string"}}, "required": ["other"]}
+    providers = [Echo("a", "search"), Echo("b", "search", schema=other), Echo("c", "only")]
+    async with Toolspace(providers=providers) as ts:
+        several = await ts.call("search", {"q": "x"})  # Of one of them only the arguments fit; that is no choice.
         misfit = await ts.call("only", {"wrong": 1})
         fits = await ts.call("only", {"q": "x"})
     assert several.error_kind == misfit.error_kind == "unknown_tool"
@@ -139,3 +142,98 @@ async def test_an_alias_of_an_alias_and_a_circle_of_them_end() -> None:
     async with Toolspace(providers=[Echo("s", "x")], settings=settings) as ts:
         assert (await ts.call("a", {"q": "x"})).ok
         assert (await ts.call("loop", {"q": "x"})).error_kind == "unknown_tool"
+
+
+@pytest.mark.spec("2.4")
+async def test_a_bare_name_is_found_below_an_odd_namespace() -> None:
+    async with Toolspace(providers=[Echo("my-server", "do-it")]) as ts:
+        for called in ("do-it", "do_it", "my-server__do-it", "my_server__do_it"):
+            result = await ts.call(called, {"q": "x"})
+            assert (result.tool, result.result) == ("my_server__do_it", "my-server:do-it"), called
+
+
+async def test_a_bare_name_of_a_tool_whose_schema_is_broken_fails_as_a_result() -> None:
+    async with Toolspace(providers=[Echo("odd", "thing", schema={"type": "no such type"})]) as ts:
+        full, bare = await ts.call("odd__thing", {}), await ts.call("thing", {})
+        assert full.error_kind == bare.error_kind == "internal_error"
+        assert full.error == bare.error
+
+
+async def test_an_alias_that_leads_to_a_tool_ends_there() -> None:
+    settings = Settings(aliases={"a": "local", "local": "elsewhere"})
+
+    @tool
+    async def local() -> str:
+        return "local"
+
+    @tool
+    async def elsewhere() -> str:
+        return "elsewhere"
+
+    async with Toolspace(tools=[local, elsewhere], settings=settings) as ts:
+        assert (await ts.call("a")).result == (await ts.call("local")).result == "local"
+
+
+@pytest.mark.spec("2.3")
+async def test_a_tool_added_under_a_taken_name_is_an_error_that_names_both_owners() -> None:
+    @tool
+    async def mine() -> str:
+        return "mine"
+
+    class Bare(Echo):
+        kind = "theirs"
+
+    async with Toolspace(providers=[Bare("", "mine", schema={"type": "object"})]) as ts:
+        with pytest.raises(ToolNameConflict, match=r'"mine" is offered by .theirs. and .local.'):
+            ts.add_tool(mine)
+        assert ts.registry.get("mine") is None
+        assert (await ts.call("mine", {})).result == ":mine"
+
+
+@pytest.mark.spec("2.3")
+async def test_a_changed_list_with_a_taken_name_is_logged_and_comes_when_the_name_is_free(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    first, second = Echo("", "one"), Echo("", "two")
+    first.kind, second.kind = "first", "second"
+    async with Toolspace(providers=[first, second]) as ts:
+        second.names = ["two", "one", "three"]
+        second.changed()
+        assert names(ts) == ["one", "two", "three"]
+        assert [record.getMessage() for record in caplog.records] == [
+            "\"one\" is offered by 'first' and 'second'; it stays that of 'first'"
+        ]
+        first.names = []
+        first.changed()
+        assert names(ts) == ["two", "one", "three"]
+        assert (await ts.call("one", {"q": ""})).kind == "second"
+
+
+async def test_a_changed_list_keeps_its_place_among_the_others() -> None:
+    first, second = Echo("a", "x"), Echo("b", "y")
+    async with Toolspace(providers=[first, second]) as ts:
+        first.names = ["x", "z"]
+        first.changed()
+        assert names(ts) == ["a__x", "a__z", "b__y"]
+
+
+async def test_a_provider_that_cannot_list_its_tools_keeps_those_it_had_under_the_new_rules(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Breaking(Echo):
+        broken = False
+
+        def list_tools(self) -> Sequence[Tool]:
+            if self.broken:
+                raise ConnectionError("gone")
+            return super().list_tools()
+
+    breaking = Breaking("a", "x", "y")
+    async with Toolspace(providers=[breaking, Echo("b", "z")]) as ts:
+        breaking.broken = True
+        breaking.changed()
+        assert names(ts) == ["a__x", "a__y", "b__z"]
+        assert "a cannot list its tools: ConnectionError('gone')" in caplog.text
+        ts.orchestrator.configure(rules={breaking: ProviderRules(tools_denied=["x"])})
+        assert names(ts) == ["a__y", "b__z"]
+        assert (await ts.call("a__x", {"q": ""})).error_kind == "not_permitted"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import asyncio
 import json
 import stat
 from collections.abc import AsyncIterator
@@ -10,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from toolspace import Settings, ToolContext, Toolspace, tool
-from toolspace.abc import OutputStore
+from toolspace import ImagePart, Settings, TextPart, ToolContext, Toolspace, tool
+from toolspace.abc import OutputStore, OutputWriter
 from toolspace.stores.outputs_disk import DiskOutputs
 from toolspace.stores.outputs_memory import MemoryOutputs
 
@@ -49,6 +51,13 @@ async def test_a_large_result_is_stored_and_replaced_by_a_handle_with_head_and_t
     assert output["preview"].startswith("line 1\n")
     assert output["preview"].endswith("line 500")
     assert len(result.text.encode()) <= 1_000
+
+
+@pytest.mark.spec("4.6")
+async def test_the_tokens_of_a_stored_output_are_counted_as_the_settings_say() -> None:
+    async with Toolspace(tools=[text], settings=small(count_tokens=len)) as ts:
+        result = await ts.call("text", {"size": 5_000})
+    assert result.result["tool_output"]["tokens"] == 5_000
 
 
 @pytest.mark.spec("4.6")
@@ -201,6 +210,34 @@ async def test_an_expired_output_cannot_be_read(tmp_path: Path) -> None:
     assert "may have expired" in (gone.error or "")
 
 
+@pytest.mark.spec("4.6")
+async def test_what_has_expired_is_removed_when_a_toolspace_starts(tmp_path: Path) -> None:
+    now = 1_000.0
+
+    class Watched(DiskOutputs):
+        swept = asyncio.Event()
+
+        async def sweep(self) -> int:
+            count = await super().sweep()
+            self.swept.set()
+            return count
+
+    def outputs() -> Watched:
+        return Watched(tmp_path / "outputs", ttl=60, clock=lambda: now)
+
+    def files() -> list[Path]:
+        return [path for path in (tmp_path / "outputs").rglob("*") if path.is_file()]
+
+    async with Toolspace(tools=[text], settings=small(), outputs=outputs()) as ts:
+        await ts.call("text", {"size": 5_000})
+    assert files()
+    now = 1_061.0
+    Watched.swept.clear()
+    async with Toolspace(outputs=outputs()):
+        await asyncio.wait_for(Watched.swept.wait(), 20)
+        assert files() == []
+
+
 @pytest.mark.parametrize(
     "handle", ["", "x", "session-a/../../etc/passwd", "/etc/passwd", "session-a/\0", "session-" + "a" * 9_999]
 )
@@ -304,3 +341,86 @@ async def test_a_handle_is_never_served_from_the_cache_to_someone_else() -> None
     assert runs == 1
     assert handles[0] != handles[1]
     assert read.ok
+
+
+@pytest.mark.spec("4.6")
+async def test_an_error_that_is_too_large_is_cut_and_stays_an_error() -> None:
+    @tool
+    async def fail(size: int) -> None:
+        raise ValueError("begin " + "x" * size + " end")
+
+    async with Toolspace(tools=[fail], settings=small(1_000)) as ts:
+        assert (await ts.call("fail", {"size": 10})).error == "begin xxxxxxxxxx end"
+        result = await ts.call("fail", {"size": 1_000_000})
+    assert (result.error_kind, result.executed, result.extras) == ("execution_error", True, {"exception": "ValueError"})
+    assert len(result.text.encode()) <= 1_000
+    assert (result.error or "").startswith("begin xxx")
+    assert (result.error or "").endswith("xxx end")
+    assert "characters left out" in (result.error or "")
+
+
+@pytest.mark.spec("4.7")
+async def test_an_error_that_does_not_fit_the_window_is_not_given_either() -> None:
+    @tool
+    async def fail() -> None:
+        raise ValueError("many words of an error, " * 1_000)
+
+    async with Toolspace(tools=[fail]) as ts:
+        run = ts.run(context_window=100)
+        result = await run.call("fail")
+        assert (result.error_kind, result.error) == ("limit_exceeded", "context window budget exceeded")
+        assert run.tool_budget_exceeded
+        assert run.tokens_used < 100
+
+
+@pytest.mark.spec("3.15")
+async def test_images_beside_a_text_that_is_too_large_are_kept() -> None:
+    image = ImagePart(data="aGVsbG8=")
+
+    @tool
+    async def look() -> list[Any]:
+        return [TextPart(text="x" * 5_000), image]
+
+    async with Toolspace(tools=[look], settings=small(1_000)) as ts:
+        result = await ts.call("look")
+    assert result.result["tool_output"]["reason"] == "size_limit_exceeded"
+    assert image in result.content
+    assert "[image image/png, 5 bytes]" in result.text
+    assert result.result["tool_output"]["handle"] in result.text
+
+
+class Pausing(MemoryOutputs):
+    """Stores when it is let."""
+
+    def __init__(self) -> None:
+        super().__init__(ttl=60)
+        self.asked = asyncio.Event()
+        self.go = asyncio.Event()
+
+    async def create(self, *, session: str, owner: str | None, tool: str) -> OutputWriter:
+        self.asked.set()
+        await self.go.wait()
+        return await super().create(session=session, owner=owner, tool=tool)
+
+
+@pytest.mark.spec("4.7")
+async def test_tokens_used_while_a_result_is_stored_are_not_given_out_twice() -> None:
+    outputs = Pausing()
+    async with Toolspace(tools=[text], outputs=outputs) as ts:
+        run = ts.run(context_window=400)
+        storing = asyncio.create_task(run.call("text", {"size": 50_000}))
+        await outputs.asked.wait()
+        assert (await run.call("text", {"size": 300, "word": "word "})).ok
+        outputs.go.set()
+        await storing
+        assert run.tokens_used <= 400
+
+
+async def test_a_session_whose_outputs_are_gone_is_forgotten() -> None:
+    async with Toolspace(tools=[text], settings=small(tool_output_ttl=0.01)) as ts:
+        run = ts.run()
+        await run.call("text", {"size": 5_000})
+        assert run.session in ts.orchestrator.stored_sessions
+        await asyncio.sleep(0.02)
+        await ts._sweep_once()
+        assert run.session not in ts.orchestrator.stored_sessions

@@ -10,6 +10,7 @@ import pytest
 
 from tests.orchestrator.test_names import Echo, names
 from toolspace import EventType, ProviderError, Tool, ToolContext, ToolProvider, ToolResult, Toolspace, tool
+from toolspace.core.events import ToolsChanged
 from toolspace.orchestrator.settings import ProviderRules, Rules
 from toolspace.testing import Recorder
 
@@ -138,6 +139,23 @@ async def test_rules_of_a_provider_hold_for_its_tools() -> None:
     assert explained[1].timeout.source == "file:3 (mcpServers.s.timeout)"
 
 
+@pytest.mark.spec("4.4")
+async def test_a_tools_own_timeout_beats_its_providers_and_that_beats_the_default() -> None:
+    class Slow(Echo):
+        def list_tools(self) -> Sequence[Tool]:
+            return [Tool("own", "", {"type": "object"}, timeout=0.02), Tool("other", "", {"type": "object"})]
+
+        async def execute(self, name: str, parameters: dict[str, Any], context: ToolContext) -> ToolResult:
+            await asyncio.sleep(60)
+            raise AssertionError
+
+    ts = Toolspace()
+    ts.orchestrator.register(Slow("s"), ProviderRules(rules=Rules(timeout=0.03)))
+    async with ts:
+        errors = [(await ts.call(name)).error for name in ("s__own", "s__other")]
+    assert errors == ["Tool execution timed out after 20ms", "Tool execution timed out after 30ms"]
+
+
 @pytest.mark.spec("3.1")
 async def test_a_changed_list_is_taken_over_without_a_restart() -> None:
     echo = Echo("s", "one")
@@ -223,3 +241,127 @@ async def test_a_provider_with_an_odd_namespace_says_why_it_is_down() -> None:
     async with Toolspace(providers=[Flaky("my-notes")]) as ts:
         for name in ("my_notes__work", "my-notes__work"):
             assert "nobody answers" in ((await ts.call(name)).error or "")
+
+
+@pytest.mark.spec("5.3")
+async def test_overrides_hold_key_by_key_and_the_most_specific_wins() -> None:
+    overrides = {
+        "get_*": Rules(timeout=7, enabled=False, source="b"),
+        "*": Rules(timeout=9, cache=60, source="a"),
+        "get_user": Rules(enabled=True, source="c"),
+    }
+    ts = Toolspace()
+    ts.orchestrator.register(Echo("s", "get_user", "get_repo", "put"), ProviderRules(overrides=overrides))
+    async with ts:
+        assert names(ts) == ["s__get_user", "s__put"]
+        explained = ts.orchestrator.explain("s__get_user")
+        assert explained is not None
+        assert (explained[1].timeout.value, explained[1].timeout.source) == (7, "b.timeout")
+        assert (explained[1].cache.value, explained[1].cache.source) == (60, "a.cache")
+        assert (await ts.call("s__get_repo", {"q": "1"})).error_kind == "not_permitted"
+
+
+class Hanging(Echo):
+    """Never gets ready."""
+
+    def __init__(self, namespace: str = "hanging") -> None:
+        super().__init__(namespace)
+        self.stopped = False
+
+    async def warmup(self) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.stopped = True
+
+
+@pytest.mark.spec("3.2")
+async def test_a_provider_that_hangs_delays_nobody_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("toolspace.orchestrator.warmup.PATIENCE_SECONDS", 0.05)
+    flaky, hanging = Flaky(), Hanging()
+    flaky.broken = False
+    async with asyncio.timeout(5), Toolspace(providers=[hanging, flaky]) as ts:
+        assert names(ts) == ["flaky__work"]
+        assert ts.orchestrator.unavailable() == {"hanging": "it has not started within 50ms, and is still at it"}
+        failed = await ts.call("hanging__work", {"q": "x"})
+        assert (failed.error_kind, failed.executed) == ("transport_error", False)
+    assert hanging.stopped
+
+
+async def test_a_required_provider_that_hangs_fails_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("toolspace.orchestrator.warmup.PATIENCE_SECONDS", 0.05)
+    hanging = Hanging()
+    ts = Toolspace()
+    ts.orchestrator.register(hanging, ProviderRules(required=True))
+    async with asyncio.timeout(5):
+        with pytest.raises(ProviderError, match="hanging: it has not started within 50ms"):
+            await ts.__aenter__()
+    assert hanging.stopped
+
+
+async def test_a_quick_providers_tools_are_there_while_a_slow_one_starts() -> None:
+    flaky, hanging = Flaky(), Hanging()
+    flaky.broken = False
+    ts = Toolspace(providers=[hanging, flaky])
+    seen = Recorder(ts)
+    opening = asyncio.create_task(ts.__aenter__())
+    await seen.wait_for(lambda event: isinstance(event, ToolsChanged) and event.namespace == "flaky")
+    assert names(ts) == ["flaky__work"]
+    opening.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    assert hanging.stopped
+
+
+async def test_a_provider_whose_start_is_cancelled_from_inside_fails_alone() -> None:
+    class Cancelled(Echo):
+        async def warmup(self) -> None:
+            raise asyncio.CancelledError("a broken stream")
+
+        async def aclose(self) -> None:
+            raise asyncio.CancelledError("again")
+
+    flaky = Flaky()
+    flaky.broken = False
+    async with Toolspace(providers=[Cancelled("odd"), flaky]) as ts:
+        assert names(ts) == ["flaky__work"]
+        assert "odd" in ts.orchestrator.unavailable()
+    assert flaky.closed
+
+
+async def test_a_provider_taken_out_while_it_starts_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow(Flaky):
+        def __init__(self) -> None:
+            super().__init__("slow")
+            self.asked = asyncio.Event()
+            self.go = asyncio.Event()
+
+        async def warmup(self) -> None:
+            self.asked.set()
+            await self.go.wait()
+            await super().warmup()
+
+    slow = Slow()
+    async with Toolspace() as ts:
+        adding = asyncio.create_task(ts.add_provider(slow))
+        await slow.asked.wait()
+        await ts.orchestrator.unregister(slow)
+        slow.go.set()
+        await adding
+        assert ts.orchestrator.unavailable() == {}
+        assert slow.tries == 0
+
+
+async def test_a_provider_that_cannot_speak_of_its_tools_hurts_nobody() -> None:
+    class Mute(Echo):
+        def get_instructions(self) -> str:
+            raise ValueError("no words")
+
+        def offers(self, tool: Tool, context: ToolContext) -> bool:
+            raise ValueError("no idea")
+
+    flaky = Flaky()
+    flaky.broken = False
+    async with Toolspace(providers=[Mute("mute", "work"), flaky]) as ts:
+        assert names(ts) == ["flaky__work"]
+        assert ts.orchestrator.instructions() == "## flaky\nBe gentle."

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from toolspace import QueueSpec, Settings, ToolContext, Toolspace, tool
+from toolspace import EventType, QueueSpec, Settings, ToolContext, Toolspace, tool
 from toolspace.orchestrator.queues import Queue, Rate, parse_rate
 from toolspace.testing import Recorder
 
@@ -261,6 +261,8 @@ async def test_a_run_bounds_its_own_concurrency_and_a_batch_fits_inside() -> Non
     assert [entry["output"] for entry in batch.result["results"]] == list(range(5))
 
 
+@pytest.mark.spec("4.1")
+@pytest.mark.spec("4.8")
 async def test_the_wait_in_a_queue_is_recorded_and_not_counted_as_the_tools_time() -> None:
     gate = Gate()
 
@@ -286,6 +288,75 @@ async def test_an_unknown_queue_is_an_error_that_names_the_known() -> None:
 
     async with Toolspace(tools=[work], settings=Settings(queues={"here": QueueSpec()})) as ts:
         result = await ts.call("work")
-    assert result.error_kind == "internal_error"
+    assert (result.error_kind, result.executed) == ("execution_error", False)
     assert '"gone"' in (result.error or "")
     assert "here" in (result.error or "")
+
+
+async def test_a_call_interrupted_from_inside_its_parent_leaves_no_slot_taken() -> None:
+    """A call that cancels itself is interrupted without its task being cancelled, wherever below it waits."""
+    gate = Gate()
+
+    @tool(queue="q")
+    async def work(n: int) -> int:
+        return await gate(n)
+
+    @tool
+    async def suicidal(context: ToolContext) -> None:
+        ts.cancel(context.call_id)
+        await context.call("work", {"n": 2})
+
+    settings = Settings(queues={"q": QueueSpec(concurrent=1)})
+    async with Toolspace(tools=[work, suicidal], settings=settings) as ts:
+        first = asyncio.create_task(ts.call("work", {"n": 1}))
+        await gate.entered.wait()
+        assert (await ts.call("suicidal")).error_kind == "canceled"
+        gate.open.set()
+        assert (await first).ok
+        async with asyncio.timeout(5):
+            assert (await ts.call("work", {"n": 3})).ok
+    assert gate.order == [1, 3]
+
+
+async def test_a_call_that_was_just_let_in_is_not_counted_as_waiting() -> None:
+    queue = Queue("q", QueueSpec(concurrent=1, max_waiting=1))
+    held = queue.try_acquire()
+    assert held is not None
+    second = asyncio.create_task(queue.acquire())
+    await asyncio.sleep(0)
+    assert queue.waiting == 1
+    held.release()  # The second is let in, and has not moved yet.
+    assert queue.waiting == 0
+    third = asyncio.create_task(queue.acquire())
+    (await second).release()
+    (await third).release()
+    assert (queue.active, queue.waiting) == (0, 0)
+
+
+async def test_more_room_lets_waiting_calls_in_at_once() -> None:
+    gate = Gate()
+    async with space(gate, concurrent=1) as ts:
+        tasks = [asyncio.create_task(ts.call("work", {"n": n})) for n in range(3)]
+        await gate.entered.wait()
+        await asyncio.sleep(0)
+        assert gate.inside == 1
+        ts.orchestrator.configure(queues={"q": QueueSpec(concurrent=3)})
+        async with asyncio.timeout(5):
+            while gate.inside < 3:
+                gate.entered.clear()
+                await gate.entered.wait()
+        gate.open.set()
+        await asyncio.gather(*tasks)
+
+
+async def test_a_call_canceled_before_it_would_wait_in_a_queue_does_not_wait() -> None:
+    gate = Gate()
+    async with space(gate, concurrent=1) as ts:
+        first = asyncio.create_task(ts.call("work", {"n": 1}))
+        await gate.entered.wait()
+        ts.bus.subscribe(lambda event: ts.cancel("late") and None, EventType.TOOL_CALL_REQUESTED)
+        async with asyncio.timeout(5):
+            late = await ts.call("work", {"n": 2}, call_id="late")
+        assert (late.error_kind, late.executed) == ("canceled", False)
+        gate.open.set()
+        assert (await first).ok

@@ -317,3 +317,84 @@ def test_a_plain_tool_pays_only_for_the_stages_it_needs() -> None:
 
     compile_handler(entry, ts.orchestrator._services, in_run=False, stages=[watched(stage) for stage in STAGES])
     assert {cache, limits, permission, queue} <= set(skipped)
+
+
+async def test_a_call_in_a_run_is_made_by_the_runs_caller_whichever_door_it_takes() -> None:
+    @tool
+    async def who(context: ToolContext) -> list[Any]:
+        return [context.user_id, context.space_id]
+
+    @tool
+    async def ask(context: ToolContext) -> Any:
+        return (await context.call("who")).result
+
+    async with Toolspace(tools=[who, ask]) as ts:
+        run = ts.run(context=ToolContext(user_id="ada"))
+        more = ToolContext(space_id="s")
+        assert (await run.call("who")).result == ["ada", None]
+        assert (await ts.call("who", run=run)).result == ["ada", None]
+        assert (await ts.call("ask", run=run)).result == ["ada", None]
+        assert (await run.call("who", context=more)).result == ["ada", "s"]
+        assert (await run.call("ask", context=more)).result == ["ada", "s"]
+        assert {one.user_id for one in ts.orchestrator.accounting.recent} == {"ada"}
+
+
+@pytest.mark.spec("4.5")
+async def test_a_tool_that_cancels_its_run_ends_where_it_next_waits() -> None:
+    reached: list[str] = []
+
+    @tool
+    async def give_up() -> None:
+        run.cancel()
+        await asyncio.sleep(0)
+        reached.append("never")
+
+    async with Toolspace(tools=[give_up]) as ts:
+        run = ts.run()
+        assert (await run.call("give_up")).error_kind == "canceled"
+    assert reached == []
+
+
+@pytest.mark.spec("4.1")
+@pytest.mark.parametrize("decision", [None, True, "allow"])
+async def test_a_policy_that_does_not_say_yes_permits_nothing(decision: Any) -> None:
+    class Vague:
+        rule = "vague"
+
+        def decide(self, tool: Tool, context: ToolContext) -> Any:
+            return decision
+
+    async with Toolspace(tools=[add], settings=Settings(policies=[Vague()])) as ts:
+        result = await ts.call("add", {"a": 1})
+    assert (result.error_kind, result.executed) == ("internal_error", False)
+    assert "vague" in (result.error or "")
+
+
+async def test_what_an_async_subscriber_calls_is_no_part_of_the_call_it_heard_of() -> None:
+    @tool
+    async def note() -> None: ...
+
+    async with Toolspace(tools=[add, note]) as ts:
+
+        async def listen(event: Any) -> None:
+            if event.tool_name == "add":
+                await ts.call("note")
+
+        ts.bus.subscribe(listen, EventType.TOOL_CALL_COMPLETED)
+        run = ts.run(max_tool_calls_per_turn=1)
+        await run.call("add", {"a": 1})
+        await ts.bus.aclose()
+        noted = ts.orchestrator.accounting.recent[-1]
+    assert (noted.tool, noted.status, noted.parent_id, noted.run_id) == ("note", "ok", None, None)
+
+
+async def test_a_counter_of_tokens_that_fails_fails_no_call() -> None:
+    def broken(text: str, /) -> int:
+        raise ValueError("no vocabulary")
+
+    async with Toolspace(tools=[add], settings=Settings(count_tokens=broken)) as ts:
+        result = await ts.call("add", {"a": 1, "b": 2})
+        assert result.result == 3
+        long = await ts.call("x" * 1_000, {"a": 1})
+        assert long.error_kind == "unknown_tool"
+        assert [one.tokens_out for one in ts.orchestrator.accounting.recent] == [1, 250]

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
 
-from toolspace import EventType, Rules, Settings, ToolContext, Toolspace, tool
+from toolspace import EventType, QueueSpec, Rules, Settings, ToolContext, Toolspace, tool
+from toolspace.abc import CachedResult, OutputWriter
+from toolspace.core.events import CallFailed
 from toolspace.orchestrator import bounded
+from toolspace.stores.cache_memory import MemoryCache
+from toolspace.stores.outputs_memory import MemoryOutputs
 from toolspace.testing import Recorder
 
 
@@ -350,3 +354,347 @@ async def test_closing_a_toolspace_ends_its_calls() -> None:
         task = asyncio.create_task(ts.call("wait"))
         await seen.started("wait")
     assert (await task).error_kind == "canceled"
+
+
+class SlowOutputs(MemoryOutputs):
+    """A store that says when it is written to, and does not come back."""
+
+    def __init__(self) -> None:
+        super().__init__(ttl=60)
+        self.asked = asyncio.Event()
+
+    async def create(self, *, session: str, owner: str | None, tool: str) -> OutputWriter:
+        self.asked.set()
+        await asyncio.sleep(60)
+        raise AssertionError("never")
+
+
+class SlowCache(MemoryCache):
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = asyncio.Event()
+
+    def peek(self, key: str) -> CachedResult | None:
+        return None
+
+    async def get(self, key: str) -> CachedResult | None:
+        self.asked.set()
+        await asyncio.sleep(60)
+        return None
+
+
+def _large() -> tuple[Toolspace, asyncio.Event]:
+    @tool
+    async def large() -> str:
+        return "x" * 2_000
+
+    outputs = SlowOutputs()
+    return Toolspace(tools=[large], outputs=outputs, settings=Settings(tool_response_max_bytes=1_000)), outputs.asked
+
+
+def _cached() -> tuple[Toolspace, asyncio.Event]:
+    @tool(cache=60)
+    async def large() -> str:
+        return "x"
+
+    cache = SlowCache()
+    return Toolspace(tools=[large], cache=cache), cache.asked
+
+
+@pytest.mark.spec("4.5")
+@pytest.mark.parametrize(("make", "executed"), [(_large, True), (_cached, False)])
+async def test_a_caller_cancelled_while_its_call_stores_or_looks_up_is_cancelled(
+    make: Callable[[], tuple[Toolspace, asyncio.Event]], executed: bool
+) -> None:
+    ts, asked = make()
+    async with ts:
+        seen = Recorder(ts)
+        task = asyncio.create_task(ts.call("large"))
+        await asked.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        (end,) = seen.of(EventType.TOOL_CALL_FAILED)
+    assert isinstance(end, CallFailed)
+    assert (end.result.error_kind, end.result.executed) == ("canceled", executed)
+
+
+@pytest.mark.spec("4.5")
+@pytest.mark.parametrize(("make", "executed"), [(_large, True), (_cached, False)])
+async def test_a_call_can_be_canceled_while_it_stores_or_looks_up(
+    make: Callable[[], tuple[Toolspace, asyncio.Event]], executed: bool
+) -> None:
+    ts, asked = make()
+    async with ts:
+        task = asyncio.create_task(ts.call("large", call_id="c"))
+        await asked.wait()
+        assert ts.cancel("c")
+        result = await task
+    assert (result.error_kind, result.executed) == ("canceled", executed)
+
+
+async def test_a_tools_own_task_group_does_not_bring_the_grace_upon_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A group cancels its own task and takes it back, and waits for its children in between."""
+    monkeypatch.setattr(bounded, "GRACE_SECONDS", 0.02)
+
+    async def linger() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0)
+
+    async def fail() -> None:
+        raise ValueError("no")
+
+    @tool
+    async def falls_back() -> str:
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(linger())
+                group.create_task(fail())
+        except* ValueError:
+            pass
+        await asyncio.sleep(0.1)
+        return "the other way"
+
+    @tool(timeout=0.2)
+    async def hangs() -> None:
+        await falls_back()
+        await asyncio.sleep(60)
+
+    async with Toolspace(tools=[falls_back, hangs]) as ts:
+        assert (await ts.call("falls_back")).result == "the other way"
+        assert (await ts.call("hangs")).error_kind == "timeout"  # Its own time still counts.
+        assert ts.orchestrator.abandoned == 0
+
+
+async def test_a_tool_that_ignores_cancellation_and_keeps_failing_inside_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bounded, "GRACE_SECONDS", 0.05)
+    loop = asyncio.get_running_loop()
+
+    def failing() -> asyncio.Future[None]:
+        future: asyncio.Future[None] = loop.create_future()
+        loop.call_later(0.01, lambda: future.done() or future.set_exception(ValueError("again")))
+        return future
+
+    @tool(timeout=0.02)
+    async def stubborn() -> None:
+        while True:
+            try:
+                await failing()
+            except (asyncio.CancelledError, ValueError):
+                continue
+
+    async with Toolspace(tools=[stubborn]) as ts, asyncio.timeout(5):
+        assert (await ts.call("stubborn")).error_kind == "timeout"
+
+
+@pytest.mark.spec("4.5")
+async def test_when_all_calls_are_canceled_no_parent_goes_on_after_its_child() -> None:
+    reached: list[str] = []
+
+    @tool
+    async def child() -> None:
+        await asyncio.sleep(60)
+
+    @tool
+    async def parent(context: ToolContext) -> None:
+        await context.call("child")
+        reached.append("went on")
+
+    async with Toolspace(tools=[child, parent]) as ts:
+        seen = Recorder(ts)
+        task = asyncio.create_task(ts.call("parent"))
+        await seen.started("child")
+        assert ts.orchestrator.cancel()
+        assert (await task).error_kind == "canceled"
+        assert task.cancelling() == 0
+        assert len(seen.of(EventType.TOOL_CALL_FAILED)) == 2
+    assert reached == []
+
+
+@pytest.mark.spec("4.5")
+async def test_a_tool_that_cancels_all_calls_stops_its_parent_too() -> None:
+    reached: list[str] = []
+
+    @tool
+    async def child() -> None:
+        ts.orchestrator.cancel()
+        await asyncio.sleep(60)
+
+    @tool
+    async def parent(context: ToolContext) -> None:
+        await context.call("child")
+        reached.append("went on")
+
+    ts = Toolspace(tools=[child, parent])
+    async with ts:
+        assert (await ts.call("parent")).error_kind == "canceled"
+        await asyncio.sleep(0)
+    assert reached == []
+
+
+@pytest.mark.spec("4.5")
+async def test_canceling_a_call_stops_what_its_tool_left_running_below() -> None:
+    @tool
+    async def child() -> None:
+        await asyncio.sleep(60)
+
+    below: list[asyncio.Task[Any]] = []
+
+    @tool
+    async def parent(context: ToolContext) -> None:
+        below.append(asyncio.create_task(context.call("child")))
+        await asyncio.sleep(60)
+
+    async with Toolspace(tools=[child, parent]) as ts:
+        seen = Recorder(ts)
+        task = asyncio.create_task(ts.call("parent", call_id="p"))
+        await seen.started("child")
+        assert ts.cancel("p")
+        assert (await task).error_kind == "canceled"
+        assert (await below[0]).error_kind == "canceled"
+
+
+async def test_a_caller_cancelled_in_the_moment_its_call_is_canceled_is_still_cancelled() -> None:
+    @tool
+    async def wait() -> None:
+        await asyncio.sleep(60)
+
+    async with Toolspace(tools=[wait]) as ts:
+        seen = Recorder(ts)
+        task = asyncio.create_task(ts.call("wait", call_id="c"))
+        await seen.started("wait")
+        ts.cancel("c")
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert task.cancelled()
+
+
+async def test_a_call_that_cancels_itself_takes_no_cancellation_of_its_caller_back() -> None:
+    @tool
+    async def suicidal(context: ToolContext) -> None:
+        ts.cancel(context.call_id)
+        await asyncio.sleep(60)
+
+    ts = Toolspace(tools=[suicidal])
+
+    async def caller() -> tuple[str | None, int]:
+        task = asyncio.current_task()
+        assert task is not None
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            result = await ts.call("suicidal")
+            return result.error_kind, task.cancelling()
+        raise AssertionError
+
+    async with ts:
+        task = asyncio.create_task(caller())
+        await asyncio.sleep(0)
+        task.cancel()
+        assert await task == ("canceled", 1)
+
+
+@pytest.mark.spec("4.5")
+async def test_a_thread_can_cancel_a_call() -> None:
+    entered = threading.Event()
+    release = threading.Event()
+
+    @tool
+    def stop(context: ToolContext) -> None:
+        assert ts.cancel(context.call_id)
+        entered.set()
+        release.wait(10)
+
+    ts = Toolspace(tools=[stop])
+    async with ts:
+        # Nothing else happens on the loop: only the thread can wake it.
+        result = await ts.call("stop")
+        assert entered.is_set()
+        release.set()
+    assert result.error_kind == "canceled"
+
+
+async def test_closing_a_toolspace_inside_a_tool_of_another_leaves_that_call_alone() -> None:
+    @tool
+    async def outer() -> str:
+        async with Toolspace(tools=[]):
+            pass
+        await asyncio.sleep(0)
+        return "done"
+
+    async with Toolspace(tools=[outer]) as ts:
+        assert (await ts.call("outer")).result == "done"
+
+
+@pytest.mark.spec("4.5")
+async def test_a_closed_toolspace_has_recorded_and_announced_every_end() -> None:
+    cleaned: list[str] = []
+
+    @tool
+    async def wait() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0.01)
+            cleaned.append("up")
+
+    ts = Toolspace(tools=[wait])
+    seen = Recorder(ts)
+    async with ts:
+        task = asyncio.create_task(ts.call("wait"))
+        await seen.started("wait")
+    assert cleaned == ["up"]
+    assert seen.types()[-1] == "TOOL_CALL_FAILED"
+    assert [one.error_kind for one in ts.orchestrator.accounting.recent] == ["canceled"]
+    assert (await task).error_kind == "canceled"
+
+
+async def test_a_tool_may_close_the_toolspace_it_runs_in() -> None:
+    @tool
+    async def leave() -> None:
+        await asyncio.sleep(0)
+        await ts.aclose()
+
+    ts = Toolspace(tools=[leave])
+    async with asyncio.timeout(5):
+        assert (await ts.call("leave")).error_kind == "canceled"
+
+
+@pytest.mark.spec("4.4")
+async def test_a_deadline_of_a_run_ends_the_wait_in_a_queue() -> None:
+    @tool(queue="q")
+    async def wait() -> None:
+        await asyncio.sleep(60)
+
+    async with Toolspace(tools=[wait], settings=Settings(queues={"q": QueueSpec(concurrent=1)})) as ts:
+        seen = Recorder(ts)
+        first = asyncio.create_task(ts.call("wait", call_id="first"))
+        await seen.started("wait")
+        async with asyncio.timeout(5):
+            late = await ts.run(deadline=0.05).call("wait")
+        assert (late.error_kind, late.executed) == ("timeout", False)
+        assert not first.done()
+        ts.cancel("first")
+        await first
+
+
+@pytest.mark.spec("4.4")
+async def test_a_deadline_of_a_run_ends_the_wait_for_an_equal_call() -> None:
+    @tool(cache=60)
+    async def wait() -> None:
+        await asyncio.sleep(60)
+
+    async with Toolspace(tools=[wait]) as ts:
+        seen = Recorder(ts)
+        first = asyncio.create_task(ts.call("wait", call_id="first"))
+        await seen.started("wait")
+        async with asyncio.timeout(5):
+            assert (await ts.run(deadline=0.05).call("wait")).error_kind == "timeout"
+        assert not first.done()
+        ts.cancel("first")
+        await first

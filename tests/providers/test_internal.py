@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from toolspace import EventType, Settings, ToolContext, Toolspace, tool
+from toolspace import EventType, QueueSpec, Rules, Settings, ToolContext, Toolspace, tool
 from toolspace.providers.internal.final_report import FORMATS
 from toolspace.testing import Recorder
 
@@ -163,6 +163,36 @@ async def test_one_failure_never_fails_the_batch() -> None:
 
 
 @pytest.mark.spec("3.32")
+async def test_calls_of_a_batch_keep_to_queues_caps_and_permissions() -> None:
+    inside = most = 0
+
+    @tool(queue="narrow")
+    async def busy() -> int:
+        nonlocal inside, most
+        inside += 1
+        most = max(most, inside)
+        await asyncio.sleep(0)
+        inside -= 1
+        return most
+
+    @tool
+    async def big() -> str:
+        return "x" * 5_000
+
+    settings = Settings(
+        queues={"narrow": QueueSpec(concurrent=2)},
+        tool_response_max_bytes=1_000,
+        overrides={"add": Rules(enabled=False)},
+    )
+    async with Toolspace(tools=[add, big, busy], settings=settings) as ts:
+        calls = batch(*((str(n), "busy", {}) for n in range(6)), ("big", "big", {}), ("add", "add", {"a": 1}))
+        entries = (await ts.call("agent__batch", calls)).result["results"]
+    assert most == 2
+    assert entries[6]["output"]["tool_output"]["reason"] == "size_limit_exceeded"
+    assert entries[7]["errorKind"] == "not_permitted"
+
+
+@pytest.mark.spec("3.32")
 async def test_a_batch_inside_a_batch_is_refused_by_any_name() -> None:
     async with Toolspace(tools=[add], settings=Settings(aliases={"many": "agent__batch"})) as ts:
         inner = batch(("x", "add", {"a": 1}))
@@ -182,6 +212,18 @@ async def test_a_batch_inside_a_batch_is_refused_by_any_name() -> None:
 async def test_a_batch_that_is_none_is_refused(calls: Any) -> None:
     async with Toolspace(tools=[add]) as ts:
         assert (await ts.call("agent__batch", calls)).error_kind == "invalid_parameters"
+
+
+@pytest.mark.spec("3.32")
+async def test_a_batch_takes_what_models_send() -> None:
+    async with Toolspace(tools=[add]) as ts:
+        calls = [
+            {"id": 1, "tool": "add", "parameters": '{"a": 4}'},
+            {"id": "2", "tool": "add", "parameters": {"a": 5}},
+            {"id": "3", "tool": "add", "parameters": "no json"},
+        ]
+        result = await ts.call("agent__batch", {"calls": calls})
+    assert [entry.get("output") for entry in result.result["results"]] == [4, 5, None]
 
 
 @pytest.mark.spec("3.32")

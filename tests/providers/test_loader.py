@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +14,7 @@ from toolspace.core.tool import Tool
 from toolspace.errors import ConfigError
 from toolspace.providers.loader import load_functions, loaded_files
 
-
-@pytest.fixture(autouse=True)
-def interpreter() -> Iterator[None]:
-    """What these tests import and put on the path is gone after them."""
-    path, modules = list(sys.path), set(sys.modules)
-    yield
-    sys.path[:] = path
-    for name in set(sys.modules) - modules:
-        del sys.modules[name]
+pytestmark = pytest.mark.usefixtures("interpreter")
 
 
 @pytest.fixture

@@ -7,16 +7,27 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from toolspace import ConfigError, EventType, ProviderError, ToolNameConflict, ToolProvider, Toolspace, tool
+from toolspace import (
+    ConfigError,
+    EventType,
+    ProviderError,
+    ToolContext,
+    ToolNameConflict,
+    ToolProvider,
+    Toolspace,
+    tool,
+)
 from toolspace.providers.plugins import load_provider
 from toolspace.testing import ProviderContract, Recorder
+
+pytestmark = pytest.mark.usefixtures("interpreter")
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_provider.py"
 
@@ -72,6 +83,11 @@ class Unready(Plug):
         raise RuntimeError("not connected")
 
 
+class Shy(Plug):
+    def offers(self, tool, context):
+        return tool.name.endswith("__say") and context.user_id == "ann"
+
+
 class NoSuper(Plug):
     def __init__(self):
         pass
@@ -99,16 +115,6 @@ number = 5
 """
 
 Open = Callable[..., Toolspace]
-
-
-@pytest.fixture(autouse=True)
-def interpreter() -> Iterator[None]:
-    """What these tests import and put on the path is gone after them."""
-    path, modules = list(sys.path), set(sys.modules)
-    yield
-    sys.path[:] = path
-    for name in set(sys.modules) - modules:
-        del sys.modules[name]
 
 
 @pytest.fixture
@@ -353,6 +359,16 @@ async def test_explaining_a_tool_names_the_line_of_its_provider(write: Callable[
     overridden = ts.orchestrator.explain("a__rest")
     assert overridden is not None
     assert overridden[1].timeout.value == 9.0
+
+
+@pytest.mark.spec("3.1")
+async def test_a_provider_chooses_whom_it_offers_a_tool_and_says_how_to_use_it(opened: Open) -> None:
+    async with opened(shy="./plug.py:Shy") as ts:
+        assert names(ts) == []
+        shown = [one.name for one in ts.list_tools(context=ToolContext(user_id="ann"))]
+        assert [name for name in shown if name.startswith("shy")] == ["shy__say"]
+        assert (await ts.call("shy__say")).result == "hello"  # Not shown is not forbidden.
+        assert "Say hello." in ts.orchestrator.instructions()
 
 
 # Reloaded

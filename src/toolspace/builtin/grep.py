@@ -38,7 +38,7 @@ _HEAD = 8192
 @tool(category="file", annotations=Annotations(read_only=True, idempotent=True, open_world=False))
 def grep_files(
     pattern: str,
-    path: str = ".",
+    path: str | None = None,
     glob: str | None = None,
     context: int = 0,
     ignoreCase: bool = False,
@@ -49,7 +49,7 @@ def grep_files(
 
     Args:
         pattern: Python regular expression.
-        path: Folder or file to search.
+        path: Folder or file to search; without it, all that may be read.
         glob: Only files that match, such as *.ts or src/**/*.py.
         context: Lines to show before and after each match.
         ignoreCase: Whether upper and lower case are the same.
@@ -58,6 +58,12 @@ def grep_files(
         raise ToolValidationError(f"context: expected 0 to {_MOST_CONTEXT} lines, got {context}")
     search = _Search(Pattern(pattern, ignore_case=ignoreCase), Glob(glob, "glob") if glob else None, context, call)
     bounds = Bounds.of(call)
+    for start in [path] if path is not None else bounds.starts():
+        _search_from(start, bounds, search)
+    return search.result()
+
+
+def _search_from(path: str, bounds: Bounds, search: _Search) -> None:
     with bounds.find(path) as place:
         status = place.status()
         if status is None:
@@ -69,7 +75,6 @@ def grep_files(
             search.folder(place, _ignore_files_above(bounds, place))
         else:
             raise ToolExecutionError(f"{path!r} is a {kind_of(status)}; only regular files are searched")
-    return search.result()
 
 
 class _Search:

@@ -26,6 +26,10 @@ _LONGEST = 4096
 _ATTEMPTS = 4
 
 
+_CONFIGURES = frozenset(f"toolspace.{ending}" for ending in ("yaml", "yml", "json", "toml"))
+"""Names that a toolspace is configured by. A tool that could write one could give itself every right."""
+
+
 class FileMissing(ToolExecutionError):
     """There is nothing at a path."""
 
@@ -122,6 +126,12 @@ class Bounds:
             finally:
                 os.close(place.folder)
 
+    def starts(self) -> list[str]:
+        """Where to begin when no path is said: the current folder, else every root."""
+        real = os.path.realpath(self._base)
+        inside = any(real == root or real.startswith(root.rstrip("/") + "/") for root in self._roots)
+        return ["."] if inside else sorted(root for root in self._roots if os.path.exists(root))
+
     def check_movable(self, place: Place) -> None:
         """Raises for a folder that bounds hang on: with it replaced, they would mean something else."""
         prefix = place.real.rstrip("/") + "/"
@@ -132,9 +142,16 @@ class Bounds:
 
     def _check_unprotected(self, place: Place) -> None:
         prefix = place.real.rstrip("/") + "/"
-        if any(file == place.real or file.startswith(prefix) for file in self._protected):
+        folder, name = os.path.split(place.real)
+        configures = name.casefold() in _CONFIGURES or any(
+            file == place.real or file.startswith(prefix) for file in self._protected
+        )
+        if not configures and name.endswith(".py"):
+            # Beside code that is loaded, any module can be imported in another's place.
+            configures = any(file.endswith(".py") and os.path.dirname(file) == folder for file in self._protected)
+        if configures:
             raise ToolPermissionError(
-                f"{place.path!r} is, or holds, a file that configures this toolspace; tools may read it, not change it"
+                f"{place.path!r} is, or holds, what configures a toolspace; tools may read it, not change or make it"
             )
 
     def above(self, place: Place) -> Iterator[tuple[int, str]]:

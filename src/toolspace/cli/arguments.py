@@ -17,6 +17,9 @@ _DEPTH = 16
 _ANYTHING: frozenset[str] = frozenset()
 
 
+_MOST = 64 * 1024 * 1024
+
+
 class Pair(NamedTuple):
     """One argument as it was typed."""
 
@@ -32,15 +35,20 @@ def read_args(text: str | None) -> dict[str, Any]:
         return {}
     content: str | bytes = text
     if text == "-":
-        content = sys.stdin.buffer.read()
+        content = sys.stdin.buffer.read(_MOST + 1)
     elif text.startswith("@"):
         try:
-            content = Path(text[1:]).read_bytes()
+            with Path(text[1:]).open("rb") as file:
+                content = file.read(_MOST + 1)
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
             raise click.UsageError(f"--args: {text[1:]} cannot be read: {reason}") from None
+    if len(content) > _MOST:
+        raise click.UsageError(f"--args: more than {_MOST:,} bytes")
     try:
-        return jsontext.parse_arguments(content)
+        return jsontext.parse_arguments(
+            content.removeprefix(b"\xef\xbb\xbf") if isinstance(content, bytes) else content
+        )
     except ValueError as error:
         raise click.UsageError(f"--args: {error}") from None
 

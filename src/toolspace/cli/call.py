@@ -62,14 +62,18 @@ async def _call(
         arguments = combine(given, words, schema)
         if seconds is not None and found is not None:
             _limit(ts, found[0], seconds)
-        result, printed = await _run(ts, options.output, name, arguments, interrupts)
-    if printed.gone:
-        raise BrokenPipeError
+        streams = found is not None and getattr(found[0].tool, "style", "") == "stream"
+        result, printed = await _run(ts, options.output, name, arguments, interrupts, streams=streams)
+        whole = await _whole(ts, options, result) if not printed.are(result) else None
+    if printed.fault is not None:
+        raise printed.fault
     if options.json:
         options.output.document(result.to_dict())
     elif not result.ok:
         kind = result.error_kind if result.error_kind != "canceled" else None  # The message says no less.
         options.output.error(result.error or "unknown error", kind)
+    elif whole is not None:
+        options.output.text(whole, end="" if whole.endswith("\n") else "\n")
     elif not printed.are(result):
         show(options.output, result)
     if result.ok:
@@ -78,7 +82,7 @@ async def _call(
 
 
 async def _run(
-    ts: Toolspace, output: Output, name: str, arguments: Mapping[str, Any], interrupts: Interrupts
+    ts: Toolspace, output: Output, name: str, arguments: Mapping[str, Any], interrupts: Interrupts, *, streams: bool
 ) -> tuple[ToolResult, Partials]:
     call_id = f"call_{secrets.token_hex(9)}"
 
@@ -88,7 +92,7 @@ async def _run(
     interrupts.stop = stop
     async with waiting(output, name) as status:
         printed = Partials(output, call_id, on_first=status.hide, on_gone=stop)
-        if not output.json:
+        if streams and not output.json:  # Of other tools the result alone is what they give.
             ts.bus.subscribe(printed, CallPartial)
         ts.bus.subscribe(lambda event: _show_progress(event, call_id, status), CallProgress)
         result = await ts.call(name, arguments, call_id=call_id)
@@ -97,13 +101,21 @@ async def _run(
     return result, printed
 
 
+async def _whole(ts: Toolspace, options: Options, result: ToolResult) -> str | None:
+    """A stored result in full, for a file or a pipe: only people and models are better served by a preview."""
+    stored = _stored(result) if result.ok else None
+    if stored is None or options.json or options.output.terminal:
+        return None
+    found = await ts.outputs.find(stored["handle"], session=ts.orchestrator.session, owner=None)
+    return await ts.outputs.text(found, limit=found.bytes) if found is not None else None
+
+
 def show(output: Output, result: ToolResult) -> None:
     """A success, for people: text as it is, data as readable JSON, a stored output as its preview."""
     stored = _stored(result)
     if stored is not None:
         output.text(stored["preview"])
-        output.line("")
-        output.line(
+        output.note(
             f"The whole result is stored: {stored['bytes']:,} bytes, {stored['tokens']:,} tokens. Read it with:\n"
             f"  toolspace call agent__read_output handle={stored['handle']}"
         )
@@ -131,7 +143,7 @@ def _show_progress(event: CallProgress, call_id: str, status: Status) -> None:
 
 def _limit(ts: Toolspace, entry: Entry, seconds: float) -> None:
     """Lets `--timeout` win over everything that configuration says of the tool."""
-    rules = entry.rules.override(entry.own_name, entry.tool.name) or Rules()
+    rules = entry.rules.overrides.get(entry.own_name, Rules())
     own = {entry.own_name: msgspec.structs.replace(rules, timeout=seconds, source="--timeout")}
     changed = msgspec.structs.replace(entry.rules, overrides={**entry.rules.overrides, **own})
     ts.orchestrator.configure(rules={entry.provider: changed})

@@ -158,7 +158,7 @@ async def _toolspace(options: Options) -> AsyncIterator[Check]:
     try:
         ts = open_toolspace(options)
     except ToolspaceError as error:
-        if not str(error).startswith("functions: "):  # Those were found already.
+        if "functions: " not in str(error):  # Those were found already.
             yield Check("problem", "tools", str(error), "mend the configuration or the code that it names")
         return
     known = set(load_config(config_path(options), environ=environment(options)).warnings)

@@ -64,9 +64,6 @@ class _Explanation:
         self._config = config
         self._entry = entry
         self._settings = settings
-        rules = entry.rules.override(entry.own_name, entry.tool.name)
-        self._override = rules
-        self._pattern = next((key for key, value in entry.rules.overrides.items() if value is rules), "")
 
     def rows(self) -> list[Row]:
         settings, tool = self._settings, self._entry.tool
@@ -93,9 +90,13 @@ class _Explanation:
         return Row(key, wire(setting.value), self._source(key, setting.source), shown(setting.value))
 
     def _source(self, key: str, said: str) -> str:
-        if self._override is not None and getattr(self._override, _snake(key)) is not None:
-            return self._config.source("tools", "overrides", self._pattern, key)
-        return self._own_source(key) if said == f"tool {self._entry.tool.name}" else said
+        if (overridden := self._overridden(key)) is not None:
+            return overridden
+        if said == f"tool {self._entry.tool.name}":
+            return self._own_source(key)
+        if getattr(self._entry.rules.rules, _snake(key)) is not None:
+            return self._config.source(*self._section(), _PROVIDER_KEYS.get(key, key))
+        return said
 
     def _own_source(self, key: str) -> str:
         """What the tool itself says: in the file where it is declared there, else in its code."""
@@ -105,9 +106,13 @@ class _Explanation:
         return f"tool {name}" if source == "default" and not declared else source
 
     def _visible_source(self) -> str:
-        if self._override is not None and self._override.visible is not None:
-            return self._config.source("tools", "overrides", self._pattern, "visible")
-        return self._own_source("visible")
+        return self._overridden("visible") or self._own_source("visible")
+
+    def _overridden(self, key: str) -> str | None:
+        """The line of the override that decides a key, if one does."""
+        entry = self._entry
+        pattern = entry.rules.pattern(_snake(key), entry.own_name, entry.tool.name)
+        return None if pattern is None else self._config.source("tools", "overrides", pattern, key)
 
     def _queue(self, name: str) -> Row:
         queue = self._config.queues[name]
@@ -129,25 +134,21 @@ class _Explanation:
             allowed = rules.tools_allowed is not None
             source = self._config.source(*section, "toolsAllowed") if allowed else "default"
             return Row("policy", "allowed", source, "allowed")
-        disabled = self._override is not None and self._override.enabled is False
         if "toolsDenied" in refusal:
             source = self._config.source(*section, "toolsDenied")
-        elif "toolsAllowed" in refusal or not disabled:
+        elif "toolsAllowed" in refusal:
             source = self._config.source(*section, "toolsAllowed")
         else:
-            source = self._config.source("tools", "overrides", self._pattern, "enabled")
+            source = self._overridden("enabled") or "default"
         return Row("policy", "denied", source, "denied")
 
     def _section(self) -> tuple[str, ...]:
         """Where the configuration of its provider stands."""
-        namespace, config = self._entry.provider.namespace, self._config
-        for section, entries in (("mcpServers", config.mcp_servers), ("openapi", config.openapi)):
-            if namespace in entries:
-                return (section, namespace)
-        for name, provider in config.providers.items():
-            if namespace and namespace in (name, provider.namespace):
-                return ("providers", name)
-        return ("tools",)
+        # By the place and not by the namespace, which may be the provider's own idea.
+        place = self._entry.rules.rules.source
+        named = (name for name in self._config.providers if self._config.source("providers", name) == place)
+        name = next(named, None)
+        return ("tools",) if name is None else ("providers", name)
 
     def _aliases(self) -> list[str]:
         explain, own = self._ts.orchestrator.explain, self._entry.tool.name
@@ -169,6 +170,8 @@ def _document(asked: str, entry: Entry, rows: list[Row], tokens: int) -> dict[st
     }
 
 
+_PROVIDER_KEYS = {"timeout": "requestTimeoutMs"}
+"""What a provider's entry calls it, where that is something else."""
 _LABELS = {"cachePerUser": "cache per user", "maxBytes": "cap (bytes)", "queueRules": "queue's rules"}
 
 

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable
 from typing import Any, cast
 
-from toolspace.cli.output import Output
+from toolspace.cli.output import Output, WriteError
 from toolspace.core import jsontext
 from toolspace.core.events import CallPartial
 from toolspace.core.result import ToolResult
@@ -22,8 +22,8 @@ class Partials:
         self._call_id = call_id
         self._on_first = on_first
         self._on_gone = on_gone
-        self.gone = False
-        """Whether nobody reads any more."""
+        self.fault: Exception | None = None
+        """Why nothing can be printed any more: nobody reads, or there is no room."""
         self._count = 0
         self._all_text = True
         self._text = _Sum()
@@ -31,19 +31,19 @@ class Partials:
         self._mid_line = False
 
     def __call__(self, event: CallPartial) -> None:
-        if event.call_id != self._call_id or self.gone:
+        if event.call_id != self._call_id or self.fault is not None:
             return
         if not self._count:
             self._on_first()
         self._count += 1
         try:
             self._print(event.value)
-        except BrokenPipeError:
-            self.gone = True
+        except (BrokenPipeError, WriteError) as error:
+            self.fault = error
             self._on_gone()
 
     def end_line(self) -> None:
-        if self._mid_line and not self.gone:
+        if self._mid_line and self.fault is None:
             self._output.text("")
         self._mid_line = False
 

@@ -141,7 +141,7 @@ WEB_SEARCH = Record(
     Setting(
         "maxResults",
         kinds.integer(1),
-        "How many results a search gives if the model does not say.",
+        "How many results a search gives at most, and if the model does not say.",
         default="10",
     ),
     Setting("searchEngineId", kinds.word, "Google's id of your search engine.", aliases=("cx",)),
@@ -341,7 +341,7 @@ TOOLS = Record(
     Setting(
         "allowedEnv",
         kinds.globs,
-        "The variables that `get_env` and `set_env` may touch, beside harmless ones.",
+        "The variables that `get_env` and `set_env` may touch; without it a few harmless ones such as `LANG`.",
     ),
     Setting("allowedHosts", kinds.globs, "Private addresses that the network tools may reach all the same."),
     Setting("memoryDir", kinds.path, "Where the memory tools keep their files."),

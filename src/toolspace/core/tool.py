@@ -51,11 +51,6 @@ class Annotations(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     idempotent: bool | None = None
     open_world: bool | None = None
 
-    @property
-    def repeatable(self) -> bool:
-        """Whether running it twice does no more than running it once."""
-        return bool(self.read_only or self.idempotent)
-
 
 NO_ANNOTATIONS = Annotations()
 EMPTY_SCHEMA: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}

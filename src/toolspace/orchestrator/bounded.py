@@ -7,6 +7,7 @@ coroutine is cancelled; one that ignores that is closed after a grace, which no 
 from __future__ import annotations
 
 import asyncio
+import sys
 import types
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any, Protocol, TypeVar
@@ -17,6 +18,10 @@ GRACE_SECONDS = 2.0
 """How long a cancelled tool may clean up before it is closed."""
 
 
+_GROUPS_FORGET = sys.version_info < (3, 13)
+"""Whether `asyncio.TaskGroup` leaves its task's count of cancellations raised when a child fails while it waits."""
+
+
 class Expired(Exception):
     """The time was up, and the coroutine has ended."""
 
@@ -25,6 +30,7 @@ class Watched(Protocol):
     """The call around the coroutine."""
 
     task: asyncio.Task[Any] | None
+    cancel_requested: bool
     interrupt: bool
 
     def watch(self) -> None: ...
@@ -33,27 +39,38 @@ class Watched(Protocol):
 class Guard:
     """Watches one suspended coroutine: the clock, and whether it obeys."""
 
-    __slots__ = ("_cancels", "_handle", "_loop", "_task", "_waiting", "expired", "killed")
+    __slots__ = ("_call", "_cancels", "_grace", "_group", "_loop", "_task", "_timer", "_waiting", "expired", "killed")
 
-    def __init__(self, task: asyncio.Task[Any], seconds: float) -> None:
+    def __init__(self, call: Watched, task: asyncio.Task[Any], seconds: float) -> None:
+        self._call = call
         self._loop = task.get_loop()
         self._task = task
         self._cancels = 0
         self._waiting = task.cancelling()
         self.expired = False
         self.killed = False
-        self._handle = self._loop.call_later(seconds, self._expire) if seconds != float("inf") else None
+        self._timer = self._loop.call_later(seconds, self._expire) if seconds != float("inf") else None
+        self._grace: asyncio.TimerHandle | None = None
+        self._group: asyncio.TaskGroup | None = None
 
-    def ignored_cancel(self) -> None:
-        """The coroutine went on after a cancellation: a last chance, if the cancellation was meant for it."""
-        meant = self.expired or self._task.cancelling() - self._cancels > self._waiting
-        if meant and not self.killed:
-            self._arm(GRACE_SECONDS, self._kill)
+    def before_throw(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+        """Takes a cancellation back that the tool's own task group has made, where the group will not."""
+        group = _group_that_cancelled(coroutine) if _GROUPS_FORGET else None
+        if group is not None and group is not self._group:
+            self._group = group
+            self._task.uncancel()
+
+    def went_on(self) -> None:
+        """The coroutine waits again after an exception: a last chance, if that was a cancellation meant for it."""
+        if self._grace is None and self._is_meant():
+            self._grace = self._loop.call_later(GRACE_SECONDS, self._kill)
 
     def close(self) -> bool:
         """Stops watching. Whether a cancellation by someone else is still to be obeyed."""
-        if self._handle is not None:
-            self._handle.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._grace is not None:
+            self._grace.cancel()
         remaining = self._task.cancelling()
         for _ in range(self._cancels):
             remaining = self._task.uncancel()
@@ -65,14 +82,16 @@ class Guard:
         self._task.cancel()
 
     def _kill(self) -> None:
-        self.killed = True
-        self._cancels += 1
-        self._task.cancel()
+        self._grace = None
+        if self._is_meant():
+            self.killed = True
+            self._cancels += 1
+            self._task.cancel()
+        # Else the tool cancelled its own task and took that back, as `asyncio.TaskGroup` and `asyncio.timeout` do.
 
-    def _arm(self, seconds: float, action: Callable[[], None]) -> None:
-        if self._handle is not None:
-            self._handle.cancel()
-        self._handle = self._loop.call_later(seconds, action)
+    def _is_meant(self) -> bool:
+        """Whether the coroutine has been told to end."""
+        return self.expired or self._call.cancel_requested or self._task.cancelling() - self._cancels > self._waiting
 
 
 async def finish_within(
@@ -86,7 +105,7 @@ async def finish_within(
     """Runs a coroutine that has suspended on `waiting` to its end. Raises `Expired` where it ran out of time."""
     call.watch()
     assert call.task is not None, "a tool that suspends needs a running task"
-    guard = Guard(call.task, seconds)
+    guard = Guard(call, call.task, seconds)
     try:
         value = await _resume(coroutine, waiting, call, guard, on_killed)
     except asyncio.CancelledError:
@@ -112,8 +131,9 @@ def _resume(
         while True:
             if call.interrupt:
                 # Code in this very task canceled the call; a task cannot cancel itself without hitting its caller.
-                call.interrupt = False
                 waiting = coroutine.throw(asyncio.CancelledError())
+                call.interrupt = False  # Only now: the calls inside it look whom the cancellation was meant for.
+                guard.went_on()
                 continue
             try:
                 value = yield waiting
@@ -124,12 +144,27 @@ def _resume(
                 if guard.killed:
                     _close(coroutine, on_killed)
                     raise
+                if isinstance(error, asyncio.CancelledError):
+                    guard.before_throw(coroutine)
                 waiting = coroutine.throw(error)
-                guard.ignored_cancel()
+                guard.went_on()
             else:
                 waiting = coroutine.send(value)
     except StopIteration as done:
         return done.value
+
+
+def _group_that_cancelled(coroutine: Coroutine[Any, Any, Any]) -> asyncio.TaskGroup | None:
+    """The group at whose end the coroutine waits, if a child failed meanwhile and the group cancelled the task."""
+    inner: Any = coroutine
+    while hasattr(below := getattr(inner, "cr_await", None), "cr_code"):
+        inner = below
+    if getattr(inner, "cr_code", None) is not asyncio.TaskGroup.__aexit__.__code__:
+        return None
+    names: dict[str, Any] = inner.cr_frame.f_locals
+    group: Any = names["self"]
+    # With an exception from inside its block, the group has taken its cancellation back already.
+    return group if names["et"] is None and getattr(group, "_parent_cancel_requested", False) else None
 
 
 def _close(coroutine: Coroutine[Any, Any, Any], on_killed: Callable[[], None]) -> None:

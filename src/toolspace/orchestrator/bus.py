@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from toolspace.core.events import Event, EventType
+from toolspace.orchestrator.call import outside
 
 Subscriber = Callable[[Any], Awaitable[None] | None]
 _log = logging.getLogger("toolspace.events")
@@ -92,7 +93,8 @@ class EventBus:
 
     def _keep(self, waiting: object) -> None:
         if inspect.isawaitable(waiting):
-            task = asyncio.ensure_future(_finish(waiting))
+            # Outside the call that is announced: what a subscriber calls is not a part of it.
+            task = asyncio.get_running_loop().create_task(_finish(waiting), context=outside())
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import itertools
+import math
 import os
 import time
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+import types
+from collections.abc import Awaitable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
 
@@ -16,7 +18,7 @@ from toolspace.core import jsontext
 from toolspace.core.context import ToolContext
 from toolspace.core.events import CallPartial, CallProgress, EventType, TaskStatus
 from toolspace.core.result import Content, ToolResult, content_of, result_of_parts
-from toolspace.errors import NOT_EXECUTED, ErrorKind
+from toolspace.errors import NOT_EXECUTED, ErrorKind, ToolTimeoutError
 
 if TYPE_CHECKING:
     from toolspace.orchestrator.bus import EventBus
@@ -25,8 +27,10 @@ if TYPE_CHECKING:
     from toolspace.orchestrator.queues import Lease
     from toolspace.orchestrator.run import Run
 
+T = TypeVar("T")
 Arguments = Mapping[str, Any] | str | bytes | None
 
+_UNFINISHED = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
 _PLAIN = 1 << 53
 """Up to here an integer is written as it is; larger ones are `ToolResult`'s to write."""
 _JSON_TYPES = frozenset((str, int, float, bool, dict, type(None)))
@@ -68,7 +72,7 @@ class Call(msgspec.Struct, weakref=False, eq=False, gc=True):
     values: Any = None
     """The arguments, checked and converted: a dict."""
     reached: bool = False
-    """Whether the provider was asked and has not answered yet, so that an effect may have happened."""
+    """Whether the provider was asked, so that an effect may have happened."""
     queue_wait: float = 0.0
     """Seconds spent waiting for a slot."""
     cache_hit: bool = False
@@ -77,6 +81,10 @@ class Call(msgspec.Struct, weakref=False, eq=False, gc=True):
     cancel_requested: bool = False
     interrupt: bool = False
     """Whether it is to be told at its next suspension that it was canceled."""
+    told: bool = False
+    """Whether its task was cancelled for it, which has to be taken back."""
+    cancels_before: int = 0
+    """How often its task had been cancelled before it waited."""
     deferred: bool = False
     """Whether its caller announces the end itself."""
     over: bool = False
@@ -98,8 +106,28 @@ class Call(msgspec.Struct, weakref=False, eq=False, gc=True):
     def watch(self) -> None:
         """Makes the call known to `cancel`: to be called before it waits for anything."""
         if self.task is None:
-            self.task = asyncio.current_task()
+            self.task = task = asyncio.current_task()
+            if task is not None:
+                self.cancels_before = task.cancelling()
             self.owner.begin(self)
+
+    def pause(self) -> None:
+        """For stages, before they wait: makes the call known to `cancel`, and ends it where it was canceled already."""
+        self.watch()
+        if self.interrupt:
+            self.interrupt = False
+            raise asyncio.CancelledError
+
+    async def in_time(self, waiting: Awaitable[T]) -> T:
+        """Waits for something, but not beyond the deadline of the run."""
+        seconds = math.inf if self.run is None else self.run.remaining_seconds
+        if seconds == math.inf:
+            return await waiting
+        try:
+            async with asyncio.timeout(seconds):
+                return await waiting
+        except TimeoutError:
+            raise ToolTimeoutError("the run's deadline has passed", executed=False) from None
 
     @property
     def context(self) -> ToolContext:
@@ -111,12 +139,27 @@ class Call(msgspec.Struct, weakref=False, eq=False, gc=True):
         """Stops the call, wherever it is on its way. Its caller gets a result."""
         if self.cancel_requested:
             return
-        self.cancel_requested = True
-        if self.task is not None and not _is_running(self.task):
+        self.cancel_requested = self.interrupt = True
+        task = self.task
+        if task is None:
+            return
+        if not _on_loop(task.get_loop()):
+            task.get_loop().call_soon_threadsafe(self._tell)
+        elif asyncio.current_task() is not task:
+            self._tell()
+        # A task that cancels itself is hit at its next await, which may be its caller's, after this call.
+
+    def _tell(self) -> None:
+        if self.interrupt and not self.over and self.task is not None:
+            self.interrupt = False
+            self.told = True
             self.task.cancel()
-        else:
-            # A task that cancels itself is hit at its next await, which may be its caller's, after this call.
-            self.interrupt = True
+
+    def untell(self) -> None:
+        """Takes back what its task was told: the cancellation ends with the call."""
+        if self.told and self.task is not None:
+            self.told = False
+            self.task.uncancel()
 
     def succeed(self, value: Any) -> ToolResult:
         """The result of a call that returned `value`."""
@@ -129,6 +172,10 @@ class Call(msgspec.Struct, weakref=False, eq=False, gc=True):
             if parts := content_of(value):
                 value = result_of_parts(parts)
             elif kind is not list:
+                if isinstance(value, _UNFINISHED):
+                    return self.fail(
+                        "execution_error", "the tool returned something that is still to run, not a result"
+                    )
                 value = jsontext.plain(value)
         # By position: this runs on every call, and names would double its price.
         entry, started = self.entry, self.started_at
@@ -214,10 +261,6 @@ class Call(msgspec.Struct, weakref=False, eq=False, gc=True):
         return result
 
 
-def _is_running(task: asyncio.Task[Any]) -> bool:
-    return _on_loop(task.get_loop()) and asyncio.current_task() is task
-
-
 def _on_loop(loop: asyncio.AbstractEventLoop) -> bool:
     try:
         return asyncio.get_running_loop() is loop
@@ -229,9 +272,16 @@ current_call: contextvars.ContextVar[Call | None] = contextvars.ContextVar("tool
 """The call that the code around is part of: what it calls in turn becomes its child."""
 
 
-def lineage() -> Iterator[Call]:
-    """The calls that the code around is part of, innermost first."""
-    call = current_call.get()
+def outside() -> contextvars.Context:
+    """The context of the code around without its call, for work that is not part of it and may outlive it."""
+    context = contextvars.copy_context()
+    context.run(current_call.set, None)
+    return context
+
+
+def lineage(call: Call | None = None) -> Iterator[Call]:
+    """A call and those that it is part of, innermost first; of the code around where none is given."""
+    call = call or current_call.get()
     while call is not None:
         yield call
         call = call.parent

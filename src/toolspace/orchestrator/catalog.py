@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+from asyncio import AbstractEventLoop, Future
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from toolspace.abc import ToolProvider
 from toolspace.core import jsontext
-from toolspace.core.names import SEPARATOR, did_you_mean, qualify_all
+from toolspace.core.names import SEPARATOR, did_you_mean, qualify_all, sanitise
+from toolspace.core.result import ToolResult
 from toolspace.core.schema import InvalidArguments
 from toolspace.core.tool import Tool, check_local_name
 from toolspace.errors import ToolNameConflict
@@ -18,10 +21,14 @@ if TYPE_CHECKING:
     from toolspace.orchestrator.stage import Handler, Instant
 
 
+_log = logging.getLogger("toolspace.providers")
+
+
 class Entry:
     """One tool of one provider, with the handlers that run it once someone called it."""
 
     __slots__ = (
+        "flights",
         "handler",
         "instant",
         "keys",
@@ -50,11 +57,22 @@ class Entry:
         """Answers a call that needs no waiting at all; None where no call of this tool can be answered so."""
         self.keys: dict[str, str] = {}
         """Arguments as they were written → their key in the cache, for texts seen lately."""
+        self.flights: dict[tuple[AbstractEventLoop, str], Flight] = {}
+        """The calls under way that equal ones may share, by their key; with the loop, which has to be the same."""
         self.run_handler: Handler | None = None
 
     @property
     def owner(self) -> str:
-        return self.provider.namespace or self.provider.kind
+        return _name(self.provider)
+
+
+class Flight:
+    """A call under way. `landed` is made by the first that waits for its outcome; None means: run it yourself."""
+
+    __slots__ = ("landed",)
+
+    def __init__(self) -> None:
+        self.landed: Future[ToolResult | None] | None = None
 
 
 class Ambiguous(Exception):
@@ -75,6 +93,8 @@ class Catalog:
         self._on_change = on_change
         self._providers: dict[ToolProvider, tuple[ProviderRules, Callable[[], None]]] = {}
         self._spellings: dict[str, list[Entry]] | None = None
+        self._lost: dict[ToolProvider, set[str]] = {}
+        """Names that a provider would offer, and another one does."""
 
     @property
     def providers(self) -> list[ToolProvider]:
@@ -86,14 +106,26 @@ class Catalog:
 
     def add(self, provider: ToolProvider, rules: ProviderRules) -> None:
         """Takes a provider's tools in. A name that someone else offers is an error that names both."""
-        self._put(provider, self._entries_of(provider, rules))
+        entries = self._entries_of(provider, rules)
+        self.check_free(provider, entries)
+        self.entries.update(entries)
+        self._changed(provider)
         self._providers[provider] = (rules, provider.on_change(lambda: self._refresh(provider)))
 
     def remove(self, provider: ToolProvider) -> None:
         _, forget = self._providers.pop(provider)
         forget()
+        self._lost.pop(provider, None)
         self._drop(provider)
         self._changed(provider)
+        self._give_back()
+
+    def close(self) -> None:
+        """Offers nothing any more; the providers are still known, to be closed."""
+        for _, forget in self._providers.values():
+            forget()
+        self.entries = {}
+        self._spellings = {}
 
     def configure(self, rules: Mapping[ToolProvider, ProviderRules]) -> None:
         """Puts new rules in force: every entry is made anew, so that no handler follows the old ones."""
@@ -108,7 +140,7 @@ class Catalog:
         where a bare name could mean several.
         """
         for _ in range(len(self.aliases)):  # An alias may lead to another; a circle of them leads nowhere.
-            if name not in self.aliases:
+            if name not in self.aliases or name in self.entries:
                 break
             name = self.aliases[name]
         if (entry := self.entries.get(name)) is not None:
@@ -124,15 +156,41 @@ class Catalog:
         return fitting[0] if len(fitting) == 1 else None
 
     def not_found(self, name: str) -> str:
+        if name in self.aliases:
+            return f'Tool "{name}" not found: it is an alias of "{self.aliases[name]}", which nobody offers'
         return f'Tool "{name}" not found{did_you_mean(name, (entry.tool.name for entry in self))}'
 
     def _refresh(self, provider: ToolProvider) -> None:
         """The provider's list changed: its entries are replaced in one go; calls in flight keep theirs."""
         rules, _ = self._providers[provider]
-        fresh = self._entries_of(provider, rules)
-        taken = {name: entry for name, entry in fresh.items() if not self._conflict(provider, name)}
-        self._drop(provider)
-        self._put(provider, taken)
+        try:
+            fresh = self._entries_of(provider, rules)
+        except Exception as error:  # Its own code: what it raises must not reach whoever says that the list changed.
+            _log.warning("provider %s cannot list its tools: %r; it keeps those it had", _name(provider), error)
+            fresh = {
+                name: Entry(_as_configured(entry.tool, name, rules), entry.own_name, provider, rules)
+                for name, entry in self.entries.items()
+                if entry.provider is provider
+            }
+        known = self._lost.pop(provider, set[str]())
+        lost = {name: owner for name in fresh if (owner := self._conflict(provider, name))}
+        for name in lost.keys() - known:
+            owner, mine = lost[name], _name(provider)
+            _log.warning('"%s" is offered by %r and %r; it stays that of %r', name, owner, mine, owner)
+        if lost:
+            self._lost[provider] = set(lost)
+        others = [entry for entry in self.entries.values() if entry.provider is not provider]
+        order = {one: position for position, one in enumerate(self._providers)}
+        entries = [*others, *(entry for name, entry in fresh.items() if name not in lost)]
+        self.entries = {entry.tool.name: entry for entry in sorted(entries, key=lambda one: order[one.provider])}
+        self._changed(provider)
+        self._give_back()
+
+    def _give_back(self) -> None:
+        """Lets providers offer what they could not while another had the name."""
+        for provider, names in list(self._lost.items()):
+            if names - self.entries.keys():
+                self._refresh(provider)
 
     def _entries_of(self, provider: ToolProvider, rules: ProviderRules) -> dict[str, Entry]:
         tools = provider.list_tools()
@@ -150,15 +208,13 @@ class Catalog:
             entries[full] = Entry(_as_configured(tool, full, rules), tool.name, provider, rules)
         return entries
 
-    def _put(self, provider: ToolProvider, entries: dict[str, Entry]) -> None:
-        for name in entries:
+    def check_free(self, provider: ToolProvider, names: Iterable[str]) -> None:
+        """Raises where another provider offers one of these names."""
+        for name in names:
             if owner := self._conflict(provider, name):
-                mine = provider.namespace or provider.kind
                 raise ToolNameConflict(
-                    f'"{name}" is offered by {owner!r} and {mine!r}; rename one, or give it a namespace'
+                    f'"{name}" is offered by {owner!r} and {_name(provider)!r}; rename one, or give it a namespace'
                 )
-        self.entries.update(entries)
-        self._changed(provider)
 
     def _conflict(self, provider: ToolProvider, name: str) -> str | None:
         existing = self.entries.get(name)
@@ -177,7 +233,7 @@ class Catalog:
             spellings: dict[str, list[Entry]] = {}
             for entry in self.entries.values():
                 if entry.provider.namespace:
-                    bare = entry.tool.name.removeprefix(entry.provider.namespace + SEPARATOR)
+                    bare = entry.tool.name.removeprefix(sanitise(entry.provider.namespace) + SEPARATOR)
                     for spelling in dict.fromkeys((_original(entry), entry.own_name, bare)):
                         spellings.setdefault(spelling, []).append(entry)
             self._spellings = spellings
@@ -186,10 +242,14 @@ class Catalog:
 
 def _as_configured(tool: Tool, name: str, rules: ProviderRules) -> Tool:
     """The tool under its full name, as visible as configuration wants it."""
-    override = rules.override(tool.name, name) if rules.overrides else None
-    if override is not None and override.visible is not None:
-        return tool.replace(name=name, visible=override.visible)
+    said = rules.said("visible", tool.name, name) if rules.overrides else None
+    if said is not None:
+        return tool.replace(name=name, visible=said.value)
     return tool if tool.name == name else tool.replace(name=name)
+
+
+def _name(provider: ToolProvider) -> str:
+    return provider.namespace or provider.kind
 
 
 def _original(entry: Entry) -> str:
@@ -202,4 +262,6 @@ def _fits(tool: Tool, arguments: Arguments) -> bool:
         tool.validator.from_mapping(values)
     except (InvalidArguments, ValueError):
         return False
+    except Exception:  # The schema itself is broken, which the call can say.
+        return True
     return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +18,7 @@ from toolspace.core.stats import StatsBook, ToolStats
 from toolspace.core.tokens import estimate
 from toolspace.core.tool import Tool
 from toolspace.errors import ErrorKind
+from toolspace.orchestrator import bounded
 from toolspace.orchestrator.accounting import Accounting
 from toolspace.orchestrator.bus import EventBus
 from toolspace.orchestrator.call import Arguments, Call, call_ids, current_call, lineage
@@ -75,7 +77,9 @@ class ToolOrchestrator:
         self._run_listeners: tuple[Callable[[Run], None], ...] = ()
         self._catalog = Catalog(self._list_changed)
         self._warmup = Warmup(self._refreshed)
-        self._active: dict[str, Call] = {}
+        self._active: dict[Call, None] = {}
+        self._settling: set[asyncio.Future[None]] = set()
+        self.closed = False
         self._costs = TokenCosts(count_tokens)
         self._index: tuple[int, ToolIndex] | None = None
 
@@ -86,6 +90,10 @@ class ToolOrchestrator:
         rules = rules or ProviderRules()
         self._catalog.add(provider, rules)
         self._warmup.add(provider, required=rules.required)
+
+    def check_free(self, provider: ToolProvider, name: str) -> None:
+        """Raises where another provider than this offers a tool under that name."""
+        self._catalog.check_free(provider, (name,))
 
     async def unregister(self, provider: ToolProvider) -> None:
         """Takes a provider out and closes it. Calls in flight end as they end."""
@@ -108,7 +116,7 @@ class ToolOrchestrator:
     def list_tools(self, *, context: ToolContext | None = None) -> list[Tool]:
         """The tools that this caller may use now."""
         caller = self._context(context)
-        return [entry.tool for entry in self._catalog if entry.provider.offers(entry.tool, caller)]
+        return [entry.tool for entry in self._catalog if _offered(entry, caller)]
 
     def tools_for_model(self, run: Run | None = None, *, context: ToolContext | None = None) -> list[Tool]:
         """What to show a model: all tools, or a search tool and its finds where all would cost too much."""
@@ -148,7 +156,7 @@ class ToolOrchestrator:
 
     def instructions(self) -> str:
         """What the providers want a model to know, for the system prompt."""
-        texts = ((provider.namespace, provider.get_instructions().strip()) for provider in self.providers)
+        texts = ((provider.namespace, _instructions(provider)) for provider in self.providers)
         return "\n\n".join(f"## {name}\n{text}" if name else text for name, text in texts if text)
 
     # Calls
@@ -176,6 +184,8 @@ class ToolOrchestrator:
         entry = self._catalog.entries.get(name)
         if entry is None:
             entry = self._find(name, parameters)
+        if run is not None and run.context is not None and (context or parent is None or parent.run is not run):
+            context = run.context if context is None else context.within(run.context)
         if context is not None:
             base = context.within(self.context)
         else:
@@ -210,23 +220,40 @@ class ToolOrchestrator:
 
     def begin(self, call: Call, /) -> None:
         """A call is about to wait: from now on `cancel` finds it."""
-        self._active[call.id] = call
+        self._active[call] = None
         if call.run is not None:
             call.run.begin(call)
 
     def _end(self, call: Call) -> None:
         call.over = True
-        if self._active.get(call.id) is call:
-            del self._active[call.id]
+        call.untell()
+        del self._active[call]
         if call.run is not None:
             call.run.end(call)
+        for waiting in tuple(self._settling):
+            waiting.get_loop().call_soon_threadsafe(_wake, waiting)
 
     def cancel(self, call_id: str | None = None) -> bool:
-        """Stops one call, or all of them. Whether there was anything to stop."""
-        calls = [call for call in (*self._active.values(), *lineage()) if call_id is None or call.id == call_id]
+        """Stops one call and what is below it, or all of them. Whether there was anything to stop."""
+        calls = [
+            call
+            for call in {**self._active, **dict.fromkeys(lineage())}
+            if call.owner is self and (call_id is None or any(one.id == call_id for one in lineage(call)))
+        ]
         for call in calls:
             call.cancel()
         return bool(calls)
+
+    async def settle(self) -> None:
+        """Waits until the calls that are under way now have ended; not for those that the code around is part of."""
+        calls = self._active.keys() - set(lineage())
+        while calls & self._active.keys():
+            waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._settling.add(waiting)
+            try:
+                await waiting
+            finally:
+                self._settling.discard(waiting)
 
     def emit_completion(self, call: ToolResult | str) -> bool:
         """Announces the end of a call that was run with `defer_completion`. Once: the second time is nothing."""
@@ -259,7 +286,7 @@ class ToolOrchestrator:
     @property
     def active(self) -> list[str]:
         """The ids of the calls that are running."""
-        return list(self._active)
+        return [call.id for call in self._active]
 
     @property
     def abandoned(self) -> int:
@@ -319,14 +346,17 @@ class ToolOrchestrator:
     async def cleanup(self) -> None:
         """Stops all calls, tells everyone who waits, and closes the providers."""
         self.cancel()
+        self.closed = True
+        self._catalog.close()
+        try:
+            async with asyncio.timeout(bounded.GRACE_SECONDS + 1):
+                await self.settle()
+        except TimeoutError:
+            _log.warning("calls that do not end are left behind: %s", ", ".join(self.active))
         await self._warmup.aclose()
         for call_id in list(self._services.deferred):
             self.emit_completion(call_id)
-        for provider in self._catalog.providers:
-            try:
-                await provider.aclose()
-            except Exception:
-                _log.exception("provider %s did not close", provider.namespace or provider.kind)
+        await asyncio.gather(*map(_close, self._catalog.providers))
         await self.bus.aclose()
         self._services.threads.close()
 
@@ -345,6 +375,9 @@ class ToolOrchestrator:
 
     def _find(self, name: str, arguments: Arguments, *, calling: bool = True) -> Entry:
         """The entry that a name means; where it means none, one that says so when it is called."""
+        name = str(name)
+        if self.closed:
+            return self._missing(name, "canceled", "the toolspace is closed")
         try:
             entry = self._catalog.entries.get(name) or self._catalog.resolve(name, arguments, calling=calling)
         except Ambiguous as several:
@@ -397,6 +430,37 @@ class ToolOrchestrator:
         """A provider has started: many know their tools only now."""
         if provider.namespace:
             provider.changed()
+
+
+def _offered(entry: Entry, caller: ToolContext) -> bool:
+    try:
+        return entry.provider.offers(entry.tool, caller)
+    except Exception:  # Its own code: one that fails must not take the list of all others away.
+        _log.exception("provider %s cannot say whether it offers %s", entry.owner, entry.tool.name)
+        return False
+
+
+def _instructions(provider: ToolProvider) -> str:
+    try:
+        return provider.get_instructions().strip()
+    except Exception:
+        _log.exception("provider %s cannot give its instructions", provider.namespace or provider.kind)
+        return ""
+
+
+def _wake(waiting: asyncio.Future[None]) -> None:
+    if not waiting.done():
+        waiting.set_result(None)
+
+
+async def _close(provider: ToolProvider) -> None:
+    try:
+        await provider.aclose()
+    except (Exception, asyncio.CancelledError):
+        # A connection that breaks may show as a cancellation that nobody asked for.
+        if (task := asyncio.current_task()) is not None and task.cancelling():
+            raise
+        _log.exception("provider %s did not close", provider.namespace or provider.kind)
 
 
 class _Nowhere(ToolProvider):

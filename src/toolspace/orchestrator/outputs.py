@@ -23,6 +23,7 @@ async def store_result(
 ) -> ToolResult:
     """The handle of a result, once it is stored. A store that fails is a failed result, not a lost one unsaid."""
     text = result.text
+    call.pause()
     try:
         writer = await outputs.create(session=call.session, owner=call.base.user_id, tool=call.entry.tool.name)
         try:
@@ -75,8 +76,8 @@ class Collector:
             return "".join(self._values) if self._all_text else self._values
         if not self._all_text:
             await self._write("]")
-        writer, self._writer = self._writer, None
-        output = await writer.commit(is_json=not self._all_text)
+        output = await self._writer.commit(is_json=not self._all_text)
+        self._writer = None
         preview = _preview(self._head, self._tail, self._length, self._limit)
         return _handed_over(self._call, output, "size_limit_exceeded", preview, {})
 

@@ -71,7 +71,7 @@ class Lease:
             try:
                 await turn
             except asyncio.CancelledError:
-                if turn.done() and not turn.cancelled():
+                if not turn.cancel() and not turn.cancelled():
                     self._returned()  # The turn came and the call left in the same moment: pass it on.
                 raise
         self.busy = True
@@ -138,7 +138,7 @@ class Queue:
     def free(self) -> None:
         """A slot came back."""
         self.active -= 1
-        self._admit()
+        self.admit()
 
     async def _wait(self) -> None:
         spec = self.spec
@@ -153,25 +153,28 @@ class Queue:
         timer = None
         if spec.wait_timeout is not None:
             timer = loop.call_later(spec.wait_timeout, self._give_up, future, spec.wait_timeout)
-        self._admit()
+        self.admit()
         try:
             await future
         except asyncio.CancelledError:
-            if future.done() and not future.cancelled() and future.exception() is None:
+            # Whoever threw this may not have cancelled the future: nobody is to be let in for it any more.
+            if future.cancel() or future.cancelled():
+                self.waiting -= 1
+            elif future.exception() is None:
                 self.free()  # The slot came and the call left in the same moment: it is the next one's.
             raise
         finally:
-            self.waiting -= 1
             if timer is not None:
                 timer.cancel()
 
     def _give_up(self, future: asyncio.Future[None], waited: float) -> None:
         if not future.done():
+            self.waiting -= 1
             future.set_exception(
                 ToolLimitError(f'no slot in queue "{self.name}" within {milliseconds(waited)}ms (waitTimeout)')
             )
 
-    def _admit(self) -> None:
+    def admit(self) -> None:
         """Lets in whoever may start now; asks to be woken where the rate says later."""
         while self._waiting and self.active < self.spec.concurrent:
             if self._waiting[0].done():  # Canceled, or gave up.
@@ -179,9 +182,10 @@ class Queue:
                 continue
             delay = self._rate_delay()
             if delay > 0:
-                self._wake_in(delay)
+                self._wake_in(delay, self._waiting[0].get_loop())
                 return
             future = self._waiting.popleft()
+            self.waiting -= 1
             self._take()
             future.set_result(None)
 
@@ -207,11 +211,10 @@ class Queue:
             await asyncio.sleep(delay)
         self._starts.append(self._clock())
 
-    def _wake_in(self, delay: float) -> None:
-        loop = asyncio.get_running_loop()
+    def _wake_in(self, delay: float, loop: asyncio.AbstractEventLoop) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = loop.call_later(delay, self._admit)
+        self._timer = loop.call_later(delay, self.admit)
 
 
 class QueueBook:
@@ -234,5 +237,6 @@ class QueueBook:
                 self._queues[name] = Queue(name, spec)
             elif queue.spec != spec:
                 queue.spec = spec
+                queue.admit()  # There may be room now for some that wait.
         for name in self._queues.keys() - specs.keys():
             del self._queues[name]

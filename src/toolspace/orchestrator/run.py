@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from toolspace.core.context import ToolContext
 from toolspace.core.result import ToolResult
+from toolspace.orchestrator.call import lineage
 from toolspace.orchestrator.operations import Operation
 from toolspace.orchestrator.queues import Queue, QueueSpec
 
@@ -76,7 +77,7 @@ class Run:
         self._owner = owner
         self._calls_in_turn = 0
         self._expires = math.inf if deadline is None else time.monotonic() + deadline
-        self._active: dict[str, Call] = {}
+        self._active: dict[Call, None] = {}
         self._canceled = False
         self.next_turn()
 
@@ -95,7 +96,7 @@ class Run:
         call_id: str | None = None,
     ) -> ToolResult:
         """Calls a tool in this run."""
-        return await self._owner.execute(name, arguments, context=context or self.context, run=self, call_id=call_id)
+        return await self._owner.execute(name, arguments, context=context, run=self, call_id=call_id)
 
     def next_turn(self) -> int:
         """Begins the next turn of the model: limits per turn start anew."""
@@ -112,8 +113,10 @@ class Run:
     def cancel(self) -> None:
         """Stops every call of the run, and refuses new ones."""
         self._canceled = True
-        for call in tuple(self._active.values()):
-            call.cancel()
+        # Those around this very code have to be told too; they may not have waited for anything yet.
+        for call in (*self._active, *lineage()):
+            if call.run is self:
+                call.cancel()
 
     @property
     def canceled(self) -> bool:
@@ -163,7 +166,7 @@ class Run:
         return None
 
     def begin(self, call: Call) -> None:
-        self._active[call.id] = call
+        self._active[call] = None
 
     def end(self, call: Call) -> None:
-        self._active.pop(call.id, None)
+        self._active.pop(call, None)

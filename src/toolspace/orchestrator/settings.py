@@ -54,7 +54,7 @@ class ProviderRules(msgspec.Struct, frozen=True, kw_only=True):
     tools_denied: Sequence[str] = ()
     required: bool = False
     overrides: Mapping[str, Rules] = {}
-    """Tool name or glob → rules; an exact name beats a glob."""
+    """Tool name or glob → rules. Each key holds by itself: of all rules that fit and say it, the most specific."""
 
     def refusal(self, own_name: str, full_name: str) -> str | None:
         """Why a tool of this provider may not be used, or None. Deny wins."""
@@ -67,20 +67,33 @@ class ProviderRules(msgspec.Struct, frozen=True, kw_only=True):
                 return f'tool "{full_name}" is denied by toolsDenied ("{pattern}")'
         if self.tools_allowed is not None and not any(map(fits, self.tools_allowed)):
             return f'tool "{full_name}" is not in toolsAllowed'
-        override = self.override(own_name, full_name)
-        if override is not None and override.enabled is False:
-            return f'tool "{full_name}" is disabled ({override.source}.enabled)'
+        said = self.said("enabled", own_name, full_name)
+        if said is not None and said.value is False:
+            return f'tool "{full_name}" is disabled ({said.source})'
         return None
 
-    def override(self, *names: str) -> Rules | None:
-        for name in names:
-            if name in self.overrides:
-                return self.overrides[name]
-        for name in names:
-            for pattern, rules in self.overrides.items():
-                if fnmatch.fnmatchcase(name.casefold(), pattern.casefold()):
-                    return rules
-        return None
+    def said(self, key: str, *names: str) -> Setting[Any] | None:
+        """What the overrides say under one key of the tool with these names, and where."""
+        pattern = self.pattern(key, *names)
+        if pattern is None:
+            return None
+        rules = self.overrides[pattern]
+        return Setting(getattr(rules, key), _place(rules.source, key))
+
+    def pattern(self, key: str, *names: str) -> str | None:
+        """The override that decides a key: an exact name, else the glob with most letters, the last of equals."""
+        best: tuple[bool, int, int] | None = None
+        chosen: str | None = None
+        for position, (pattern, rules) in enumerate(self.overrides.items()):
+            if getattr(rules, key) is None:
+                continue
+            exact = pattern in names
+            folded = pattern.casefold()
+            if exact or any(fnmatch.fnmatchcase(name.casefold(), folded) for name in names):
+                rank = (exact, sum(letter not in "*?[]" for letter in pattern), position)
+                if best is None or rank > best:
+                    best, chosen = rank, pattern
+        return chosen
 
 
 class Effective(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,11 +108,10 @@ class Effective(msgspec.Struct, frozen=True, kw_only=True):
 
 def effective(tool: Tool, own_name: str, provider: ProviderRules, defaults: Defaults) -> Effective:
     """Configuration of the tool, then the tool itself, then its provider, then the defaults."""
-    override = provider.override(own_name, tool.name)
 
     def choose(key: str, own: Any, fallback: Setting[Any]) -> Setting[Any]:
-        if override is not None and (value := getattr(override, key)) is not None:
-            return Setting(value, _place(override.source, key))
+        if provider.overrides and (said := provider.said(key, own_name, tool.name)) is not None:
+            return said
         if own is not None:
             return Setting(own, f"tool {tool.name}")
         if (value := getattr(provider.rules, key)) is not None:

@@ -115,7 +115,6 @@ def _origin(tool: Tool) -> str:
     """Whose tool it is, as an error message names it."""
     if isinstance(tool, FunctionTool):
         code = getattr(inspect.unwrap(tool.function), "__code__", None)
-        module = getattr(tool.function, "__module__", "?")
-        line = f" (line {code.co_firstlineno})" if code is not None else ""
-        return f"{module}.{getattr(tool.function, '__qualname__', tool.name)}{line}"
+        name = getattr(tool.function, "__qualname__", tool.name)
+        return f"{name} ({code.co_filename}:{code.co_firstlineno})" if code is not None else name
     return f"the tool {tool.name!r}"

@@ -12,6 +12,7 @@ from toolspace.abc import CachedResult, ResultCache
 from toolspace.core import jsontext
 from toolspace.core.result import Content, ToolResult
 from toolspace.orchestrator.call import Call
+from toolspace.orchestrator.catalog import Flight
 from toolspace.orchestrator.stage import Handler, Instant, Plan
 
 _log = logging.getLogger("toolspace.cache")
@@ -27,7 +28,7 @@ def cache(plan: Plan, next: Handler, /) -> Handler:
     name = plan.entry.tool.name
     per_user = plan.settings.cache_per_user.value
     keys = plan.entry.keys
-    flights: dict[str, asyncio.Future[ToolResult | None]] = {}
+    flights = plan.entry.flights
 
     async def run(call: Call) -> ToolResult:
         key = _key(name, call, per_user)
@@ -38,22 +39,21 @@ def cache(plan: Plan, next: Handler, /) -> Handler:
         return await answer(call, key)
 
     async def answer(call: Call, key: str) -> ToolResult:
-        while (flight := flights.get(key)) is not None:
-            call.watch()
-            shared = await asyncio.shield(flight)
+        loop = asyncio.get_running_loop()
+        while (flight := flights.get((loop, key))) is not None:
+            call.pause()
+            if flight.landed is None:
+                flight.landed = loop.create_future()
+            shared = await call.in_time(asyncio.shield(flight.landed))
             if shared is not None:
                 return _share(call, shared)
-            # Its caller went away before the end: whoever waited looks again, and one of them runs it.
-        known = await _look_up(store, key)
+            # It ended for reasons of its own: whoever waited looks again, and one of them runs it.
+        known = await _look_up(store, key, call)
         if known is not None:
             return _recall(call, known)
-        if key in flights:  # Someone took off while the cache was asked.
+        if (loop, key) in flights:  # Someone took off while the cache was asked.
             return await answer(call, key)
-        return await fly(call, key)
-
-    async def fly(call: Call, key: str) -> ToolResult:
-        flight: asyncio.Future[ToolResult | None] = asyncio.get_running_loop().create_future()
-        flights[key] = flight
+        flights[loop, key] = flight = Flight()
         result: ToolResult | None = None
         try:
             result = await next(call)
@@ -61,9 +61,9 @@ def cache(plan: Plan, next: Handler, /) -> Handler:
                 await _remember(store, key, result, ttl)
             return result
         finally:
-            del flights[key]
-            if not flight.done():
-                flight.set_result(None if call.stored else result)
+            del flights[loop, key]
+            if flight.landed is not None:
+                flight.landed.set_result(_shareable(call, result))
 
     return run
 
@@ -118,9 +118,13 @@ def _digest(data: bytes) -> str:
     return blake2b(data).hexdigest()
 
 
-async def _look_up(store: ResultCache, key: str) -> CachedResult | None:
+async def _look_up(store: ResultCache, key: str, call: Call) -> CachedResult | None:
     try:
-        return await store.get(key)
+        known = store.peek(key)
+        if known is None:
+            call.pause()
+            known = await store.get(key)
+        return known
     except Exception:
         _log.warning("the cache could not be read; the call runs without it", exc_info=True)
         return None
@@ -141,6 +145,16 @@ def _recall(call: Call, known: CachedResult) -> ToolResult:
         result.parts = _parts_decoder.decode(known.parts)
     result.executed = False
     return result
+
+
+def _shareable(call: Call, result: ToolResult | None) -> ToolResult | None:
+    """What an ended call leaves to those that waited for it; nothing where the end was its own, not the tool's."""
+    if result is None or call.stored or result.error_kind == "canceled":
+        return None
+    if result.error_kind == "timeout" and call.run is not None and call.run.remaining_seconds <= 0:
+        return None
+    # A copy, made now: its caller may change what it gets before the others look.
+    return msgspec.structs.replace(result, result=jsontext.decode(jsontext.encode_bytes(result.result)))
 
 
 def _share(call: Call, shared: ToolResult) -> ToolResult:

@@ -34,6 +34,9 @@ def invoke(plan: Plan, next: Handler, /) -> Handler:
     return _guarded(_provider(plan))
 
 
+_NOT_FAILURES = (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt)
+"""What ends a call from outside. Everything else that a tool raises is its failure, however it is derived."""
+
 Body = Callable[[Call], Awaitable[Any]]
 
 
@@ -43,7 +46,9 @@ def _guarded(body: Body) -> Handler:
     async def run(call: Call) -> ToolResult:
         try:
             value = await body(call)
-        except (Exception, SystemExit) as error:
+        except _NOT_FAILURES:
+            raise
+        except BaseException as error:
             return _failure(call, error)
         return call.succeed(value)
 
@@ -56,7 +61,9 @@ def _direct(function: Callable[..., Awaitable[Any]]) -> Handler:
     async def run(call: Call) -> ToolResult:
         try:
             value = await function(**call.values)
-        except (Exception, SystemExit) as error:
+        except _NOT_FAILURES:
+            raise
+        except BaseException as error:
             return _failure(call, error)
         return call.succeed(value)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from toolspace.abc import Deny, Policy
+from toolspace.abc import Allow, Deny, Policy
 from toolspace.core.result import ToolResult
 from toolspace.orchestrator.call import Call
 from toolspace.orchestrator.stage import Handler, Plan
@@ -21,6 +21,8 @@ def permission(plan: Plan, next: Handler, /) -> Handler:
             decision = policy.decide(tool, call.base)
             if isinstance(decision, Deny):
                 return call.fail("not_permitted", f"Permission denied: {decision.reason}")
+            if not isinstance(decision, Allow):  # Whatever else it means, it is no permission.
+                raise TypeError(f"a policy ({policy.rule}) decided {decision!r}; it has to be Allow or Deny")
         return await next(call)
 
     if refusal is not None:

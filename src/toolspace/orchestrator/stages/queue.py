@@ -24,21 +24,22 @@ def queue(plan: Plan, next: Handler, /) -> Handler:
         if not queues:
             return await next(call)
         held: list[Lease] = []
-        asked = time.perf_counter()
         try:
-            for one in queues:
-                lease = one.try_acquire() if (above := _ancestor(call, one)) is None else None
-                if lease is None:
-                    call.watch()
-                    lease = await one.acquire(above)
-                held.append(lease)
-                if call.leases is None:
-                    call.leases = {}
-                call.leases[one] = lease
-            call.queue_wait = time.perf_counter() - asked
+            asked = time.perf_counter()
+            try:
+                for one in queues:
+                    lease = one.try_acquire() if (above := _ancestor(call, one)) is None else None
+                    if lease is None:
+                        call.pause()
+                        lease = await call.in_time(one.acquire(above))
+                    held.append(lease)
+                    if call.leases is None:
+                        call.leases = {}
+                    call.leases[one] = lease
+            finally:
+                call.queue_wait = time.perf_counter() - asked
             return await next(call)
         except ToolLimitError as error:
-            call.queue_wait = time.perf_counter() - asked
             return call.fail("limit_exceeded", str(error))
         finally:
             for lease in reversed(held):
@@ -58,6 +59,6 @@ def _ancestor(call: Call, queue: Queue) -> Lease | None:
 
 def _refuse(reason: str) -> Handler:
     async def run(call: Call) -> ToolResult:
-        return call.fail("internal_error", reason)
+        return call.fail("execution_error", reason, executed=False)
 
     return run

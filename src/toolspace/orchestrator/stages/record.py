@@ -25,11 +25,12 @@ def record(plan: Plan, next: Handler, /) -> Handler:
         try:
             result = await next(call)
         except asyncio.CancelledError:
-            result = _canceled(call)
+            goes_on = _caller_goes_on(call)
+            result = _canceled(call, goes_on)
             call.outcome = result
             add(call, result, stats)
-            if result.error_kind == "canceled" and not call.cancel_requested:
-                raise  # The caller itself was cancelled: there is nobody to give a result to.
+            if not goes_on:
+                raise  # There is nobody to give a result to.
             return result
         except ToolError as error:
             result = call.fail(error.kind, str(error), executed=error.executed)
@@ -42,12 +43,24 @@ def record(plan: Plan, next: Handler, /) -> Handler:
     return run
 
 
-def _canceled(call: Call) -> ToolResult:
+def _caller_goes_on(call: Call) -> bool:
+    """Whether the cancellation was meant for this call alone, and is over with it."""
+    call.untell()
+    task = call.task or asyncio.current_task()
+    if task is not None and task.cancelling() > call.cancels_before:
+        return False
+    above = call.parent
+    while above is not None:
+        if above.interrupt and not above.over:
+            return False  # Canceled from inside this very task, and not told yet.
+        above = above.parent
+    return True
+
+
+def _canceled(call: Call, goes_on: bool) -> ToolResult:
     if call.cancel_requested:
-        if call.task is not None and call.task.cancelling():
-            call.task.uncancel()
         return call.fail("canceled", "the call was canceled")
-    if call.task is not None and call.task.cancelling():
+    if not goes_on:
         return call.fail("canceled", "the caller was canceled")
     # Nobody cancelled the call: the tool awaited something that was cancelled elsewhere.
     return call.fail("execution_error", "the tool was cancelled from inside")

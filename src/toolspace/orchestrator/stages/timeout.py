@@ -25,12 +25,12 @@ def timeout(plan: Plan, next: Handler, /) -> Handler:
         if call.cancel_requested:
             return call.fail("canceled", "the call was canceled")
         coroutine = next(call)
+        call.reached = True
         # Most fast tools end without suspending once: then no timer is needed.
         try:
             waiting = coroutine.send(None)
         except StopIteration as done:
             return done.value
-        call.reached = True
         try:
             return await finish_within(coroutine, waiting, call, seconds, on_killed=killed)
         except Expired:

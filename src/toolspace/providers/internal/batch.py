@@ -29,12 +29,11 @@ _SCHEMA: dict[str, Any] = {
             "items": {
                 "type": "object",
                 "properties": {
-                    "id": {"type": "string"},
+                    "id": {"type": ["string", "integer"]},
                     "tool": {"type": "string"},
-                    "parameters": {"type": "object"},
+                    "parameters": {"type": ["object", "string", "null"]},
                 },
                 "required": ["id", "tool"],
-                "additionalProperties": False,
             },
         }
     },

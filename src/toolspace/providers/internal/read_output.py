@@ -40,7 +40,7 @@ def read_output_tool(outputs: OutputStore) -> FunctionTool:
 
         Args:
             handle: The handle from tool_output.
-            offset: The first line to read, counted from 1.
+            offset: The first line (or value of jsonPath) to return, counted from 1.
             limit: How many lines, matches or values to return at most.
             pattern: A regular expression; only lines that match are returned, with their numbers.
             jsonPath: A JSONPath such as $.items[0].name, for outputs that are JSON.
@@ -56,7 +56,7 @@ def read_output_tool(outputs: OutputStore) -> FunctionTool:
             # One message for all reasons: a handle must not tell whether someone else's output exists.
             raise ToolExecutionError(f'no stored output "{handle}" can be read here; it may have expired')
         if jsonPath is not None:
-            return await _by_path(outputs, output, jsonPath, limit or _MOST_MATCHES)
+            return await _by_path(outputs, output, jsonPath, offset or 1, limit or _MOST_MATCHES)
         if pattern is not None:
             return await _by_pattern(outputs, output, pattern, offset or 1, limit or _MOST_MATCHES)
         return await _by_lines(outputs, output, offset or 1, limit or _DEFAULT_LINES)
@@ -122,7 +122,7 @@ async def _by_pattern(
     return answer
 
 
-async def _by_path(outputs: OutputStore, output: StoredOutput, path: str, limit: int) -> dict[str, Any]:
+async def _by_path(outputs: OutputStore, output: StoredOutput, path: str, offset: int, limit: int) -> dict[str, Any]:
     if output.bytes > _MOST_JSON_BYTES:
         raise ToolExecutionError(f"the output has {output.bytes} bytes, too many for jsonPath; use pattern or offset")
     text = await outputs.text(output, limit=_MOST_JSON_BYTES)
@@ -130,7 +130,8 @@ async def _by_path(outputs: OutputStore, output: StoredOutput, path: str, limit:
     more = len(values) > _MOST_VALUES
     shown: list[Any] = []
     room = _ROOM
-    for value in values[: min(limit, _MOST_VALUES)]:
+    values_left = values[offset - 1 : _MOST_VALUES]
+    for value in values_left[:limit]:
         size = len(jsontext.encode(value))
         if size > room:
             if not shown:
@@ -143,8 +144,9 @@ async def _by_path(outputs: OutputStore, output: StoredOutput, path: str, limit:
         "found": f"more than {_MOST_VALUES}" if more else len(values),
         "values": shown,
     }
-    if len(shown) < len(values):
+    if len(shown) < len(values_left):
         answer["truncated"] = True
+        answer["nextOffset"] = offset + len(shown)
     return answer
 
 
@@ -163,7 +165,8 @@ def _query(text: str, path: str) -> list[Any]:
         found = environment.finditer(path, document)
         return [match.obj for match in itertools.islice(found, _MOST_VALUES + 1)]
     except Exception as error:  # Its own, and what strange paths make it stumble over.
-        reason = str(error).partition("\n")[0]
+        # Not `str(error)`: the library draws the path into it, and fails at that where the path is empty.
+        reason = str(error.args[0] if error.args else type(error).__name__).partition("\n")[0]
         raise ToolValidationError(f"jsonPath: {jsontext.describe(path)}: {reason}") from None
 
 

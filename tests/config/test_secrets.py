@@ -1,0 +1,61 @@
+"""What configuration holds as a secret is known, and no log shows it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from toolspace import Toolspace
+from toolspace.config.load import load_config
+from toolspace.core import redact
+
+CONFIG = """\
+tools:
+  webSearch: {provider: tavily, apiKey: "written-down"}
+  definitions:
+    - name: login
+      executionType: static
+      execution: {output: ok}
+      inputSchema: {type: object, properties: {password: {type: string}}}
+mcpServers:
+  one:
+    command: run
+    args: ["${PLACE}", "--token=${MY_TOKEN}", "$${OTHER_TOKEN}", "${UNSET_TOKEN:-}"]
+    headers: {Authorization: "Bearer ${PLAIN}"}
+"""
+ENVIRON = {"PLACE": "Lisbon", "MY_TOKEN": "in-a-token", "OTHER_TOKEN": "not-used", "PLAIN": "under-a-header"}
+
+
+@pytest.fixture(autouse=True)
+def _forget() -> Iterator[None]:
+    """What is remembered is remembered for the whole process."""
+    before = list(redact._known)
+    yield
+    redact._known[:] = before
+
+
+@pytest.mark.spec("4.11")
+def test_secrets_are_known_by_their_key_or_by_their_variable(tmp_path: Path) -> None:
+    path = tmp_path / "toolspace.yaml"
+    path.write_text(CONFIG)
+    given = {"TOOLSPACE_TOOLS_WEB_SEARCH_API_KEY": "from-outside", "TOOLSPACE_STORAGE_DIR": "/elsewhere"}
+    config = load_config(path, environ=ENVIRON | given)
+    assert config.secret_values == {"written-down", "in-a-token", "under-a-header", "from-outside"}
+    assert "in-a-token" not in repr(config)
+
+
+@pytest.mark.spec("4.11")
+async def test_what_configuration_holds_as_a_secret_is_in_no_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "toolspace.yaml"
+    path.write_text('tools: {webSearch: {provider: tavily, apiKey: "${SEARCH}"}}\n')
+    async with Toolspace.open(path, environ={"SEARCH": "plain words"}) as ts:
+        with caplog.at_level(logging.DEBUG, logger="toolspace"):
+            result = await ts.call("json_parse", {"text": "plain words"})
+    assert not result.ok
+    assert "[hidden]" in caplog.text
+    assert "plain words" not in caplog.text
