@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import signal
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from toolspace import ConfigError, EventType, ToolNameConflict, Toolspace, ToolspaceError
+from toolspace import ConfigError, EventType, FunctionTool, ToolNameConflict, Toolspace, ToolspaceError, tool
 from toolspace.testing import Recorder
 
 TOOLS = """
@@ -256,3 +257,107 @@ async def test_a_persistent_session_reads_its_outputs_back_in_another_process(fo
         assert (await ts.call("agent__read_output", {"handle": handle})).ok
     async with Toolspace.open(path, session="you") as ts:
         assert not (await ts.call("agent__read_output", {"handle": handle})).ok
+
+
+@pytest.mark.spec("5.4")
+async def test_tools_that_the_program_added_stay_through_a_reload(folder: Path) -> None:
+    (folder / "toolspace.yaml").write_text("functions: ./tools.py\n")
+
+    @tool
+    async def mine() -> str:
+        return "mine"
+
+    async with Toolspace.open(folder / "toolspace.yaml") as ts:
+        ts.add_tool(mine)
+        (folder / "tools.py").write_text(TOOLS.replace("return 1", "return 2"))
+        await ts.reload()
+        assert (await ts.call("version")).result == 2
+        assert (await ts.call("mine")).result == "mine"
+        (folder / "tools.py").write_text(TOOLS.replace("version", "mine"))
+        with pytest.raises(ToolNameConflict, match="mine"):
+            await ts.reload()
+        ts.remove_tool("mine")
+        await ts.reload()
+        assert (await ts.call("mine")).result == 1
+
+
+@pytest.mark.spec("5.4")
+async def test_an_answer_under_way_during_a_reload_is_not_kept_for_the_new_tool(folder: Path) -> None:
+    (folder / "toolspace.yaml").write_text("functions: ./tools.py\n")
+    source = """
+import asyncio
+from toolspace import tool
+
+started, go = asyncio.Event(), asyncio.Event()
+
+@tool(cache=60)
+async def answer() -> str:
+    started.set()
+    await go.wait()
+    return "old"
+"""
+    (folder / "tools.py").write_text(source)
+    async with Toolspace.open(folder / "toolspace.yaml") as ts:
+        old = ts.get("answer")
+        assert isinstance(old, FunctionTool)
+        names = old.function.__globals__
+        call = asyncio.create_task(ts.call("answer"))
+        await names["started"].wait()
+        (folder / "tools.py").write_text(source.replace("    await go.wait()\n", "").replace("old", "new"))
+        await ts.reload()
+        names["go"].set()
+        assert (await call).result == "old"
+        assert (await ts.call("answer")).result == "new"
+
+
+@pytest.mark.spec("5.4")
+async def test_a_call_whose_end_nobody_announces_does_not_keep_a_toolspace_open(folder: Path) -> None:
+    (folder / "provider.py").write_text(
+        """
+import asyncio
+from toolspace import Tool, ToolProvider, ToolResult
+
+class Waiting(ToolProvider):
+    def list_tools(self):
+        return [Tool("wait", "", {"type": "object"})]
+
+    async def execute(self, name, parameters, context):
+        context.emit_partial("here")
+        await asyncio.sleep(60)
+        return ToolResult(ok=True)
+"""
+    )
+    config = folder / "toolspace.yaml"
+    config.write_text("providers:\n  w:\n    uses: ./provider.py:Waiting\n")
+    async with asyncio.timeout(10):
+        async with Toolspace.open(config) as ts:
+            seen = Recorder(ts)
+            call = asyncio.create_task(ts.orchestrator.execute("w__wait", call_id="c", defer_completion=True))
+            await seen.started("w__wait")
+            config.write_text("functions: ./tools.py\n")
+            await ts.reload()
+            ts.cancel("c")
+            await call  # Its caller forgets to say so.
+        assert seen.types()[-1] == "TOOL_CALL_FAILED"
+
+
+async def test_a_reload_that_fails_in_an_unforeseen_way_does_not_end_the_watching(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = folder / "toolspace.yaml"
+    config.write_text("functions: ./tools.py\n")
+    async with Toolspace.open(config) as ts:
+        seen = Recorder(ts)
+        ts.watch(interval=0.01)
+        with monkeypatch.context() as broken:
+            broken.setattr("toolspace.config.load.load_config", lambda *_, **__: 1 / 0)
+            said = asyncio.Event()
+            listener = logging.Handler()
+            listener.emit = lambda _: said.set()
+            broken.setattr(logging.getLogger("toolspace"), "handlers", [listener])
+            (folder / "tools.py").write_text(TOOLS.replace("return 1", "return 20"))
+            async with asyncio.timeout(10):
+                await said.wait()
+        (folder / "tools.py").write_text(TOOLS.replace("return 1", "return 300"))
+        await seen.wait_for(lambda event: event.type is EventType.TOOLS_CHANGED)
+        assert (await ts.call("version")).result == 300

@@ -16,7 +16,6 @@ import msgspec
 from toolspace.abc import OutputStore, Policy, ResultCache, TokenCounter, ToolProvider
 from toolspace.config.locate import default_state_dir
 from toolspace.core.context import ToolContext
-from toolspace.core.events import EventType
 from toolspace.core.export import ToolFormat, export_tools
 from toolspace.core.function import as_tool
 from toolspace.core.result import ToolResult
@@ -25,7 +24,7 @@ from toolspace.core.tokens import estimate
 from toolspace.core.tool import Tool
 from toolspace.errors import ProviderError, ToolspaceError
 from toolspace.orchestrator.bus import EventBus
-from toolspace.orchestrator.call import Arguments
+from toolspace.orchestrator.call import Arguments, outside
 from toolspace.orchestrator.catalog import Catalog
 from toolspace.orchestrator.orchestrator import ToolOrchestrator
 from toolspace.orchestrator.queues import QueueSpec
@@ -295,19 +294,23 @@ class Toolspace:
         return self._parts.files() if self._parts is not None else ()
 
     def _apply(self, parts: Parts) -> None:
-        old = [mount.provider for mount in self._parts.providers.values()] if self._parts is not None else []
+        before = self._parts
+        old = [mount.provider for mount in before.providers.values()] if before is not None else []
+        configured = [*before.functions, *before.definitions] if before is not None else []
+        local = [*parts.functions, *parts.definitions]
+        local += [tool for tool in self.registry.list() if tool not in configured]  # Added by the program: they stay.
         mounts = {mount.provider: mount.rules for mount in parts.providers.values()}
         replaced = (self._builtins, self.registry, *old)
         others = [provider for provider in self.orchestrator.providers if provider not in replaced]
         # Checked as a whole before anything is replaced: a conflict must leave the old tools in place.
-        _check_names([ToolRegistry([*parts.builtins, *parts.functions, *parts.definitions]), *others, *mounts])
-        starting = self._parts is None
+        _check_names([ToolRegistry([*parts.builtins, *local]), *others, *mounts])
+        starting = before is None
         self._parts = parts
         gone = [provider for provider in old if provider not in mounts]
         for provider in gone:
             provider.retire()
         self._builtins.replace_all(())
-        self.registry.replace_all([*parts.functions, *parts.definitions])
+        self.registry.replace_all(local)
         self._builtins.replace_all(parts.builtins)
         for provider, rules in mounts.items():
             if provider not in old:
@@ -342,14 +345,13 @@ class Toolspace:
             self._own(self._finish_reload())  # Beside it: a provider that hangs must not keep later changes out.
         except ToolspaceError as error:
             _log.warning("the changed configuration is wrong, the old one stays in force: %s", error)
+        except Exception:  # Whatever it is, the next change may mend it, and has to be heard.
+            _log.exception("the changed configuration could not be applied")
 
     async def _close_after_calls(self, provider: ToolProvider) -> None:
         """Closes a provider that offers nothing any more, once the calls that were under way have ended."""
         # Of all calls, not only its own: a tool may call others, and closing can wait.
-        with self.bus.collect(EventType.TOOL_CALL_COMPLETED, EventType.TOOL_CALL_FAILED) as ended:
-            under_way = set(self.orchestrator.active)
-            while under_way := under_way & set(self.orchestrator.active):
-                await ended.get()
+        await self.orchestrator.settle()
         try:
             await self.orchestrator.unregister(provider)
         except Exception:
@@ -357,15 +359,23 @@ class Toolspace:
 
     async def _sweep(self) -> None:
         while True:
-            try:
-                await self._outputs.sweep()
-            except OSError as error:
-                _log.warning("stored outputs could not be swept: %s", error)
+            await self._sweep_once()
             await asyncio.sleep(_SWEEP_SECONDS)
+
+    async def _sweep_once(self) -> None:
+        known = frozenset(self.orchestrator.stored_sessions)
+        try:
+            await self._outputs.sweep()
+            left = await self._outputs.sessions()
+        except OSError as error:
+            _log.warning("stored outputs could not be swept: %s", error)
+        else:
+            self.orchestrator.stored_sessions.difference_update(known.difference(left))
 
     def _own(self, work: Any, owned: set[asyncio.Task[None]] | None = None) -> None:
         owned = self._background if owned is None else owned
-        task = asyncio.get_running_loop().create_task(work)
+        # Outside any call: a tool may ask for a reload, and what that does is not a part of its call.
+        task = asyncio.get_running_loop().create_task(work, context=outside())
         owned.add(task)
         task.add_done_callback(owned.discard)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import pytest
@@ -360,3 +361,36 @@ async def test_a_call_canceled_before_it_would_wait_in_a_queue_does_not_wait() -
         assert (late.error_kind, late.executed) == ("canceled", False)
         gate.open.set()
         assert (await first).ok
+
+
+@pytest.mark.spec("4.3")
+async def test_a_slot_given_back_on_one_event_loop_reaches_a_call_that_waits_on_another() -> None:
+    entered, release = threading.Event(), threading.Event()
+
+    @tool(queue="q", timeout=5)
+    async def work(n: int) -> int:
+        if n == 1:
+            entered.set()
+            await asyncio.to_thread(release.wait, 10)
+        return n
+
+    ts = Toolspace(tools=[work], settings=Settings(queues={"q": QueueSpec(concurrent=1, wait_timeout=10)}))
+    queue = ts.orchestrator._services.queues.get("q")
+    assert queue is not None
+
+    async def call(n: int) -> Any:
+        task = asyncio.create_task(ts.call("work", {"n": n}))
+        await asyncio.sleep(0)
+        if n == 2:
+            assert queue.waiting == 1
+            release.set()
+        return await task
+
+    first = asyncio.create_task(asyncio.to_thread(asyncio.run, call(1)))
+    await asyncio.to_thread(entered.wait, 10)
+    second = asyncio.create_task(asyncio.to_thread(asyncio.run, call(2)))
+    assert (await first).ok
+    assert (await second).result == 2
+    # Told by the other loop, not woken by its own clock.
+    assert ts.orchestrator.accounting.recent[-1].queue_wait_ms < 9_000
+    assert (queue.active, queue.waiting) == (0, 0)

@@ -35,8 +35,23 @@ _PLAIN = 1 << 53
 """Up to here an integer is written as it is; larger ones are `ToolResult`'s to write."""
 _JSON_TYPES = frozenset((str, int, float, bool, dict, type(None)))
 """What is a result as it stands. A list may be one of typed parts."""
-call_ids = map(f"call_{os.urandom(7).hex()}%06x".__mod__, itertools.count(1))
-"""Unique over processes, and cheap: every call takes the next."""
+
+
+def _new_ids() -> Iterator[str]:
+    return map(f"call_{os.urandom(7).hex()}%06x".__mod__, itertools.count(1))
+
+
+call_ids = _new_ids()
+"""Unique over processes, and cheap: every call takes the next. Not to be imported by name: a fork changes it."""
+
+
+def _renew_ids() -> None:
+    global call_ids  # noqa: PLW0603 - a fork copies it, and the ids of both processes would be the same
+    call_ids = _new_ids()
+
+
+if hasattr(os, "register_at_fork"):  # Not on Windows, which has no forks.
+    os.register_at_fork(after_in_child=_renew_ids)
 
 
 class CallOwner(Protocol):
@@ -143,7 +158,7 @@ class Call(msgspec.Struct, weakref=False, eq=False, gc=True):
         task = self.task
         if task is None:
             return
-        if not _on_loop(task.get_loop()):
+        if not on_loop(task.get_loop()):
             task.get_loop().call_soon_threadsafe(self._tell)
         elif asyncio.current_task() is not task:
             self._tell()
@@ -242,7 +257,7 @@ class Call(msgspec.Struct, weakref=False, eq=False, gc=True):
 
     def _emit(self, event: CallProgress | CallPartial | TaskStatus) -> None:
         task = self.task
-        if task is None or _on_loop(task.get_loop()):
+        if task is None or on_loop(task.get_loop()):
             self.owner.bus.emit(event)
         else:
             # A plain function runs in a thread; subscribers are promised the loop.
@@ -261,7 +276,7 @@ class Call(msgspec.Struct, weakref=False, eq=False, gc=True):
         return result
 
 
-def _on_loop(loop: asyncio.AbstractEventLoop) -> bool:
+def on_loop(loop: asyncio.AbstractEventLoop) -> bool:
     try:
         return asyncio.get_running_loop() is loop
     except RuntimeError:

@@ -38,6 +38,7 @@ class Entry:
         "refusal",
         "rules",
         "run_handler",
+        "stale",
         "tool",
     )
 
@@ -60,6 +61,8 @@ class Entry:
         self.flights: dict[tuple[AbstractEventLoop, str], Flight] = {}
         """The calls under way that equal ones may share, by their key; with the loop, which has to be the same."""
         self.run_handler: Handler | None = None
+        self.stale = False
+        """Whether another entry stands in its place, or none: what its last calls answer is not to be kept."""
 
     @property
     def owner(self) -> str:
@@ -116,7 +119,7 @@ class Catalog:
         _, forget = self._providers.pop(provider)
         forget()
         self._lost.pop(provider, None)
-        self._drop(provider)
+        self.entries = {entry.tool.name: entry for entry in self._without(provider)}
         self._changed(provider)
         self._give_back()
 
@@ -179,7 +182,7 @@ class Catalog:
             _log.warning('"%s" is offered by %r and %r; it stays that of %r', name, owner, mine, owner)
         if lost:
             self._lost[provider] = set(lost)
-        others = [entry for entry in self.entries.values() if entry.provider is not provider]
+        others = self._without(provider)
         order = {one: position for position, one in enumerate(self._providers)}
         entries = [*others, *(entry for name, entry in fresh.items() if name not in lost)]
         self.entries = {entry.tool.name: entry for entry in sorted(entries, key=lambda one: order[one.provider])}
@@ -220,8 +223,12 @@ class Catalog:
         existing = self.entries.get(name)
         return existing.owner if existing is not None and existing.provider is not provider else None
 
-    def _drop(self, provider: ToolProvider) -> None:
-        self.entries = {name: entry for name, entry in self.entries.items() if entry.provider is not provider}
+    def _without(self, provider: ToolProvider) -> list[Entry]:
+        """The entries of all others, when those of this one end."""
+        for entry in self.entries.values():
+            if entry.provider is provider:
+                entry.stale = True
+        return [entry for entry in self.entries.values() if not entry.stale]
 
     def _changed(self, provider: ToolProvider) -> None:
         self.version += 1

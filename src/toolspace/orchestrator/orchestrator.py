@@ -19,9 +19,10 @@ from toolspace.core.tokens import estimate
 from toolspace.core.tool import Tool
 from toolspace.errors import ErrorKind
 from toolspace.orchestrator import bounded
+from toolspace.orchestrator import call as calls
 from toolspace.orchestrator.accounting import Accounting
 from toolspace.orchestrator.bus import EventBus
-from toolspace.orchestrator.call import Arguments, Call, call_ids, current_call, lineage
+from toolspace.orchestrator.call import Arguments, Call, current_call, lineage
 from toolspace.orchestrator.catalog import Ambiguous, Catalog, Entry
 from toolspace.orchestrator.pipeline import STAGES, compile_handler, compile_instant
 from toolspace.orchestrator.queues import QueueBook, QueueSpec
@@ -56,6 +57,7 @@ class ToolOrchestrator:
         count_tokens: TokenCounter = estimate,
         stages: Sequence[Stage] = STAGES,
     ) -> None:
+        count_tokens = _careful(count_tokens)
         self.context = context or ToolContext()
         self.bus = EventBus()
         self.session = self.context.session_id or f"session-{os.urandom(8).hex()}"
@@ -191,7 +193,7 @@ class ToolOrchestrator:
         else:
             base = self.context if parent is None else parent.base
         call = Call(
-            call_id or next(call_ids),
+            call_id or next(calls.call_ids),
             entry,
             name,
             parameters,
@@ -430,6 +432,21 @@ class ToolOrchestrator:
         """A provider has started: many know their tools only now."""
         if provider.namespace:
             provider.changed()
+
+
+def _careful(count: TokenCounter) -> TokenCounter:
+    """A counter that always has an answer: every call is counted, and none may fail because of it."""
+    if count is estimate:
+        return count
+
+    def counted(text: str, /) -> int:
+        try:
+            return count(text)
+        except Exception:
+            _log.exception("tokens could not be counted; they are estimated")
+            return estimate(text)
+
+    return counted
 
 
 def _offered(entry: Entry, caller: ToolContext) -> bool:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from toolspace.abc import OutputStore, OutputWriter, StoredOutput
 from toolspace.core import jsontext
-from toolspace.core.result import ToolResult
+from toolspace.core.result import JsonPart, TextPart, ToolResult
 from toolspace.errors import ToolspaceError
 from toolspace.orchestrator.call import Call
 
@@ -37,7 +37,11 @@ async def store_result(
         _log.warning("an output of %s could not be stored: %s", call.entry.tool.name, error)
         message = f"the result is too large for the model and could not be stored: {error}"
         return call.fail("limit_exceeded", message, executed=True)
-    return _handed_over(call, output, reason, _preview(text[:_HEAD], text[-_TAIL:], len(text), limit), result.extras)
+    handle = _handed_over(call, output, reason, preview(text, limit), result.extras)
+    # What is no text was not what made it too large, and cannot be read back from a text.
+    if kept := [part for part in result.parts if not isinstance(part, TextPart | JsonPart)]:
+        handle.parts = (JsonPart(value=handle.result), *kept)
+    return handle
 
 
 class Collector:
@@ -127,6 +131,11 @@ def _handed_over(call: Call, output: StoredOutput, reason: Reason, preview: str,
         "expiresAt": round(output.expires_at * 1000),
     }
     return result
+
+
+def preview(text: str, limit: int) -> str:
+    """Head and tail of a text that is longer than `limit` bytes."""
+    return _preview(text[:_HEAD], text[-_TAIL:], len(text), limit)
 
 
 def _preview(head: str, tail: str, length: int, limit: int) -> str:

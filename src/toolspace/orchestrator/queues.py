@@ -12,6 +12,7 @@ import msgspec
 
 from toolspace.core.duration import milliseconds
 from toolspace.errors import ToolLimitError
+from toolspace.orchestrator.call import on_loop
 
 _RATE = re.compile(r"\s*(\d+)\s*/\s*(s|sec|second|m|min|minute|h|hour)\s*", re.IGNORECASE)
 _WINDOWS = {"s": 1.0, "m": 60.0, "h": 3600.0}
@@ -187,6 +188,16 @@ class Queue:
             future = self._waiting.popleft()
             self.waiting -= 1
             self._take()
+            if on_loop(future.get_loop()):
+                future.set_result(None)
+            else:
+                future.get_loop().call_soon_threadsafe(self._let_in, future)
+
+    def _let_in(self, future: asyncio.Future[None]) -> None:
+        if future.done():  # It left while it was being told, and was counted as leaving the others that wait.
+            self.waiting += 1
+            self.free()
+        else:
             future.set_result(None)
 
     def _take(self) -> None:

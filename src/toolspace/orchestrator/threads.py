@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import os
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -34,6 +35,10 @@ class WorkerThreads:
 
     def __init__(self, limit: int = 64) -> None:
         self._limit = limit
+        self._begin()
+
+    def _begin(self) -> None:
+        self._process = os.getpid()
         self._lock = threading.Lock()
         self._idle: list[SimpleQueue[_Job | None]] = []
         self._backlog: deque[_Job] = deque()
@@ -55,9 +60,12 @@ class WorkerThreads:
         with self._lock:
             for inbox in self._idle:
                 inbox.put(None)
+            self._size -= len(self._idle)
             self._idle.clear()
 
     def _submit(self, job: _Job) -> None:
+        if self._process != os.getpid():
+            self._begin()  # A forked process has none of the threads.
         with self._lock:
             if self._idle:
                 self._idle.pop().put(job)
@@ -67,8 +75,8 @@ class WorkerThreads:
                 self._backlog.append(job)
 
     def _start(self, job: _Job) -> None:
-        self._size += 1
         threading.Thread(target=self._work, args=(job,), name="toolspace-worker", daemon=True).start()
+        self._size += 1
 
     def _abandon(self, job: _Job) -> None:
         with self._lock:
@@ -114,8 +122,9 @@ class WorkerThreads:
         value: Any = None
         try:
             value = job.context.run(job.function)
-        except StopIteration as stop:
-            error = RuntimeError(f"the function raised StopIteration: {stop}")  # A future cannot carry it.
+        except (StopIteration, GeneratorExit, KeyboardInterrupt) as odd:
+            # A future cannot carry the first, and the others would end more than this call.
+            error = RuntimeError(f"the function raised {type(odd).__name__}: {odd}")
         except BaseException as raised:
             error = raised
         with suppress(RuntimeError):  # The loop is closed: nobody is left to tell.

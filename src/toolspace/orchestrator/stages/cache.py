@@ -28,7 +28,7 @@ def cache(plan: Plan, next: Handler, /) -> Handler:
     name = plan.entry.tool.name
     per_user = plan.settings.cache_per_user.value
     keys = plan.entry.keys
-    flights = plan.entry.flights
+    entry, flights = plan.entry, plan.entry.flights
 
     async def run(call: Call) -> ToolResult:
         key = _key(name, call, per_user)
@@ -57,7 +57,7 @@ def cache(plan: Plan, next: Handler, /) -> Handler:
         result: ToolResult | None = None
         try:
             result = await next(call)
-            if result.ok and not call.stored:
+            if result.ok and not call.stored and not entry.stale:
                 await _remember(store, key, result, ttl)
             return result
         finally:

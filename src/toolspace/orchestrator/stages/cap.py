@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from toolspace.core.result import ToolResult
 from toolspace.orchestrator.call import Call
-from toolspace.orchestrator.outputs import store_result
+from toolspace.orchestrator.outputs import preview, store_result
 from toolspace.orchestrator.stage import Handler, Plan
 
 
@@ -20,12 +20,10 @@ def cap(plan: Plan, next: Handler, /) -> Handler:
         text = result.encoded
         if text is None:
             text = result.text
-        if (
-            len(text) <= surely_fits
-            or not result.ok
-            or call.stored
-            or (size := len(text.encode("utf-8", "replace"))) <= limit
-        ):
+        if len(text) <= surely_fits or call.stored or (size := len(text.encode("utf-8", "replace"))) <= limit:
+            return result
+        if not result.ok:
+            result.error, result.encoded = preview(result.error or "", limit), None
             return result
         if outputs is None:
             return call.fail(

@@ -34,8 +34,11 @@ def invoke(plan: Plan, next: Handler, /) -> Handler:
     return _guarded(_provider(plan))
 
 
-_NOT_FAILURES = (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt)
-"""What ends a call from outside. Everything else that a tool raises is its failure, however it is derived."""
+_NOT_FAILURES = (asyncio.CancelledError, KeyboardInterrupt)
+"""What ends a call from outside. Everything else that a tool raises is its failure, however it is derived.
+
+A coroutine that is closed may return a result all the same: `bounded`, which closes it, wants none.
+"""
 
 Body = Callable[[Call], Awaitable[Any]]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from toolspace.abc import Allow, Deny, Policy
 from toolspace.core.result import ToolResult
 from toolspace.orchestrator.call import Call
@@ -18,11 +20,11 @@ def permission(plan: Plan, next: Handler, /) -> Handler:
 
     async def run(call: Call) -> ToolResult:
         for policy in _all(policies, call):
-            decision = policy.decide(tool, call.base)
+            decision = cast("object", policy.decide(tool, call.base))  # Others' code: it may return anything.
             if isinstance(decision, Deny):
                 return call.fail("not_permitted", f"Permission denied: {decision.reason}")
-            if not isinstance(decision, Allow):  # Whatever else it means, it is no permission.
-                raise TypeError(f"a policy ({policy.rule}) decided {decision!r}; it has to be Allow or Deny")
+            if not isinstance(decision, Allow):
+                raise TypeError(f"the policy ({policy.rule}) decided {decision!r}; it has to be Allow or Deny")
         return await next(call)
 
     if refusal is not None:
