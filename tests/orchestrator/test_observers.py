@@ -8,6 +8,9 @@ import pytest
 
 from toolspace import Run, ToolResult, Toolspace
 from toolspace.core.events import CallEvent
+from toolspace.orchestrator.call import Call
+from toolspace.orchestrator.stage import Handler, Plan
+from toolspace.testing import Recorder
 
 
 async def add(a: int, b: int) -> int:
@@ -71,3 +74,23 @@ async def test_a_listener_is_told_of_runs_and_a_trace_of_its_end() -> None:
 
     assert runs == [run]
     assert ended == ["run ok"]
+
+
+@pytest.mark.spec("4.10")
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_a_stage_of_ones_own_that_raises_fails_the_call_as_a_result(when: str) -> None:
+    def broken(plan: Plan, next: Handler, /) -> Handler:
+        async def run(call: Call) -> ToolResult:
+            if when == "after":
+                await next(call)
+            raise ValueError("lost the thread")
+
+        return run
+
+    async with Toolspace(tools=[add]) as ts:
+        ts.orchestrator.use(broken)
+        seen = Recorder(ts)
+        result = await ts.call("add", {"a": 1, "b": 2})
+        assert (result.error_kind, result.executed) == ("internal_error", when == "after")
+        assert result.error == "ValueError: lost the thread"
+        assert seen.types() == ["TOOL_CALL_REQUESTED", "TOOL_CALL_FAILED"]

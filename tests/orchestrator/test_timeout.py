@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from toolspace import EventType, QueueSpec, Rules, Settings, ToolContext, Toolspace, tool
+from toolspace import EventType, QueueSpec, Rules, Settings, ToolContext, ToolRegistry, Toolspace, tool
 from toolspace.abc import CachedResult, OutputWriter
 from toolspace.core.events import CallFailed
 from toolspace.orchestrator import bounded
@@ -698,3 +698,67 @@ async def test_a_deadline_of_a_run_ends_the_wait_for_an_equal_call() -> None:
         assert not first.done()
         ts.cancel("first")
         await first
+
+
+@pytest.mark.parametrize("how", ["time", "cancel"])
+async def test_closing_a_child_that_ignores_its_end_leaves_its_parent_running(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounded, "GRACE_SECONDS", 0.05)
+
+    @tool(timeout=0.02 if how == "time" else 30)
+    async def stubborn() -> None:
+        while True:
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                continue
+
+    @tool
+    async def parent(context: ToolContext) -> str | None:
+        child = await context.call("stubborn")
+        await asyncio.sleep(0.1)
+        return child.error_kind
+
+    async with Toolspace(tools=[stubborn, parent]) as ts:
+        seen = Recorder(ts)
+        task = asyncio.create_task(ts.call("parent"))
+        child = await seen.started("stubborn")
+        await asyncio.sleep(0)
+        if how == "cancel":
+            assert ts.cancel(child.call_id)
+        result = await task
+        assert result.result == ("timeout" if how == "time" else "canceled")
+        assert task.cancelling() == 0
+        assert ts.orchestrator.abandoned == 1
+
+
+async def test_a_call_left_behind_by_a_closed_loop_does_not_keep_a_toolspace_open() -> None:
+    @tool
+    async def wait() -> None:
+        await asyncio.sleep(60)
+
+    ts = Toolspace(tools=[wait])
+
+    def abandon() -> None:
+        loop = asyncio.new_event_loop()
+        task = loop.create_task(ts.call("wait"))
+        loop.run_until_complete(asyncio.sleep(0))
+        task._log_destroy_pending = False  # type: ignore[attr-defined]
+        loop.close()
+
+    await asyncio.to_thread(abandon)
+    assert len(ts.orchestrator.active) == 1
+    await ts.aclose()
+
+
+async def test_a_toolspace_that_is_closed_twice_closes_its_providers_once() -> None:
+    closed: list[int] = []
+
+    class Counting(ToolRegistry):
+        async def aclose(self) -> None:
+            closed.append(1)
+
+    async with Toolspace(providers=[Counting(kind="counting")]) as ts:
+        await ts.aclose()
+    assert closed == [1]

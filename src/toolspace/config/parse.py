@@ -17,6 +17,8 @@ def read_document(path: Path) -> Document:
     """The document in a file. Raises `ConfigError` with the place of the fault."""
     name = display_name(path)
     try:
+        if not path.is_dir() and path.exists() and not path.is_file():
+            raise ConfigError(f"{name}: is no regular file")  # A pipe would keep the start waiting.
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
     except FileNotFoundError:

@@ -11,6 +11,7 @@ import sys
 import types
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any, Protocol, TypeVar
+from weakref import WeakKeyDictionary
 
 T = TypeVar("T")
 
@@ -20,6 +21,26 @@ GRACE_SECONDS = 2.0
 
 _GROUPS_FORGET = sys.version_info < (3, 13)
 """Whether `asyncio.TaskGroup` leaves its task's count of cancellations raised when a child fails while it waits."""
+
+
+_ours: WeakKeyDictionary[asyncio.Task[Any], int] = WeakKeyDictionary()
+"""How many of a task's cancellations were made here, for a call in it, and will be taken back."""
+
+
+def cancel_task(task: asyncio.Task[Any]) -> None:
+    """Cancels a task for the sake of one call in it."""
+    _ours[task] = _ours.get(task, 0) + 1
+    task.cancel()
+
+
+def uncancel_task(task: asyncio.Task[Any]) -> int:
+    """Takes that back, when the call has ended. How many cancellations are left."""
+    left = _ours.get(task, 0) - 1
+    if left > 0:
+        _ours[task] = left
+    else:
+        _ours.pop(task, None)
+    return task.uncancel()
 
 
 class Expired(Exception):
@@ -39,7 +60,19 @@ class Watched(Protocol):
 class Guard:
     """Watches one suspended coroutine: the clock, and whether it obeys."""
 
-    __slots__ = ("_call", "_cancels", "_grace", "_group", "_loop", "_task", "_timer", "_waiting", "expired", "killed")
+    __slots__ = (
+        "_call",
+        "_cancels",
+        "_grace",
+        "_group",
+        "_loop",
+        "_strangers",
+        "_task",
+        "_timer",
+        "_waiting",
+        "expired",
+        "killed",
+    )
 
     def __init__(self, call: Watched, task: asyncio.Task[Any], seconds: float) -> None:
         self._call = call
@@ -47,6 +80,7 @@ class Guard:
         self._task = task
         self._cancels = 0
         self._waiting = task.cancelling()
+        self._strangers = self._waiting - _ours.get(task, 0) if self._waiting else 0
         self.expired = False
         self.killed = False
         self._timer = self._loop.call_later(seconds, self._expire) if seconds != float("inf") else None
@@ -73,25 +107,26 @@ class Guard:
             self._grace.cancel()
         remaining = self._task.cancelling()
         for _ in range(self._cancels):
-            remaining = self._task.uncancel()
+            remaining = uncancel_task(self._task)
         return remaining > self._waiting
 
     def _expire(self) -> None:
         self.expired = True
         self._cancels += 1
-        self._task.cancel()
+        cancel_task(self._task)
 
     def _kill(self) -> None:
         self._grace = None
         if self._is_meant():
             self.killed = True
             self._cancels += 1
-            self._task.cancel()
+            cancel_task(self._task)
         # Else the tool cancelled its own task and took that back, as `asyncio.TaskGroup` and `asyncio.timeout` do.
 
     def _is_meant(self) -> bool:
-        """Whether the coroutine has been told to end."""
-        return self.expired or self._call.cancel_requested or self._task.cancelling() - self._cancels > self._waiting
+        """Whether the coroutine has been told to end. One that waits for a call inside it, which was, has not."""
+        strangers = self._task.cancelling() - _ours.get(self._task, 0)
+        return self.expired or self._call.cancel_requested or strangers > self._strangers
 
 
 async def finish_within(

@@ -10,6 +10,7 @@ import os
 import time
 import types
 from collections.abc import Awaitable, Iterator, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
@@ -19,6 +20,7 @@ from toolspace.core.context import ToolContext
 from toolspace.core.events import CallPartial, CallProgress, EventType, TaskStatus
 from toolspace.core.result import Content, ToolResult, content_of, result_of_parts
 from toolspace.errors import NOT_EXECUTED, ErrorKind, ToolTimeoutError
+from toolspace.orchestrator.bounded import cancel_task, uncancel_task
 
 if TYPE_CHECKING:
     from toolspace.orchestrator.bus import EventBus
@@ -159,7 +161,8 @@ class Call(msgspec.Struct, weakref=False, eq=False, gc=True):
         if task is None:
             return
         if not on_loop(task.get_loop()):
-            task.get_loop().call_soon_threadsafe(self._tell)
+            with suppress(RuntimeError):  # The loop is closed: nothing of it runs any more.
+                task.get_loop().call_soon_threadsafe(self._tell)
         elif asyncio.current_task() is not task:
             self._tell()
         # A task that cancels itself is hit at its next await, which may be its caller's, after this call.
@@ -168,13 +171,13 @@ class Call(msgspec.Struct, weakref=False, eq=False, gc=True):
         if self.interrupt and not self.over and self.task is not None:
             self.interrupt = False
             self.told = True
-            self.task.cancel()
+            cancel_task(self.task)
 
     def untell(self) -> None:
         """Takes back what its task was told: the cancellation ends with the call."""
         if self.told and self.task is not None:
             self.told = False
-            self.task.uncancel()
+            uncancel_task(self.task)
 
     def succeed(self, value: Any) -> ToolResult:
         """The result of a call that returned `value`."""

@@ -81,6 +81,7 @@ class ToolOrchestrator:
         self._warmup = Warmup(self._refreshed)
         self._active: dict[Call, None] = {}
         self._settling: set[asyncio.Future[None]] = set()
+        self._ended: set[ToolProvider] = set()
         self.closed = False
         self._costs = TokenCosts(count_tokens)
         self._index: tuple[int, ToolIndex] | None = None
@@ -216,9 +217,12 @@ class ToolOrchestrator:
         try:
             return await handler(call)
         finally:
-            current_call.reset(token)
             if call.task is not None:
                 self._end(call)
+            try:  # noqa: SIM105 - it runs on every call, and `suppress` costs
+                current_call.reset(token)
+            except ValueError:
+                pass  # Collected with a loop that was closed around it: this is another context.
 
     def begin(self, call: Call, /) -> None:
         """A call is about to wait: from now on `cancel` finds it."""
@@ -248,7 +252,8 @@ class ToolOrchestrator:
 
     async def settle(self) -> None:
         """Waits until the calls that are under way now have ended; not for those that the code around is part of."""
-        calls = self._active.keys() - set(lineage())
+        own = set(lineage())
+        calls = {call for call in self._active if call not in own and not _is_dead(call)}
         while calls & self._active.keys():
             waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._settling.add(waiting)
@@ -358,7 +363,9 @@ class ToolOrchestrator:
         await self._warmup.aclose()
         for call_id in list(self._services.deferred):
             self.emit_completion(call_id)
-        await asyncio.gather(*map(_close, self._catalog.providers))
+        providers = [provider for provider in self._catalog.providers if provider not in self._ended]
+        self._ended.update(providers)  # Each is closed once, however often this is called.
+        await asyncio.gather(*map(_close, providers))
         await self.bus.aclose()
         self._services.threads.close()
 
@@ -463,6 +470,11 @@ def _instructions(provider: ToolProvider) -> str:
     except Exception:
         _log.exception("provider %s cannot give its instructions", provider.namespace or provider.kind)
         return ""
+
+
+def _is_dead(call: Call) -> bool:
+    """Whether its loop was closed around it, so that it never ends."""
+    return call.task is not None and call.task.get_loop().is_closed()
 
 
 def _wake(waiting: asyncio.Future[None]) -> None:

@@ -35,6 +35,9 @@ def announce(plan: Plan, next: Handler, /) -> Handler:
                 ended(call, call.outcome)
                 log_response(call, call.outcome)
             raise
+        except Exception as error:  # Of a stage that someone put around all others: the call has an end all the same.
+            calls_log.exception("a stage around %s failed", call.entry.tool.name)
+            result = call.fail("internal_error", f"{type(error).__name__}: {error}")
         ended(call, result)
         if not result.ok or calls_log.isEnabledFor(VERBOSE):
             log_response(call, result)
