@@ -80,8 +80,12 @@ async def test_policies_decide_by_tool_and_caller() -> None:
     async with Toolspace(tools=[add], settings=Settings(policies=[OnlyFor("add", "ann")])) as ts:
         denied = await ts.call("add", {"a": 1}, context=ToolContext(user_id="bob"))
         allowed = await ts.call("add", {"a": 1}, context=ToolContext(user_id="ann"))
+        shown = {
+            user: [one.name for one in ts.list_tools(context=ToolContext(user_id=user))] for user in ("ann", "bob")
+        }
     assert (denied.error_kind, denied.error) == ("not_permitted", "Permission denied: add is for ann")
     assert allowed.ok
+    assert shown == {"ann": ["add"], "bob": []}
 
 
 @pytest.mark.spec("4.1")
@@ -90,6 +94,7 @@ async def test_a_run_may_have_a_policy_of_its_own() -> None:
         run = ts.run(policy=OnlyFor("fail", "nobody"))
         assert (await run.call("add", {"a": 1})).ok
         assert (await run.call("fail")).error_kind == "not_permitted"
+        assert "fail" not in [one["name"] for one in ts.to_llm_tools("anthropic", run=run)]
         assert (await ts.call("fail")).error_kind == "execution_error"
 
 

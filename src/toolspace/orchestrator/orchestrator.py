@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter, time
 from typing import Any
 
-from toolspace.abc import OutputStore, Policy, ResultCache, TokenCounter, ToolProvider
+from toolspace.abc import Deny, OutputStore, Policy, ResultCache, TokenCounter, ToolProvider
 from toolspace.core.context import ToolContext
 from toolspace.core.events import CallEvent, ToolsChanged
 from toolspace.core.names import SEPARATOR, sanitise
@@ -119,7 +119,12 @@ class ToolOrchestrator:
     def list_tools(self, *, context: ToolContext | None = None) -> list[Tool]:
         """The tools that this caller may use now."""
         caller = self._context(context)
-        return [entry.tool for entry in self._catalog if _offered(entry, caller)]
+        policies = self._services.policies
+        return [
+            entry.tool
+            for entry in self._catalog
+            if _offered(entry, caller) and (not policies or _permitted(entry.tool, caller, policies))
+        ]
 
     def tools_for_model(self, run: Run | None = None, *, context: ToolContext | None = None) -> list[Tool]:
         """What to show a model: all tools, or a search tool and its finds where all would cost too much."""
@@ -127,8 +132,11 @@ class ToolOrchestrator:
         if run is not None:
             caller = caller.bind(_nobody, run_id=run.id, session_id=run.session)
         entry = self._catalog.entries.get(FIND_TOOLS)
+        tools = self.list_tools(context=caller)
+        if run is not None and run.policy is not None:
+            tools = [tool for tool in tools if _permitted(tool, caller, (run.policy,))]
         return visible_tools(
-            self.list_tools(context=caller),
+            tools,
             self._costs,
             threshold=self._services.defaults.tool_search_threshold.value,
             search_tool=entry.tool if entry is not None else None,
@@ -500,6 +508,14 @@ class _Nowhere(ToolProvider):
 
     async def execute(self, name: str, parameters: dict[str, Any], context: ToolContext) -> ToolResult:
         raise NotImplementedError
+
+
+def _permitted(tool: Tool, caller: ToolContext, policies: Sequence[Policy]) -> bool:
+    """Whether to show a tool: not where a policy would refuse it. One that cannot say decides when it is called."""
+    try:
+        return not any(isinstance(policy.decide(tool, caller), Deny) for policy in policies)
+    except Exception:
+        return True
 
 
 class _Nobody:
