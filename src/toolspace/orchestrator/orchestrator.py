@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter, time
 from typing import Any
 
-from toolspace.abc import Deny, OutputStore, Policy, ResultCache, TokenCounter, ToolProvider
+from toolspace.abc import OutputStore, Policy, ResultCache, TokenCounter, ToolProvider
 from toolspace.core.context import ToolContext
 from toolspace.core.events import CallEvent, ToolsChanged
 from toolspace.core.names import SEPARATOR, sanitise
@@ -24,6 +24,7 @@ from toolspace.orchestrator.accounting import Accounting
 from toolspace.orchestrator.bus import EventBus
 from toolspace.orchestrator.call import Arguments, Call, current_call, lineage
 from toolspace.orchestrator.catalog import Ambiguous, Catalog, Entry
+from toolspace.orchestrator.guards import careful_counter, close, instructions_of, offers, permits
 from toolspace.orchestrator.pipeline import STAGES, compile_handler, compile_instant
 from toolspace.orchestrator.queues import QueueBook, QueueSpec
 from toolspace.orchestrator.run import Run
@@ -57,7 +58,7 @@ class ToolOrchestrator:
         count_tokens: TokenCounter = estimate,
         stages: Sequence[Stage] = STAGES,
     ) -> None:
-        count_tokens = _careful(count_tokens)
+        count_tokens = careful_counter(count_tokens)
         self.context = context or ToolContext()
         self.bus = EventBus()
         self.session = self.context.session_id or f"session-{os.urandom(8).hex()}"
@@ -123,7 +124,7 @@ class ToolOrchestrator:
         return [
             entry.tool
             for entry in self._catalog
-            if _offered(entry, caller) and (not policies or _permitted(entry.tool, caller, policies))
+            if offers(entry, caller) and (not policies or permits(entry.tool, caller, policies))
         ]
 
     def tools_for_model(self, run: Run | None = None, *, context: ToolContext | None = None) -> list[Tool]:
@@ -134,7 +135,7 @@ class ToolOrchestrator:
         entry = self._catalog.entries.get(FIND_TOOLS)
         tools = self.list_tools(context=caller)
         if run is not None and run.policy is not None:
-            tools = [tool for tool in tools if _permitted(tool, caller, (run.policy,))]
+            tools = [tool for tool in tools if permits(tool, caller, (run.policy,))]
         return visible_tools(
             tools,
             self._costs,
@@ -167,7 +168,7 @@ class ToolOrchestrator:
 
     def instructions(self) -> str:
         """What the providers want a model to know, for the system prompt."""
-        texts = ((provider.namespace, _instructions(provider)) for provider in self.providers)
+        texts = ((provider.namespace, instructions_of(provider)) for provider in self.providers)
         return "\n\n".join(f"## {name}\n{text}" if name else text for name, text in texts if text)
 
     # Calls
@@ -373,7 +374,7 @@ class ToolOrchestrator:
             self.emit_completion(call_id)
         providers = [provider for provider in self._catalog.providers if provider not in self._ended]
         self._ended.update(providers)  # Each is closed once, however often this is called.
-        await asyncio.gather(*map(_close, providers))
+        await asyncio.gather(*map(close, providers))
         await self.bus.aclose()
         self._services.threads.close()
 
@@ -449,37 +450,6 @@ class ToolOrchestrator:
             provider.changed()
 
 
-def _careful(count: TokenCounter) -> TokenCounter:
-    """A counter that always has an answer: every call is counted, and none may fail because of it."""
-    if count is estimate:
-        return count
-
-    def counted(text: str, /) -> int:
-        try:
-            return count(text)
-        except Exception:
-            _log.exception("tokens could not be counted; they are estimated")
-            return estimate(text)
-
-    return counted
-
-
-def _offered(entry: Entry, caller: ToolContext) -> bool:
-    try:
-        return entry.provider.offers(entry.tool, caller)
-    except Exception:  # Its own code: one that fails must not take the list of all others away.
-        _log.exception("provider %s cannot say whether it offers %s", entry.owner, entry.tool.name)
-        return False
-
-
-def _instructions(provider: ToolProvider) -> str:
-    try:
-        return provider.get_instructions().strip()
-    except Exception:
-        _log.exception("provider %s cannot give its instructions", provider.namespace or provider.kind)
-        return ""
-
-
 def _is_dead(call: Call) -> bool:
     """Whether its loop was closed around it, so that it never ends."""
     return call.task is not None and call.task.get_loop().is_closed()
@@ -490,16 +460,6 @@ def _wake(waiting: asyncio.Future[None]) -> None:
         waiting.set_result(None)
 
 
-async def _close(provider: ToolProvider) -> None:
-    try:
-        await provider.aclose()
-    except (Exception, asyncio.CancelledError):
-        # A connection that breaks may show as a cancellation that nobody asked for.
-        if (task := asyncio.current_task()) is not None and task.cancelling():
-            raise
-        _log.exception("provider %s did not close", provider.namespace or provider.kind)
-
-
 class _Nowhere(ToolProvider):
     kind = "none"
 
@@ -508,14 +468,6 @@ class _Nowhere(ToolProvider):
 
     async def execute(self, name: str, parameters: dict[str, Any], context: ToolContext) -> ToolResult:
         raise NotImplementedError
-
-
-def _permitted(tool: Tool, caller: ToolContext, policies: Sequence[Policy]) -> bool:
-    """Whether to show a tool: not where a policy would refuse it. One that cannot say decides when it is called."""
-    try:
-        return not any(isinstance(policy.decide(tool, caller), Deny) for policy in policies)
-    except Exception:
-        return True
 
 
 class _Nobody:
