@@ -361,3 +361,9 @@ async def test_a_reload_that_fails_in_an_unforeseen_way_does_not_end_the_watchin
         (folder / "tools.py").write_text(TOOLS.replace("return 1", "return 300"))
         await seen.wait_for(lambda event: event.type is EventType.TOOLS_CHANGED)
         assert (await ts.call("version")).result == 300
+
+
+def test_a_pipe_in_the_place_of_a_configuration_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "toolspace.yaml")
+    with pytest.raises(ConfigError, match="no regular file"):
+        Toolspace.open(tmp_path / "toolspace.yaml")

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from toolspace.orchestrator.bus import EventBus as EventBus
     from toolspace.orchestrator.orchestrator import ToolOrchestrator as ToolOrchestrator
     from toolspace.orchestrator.queues import QueueSpec as QueueSpec
+    from toolspace.orchestrator.queues import Rate as Rate
     from toolspace.orchestrator.run import Run as Run
     from toolspace.orchestrator.settings import Rules as Rules
     from toolspace.providers.registry import ToolRegistry as ToolRegistry
@@ -76,7 +77,7 @@ _PLACES = {
     ),
     "toolspace.orchestrator.bus": ("EventBus",),
     "toolspace.orchestrator.orchestrator": ("ToolOrchestrator",),
-    "toolspace.orchestrator.queues": ("QueueSpec",),
+    "toolspace.orchestrator.queues": ("QueueSpec", "Rate"),
     "toolspace.orchestrator.run": ("Run",),
     "toolspace.orchestrator.settings": ("Rules",),
     "toolspace.providers.registry": ("ToolRegistry",),

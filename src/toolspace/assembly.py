@@ -245,7 +245,8 @@ def _idle_rules(config: Config, tools: Sequence[Tool]) -> list[str]:
     rules = {
         "toolsAllowed": config.tools.tools_allowed or (),
         "toolsDenied": config.tools.tools_denied,
-        "overrides": tuple(config.tools.overrides),
+        # Overrides hold for the tools of providers too, by their own names, which are not known yet.
+        "overrides": () if config.providers else tuple(config.tools.overrides),
     }
     idle = [
         f'tools.{key}: "{pattern}" fits no tool'

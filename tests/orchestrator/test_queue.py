@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from toolspace import EventType, QueueSpec, Settings, ToolContext, Toolspace, tool
-from toolspace.orchestrator.queues import Queue, Rate, parse_rate
+from toolspace.orchestrator.queues import Queue, Rate
 from toolspace.testing import Recorder
 
 
@@ -224,19 +224,6 @@ async def test_a_rate_lets_waiting_calls_in_as_time_passes() -> None:
         await asyncio.gather(*(ts.call("work") for _ in range(6)))
     assert len(starts) == 6
     assert all(later - earlier >= 0.045 for earlier, later in zip(starts, starts[2:], strict=False))
-
-
-@pytest.mark.parametrize(
-    ("text", "rate"), [("5/second", Rate(5, 1)), ("100/minute", Rate(100, 60)), ("9/h", Rate(9, 3600))]
-)
-def test_rates_are_written_in_words(text: str, rate: Rate) -> None:
-    assert parse_rate(text) == rate
-
-
-@pytest.mark.parametrize("text", ["", "5", "0/second", "-1/second", "5/day", "x/second"])
-def test_a_wrong_rate_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="rate"):
-        parse_rate(text)
 
 
 @pytest.mark.spec("4.3")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from collections import deque
 from collections.abc import Callable
@@ -13,9 +12,6 @@ import msgspec
 from toolspace.core.duration import milliseconds
 from toolspace.errors import ToolLimitError
 from toolspace.orchestrator.call import on_loop
-
-_RATE = re.compile(r"\s*(\d+)\s*/\s*(s|sec|second|m|min|minute|h|hour)\s*", re.IGNORECASE)
-_WINDOWS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 class Rate(msgspec.Struct, frozen=True):
@@ -32,14 +28,6 @@ class QueueSpec(msgspec.Struct, frozen=True, kw_only=True):
     rate: Rate | None = None
     max_waiting: int | None = None
     wait_timeout: float | None = None
-
-
-def parse_rate(text: str) -> Rate:
-    """`10/second`, `100/minute`, `1000/hour`."""
-    match = _RATE.fullmatch(text)
-    if match is None or int(match[1]) < 1:
-        raise ValueError(f'{text!r} is not a rate; write "N/second", "N/minute" or "N/hour"')
-    return Rate(int(match[1]), _WINDOWS[match[2][0].lower()])
 
 
 class Lease:
