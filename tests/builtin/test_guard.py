@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from toolspace.builtin.guard import AllowedHosts, Guard, canonical_host, parse_address, special_kind
+from toolspace.builtin.guard import AllowedHosts, Guard
+from toolspace.core.addresses import canonical_host, parse_address, special_kind
 from toolspace.errors import ConfigError, ToolPermissionError
 
 LOOPBACK = IPv4Address("127.0.0.1")

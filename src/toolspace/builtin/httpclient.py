@@ -18,8 +18,9 @@ import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
-from toolspace.builtin.guard import Address, Guard, canonical_host, parse_address
+from toolspace.builtin.guard import Guard
 from toolspace.builtin.httpbody import Unpacker
+from toolspace.core.addresses import Address, canonical_host, parse_address
 from toolspace.errors import ToolExecutionError, ToolPermissionError, ToolTransportError, ToolValidationError
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]

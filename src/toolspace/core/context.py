@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -36,10 +36,15 @@ class CallHandle(Protocol):
     def canceled(self) -> bool: ...
     @property
     def run(self) -> RunHandle | None: ...
+    @property
+    def remaining_seconds(self) -> float: ...
+    @property
+    def watched(self) -> bool: ...
     def report_status(self, status: Mapping[str, Any]) -> None: ...
     def progress(self, progress: float, total: float | None, message: str | None) -> None: ...
     def partial(self, value: object) -> None: ...
     async def call(self, name: str, arguments: Mapping[str, Any] | str | None) -> ToolResult: ...
+    async def collect(self, values: AsyncGenerator[Any, None], *, announced: bool, is_json: bool) -> ToolResult: ...
 
 
 class TaskHost(Protocol):
@@ -144,6 +149,16 @@ class ToolContext:
         """Whether nobody waits for this call any more: it was canceled, or it timed out."""
         return self.handle is not None and self.handle.canceled
 
+    @property
+    def watched(self) -> bool:
+        """Whether anyone listens for progress: where asking for it costs something, nobody need."""
+        return self.handle is not None and self.handle.watched
+
+    @property
+    def remaining_seconds(self) -> float:
+        """How long the call may still take, roughly."""
+        return self.handle.remaining_seconds if self.handle is not None else float("inf")
+
     def check_canceled(self) -> None:
         """Raises if the call was canceled. For loops in plain functions, which no one can interrupt."""
         if self.canceled:
@@ -158,6 +173,17 @@ class ToolContext:
         """Gives a part of the result out early, as an event."""
         if self.handle is not None:
             self.handle.partial(value)
+
+    async def collect(
+        self, values: AsyncGenerator[Any, None], *, announced: bool = True, is_json: bool = False
+    ) -> ToolResult:
+        """The result of a stream: its text, or the list of its values. What is large goes to disk as it comes.
+
+        Each value is given out early, unless it is not to be `announced`. `is_json`: the texts together are JSON.
+        """
+        if self.handle is None:
+            raise ToolError("this context belongs to no call; call the tool through a Toolspace")
+        return await self.handle.collect(values, announced=announced, is_json=is_json)
 
     async def call(self, name: str, arguments: Mapping[str, Any] | str | None = None) -> ToolResult:
         """Calls another tool inside this call: under its run, its limits and its place in the trace."""

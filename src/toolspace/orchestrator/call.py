@@ -9,8 +9,8 @@ import math
 import os
 import time
 import types
-from collections.abc import Awaitable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Awaitable, Iterator, Mapping
+from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
@@ -21,6 +21,7 @@ from toolspace.core.events import CallPartial, CallProgress, EventType, TaskStat
 from toolspace.core.result import Content, ToolResult, content_of, result_of_parts
 from toolspace.errors import NOT_EXECUTED, ErrorKind, ToolTimeoutError
 from toolspace.orchestrator.bounded import cancel_task, uncancel_task
+from toolspace.orchestrator.outputs import NO_SPOOL, Collector, Spool
 
 if TYPE_CHECKING:
     from toolspace.orchestrator.bus import EventBus
@@ -92,6 +93,10 @@ class Call(msgspec.Struct, weakref=False, eq=False, gc=True):
     """Whether the provider was asked, so that an effect may have happened."""
     queue_wait: float = 0.0
     """Seconds spent waiting for a slot."""
+    allowed_seconds: float = math.inf
+    """How long the provider may take."""
+    spool: Spool = NO_SPOOL
+    """Where the values of a stream go when they are too many."""
     cache_hit: bool = False
     stored: bool = False
     """Whether the result is a handle already."""
@@ -119,6 +124,11 @@ class Call(msgspec.Struct, weakref=False, eq=False, gc=True):
     def session(self) -> str:
         """Whose outputs it stores."""
         return self.base.session_id or (self.owner.session if self.run is None else self.run.session)
+
+    @property
+    def remaining_seconds(self) -> float:
+        """How long it may still take, roughly: what came before the provider counts too, except the queue."""
+        return self.allowed_seconds - (time.perf_counter() - self.began - self.queue_wait)
 
     def watch(self) -> None:
         """Makes the call known to `cancel`: to be called before it waits for anything."""
@@ -229,6 +239,10 @@ class Call(msgspec.Struct, weakref=False, eq=False, gc=True):
             call_id=self.id,
         )
 
+    @property
+    def watched(self) -> bool:
+        return self.owner.bus.wants(EventType.TOOL_CALL_PROGRESS)
+
     def progress(self, progress: float, total: float | None, message: str | None) -> None:
         if self.owner.bus.wants(EventType.TOOL_CALL_PROGRESS) and not self.over:
             event = CallProgress(**self._ids(), progress=progress, total=total, message=message)
@@ -248,6 +262,22 @@ class Call(msgspec.Struct, weakref=False, eq=False, gc=True):
             return await self.owner.execute(name, arguments)
         finally:
             current_call.reset(token)
+
+    async def collect(
+        self, values: AsyncGenerator[Any, None], *, announced: bool = True, is_json: bool = False
+    ) -> ToolResult:
+        """The result of a stream. Each value is a partial result at once; together they are spooled to disk."""
+        collector = Collector(self, self.spool, is_json=is_json)
+        try:
+            async with aclosing(values):
+                async for value in values:
+                    if announced:
+                        self.partial(value)
+                    await collector.add(value)
+            return self.succeed(await collector.finish())
+        except BaseException:
+            await collector.discard()
+            raise
 
     def _ids(self) -> dict[str, Any]:
         return {

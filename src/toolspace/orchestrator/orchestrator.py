@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from time import perf_counter, time
 from typing import Any
 
@@ -196,6 +196,9 @@ class ToolOrchestrator:
         entry = self._catalog.entries.get(name)
         if entry is None:
             entry = self._find(name, parameters)
+            # Where its provider is still at its first start, what it will offer is not known yet.
+            if not entry.known and await self._warmup.patience_with(name):
+                entry = self._find(name, parameters)
         if run is not None and run.context is not None and (context or parent is None or parent.run is not run):
             context = run.context if context is None else context.within(run.context)
         if context is not None:
@@ -476,11 +479,16 @@ class _Nobody:
     id = ""
     canceled = False
     run = None
+    watched = False
+    remaining_seconds = float("inf")
 
     def progress(self, progress: float, total: float | None, message: str | None) -> None: ...
     def partial(self, value: object) -> None: ...
     def report_status(self, status: Mapping[str, Any]) -> None: ...
     async def call(self, name: str, arguments: Mapping[str, Any] | str | None) -> ToolResult:
+        raise NotImplementedError
+
+    async def collect(self, values: AsyncGenerator[Any, None], *, announced: bool, is_json: bool) -> ToolResult:
         raise NotImplementedError
 
 

@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from toolspace.abc import OutputStore, OutputWriter, StoredOutput
 from toolspace.core import jsontext
 from toolspace.core.result import JsonPart, TextPart, ToolResult
-from toolspace.errors import ToolspaceError
-from toolspace.orchestrator.call import Call
+from toolspace.errors import ToolLimitError, ToolspaceError
+
+if TYPE_CHECKING:
+    from toolspace.orchestrator.call import Call
 
 Reason = Literal["size_limit_exceeded", "token_budget"]
 
 _log = logging.getLogger("toolspace.outputs")
 _HEAD, _TAIL = 1_500, 500
 _PIECE = 256 * 1024
+
+
+class Spool(NamedTuple):
+    """Where what is too large for memory goes, and from how many bytes on."""
+
+    outputs: OutputStore | None
+    limit: int
+
+
+NO_SPOOL = Spool(None, 100_000)
 
 
 async def store_result(
@@ -47,10 +59,11 @@ async def store_result(
 class Collector:
     """Gathers what a streaming tool yields: in memory while it is small, on disk from there on."""
 
-    def __init__(self, call: Call, outputs: OutputStore | None, limit: int) -> None:
+    def __init__(self, call: Call, spool: Spool, *, is_json: bool = False) -> None:
+        """`is_json`: the texts that are added are the pieces of one JSON text."""
         self._call = call
-        self._outputs = outputs
-        self._limit = limit
+        self._outputs, self._limit = spool
+        self._is_json = is_json
         self._values: list[Any] = []
         self._size = 0
         self._all_text = True
@@ -67,7 +80,13 @@ class Collector:
                 self._size += len(jsontext.encode_bytes(value)) + 1
             else:
                 self._size += len(value.encode("utf-8", "replace"))
-            if self._size > self._limit and self._outputs is not None:
+            if self._size > self._limit:
+                if self._outputs is None:
+                    raise ToolLimitError(
+                        f"the result has more bytes than toolResponseMaxBytes ({self._limit}), "
+                        "and no output store is configured to keep it",
+                        executed=True,
+                    )
                 await self._spill(self._outputs)
         elif self._all_text:
             await self._write(value if isinstance(value, str) else jsontext.encode(value))
@@ -80,7 +99,7 @@ class Collector:
             return "".join(self._values) if self._all_text else self._values
         if not self._all_text:
             await self._write("]")
-        output = await self._writer.commit(is_json=not self._all_text)
+        output = await self._writer.commit(is_json=self._is_json or not self._all_text)
         self._writer = None
         preview = _preview(self._head, self._tail, self._length, self._limit)
         return _handed_over(self._call, output, "size_limit_exceeded", preview, {})

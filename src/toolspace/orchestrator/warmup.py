@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from toolspace.abc import ToolProvider
 from toolspace.core.duration import milliseconds
+from toolspace.core.names import SEPARATOR, sanitise
 from toolspace.errors import ProviderError
 from toolspace.orchestrator.call import outside
 
@@ -15,6 +17,12 @@ _log = logging.getLogger("toolspace.providers")
 RETRY_SECONDS = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 PATIENCE_SECONDS = 30.0
 """How long a start waits for a provider. One that takes longer is reported, and goes on beside the others."""
+STRAGGLER = 1.25
+"""Where nearly all are ready, the last ones are waited for only so many times as long as the others took."""
+_FEW = 5
+"""One of so many may be such a straggler; with fewer providers each is waited for."""
+_SHORTEST_SECONDS = 1.0
+_AT_ONCE_SECONDS = 0.05
 
 
 class Warmup:
@@ -27,6 +35,8 @@ class Warmup:
         self._waiting: dict[ToolProvider, bool] = {}
         self._starting: dict[ToolProvider, asyncio.Task[None]] = {}
         """What starts each provider that is not ready."""
+        self._first: dict[ToolProvider, tuple[float, asyncio.Future[None]]] = {}
+        """Those that were not tried to the end even once: since when, and what is done when they were."""
 
     def add(self, provider: ToolProvider, *, required: bool) -> None:
         self._waiting[provider] = required
@@ -38,12 +48,10 @@ class Warmup:
             return
         tried = {provider: self._begin(provider) for provider in waiting}
         try:
-            await asyncio.wait(tried.values(), timeout=PATIENCE_SECONDS)
+            waited = await _wait(tried, [provider for provider, required in waiting.items() if required])
             for provider, first in tried.items():
                 if not first.done():
-                    self._report(
-                        provider, f"it has not started within {milliseconds(PATIENCE_SECONDS)}ms, and is still at it"
-                    )
+                    self._report(provider, f"it has not started within {milliseconds(waited)}ms, and is still at it")
             missing = [provider for provider, required in waiting.items() if required and provider in self.failures]
             if missing:
                 reasons = "; ".join(f"{_name(provider)}: {self.failures[provider]}" for provider in missing)
@@ -51,6 +59,16 @@ class Warmup:
         except BaseException:
             await self._stop(waiting)
             raise
+
+    async def patience_with(self, name: object) -> bool:
+        """Waits for the first start of the provider that a tool of this name would be of. Whether there was one."""
+        wanted = sanitise(name) if self._first and isinstance(name, str) else ""
+        for provider, (began, first) in self._first.items():
+            if provider.namespace and wanted.startswith(sanitise(provider.namespace) + SEPARATOR):
+                left = began + PATIENCE_SECONDS - time.monotonic()
+                await asyncio.wait((first,), timeout=max(left, 0))
+                return True
+        return False
 
     async def remove(self, provider: ToolProvider) -> None:
         self._waiting.pop(provider, None)
@@ -64,6 +82,8 @@ class Warmup:
         """Starts a provider beside everything else. The answer is done when it was tried once."""
         loop = asyncio.get_running_loop()
         first: asyncio.Future[None] = loop.create_future()
+        self._first[provider] = (time.monotonic(), first)
+        first.add_done_callback(lambda _: self._first.pop(provider, None))
         self._starting[provider] = loop.create_task(self._bring_up(provider, first), context=outside())
         return first
 
@@ -105,6 +125,23 @@ class Warmup:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _wait(tried: Mapping[ToolProvider, asyncio.Future[None]], required: Sequence[ToolProvider]) -> float:
+    """Waits until each was tried, but for a few that take much longer than the rest. Says how many seconds at most."""
+    began = time.monotonic()
+    needed = {tried[provider] for provider in required}
+    limit = PATIENCE_SECONDS
+    # Those that have nothing to start say nothing of how long a start takes.
+    _, slow = await asyncio.wait(tried.values(), timeout=min(_AT_ONCE_SECONDS, limit))
+    pending = slow
+    while pending and (left := began + limit - time.monotonic()) > 0:
+        done, pending = await asyncio.wait(pending, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+        few = len(pending) <= len(slow) // _FEW and not pending & needed
+        if done and few:
+            took = time.monotonic() - began
+            limit = min(PATIENCE_SECONDS, max(took * STRAGGLER, _SHORTEST_SECONDS))
+    return round(limit, 3)
 
 
 def _name(provider: ToolProvider) -> str:

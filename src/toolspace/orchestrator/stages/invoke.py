@@ -7,7 +7,6 @@ import functools
 import inspect
 import logging
 from collections.abc import Awaitable, Callable
-from contextlib import aclosing
 from typing import Any
 
 from toolspace.core.function import FunctionTool
@@ -15,7 +14,7 @@ from toolspace.core.result import ToolResult
 from toolspace.core.signature import style_of
 from toolspace.errors import ToolError
 from toolspace.orchestrator.call import Call
-from toolspace.orchestrator.outputs import Collector
+from toolspace.orchestrator.outputs import Spool
 from toolspace.orchestrator.stage import Handler, Plan
 
 _log = logging.getLogger("toolspace.calls")
@@ -28,10 +27,10 @@ def invoke(plan: Plan, next: Handler, /) -> Handler:
     if isinstance(tool, FunctionTool):
         if tool.style == "async" and tool.signature.context is None and not tool.signature.positional:
             return _direct(tool.function)
-        return _guarded(_function(plan, tool))
+        return _guarded(plan, _function(plan, tool))
     if tool.handler is not None:
-        return _guarded(_raw_handler(plan, tool.handler))
-    return _guarded(_provider(plan))
+        return _guarded(plan, _raw_handler(plan, tool.handler))
+    return _guarded(plan, _provider(plan))
 
 
 _NOT_FAILURES = (asyncio.CancelledError, KeyboardInterrupt)
@@ -43,10 +42,12 @@ A coroutine that is closed may return a result all the same: `bounded`, which cl
 Body = Callable[[Call], Awaitable[Any]]
 
 
-def _guarded(body: Body) -> Handler:
+def _guarded(plan: Plan, body: Body) -> Handler:
     """What the body returns or raises, as a result."""
+    spool = Spool(plan.services.outputs, plan.settings.max_bytes.value)
 
     async def run(call: Call) -> ToolResult:
+        call.spool = spool
         try:
             value = await body(call)
         except _NOT_FAILURES:
@@ -107,7 +108,7 @@ def _function(plan: Plan, tool: FunctionTool) -> Body:
         return [values.pop(name) for name in signature.positional if name in values], values
 
     if tool.style == "stream":
-        return _stream(plan, lambda call: _apply(function, *bind(call)))
+        return _stream(lambda call: _apply(function, *bind(call)))
     if tool.style == "sync":
         return _thread(plan, lambda call: functools.partial(_apply, function, *bind(call)))
     return lambda call: _apply(function, *bind(call))
@@ -120,7 +121,7 @@ def _apply(function: Callable[..., Any], positional: list[Any], named: dict[str,
 def _raw_handler(plan: Plan, handler: Callable[..., Any]) -> Body:
     style = style_of(handler, plan.entry.tool.name)
     if style == "stream":
-        return _stream(plan, lambda call: handler(call.values, call.context))
+        return _stream(lambda call: handler(call.values, call.context))
     if style == "sync":
         return _thread(plan, lambda call: functools.partial(handler, call.values, call.context))
     return lambda call: handler(call.values, call.context)
@@ -145,20 +146,5 @@ def _thread(plan: Plan, prepare: Callable[[Call], Callable[[], Any]]) -> Body:
     return run
 
 
-def _stream(plan: Plan, start: Callable[[Call], Any]) -> Body:
-    """Each value is a partial result at once; together they are the result, spooled to disk as they come."""
-    outputs, limit = plan.services.outputs, plan.settings.max_bytes.value
-
-    async def run(call: Call) -> Any:
-        collector = Collector(call, outputs, limit)
-        try:
-            async with aclosing(start(call)) as values:
-                async for value in values:
-                    call.partial(value)
-                    await collector.add(value)
-            return await collector.finish()
-        except BaseException:
-            await collector.discard()
-            raise
-
-    return run
+def _stream(start: Callable[[Call], Any]) -> Body:
+    return lambda call: call.collect(start(call))

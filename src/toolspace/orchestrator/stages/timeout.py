@@ -24,6 +24,7 @@ def timeout(plan: Plan, next: Handler, /) -> Handler:
                 return call.fail("timeout", "the run's deadline has passed", executed=False)
         if call.cancel_requested:
             return call.fail("canceled", "the call was canceled")
+        call.allowed_seconds = seconds
         coroutine = next(call)
         call.reached = True
         # Most fast tools end without suspending once: then no timer is needed.

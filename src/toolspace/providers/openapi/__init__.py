@@ -1,0 +1,1 @@
+"""Services that an OpenAPI document describes, as providers of tools."""

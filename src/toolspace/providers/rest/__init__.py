@@ -1,0 +1,1 @@
+"""Tools that are HTTP requests, and the machinery that sends them."""

@@ -1,0 +1,52 @@
+"""Where a redirect leads, and what may go along. Follows nothing itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+from yarl import URL
+
+from toolspace.errors import ToolExecutionError, ToolPermissionError
+from toolspace.providers.rest.request import Headers, Request
+
+REDIRECTS = frozenset((301, 302, 303, 307, 308))
+
+_TRAVELLING = frozenset(("accept", "accept-language", "range", "user-agent"))
+"""All that another origin gets to see: keys come in more headers than Authorization and Cookie."""
+
+
+def redirected(request: Request, location: str) -> Request:
+    """The request that a redirect of a safe one asks for. Raises where it leads to no place or to a less safe one."""
+    source = request.url
+    try:
+        target = source.join(URL(location)).with_fragment(None).with_user(None)
+        if target.scheme not in ("http", "https") or not target.raw_host or target.port == 0:
+            raise ValueError("it is no http URL")
+    except ValueError:
+        raise ToolExecutionError(f"{shown(source)} redirects to something that is no http URL") from None
+    if source.scheme == "https" and target.scheme == "http":
+        raise ToolPermissionError(f"{shown(source)} redirects to {shown(target)}, from https to http", executed=False)
+    if is_same_origin(source, target):
+        return msgspec.structs.replace(request, url=target)
+    return msgspec.structs.replace(request, url=target, headers=_travelling(request.headers), body=None)
+
+
+def is_same_origin(source: URL, target: URL) -> bool:
+    """Whether both are one server to whom a key may be shown."""
+    if source.origin() == target.origin():
+        return True
+    # The step from http to https of one host: it shows the headers to nobody who has not seen them already.
+    upgrade = (source.scheme, source.port, target.scheme, target.port) == ("http", 80, "https", 443)
+    return upgrade and source.raw_host == target.raw_host
+
+
+def shown(url: URL) -> str:
+    """A URL for messages, without its query and user: keys may be in them."""
+    text = str(url.with_query(None).with_fragment(None).with_user(None))
+    return text if len(text) <= 200 else f"{text[:200]}…"
+
+
+def _travelling(headers: Headers) -> Headers:
+    items = headers.items() if isinstance(headers, Mapping) else headers
+    return [(name, value) for name, value in items if name.lower() in _TRAVELLING]

@@ -1,0 +1,217 @@
+"""Documents are read from files and URLs, in JSON and YAML, and whatever is wrong with one is said."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from tests.providers.openapi.services import document, operation, service
+from tests.providers.rest.servers import http_server
+from toolspace.core.context import ToolContext
+from toolspace.errors import ProviderError
+from toolspace.providers.openapi import document as documents
+from toolspace.providers.openapi.provider import OpenApiProvider
+from toolspace.providers.openapi.spec import OpenApiSpec
+from toolspace.providers.openapi.yamltext import parse_yaml
+
+pytestmark = pytest.mark.spec("3.22")
+
+YAML = """
+openapi: 3.1.0
+info: {title: t, version: "1"}
+paths:
+  /pets:
+    get:
+      operationId: list-pets
+      parameters:
+        - {name: day, in: query, schema: {type: string, enum: [no, 12:30, 2020-01-01]}}
+      responses:
+        200: {description: fine}
+"""
+
+
+async def loaded(spec: str, **fields: Any) -> OpenApiProvider:
+    provider = OpenApiProvider("api", OpenApiSpec(spec=spec, **fields))
+    try:
+        await provider.warmup()
+    finally:
+        await provider.aclose()
+    return provider
+
+
+def names(provider: OpenApiProvider) -> list[str]:
+    return [tool.name for tool in provider.list_tools()]
+
+
+async def test_yaml_is_read_as_the_text_that_it_looks_like(tmp_path: Path) -> None:
+    file = tmp_path / "api.yaml"
+    file.write_text(YAML)
+    [tool] = (await loaded(str(file))).list_tools()
+    assert tool.name == "list-pets"
+    assert tool.input_schema["properties"]["day"]["enum"] == ["no", "12:30", "2020-01-01"]
+
+
+@pytest.mark.parametrize("text", [YAML, json.dumps(document(operation()))], ids=["yaml", "json"])
+async def test_a_document_may_be_a_url_and_its_servers_relative_to_it(text: str) -> None:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        return web.Response(text=text) if request.path == "/docs/api" else web.json_response({"at": request.path})
+
+    async with http_server(answer) as server:
+        provider = OpenApiProvider("api", OpenApiSpec(spec=server.url("/docs/api")))
+        await provider.warmup()
+        [tool] = provider.list_tools()
+        result = await provider.execute(tool.name, {}, ToolContext())
+        await provider.aclose()
+    assert result.ok, result.error
+    assert server.seen[-1].target in ("/pets", "/x")
+
+
+@pytest.mark.parametrize(
+    ("content", "wanted"),
+    [
+        (b"", "expected a mapping"),
+        (b"\xff\xfe\x00", "not UTF-8"),
+        (b"{", "cannot be read"),
+        (b"[" * 100_000, "nested"),
+        (b"- " * 100_000, "nested deeper"),
+        (b"a: &a [*a]", "stands inside it"),
+        (b'{"swagger": "2.0"}', "swagger2openapi"),
+        (b'{"openapi": "4.0.0"}', "3.0 and 3.1 are read"),
+        (b'{"info": {}}', "no openapi: version"),
+    ],
+    ids=["empty", "bytes", "cut", "deep-json", "deep-yaml", "circle", "swagger", "future", "other"],
+)
+async def test_what_is_no_document_is_refused_with_the_reason(tmp_path: Path, content: bytes, wanted: str) -> None:
+    file = tmp_path / "api.json"
+    file.write_bytes(content)
+    with pytest.raises(ProviderError, match=wanted):
+        await loaded(str(file))
+
+
+def test_nested_aliases_are_counted_not_followed() -> None:
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 12)]
+    with pytest.raises(ValueError, match="with its aliases followed"):
+        parse_yaml("\n".join(lines))
+
+
+def test_merged_mappings_stay_below_what_is_said_beside_them() -> None:
+    assert parse_yaml("a: &a {x: 1, y: 2}\nb: {<<: *a, y: 3}")["b"] == {"y": 3, "x": 1}
+
+
+async def test_a_missing_file_and_an_oversized_one_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ProviderError, match="no such file"):
+        await loaded(str(tmp_path / "none.yaml"))
+    file = tmp_path / "api.yaml"
+    file.write_text(YAML)
+    monkeypatch.setattr(documents, "MAX_BYTES", 100)
+    with pytest.raises(ProviderError, match="larger than"):
+        await loaded(str(file))
+
+
+async def test_a_url_that_fails_is_said_without_its_query() -> None:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        raise web.HTTPForbidden
+
+    async with http_server(answer) as server:
+        with pytest.raises(ProviderError, match="answers 403") as caught:
+            await loaded(server.url("/api.json?key=hush-hush"))
+    assert "hush" not in str(caught.value)
+
+
+async def test_the_services_headers_reach_the_document_only_where_the_service_is() -> None:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        return web.json_response(document(operation()))
+
+    async with http_server(answer) as server:
+        await loaded(server.url("/a.json"), headers={"X-Key": "k"})
+        await loaded(server.url("/a.json"), headers={"X-Key": "k"}, base_url="https://elsewhere.test")
+        await loaded(server.url("/a.json"), headers={"X-Key": "k"}, base_url=server.url("/v1"))
+    assert ["x-key" in seen.headers for seen in server.seen] == [False, False, True]
+
+
+async def test_files_beside_the_document_are_part_of_it_and_no_others(tmp_path: Path) -> None:
+    folder = tmp_path / "docs"
+    (folder / "parts").mkdir(parents=True)
+    (tmp_path / "secret.yaml").write_text("Pet: {type: string}")
+    (folder / "link.yaml").symlink_to(tmp_path / "secret.yaml")
+    (folder / "parts" / "pets.yaml").write_text(
+        "Pet: {properties: {name: {$ref: '#/Name'}, owner: {$ref: '../api.json#/components/schemas/Who'}}}\n"
+        "Name: {type: string}\n"
+    )
+
+    def taking(ref: str) -> dict[str, Any]:
+        return {"requestBody": {"content": {"application/json": {"schema": {"$ref": ref}}}}, "responses": {}}
+
+    described = document(
+        {
+            "/good": {"post": {"operationId": "good", **taking("parts/pets.yaml#/Pet")}},
+            "/up": {"post": {"operationId": "up", **taking("../secret.yaml#/Pet")}},
+            "/link": {"post": {"operationId": "link", **taking("link.yaml#/Pet")}},
+            "/web": {"post": {"operationId": "web", **taking("https://example.com/pets.yaml#/Pet")}},
+            "/none": {"post": {"operationId": "none", **taking("#/components/schemas/None")}},
+            "/fine": {"get": {"operationId": "fine", "responses": {}}},
+        },
+        components={"schemas": {"Who": {"type": "integer"}}},
+    )
+    (folder / "api.json").write_text(json.dumps(described))
+    provider = await loaded(str(folder / "api.json"))
+    assert names(provider) == ["good", "fine"]
+    left_out = {warning.split('"')[1] for warning in provider.warnings if "left out" in warning}
+    assert left_out == {"up", "link", "web", "none"}
+    schema = provider.list_tools()[0].input_schema
+    assert set(schema["properties"]) == {"name", "owner"}
+    assert sorted(one["type"] for one in schema["$defs"].values()) == ["integer", "string"]
+
+
+async def test_a_document_on_the_web_reads_no_file_and_asks_no_other_server() -> None:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        return web.json_response(document(operation(parameters=[{"$ref": "other.json#/p"}])))
+
+    async with http_server(answer) as server:
+        provider = await loaded(server.url("/api.json"))
+    assert names(provider) == []
+    assert "leaves the document" in provider.warnings[0]
+    assert len(server.seen) == 1
+
+
+async def test_servers_come_from_the_operation_the_path_or_the_document() -> None:
+    described = document(
+        {
+            "/own": {"get": {"operationId": "own", "servers": [{"url": "http://server/op"}], "responses": {}}},
+            "/path": {"servers": [{"url": "http://server/path"}], "get": {"operationId": "path", "responses": {}}},
+            "/all": {"get": {"operationId": "all", "responses": {}}},
+            "/broken": {"get": {"operationId": "broken", "servers": [{"url": "ftp://x"}], "responses": {}}},
+        },
+        servers=[
+            {"url": "http://server/{stage}/{v}", "variables": {"stage": {"default": "live"}, "v": {"default": 2}}}
+        ],
+    )
+    async with service(described) as api:
+        assert [(await api.sent(name)).target for name in ("own", "path", "all")] == [
+            "/op/own",
+            "/path/path",
+            "/live/2/all",
+        ]
+        assert any('"broken"' in warning for warning in api.provider.warnings)
+    async with service(described, base_url="http://127.0.0.1:9/x") as api:
+        assert "broken" in api.tools
+
+
+async def test_a_service_that_says_no_host_is_listed_and_says_what_to_set() -> None:
+    async with service(document(operation(), servers=[{"url": "/v1"}])) as api:
+        result = await api.call()
+        assert (result.error_kind, result.executed) == ("execution_error", False)
+        assert "set openapi.api.baseUrl" in (result.error or "")
+        assert any("baseUrl" in warning for warning in api.provider.warnings)
+
+
+async def test_a_base_url_has_to_be_one(tmp_path: Path) -> None:
+    file = tmp_path / "api.yaml"
+    file.write_text(YAML)
+    with pytest.raises(ProviderError, match="baseUrl: expected an absolute URL"):
+        await loaded(str(file), base_url="api.example.com")

@@ -1,0 +1,153 @@
+"""Every operation becomes a tool: its name, what filters leave of it, what it says of itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.providers.openapi.services import Json, document, operation, parameter, read, schema_of, service
+from toolspace.core.names import qualify_all
+
+pytestmark = pytest.mark.spec("3.22")
+
+PETS = document(
+    {
+        "/pets": {
+            "get": {"operationId": "list-pets", "tags": ["Pets", "read"], "responses": {}},
+            "post": {"tags": ["pets"], "responses": {}},
+        },
+        "/pets/{id}": {"delete": {"operationId": "deletePet", "tags": ["pets"], "responses": {}}},
+        "/petshops": {"get": {"operationId": "shops", "responses": {}}},
+    }
+)
+
+
+def names(described: Json, **spec: Any) -> list[str]:
+    return [one.name for one in read(described, **spec).operations]
+
+
+async def test_a_tool_is_named_by_its_operation_id_else_by_method_and_path() -> None:
+    async with service(PETS) as api:
+        listed = [tool.name for tool in api.toolspace.list_tools() if tool.name.startswith("api__")]
+        assert listed == ["api__list_pets", "api__post__pets", "api__deletePet", "api__shops"]
+        assert (await api.sent("list-pets")).target == "/v1/pets"
+        assert (await api.sent("post_/pets")).method == "POST"
+
+
+@pytest.mark.parametrize(
+    ("spec", "wanted"),
+    [
+        ({"tags": ("PETS",)}, ["list-pets", "post_/pets", "deletePet"]),
+        ({"tags": ("re*",)}, ["list-pets"]),
+        ({"methods": ("GET",)}, ["list-pets", "shops"]),
+        ({"paths": ("/pets",)}, ["list-pets", "post_/pets", "deletePet"]),
+        ({"paths": ("/pets/*",)}, ["deletePet"]),
+        ({"operations": ("*pet*",)}, ["list-pets", "post_/pets", "deletePet"]),
+        ({"operations": ("LIST-pets", "shops"), "methods": ("get",), "paths": ("/petshops",)}, ["shops"]),
+    ],
+    ids=["tag", "tag-glob", "method", "path", "path-glob", "operation", "all-hold"],
+)
+def test_filters_choose_operations(spec: Json, wanted: list[str]) -> None:
+    assert names(PETS, **spec) == wanted
+
+
+def test_filters_that_leave_nothing_are_said() -> None:
+    assert read(PETS, tags=("cats",)).warnings == ["the filters let none of its 4 operations through"]
+
+
+def test_names_that_collide_are_unique_and_do_not_depend_on_the_filters() -> None:
+    described = document(
+        {
+            "/a": {
+                "get": {"operationId": "get-it", "responses": {}},
+                "post": {"operationId": "get_it", "responses": {}},
+            },
+            "/b": {"get": {"operationId": "get-it", "responses": {}}, "put": {"operationId": "other", "responses": {}}},
+        }
+    )
+    all_names = names(described)
+    assert len(set(all_names)) == 4
+    assert len(set(qualify_all("api", all_names).values())) == 4
+    assert "other" in all_names
+    assert names(described, methods=("post",)) == [all_names[1]]
+    assert names(described, paths=("/b",)) == all_names[2:]
+
+
+def test_one_broken_operation_is_left_out_and_named() -> None:
+    broken: Json = {
+        "ref": {"parameters": [{"$ref": "#/components/parameters/none"}]},
+        "loop": {"parameters": [{"$ref": "#/components/parameters/loop"}]},
+        "place": {"parameters": [{"name": "x", "in": "body"}]},
+        "style": {"parameters": [parameter("x", "query", style="matrix")]},
+        "header": {"parameters": [parameter("a\r\nb", "header")]},
+        "schema": {"parameters": [{"name": "x", "in": "query", "schema": 5}]},
+        "number": {"parameters": [7]},
+        "body": {"requestBody": 5},
+        "security": {"security": {"key": []}},
+    }
+    paths = {f"/{name}": {"get": {"operationId": name, "responses": {}, **one}} for name, one in broken.items()}
+    paths["/nothing"] = 5  # type: ignore[assignment]
+    paths["/fine"] = {"get": {"operationId": "fine", "responses": None}}
+    components = {"parameters": {"loop": {"$ref": "#/components/parameters/loop"}}}
+    reading = read(document(paths, components=components))
+    assert [one.name for one in reading.operations] == ["fine"]
+    assert [warning.split('"')[1] for warning in reading.warnings] == ["/nothing", *broken]
+
+
+def test_parameters_of_the_path_and_of_components_are_taken_and_those_of_the_operation_win() -> None:
+    described = document(
+        {
+            "/a/{id}": {
+                "parameters": [{"$ref": "#/components/parameters/id"}, parameter("n", "query", {"type": "string"})],
+                "get": {
+                    "operationId": "op",
+                    "parameters": [parameter("n", "query", {"type": "integer"})],
+                    "responses": {},
+                },
+            },
+            "/b": {"$ref": "#/components/pathItems/b"},
+        },
+        components={
+            "parameters": {"id": parameter("id", "path", {"type": "integer"}, description="Which one.")},
+            "pathItems": {"b": {"get": {"operationId": "b", "responses": {}}}},
+        },
+    )
+    assert names(described) == ["op", "b"]
+    schema = read(described).operations[0].inputs.schema
+    assert schema["properties"] == {
+        "id": {"type": "integer", "description": "Which one."},
+        "n": {"type": "integer"},
+    }
+    assert (schema["required"], schema["additionalProperties"]) == (["id"], False)
+
+
+def test_a_hole_that_no_parameter_describes_is_an_argument_all_the_same() -> None:
+    assert schema_of(document(operation("/a/{id}")))["required"] == ["id"]
+
+
+def test_parameters_of_one_name_get_names_of_their_own() -> None:
+    taken = [parameter("id", place, {"type": "string"}) for place in ("cookie", "header", "query", "path")]
+    taken.append(parameter("id_query", "query"))
+    schema = schema_of(document(operation("/a/{id}", parameters=taken)))
+    assert set(schema["properties"]) == {"id", "id_query", "id_query_", "id_header", "id_cookie"}
+
+
+def test_headers_that_are_not_the_callers_are_no_arguments() -> None:
+    listed = ["Accept", "content-type", "AUTHORIZATION", "Host", "Content-Length", "X-Tenant", "X-Trace"]
+    described = document(operation(parameters=[parameter(name, "header") for name in listed]))
+    assert list(schema_of(described, headers={"x-tenant": "us"})["properties"]) == ["X-Trace"]
+
+
+async def test_a_tool_says_what_it_does() -> None:
+    fields: Json = {"summary": "List pets", "description": "All of them.", "deprecated": True, "tags": ["pets"]}
+    described = document({"/p": {m: {"operationId": m, "responses": {}, **fields} for m in ("get", "put", "post")}})
+    described["paths"]["/p"]["post"]["description"] = "long " * 1000
+    async with service(described) as api:
+        get, put, post = (api.tools[name] for name in ("get", "put", "post"))
+        assert get.description == "Deprecated. List pets\n\nAll of them."
+        assert (get.category, get.tags) == ("rest", ("pets",))
+        assert (get.annotations.read_only, put.annotations.read_only) == (True, False)
+        assert (put.annotations.idempotent, post.annotations.idempotent) == (True, False)
+        assert len(post.description) <= 1000
+        assert api.toolspace.get("api__get") is not None

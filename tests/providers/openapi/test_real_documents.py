@@ -1,0 +1,103 @@
+"""Documents that others wrote: GitHub's, and the examples of ReadMe."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.peers.install import npm_package
+from tests.providers.rest.servers import http_server
+from toolspace.core.names import qualify_all
+from toolspace.core.schema import compile_schema
+from toolspace.errors import ProviderError
+from toolspace.providers.openapi.provider import OpenApiProvider
+from toolspace.providers.openapi.spec import OpenApiSpec
+from toolspace.toolspace import Toolspace
+
+pytestmark = pytest.mark.spec("3.22")
+
+
+def github() -> Path:
+    return npm_package("@octokit/openapi") / "generated" / "api.github.com.json"
+
+
+async def read(file: Path, **fields: str) -> OpenApiProvider:
+    provider = OpenApiProvider("api", OpenApiSpec(spec=str(file), **fields))  # type: ignore[arg-type]
+    await provider.warmup()
+    await provider.aclose()
+    return provider
+
+
+def check(provider: OpenApiProvider) -> None:
+    """Every schema is valid and stands alone: a reference that leaves it does not compile."""
+    for tool in provider.list_tools():
+        compile_schema(tool.input_schema, owner=tool.name)
+        assert tool.input_schema["type"] == "object"
+        if tool.output_schema is not None:
+            compile_schema(tool.output_schema, owner=f"the output of {tool.name}")
+
+
+async def test_every_operation_of_github_is_a_tool_with_schemas_that_stand_alone() -> None:
+    provider = await read(github())
+    assert provider.warnings == ()
+    assert len(provider.list_tools()) == 1223
+    check(provider)
+    names = qualify_all("github", [tool.name for tool in provider.list_tools()])
+    assert len(set(names.values())) == 1223
+    assert all(re.fullmatch(r"[A-Za-z0-9_]{1,64}", name) for name in names.values())
+    assert names["repos/create-for-authenticated-user"] == "github__repos_create_for_authenticated_user"
+
+
+async def test_calls_of_github_arrive_as_its_document_says() -> None:
+    async with http_server() as server:
+        spec = OpenApiSpec(spec=str(github()), base_url=server.url(""), headers={"Authorization": "Bearer t"})
+        async with Toolspace(providers=[OpenApiProvider("github", spec)]) as toolspace:
+            for name, arguments in (
+                ("issues_list_for_repo", {"owner": "o", "repo": "r", "labels": "a,b", "per_page": 5}),
+                ("issues_create", {"owner": "o", "repo": "r", "title": "T", "labels": ["x", {"name": "y"}]}),
+                ("repos_get_content", {"owner": "o", "repo": "r", "path": "docs/a b.md"}),
+                ("markdown_render_raw", {"body": "# hello"}),
+            ):
+                result = await toolspace.call(f"github__{name}", arguments)
+                assert result.ok, result.error
+    listed, created, content, rendered = server.seen
+    assert (listed.method, listed.target) == ("GET", "/repos/o/r/issues?labels=a%2Cb&per_page=5")
+    assert (created.method, created.target) == ("POST", "/repos/o/r/issues")
+    assert created.body == b'{"title":"T","labels":["x",{"name":"y"}]}'
+    assert content.target == "/repos/o/r/contents/docs%2Fa%20b.md"
+    assert (rendered.headers["content-type"], rendered.body) == ("text/plain", b"# hello")
+    assert all(seen.headers["authorization"] == "Bearer t" for seen in server.seen)
+
+
+def examples() -> list[Path]:
+    folder = npm_package("@readme/oas-examples")
+    return sorted(
+        one for version in ("3.0", "3.1") for one in folder.glob(f"{version}/**/*") if one.suffix in (".json", ".yaml")
+    )
+
+
+async def test_every_example_of_3_0_and_3_1_is_read_whole() -> None:
+    files = examples()
+    assert len(files) > 80
+    for file in files:
+        provider = await read(file, base_url="https://example.com")
+        assert provider.warnings == (), file.name
+        check(provider)
+
+
+async def test_an_example_is_the_same_in_json_and_yaml() -> None:
+    folder = npm_package("@readme/oas-examples")
+    for name in ("parameters-style", "security", "petstore", "schema-types"):
+        written = [
+            await read(folder / f"3.0/{kind}/{name}.{kind}", base_url="https://example.com")
+            for kind in ("json", "yaml")
+        ]
+        first, second = ([tool.to_dict() for tool in one.list_tools()] for one in written)
+        assert first == second
+
+
+async def test_the_examples_of_2_0_are_refused_with_the_way_out() -> None:
+    with pytest.raises(ProviderError, match=r"Swagger 2\.0.*convert it"):
+        await read(npm_package("@readme/oas-examples") / "2.0/json/petstore.json")

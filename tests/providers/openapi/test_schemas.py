@@ -1,0 +1,225 @@
+"""Schemas stand alone, are valid JSON Schema 2020-12, and say what a request may hold."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.providers.openapi.services import Json, document, operation, parameter, read, schema_of, service
+from toolspace.core.schema import compile_schema
+
+pytestmark = pytest.mark.spec("3.22")
+
+
+def of(schema: Any, *, version: str = "3.0.3", **schemas: Any) -> Json:
+    """A schema converted: that of the query parameter `x`."""
+    described = document(
+        operation(parameters=[parameter("x", "query", schema)]), version=version, components={"schemas": schemas}
+    )
+    whole = schema_of(described)
+    compile_schema(whole, owner="test")
+    return whole["properties"]["x"]
+
+
+def with_body(schema: Any, *, required: bool = True, media: str = "application/json", **schemas: Any) -> Json:
+    body = {"required": required, "content": {media: {"schema": schema}}}
+    whole = schema_of(document(operation("/a/{id}", "put", requestBody=body), components={"schemas": schemas}))
+    compile_schema(whole, owner="test")
+    return whole
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ({"type": "string", "nullable": True}, {"type": ["string", "null"]}),
+        ({"type": "string", "enum": ["a"], "nullable": True}, {"type": ["string", "null"], "enum": ["a", None]}),
+        (
+            {"nullable": True, "description": "d", "oneOf": [{"type": "string"}]},
+            {"description": "d", "anyOf": [{"oneOf": [{"type": "string"}]}, {"type": "null"}]},
+        ),
+        ({"minimum": 1, "exclusiveMinimum": True}, {"exclusiveMinimum": 1}),
+        ({"maximum": 9, "exclusiveMaximum": False}, {"maximum": 9}),
+        ({"type": "string", "example": "x"}, {"type": "string", "examples": ["x"]}),
+        ({"type": "file"}, {"type": "string", "format": "binary"}),
+        ({"type": "any", "pattern": "(", "required": True, "enum": 3, "minLength": -1, "x-y": 1, "xml": {}}, {}),
+        ({"pattern": "^a+$", "discriminator": {"propertyName": "p"}}, {"pattern": "^a+$"}),
+        ({"items": [{"type": "string"}], "allOf": []}, {"prefixItems": [{"type": "string"}]}),
+        ({"properties": {"example": {"type": "string"}}}, {"properties": {"example": {"type": "string"}}}),
+    ],
+    ids=["null", "null-enum", "null-one", "strict", "loose", "example", "file", "invalid", "kept", "tuple", "names"],
+)
+def test_a_schema_of_3_0_becomes_one_of_2020_12(given: Json, wanted: Json) -> None:
+    assert of(given) == wanted
+
+
+def test_a_schema_of_3_1_keeps_its_keywords() -> None:
+    schema = {"type": ["string", "null"], "const": "a", "exclusiveMinimum": 3, "if": True, "then": {"minLength": 1}}
+    assert of(schema, version="3.1.0") == schema
+    beside = of({"$ref": "#/components/schemas/A", "description": "d"}, version="3.1.0", A={"type": "string"})
+    assert beside == {"$ref": "#/$defs/A", "description": "d"}
+
+
+def test_only_what_a_tool_refers_to_is_among_its_definitions_and_circles_are_fine() -> None:
+    node = {
+        "type": "object",
+        "properties": {"next": {"$ref": "#/components/schemas/Node"}, "p": {"$ref": "#/components/schemas/P"}},
+    }
+    whole = with_body({"$ref": "#/components/schemas/Node"}, Node=node, P={"type": "integer"}, Unused={})
+    assert set(whole["$defs"]) == {"Node", "P"}
+    assert set(whole["properties"]) == {"id", "next", "p"}
+    check = compile_schema(whole, owner="test")
+    assert check.is_valid({"id": "1", "next": {"next": {"p": 3}}})
+    assert not check.is_valid({"id": "1", "next": {"next": {"p": "x"}}})
+
+
+def test_definitions_have_names_of_their_own_wherever_they_stand() -> None:
+    described = document(
+        operation(
+            parameters=[
+                parameter("a", "query", {"$ref": "#/components/schemas/A%20b~1c"}),
+                parameter("b", "query", {"$ref": "#/components/schemas/A/properties/deep"}),
+            ]
+        ),
+        components={"schemas": {"A b/c": {"type": "string"}, "A": {"properties": {"deep": {"type": "integer"}}}}},
+    )
+    whole = schema_of(described)
+    check = compile_schema(whole, owner="test")
+    assert check.is_valid({"a": "x", "b": 1})
+    assert not check.is_valid({"a": 1})
+    assert not check.is_valid({"b": "x"})
+
+
+def test_definitions_are_shared_by_the_tools_that_use_them() -> None:
+    ref = {"$ref": "#/components/schemas/A"}
+    paths = {f"/{n}": {"get": {"parameters": [parameter("a", "query", ref)], "responses": {}}} for n in range(2)}
+    first, second = read(document(paths, components={"schemas": {"A": {"type": "string"}}})).operations
+    assert first.inputs.schema["$defs"]["A"] is second.inputs.schema["$defs"]["A"]
+
+
+def test_what_is_read_only_is_no_part_of_a_request() -> None:
+    schema = {
+        "type": "object",
+        "required": ["made", "name", "by"],
+        "properties": {
+            "made": {"type": "string", "readOnly": True},
+            "by": {"$ref": "#/components/schemas/By"},
+            "name": {"type": "string"},
+            "secret": {"type": "string", "writeOnly": True},
+        },
+    }
+    whole = with_body(schema, By={"type": "string", "readOnly": True})
+    assert (set(whole["properties"]), whole["required"]) == ({"id", "name", "secret"}, ["id", "name"])
+    parts = {"allOf": [{"$ref": "#/components/schemas/Base"}, {"required": ["made"], "properties": {"n": {}}}]}
+    base = {"type": "object", "properties": {"made": {"readOnly": True}, "x": {}}}
+    assert with_body(parts, Base=base)["required"] == ["id"]
+
+
+def test_the_fields_of_a_plain_body_are_arguments() -> None:
+    whole = with_body({"type": "object", "required": ["name"], "properties": {"name": {"type": "string"}}})
+    assert (set(whole["properties"]), whole["required"]) == ({"id", "name"}, ["id", "name"])
+
+
+def test_a_body_that_may_be_left_out_is_given_whole_or_not_at_all() -> None:
+    fields = {"name": {"type": "string"}, "tag": {"type": "string"}}
+    whole = with_body({"type": "object", "required": ["name"], "properties": fields}, required=False)
+    check = compile_schema(whole, owner="test")
+    assert check.is_valid({"id": "1"})
+    assert check.is_valid({"id": "1", "name": "n"})
+    assert not check.is_valid({"id": "1", "tag": "t"})
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "properties": {"id": {"type": "string"}}},
+        {"type": "object", "additionalProperties": {"type": "string"}},
+        {"type": "object", "properties": {"a": {}}, "additionalProperties": True},
+        {"type": "array", "items": {}},
+        {"oneOf": [{"type": "object", "properties": {"a": {}}}, {"type": "string"}]},
+        {"type": "object"},
+        {},
+    ],
+    ids=["collides", "free", "open", "array", "choice", "bare", "any"],
+)
+def test_any_other_body_is_one_argument(schema: Json) -> None:
+    whole = with_body(schema)
+    assert set(whole["properties"]) == {"id", "body"}
+    assert whole["required"] == ["id", "body"]
+
+
+def test_a_body_of_many_parts_is_one_object_and_one_without_end_takes_no_time() -> None:
+    def ref(name: str) -> Json:
+        return {"$ref": f"#/components/schemas/{name}"}
+
+    a = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
+    whole = with_body({"allOf": [ref("A"), {"properties": {"b": ref("B")}}]}, A=a, B={"type": "integer"})
+    assert (set(whole["properties"]), set(whole["$defs"])) == ({"id", "a", "b"}, {"B"})
+    many = {f"N{n}": {"allOf": [ref(f"N{n + 1}")] * 50} for n in range(15)}
+    assert set(with_body(ref("N0"), **many, N15=a)["properties"]) == {"id", "body"}
+    assert set(with_body(ref("Me"), Me={"allOf": [ref("Me")]})["properties"]) == {"id", "body"}
+
+
+def test_an_argument_called_body_keeps_its_name() -> None:
+    body = {"content": {"application/json": {"schema": {"type": "array"}}}}
+    schema = schema_of(document(operation("/a", "put", parameters=[parameter("body", "query")], requestBody=body)))
+    assert set(schema["properties"]) == {"body", "request_body"}
+
+
+async def test_the_output_schema_is_that_of_the_one_success() -> None:
+    def answers(*statuses: str, schema: Any = None, media: str = "application/json") -> Json:
+        content = {media: {"schema": schema or {"$ref": "#/components/schemas/Pet"}}}
+        return {"responses": {**{status: {"content": content} for status in statuses}, "404": {"content": content}}}
+
+    described = document(
+        {
+            "/one": {"get": {"operationId": "one", **answers("200")}},
+            "/two": {"get": {"operationId": "two", **answers("200", "201")}},
+            "/xml": {"get": {"operationId": "xml", **answers("200", media="application/xml")}},
+            "/bad": {"get": {"operationId": "bad", **answers("200", schema={"$ref": "#/nowhere"})}},
+            "/big": {"get": {"operationId": "big", **answers("200", schema={"enum": ["x" * 99] * 999})}},
+        },
+        components={
+            "schemas": {
+                "Pet": {
+                    "type": "object",
+                    "required": ["id", "key"],
+                    "properties": {"id": {"readOnly": True}, "key": {"writeOnly": True}},
+                }
+            }
+        },
+    )
+    async with service(described) as api:
+        output = api.tools["one"].output_schema
+        assert output == {
+            "$ref": "#/$defs/Pet",
+            "$defs": {"Pet": {"type": "object", "required": ["id"], "properties": {"id": {"readOnly": True}}}},
+        }
+        compile_schema(output, owner="test")
+        assert [api.tools[name].output_schema for name in ("two", "xml", "bad", "big")] == [None] * 4
+
+
+KEYWORDS = """type properties required allOf anyOf items enum $ref nullable pattern minimum exclusiveMinimum format
+additionalProperties readOnly example examples description default $defs $id $anchor not patternProperties
+multipleOf const"""
+LEAVES = st.sampled_from([None, True, False, -1, 0, 2, "string", "object", "a", "(", "#/components/schemas/A"])
+JSON = st.recursive(
+    LEAVES,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYWORDS.split()), inner, max_size=5),
+    max_leaves=25,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(schema=JSON, other=JSON, version=st.sampled_from(["3.0.3", "3.1.0"]), as_body=st.booleans())
+def test_whatever_a_document_says_a_tool_is_left_out_or_has_a_valid_schema(
+    schema: Any, other: Any, version: str, as_body: bool
+) -> None:
+    body = {"requestBody": {"content": {"multipart/form-data" if as_body else "application/json": {"schema": schema}}}}
+    fields = {"parameters": [{"name": "x", "in": "query", "schema": schema}], **body}
+    reading = read(document(operation(method="post", **fields), version=version, components={"schemas": {"A": other}}))
+    assert len(reading.operations) + len(reading.warnings) == 1
+    for one in reading.operations:
+        compile_schema(one.inputs.schema, owner="test")

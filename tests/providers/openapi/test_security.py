@@ -1,0 +1,224 @@
+"""Credentials go where the document says, are never the model's to give, and never shown."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from typing import Any
+from urllib.parse import parse_qs
+
+import pytest
+from aiohttp import web
+
+from tests.providers.openapi.services import Json, document, operation, parameter, service
+
+pytestmark = pytest.mark.spec("3.22")
+
+SCHEMES: Json = {
+    "head": {"type": "apiKey", "in": "header", "name": "X-Key"},
+    "ask": {"type": "apiKey", "in": "query", "name": "api key"},
+    "jar": {"type": "apiKey", "in": "cookie", "name": "sid"},
+    "basic": {"type": "http", "scheme": "basic"},
+    "bearer": {"type": "http", "scheme": "Bearer"},
+    "oidc": {"type": "openIdConnect", "openIdConnectUrl": "https://example.com"},
+    "tls": {"type": "mutualTLS"},
+    "digest": {"type": "http", "scheme": "digest"},
+    "client": {
+        "type": "oauth2",
+        "flows": {"clientCredentials": {"tokenUrl": "/oauth/token", "scopes": {"read": "", "write": ""}}},
+    },
+}
+
+
+def secured(*ways: Any, **fields: Any) -> Json:
+    return document(operation(security=list(ways), **fields), components={"securitySchemes": SCHEMES})
+
+
+@pytest.mark.parametrize(
+    ("scheme", "credential", "header", "wanted"),
+    [
+        ("head", "k&y", "x-key", "k&y"),
+        ("head", {"apiKey": "key"}, "x-key", "key"),
+        ("jar", "s3==", "cookie", "sid=s3=="),
+        ("basic", {"username": "me", "password": "p:ü"}, "authorization", "Basic bWU6cDrDvA=="),
+        ("basic", "me:pw", "authorization", "Basic bWU6cHc="),
+        ("bearer", "tok", "authorization", "Bearer tok"),
+        ("bearer", {"token": "tok"}, "authorization", "Bearer tok"),
+        ("oidc", "tok", "authorization", "Bearer tok"),
+        ("client", "tok", "authorization", "Bearer tok"),
+    ],
+)
+async def test_a_credential_goes_where_its_scheme_says(scheme: str, credential: Any, header: str, wanted: str) -> None:
+    async with service(secured({scheme: []}), auth={scheme: credential}) as api:
+        assert (await api.sent()).headers[header] == wanted
+
+
+async def test_a_key_in_the_query_joins_the_arguments() -> None:
+    async with service(secured({"ask": []}, parameters=[parameter("q", "query")]), auth={"ask": "k&y"}) as api:
+        assert (await api.sent(q="x")).target == "/v1/x?q=x&api%20key=k%26y"
+
+
+async def test_schemes_that_are_needed_together_are_sent_together() -> None:
+    given = {"head": "a", "jar": "b", "bearer": "c"}
+    async with service(secured({name: [] for name in given}), auth=given) as api:
+        headers = (await api.sent()).headers
+        assert (headers["x-key"], headers["cookie"], headers["authorization"]) == ("a", "sid=b", "Bearer c")
+
+
+async def test_the_first_way_that_the_configuration_can_go_is_taken() -> None:
+    ways = ({"bearer": []}, {"head": [], "jar": []}, {"basic": []})
+    async with service(secured(*ways), auth={"head": "k", "basic": "u:p"}) as api:
+        headers = (await api.sent()).headers
+        assert ("x-key" in headers, headers["authorization"]) == (False, "Basic dTpw")
+
+
+@pytest.mark.parametrize(
+    ("ways", "wanted"),
+    [
+        ([{"bearer": []}], "set openapi.api.auth.bearer to its key or token"),
+        ([{"basic": []}], "set openapi.api.auth.basic to {username, password}"),
+        ([{"client": []}], "set openapi.api.auth.client to {clientId, clientSecret}"),
+        ([{"head": [], "jar": []}], 'for the security scheme "jar"'),
+        ([{"tls": []}], "not supported"),
+        ([{"digest": []}], "not supported"),
+        ([{"nobody": []}], "does not describe"),
+    ],
+    ids=["bearer", "basic", "client", "half", "tls", "digest", "unknown"],
+)
+async def test_a_missing_credential_is_named_before_anything_is_sent(ways: list[Any], wanted: str) -> None:
+    async with service(secured(*ways), auth={"head": "k"}) as api:
+        result = await api.call()
+        assert (result.error_kind, result.executed, api.server.seen) == ("not_permitted", False, [])
+        assert wanted in (result.error or "")
+
+
+async def test_security_of_the_operation_replaces_that_of_the_document() -> None:
+    described = document(
+        {
+            "/a": {"get": {"operationId": "all", "responses": {}}},
+            "/b": {"get": {"operationId": "open", "security": [], "responses": {}}},
+            "/c": {"get": {"operationId": "maybe", "security": [{"jar": []}, {}], "responses": {}}},
+        },
+        security=[{"head": []}],
+        components={"securitySchemes": SCHEMES},
+    )
+    async with service(described, auth={"head": "k"}) as api:
+        assert "x-key" in (await api.sent("all")).headers
+        assert "x-key" not in (await api.sent("open")).headers
+        assert "cookie" not in (await api.sent("maybe")).headers
+
+
+async def test_a_credential_is_no_argument_and_never_shown() -> None:
+    given = [parameter("x-key", "header"), parameter("api key", "query"), parameter("q", "query")]
+    described = secured({"head": [], "ask": []}, parameters=given)
+    async with service(described, auth={"head": "hush-hush", "ask": "hush-hush"}) as api:
+        tool = api.tools["op"]
+        assert list(tool.input_schema["properties"]) == ["q"]
+        assert "hush" not in str(tool.to_dict())
+        assert "hush" not in repr(api.provider.__dict__)
+
+
+async def test_a_header_set_by_hand_stands_for_the_scheme() -> None:
+    async with service(secured({"client": ["read"]}), headers={"authorization": "Bearer mine"}) as api:
+        assert (await api.sent()).headers["authorization"] == "Bearer mine"
+
+
+async def test_a_credential_of_no_scheme_is_said() -> None:
+    async with service(secured({"bearer": []}), auth={"baerer": "x"}) as api:
+        assert 'did you mean "bearer"' in api.provider.warnings[0]
+
+
+class Issuer:
+    """A service behind tokens that it gives out itself."""
+
+    def __init__(self, *, expires_in: Any = 3600) -> None:
+        self.expires_in = expires_in
+        self.issued = 0
+        self.forms: list[dict[str, list[str]]] = []
+        self.accepted: set[str] = set()
+        self.open = asyncio.Event()
+        self.open.set()
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        if request.path == "/oauth/token":
+            self.forms.append(parse_qs((await request.read()).decode()))
+            await self.open.wait()
+            self.issued += 1
+            token = f"token-{self.issued}"
+            self.accepted.add(f"Bearer {token}")
+            return web.json_response({"access_token": token, "expires_in": self.expires_in, "token_type": "bearer"})
+        accepted = request.headers.get("Authorization") in self.accepted
+        return web.json_response({"by": request.headers.get("Authorization")}, status=200 if accepted else 401)
+
+
+CLIENT = {"client": {"clientId": "me", "clientSecret": "hush hush"}}
+
+
+async def test_client_credentials_are_exchanged_once_for_calls_at_once() -> None:
+    issuer = Issuer()
+    issuer.open.clear()
+    async with service(secured({"client": ["read"]}), issuer.answer, auth=CLIENT) as api:
+        calls = [asyncio.ensure_future(api.call()) for _ in range(8)]
+        while not issuer.forms:  # noqa: ASYNC110 - the server says nothing.
+            await asyncio.sleep(0.001)
+        calls[0].cancel()
+        issuer.open.set()
+        results = await asyncio.gather(*calls[1:])
+        assert {result.result["by"] for result in results} == {"Bearer token-1"}
+        assert (await api.call()).result == {"by": "Bearer token-1"}
+        assert issuer.forms == [{"grant_type": ["client_credentials"], "scope": ["read"]}]
+        asked = api.server.seen[0].headers["authorization"]
+        assert asked == "Basic " + base64.b64encode(b"me:hush+hush").decode()
+
+
+async def test_a_refused_token_is_replaced_once() -> None:
+    issuer = Issuer()
+    async with service(secured({"client": []}), issuer.answer, auth=CLIENT) as api:
+        assert (await api.call()).ok
+        issuer.accepted.clear()
+        assert (await api.call()).result == {"by": "Bearer token-2"}
+    assert issuer.issued == 2
+
+
+async def test_a_service_that_refuses_every_token_is_asked_twice_and_no_more() -> None:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if request.path == "/oauth/token":
+            return web.json_response({"access_token": "t"})
+        return web.json_response({}, status=401)
+
+    async with service(secured({"client": []}), answer, auth=CLIENT) as api:
+        result = await api.call()
+        assert (result.error_kind, result.extras["status"]) == ("execution_error", 401)
+        assert [seen.target for seen in api.server.seen] == ["/oauth/token", "/v1/x"] * 2
+
+
+async def test_an_expired_token_is_not_used() -> None:
+    issuer = Issuer(expires_in=0)
+    async with service(secured({"client": []}), issuer.answer, auth=CLIENT) as api:
+        assert [(await api.call()).result["by"] for _ in range(2)] == ["Bearer token-1", "Bearer token-2"]
+
+
+async def test_the_configuration_may_say_scopes_where_tokens_are_and_how_to_ask() -> None:
+    issuer = Issuer()
+    async with service(secured({"client": ["read"]}), issuer.answer, auth={}) as api:
+        own = {**CLIENT["client"], "scopes": "a b", "tokenUrl": api.server.url("/oauth/token"), "clientAuth": "body"}
+        async with service(secured({"client": ["read"]}), issuer.answer, auth={"client": own}) as other:
+            assert (await other.call()).ok
+            assert other.server.seen[0].target == "/v1/x"
+        assert issuer.forms[0]["scope"] == ["a b"]
+        assert (issuer.forms[0]["client_id"], issuer.forms[0]["client_secret"]) == (["me"], ["hush hush"])
+
+
+@pytest.mark.parametrize(
+    "reply", [(400, '{"error": "invalid_client"}'), (200, "<html>"), (200, '{"access_token": "a\\r\\nb"}')], ids=str
+)
+async def test_no_token_is_said_without_the_secret_and_nothing_is_sent(reply: tuple[int, str]) -> None:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        return web.Response(status=reply[0], text=reply[1])
+
+    async with service(secured({"client": []}), answer, auth=CLIENT) as api:
+        result = await api.call()
+        assert (result.error_kind, result.executed) == ("transport_error", False)
+        assert 'scheme "client"' in (result.error or "")
+        assert "hush" not in (result.error or "")
+        assert [seen.target for seen in api.server.seen] == ["/oauth/token"]

@@ -1,0 +1,312 @@
+"""What a REST tool sends: templates filled in, and nothing that an argument could turn into something else."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+from urllib.parse import unquote
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.providers.rest.servers import call, http_server, tool
+from toolspace.errors import ToolDefinitionError, ToolValidationError
+from toolspace.providers.rest.build import compile_request, schema_of
+from toolspace.providers.rest.spec import RestSpec
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@pytest.mark.spec("3.20")
+async def test_parameters_fill_url_headers_query_and_body() -> None:
+    async with http_server() as server:
+        spec = tool(
+            server.url("/users/${parameters.user.id}/files/${parameters.names[1]}?page=${parameters.page}"),
+            method="POST",
+            headers={"X-Trace": "t-${parameters.trace}"},
+            query={"limit": "${parameters.limit}", "fixed": 7, "q": "repo:${parameters.repo}"},
+            body={"title": "${parameters.title}", "text": "says ${parameters.title}", "tags": ["${parameters.tag}"]},
+        )
+        arguments = {
+            "user": {"id": 5}, "names": ["a", "b c"], "page": 2, "trace": "x", "limit": [1, 2], "repo": "a/b",
+            "title": {"en": "Hi"}, "tag": 1.5,
+        }  # fmt: skip
+        result = await call(spec, arguments)
+
+    assert result.ok, result.error
+    (seen,) = server.seen
+    assert seen.method == "POST"
+    assert seen.target == "/users/5/files/b%20c?page=2&limit=1&limit=2&fixed=7&q=repo%3Aa%2Fb"
+    assert seen.headers["x-trace"] == "t-x"
+    assert seen.headers["content-type"] == "application/json"
+    assert json.loads(seen.body) == {"title": {"en": "Hi"}, "text": 'says {"en":"Hi"}', "tags": [1.5]}
+
+
+@pytest.mark.spec("3.20")
+@pytest.mark.parametrize("method", ["GET", "DELETE", "HEAD"])
+async def test_unused_parameters_go_to_the_query(method: str) -> None:
+    async with http_server() as server:
+        spec = tool(server.url("/a/${parameters.id}?k=1"), method=method)
+        await call(spec, {"id": 1, "text": "ä&b=c", "list": [1, "x"], "flag": True, "none": None, "data": {"a": 1}})
+
+    (seen,) = server.seen
+    assert seen.target == "/a/1?k=1&text=%C3%A4%26b%3Dc&list=1&list=x&flag=true&data=%7B%22a%22%3A1%7D"
+    assert seen.body == b""
+
+
+@pytest.mark.spec("3.20")
+@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH"])
+async def test_unused_parameters_go_to_the_json_body(method: str) -> None:
+    async with http_server() as server:
+        spec = tool(server.url("/a/${parameters.id}"), method=method, body={"fixed": 1, "of": "${parameters.id}"})
+        await call(spec, {"id": 1, "more": [None, "x"], "none": None})
+        await call(tool(server.url(), method=method), {"only": 1})
+        await call(tool(server.url(), method=method), {})
+
+    merged, alone, nothing = server.seen
+    assert merged.target == "/a/1"
+    assert json.loads(merged.body) == {"fixed": 1, "of": 1, "more": [None, "x"], "none": None}
+    assert json.loads(alone.body) == {"only": 1}
+    assert nothing.body == b""
+    assert "content-type" not in nothing.headers or method != "GET"
+
+
+@pytest.mark.spec("3.20")
+async def test_what_is_absent_is_left_out() -> None:
+    async with http_server() as server:
+        spec = tool(
+            server.url("/?a=${parameters.a}&b=x-${parameters.b}"),
+            method="POST",
+            headers={"X-A": "${parameters.a}", "Authorization": "Bearer ${parameters.token}"},
+            query={"c": "${parameters.c}", "d": ["${parameters.d}", 1], "e": "${parameters.e:-5}"},
+            body={"f": "${parameters.f}", "g": {"h": "${parameters.h}"}, "null": "${parameters.null}"},
+        )
+        await call(spec, {"c": None, "null": None})
+
+    (seen,) = server.seen
+    assert seen.target == "/?d=1&e=5"
+    assert "x-a" not in seen.headers
+    assert "authorization" not in seen.headers
+    assert json.loads(seen.body) == {"g": {}, "null": None}
+
+
+@pytest.mark.spec("3.20")
+async def test_a_missing_path_value_is_named_and_nothing_is_sent() -> None:
+    async with http_server() as server:
+        result = await call(tool(server.url("/users/${parameters.user.id}")), {"user": {}})
+
+    assert result.error == "Parameter validation failed: user.id: required, but missing: it is a part of the URL"
+    assert result.error_kind == "invalid_parameters"
+    assert not result.executed
+    assert not server.seen
+
+
+@pytest.mark.spec("3.20")
+@pytest.mark.parametrize(
+    "value",
+    ["", ".", "..", "../admin", "a/../../b", "..\\b", "%2e%2e", "%2e%2e%2fadmin", "%252e%252e", "..;/x", ".. ", "a\nb",
+     "\0", "\ud800"],
+)  # fmt: skip
+async def test_a_path_value_that_would_leave_its_segment_is_refused(value: str) -> None:
+    build = compile_request(tool("https://api.example/files/${parameters.id}/raw"))
+    with pytest.raises(ToolValidationError, match=r"^Parameter validation failed: id: "):
+        build({"id": value})
+
+
+@pytest.mark.spec("3.20")
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [("a/b", "a%2Fb"), ("a?b#c", "a%3Fb%23c"), ("a@b:80", "a%40b%3A80"), ("50%", "50%25"), ("ä", "%C3%A4"),
+     ("...", "..."), ("v1.2", "v1.2"), (True, "true"), ([1, 2], "1%2C2"), ("a\\b", "a%5Cb")],
+)  # fmt: skip
+async def test_a_path_value_is_percent_encoded(value: object, written: str) -> None:
+    async with http_server() as server:
+        await call(tool(server.url("/files/${parameters.id}/raw")), {"id": value})
+    assert server.seen[0].target == f"/files/{written}/raw"
+
+
+@pytest.mark.spec("3.20")
+def test_literal_text_and_value_cannot_make_a_way_up_together() -> None:
+    build = compile_request(tool("https://api.example/a/.${parameters.x}/${parameters.y}${parameters.z}/b"))
+    with pytest.raises(ToolValidationError):
+        build({"x": ".", "y": "a", "z": "b"})
+    with pytest.raises(ToolValidationError):
+        build({"x": "x", "y": "%2", "z": "e"})
+
+
+@pytest.mark.spec("3.20")
+@given(value=st.text(alphabet=st.one_of(st.sampled_from("./\\%2eE5fF;?#@:&= \r\n\0a"), st.characters()), max_size=12))
+def test_no_path_value_leaves_its_segment_or_changes_the_origin(value: str) -> None:
+    build = compile_request(tool("https://api.example:8443/one/${parameters.x}/v-${parameters.x}/two?k=1"))
+    try:
+        request = build({"x": value})
+    except ToolValidationError:
+        return
+    url = str(request.url)
+    assert url.startswith("https://api.example:8443/one/")
+    assert url.endswith("/two?k=1")
+    assert url.count("/") == 6
+    assert url.count("?") == 1
+    assert "#" not in url
+    path = request.url.raw_path
+    for _ in range(4):
+        # However sloppily a server decodes: no step of it leads up.
+        assert not {".", ".."} & {part.partition(";")[0].strip() for part in path.replace("\\", "/").split("/")}
+        path = unquote(path)
+
+
+@pytest.mark.spec("3.20")
+@given(value=json_values)
+def test_no_query_value_changes_anything_but_its_own_entry(value: Any) -> None:
+    build = compile_request(tool("https://api.example/a?x=${parameters.x}", query={"key": "secret"}))
+    try:
+        url = build({"x": value, "y": value}).url
+    except ToolValidationError:
+        return
+    assert str(url).startswith(("https://api.example/a?x=", "https://api.example/a?key=secret"))
+    assert set(url.query) <= {"x", "y", "key"}
+    assert url.query.getall("key") == ["secret"]
+    if isinstance(value, str):
+        assert url.query.getall("x") == [value]
+
+
+@pytest.mark.spec("3.20")
+@given(value=st.text(alphabet=st.one_of(st.sampled_from("\r\n\0: a"), st.characters()), max_size=8))
+def test_no_value_adds_a_header(value: str) -> None:
+    build = compile_request(tool("https://api.example/", headers={"X-A": "a ${parameters.x}", "X-B": "b"}))
+    try:
+        headers = dict(build({"x": value}).headers)
+    except ToolValidationError:
+        assert any(character < " " or character == "\x7f" or "\ud800" <= character <= "\udfff" for character in value)
+        return
+    assert headers["X-A"] == f"a {value}"
+    assert headers["X-B"] == "b"
+    assert not set("\r\n\0") & set(headers["X-A"])
+
+
+@pytest.mark.spec("3.20")
+@given(value=json_values)
+def test_a_value_in_a_json_text_stays_a_value(value: Any) -> None:
+    body = '{"raw": ${parameters.x}, "text": "<${parameters.x}>", "quote": "\\"${parameters.s}"}'
+    build = compile_request(tool("https://api.example/", method="POST", body=body))
+    sent = build({"x": value, "s": '","admin":true,"'}).body
+    assert isinstance(sent, bytes)
+    read = json.loads(sent)
+    assert list(read) == ["raw", "text", "quote"]
+    assert read["raw"] == value
+    assert read["quote"] == '"","admin":true,"'
+    if isinstance(value, str):
+        assert read["text"] == f"<{value}>"
+
+
+@pytest.mark.spec("3.20")
+@pytest.mark.parametrize(
+    ("content_type", "body", "sent"),
+    [
+        ("application/x-www-form-urlencoded", {"a": "${parameters.x}", "b": [1, 2]}, b"a=%22%3C%26&b=1&b=2"),
+        ("application/x-www-form-urlencoded", "a=${parameters.x}&b=1", b"a=%22%3C%26&b=1"),
+        ("application/xml", "<a b='${parameters.x}'/>", b"<a b='&quot;&lt;&amp;'/>"),
+        ("text/plain", "${parameters.x}", b'"<&'),
+        ("text/plain", "x ${parameters.x}", b'x "<&'),
+        ("application/json", "${parameters.x}", b'"\\"<&"'),
+    ],
+)
+async def test_a_body_is_escaped_as_its_type_needs(content_type: str, body: Any, sent: bytes) -> None:
+    async with http_server() as server:
+        spec = tool(server.url(), method="POST", headers={"Content-Type": content_type}, body=body)
+        await call(spec, {"x": '"<&'})
+    assert server.seen[0].body == sent
+    assert server.seen[0].headers["content-type"] == content_type
+
+
+@pytest.mark.spec("3.20")
+async def test_an_argument_cannot_replace_what_the_configuration_sets() -> None:
+    async with http_server() as server:
+        query = await call(tool(server.url("/?tenant=1"), query={"key": "k"}), {"tenant": 2, "key": "x"})
+        body = await call(tool(server.url(), method="POST", body={"tenant": 1}), {"tenant": 2})
+        text = await call(tool(server.url(), method="POST", body="hello"), {"extra": 2})
+    assert query.error == "Parameter validation failed: key, tenant: set by the tool's configuration; leave it out"
+    assert body.error_kind == text.error_kind == "invalid_parameters"
+    assert not server.seen
+
+
+@pytest.mark.spec("3.20")
+def test_a_hole_in_the_host_is_one_label_of_a_fixed_domain() -> None:
+    build = compile_request(tool("https://${parameters.tenant}.api.example:8443/x"))
+    assert str(build({"tenant": "acme"}).url) == "https://acme.api.example:8443/x"
+    for value in ("evil.org/", "a.b", "a@evil", "", "-a", "a:1", "x#", "ä", "a" * 64):
+        with pytest.raises(ToolValidationError):
+            build({"tenant": value})
+
+
+@pytest.mark.spec("3.20")
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"url": "${parameters.url}"},
+        {"url": "ftp://api.example/"},
+        {"url": "${parameters.scheme}://api.example/"},
+        {"url": "https://${parameters.host}/"},
+        {"url": "https://${parameters.host}.com/"},
+        {"url": "https://api.example:${parameters.port}/"},
+        {"url": "https://${parameters.user}@api.example/"},
+        {"url": "https://api.example/#${parameters.x}"},
+        {"url": "https://api.example/?${parameters.x}=1"},
+        {"url": "https:///x"},
+        {"url": "https://api.example/${parameters.}"},
+        {"url": "https://api.example/${parameters[0]}"},
+        {"url": "https://api.example/", "headers": {"Content-Length": "5"}},
+        {"url": "https://api.example/", "headers": {"X": "a\nb"}},
+        {"url": "https://api.example/", "headers": {"Host": "${parameters.x}"}},
+        {"url": "https://api.example/", "headers": {"A b": "x"}},
+        {"url": "https://api.example/", "query": {"a": "${parameters..x}"}},
+        {"url": "https://api.example/", "body": {"a": "${parameters.x y}"}},
+        {"url": "https://api.example/", "method": "CONNECT"},
+    ],
+    ids=lambda fields: " ".join(map(str, fields.values())).encode("unicode_escape").decode(),
+)
+def test_a_template_that_leaves_open_what_it_must_not_is_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(ToolDefinitionError, match=r"^REST tool 't': (url|headers|query|body|method): "):
+        compile_request(tool(**fields))
+
+
+@pytest.mark.spec("3.20")
+async def test_a_user_in_the_url_becomes_a_header() -> None:
+    async with http_server() as server:
+        await call(tool(server.url("/").replace("//", "//me:p%40ss@", 1)))
+    assert server.seen[0].headers["authorization"] == "Basic bWU6cEBzcw=="
+
+
+def test_texts_of_specs_and_requests_show_no_key() -> None:
+    spec = tool("https://api.example/a?key=hush", headers={"X-Key": "hush"}, body="hush", method="POST")
+    assert "hush" not in repr(spec)
+    assert "hush" not in repr(compile_request(spec)({}))
+
+
+@pytest.mark.spec("3.20")
+def test_without_a_schema_the_placeholders_are_the_parameters() -> None:
+    spec = RestSpec(
+        name="t",
+        method="POST",
+        url="https://api.example/${parameters.id}?q=${parameters.q}",
+        headers={"X": "${parameters.trace}"},
+        body={"limit": "${parameters.limit}", "of": "${parameters.filter.name}", "at": "${parameters.list[0]}"},
+    )
+    assert schema_of(spec) == {
+        "type": "object",
+        "properties": {
+            "id": {"type": "string"},
+            "q": {"type": "string"},
+            "trace": {"type": "string"},
+            "limit": {},
+            "filter": {"type": "object", "properties": {"name": {}}},
+            "list": {"type": "array"},
+        },
+        "required": ["id"],
+        "additionalProperties": False,
+    }

@@ -1,0 +1,142 @@
+"""REST tools as a provider, and configured tools that are requests."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from tests.providers.rest.servers import http_server, tool
+from toolspace import Tool, ToolContext, Toolspace
+from toolspace.abc import ToolProvider
+from toolspace.core.tool import Annotations, ToolCategory
+from toolspace.errors import ToolDefinitionError
+from toolspace.providers.rest.client import HttpClient
+from toolspace.providers.rest.provider import RestProvider, request_handler
+from toolspace.providers.rest.spec import RestSpec
+from toolspace.testing import ProviderContract
+
+working: list[web.Request] = []
+"""The slow requests that a server is busy with."""
+
+
+async def answer(request: web.Request) -> web.StreamResponse:
+    match request.path:
+        case "/wrong":
+            return web.Response(status=500)
+        case "/slow":
+            working.append(request)
+            try:
+                await asyncio.Event().wait()
+            finally:
+                working.remove(request)
+    return web.json_response({"at": request.path})
+
+
+class TestRestProvider(ProviderContract):
+    call = ("weather", {"city": "Paris"})
+    failing_call = ("wrong", {})
+    slow_call = ("slow", {})
+
+    def is_working(self, provider: ToolProvider) -> bool:
+        return bool(working)
+
+    @pytest.fixture
+    async def provider(self) -> AsyncIterator[ToolProvider]:  # pyright: ignore
+        async with http_server(answer) as server:
+            yield RestProvider(
+                [
+                    RestSpec(name="weather", url=server.url("/weather/${parameters.city}")),
+                    RestSpec(name="wrong", url=server.url("/wrong")),
+                    RestSpec(name="slow", url=server.url("/slow")),
+                ]
+            )
+
+
+@pytest.mark.spec("3.20")
+def test_a_tool_says_what_its_method_does_to_the_world() -> None:
+    def annotations(method: str, **given: bool) -> Annotations:
+        spec = RestSpec(name="t", url="https://api.example/", method=method, annotations=Annotations(**given))
+        (made,) = RestProvider([spec]).list_tools()
+        assert made.category is ToolCategory.REST
+        return made.annotations
+
+    assert annotations("get") == Annotations(read_only=True, destructive=False, idempotent=True, open_world=True)
+    assert annotations("POST") == Annotations(read_only=False, destructive=False, idempotent=False, open_world=True)
+    assert annotations("DELETE") == Annotations(read_only=False, destructive=True, idempotent=True, open_world=True)
+    assert annotations("POST", read_only=True).read_only
+
+
+@pytest.mark.spec("2.1")
+async def test_its_tools_are_called_by_the_namespace_rest() -> None:
+    async with http_server(answer) as server:
+        provider = RestProvider([RestSpec(name="weather", url=server.url("/w"), description="The weather.")])
+        async with Toolspace(providers=[provider]) as toolspace:
+            result = await toolspace.call("rest__weather", {})
+    assert (result.result, result.kind, result.namespace) == ({"at": "/w"}, "rest", "rest")
+
+
+def test_two_tools_of_one_name_are_refused() -> None:
+    with pytest.raises(ToolDefinitionError, match="two REST tools 't'"):
+        RestProvider([tool("https://a.example/"), tool("https://b.example/")])
+
+
+async def test_a_client_that_was_given_stays_open() -> None:
+    client = HttpClient()
+    async with http_server() as server:
+        first = RestProvider([tool(server.url())], client=client)
+        second = RestProvider([tool(server.url())], client=client)
+        assert (await first.execute("t", {}, ToolContext())).ok
+        await first.aclose()
+        assert (await second.execute("t", {}, ToolContext())).ok
+        await client.aclose()
+
+
+@pytest.mark.spec("6.1")
+@pytest.mark.parametrize(
+    ("execution", "method", "target", "body"),
+    [({"method": "GET"}, "GET", "/v1?city=Paris", b""), ({}, "POST", "/v1", b'{"city":"Paris"}')],
+    ids=["get", "unsaid"],
+)
+async def test_a_configured_tool_with_a_url_is_a_request(
+    execution: dict[str, Any], method: str, target: str, body: bytes
+) -> None:
+    client = HttpClient()
+    async with http_server() as server:
+        handler = request_handler("weather", {"url": server.url("/v1"), **execution}, client)
+        made = Tool("weather", "", {"type": "object"}, handler=handler, execution_type="gateway")
+        async with Toolspace(tools=[made]) as toolspace:
+            assert (await toolspace.call("weather", {"city": "Paris"})).result == {}
+        await client.aclose()
+    (seen,) = server.seen
+    assert (seen.method, seen.target, seen.body) == (method, target, body)
+
+
+@pytest.mark.spec("3.20")
+async def test_variables_and_parameters_expand_in_a_configured_tool(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with http_server() as server:
+        monkeypatch.setenv("WEATHER_URL", server.url("/v1"))
+        monkeypatch.setenv("WEATHER_KEY", "k-e-y-0-1")
+        file = tmp_path / "toolspace.yaml"
+        file.write_text(
+            "restTools:\n"
+            "  weather:\n"
+            "    method: POST\n"
+            "    url: ${WEATHER_URL}/${parameters.city}\n"
+            "    headers: {X-Key: '${WEATHER_KEY}'}\n"
+            "    query: {units: '${UNITS:-metric}'}\n"
+            "    body: {key: '${WEATHER_KEY}', days: '${parameters.days}'}\n"
+        )
+        async with Toolspace.open(file) as toolspace:
+            result = await toolspace.call("rest__weather", {"city": "New York", "days": 3})
+    assert result.ok, result.error
+    (seen,) = server.seen
+    assert seen.target == "/v1/New%20York?units=metric"
+    assert seen.headers["x-key"] == "k-e-y-0-1"
+    assert seen.body == b'{"key":"k-e-y-0-1","days":3}'

@@ -1,0 +1,110 @@
+"""Requests that are sent again after 429 and 503, and those that are not."""
+
+from __future__ import annotations
+
+import time
+from email.utils import formatdate
+from typing import Any
+
+import pytest
+from aiohttp import web
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.providers.rest.servers import call, http_server, rest, tool
+from toolspace.core.events import CallProgress, EventType
+from toolspace.providers.rest.retry import seconds_to_wait
+from toolspace.testing import Recorder
+
+
+def busy(times: int, status: int = 429, retry_after: str | None = "0") -> Any:
+    """An answer that is `status` so many times, and then `{}`."""
+    left = [times]
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if left[0] > 0:
+            left[0] -= 1
+            return web.Response(status=status, headers={"Retry-After": retry_after} if retry_after else {})
+        return web.json_response({})
+
+    return answer
+
+
+@pytest.mark.spec("3.21")
+@pytest.mark.parametrize("status", [429, 503])
+@pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS", "PUT", "DELETE"])
+async def test_an_idempotent_request_is_sent_again(method: str, status: int) -> None:
+    async with http_server(busy(2, status)) as server:
+        result = await call(tool(server.url("/?a=1"), method=method), {"b": 1})
+    assert result.ok, result.error
+    assert result.extras["attempts"] == 3
+    first, second, third = server.seen
+    assert (first.target, first.body) == (second.target, second.body) == (third.target, third.body)
+
+
+@pytest.mark.spec("3.21")
+@pytest.mark.parametrize("method", ["POST", "PATCH"])
+async def test_a_request_that_might_run_twice_is_not_sent_again(method: str) -> None:
+    async with http_server(busy(1)) as server:
+        result = await call(tool(server.url(), method=method))
+    assert result.error == "HTTP 429 Too Many Requests"
+    assert result.extras["headers"]["retry-after"] == "0"
+    assert len(server.seen) == 1
+
+
+@pytest.mark.spec("3.21")
+@pytest.mark.parametrize("status", [400, 500, 502, 504])
+async def test_no_other_status_is_tried_again(status: int) -> None:
+    async with http_server(busy(1, status)) as server:
+        assert not (await call(tool(server.url()))).ok
+    assert len(server.seen) == 1
+
+
+@pytest.mark.spec("3.21")
+async def test_three_tries_are_all() -> None:
+    async with http_server(busy(9)) as server:
+        result = await call(tool(server.url()))
+    assert result.error_kind == "execution_error"
+    assert result.extras["status"] == 429
+    assert result.extras["attempts"] == 3
+    assert len(server.seen) == 3
+
+
+@pytest.mark.spec("3.21")
+async def test_a_second_try_can_be_seen_coming() -> None:
+    async with http_server(busy(1, 503)) as server, rest(tool(server.url())) as toolspace:
+        seen = Recorder(toolspace)
+        await toolspace.call("rest__t", {})
+    (event,) = seen.of(EventType.TOOL_CALL_PROGRESS)
+    assert isinstance(event, CallProgress)
+    assert event.message == "HTTP 503; trying again in 0.0 s"
+
+
+@pytest.mark.spec("3.21")
+async def test_a_date_that_has_passed_means_now() -> None:
+    async with http_server(busy(1, retry_after=formatdate(time.time() - 60, usegmt=True))) as server:
+        assert (await call(tool(server.url()))).extras["attempts"] == 2
+
+
+@pytest.mark.spec("3.21")
+@pytest.mark.parametrize(
+    "after", ["3600", formatdate(time.time() + 86_400, usegmt=True), "9" * 400], ids=["hour", "day", "long"]
+)
+async def test_nobody_waits_longer_than_is_sensible(after: str) -> None:
+    async with http_server(busy(1, retry_after=after)) as server:
+        result = await call(tool(server.url()))
+    assert result.error == "HTTP 429 Too Many Requests"
+    assert len(server.seen) == 1
+
+
+@pytest.mark.spec("3.21")
+async def test_nobody_waits_beyond_the_time_of_the_call() -> None:
+    async with http_server(busy(1, retry_after="20")) as server:
+        result = await call(tool(server.url(), timeout=10))
+    assert result.error == "HTTP 429 Too Many Requests"
+
+
+@given(text=st.text(max_size=40) | st.from_regex(r"[0-9]{0,400}", fullmatch=True), attempt=st.integers(1, 3))
+def test_whatever_the_header_says_the_wait_is_a_number(text: str, attempt: int) -> None:
+    assert seconds_to_wait(text, attempt) >= 0
+    assert 0.25 <= seconds_to_wait(None, attempt) <= 2

@@ -1,0 +1,154 @@
+"""Answers that come in pieces: each piece a partial result at once, all of them the result in the end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from aiohttp import web
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.providers.rest.servers import http_server, rest, tool
+from toolspace.core.events import CallPartial, EventType
+from toolspace.providers.rest.streams import events, json_lines, json_sequence
+from toolspace.testing import Recorder
+
+NDJSON = "application/x-ndjson"
+SSE = "text/event-stream"
+
+
+def streaming(content_type: str, *pieces: bytes) -> Any:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": content_type})
+        await response.prepare(request)
+        for piece in pieces:
+            await response.write(piece)
+        return response
+
+    return answer
+
+
+@pytest.mark.spec("3.21")
+@pytest.mark.parametrize(
+    ("content_type", "pieces", "values"),
+    [
+        (NDJSON, [b'{"a":', b"1}\n\n[2]\n", b'"x"'], [{"a": 1}, [2], "x"]),
+        ("application/jsonl", [b"1\nnot json\n"], [1, "not json"]),
+        ("application/json-seq", [b'\x1e{"a":1}\n\x1e', b"2\n"], [{"a": 1}, 2]),
+        (SSE, [b'data: {"a":1}\r', b"\n\r\nevent: tick\ndata: 5\n\n"], [{"a": 1}, {"event": "tick", "data": "5"}]),
+        (SSE + "; charset=utf-8", [b": hello\ndata:[1,\ndata:2]\nid: 7\n\ndata: [DONE]\n\ndata: no\n\n"], [[1, 2]]),
+    ],
+    ids=["ndjson", "jsonl", "json-seq", "events", "model-api"],
+)
+async def test_a_stream_comes_as_partial_results_and_as_a_list(
+    content_type: str, pieces: list[bytes], values: list[Any]
+) -> None:
+    async with http_server(streaming(content_type, *pieces)) as server, rest(tool(server.url())) as toolspace:
+        seen = Recorder(toolspace)
+        result = await toolspace.call("rest__t", {})
+    assert result.ok, result.error
+    assert result.result == values
+    assert result.extras["status"] == 200
+    partials = seen.of(EventType.TOOL_CALL_PARTIAL)
+    assert [event.value for event in partials if isinstance(event, CallPartial)] == values
+
+
+@pytest.mark.spec("3.21")
+async def test_a_stream_of_texts_is_their_joined_text() -> None:
+    answer = streaming(SSE, b"data: Hel\n\n", b"data: lo 5\n\n")
+    async with http_server(answer) as server, rest(tool(server.url())) as toolspace:
+        assert (await toolspace.call("rest__t", {})).result == "Hello 5"
+
+
+@pytest.mark.spec("3.21")
+async def test_a_partial_result_comes_before_the_end() -> None:
+    heard = asyncio.Event()
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": NDJSON})
+        await response.prepare(request)
+        await response.write(b"1\n")
+        await heard.wait()
+        await response.write(b"2\n")
+        return response
+
+    async with http_server(answer) as server, rest(tool(server.url())) as toolspace:
+        seen = Recorder(toolspace)
+        running = asyncio.create_task(toolspace.call("rest__t", {}))
+        await seen.wait_for(lambda event: event.type is EventType.TOOL_CALL_PARTIAL)
+        assert not running.done()
+        heard.set()
+        assert (await running).result == [1, 2]
+
+
+@pytest.mark.spec("3.21")
+async def test_a_status_outside_2xx_is_no_stream() -> None:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        return web.Response(status=500, text="data: x\n\n", content_type=SSE)
+
+    async with http_server(answer) as server, rest(tool(server.url())) as toolspace:
+        assert (await toolspace.call("rest__t", {})).error == "HTTP 500 Internal Server Error: data: x"
+
+
+@pytest.mark.spec("3.21")
+async def test_a_record_without_an_end_is_refused() -> None:
+    answer = streaming(NDJSON, *[b"x" * (1 << 20)] * 20)
+    async with http_server(answer) as server, rest(tool(server.url())) as toolspace:
+        result = await toolspace.call("rest__t", {})
+    assert result.error == "a single record of the answer is longer than 16 MiB"
+    assert result.executed
+
+
+@pytest.mark.spec("4.6")
+async def test_a_stream_larger_than_memory_allows_goes_to_disk() -> None:
+    line = json.dumps({"text": "x" * 1_000}).encode() + b"\n"
+    chunk = line * 1_000
+    async with http_server(streaming(NDJSON, *[chunk] * 80)) as server, rest(tool(server.url())) as toolspace:
+        result = await toolspace.call("rest__t", {})
+    stored = result.result["tool_output"]
+    assert stored["reason"] == "size_limit_exceeded"
+    assert stored["bytes"] > 80_000_000
+    assert result.extras["status"] == 200
+
+
+async def read(reader: Any, data: bytes, cuts: list[int]) -> list[Any]:
+    async def pieces() -> AsyncIterator[bytes]:
+        last = 0
+        for cut in sorted(cut % (len(data) + 1) for cut in cuts):
+            yield data[last:cut]
+            last = cut
+        yield data[last:]
+
+    return [value async for value in reader(pieces())]
+
+
+CUTS = st.lists(st.integers(0, 1_000), max_size=6)
+VALUES = st.lists(
+    st.dictionaries(st.text(max_size=3), st.text(max_size=5) | st.integers(-9, 9), max_size=2), max_size=5
+)
+
+
+@given(values=VALUES, cuts=CUTS, end=st.sampled_from(["\n", "\r\n", "\r"]))
+def test_where_the_pieces_are_cut_makes_no_difference(values: list[Any], cuts: list[int], end: str) -> None:
+    async def check() -> None:
+        texts = [json.dumps(value) for value in values]
+        assert await read(json_lines, "".join(f"{text}\n" for text in texts).encode(), cuts) == values
+        assert await read(json_sequence, "".join(f"\x1e{text}\n" for text in texts).encode(), cuts) == values
+        data = "".join(f"event: message{end}data: {text}{end}{end}" for text in texts).encode()
+        assert await read(events, data, cuts) == values
+
+    asyncio.run(check())
+
+
+@given(data=st.binary(max_size=200), cuts=CUTS)
+def test_no_bytes_break_the_readers(data: bytes, cuts: list[int]) -> None:
+    async def check() -> None:
+        for reader in (json_lines, json_sequence, events):
+            whole = await read(reader, data, [])
+            assert await read(reader, data, cuts) == whole
+
+    asyncio.run(check())
