@@ -47,7 +47,17 @@ if TYPE_CHECKING:
     from toolspace.orchestrator.queues import Rate as Rate
     from toolspace.orchestrator.run import Run as Run
     from toolspace.orchestrator.settings import Rules as Rules
+    from toolspace.providers.mcp.callbacks import Answer as Answer
+    from toolspace.providers.mcp.callbacks import Callbacks as Callbacks
+    from toolspace.providers.mcp.callbacks import Question as Question
+    from toolspace.providers.mcp.provider import McpProvider as McpProvider
+    from toolspace.providers.mcp.spec import ServerSpec as ServerSpec
+    from toolspace.providers.mcp.status import ServerStatus as ServerStatus
+    from toolspace.providers.openapi.provider import OpenApiProvider as OpenApiProvider
+    from toolspace.providers.openapi.spec import OpenApiSpec as OpenApiSpec
     from toolspace.providers.registry import ToolRegistry as ToolRegistry
+    from toolspace.providers.rest.provider import RestProvider as RestProvider
+    from toolspace.providers.rest.spec import RestSpec as RestSpec
     from toolspace.toolspace import Settings as Settings
     from toolspace.toolspace import Toolspace as Toolspace
 
@@ -80,7 +90,15 @@ _PLACES = {
     "toolspace.orchestrator.queues": ("QueueSpec", "Rate"),
     "toolspace.orchestrator.run": ("Run",),
     "toolspace.orchestrator.settings": ("Rules",),
+    "toolspace.providers.mcp.callbacks": ("Answer", "Callbacks", "Question"),
+    "toolspace.providers.mcp.provider": ("McpProvider",),
+    "toolspace.providers.mcp.spec": ("ServerSpec",),
+    "toolspace.providers.mcp.status": ("ServerStatus",),
+    "toolspace.providers.openapi.provider": ("OpenApiProvider",),
+    "toolspace.providers.openapi.spec": ("OpenApiSpec",),
     "toolspace.providers.registry": ("ToolRegistry",),
+    "toolspace.providers.rest.provider": ("RestProvider",),
+    "toolspace.providers.rest.spec": ("RestSpec",),
     "toolspace.toolspace": ("Settings", "Toolspace"),
 }
 _PLACE_OF = {name: module for module, names in _PLACES.items() for name in names}

@@ -3,37 +3,25 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from toolspace.config.load import Config
-from toolspace.config.model import Provider, ToolDefinition
-from toolspace.core import jsontext
+from toolspace.config.model import ToolDefinition
 from toolspace.core.context import ToolContext
-from toolspace.core.names import SEPARATOR, sanitise
+from toolspace.core.names import SEPARATOR
 from toolspace.core.redact import remember_secrets
 from toolspace.core.tool import Tool
 from toolspace.errors import ConfigError
+from toolspace.mounts import Mount, make_mounts
 from toolspace.orchestrator.queues import QueueSpec, Rate
 from toolspace.orchestrator.settings import Defaults, ProviderRules, Rules, Setting
 from toolspace.providers.configured import handler_of
 from toolspace.providers.loader import load_functions, loaded_files
-from toolspace.providers.mounted import Mounted
-
-
-class Mount(msgspec.Struct, frozen=True, kw_only=True):
-    """One entry of `providers`, made."""
-
-    entry: Provider
-    provider: Mounted
-    rules: ProviderRules
-
-    def still_is(self, entry: Provider) -> bool:
-        """Whether making it again would give the same. Rules may differ: they need no new provider."""
-        return _identity(self.entry) == _identity(entry) and self.provider.is_current()
+from toolspace.providers.mcp.callbacks import NO_CALLBACKS, Callbacks
 
 
 class Parts(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,13 +37,13 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     functions: Sequence[Tool]
     definitions: Sequence[Tool]
     providers: Mapping[str, Mount]
-    """By their names in the configuration; only those that are enabled."""
+    """By section and name in the configuration: `mcpServers.github`; only those that are enabled."""
     files: Callable[[], Sequence[Path]]
     """What it was read from: the configuration, and the Python files behind its functions and providers."""
     warnings: Sequence[str]
 
 
-def assemble(config: Config, running: Mapping[str, Mount] | None = None) -> Parts:
+def assemble(config: Config, running: Mapping[str, Mount] | None = None, callbacks: Callbacks = NO_CALLBACKS) -> Parts:
     """The parts that a configuration describes. Imports the user's functions and providers.
 
     Of the providers that are `running`, those whose entry has not changed stay; their rules are new all the same.
@@ -75,7 +63,7 @@ def assemble(config: Config, running: Mapping[str, Mount] | None = None) -> Part
         builtins=builtins,
         functions=functions,
         definitions=definitions,
-        providers=_mounts(config, rules.overrides, running or {}),
+        providers=make_mounts(config, rules.overrides, running or {}, callbacks),
         files=lambda: list(dict.fromkeys((*config.files(), *loaded_files()))),
         warnings=[
             *config.warnings,
@@ -127,69 +115,6 @@ def _local_rules(config: Config) -> ProviderRules:
         values = {field: getattr(said, field) for field in said.__struct_fields__}
         overrides[name] = Rules(**values, source=config.source("tools", "overrides", name))
     return ProviderRules(tools_allowed=tools.tools_allowed, tools_denied=tools.tools_denied, overrides=overrides)
-
-
-def _mounts(config: Config, overrides: Mapping[str, Rules], running: Mapping[str, Mount]) -> dict[str, Mount]:
-    """Every provider that is enabled: the running one where nothing of it changed, else a new one."""
-    mounts: dict[str, Mount] = {}
-    faults: list[str] = []
-    factories: dict[str, object] = {}  # Entries that use the same share its module, as they would in a program.
-    for name, entry in config.providers.items():
-        if not entry.enabled:
-            continue
-        known = running.get(name)
-        try:
-            provider = known.provider if known is not None and known.still_is(entry) else None
-            provider = provider or _mounted(config, entry, factories)
-            mounts[name] = Mount(entry=entry, provider=provider, rules=_provider_rules(config, entry, overrides))
-        except ConfigError as error:
-            faults.append(f"{config.source('providers', name)}: {error}")
-    faults += _shared_namespaces(config, mounts)
-    if faults:
-        raise ConfigError("\n".join(faults))
-    return mounts
-
-
-def _mounted(config: Config, entry: Provider, factories: dict[str, object]) -> Mounted:
-    from toolspace.providers.plugins import find_factory, make_provider  # Here: most configurations name none.
-
-    uses = entry.uses or entry.name
-    if uses not in factories:
-        factories[uses] = find_factory(uses, config.base_dir)
-    written: Any = None
-    at = config.origins.get(("providers", entry.name, "settings"))
-    if isinstance(at, tuple):
-        written = config.document.data
-        for key in at:
-            written = written[key]
-    inner = make_provider(factories[uses], uses, entry.settings, written=written)
-    return Mounted(inner, entry.namespace or inner.namespace or entry.name)
-
-
-def _provider_rules(config: Config, entry: Provider, overrides: Mapping[str, Rules]) -> ProviderRules:
-    source = config.source("providers", entry.name)
-    return ProviderRules(
-        rules=Rules(timeout=entry.request_timeout, queue=entry.queue, cache=entry.cache, source=source),
-        tools_allowed=entry.tools_allowed,
-        tools_denied=entry.tools_denied,
-        required=entry.required,
-        overrides=overrides,
-    )
-
-
-def _shared_namespaces(config: Config, mounts: Mapping[str, Mount]) -> Iterator[str]:
-    owners: dict[str, str] = {}
-    for name, mount in mounts.items():
-        namespace = mount.provider.namespace
-        owner = owners.setdefault(sanitise(namespace), name)
-        if owner != name:
-            place = config.source("providers", name)
-            yield f'{place}: the namespace "{namespace}" is that of "{owner}" already; give it one with namespace'
-
-
-def _identity(entry: Provider) -> tuple[str, str | None, bytes]:
-    # As text: 1, 1.0 and true are equal in Python, and not to a provider.
-    return entry.uses or entry.name, entry.namespace, jsontext.canonical(entry.settings)
 
 
 def _defined(definition: ToolDefinition) -> Tool:
@@ -246,7 +171,7 @@ def _idle_rules(config: Config, tools: Sequence[Tool]) -> list[str]:
         "toolsAllowed": config.tools.tools_allowed or (),
         "toolsDenied": config.tools.tools_denied,
         # Overrides hold for the tools of providers too, by their own names, which are not known yet.
-        "overrides": () if config.providers else tuple(config.tools.overrides),
+        "overrides": () if _has_providers(config) else tuple(config.tools.overrides),
     }
     idle = [
         f'tools.{key}: "{pattern}" fits no tool'
@@ -258,8 +183,12 @@ def _idle_rules(config: Config, tools: Sequence[Tool]) -> list[str]:
     return idle + [
         f'tools.aliases: "{alias}" means "{target}", which no tool is called'
         for alias, target in config.tools.aliases.items()
-        if SEPARATOR not in target and not config.providers and target.casefold() not in known
+        if SEPARATOR not in target and not _has_providers(config) and target.casefold() not in known
     ]
+
+
+def _has_providers(config: Config) -> bool:
+    return any((config.providers, config.mcp_servers, config.rest_tools, config.openapi))
 
 
 def _missing_queues(config: Config, tools: Sequence[Tool]) -> list[str]:
@@ -271,8 +200,6 @@ def _missing_queues(config: Config, tools: Sequence[Tool]) -> list[str]:
 
 
 _LATER = (
-    ("defaults", "mcpInitConcurrency"),
-    ("defaults", "traceMCP"),
     ("storage", "url"),
     ("storage", "redis"),
     ("server", "host"),
@@ -283,12 +210,6 @@ _LATER = (
 
 def _not_yet(config: Config) -> list[str]:
     """What is configured and has nothing in this version that would follow it: said, not swallowed."""
-    sections = {
-        "mcpServers": [server.name for server in config.mcp_servers.values() if server.enabled],
-        "restTools": [rest.name for rest in config.rest_tools.values() if rest.enabled],
-        "openapi": [document.name for document in config.openapi.values() if document.enabled],
-        "agents": ["agents"] if config.agents is not None or config.agent is not None else [],
-    }
-    unused = [f"{section}: {', '.join(names)}" for section, names in sections.items() if names]
+    unused = ["agents"] if config.agents is not None or config.agent is not None else []
     unused += [config.source(*path) for path in _LATER if config.source(*path) != "default"]
     return [f"{what}: not in effect, this version has no part that uses it" for what in unused]

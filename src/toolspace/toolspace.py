@@ -6,10 +6,10 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import msgspec
 
@@ -18,6 +18,7 @@ from toolspace.config.locate import default_state_dir
 from toolspace.core.context import ToolContext
 from toolspace.core.export import ToolFormat, export_tools
 from toolspace.core.function import as_tool
+from toolspace.core.names import did_you_mean
 from toolspace.core.result import ToolResult
 from toolspace.core.stats import ToolStats
 from toolspace.core.tokens import estimate
@@ -31,12 +32,16 @@ from toolspace.orchestrator.queues import QueueSpec
 from toolspace.orchestrator.run import Run
 from toolspace.orchestrator.settings import Defaults, ProviderRules, Rules, Setting
 from toolspace.providers.internal.provider import InternalProvider
+from toolspace.providers.mcp.callbacks import NO_CALLBACKS, Callbacks
+from toolspace.providers.mcp.status import ServerStatus
+from toolspace.providers.mounted import Mounted
 from toolspace.providers.registry import ToolRegistry
 from toolspace.stores.cache_memory import MemoryCache
 from toolspace.stores.outputs_disk import DiskOutputs
 
 if TYPE_CHECKING:
     from toolspace.assembly import Parts
+    from toolspace.providers.mcp.provider import McpProvider
 
 _log = logging.getLogger("toolspace")
 _SWEEP_SECONDS = 3600.0
@@ -110,6 +115,7 @@ class Toolspace:
         """Whether SIGHUP comes here."""
         self._config_path: Path | None = None
         self._environ: Mapping[str, str] = os.environ
+        self._callbacks = NO_CALLBACKS
         self._parts: Parts | None = None
         self._background: set[asyncio.Task[None]] = set()
         self._closing: set[asyncio.Task[None]] = set()
@@ -129,16 +135,18 @@ class Toolspace:
         *,
         environ: Mapping[str, str] = os.environ,
         session: str | None = None,
+        callbacks: Callbacks = NO_CALLBACKS,
     ) -> Self:
         """A toolspace from a configuration file; from the built-ins alone where no path is given.
 
-        Use it with `async with`. Raises `ConfigError` with every fault of the file.
+        Use it with `async with`. Raises `ConfigError` with every fault of the file. `callbacks` answer what MCP
+        servers ask while they work.
         """
         from toolspace.assembly import assemble  # Here: a toolspace of functions needs no configuration.
         from toolspace.config.load import load_config
 
         config = load_config(Path(path) if path is not None else None, environ=environ)
-        parts = assemble(config)
+        parts = assemble(config, callbacks=callbacks)
         cache: ResultCache | None = None
         if config.storage.cache == "disk":
             from toolspace.stores.cache_sqlite import SqliteCache  # SQLite only where it is asked for.
@@ -153,6 +161,7 @@ class Toolspace:
         self._internal.always = True
         self._config_path = Path(path) if path is not None else None
         self._environ = environ
+        self._callbacks = callbacks
         self._apply(parts)
         return self
 
@@ -240,6 +249,32 @@ class Toolspace:
     def search(self, query: str, limit: int = 10) -> list[tuple[Tool, float]]:
         return self.orchestrator.search(query, limit)
 
+    # MCP servers
+
+    def servers(self) -> list[ServerStatus]:
+        """How each MCP server is."""
+        return [status() for status, _ in self._servers().values()]
+
+    async def restart_server(self, name: str) -> ServerStatus:
+        """Stops one MCP server and starts it again. Raises where there is none of that name, or it does not start."""
+        servers = self._servers()
+        if name not in servers:
+            known = did_you_mean(name, servers) or ("; there is none" if not servers else "")
+            raise ToolspaceError(f'there is no MCP server "{name}"{known}')
+        status, restart = servers[name]
+        await restart()
+        return status()
+
+    def _servers(self) -> dict[str, tuple[Callable[[], ServerStatus], Callable[[], Awaitable[None]]]]:
+        found: dict[str, tuple[Callable[[], ServerStatus], Callable[[], Awaitable[None]]]] = {}
+        for provider in self.orchestrator.providers:
+            inner = provider.inner if isinstance(provider, Mounted) else provider
+            # Asked for by its kind: its class comes with the MCP library, which is slow to import.
+            if inner.kind == "mcp":
+                server = cast("McpProvider", inner)
+                found[server.namespace] = server.status, server.restart
+        return found
+
     # Books
 
     @property
@@ -276,7 +311,8 @@ class Toolspace:
         from toolspace.assembly import assemble
         from toolspace.config.load import load_config
 
-        parts = assemble(load_config(self._config_path, environ=self._environ), self._parts.providers)
+        config = load_config(self._config_path, environ=self._environ)
+        parts = assemble(config, self._parts.providers, self._callbacks)
         parts.context.session_id = self.orchestrator.context.session_id
         self._apply(parts)
 

@@ -328,7 +328,7 @@ async def test_the_namespace_is_the_entrys_else_the_providers_else_the_name(open
     own = "./plug.py:Named"
     async with opened(a=own, b={"uses": own, "namespace": "other"}, c="./plug.py:Plug") as ts:
         assert {one.split("__")[0] for one in names(ts)} == {"own", "other", "c"}
-    with pytest.raises(ConfigError, match=r'providers.b\): the namespace "own" is that of "a" already'):
+    with pytest.raises(ConfigError, match=r'providers.b\): the namespace "own" is that of providers.a already'):
         opened(a=own, b=own)
 
 

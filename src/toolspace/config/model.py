@@ -110,7 +110,7 @@ class ToolDefinition(Section, frozen=True, kw_only=True):
 class McpServer(Section, frozen=True, kw_only=True):
     """How to reach one MCP server."""
 
-    secrets = frozenset(("args", "env", "url", "headers", "extra"))
+    secrets = frozenset(("args", "env", "url", "headers", "auth", "extra"))
 
     name: str
     transport: Transport | None = None
@@ -121,6 +121,7 @@ class McpServer(Section, frozen=True, kw_only=True):
     cwd: Path | None = None
     url: str | None = None
     headers: Mapping[str, str] = {}
+    auth: Mapping[str, Any] = {}
     enabled: bool = True
     required: bool = False
     tools_allowed: tuple[str, ...] | None = None

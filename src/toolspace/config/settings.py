@@ -185,6 +185,17 @@ DEFINITION = Record(
     named=True,
 )
 
+
+def _auth(value: Value) -> Any:
+    if value.data == "oauth":
+        return {"type": "authorization_code"}
+    if not isinstance(value.data, dict):
+        raise Wrong("`oauth`, or a mapping with type, clientId and so on")
+    return value.mapping()
+
+
+_oauth = Kind("`oauth` or mapping", "`oauth`, or a mapping with type, clientId and so on", _auth, single=False)
+
 MCP_SERVER = Record(
     McpServer,
     Setting(
@@ -200,6 +211,13 @@ MCP_SERVER = Record(
     Setting("cwd", kinds.path, "The folder it starts in."),
     Setting("url", kinds.text, "Where it listens.", aliases=("serverUrl", "httpUrl"), secret=True),
     _headers,
+    Setting(
+        "auth",
+        _oauth,
+        "OAuth: `oauth` for a login in the browser, or a mapping with `type` (`authorization_code` or "
+        "`client_credentials`), `clientId`, `clientSecret`, `scope`.",
+        secret=True,
+    ),
     _enabled,
     _required,
     _tools_allowed,

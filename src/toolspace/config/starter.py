@@ -17,6 +17,17 @@ _TAIL = """\
 #  - ./tools.py
 #  - my_package.tools:search
 
+# --- MCP servers, as in .mcp.json. `toolspace servers` shows how they are.
+#mcpServers:
+#  files: {command: npx, args: ["-y", "@modelcontextprotocol/server-filesystem", "."], idleTimeout: 10m}
+#  search: {url: https://search.example.com/mcp, auth: oauth}
+
+# --- Services: one request each, or all operations of an OpenAPI document.
+#restTools:
+#  weather: {url: "https://api.example.com/${parameters.city}", description: The weather in a city}
+#openapi:
+#  billing: {spec: ./billing.yaml, methods: [get]}
+
 # --- How many calls run at once, and how often.
 #queues:
 #  web: {concurrent: 3, rate: 100/minute, maxWaiting: 50, waitTimeout: 1m}
@@ -49,8 +60,6 @@ _TAIL = """\
 def starter_config() -> str:
     """A commented `toolspace.yaml` that changes nothing until a line of it is taken in."""
     settings = [
-        f"#  {row.path.removeprefix('defaults.')}: {row.default.strip('`')}  # {row.effect}"
-        for row in rows("defaults")
-        if "mcp" not in row.path.lower()
+        f"#  {row.path.removeprefix('defaults.')}: {row.default.strip('`')}  # {row.effect}" for row in rows("defaults")
     ]
     return "\n".join((_HEAD, "# --- What holds for every call.", "#defaults:", *settings, "", _TAIL))

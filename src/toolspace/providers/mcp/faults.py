@@ -1,0 +1,55 @@
+"""What goes wrong between us and an MCP server, told apart by what may be done next. Handles nothing."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import httpx2
+from mcp.shared.exceptions import MCPError
+from mcp_types import CONNECTION_CLOSED, INVALID_REQUEST
+
+
+class Unreachable(MCPError):
+    """The server cannot be reached, or went away. `sent`: whether it may have got the request."""
+
+    def __init__(self, reason: str, *, sent: bool) -> None:
+        super().__init__(CONNECTION_CLOSED, reason)
+        self.sent = sent
+
+
+class Refused(MCPError):
+    """An HTTP answer that is no JSON-RPC."""
+
+    def __init__(self, status: int, reason: str, *, challenge: str = "") -> None:
+        super().__init__(INVALID_REQUEST, reason)
+        self.status = status
+        self.challenge = challenge
+        """Its `WWW-Authenticate`: how to log in."""
+
+
+def is_lost(error: MCPError) -> bool:
+    """Whether the connection is gone; what was sent may have been executed."""
+    return error.code == CONNECTION_CLOSED
+
+
+def is_forgotten(error: MCPError) -> bool:
+    """Whether the server refused because it does not know our session any more. Nothing was executed."""
+    return error.code == INVALID_REQUEST and "session" in error.message.casefold()
+
+
+def innermost(error: BaseException) -> BaseException:
+    """The exception itself, out of the groups that task groups wrap around it."""
+    while isinstance(error, BaseExceptionGroup):
+        error = cast("BaseExceptionGroup[BaseException]", error).exceptions[0]
+    return error
+
+
+def explain(error: BaseException) -> str:
+    """The reason in one line."""
+    error = innermost(error)
+    if isinstance(error, httpx2.TransportError) and not str(error):
+        return type(error).__name__
+    text = " ".join(str(error).split())
+    if isinstance(error, TimeoutError) and not text:
+        return "it did not answer in time"
+    return text or type(error).__name__

@@ -1,0 +1,133 @@
+"""An MCP server as a provider of tools: lists what it offers, runs calls on it, and says how it is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mcp.shared.exceptions import MCPError
+from mcp_types import HEADER_MISMATCH, INVALID_PARAMS, METHOD_NOT_FOUND
+
+from toolspace.abc import ToolProvider
+from toolspace.core.context import ToolContext
+from toolspace.core.result import ToolResult
+from toolspace.core.tool import Tool
+from toolspace.errors import ErrorKind, ProviderError
+from toolspace.providers.mcp.connection import Connection, Hooks
+from toolspace.providers.mcp.content import ServerTool
+from toolspace.providers.mcp.faults import Unreachable, explain, is_forgotten, is_lost
+from toolspace.providers.mcp.session import Listing, Session
+from toolspace.providers.mcp.spec import ServerSpec
+from toolspace.providers.mcp.status import ServerStatus
+
+_LISTED_ANEW = frozenset((INVALID_PARAMS, METHOD_NOT_FOUND, HEADER_MISMATCH))
+"""What a server says to a call of a tool that is another one now, or gone."""
+
+
+class McpProvider(ToolProvider):
+    """One MCP server.
+
+    `McpProvider("memory", ServerSpec(command="npx", args=("-y", "@modelcontextprotocol/server-memory")))`
+    """
+
+    kind = "mcp"
+
+    def __init__(self, name: str, spec: ServerSpec, hooks: Hooks | None = None) -> None:
+        super().__init__()
+        self.namespace = name
+        self._tools: Mapping[str, ServerTool] = {}
+        self._listed: Sequence[Tool] = ()
+        self._connection = Connection(name, spec, self._take, hooks or Hooks())
+
+    def list_tools(self) -> Sequence[Tool]:
+        return self._listed
+
+    def has_tool(self, name: str) -> bool:
+        return name in self._tools
+
+    def get_instructions(self) -> str:
+        return self._connection.instructions
+
+    def status(self) -> ServerStatus:
+        return self._connection.status
+
+    async def warmup(self) -> None:
+        try:
+            await self._connection.start()
+        except Unreachable as error:
+            raise ProviderError(str(error)) from None
+
+    async def restart(self) -> None:
+        """Stops the server and starts it again. Calls under way fail. Raises where it does not start."""
+        try:
+            await self._connection.restart()
+        except Unreachable as error:
+            raise ProviderError(f"MCP server {self.namespace} did not start: {error}") from None
+
+    async def aclose(self) -> None:
+        await self._connection.aclose()
+
+    async def execute(self, name: str, parameters: dict[str, Any], context: ToolContext) -> ToolResult:
+        tool = self._tools.get(name)
+        if tool is None:
+            return _failure("unknown_tool", f'the server no longer offers "{name}"', executed=False)
+        again = False
+        while True:
+            try:
+                async with self._connection.lease() as session:
+                    return await self._call(session, tool, parameters, context)
+            except Unreachable as error:
+                # Once more where that cannot do harm: nothing was sent, or twice is the same as once.
+                if again or not error.sent or not tool.repeatable:
+                    hint = "; it may have run all the same" if error.sent else ""
+                    return _failure("transport_error", f"{error}{hint}", executed=error.sent)
+            except _Again:
+                if again:
+                    return _failure("transport_error", "the server forgets its sessions at once", executed=False)
+                tool = self._tools.get(name, tool)
+            except MCPError as error:
+                if error.code in _LISTED_ANEW:
+                    self._connection.refresh()
+                result = _failure("execution_error", error.message or f"MCP error {error.code}")
+                result.extras["code"] = error.code
+                return result
+            again = True
+
+    async def _call(
+        self, session: Session, tool: ServerTool, parameters: dict[str, Any], context: ToolContext
+    ) -> ToolResult:
+        try:
+            return await session.call(tool, parameters, context)
+        except asyncio.CancelledError:
+            # Timed out, most likely. The server was told; whether it still lives is to be seen.
+            self._connection.doubt(session)
+            raise
+        except MCPError as error:
+            if is_lost(error):
+                reason = explain(error) if isinstance(error, Unreachable) else "the server went away during the call"
+                self._connection.lost(session, reason)
+                raise Unreachable(reason, sent=getattr(error, "sent", True)) from None
+            if is_forgotten(error):  # It refused before it looked at the call.
+                self._connection.lost(session, "the server does not know the session any more")
+                raise _Again from None
+            if error.code == HEADER_MISMATCH and session.stateless:
+                self._take(await session.list_tools())
+                raise _Again from None
+            raise
+
+    def _take(self, listing: Listing) -> None:
+        before, self._tools = self._tools, listing.tools
+        self._listed = [one.tool for one in listing.tools.values()]
+        if list(before) != list(listing.tools) or any(
+            before[name].tool.to_dict() != one.tool.to_dict() for name, one in listing.tools.items()
+        ):
+            self.changed()
+
+
+class _Again(Exception):
+    """The server refused the call for a reason that a second try does not have."""
+
+
+def _failure(kind: ErrorKind, message: str, *, executed: bool = True) -> ToolResult:
+    return ToolResult(False, error=message, error_kind=kind, executed=executed)

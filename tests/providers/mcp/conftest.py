@@ -1,0 +1,77 @@
+"""Servers for the tests of the MCP client, each a real process, and what they saw."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from toolspace import Toolspace
+from toolspace.orchestrator.settings import ProviderRules
+from toolspace.providers.mcp.connection import Hooks
+from toolspace.providers.mcp.provider import McpProvider
+from toolspace.providers.mcp.spec import ServerSpec
+
+SERVERS = Path(__file__).parent / "servers"
+
+
+class Seen:
+    """What the scripted server wrote of itself."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def lines(self) -> list[str]:
+        return self.path.read_text().splitlines() if self.path.exists() else []
+
+    @property
+    def starts(self) -> list[int]:
+        return [int(line.split()[1]) for line in self.lines if line.startswith("start ")]
+
+    @property
+    def calls(self) -> list[str]:
+        return [line.split()[1] for line in self.lines if line.startswith("call ")]
+
+    async def until(self, line: str) -> None:
+        await until(lambda: line in self.lines)
+
+
+async def until(condition: Callable[[], Any], *, seconds: float = 20) -> Any:
+    """Waits for something that another process does, and that nobody announces."""
+    async with asyncio.timeout(seconds):
+        while not (found := condition()):  # noqa: ASYNC110 - of another process, which has no events here
+            await asyncio.sleep(0.01)
+    return found
+
+
+@pytest.fixture
+def seen(tmp_path: Path) -> Seen:
+    return Seen(tmp_path / "server.log")
+
+
+@pytest.fixture
+def scripted(seen: Seen) -> Callable[..., McpProvider]:
+    """Makes a provider of the scripted server; the words say how it misbehaves."""
+
+    def make(*words: str, hooks: Hooks | None = None, name: str = "s", **fields: Any) -> McpProvider:
+        args = (str(SERVERS / "scripted.py"), str(seen.path), *words)
+        return McpProvider(name, ServerSpec(command=sys.executable, args=args, **fields), hooks)
+
+    return make
+
+
+@asynccontextmanager
+async def space(
+    *providers: McpProvider, rules: ProviderRules | None = None, **options: Any
+) -> AsyncIterator[Toolspace]:
+    ts = Toolspace(**options)
+    for provider in providers:
+        ts.orchestrator.register(provider, rules)
+    async with ts:
+        yield ts

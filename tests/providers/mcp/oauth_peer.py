@@ -1,0 +1,280 @@
+"""A real MCP server behind a real authorization server, each at a port of its own, for the tests of OAuth."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import secrets
+import socket
+import time
+from collections.abc import AsyncGenerator
+from typing import Any
+from urllib.parse import unquote
+
+import httpx2
+import uvicorn
+from mcp.client import Client
+from mcp.client.streamable_http import streamable_http_client
+from mcp.server.auth.provider import (
+    AccessToken,
+    AuthorizationCode,
+    AuthorizationParams,
+    AuthorizeError,
+    RefreshToken,
+    construct_redirect_uri,
+)
+from mcp.server.auth.routes import create_auth_routes
+from mcp.server.auth.settings import AuthSettings, ClientRegistrationOptions, RevocationOptions
+from mcp.server.mcpserver import MCPServer
+from mcp.shared.auth import OAuthClientInformationFull, OAuthToken
+from pydantic import AnyHttpUrl
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from toolspace.providers.mcp.spec import ServerSpec
+
+
+class Authority:
+    """The authorization server: says yes to everyone unless told otherwise, and remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.clients: dict[str, OAuthClientInformationFull] = {}
+        self.codes: dict[str, AuthorizationCode] = {}
+        self.access: dict[str, AccessToken] = {}
+        self.refresh: dict[str, RefreshToken] = {}
+        self.machines = {"robot": "robot-secret-%:/é"}
+        self.life: int | None = 3600
+        self.denies = False
+        self.down = False
+        self.hold = asyncio.Event()
+        """While it is not set, nothing is renewed."""
+        self.hold.set()
+        self.renewing = asyncio.Event()
+        self.renewals = 0
+        self.asked: list[AuthorizationParams] = []
+        self.seen: list[dict[str, str]] = []
+        """The headers of every request."""
+        self.grants: list[dict[str, str]] = []
+        """What was granted to programs."""
+
+    def expire(self) -> None:
+        """No access token is good any more."""
+        self.access.clear()
+
+    def issue(self, client_id: str, scopes: list[str], resource: str | None, *, renewable: bool = True) -> OAuthToken:
+        access, refresh = f"at-{secrets.token_hex(16)}", f"rt-{secrets.token_hex(16)}"
+        self.access[access] = AccessToken(token=access, client_id=client_id, scopes=scopes, resource=resource)
+        if renewable:
+            self.refresh[refresh] = RefreshToken(token=refresh, client_id=client_id, scopes=scopes, resource=resource)
+        return OAuthToken(
+            access_token=access,
+            expires_in=self.life,
+            scope=" ".join(scopes),
+            refresh_token=refresh if renewable else None,
+        )
+
+    async def get_client(self, client_id: str) -> OAuthClientInformationFull | None:
+        return self.clients.get(client_id)
+
+    async def register_client(self, client_info: OAuthClientInformationFull) -> None:
+        self.clients[client_info.client_id] = client_info
+
+    async def authorize(self, client: OAuthClientInformationFull, params: AuthorizationParams) -> str:
+        self.asked.append(params)
+        if self.denies:
+            raise AuthorizeError(error="access_denied", error_description="not you")
+        code = secrets.token_hex(20)
+        self.codes[code] = AuthorizationCode(
+            code=code,
+            scopes=params.scopes or [],
+            expires_at=time.time() + 60,
+            client_id=client.client_id,
+            code_challenge=params.code_challenge,
+            redirect_uri=params.redirect_uri,
+            redirect_uri_provided_explicitly=params.redirect_uri_provided_explicitly,
+            resource=params.resource,
+        )
+        return construct_redirect_uri(str(params.redirect_uri), code=code, state=params.state)
+
+    async def load_authorization_code(self, client: Any, authorization_code: str) -> AuthorizationCode | None:
+        return self.codes.get(authorization_code)
+
+    async def exchange_authorization_code(self, client: Any, authorization_code: AuthorizationCode) -> OAuthToken:
+        code = self.codes.pop(authorization_code.code)
+        return self.issue(code.client_id, code.scopes, code.resource)
+
+    async def load_refresh_token(self, client: Any, refresh_token: str) -> RefreshToken | None:
+        return self.refresh.get(refresh_token)
+
+    async def exchange_refresh_token(self, client: Any, refresh_token: RefreshToken, scopes: list[str]) -> OAuthToken:
+        del self.refresh[refresh_token.token]  # Each is good once.
+        self.renewals += 1
+        self.renewing.set()
+        await self.hold.wait()
+        return self.issue(refresh_token.client_id, scopes, refresh_token.resource)
+
+    async def load_access_token(self, token: str) -> AccessToken | None:
+        return self.access.get(token)
+
+    async def revoke_token(self, token: AccessToken | RefreshToken) -> None:
+        self.access = {key: one for key, one in self.access.items() if one.client_id != token.client_id}
+        self.refresh = {key: one for key, one in self.refresh.items() if one.client_id != token.client_id}
+
+    async def exchange_identity_assertion(self, client: Any, params: Any) -> OAuthToken:
+        raise NotImplementedError
+
+    def app(self, issuer: str) -> Starlette:
+        inner = Starlette(
+            routes=create_auth_routes(
+                self,
+                AnyHttpUrl(issuer),
+                client_registration_options=ClientRegistrationOptions(enabled=True, default_scopes=["use"]),
+                revocation_options=RevocationOptions(enabled=True),
+            )
+        )
+
+        async def door(scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["type"] == "http":
+                request = Request(scope, receive)
+                self.seen.append(dict(request.headers))
+                answer: Response | None = None
+                if self.down:
+                    answer = JSONResponse({}, 503)
+                elif scope["path"] == "/token":
+                    body = await request.body()
+                    form = await Request(scope, _replay(body)).form()
+                    receive = _replay(body)
+                    if form.get("grant_type") == "client_credentials":
+                        answer = self._grant_machine(request, {key: str(value) for key, value in form.items()})
+                if answer is not None:
+                    await answer(scope, receive, send)
+                    return
+            await inner(scope, receive, send)
+
+        return door  # type: ignore[return-value]
+
+    def _grant_machine(self, request: Request, form: dict[str, str]) -> Response:
+        """The library's server has no such grant."""
+        kind, _, value = request.headers.get("authorization", "").partition(" ")
+        if kind != "Basic":
+            return JSONResponse({"error": "invalid_client"}, 401)
+        name, _, secret = base64.b64decode(value).decode().partition(":")
+        if self.machines.get(unquote(name)) != unquote(secret):
+            return JSONResponse({"error": "invalid_client", "error_description": f"who is {value}?"}, 401)
+        self.grants.append(form)
+        token = self.issue(unquote(name), form.get("scope", "use").split(), form.get("resource"), renewable=False)
+        return JSONResponse(token.model_dump(exclude_none=True))
+
+
+def _replay(body: bytes) -> Receive:
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return receive
+
+
+class Peer:
+    def __init__(self, url: str, issuer: str, authority: Authority) -> None:
+        self.url, self.issuer, self.authority = url, issuer, authority
+        self.entered, self.leave = asyncio.Event(), asyncio.Event()
+        """Of the tool that takes its time."""
+
+    def spec(self, **changes: Any) -> ServerSpec:
+        return ServerSpec(url=self.url, **{"auth": {"type": "authorization_code"}, **changes})
+
+
+class _Server(uvicorn.Server):
+    def capture_signals(self) -> contextlib.AbstractContextManager[None]:  # type: ignore[override]
+        return contextlib.nullcontext()  # They are the test run's.
+
+
+@contextlib.asynccontextmanager
+async def serving(app: Any, door: socket.socket) -> AsyncGenerator[None]:
+    server = _Server(uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=1))
+    task = asyncio.create_task(server.serve(sockets=[door]))
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        await task
+
+
+def free_door() -> tuple[socket.socket, str]:
+    """A socket that listens already: who connects before the server runs, waits."""
+    door = socket.create_server(("127.0.0.1", 0), backlog=100)
+    return door, f"http://127.0.0.1:{door.getsockname()[1]}"
+
+
+@contextlib.asynccontextmanager
+async def protected_server(*, sse: bool = False) -> AsyncGenerator[Peer]:
+    authority = Authority()
+    (auth_door, issuer), (mcp_door, origin) = free_door(), free_door()
+    peer = Peer(f"{origin}/{'sse' if sse else 'mcp'}", issuer, authority)
+    mcp = MCPServer(
+        "guarded",
+        token_verifier=_Verifier(authority),
+        auth=AuthSettings(
+            issuer_url=AnyHttpUrl(issuer),
+            resource_server_url=AnyHttpUrl(peer.url),
+            required_scopes=["use"],
+            validate_token_resource=True,
+        ),
+    )
+
+    @mcp.tool()
+    async def greet(name: str) -> str:
+        return f"hello {name}"
+
+    @mcp.tool()
+    async def linger() -> str:
+        peer.entered.set()
+        await peer.leave.wait()
+        return "at last"
+
+    app = mcp.sse_app() if sse else mcp.streamable_http_app(json_response=True)
+    async with serving(authority.app(issuer), auth_door), serving(app, mcp_door):
+        yield peer
+
+
+class _Verifier:
+    def __init__(self, authority: Authority) -> None:
+        self._authority = authority
+
+    async def verify_token(self, token: str) -> AccessToken | None:
+        return await self._authority.load_access_token(token)
+
+
+TRUST = httpx2.create_ssl_context()
+"""Made once: it takes longer than most of the requests here."""
+
+
+class Browser:
+    """A person who says yes: goes where the page sends them."""
+
+    def __init__(self) -> None:
+        self.urls: list[str] = []
+        self.pages: list[httpx2.Response] = []
+
+    async def __call__(self, server: str, url: str) -> None:
+        self.urls.append(url)
+        async with httpx2.AsyncClient(follow_redirects=True, verify=TRUST) as client:
+            self.pages.append(await client.get(url))
+
+
+@contextlib.asynccontextmanager
+async def connected(url: str, auth: httpx2.Auth | None, **options: Any) -> AsyncGenerator[Client]:
+    """The MCP library's own client, with our authorization."""
+    async with (
+        httpx2.AsyncClient(auth=auth, timeout=30, verify=TRUST, **options) as http,
+        Client(streamable_http_client(url, http_client=http)) as client,
+    ):
+        yield client
+
+
+async def greeting(url: str, auth: httpx2.Auth | None, **options: Any) -> str:
+    async with connected(url, auth, **options) as client:
+        result = await client.call_tool("greet", {"name": "you"})
+        return result.content[0].text  # type: ignore[union-attr]

@@ -1,0 +1,166 @@
+"""An MCP server by hand, over standard input and output, that misbehaves on demand. Speaks the handshake era.
+
+`python scripted.py LOG [WORD …]`: LOG is a file that it writes one line to for every start and every call, so that a
+test can see what really arrived. Words: `hang` never answers, `refuse-discover` ends at the first unknown request,
+`silent-discover` does not answer it, `die-at-start` ends at once.
+"""
+
+import json
+import os
+import sys
+import threading
+import time
+
+LOG, *WORDS = sys.argv[1:]
+lock = threading.Lock()
+more_tools = threading.Event()
+cancelled: dict[object, threading.Event] = {}
+
+
+def note(line: str) -> None:
+    with open(LOG, "a", encoding="utf-8") as file:
+        file.write(line + "\n")
+
+
+def send(message: object) -> None:
+    with lock:
+        sys.stdout.write(json.dumps(message) + "\n")
+        sys.stdout.flush()
+
+
+def tool(name: str, properties: dict | None = None, **more: object) -> dict:
+    return {"name": name, "inputSchema": {"type": "object", "properties": properties or {}}, **more}
+
+
+SAFE = {"annotations": {"readOnlyHint": True}}
+TOOLS = [
+    tool("echo", {"text": {"type": "string"}, "times": {"type": "integer"}}, description="Says it again.", **SAFE),
+    tool("fail"),
+    tool("die"),
+    tool("die_once_safe", **SAFE),
+    tool("wait"),
+    tool("garbage"),
+    tool("flood"),
+    tool("big", {"bytes": {"type": "integer"}}),
+    tool("grow"),
+    tool("parts"),
+    tool("structured", outputSchema={"type": "object", "properties": {"n": {"type": "integer"}}}),
+    tool("progress"),
+    tool("deaf"),
+    tool("needs_task", execution={"taskSupport": "required"}),
+]
+
+
+def text(value: str, **more: object) -> dict:
+    return {"content": [{"type": "text", "text": value}], **more}
+
+
+def call(request: dict) -> dict | None:
+    name, arguments = request["params"]["name"], request["params"].get("arguments") or {}
+    meta = request["params"].get("_meta") or {}
+    note(f"call {name} {json.dumps(arguments, sort_keys=True)}")
+    if name == "echo":
+        return text(str(arguments.get("text", "")) * arguments.get("times", 1))
+    if name == "fail":
+        return text("it is broken", isError=True)
+    if name == "die":
+        os._exit(7)
+    if name == "die_once_safe":
+        with open(LOG, encoding="utf-8") as file:
+            if file.read().count("call die_once_safe") == 1:
+                os._exit(7)
+        return text("alive again")
+    if name == "wait":
+        event = cancelled.setdefault(request["id"], threading.Event())
+        note("waiting")
+        event.wait(60)
+        note("cancelled" if event.is_set() else "not cancelled")
+        return None
+    if name == "garbage":
+        with lock:
+            sys.stdout.write('this is not JSON\n{"jsonrpc": "2.0"}\n[1, 2]\n\x00\x01\n')
+        return text("after the garbage")
+    if name == "flood":
+        for index in range(20_000):
+            send({"jsonrpc": "2.0", "method": "notifications/message", "params": {"level": "info", "data": index}})
+        return text("after the flood")
+    if name == "big":
+        return text("x" * arguments["bytes"])
+    if name == "grow":
+        more_tools.set()
+        send({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"})
+        return text("grown")
+    if name == "parts":
+        return {
+            "content": [
+                {"type": "text", "text": "a picture:"},
+                {"type": "image", "data": "aGk=", "mimeType": "image/png"},
+                {"type": "audio", "data": "aGk=", "mimeType": "audio/wav"},
+                {"type": "resource", "resource": {"uri": "file:///a.txt", "text": "inside"}},
+                {"type": "resource_link", "uri": "file:///b.txt", "name": "b"},
+                {"type": "hologram", "depth": 3},
+            ]
+        }
+    if name == "structured":
+        return text('{"n": 5}', structuredContent={"n": 5})
+    if name == "progress":
+        for step in range(3):
+            params = {
+                "progressToken": meta.get("progressToken"),
+                "progress": step,
+                "total": 3,
+                "message": f"step {step}",
+            }
+            send({"jsonrpc": "2.0", "method": "notifications/progress", "params": params})
+        return text("there")
+    if name == "deaf":  # Neither this call nor anything after it is answered.
+        note("deaf")
+        while True:
+            time.sleep(60)
+    return text(f"no tool {name}", isError=True)
+
+
+def answer(request: dict) -> None:
+    method = request.get("method")
+    if method == "notifications/cancelled":
+        cancelled.setdefault(request["params"]["requestId"], threading.Event()).set()
+        return
+    if "id" not in request:
+        return
+    result: dict | None = {}
+    if method == "initialize":
+        note("greeted")
+        result = {
+            "protocolVersion": "2025-11-25",
+            "capabilities": {"tools": {"listChanged": True}},
+            "serverInfo": {"name": "scripted", "version": "3"},
+            "instructions": "Handle with care.",
+        }
+    elif method == "tools/list":
+        listed = [*TOOLS, *([tool("grown")] if more_tools.is_set() else [])]
+        start = int((request.get("params") or {}).get("cursor") or 0)
+        result = {"tools": listed[start : start + 5]}
+        if start + 5 < len(listed):
+            result["nextCursor"] = str(start + 5)
+    elif method == "tools/call":
+        if request["params"]["name"] in ("wait",):
+            threading.Thread(target=lambda: call(request), daemon=True).start()
+            return
+        result = call(request)
+    elif method != "ping":
+        if "silent-discover" in WORDS:
+            return
+        if "refuse-discover" in WORDS:
+            os._exit(3)
+        send({"jsonrpc": "2.0", "id": request["id"], "error": {"code": -32601, "message": "Method not found"}})
+        return
+    if result is not None:
+        send({"jsonrpc": "2.0", "id": request["id"], "result": result})
+
+
+note(f"start {os.getpid()}")
+if "die-at-start" in WORDS:
+    sys.exit("cannot find the database")
+for line in sys.stdin:
+    if "hang" not in WORDS:
+        answer(json.loads(line))

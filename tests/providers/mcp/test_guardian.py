@@ -1,0 +1,185 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tests.providers.mcp.processes import lives, wait_until_gone
+from toolspace.providers.mcp.guardian import Guardian, guardian
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="watches processes through Linux's pidfd")
+
+PRELUDE = """
+import os, signal, subprocess, sys
+from pathlib import Path
+from toolspace.providers.mcp.guardian import guardian
+nap = [sys.executable, "-S", "-c", "import time; time.sleep(1000)"]
+deaf = [sys.executable, "-S", "-c", "import signal, time; signal.signal(15, 1); print(); time.sleep(1000)"]
+"""
+
+
+def run(program: str, *args: str) -> list[str]:
+    """Runs a program that ends by its own doing, and gives what it printed."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", PRELUDE + textwrap.dedent(program), *args],
+        capture_output=True,
+        check=False,
+        timeout=60,
+    )
+    assert not done.stderr
+    return done.stdout.decode().split()
+
+
+@pytest.mark.spec("3.12")
+def test_a_killed_program_leaves_no_process_and_no_file(tmp_path: Path) -> None:
+    file = tmp_path / "a file"
+    file.touch()
+    *pids, watcher = run(
+        """
+        group = subprocess.Popen(deaf, start_new_session=True, stdout=subprocess.PIPE)
+        group.stdout.readline()  # It ignores the polite signal from now on.
+        marked = subprocess.Popen(nap, start_new_session=True, env={**os.environ, "MARK": "from.me"})
+        guardian().add_group(group.pid)
+        guardian().add_mark("from.me")
+        guardian().add_file(Path(sys.argv[1]))
+        print(group.pid, marked.pid, guardian().pid, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+        """,
+        str(file),
+    )
+    wait_until_gone(map(int, [*pids, watcher]))
+    assert not file.exists()
+
+
+@pytest.mark.spec("3.12")
+def test_what_is_removed_from_the_list_is_left_alone(tmp_path: Path) -> None:
+    file = tmp_path / "kept"
+    file.touch()
+    ended, left = map(
+        int,
+        run(
+            """
+            ended, left = (subprocess.Popen(nap, start_new_session=True, stdout=-3, stderr=-3) for _ in "ab")
+            for one in ended, left:
+                guardian().add_group(one.pid)
+            guardian().add_file(Path(sys.argv[1]))
+            guardian().remove_file(Path(sys.argv[1]))
+            guardian().remove_group(left.pid)
+            print(ended.pid, left.pid, flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+            """,
+            str(file),
+        ),
+    )
+    wait_until_gone((ended,))
+    assert lives(left)
+    assert file.exists()
+    os.kill(left, signal.SIGKILL)
+
+
+@pytest.mark.spec("3.12")
+def test_a_fork_does_not_keep_what_its_parent_watches_alive() -> None:
+    group, child = map(
+        int,
+        run(
+            """
+            group = subprocess.Popen(nap, start_new_session=True, stdout=-3, stderr=-3)
+            guardian().add_group(group.pid)
+            read, write = os.pipe()
+            if not (child := os.fork()):
+                for number in 1, 2:
+                    os.close(number)
+                os.write(write, b"ready")
+                signal.pause()
+            os.read(read, 5)
+            print(group.pid, child, flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+            """
+        ),
+    )
+    wait_until_gone((group,))
+    assert lives(child)
+    os.kill(child, signal.SIGKILL)
+
+
+@pytest.mark.spec("3.12")
+def test_a_program_that_ends_without_stopping_its_servers_leaves_none() -> None:
+    pids = run(
+        """
+        group = subprocess.Popen(nap, start_new_session=True, stdout=-3, stderr=-3)
+        group.returncode = 0
+        guardian().add_group(group.pid)
+        print(group.pid)
+        """
+    )
+    wait_until_gone(map(int, pids))
+
+
+@pytest.mark.spec("3.12")
+def test_a_guardian_that_was_killed_is_replaced_and_knows_everything() -> None:
+    first, second = map(
+        int,
+        run(
+            """
+            first, second = (subprocess.Popen(nap, start_new_session=True, stdout=-3, stderr=-3) for _ in "ab")
+            guardian().add_group(first.pid)
+            os.kill(guardian().pid, signal.SIGKILL)
+            os.waitid(os.P_PID, guardian().pid, os.WEXITED | os.WNOWAIT)
+            guardian().add_group(second.pid)
+            print(first.pid, second.pid, flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+            """
+        ),
+    )
+    wait_until_gone((first, second))
+
+
+def test_there_is_a_guardian_only_as_long_as_there_is_something_to_guard(tmp_path: Path) -> None:
+    own = Guardian()
+    assert own.pid is None
+    own.add_file(tmp_path / "one")
+    own.add_file(tmp_path / "two")
+    pid = own.pid
+    assert pid is not None
+    assert lives(pid)
+    own.remove_file(tmp_path / "one")
+    assert own.pid == pid
+    own.remove_file(tmp_path / "two")
+    assert own.pid is None
+    assert not Path(f"/proc/{pid}").exists()  # Ended, and waited for.
+    own.remove_file(tmp_path / "two")
+    own.close()
+
+
+def test_a_guardian_has_a_session_of_its_own_and_no_files_of_ours(tmp_path: Path) -> None:
+    own = Guardian()
+    with open(tmp_path / "ours", "w") as ours:
+        os.set_inheritable(ours.fileno(), True)
+        own.add_file(tmp_path / "x")
+        assert own.pid is not None
+        assert os.getsid(own.pid) == own.pid
+        held = {os.readlink(f"/proc/{own.pid}/fd/{number}") for number in os.listdir(f"/proc/{own.pid}/fd")}
+        assert str(tmp_path / "ours") not in held
+    own.remove_file(tmp_path / "x")
+
+
+def test_a_stopped_guardian_stops_nobody(tmp_path: Path) -> None:
+    own = Guardian()
+    own.add_file(tmp_path / "x")
+    assert own.pid is not None
+    os.kill(own.pid, signal.SIGSTOP)
+    for number in range(500):  # More than its pipe holds.
+        own.add_file(tmp_path / f"{number:0200}")
+    for number in range(500):
+        own.remove_file(tmp_path / f"{number:0200}")
+    own.remove_file(tmp_path / "x")
+    assert own.pid is None
+
+
+def test_there_is_one_per_process() -> None:
+    assert guardian() is guardian()

@@ -1,0 +1,345 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import anyio
+import pytest
+
+from tests.providers.mcp.processes import lives, open_files, plain, wait_until_gone
+from toolspace.errors import ProviderError
+from toolspace.providers.mcp.guardian import guardian
+from toolspace.providers.mcp.process import ServerProcess, start_process
+from toolspace.providers.mcp.spec import ServerSpec
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes through /proc")
+
+CALL = {"jsonrpc": "2.0", "id": 1, "method": "tools/call"}
+
+
+class Running:
+    """A started server and the lines that it has said."""
+
+    def __init__(self) -> None:
+        self.said = b""
+        self.ended = asyncio.Event()
+        self._more = asyncio.Event()
+        self.process: ServerProcess
+
+    def hear(self, data: bytes) -> None:
+        self.said += data
+        self._more.set()
+
+    async def line(self) -> bytes:
+        while b"\n" not in self.said:
+            self._more.clear()
+            await self._more.wait()
+        line, _, self.said = self.said.partition(b"\n")
+        return line
+
+    async def call(self, tool: str, **arguments: object) -> str:
+        message = {**CALL, "params": {"name": tool, "arguments": arguments}}
+        await self.process.write(json.dumps(message).encode() + b"\n")
+        return json.loads(await self.line())["result"]["content"][0]["text"]
+
+
+async def start(spec: ServerSpec) -> Running:
+    running = Running()
+    running.process = await start_process("plain", spec, receive=running.hear, on_end=running.ended.set)
+    return running
+
+
+@pytest.mark.spec("3.12")
+async def test_a_server_leads_its_own_session_and_ends_when_its_input_does() -> None:
+    running = await start(plain())
+    process = running.process
+    assert os.getsid(process.pid) == os.getpgid(process.pid) == process.pid
+    assert await running.call("echo", text="hello") == "hello"
+    await process.stop()
+    assert process.exit_code == 0
+    assert not lives(process.pid)
+    assert not running.ended.is_set()  # That it was stopped is no news to who stopped it.
+
+
+@pytest.mark.spec("3.12")
+async def test_nothing_of_ours_is_open_in_a_server(tmp_path: Path) -> None:
+    with open(tmp_path / "ours", "w") as ours:
+        os.set_inheritable(ours.fileno(), True)
+        first, second = await start(plain()), await start(plain())
+        for running in first, second:
+            await running.call("echo")
+            assert sorted(os.listdir(f"/proc/{running.process.pid}/fd")) == ["0", "1", "2"]
+        await asyncio.gather(first.process.stop(), second.process.stop())
+
+
+@pytest.mark.spec("3.12")
+@pytest.mark.parametrize("mode", ["children", "daemons"])
+async def test_all_descendants_end_with_a_server(mode: str) -> None:
+    running = await start(plain(mode))
+    pids: list[int] = json.loads(await running.line())["params"]["pids"]
+    assert all(map(lives, pids))
+    await running.process.stop()
+    assert not any(map(lives, [running.process.pid, *pids]))
+
+
+@pytest.mark.spec("3.12")
+async def test_descendants_of_a_server_that_died_end_too() -> None:
+    running = await start(plain("daemons"))
+    pids: list[int] = json.loads(await running.line())["params"]["pids"]
+    os.kill(running.process.pid, 9)
+    await running.ended.wait()
+    assert running.process.ending == "the server was ended by SIGKILL"
+    await running.process.stop(0)
+    assert not any(map(lives, pids))
+
+
+@pytest.mark.spec("3.12")
+async def test_a_server_that_ignores_every_hint_is_killed() -> None:
+    running = await start(plain("deaf"))
+    await running.call("echo")
+    await running.process.stop(0.01)
+    assert running.process.exit_code == -9
+
+
+@pytest.mark.spec("3.12")
+@pytest.mark.parametrize("how", ["task", "scope"])
+async def test_a_cancelled_stop_still_ends_the_server(how: str) -> None:
+    running = await start(plain("deaf"))
+    await running.call("echo")
+    if how == "task":
+        stopping = asyncio.create_task(running.process.stop(0.01))
+        await asyncio.sleep(0)
+        stopping.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await stopping
+    else:
+        with anyio.CancelScope() as scope:
+            scope.cancel()
+            await running.process.stop(0.01)
+    assert not lives(running.process.pid)
+
+
+@pytest.mark.spec("3.12")
+async def test_a_start_that_is_cancelled_leaves_nothing() -> None:
+    before = open_files()
+    for turns in range(6):  # Wherever in its course it is.
+        starting = asyncio.create_task(start(plain("deaf")))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        starting.cancel()
+        try:
+            running = await starting
+        except asyncio.CancelledError:
+            continue
+        await running.process.stop(0)
+    gc.collect()
+    assert guardian().pid is None
+    assert open_files() == before
+
+
+@pytest.mark.spec("3.12")
+async def test_three_hundred_starts_and_stops_leave_nothing() -> None:
+    await (await start(plain())).process.stop()  # The loop's own things are there now.
+    before, threads = open_files(), threading.active_count()
+    pids: list[int] = []
+
+    async def one() -> None:
+        running = await start(ServerSpec(command="cat"))
+        pids.append(running.process.pid)
+        await running.process.stop()
+
+    for _ in range(30):
+        await asyncio.gather(*(one() for _ in range(10)))
+    assert len(pids) == 300
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    assert guardian().pid is None
+    assert open_files() == before
+    assert threading.active_count() <= threads
+
+
+@pytest.mark.spec("3.12")
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_kill_9_of_the_program_leaves_no_server(loop: str) -> None:
+    program = f"""
+import asyncio, json, os, sys, {loop}
+from tests.providers.mcp.processes import plain
+from toolspace.providers.mcp.process import start_process
+
+async def main():
+    heard = asyncio.Queue()
+    pids = []
+    for mode in "deaf", "daemons":
+        process = await start_process(mode, plain(mode), receive=heard.put_nowait, on_end=print)
+        pids.append(process.pid)
+    pids += json.loads(await heard.get())["params"]["pids"]
+    print(*pids, flush=True)
+    os.kill(os.getpid(), 9)
+
+{loop}.run(main())
+"""
+    done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, check=False, timeout=60)
+    pids = [int(pid) for pid in done.stdout.split()]
+    assert len(pids) == 5
+    wait_until_gone(pids)
+
+
+@pytest.mark.spec("3.12")
+def test_it_works_the_same_under_uvloop() -> None:
+    uvloop = pytest.importorskip("uvloop")
+
+    async def main() -> None:
+        running = await start(plain("children"))
+        pids: list[int] = json.loads(await running.line())["params"]["pids"]
+        assert await running.call("echo", text="hello") == "hello"
+        with contextlib.suppress(EOFError, asyncio.IncompleteReadError, json.JSONDecodeError):
+            await running.process.write(json.dumps({**CALL, "params": {"name": "die", "arguments": {}}}).encode())
+            await running.process.write(b"\n")
+        await running.ended.wait()
+        assert running.process.ending.startswith("the server ended with exit code 3: OSError: the disk is full")
+        await running.process.stop(0)
+        assert not any(map(lives, pids))
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())
+
+
+async def test_what_a_server_says_last_is_told_without_noise_colours_or_secrets() -> None:
+    running = await start(plain("dies"))
+    await running.ended.wait()
+    assert running.process.ending == "the server ended with exit code 1: Error: no such file: /nowhere"
+    assert running.process.last_words[-1] == "Node.js v22.1.0"
+    await running.process.stop(0)
+
+
+async def test_a_server_may_write_to_its_standard_error_as_it_likes(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "toolspace.mcp")
+    running = await start(plain("stderr"))
+    assert await running.call("echo", text="still there") == "still there"
+    await running.process.stop()
+    lines = [record.getMessage() for record in caplog.records if record.name == "toolspace.mcp.plain"]
+    assert lines[-1] == "the last line"
+    assert max(map(len, lines)) <= 500
+    assert len(running.process.last_words) <= 21
+
+
+async def test_writing_waits_while_the_server_does_not_read_and_fails_when_it_is_gone() -> None:
+    running = await start(plain("hangs"))
+    process = running.process
+    writes = 0
+    with contextlib.suppress(TimeoutError):
+        while True:
+            async with asyncio.timeout(0.2):
+                await process.write(b"x" * 65536)
+                writes += 1
+    assert writes < 10
+    os.kill(process.pid, 9)
+    with pytest.raises(BrokenPipeError):
+        await process.write(b"x")
+    await process.stop(0)
+
+
+@pytest.mark.spec("3.12")
+async def test_a_server_gets_what_programs_need_and_none_of_our_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    for key, value in {
+        "OPENAI_API_KEY": "sk-ours",
+        "DATABASE_URL": "postgres://ours",
+        "UV_PUBLISH_TOKEN": "ours",
+        "npm_config_//registry.example/:_auth": "ours",
+        "HTTPS_PROXY": "http://proxy.example:3128",
+        "LC_ALL": "C.UTF-8",
+        "XDG_CACHE_HOME": "/cache",
+        "TERM": "() { :; }",
+    }.items():
+        monkeypatch.setenv(key, value)
+    running = await start(plain(OWN="given", LC_ALL="C"))
+    got = json.loads(await running.call("environment"))
+    await running.process.stop()
+    assert got["HTTPS_PROXY"] == "http://proxy.example:3128"
+    assert got["XDG_CACHE_HOME"] == "/cache"
+    assert got["PATH"] == os.environ["PATH"]
+    assert (got["OWN"], got["LC_ALL"]) == ("given", "C")
+    assert "ours" not in json.dumps(got)
+    assert "TERM" not in got
+
+
+def _missing(folder: Path) -> ServerSpec:
+    return ServerSpec(command="npx-that-nobody-has")
+
+
+def _no_path(folder: Path) -> ServerSpec:
+    return ServerSpec(command="npx", env={"PATH": str(folder)})
+
+
+def _missing_file(folder: Path) -> ServerSpec:
+    return ServerSpec(command="./server", cwd=folder)
+
+
+def _not_executable(folder: Path) -> ServerSpec:
+    (folder / "server").write_text("#!/bin/sh\n")
+    return ServerSpec(command=str(folder / "server"))
+
+
+def _no_folder(folder: Path) -> ServerSpec:
+    return ServerSpec(command="sh", cwd=folder / "nowhere")
+
+
+def _no_interpreter(folder: Path) -> ServerSpec:
+    (folder / "server").write_text("echo hello\n")
+    (folder / "server").chmod(0o755)
+    return ServerSpec(command=str(folder / "server"))
+
+
+def _nul(folder: Path) -> ServerSpec:
+    return ServerSpec(command="sh", args=("-c", "a\0b"))
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (_missing, "'npx-that-nobody-has' of server 'plain' is not on the PATH; install it"),
+        (_no_path, "install Node.js, or give its full path"),
+        (_missing_file, "/server' of server 'plain' does not exist"),
+        (_not_executable, "is not executable; make it so with chmod +x"),
+        (_no_folder, "/nowhere' that server 'plain' is to run in (cwd) does not exist"),
+        (_no_interpreter, "does its first line name a program (#!)?"),
+        (_nul, "has a NUL character"),
+        (lambda _: ServerSpec(command=""), "has no command"),
+    ],
+    ids=["unknown", "unknown-npx", "no-file", "not-executable", "no-folder", "no-interpreter", "nul", "no-command"],
+)
+async def test_what_cannot_be_started_is_told_with_the_way_out(
+    tmp_path: Path, make: Callable[[Path], ServerSpec], expected: str
+) -> None:
+    with pytest.raises(ProviderError) as caught:
+        await start(make(tmp_path))
+    assert expected in str(caught.value)
+    assert guardian().pid is None
+
+
+async def test_a_command_is_found_in_its_folder_and_on_its_own_path(tmp_path: Path) -> None:
+    script = tmp_path / "server"
+    script.write_text("#!/bin/sh\nread line\npwd\n")
+    script.chmod(0o755)
+    by_path = ServerSpec(command="server", env={"PATH": f"{tmp_path}:{os.environ['PATH']}"}, cwd=tmp_path)
+    for spec in (ServerSpec(command="./server", cwd=tmp_path), by_path):
+        running = await start(spec)
+        await running.process.write(b"\n")
+        assert (await running.line()).decode() == str(tmp_path)
+        await running.process.stop()
+
+
+async def test_a_server_inside_a_server_keeps_both_marks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOOLSPACE_SERVER", "outer")
+    running = await start(plain())
+    got = json.loads(await running.call("environment"))
+    await running.process.stop()
+    assert got["TOOLSPACE_SERVER"] == f"outer.{running.process.mark}"

@@ -1,0 +1,282 @@
+"""The stateless era over HTTP: against the MCP library's own server, and against one that answers anything."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from tests.providers.mcp.conftest import space, until
+from toolspace.core.events import EventType
+from toolspace.providers.mcp.connection import Hooks
+from toolspace.providers.mcp.provider import McpProvider
+from toolspace.providers.mcp.spec import ServerSpec
+
+Answer = Callable[[web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]
+DISCOVERED = {
+    "supportedVersions": ["2026-07-28"],
+    "capabilities": {"tools": {}},
+    "resultType": "complete",
+    "ttlMs": 0,
+    "cacheScope": "public",
+    "instructions": "Mind the gap.",
+}
+
+
+class Service:
+    """A stateless MCP server by hand. `on_call` answers calls; everything that arrives is kept."""
+
+    def __init__(self) -> None:
+        self.requests: list[tuple[dict[str, str], dict[str, Any]]] = []
+        self.tools: list[dict[str, Any]] = [{"name": "t", "inputSchema": {"type": "object"}}]
+        self.capabilities: dict[str, Any] = {"tools": {}}
+        self.on_call: Answer = self._text
+        self.closed = asyncio.Event()
+        self.url = ""
+
+    @property
+    def calls(self) -> list[dict[str, Any]]:
+        return [message["params"] for _, message in self.requests if message["method"] == "tools/call"]
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        message = await request.json()
+        self.requests.append((dict(request.headers), message))
+        if message["method"] == "server/discover":
+            return reply(message, {**DISCOVERED, "capabilities": self.capabilities})
+        if message["method"] == "tools/list":
+            return reply(message, {"tools": self.tools, "resultType": "complete", "ttlMs": 0, "cacheScope": "public"})
+        return await self.on_call(request, message)
+
+    async def _text(self, request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+        return reply(message, text("hello"))
+
+
+def reply(message: dict[str, Any], result: dict[str, Any]) -> web.Response:
+    return web.json_response({"jsonrpc": "2.0", "id": message["id"], "result": result})
+
+
+def text(value: str) -> dict[str, Any]:
+    return {"content": [{"type": "text", "text": value}], "resultType": "complete"}
+
+
+@pytest.fixture
+async def service() -> AsyncIterator[Service]:
+    made = Service()
+    app = web.Application()
+    app.router.add_post("/mcp", made.handle)
+
+    async def moved(request: web.Request) -> web.StreamResponse:
+        raise web.HTTPTemporaryRedirect(request.query.get("to", "/mcp"))
+
+    app.router.add_post("/moved", moved)
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    host, port = runner.addresses[0][:2]
+    made.url = f"http://{host}:{port}/mcp"
+    yield made
+    await runner.cleanup()
+
+
+@asynccontextmanager
+async def connected(service: Service, *, hooks: Hooks | None = None, **fields: Any) -> AsyncIterator[Any]:
+    provider = McpProvider("w", ServerSpec(url=fields.pop("url", service.url), **fields), hooks)
+    async with space(provider) as ts:
+        assert provider.status().era == "stateless", provider.status()
+        yield ts
+
+
+@pytest.mark.spec("3.10")
+async def test_a_request_carries_what_the_era_asks_for(service: Service) -> None:
+    async with connected(service, headers={"x-team": "blue"}) as ts:
+        assert (await ts.call("w__t", {"a": 1})).result == "hello"
+        assert ts.orchestrator.instructions() == "## w\nMind the gap."
+    headers, message = service.requests[-1]
+    assert (
+        headers["Mcp-Protocol-Version" if "Mcp-Protocol-Version" in headers else "mcp-protocol-version"] == "2026-07-28"
+    )
+    lower = {name.lower(): value for name, value in headers.items()}
+    assert (lower["mcp-method"], lower["mcp-name"], lower["x-team"]) == ("tools/call", "t", "blue")
+    meta = message["params"]["_meta"]
+    assert meta["io.modelcontextprotocol/protocolVersion"] == "2026-07-28"
+    assert meta["io.modelcontextprotocol/clientInfo"]["name"] == "toolspace"
+    assert message["params"]["arguments"] == {"a": 1}
+
+
+async def test_arguments_go_into_headers_where_the_tool_asks_for_it(service: Service) -> None:
+    schema = {"type": "object", "properties": {"region": {"type": "string", "x-mcp-header": "Region"}}}
+    service.tools = [{"name": "t", "inputSchema": schema}]
+    async with connected(service) as ts:
+        await ts.call("w__t", {"region": "Zürich\r\nX-Evil: 1"})
+    lower = {name.lower(): value for name, value in service.requests[-1][0].items()}
+    assert lower["mcp-param-region"].startswith("=?base64?")
+    assert "x-evil" not in lower
+
+
+async def test_a_tool_with_wrong_header_wishes_is_left_out(service: Service) -> None:
+    service.tools.append({"name": "bad", "inputSchema": {"type": "object", "x-mcp-header": "No"}})
+    async with connected(service) as ts:
+        assert [tool.name for tool in ts.list_tools()] == ["w__t"]
+        assert ts.servers()[0].left_out[0].startswith("bad: ")
+
+
+@pytest.mark.spec("3.14")
+async def test_an_answer_in_events_gives_progress_and_then_the_result(service: Service) -> None:
+    async def stream(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        token = message["params"]["_meta"]["progressToken"]
+        note = {"method": "notifications/progress", "params": {"progressToken": token, "progress": 1, "total": 2}}
+        await response.write(b": a comment\r\n\r\n")
+        data = json.dumps({"jsonrpc": "2.0", **note}).encode()
+        await response.write(b"event: message\r\ndata: " + data[:20])
+        await response.write(data[20:] + b"\r\n\r\n")
+        result = json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": text("über")}, indent=1)
+        for line in result.splitlines():
+            await response.write(f"data: {line}\n".encode())
+        await response.write(b"\n")
+        return response
+
+    service.on_call = stream
+    heard: list[float] = []
+    async with connected(service) as ts:
+        ts.bus.subscribe(lambda event: heard.append(event.progress), EventType.TOOL_CALL_PROGRESS)
+        assert (await ts.call("w__t")).result == "über"
+    assert heard == [1]
+
+
+async def test_progress_is_only_asked_for_where_someone_listens(service: Service) -> None:
+    async with connected(service) as ts:
+        await ts.call("w__t")
+    assert "progressToken" not in service.calls[0]["_meta"]
+
+
+@pytest.mark.spec("3.14")
+async def test_canceling_closes_the_request(service: Service) -> None:
+    arrived, closed = asyncio.Event(), asyncio.Event()
+
+    async def hang(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+        arrived.set()
+        try:
+            await asyncio.sleep(60)
+        finally:
+            closed.set()
+        raise AssertionError
+
+    service.on_call = hang
+    async with connected(service) as ts:
+        call = asyncio.ensure_future(ts.call("w__t", call_id="mine"))
+        await arrived.wait()
+        ts.cancel("mine")
+        assert (await call).error_kind == "canceled"
+        await asyncio.wait_for(closed.wait(), 10)
+        service.on_call = service._text
+        assert (await ts.call("w__t")).ok
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "word"),
+    [
+        (web.Response(status=502, text="<html>proxy</html>", content_type="text/html"), "execution_error", "HTTP 502"),
+        (web.Response(text="{not json", content_type="application/json"), "execution_error", "not JSON"),
+        (web.Response(text="[1]", content_type="application/json"), "execution_error", "not a JSON-RPC message"),
+        (web.Response(text="{}", content_type="application/json"), "execution_error", "neither a result nor an error"),
+        (web.Response(text="hello", content_type="text/plain"), "execution_error", "text/plain"),
+        (web.Response(text="data: 5\n\n", content_type="text/event-stream"), "execution_error", "not a JSON-RPC"),
+        (web.Response(text=": nothing\n\n", content_type="text/event-stream"), "transport_error", "before the result"),
+        (
+            web.json_response({"jsonrpc": "2.0", "error": {"code": -32602, "message": "no such tool"}}, status=400),
+            "execution_error",
+            "no such tool",
+        ),
+    ],
+    ids=["proxy", "half-json", "array", "empty", "plain", "number-event", "no-event", "rpc-error"],
+)  # fmt: skip
+async def test_an_answer_that_is_none_is_a_failure_with_its_reason(
+    service: Service, answer: web.Response, kind: str, word: str
+) -> None:
+    async def odd(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+        return web.Response(status=answer.status, body=answer.body, headers={"content-type": answer.content_type})
+
+    service.on_call = odd
+    async with connected(service) as ts:
+        result = await ts.call("w__t")
+        assert (result.ok, result.error_kind) == (False, kind)
+        assert word in result.error
+        service.on_call = service._text
+        assert (await ts.call("w__t")).ok
+
+
+async def test_a_redirect_within_the_origin_is_followed_and_another_is_not(service: Service) -> None:
+    base = service.url.removesuffix("/mcp")
+    async with connected(service, url=f"{base}/moved") as ts:
+        assert (await ts.call("w__t")).ok
+    provider = McpProvider("w", ServerSpec(url=f"{base}/moved?to=http://elsewhere.invalid/mcp", headers={"key": "k"}))
+    async with space(provider) as ts:
+        assert "elsewhere.invalid" in ts.orchestrator.unavailable()["w"]
+
+
+@pytest.mark.spec("3.13")
+async def test_a_server_that_comes_back_answers_again(service: Service) -> None:
+    """Nothing listens at first; the next call after it does is answered, without a restart of ours."""
+    provider = McpProvider("w", ServerSpec(url="http://127.0.0.1:9/mcp"))
+    async with space(provider) as ts:
+        assert "cannot connect" in ts.orchestrator.unavailable()["w"]
+        provider._connection.spec = ServerSpec(url=service.url)
+        await until(lambda: provider.status().state == "ready")
+        assert (await ts.call("w__t")).ok
+
+
+@pytest.mark.spec("3.16")
+async def test_a_question_of_the_server_is_asked_and_answered_within_the_call(service: Service) -> None:
+    from toolspace.core.context import ToolContext
+    from toolspace.providers.mcp.callbacks import Answer as Said
+    from toolspace.providers.mcp.callbacks import Callbacks, Question
+
+    async def ask(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+        params = message["params"]
+        if "inputResponses" not in params:
+            question = {"mode": "form", "message": "Which?", "requestedSchema": {"type": "object", "properties": {}}}
+            return reply(
+                message,
+                {
+                    "resultType": "input_required",
+                    "requestState": "s1",
+                    "inputRequests": {"q": {"method": "elicitation/create", "params": question}},
+                },
+            )
+        assert params["requestState"] == "s1"
+        return reply(message, text(json.dumps(params["inputResponses"]["q"])))
+
+    asked: list[tuple[str, str | None]] = []
+
+    async def elicit(question: Question, context: ToolContext | None) -> Said:
+        assert context is not None
+        asked.append((question.message, context.user_id))
+        return Said(action="accept", content={"colour": "red"})
+
+    service.on_call = ask
+    async with connected(service, hooks=Hooks(callbacks=Callbacks(elicit=elicit))) as ts:
+        result = await ts.call("w__t", context=ToolContext(user_id="ann"))
+    assert json.loads(result.result) == {"action": "accept", "content": {"colour": "red"}}
+    assert asked == [("Which?", "ann")]
+
+
+@pytest.mark.spec("4.11")
+async def test_the_trace_shows_both_directions_without_secrets(
+    service: Service, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.DEBUG, "toolspace.mcp"):
+        async with connected(service, hooks=Hooks(trace=True)) as ts:
+            await ts.call("w__t", {"password": "hunter2hunter2"})
+    lines = [record.getMessage() for record in caplog.records if record.name == "toolspace.mcp"]
+    assert any(line.startswith("w → ") and "tools/call" in line for line in lines)
+    assert any(line.startswith("w ← ") and "hello" in line for line in lines)
+    assert not any("hunter2" in line for line in lines)

@@ -1,0 +1,216 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import sys
+import tracemalloc
+
+import anyio
+import pytest
+from mcp.client.client import Client
+from mcp.shared.exceptions import MCPError
+from mcp.shared.message import SessionMessage
+from mcp_types import JSONRPCRequest
+
+from tests.providers.mcp.processes import lives, plain
+from toolspace.providers.mcp.spec import ServerSpec
+from toolspace.providers.mcp.transports import Link, open_transport
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes through /proc")
+
+
+def client(link: Link) -> Client:
+    return Client(link, cache=None, mode="legacy")
+
+
+async def text(link: Link, tool: str = "echo", **arguments: object) -> str:
+    async with client(link) as session:
+        result = await session.call_tool(tool, arguments)
+    return result.content[0].text  # type: ignore[union-attr]
+
+
+@pytest.mark.spec("3.10")
+async def test_a_call_goes_to_a_process_and_back() -> None:
+    async with open_transport("plain", plain()) as link:
+        assert link.transport == "stdio"
+        assert link.pid is not None
+        assert lives(link.pid)
+        assert await text(link, text="grüße 😀") == "grüße 😀"
+        assert not link.lost.is_set()
+    assert not lives(link.pid)
+
+
+@pytest.mark.spec("3.10")
+async def test_a_server_of_the_mcp_library_works() -> None:
+    code = (
+        "from mcp.server.mcpserver import MCPServer\n"
+        "server = MCPServer('library')\n"
+        "@server.tool()\n"
+        "def double(x: int) -> int: return 2 * x\n"
+        "server.run('stdio')\n"
+    )
+    async with (
+        open_transport("library", ServerSpec(command=sys.executable, args=("-c", code))) as link,
+        Client(link, cache=None) as session,
+    ):
+        assert [tool.name for tool in (await session.list_tools()).tools] == ["double"]
+        assert (await session.call_tool("double", {"x": 21})).structured_content == {"result": 42}
+
+
+@pytest.mark.spec("3.10")
+async def test_what_is_no_message_is_skipped_and_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    async with open_transport("plain", plain("garbage")) as link:
+        assert await text(link, text="still here") == "still here"
+        assert not link.lost.is_set()
+    told = [record.getMessage() for record in caplog.records if record.name == "toolspace.mcp.plain"]
+    assert told == ["the server wrote what is not a message (said only once): 'Starting up...'"]
+
+
+@pytest.mark.spec("3.13")
+async def test_the_death_of_a_server_is_known_with_its_reason_and_without_a_call() -> None:
+    async with open_transport("plain", plain("dies")) as link:
+        await link.lost.wait()
+        assert link.reason == "the server ended with exit code 1: Error: no such file: /nowhere"
+
+
+@pytest.mark.spec("3.13")
+async def test_a_call_during_which_the_server_dies_fails_and_names_no_secret() -> None:
+    async with open_transport("plain", plain(SOME_TOKEN="hunter2-hunter2")) as link, client(link) as session:
+        with pytest.raises(MCPError) as caught:
+            await session.call_tool("die", {})
+        assert caught.value.code == -32000
+        assert link.reason == "the server ended with exit code 3: OSError: the disk is full, key=[hidden]"
+        with pytest.raises(MCPError):
+            await session.call_tool("echo", {})
+
+
+@pytest.mark.spec("3.13")
+async def test_a_server_that_closes_its_output_is_lost() -> None:
+    async with open_transport("plain", plain("closes")) as link:
+        await link.lost.wait()
+        assert link.reason == "the server closed its output"
+        assert link.pid is not None
+    assert not lives(link.pid)
+
+
+@pytest.mark.spec("3.13")
+async def test_writing_to_a_dead_server_waits_for_the_reason() -> None:
+    async with open_transport("plain", plain("dies")) as link:
+        request = SessionMessage(JSONRPCRequest(jsonrpc="2.0", id=1, method="ping"))
+
+        async def insist() -> None:
+            while True:
+                await link.streams[1].send(request)
+
+        with pytest.raises(anyio.BrokenResourceError):
+            await insist()
+        assert link.reason is not None
+        assert link.reason.startswith("the server ended with exit code 1")
+
+
+@pytest.mark.spec("3.10")
+async def test_a_message_of_megabytes_arrives_whole() -> None:
+    async with open_transport("plain", plain()) as link, client(link) as session:
+        result = await session.call_tool("big", {"size": 5_000_000})
+        assert len(result.content[0].text) == 5_000_000  # type: ignore[union-attr]
+        assert (await session.call_tool("echo", {"text": "x" * 2_000_000})).content[0].text == "x" * 2_000_000  # type: ignore[union-attr]
+
+
+@pytest.mark.spec("3.10")
+async def test_a_line_without_end_loses_the_connection_and_not_the_memory() -> None:
+    async with open_transport("plain", plain("endless"), max_message=1_000_000) as link:
+        await link.lost.wait()
+        assert link.reason == "the server wrote a line of more than 1,000,000 bytes"
+        assert [item async for item in link.streams[0]] == []
+
+
+@pytest.mark.spec("3.10")
+async def test_a_flood_waits_in_the_server_and_stops_nobody_else() -> None:
+    async with (
+        open_transport("floods", plain("floods")) as flooding,
+        open_transport("plain", plain()) as link,
+        client(link) as session,
+    ):
+        read = flooding.streams[0]
+        await read.receive()
+        tracemalloc.start()
+        try:  # Nobody reads the flood meanwhile.
+            for _ in range(20):
+                await session.call_tool("echo", {"text": "x"})
+            assert tracemalloc.get_traced_memory()[1] < 20_000_000
+        finally:
+            tracemalloc.stop()
+        heard = 0
+
+        async def listen() -> None:
+            nonlocal heard
+            async for _ in read:
+                heard += 1
+
+        listening = asyncio.create_task(listen())
+        for _ in range(20):  # And now somebody does, all the time.
+            await session.call_tool("echo", {"text": "x"})
+        assert heard > 100
+        listening.cancel()
+        await asyncio.wait((listening,))
+
+
+@pytest.mark.spec("3.14")
+async def test_two_thousand_tools_are_listed() -> None:
+    async with open_transport("plain", plain(TOOLS="2000")) as link, client(link) as session:
+        assert len((await session.list_tools()).tools) == 2_000
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"), [("latin", {"t": "caf\ufffd"}), ("surrogate", {"t": "half ?"})], ids=["latin", "surrogate"]
+)
+async def test_a_message_with_broken_characters_is_mended(mode: str, expected: dict[str, str]) -> None:
+    async with open_transport("plain", plain(mode)) as link:
+        read, write = link.streams
+        await write.send(SessionMessage(JSONRPCRequest(jsonrpc="2.0", id=1, method="ping")))
+        item = await read.receive()
+        assert isinstance(item, SessionMessage)
+        assert json.loads(item.message.model_dump_json())["result"] == expected
+
+
+async def test_an_answer_without_form_fails_its_call_at_once() -> None:
+    async with open_transport("plain", plain("malformed")) as link:
+        read, write = link.streams
+        await write.send(SessionMessage(JSONRPCRequest(jsonrpc="2.0", id=7, method="ping")))
+        item = await read.receive()
+        assert isinstance(item, SessionMessage)
+        assert json.loads(item.message.model_dump_json())["id"] == 7
+        assert "not a JSON-RPC message" in item.message.model_dump_json()
+
+
+@pytest.mark.spec("3.12")
+async def test_the_block_that_is_cancelled_leaves_no_process() -> None:
+    pids: list[int] = []
+
+    async def hold() -> None:
+        async with open_transport("plain", plain("children")) as link:
+            pids.append(link.pid or 0)
+            await link.streams[0].receive()
+            started.set()
+            await asyncio.Event().wait()
+
+    started = asyncio.Event()
+    task = asyncio.create_task(hold())
+    await started.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not lives(pids[0])
+
+
+async def test_what_a_server_writes_beside_its_messages_goes_to_its_own_logger(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.DEBUG, "toolspace.mcp.plain")
+    async with open_transport("plain", plain("dies")) as link:
+        await link.lost.wait()
+    messages = [record.getMessage() for record in caplog.records if record.name == "toolspace.mcp.plain"]
+    assert "Error: no such file: /nowhere" in messages
+    assert os.sep + "nowhere" in messages[0]

@@ -1,0 +1,435 @@
+"""HTTP and SSE: against the MCP library's own servers, and against one that answers anything."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx2
+import pytest
+import uvicorn
+from aiohttp import web
+from mcp.client.client import Client
+from mcp.server.mcpserver import MCPServer
+from mcp.shared.exceptions import MCPError
+from starlette.applications import Starlette
+
+from tests.providers.mcp.processes import open_files
+from toolspace.errors import ProviderError
+from toolspace.providers.mcp import httpclient, streamable
+from toolspace.providers.mcp.spec import ServerSpec
+from toolspace.providers.mcp.transports import Link, open_transport
+
+Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def library_server() -> MCPServer:
+    server = MCPServer("library")
+
+    @server.tool()
+    def double(x: int) -> int:
+        return 2 * x
+
+    @server.tool()
+    def big(size: int) -> str:
+        return "x" * size
+
+    return server
+
+
+@asynccontextmanager
+async def serve(app: Starlette) -> AsyncIterator[str]:
+    server = uvicorn.Server(
+        uvicorn.Config(app, port=0, log_level="error", ws="none", timeout_graceful_shutdown=1, lifespan="on")
+    )
+    running = asyncio.create_task(server.serve())
+    while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it
+        await asyncio.sleep(0.001)
+    try:
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        await running
+
+
+@asynccontextmanager
+async def answering(answer: Answer) -> AsyncIterator[str]:
+    """A server that answers every request in the same way."""
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        return await answer(request)
+
+    app = web.Application(client_max_size=2**26)
+    app.router.add_route("*", "/{path:.*}", handle)
+    runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+class Service:
+    """A server of the handshake era by hand. `on_call` answers what is not the greeting."""
+
+    def __init__(self, on_call: Answer | None = None) -> None:
+        self.on_call = on_call
+        self.headers: list[dict[str, str]] = []
+
+    async def __call__(self, request: web.Request) -> web.StreamResponse:
+        self.headers.append({key.lower(): value for key, value in request.headers.items()})
+        if request.method != "POST":
+            return web.Response(status=405)
+        message = await request.json()
+        if message.get("method") == "initialize":
+            result: dict[str, Any] = {
+                "protocolVersion": "2025-06-18",
+                "capabilities": {"tools": {}},
+                "serverInfo": {"name": "by hand", "version": "1"},
+            }
+        elif message.get("method") == "tools/list":
+            result = {"tools": [{"name": "t", "inputSchema": {"type": "object"}}]}
+        elif "id" not in message:
+            return web.Response(status=202)
+        elif message["method"] == "tools/call" and self.on_call is not None:
+            self.on_call, on_call = None, self.on_call  # Only the first call meets with it.
+            return await on_call(request)
+        else:
+            result = {"content": [{"type": "text", "text": "fine"}]}
+        return web.json_response({"jsonrpc": "2.0", "id": message["id"], "result": result})
+
+
+def sockets() -> int:
+    return sum("socket:" in one for one in open_files())
+
+
+def client(link: Link) -> Client:
+    return Client(link, cache=None, mode="legacy")
+
+
+def http(url: str, **fields: Any) -> ServerSpec:
+    return ServerSpec(url=url, **fields)
+
+
+@pytest.mark.spec("3.10")
+@pytest.mark.parametrize("json_response", [True, False], ids=["json", "events"])
+async def test_a_streamable_server_works(json_response: bool) -> None:
+    before = sockets()
+    async with (
+        serve(library_server().streamable_http_app(json_response=json_response)) as url,
+        open_transport("web", http(f"{url}/mcp")) as link,
+        client(link) as session,
+    ):
+        assert link.transport == "http"
+        assert link.pid is None
+        assert (await session.call_tool("double", {"x": 21})).structured_content == {"result": 42}
+        big = await session.call_tool("big", {"size": 3_000_000})  # More than the library allows by itself.
+        assert len(big.content[0].text) == 3_000_000  # type: ignore[union-attr]
+        assert not link.lost.is_set()
+    assert sockets() == before
+
+
+@pytest.mark.spec("3.10")
+async def test_http_falls_back_to_sse_by_itself_and_remembers() -> None:
+    async with serve(library_server().sse_app()) as url:
+        for known in ("http", "sse"):
+            async with open_transport("old", http(f"{url}/sse")) as link:
+                assert link.transport == known
+                async with client(link) as session:
+                    assert link.transport == "sse"
+                    assert (await session.call_tool("double", {"x": 4})).structured_content == {"result": 8}
+
+
+@pytest.mark.spec("3.10")
+async def test_the_question_for_the_newest_era_falls_back_to_sse_too() -> None:
+    async with (
+        serve(library_server().sse_app()) as url,
+        open_transport("old", http(f"{url}/sse")) as link,
+        Client(link, cache=None) as session,
+    ):
+        assert link.transport == "sse"
+        assert (await session.call_tool("double", {"x": 4})).structured_content == {"result": 8}
+
+
+@pytest.mark.spec("3.10")
+async def test_sse_is_used_where_it_is_asked_for() -> None:
+    async with (
+        serve(library_server().sse_app()) as url,
+        open_transport("old", http(f"{url}/sse", transport="sse")) as link,
+        client(link) as session,
+    ):
+        assert link.transport == "sse"
+        big = await session.call_tool("big", {"size": 3_000_000})
+        assert len(big.content[0].text) == 3_000_000  # type: ignore[union-attr]
+        many = await asyncio.gather(*(session.call_tool("double", {"x": n}) for n in range(20)))
+        assert [result.structured_content for result in many] == [{"result": 2 * n} for n in range(20)]
+
+
+@pytest.mark.spec("3.10")
+async def test_what_speaks_sse_no_more_is_asked_over_http_again() -> None:
+    async with answering(Service()) as url:
+        streamable._event_streams.add(url)  # pyright: ignore[reportPrivateUsage]
+        async with open_transport("new", http(url)) as link, client(link) as session:
+            assert link.transport == "http"
+            assert (await session.call_tool("t", {})).content[0].text == "fine"  # type: ignore[union-attr]
+
+
+@pytest.mark.spec("3.13")
+async def test_the_end_of_an_event_stream_is_known_without_a_call() -> None:
+    hang_up = asyncio.Event()
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(b"event: endpoint\ndata: /messages?id=1\n\n")
+        await hang_up.wait()
+        return response
+
+    async with answering(answer) as url, open_transport("old", http(url, transport="sse")) as link:
+        hang_up.set()
+        await link.lost.wait()
+        assert link.reason == "the server closed its event stream"
+        assert [item async for item in link.streams[0]] == []
+
+
+@pytest.mark.parametrize(
+    ("first", "expected"),
+    [
+        (b"event: endpoint\ndata: http://elsewhere.example/messages\n\n", "no address of its own"),
+        (b"event: message\ndata: {}\n\n", "no address of its own"),
+        (b"", "before it said anything"),
+    ],
+    ids=["other-origin", "no-endpoint", "nothing"],
+)
+async def test_an_event_stream_that_begins_wrongly_is_refused(first: bytes, expected: str) -> None:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        return web.Response(body=first, content_type="text/event-stream")
+
+    async with answering(answer) as url:
+        with pytest.raises(ProviderError, match=expected):
+            async with open_transport("old", http(url, transport="sse")):
+                pass
+
+
+async def test_a_post_that_fails_on_sse_fails_one_call() -> None:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if request.method == "POST":
+            return web.Response(status=503)
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(b"event: endpoint\ndata: /messages?id=1\n\n")
+        await asyncio.Event().wait()
+        return response
+
+    async with answering(answer) as url, open_transport("old", http(url, transport="sse")) as link:
+        with pytest.raises(BaseExceptionGroup) as caught:
+            await client(link).__aenter__()
+        assert "HTTP 503" in str(caught.value.exceptions[0])
+        assert not link.lost.is_set()
+
+
+async def _breaks(request: web.Request) -> web.StreamResponse:
+    assert request.transport is not None
+    request.transport.abort()
+    return web.Response()
+
+
+async def _breaks_in_the_middle(request: web.Request) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"content-type": "application/json", "content-length": "1000"})
+    await response.prepare(request)
+    await response.write(b'{"jsonrpc": ')
+    assert request.transport is not None
+    request.transport.close()
+    return response
+
+
+async def _unauthorized(request: web.Request) -> web.StreamResponse:
+    return web.Response(status=401, text="who are you? ?token=abcdefgh12345")
+
+
+async def _broken(request: web.Request) -> web.StreamResponse:
+    return web.Response(status=500, text="<html>oops</html>", content_type="text/html")
+
+
+async def _huge(request: web.Request) -> web.StreamResponse:
+    return web.Response(body=b" " * 200_000, content_type="application/json")
+
+
+async def _bomb(request: web.Request) -> web.StreamResponse:
+    headers = {"content-encoding": "gzip", "content-type": "application/json"}
+    return web.Response(body=gzip.compress(b" " * 50_000_000), headers=headers)
+
+
+async def _nonsense(request: web.Request) -> web.StreamResponse:
+    return web.Response(body=b"]", content_type="application/json")
+
+
+async def _redirects(request: web.Request) -> web.StreamResponse:
+    return web.Response(status=307, headers={"location": "http://elsewhere.example/"})
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected", "data"),
+    [
+        (_breaks, "the connection to 127.0.0.1 broke", {"sent": True}),
+        (_breaks_in_the_middle, "the connection to 127.0.0.1 broke", {"sent": True}),
+        (_unauthorized, "HTTP 401 Unauthorized: who are you? ?token=[hidden]", {"status": 401}),
+        (_broken, "the server answered with HTTP 500 Internal Server Error", {"status": 500}),
+        (_huge, "the server's answer is larger than 100,000 bytes", {"sent": True}),
+        (_bomb, "the server's answer is larger than 100,000 bytes", {"sent": True}),
+        (_nonsense, "Failed to parse JSON response", None),
+        (_redirects, "not followed", None),
+    ],
+    ids=["breaks", "breaks-in-the-middle", "401", "500", "huge", "bomb", "nonsense", "redirects"],
+)
+@pytest.mark.spec("3.13")
+async def test_what_goes_wrong_with_one_request_fails_that_one_only(answer: Answer, expected: str, data: Any) -> None:
+    async with (
+        answering(Service(answer)) as url,
+        open_transport("web", http(url), max_message=100_000) as link,
+        client(link) as session,
+    ):
+        with pytest.raises(MCPError) as caught:
+            await session.call_tool("t", {})
+        assert expected in caught.value.message
+        assert caught.value.data == data
+        assert (await session.call_tool("t", {})).content[0].text == "fine"  # type: ignore[union-attr]
+        assert not link.lost.is_set()
+
+
+async def test_a_server_that_is_not_there_is_told_as_never_reached() -> None:
+    async with answering(Service()) as url:
+        pass
+    async with open_transport("gone", http(f"{url}/?api_key=hunter2hunter2")) as link:
+        with pytest.raises(BaseExceptionGroup) as caught:
+            await client(link).__aenter__()
+    error = caught.value.exceptions[0]
+    assert isinstance(error, MCPError)
+    assert error.message.startswith("cannot connect to 127.0.0.1")
+    assert error.data == {"sent": False}
+    assert "hunter2" not in str(error)
+
+
+async def test_headers_and_login_go_with_every_request_and_to_no_other_origin() -> None:
+    other = Service()
+
+    class Login(httpx2.Auth):
+        def auth_flow(self, request: httpx2.Request) -> Any:
+            request.headers["x-login"] = "me"
+            yield request
+
+    async with answering(other) as elsewhere:
+
+        async def away(request: web.Request) -> web.StreamResponse:
+            return web.Response(status=307, headers={"location": f"{elsewhere}/"})
+
+        service = Service(away)
+        async with (
+            answering(service) as url,
+            open_transport("web", http(url, headers={"X-Api-Key": "k"}), auth=Login()) as link,
+            client(link) as session,
+        ):
+            with pytest.raises(MCPError, match="not followed"):
+                await session.call_tool("t", {})
+    assert {(seen["x-api-key"], seen["x-login"]) for seen in service.headers} == {("k", "me")}
+    assert other.headers == []
+
+
+async def test_a_redirect_within_the_origin_is_followed() -> None:
+    service = Service()
+
+    async def moved(request: web.Request) -> web.StreamResponse:
+        if request.path == "/mcp":
+            return web.Response(status=308, headers={"location": "/mcp/"})
+        return await service(request)
+
+    async with answering(moved) as url, open_transport("web", http(f"{url}/mcp")) as link, client(link) as session:
+        assert (await session.call_tool("t", {})).content[0].text == "fine"  # type: ignore[union-attr]
+
+
+async def test_a_login_that_fails_fails_the_request_with_its_words() -> None:
+    class Login(httpx2.Auth):
+        async def async_auth_flow(self, request: httpx2.Request) -> Any:
+            raise ProviderError("server 'web' needs a login")
+            yield request
+
+    async with answering(Service()) as url, open_transport("web", http(url), auth=Login()) as link:
+        with pytest.raises(BaseExceptionGroup) as caught:
+            await client(link).__aenter__()
+    assert "server 'web' needs a login" in str(caught.value.exceptions[0])
+
+
+async def test_a_server_that_hangs_does_not_hold_up_closing() -> None:
+    hung = asyncio.Event()
+
+    async def hang(request: web.Request) -> web.StreamResponse:
+        hung.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def hold(url: str) -> None:
+        async with open_transport("web", http(url)) as link, client(link) as session:
+            await session.call_tool("t", {})
+
+    async with answering(Service(hang)) as url:
+        task = asyncio.create_task(hold(url))
+        await hung.wait()
+        task.cancel()
+        await asyncio.wait((task,))
+
+
+async def test_neither_urls_nor_messages_reach_the_logs_of_the_libraries(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    async with (
+        answering(Service()) as url,
+        open_transport("web", http(f"{url}/?api_key=hunter2hunter2")) as link,
+        client(link) as session,
+    ):
+        await session.call_tool("t", {"password": "hunter2hunter2"})
+    assert "hunter2" not in json.dumps(
+        [record.getMessage() for record in caplog.records if record.name != "aiohttp.access"]
+    )
+
+
+def test_the_certificates_are_read_once() -> None:
+    assert httpclient.tls_context() is httpclient.tls_context()
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        (ServerSpec(url="ftp://host/"), "must be http:// or https://host/…"),
+        (ServerSpec(url="file:///etc/passwd"), "must be http:// or https://host/…"),
+        (ServerSpec(url="http://host/a b"), "must be http:// or https://host/…"),
+        (ServerSpec(url="http://host:port/"), "must be http:// or https://host/…"),
+        (ServerSpec(url="http://"), "must be http:// or https://host/…"),
+        (ServerSpec(url="http://host/", transport="websocket"), "must be ws:// or wss://host/…"),
+        (ServerSpec(transport="http"), "has no url; give it one that begins with http:// or https://"),
+    ],
+    ids=["ftp", "file", "space", "port", "no-host", "websocket", "none"],
+)
+async def test_a_url_that_does_not_fit_is_told_without_showing_it(spec: ServerSpec, expected: str) -> None:
+    with pytest.raises(ProviderError) as caught:
+        async with open_transport("web", spec):
+            pass
+    assert expected in str(caught.value)
+    assert "passwd" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"X-Key": "hunter2\r\nHost: x"}, {"X-Key": "hünter2"}, {"X Key": "hunter2"}, {"X-Key": "hunter2\n"}],
+    ids=["newline", "letter", "name", "end"],
+)
+async def test_a_header_that_cannot_be_sent_is_told_without_its_value(headers: dict[str, str]) -> None:
+    with pytest.raises(ProviderError, match="characters that HTTP does not allow") as caught:
+        async with open_transport("web", http("http://127.0.0.1:1/", headers=headers)):
+            pass
+    assert "nter2" not in str(caught.value)

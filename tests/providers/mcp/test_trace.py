@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import json
+import logging
+
+import pytest
+from mcp.client.client import Client
+from mcp.server.mcpserver import MCPServer
+
+from tests.providers.mcp.processes import plain
+from tests.providers.mcp.test_streamable import serve
+from toolspace.providers.mcp.spec import ServerSpec
+from toolspace.providers.mcp.trace import tracer
+from toolspace.providers.mcp.transports import open_transport
+
+SECRET = "hunter2-hunter2"
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.name == "toolspace.mcp"]
+
+
+async def exchange(spec: ServerSpec, *, trace: bool) -> None:
+    async with open_transport("srv", spec, trace=trace) as link, Client(link, cache=None, mode="legacy") as session:
+        arguments = {"text": f"{SECRET} Bearer abcdefgh12345", "password": "open sesame"}
+        await session.call_tool("echo", arguments)
+
+
+@pytest.mark.spec("4.11")
+async def test_a_trace_shows_both_directions_and_no_secret(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "toolspace.mcp")
+    await exchange(plain(SOME_TOKEN=SECRET), trace=True)
+    seen = lines(caplog)
+    assert seen[0].startswith('srv → {"jsonrpc":"2.0","id":1,"method":"initialize"')
+    assert seen[1].startswith('srv ← {"jsonrpc":"2.0","id":1,"result":{"protocolVersion"')
+    call = next(line for line in seen if "tools/call" in line)
+    assert '"arguments":{"text":"[hidden] Bearer [hidden]","password":"[hidden]"}' in call
+    text = "\n".join(seen)
+    assert SECRET not in text
+    assert "abcdefgh12345" not in text
+    assert "sesame" not in text
+
+
+@pytest.mark.spec("4.11")
+@pytest.mark.parametrize("kind", ["http", "sse"])
+async def test_a_trace_shows_the_wire_of_every_transport(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    server = MCPServer("library")
+
+    @server.tool()
+    def echo(text: str) -> str:
+        return text
+
+    app, path = (server.streamable_http_app(), "/mcp") if kind == "http" else (server.sse_app(), "/sse")
+    caplog.set_level(logging.DEBUG, "toolspace.mcp")
+    async with serve(app) as url:
+        headers = {"Authorization": f"Bearer {SECRET}"}
+        await exchange(ServerSpec(url=url + path, headers=headers), trace=True)
+    seen = lines(caplog)
+    assert {line[:5] for line in seen} == {"srv →", "srv ←"}
+    assert any("tools/call" in line for line in seen)
+    assert SECRET not in "\n".join(seen)
+
+
+@pytest.mark.spec("4.11")
+async def test_nothing_is_traced_unless_asked_for(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "toolspace.mcp")
+    await exchange(plain(), trace=False)
+    assert lines(caplog) == []
+
+
+async def test_a_traced_message_is_cut_after_it_is_redacted(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "toolspace.mcp")
+    message = {"method": "x", "params": ["y" * 3_970, "Bearer " + "k" * 200, "z" * 9_000]}
+    tracer("srv")("←", json.dumps(message).encode())
+    (line,) = lines(caplog)
+    assert len(line) < 4_100
+    assert line.endswith("characters)")
+    assert "kkk" not in line
+
+
+def test_bytes_that_are_no_json_are_traced_as_they_are(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "toolspace.mcp")
+    tracer("srv")("←", b"\xff not json, Bearer abcdefgh12345")
+    tracer("srv")("←", b"[" * 100_000)
+    first, second = lines(caplog)
+    assert first == 'srv ← "\ufffd not json, Bearer [hidden]"'
+    assert len(second) < 4_100
+
+
+def test_a_tracer_costs_nothing_while_the_logger_is_off(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "toolspace.mcp")
+    tracer("srv")("→", b"{}")
+    assert lines(caplog) == []
