@@ -1,0 +1,141 @@
+"""`toolspace mcp`: serves the tools over MCP, on standard input and output or over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+from contextlib import AsyncExitStack
+from ipaddress import ip_address
+from typing import NamedTuple
+
+import click
+
+from toolspace.cli.interrupts import Interrupts, run
+from toolspace.cli.options import Command, Options
+from toolspace.cli.session import opened
+
+TOKEN_VARIABLE = "TOOLSPACE_MCP_TOKEN"
+
+
+@click.command("mcp", cls=Command)
+@click.option("--http", "port", type=click.IntRange(0, 65535), metavar="PORT", help="Serve over HTTP; 0: a free port.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
+@click.option("--path", default="/mcp", show_default=True, help="Where the endpoint is.")
+@click.option("--allow-host", "hosts", multiple=True, metavar="NAME", help="Also answer to this name. Repeatable.")
+@click.option("--allow-origin", "origins", multiple=True, metavar="URL", help="Let pages from here in. Repeatable.")
+@click.option("--token", envvar=TOKEN_VARIABLE, metavar="TOKEN", help=f"Ask for this bearer token; ${TOKEN_VARIABLE}.")
+@click.pass_obj
+def command(
+    options: Options,
+    port: int | None,
+    host: str,
+    path: str,
+    hosts: tuple[str, ...],
+    origins: tuple[str, ...],
+    token: str | None,
+) -> int:
+    """Serve the tools to an editor or agent that speaks MCP.
+
+    On standard input and output, as editors start it; with --http over streamable HTTP, on this machine only unless
+    --host says otherwise. Changes of the configuration reach clients at once.
+    """
+    os.environ.pop(TOKEN_VARIABLE, None)  # Not for tools, nor for the servers that are started.
+    if port is None:
+        return run(lambda _: _serve_stdio(options))
+    address = _Address(port, host, path, hosts, origins, token)
+    address.check()
+    return run(lambda interrupts: _serve_http(options, address, interrupts))
+
+
+class _Address(NamedTuple):
+    """Where to serve over HTTP, and to whom."""
+
+    port: int
+    host: str
+    path: str
+    hosts: tuple[str, ...]
+    origins: tuple[str, ...]
+    token: str | None
+
+    def check(self) -> None:
+        if not self.path.startswith("/"):
+            raise click.UsageError(f"--path {self.path}: it has to begin with /")
+        if self.token is not None and not self.token.strip():
+            raise click.UsageError("--token: it is empty; give a longer one, or none")
+        if not _is_loopback(self.host) and self.token is None:
+            raise click.UsageError(
+                f"--host {self.host}: anyone who reaches it could call the tools; "
+                f"set {TOKEN_VARIABLE} (or --token), so that clients have to know it"
+            )
+
+
+async def _serve_stdio(options: Options) -> int:
+    from toolspace.mcpserver.pipes import claim
+
+    with claim() as pipes:  # First: nothing that starts may write to the client.
+        if os.isatty(pipes.input):
+            options.output.note("Serving MCP on standard input and output; Ctrl-C ends it.")
+        async with opened(options, show_warnings=False) as ts:
+            from toolspace.mcpserver.stdio import serve  # The MCP library takes most of a second to import.
+
+            ts.watch()
+            await serve(ts, pipes)
+    return 0
+
+
+async def _serve_http(options: Options, address: _Address, interrupts: Interrupts) -> int:
+    async with opened(options) as ts, AsyncExitStack() as stack:
+        from toolspace.mcpserver.access import bearer
+        from toolspace.mcpserver.endpoint import McpEndpoint  # The MCP library takes most of a second to import.
+        from toolspace.mcpserver.http import serving
+
+        host = address.host
+        endpoint = McpEndpoint(
+            ts,
+            allowed_hosts=(*address.hosts, *_own_name(host)),
+            allowed_origins=address.origins,
+            authorize=bearer(address.token) if address.token else None,
+        )
+        server = serving(endpoint, host=host, port=address.port, path=address.path)
+        try:
+            url = await stack.enter_async_context(server)
+        except OSError as error:
+            reason = error.strerror or error
+            raise click.UsageError(f"cannot listen on {host} port {address.port}: {reason}") from error
+        # Entered last, so that it ends first: its streams never end by themselves, and the server waits for them.
+        await stack.enter_async_context(endpoint)
+        ts.watch()
+        gc.collect()
+        gc.freeze()  # What is there now stays: looking through it again and again costs the slowest calls most.
+        options.output.line(url)
+        options.output.note("Serving MCP there; Ctrl-C ends it.")
+        await _stopped(interrupts)
+    return 0
+
+
+async def _stopped(interrupts: Interrupts) -> None:
+    """Waits for a signal."""
+    stopped = asyncio.Event()
+
+    def stop() -> bool:
+        stopped.set()
+        return True
+
+    interrupts.stop = stop
+    await stopped.wait()
+    interrupts.stop = None
+
+
+def _own_name(host: str) -> tuple[str, ...]:
+    """The address as a name to answer to. Not that of all addresses: pages can reach it, and no client needs it."""
+    if host in ("0.0.0.0", "::"):
+        return ()
+    return (f"[{host}]" if ":" in host else host,)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"

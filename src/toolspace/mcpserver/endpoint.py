@@ -1,0 +1,214 @@
+"""The MCP endpoint as an ASGI application: who may in, how much is read, and which path a request takes."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import inspect
+from collections.abc import Iterable, Mapping
+from typing import Self
+
+from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
+from mcp.server.auth.provider import AccessToken
+from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+
+from toolspace.core import jsontext
+from toolspace.core.context import ToolContext
+from toolspace.mcpserver.access import Authorize, Denied, Names
+from toolspace.mcpserver.changes import Changes
+from toolspace.mcpserver.fastpath import FastPath
+from toolspace.mcpserver.jobs import Job
+from toolspace.mcpserver.lowlevel import CALLER, ToolspaceServer
+from toolspace.mcpserver.service import Service
+from toolspace.mcpserver.sessions import Sessions
+from toolspace.mcpserver.wire import Message, Receive, Scope, Send, refuse
+from toolspace.toolspace import Toolspace
+
+MAX_BODY = 4 * 1024 * 1024
+
+
+class McpEndpoint:
+    """Serves a toolspace over streamable HTTP, wherever it is mounted. Works inside its `async with`.
+
+        async with Toolspace.open("toolspace.yaml") as ts, McpEndpoint(ts) as endpoint:
+            ...  # endpoint(scope, receive, send)
+
+    It answers to loopback names and to `allowed_hosts`; "*" is for a server behind something that checks.
+    """
+
+    def __init__(
+        self,
+        toolspace: Toolspace,
+        *,
+        allowed_hosts: Iterable[str] = (),
+        allowed_origins: Iterable[str] = (),
+        authorize: Authorize | None = None,
+        max_body: int = MAX_BODY,
+    ) -> None:
+        self._service = Service(toolspace)
+        self._changes = Changes()
+        self._server = ToolspaceServer(self._service, self._changes)
+        self._names = Names(allowed_hosts, allowed_origins)
+        self._authorize = authorize
+        self._max_body = max_body
+        # The body is bounded and the names are checked here, before either path.
+        self._manager = StreamableHTTPSessionManager(self._server, max_request_body_size=max_body)
+        self._fast = FastPath(self._service, self._server.server_info_stamp)
+        self._sessions = Sessions()
+        self._running: asyncio.Task[None] | None = None
+        self._ended = asyncio.Event()
+
+    async def __aenter__(self) -> Self:
+        self._service.on_tools_changed = self._tools_changed
+        self._service.on_outputs_changed = self._changes.outputs
+        started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._running = asyncio.create_task(self._run(started))
+        await asyncio.wait((started, self._running), return_when=asyncio.FIRST_COMPLETED)
+        if self._running.done():
+            await self._running  # It failed, and says so.
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Ends sessions and streams. Calls under way are left to end, or to the server around to cut off."""
+        self._ended.set()
+        if self._running is not None:
+            await self._running
+
+    async def _run(self, started: asyncio.Future[None]) -> None:
+        # A task of its own: the library's scopes have to be left by the task that entered them, and whoever opens
+        # and closes us may be two.
+        async with self._service, self._manager.run():
+            started.set_result(None)
+            await self._ended.wait()
+            await self._changes.aclose()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            raise RuntimeError(f"the MCP endpoint answers HTTP, not {scope['type']}; mount it below an application")
+        if self._running is None or self._ended.is_set():
+            await refuse(send, 503, "Service Unavailable: the server is starting or stopping")
+            return
+        pairs: list[tuple[bytes, bytes]] = scope["headers"]
+        headers = dict(pairs)
+        denied = self._names.check(headers.get(b"host"), headers.get(b"origin"))
+        if len(headers) < len(pairs) and _is_said_twice(pairs):
+            denied = Denied(400, "Bad Request: Host or Origin appears more than once")
+        if denied is not None:
+            await refuse(send, denied.status, denied.message, headers=denied.headers)
+            return
+        if (origin := headers.get(b"origin")) is not None:
+            send = _shared_with(origin, send)
+            if scope["method"] == "OPTIONS":
+                await _preflight(send)
+                return
+        context, owner = None, None
+        if self._authorize is not None:
+            context = self._authorize(scope)
+            if inspect.isawaitable(context):
+                context = await context
+            if isinstance(context, Denied):
+                await refuse(send, context.status, context.message, headers=context.headers)
+                return
+            if context is not None:
+                owner = _owner(context)
+                scope[CALLER] = context
+                # The caller as the library knows callers: a session is only for the one who opened it.
+                scope["user"] = AuthenticatedUser(AccessToken(token="", client_id=owner, scopes=[]))
+        if scope["method"] != "POST":
+            if scope["method"] == "DELETE" and (session := self._sessions.forget(headers, owner)) is not None:
+                for call_id in session.running.values():
+                    self._service.cancel(call_id)
+            await self._manager.handle_request(scope, receive, send)
+            return
+        body = await _read(receive, headers.get(b"content-length"), self._max_body)
+        if body is None:
+            await refuse(send, 413, f"Request body too large: at most {self._max_body} bytes are taken")
+            return
+        # A header that is there twice hides one of its values in the mapping: the library looks at each.
+        if len(headers) == len(pairs) and (job := self._job(headers, body, context, owner)) is not None:
+            await job.run(receive, send)
+            return
+        if b"mcp-session-id" not in headers:
+            send = self._sessions.observe(body, owner, context, send)
+        # Space around a value is no part of it, but some web servers leave it there.
+        trimmed = {**scope, "headers": [(name, value.strip(b" \t")) for name, value in pairs]}
+        await self._manager.handle_request(trimmed, _replay(body, receive), send)
+
+    def _job(
+        self, headers: Mapping[bytes, bytes], body: bytes, context: ToolContext | None, owner: str | None
+    ) -> Job | None:
+        if b"mcp-session-id" not in headers:
+            return self._fast.take(headers, body, context)
+        session = self._sessions.find(headers, owner)
+        return self._fast.take_in(session, headers, body) if session is not None else None
+
+    def _tools_changed(self) -> None:
+        self._server.refresh()
+        self._changes.tools()
+
+
+def _is_said_twice(pairs: list[tuple[bytes, bytes]]) -> bool:
+    names = [name for name, _ in pairs if name in (b"host", b"origin")]
+    return len(set(names)) < len(names)
+
+
+async def _read(receive: Receive, declared: bytes | None, limit: int) -> bytes | None:
+    """The body; None where it is too large. What a client that went away sent is as good as nothing."""
+    if declared is not None and declared.isdigit() and int(declared[:20]) > limit:
+        return None
+    message = await receive()
+    body: bytes = message.get("body", b"")
+    if not message.get("more_body", False):
+        return body if len(body) <= limit else None
+    pieces = bytearray(body)
+    while message.get("more_body", False):
+        message = await receive()
+        pieces += message.get("body", b"")
+        if len(pieces) > limit:
+            return None
+    return bytes(pieces)
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """Gives the library a body that was read already."""
+    given = False
+
+    async def replayed() -> Message:
+        nonlocal given
+        if given:
+            return await receive()
+        given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return replayed
+
+
+def _owner(context: ToolContext) -> str:
+    who = [context.user_id, context.agent_entity_id, context.agent_id, context.session_id, context.space_id]
+    return hashlib.sha256(jsontext.encode_bytes(who)).hexdigest()
+
+
+def _shared_with(origin: bytes, send: Send) -> Send:
+    """Lets a page that may use the server read its answers."""
+
+    async def sending(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            shared = [
+                (b"access-control-allow-origin", origin),
+                (b"access-control-expose-headers", b"mcp-session-id"),
+                (b"vary", b"origin"),
+            ]
+            message = {**message, "headers": [*message.get("headers", ()), *shared]}
+        await send(message)
+
+    return sending
+
+
+async def _preflight(send: Send) -> None:
+    headers = [
+        (b"access-control-allow-methods", b"GET, POST, DELETE"),
+        (b"access-control-allow-headers", b"*, authorization"),
+        (b"access-control-max-age", b"600"),
+    ]
+    await send({"type": "http.response.start", "status": 204, "headers": headers})
+    await send({"type": "http.response.body", "body": b""})

@@ -1,0 +1,196 @@
+"""The short way for the requests that matter for speed: one decode, one call, one encode, no session machinery.
+
+It takes a request only where it is certain to answer as the library would; all others it leaves alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from mcp.shared.inbound import ERROR_CODE_HTTP_STATUS, InboundLadderRejection, classify_inbound_request
+from mcp_types import methods
+from mcp_types.version import LATEST_MODERN_VERSION
+from pydantic import ValidationError
+
+from toolspace.core import jsontext
+from toolspace.core.context import ToolContext
+from toolspace.mcpserver.jobs import CallTool, CancelCall, Job, ListTools, Manner, ToolCall
+from toolspace.mcpserver.service import Service
+from toolspace.mcpserver.sessions import Session
+from toolspace.mcpserver.wire import INVALID_PARAMS, RequestId
+
+Headers = Mapping[bytes, bytes]
+_VERSION = LATEST_MODERN_VERSION.encode()
+_NOTHING = msgspec.Raw(b"")
+_MOST_REMEMBERED = 512
+_LONGEST_REMEMBERED = 4096
+
+
+class _Params(msgspec.Struct, forbid_unknown_fields=True):
+    name: str | None = None
+    arguments: msgspec.Raw = _NOTHING
+    cursor: str | None = None
+    meta: msgspec.Raw = msgspec.field(name="_meta", default=_NOTHING)
+
+
+class _Request(msgspec.Struct):
+    jsonrpc: str
+    method: str
+    id: int | str | None = None
+    params: msgspec.Raw = _NOTHING
+
+
+class _Cancelled(msgspec.Struct, rename="camel"):
+    request_id: int | str
+
+
+class _Refused:
+    """In place of a progress token, where the envelope is wrong."""
+
+
+_REFUSED = _Refused()
+
+
+class FastPath:
+    """Decides which requests it takes. `stamp` is what the library puts into every answer of the stateless era."""
+
+    def __init__(self, service: Service, stamp: Mapping[str, Any]) -> None:
+        self._service = service
+        meta = jsontext.encode_bytes({"io.modelcontextprotocol/serverInfo": stamp})
+        self._manner = Manner(
+            modern=True,
+            tail=b',"resultType":"complete","_meta":%b}' % meta,
+            listed=b',"ttlMs":0,"cacheScope":"private"',
+            invalid_status=ERROR_CODE_HTTP_STATUS[INVALID_PARAMS],
+        )
+        self._envelopes: dict[bytes, None] = {}
+        self._kinds: dict[tuple[bytes, bytes], bool] = {}
+
+    # The stateless era
+
+    def take(self, headers: Headers, body: bytes, context: ToolContext | None) -> Job | None:
+        """The job of a stateless request, or None where the library is to answer. `headers` has each name once."""
+        if headers.get(b"mcp-protocol-version") != _VERSION:
+            return None
+        method = headers.get(b"mcp-method")
+        if method not in (b"tools/call", b"tools/list") or not self._speaks(headers):
+            return None
+        request = _decode(body)
+        if request is None or request.id is None or request.method.encode() != method:
+            return None
+        params = _decode_params(request.params)
+        if params is None or (token := self._token(params.meta)) is _REFUSED:
+            return None
+        if method == b"tools/call":
+            if params.name is None or headers.get(b"mcp-name") != params.name.encode():
+                return None
+            call = self._call(request.id, params, token, modern=True)
+            return CallTool(self._service, self._manner, call, context) if call is not None else None
+        if params.name is not None or params.arguments is not _NOTHING or token is not None:
+            return None
+        return ListTools(self._service, self._manner, request.id, params.cursor, context)
+
+    def _token(self, meta: msgspec.Raw) -> Any:
+        """The progress token of a request with a good envelope: None for none, `_REFUSED` for a bad envelope."""
+        text = bytes(meta)
+        if text in self._envelopes:
+            return None
+        try:
+            envelope = jsontext.decode(text)
+            verdict = classify_inbound_request({"method": "tools/call", "params": {"_meta": envelope}})
+            if isinstance(verdict, InboundLadderRejection):
+                return _REFUSED
+            methods.validate_client_request("tools/call", LATEST_MODERN_VERSION, {"name": "", "_meta": envelope})
+        except (ValueError, ValidationError):
+            return _REFUSED
+        token = envelope.get("progressToken")
+        if token is None and len(text) < _LONGEST_REMEMBERED:
+            # Clients send the same envelope with every request.
+            if len(self._envelopes) >= _MOST_REMEMBERED:
+                self._envelopes.clear()
+            self._envelopes[text] = None
+        return token if token is None or (isinstance(token, int | str) and not isinstance(token, bool)) else _REFUSED
+
+    # The handshake era
+
+    def take_in(self, session: Session, headers: Headers, body: bytes) -> Job | None:
+        """The job of a request in a session, or None where the library is to answer."""
+        if not self._speaks(headers) or (request := _decode(body)) is None:
+            return None
+        if request.method == "notifications/cancelled" and request.id is None:
+            return self._cancellation(session, request)
+        if request.id is None or request.method not in ("tools/call", "tools/list"):
+            return None
+        params = _decode_params(request.params) if request.params is not _NOTHING else _Params()
+        if params is None or not _is_plain(params.meta):
+            return None
+        manner = Manner(modern=False, tail=b"}", headers=((b"mcp-session-id", session.id),))
+        if request.method == "tools/call":
+            call = self._call(request.id, params, None, modern=False)
+            return CallTool(self._service, manner, call, session.context, session) if call is not None else None
+        if params.name is not None or params.arguments is not _NOTHING:
+            return None
+        return ListTools(self._service, manner, request.id, params.cursor, session.context)
+
+    def _cancellation(self, session: Session, request: _Request) -> Job | None:
+        try:
+            wanted = str(msgspec.json.decode(request.params, type=_Cancelled).request_id)
+        except (msgspec.MsgspecError, RecursionError):
+            return None
+        return CancelCall(self._service, session, wanted) if wanted in session.running else None
+
+    # Both
+
+    def _call(self, id: RequestId, params: _Params, token: RequestId | None, *, modern: bool) -> ToolCall | None:
+        """The call, where its tool is known by that very name and its arguments are an object."""
+        tool = self._service.known(params.name) if params.name is not None and params.cursor is None else None
+        if tool is None or (modern and self._service.definition(tool, modern=True).mirrored):
+            return None
+        arguments = bytes(params.arguments)
+        if arguments and not arguments.startswith(b"{"):
+            return None
+        return ToolCall(id, tool.name, arguments or None, tool.output_schema is not None, token)
+
+    def _speaks(self, headers: Headers) -> bool:
+        """Whether it sends JSON and takes both kinds of answer. Remembered: a client says the same every time."""
+        key = (headers.get(b"accept", b""), headers.get(b"content-type", b""))
+        known = self._kinds.get(key)
+        if known is None:
+            accept, content = key[0].lower(), key[1].lower()
+            kinds = {kind.partition(b";")[0].strip() for kind in accept.split(b",")}
+            json = kinds & {b"*/*", b"application/*", b"application/json"}
+            events = kinds & {b"*/*", b"text/*", b"text/event-stream"}
+            known = bool(json and events) and content.partition(b";")[0].strip() == b"application/json"
+            if len(self._kinds) >= _MOST_REMEMBERED:
+                self._kinds.clear()
+            self._kinds[key] = known
+        return known
+
+
+_request_decoder = msgspec.json.Decoder(_Request)
+_params_decoder = msgspec.json.Decoder(_Params)
+
+
+def _decode(body: bytes) -> _Request | None:
+    try:
+        request = _request_decoder.decode(body)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        return None
+    return request if request.jsonrpc == "2.0" else None
+
+
+def _decode_params(params: msgspec.Raw) -> _Params | None:
+    try:
+        return _params_decoder.decode(params)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        return None
+
+
+def _is_plain(meta: msgspec.Raw) -> bool:
+    """Whether a request of the handshake era asks for nothing but its answer."""
+    text = bytes(meta)
+    if not text:
+        return True
+    return text.startswith(b"{") and b"progressToken" not in text and b"\\u" not in text

@@ -1,0 +1,161 @@
+"""Requests that the fast path took, and how they are answered: a page of tools, a call. Decides nothing."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+
+from toolspace.core.context import ToolContext
+from toolspace.mcpserver import wire
+from toolspace.mcpserver.answers import encoded_answer
+from toolspace.mcpserver.definitions import WrongCursor
+from toolspace.mcpserver.exchange import Exchange
+from toolspace.mcpserver.progress import Report, Reports
+from toolspace.mcpserver.service import Service, UnknownTool
+from toolspace.mcpserver.sessions import Session
+from toolspace.mcpserver.wire import INVALID_PARAMS, Receive, RequestId, Send
+
+_CANCELLED = -32800
+"""What the library answers in the handshake era: MCP names no code for it."""
+
+
+class Job(Protocol):
+    """A request that was taken, ready to be answered."""
+
+    async def run(self, receive: Receive, send: Send) -> None: ...
+
+
+class Manner(NamedTuple):
+    """How one era wants its answers."""
+
+    modern: bool
+    tail: bytes
+    """What every result ends with."""
+    listed: bytes = b""
+    """What every list ends with, before that."""
+    invalid_status: int = 200
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+
+
+class ToolCall(NamedTuple):
+    """One `tools/call`, checked."""
+
+    id: RequestId
+    name: str
+    arguments: bytes | None
+    output_schema: bool
+    token: RequestId | None = None
+
+
+class ListTools:
+    def __init__(
+        self, service: Service, manner: Manner, id: RequestId, cursor: str | None, context: ToolContext | None
+    ) -> None:
+        self._service = service
+        self._manner = manner
+        self._id = id
+        self._cursor = cursor
+        self._context = context
+
+    async def run(self, receive: Receive, send: Send) -> None:
+        manner = self._manner
+        try:
+            page = self._service.page(self._cursor, self._context, modern=manner.modern)
+        except WrongCursor as error:
+            body = wire.error_body(self._id, INVALID_PARAMS, str(error))
+            await wire.respond(send, manner.invalid_status, body, manner.headers)
+            return
+        tools = b",".join([one.encoded for one in page.definitions])
+        following = b"" if page.next_cursor is None else b',"nextCursor":%b' % msgspec.json.encode(page.next_cursor)
+        result = b'{"tools":[%b]%b%b%b' % (tools, following, manner.listed, manner.tail)
+        await wire.respond(send, 200, wire.result_body(self._id, result), manner.headers)
+
+
+class CallTool:
+    def __init__(
+        self,
+        service: Service,
+        manner: Manner,
+        call: ToolCall,
+        context: ToolContext | None,
+        session: Session | None = None,
+    ) -> None:
+        self._service = service
+        self._manner = manner
+        self._call = call
+        self._context = context
+        self._session = session
+        self._call_id = service.new_call_id()
+        self._reports: Reports | None = None
+
+    async def run(self, receive: Receive, send: Send) -> None:
+        exchange = Exchange(receive, send, on_gone=self._cancel, headers=self._manner.headers, messages=self._messages)
+        exchange.begin()
+        try:
+            if self._call.token is not None:
+                self._reports = Reports(exchange.wake)
+                with self._service.progress.follow(self._call_id, self._reports):
+                    status, body = await self._answer()
+            elif self._session is not None:
+                status, body = await self._answer_in(self._session)
+            else:
+                status, body = await self._answer()
+        except BaseException:
+            await exchange.abandon()
+            raise
+        await exchange.finish(status, body)
+
+    async def _answer_in(self, session: Session) -> tuple[int, bytes]:
+        """In a session a call can be cancelled by another request."""
+        key = str(self._call.id)
+        session.running[key] = self._call_id
+        try:
+            status, body = await self._answer()
+            if key not in session.running:
+                return 200, wire.error_body(self._call.id, _CANCELLED, "Request cancelled")
+            return status, body
+        finally:
+            if session.running.get(key) == self._call_id:
+                del session.running[key]
+
+    async def _answer(self) -> tuple[int, bytes]:
+        call, manner = self._call, self._manner
+        try:
+            result = await self._service.call(call.name, call.arguments, context=self._context, call_id=self._call_id)
+        except UnknownTool as error:
+            return manner.invalid_status, wire.error_body(call.id, INVALID_PARAMS, str(error))
+        answer = encoded_answer(result, modern=manner.modern, output_schema=call.output_schema)
+        return 200, wire.result_body(call.id, answer + manner.tail)
+
+    def _cancel(self) -> None:
+        self._service.cancel(self._call_id)
+
+    def _messages(self) -> list[bytes]:
+        reports = self._reports.take() if self._reports is not None else []
+        return [wire.notification("notifications/progress", _params(self._call.token, report)) for report in reports]
+
+
+class CancelCall:
+    """A client's word that it does not want an answer any more. Nothing is said to it."""
+
+    def __init__(self, service: Service, session: Session, request: str) -> None:
+        self._service = service
+        self._session = session
+        self._request = request
+
+    async def run(self, receive: Receive, send: Send) -> None:
+        if (call_id := self._session.running.pop(self._request, None)) is not None:
+            self._service.cancel(call_id)
+        headers = [(b"content-type", b"application/json"), (b"mcp-session-id", self._session.id)]
+        await send({"type": "http.response.start", "status": 202, "headers": [*headers, (b"content-length", b"0")]})
+        await send({"type": "http.response.body", "body": b""})
+
+
+def _params(token: RequestId | None, report: Report) -> dict[str, Any]:
+    params: dict[str, Any] = {"progressToken": token, "progress": report.progress}
+    if report.total is not None:
+        params["total"] = report.total
+    if report.message is not None:
+        params["message"] = report.message
+    return params

@@ -1,0 +1,89 @@
+"""The sessions of the handshake era as the fast path has to know them. The library owns them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
+
+from toolspace.core.context import ToolContext
+from toolspace.mcpserver.service import session_context
+from toolspace.mcpserver.wire import Message, Send
+
+_TOUCH_SECONDS = 300.0
+"""How often a request takes the library's way, so that the library does not take a busy session for an idle one."""
+_FORGET_SECONDS = 3600.0
+_MOST = 10_000
+_VERSIONS = frozenset(version.encode() for version in HANDSHAKE_PROTOCOL_VERSIONS)
+
+
+class Session:
+    """One session: who opened it, and the calls that its fast path is running."""
+
+    __slots__ = ("context", "id", "owner", "running", "touched")
+
+    def __init__(self, id: bytes, owner: str | None, context: ToolContext | None) -> None:
+        self.id = id
+        self.owner = owner
+        self.context = session_context(context, id.decode("latin-1"))
+        self.touched = time.monotonic()
+        self.running: dict[str, str] = {}
+        """Request → call. Ids are compared as text: some clients send a number and cancel its digits."""
+
+
+class _Opening(msgspec.Struct):
+    method: str
+
+
+class Sessions:
+    """The sessions that were opened here and have not been closed."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, Session] = {}
+
+    def find(self, headers: Mapping[bytes, bytes], owner: str | None) -> Session | None:
+        """The session of a request, where its caller opened it and it was seen by the library lately."""
+        session = self._known.get(headers.get(b"mcp-session-id", b""))
+        if session is None or session.owner != owner:
+            return None
+        if headers.get(b"mcp-protocol-version", b"2025-11-25") not in _VERSIONS:
+            return None
+        now = time.monotonic()
+        if now - session.touched > _TOUCH_SECONDS:
+            session.touched = now
+            return None
+        return session
+
+    def forget(self, headers: Mapping[bytes, bytes], owner: str | None) -> Session | None:
+        """The session that its caller ends, which is not known from now on."""
+        session = self._known.get(headers.get(b"mcp-session-id", b""))
+        return self._known.pop(session.id) if session is not None and session.owner == owner else None
+
+    def observe(self, body: bytes, owner: str | None, context: ToolContext | None, send: Send) -> Send:
+        """Where a request opens a session, notes the one that the library's answer names."""
+        try:
+            opens = msgspec.json.decode(body, type=_Opening).method == "initialize"
+        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+            opens = False
+        return self._noting(owner, context, send) if opens else send
+
+    def _noting(self, owner: str | None, context: ToolContext | None, send: Send) -> Send:
+        async def noting(message: Message) -> None:
+            if message["type"] == "http.response.start" and message["status"] == 200:
+                headers: Any = message.get("headers", ())
+                for name, value in headers:
+                    if name == b"mcp-session-id":
+                        self._add(Session(bytes(value), owner, context))
+            await send(message)
+
+        return noting
+
+    def _add(self, session: Session) -> None:
+        if len(self._known) >= _MOST:
+            now = time.monotonic()
+            self._known = {id: one for id, one in self._known.items() if now - one.touched < _FORGET_SECONDS}
+        if len(self._known) < _MOST:  # Others take the library's way, which is only slower.
+            self._known[session.id] = session
