@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import asyncio
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -69,3 +71,83 @@ def test_a_folder_that_others_may_write_and_a_cache_on_disk_are_looked_at(toolsp
     assert done.returncode == 0
     assert found(done, "warning")[0]["fix"] == f"chmod 700 {tmp_path / 'open'}"
     assert {"state": "ok", "what": "cache", "found": str(tmp_path / "open" / "cache.db")} in found(done, "ok")
+
+
+SERVERS = f"""\
+tools: {{builtins: false}}
+mcpServers:
+  small: {{command: "{sys.executable}", args: ["{Path(__file__).parent}/programs/small_server.py"]}}
+  npx: {{command: npx, args: [-y, x], env: {{PATH: /nowhere}}}}
+  path: {{command: ./gone}}
+  script: {{command: "{sys.executable}", args: [gone.py]}}
+  folder: {{command: "{sys.executable}", cwd: ./gone}}
+  refusing: {{url: "http://user:secretword@127.0.0.1:9/mcp"}}
+  off: {{command: x, enabled: false}}
+openapi:
+  pets: {{spec: ./gone.yaml}}
+  placeless: {{spec: ./placeless.yaml}}
+"""
+PLACELESS = """\
+openapi: 3.1.0
+info: {title: Placeless, version: "1"}
+paths: {/pets: {get: {operationId: listPets, responses: {"200": {description: fine}}}}}
+"""
+
+
+def test_every_server_is_started_and_each_failure_has_its_way_out(toolspace: Toolspace, project: Path) -> None:
+    (project / "toolspace.yaml").write_text(SERVERS)
+    (project / "placeless.yaml").write_text(PLACELESS)
+
+    done = toolspace("doctor", "--json")
+
+    fixes = {problem["found"].partition(":")[0]: problem.get("fix", "") for problem in found(done, "problem")}
+    warnings = {warning["found"].partition(":")[0]: warning["fix"] for warning in found(done, "warning")}
+    fine = [check["found"] for check in found(done, "ok") if check["what"] == "servers"]
+    assert done.returncode == 1
+    assert fixes == {
+        "npx": "install Node.js 20 or newer, which brings npx",
+        "path": "there is no program ./gone: mend its command",
+        "script": "there is no file gone.py: mend its args, or set its cwd",
+        "folder": f"make the folder {project / 'gone'}, or mend its cwd",
+        "refusing": "is it running at http://127.0.0.1:9? Start it, or mend its url",
+        "pets": f"there is no file {project / 'gone.yaml'}: mend its spec",
+    }
+    assert warnings["placeless"] == "set its baseUrl to where the service is"
+    assert fine[0].startswith("small: 2 tools, stdio, 2026-07-28 stateless, ready after ")
+    assert fine[1] == "off: disabled"
+    assert "secretword" not in done.stdout + done.stderr
+    assert done.stderr == ""
+
+
+async def test_a_server_that_wants_a_login_is_told_with_the_command_for_it(toolspace: Toolspace, project: Path) -> None:
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        (project / "toolspace.yaml").write_text(f"mcpServers: {{remote: {{url: 'http://127.0.0.1:{port}/mcp'}}}}\n")
+        done = await asyncio.to_thread(toolspace, "doctor", "--json")
+
+    [problem] = found(done, "problem")
+    assert problem["fix"] == "toolspace servers login remote, or set its headers"
+
+
+def test_a_file_that_init_wrote_from_an_editors_servers_is_healthy(toolspace: Toolspace, tmp_path: Path) -> None:
+    new, home = tmp_path / "new", tmp_path / "home"
+    (home / ".cursor").mkdir(parents=True)
+    new.mkdir()
+    servers = {
+        "small": {"command": sys.executable, "args": [str(Path(__file__).parent / "programs" / "small_server.py")]},
+        "later": {"command": "no-such-program", "env": {"LATER_TOKEN": "abc"}},
+    }
+    (home / ".cursor" / "mcp.json").write_text(json.dumps({"mcpServers": servers}))
+
+    toolspace("init", cwd=new, HOME=str(home))
+    done = toolspace("doctor", cwd=new, HOME=str(home))
+
+    assert done.returncode == 0, done.stdout
+    assert "✓ servers: small: 2 tools, stdio" in done.stdout
+    assert "✓ servers: later: disabled" in done.stdout

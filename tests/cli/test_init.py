@@ -4,8 +4,13 @@ import json
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from tests.cli.conftest import Toolspace
+from toolspace.cli.editors import CLIENTS, Surroundings, config_file
+from toolspace.cli.importing import import_servers
+from toolspace.cli.serversection import server_section
 from toolspace.config.load import load_config
 
 pytestmark = pytest.mark.spec("17.1")
@@ -40,3 +45,223 @@ def test_init_says_in_one_line_why_it_cannot_write(toolspace: Toolspace, tmp_pat
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert done.stderr.startswith(f"error: {path}")
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "home"
+    folder.mkdir()
+    monkeypatch.setenv("HOME", str(folder))
+    for name in ("XDG_CONFIG_HOME", "CLAUDE_CONFIG_DIR", "CODEX_HOME", "GITHUB_TOKEN", "API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    return folder
+
+
+def write(path: Path, value: object) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(value if isinstance(value, str) else json.dumps(value))
+
+
+CODEX = """
+[mcp_servers.docs]
+command = "docs"
+args = ["--literal", "${NOT_A_VARIABLE}"]
+env = { LEVEL = "1" }
+env_vars = ["HOME"]
+[mcp_servers.remote]
+url = "https://example.com/mcp"
+bearer_token_env_var = "REMOTE_TOKEN"
+disabled_tools = ["drop"]
+"""
+
+
+def test_init_takes_the_servers_of_all_editors_over_and_says_where_from(
+    toolspace: Toolspace, tmp_path: Path, home: Path
+) -> None:
+    new = tmp_path / "new"
+    stdio = {"command": "python3", "args": ["-m", "server"]}
+    write(new / ".mcp.json", {"mcpServers": {"time": {"type": "stdio", **stdio, "env": {"TZ": "UTC"}}}})
+    write(
+        new / ".vscode" / "mcp.json",
+        '{\n// mine\n"servers": {"web": {"type": "sse", "url": "http://localhost:1/sse"}},}',
+    )
+    write(home / ".claude.json", {"mcpServers": {"all": stdio}, "projects": {str(new): {"mcpServers": {"own": stdio}}}})
+    write(home / ".cursor" / "mcp.json", {"mcpServers": {"time": {"command": "other"}, "all": stdio, "empty": {}}})
+    write(
+        home / ".config" / "Claude" / "claude_desktop_config.json", {"mcpServers": {"off": {**stdio, "disabled": True}}}
+    )
+    write(home / ".codex" / "config.toml", CODEX)
+    write(
+        home / ".codeium" / "windsurf" / "mcp_config.json", {"mcpServers": {"surf": {"serverUrl": "https://x.org/mcp"}}}
+    )
+    write(
+        home / ".config" / "zed" / "settings.json",
+        {"context_servers": {"zed": {"command": {"path": "z", "args": ["a"]}}}},
+    )
+
+    done = toolspace("init", cwd=new)
+
+    text = (new / "toolspace.yaml").read_text()
+    config = load_config(new / "toolspace.yaml", environ={"HOME": str(home)})
+    servers = config.mcp_servers
+    assert done.returncode == 0, done.stderr
+    assert sorted(servers) == ["all", "docs", "off", "own", "remote", "surf", "time", "web", "zed"]
+    assert (servers["time"].command, servers["time"].args, servers["time"].env) == (
+        "python3",
+        ("-m", "server"),
+        {"TZ": "UTC"},
+    )
+    assert (servers["web"].transport, servers["surf"].url) == ("sse", "https://x.org/mcp")
+    assert servers["docs"].args == ("--literal", "${NOT_A_VARIABLE}")
+    assert servers["docs"].env == {"LEVEL": "1", "HOME": str(home)}
+    assert (servers["remote"].enabled, servers["remote"].tools_denied) == (False, ("drop",))
+    assert (servers["zed"].command, servers["off"].enabled) == ("z", False)
+    assert "# From Claude Code: " in text
+    assert "# From Codex: ~/.codex/config.toml" in text
+    assert "enabled: false  # Set REMOTE_TOKEN, then remove this line." in text
+    assert "Left out time (Cursor): another server has that name, from Claude Code" in done.stderr
+    assert "Left out empty (Cursor): it has neither a command nor a url" in done.stderr
+    assert "all (Cursor)" not in done.stderr
+
+
+SECRETS = {
+    "env": "sdfkjh34987sdf",
+    "flag": "topsecretvalue",
+    "next": "anothersecret1",
+    "header": "abc123abc123",
+    "url": "urlsecret99",
+    "random": "A1b2C3d4E5f6G7h8I9j0K1",
+    "docker": "dockerpassword",
+}
+
+
+def test_no_secret_of_an_editor_is_copied_or_shown(toolspace: Toolspace, tmp_path: Path, home: Path) -> None:
+    new = tmp_path / "new"
+    args = [
+        f"--api-key={SECRETS['flag']}",
+        "--token",
+        SECRETS["next"],
+        "-e",
+        f"DB_PASSWORD={SECRETS['docker']}",
+        "--port",
+        "5",
+    ]
+    servers = {
+        "one": {"command": "one", "args": args, "env": {"API_KEY": SECRETS["env"], "LEVEL": "debug"}},
+        "two": {"command": "two", "env": {"API_KEY": "a different key", "ACCOUNT": SECRETS["random"]}},
+        "three": {
+            "url": f"https://user:{SECRETS['url']}@example.com/mcp",
+            "headers": {"Authorization": f"Bearer {SECRETS['header']}", "X-Team": "red"},
+        },
+        "four": {"command": "four", "env": {"GITHUB_TOKEN": "${GITHUB_TOKEN}"}},
+    }
+    write(new / ".mcp.json", {"mcpServers": servers})
+
+    done = toolspace("init", "--json", cwd=new)
+    shown = toolspace("init", "--force", cwd=new)
+
+    text = (new / "toolspace.yaml").read_text()
+    for secret in (*SECRETS.values(), "a different key"):
+        assert secret not in text + done.stdout + done.stderr + shown.stdout + shown.stderr
+    assert "API_KEY: ${API_KEY}  # Set API_KEY: the value was not copied." in text
+    assert "API_KEY: ${TWO_API_KEY}" in text
+    assert 'Authorization: "Bearer ${THREE_TOKEN}"' in text
+    assert "  API_KEY  (one: env API_KEY)" in shown.stderr
+    assert load_config(new / "toolspace.yaml", environ={}).mcp_servers["one"].enabled is False
+    names = {name: f"<{name}>" for server in json.loads(done.stdout)["servers"] for name in server["unset"]}
+    whole = text.replace("enabled: false", "enabled: true")
+    (new / "toolspace.yaml").write_text(whole)
+    config = load_config(new / "toolspace.yaml", environ=names)
+    assert config.mcp_servers["one"].env == {"API_KEY": "<API_KEY>", "LEVEL": "debug"}
+    assert config.mcp_servers["one"].args[-2:] == ("--port", "5")
+    assert config.mcp_servers["three"].headers == {"Authorization": "Bearer <THREE_TOKEN>", "X-Team": "red"}
+    assert config.mcp_servers["four"].env == {"GITHUB_TOKEN": "<GITHUB_TOKEN>"}
+
+
+def test_a_variable_that_is_set_to_the_same_value_needs_nothing(
+    toolspace: Toolspace, tmp_path: Path, home: Path
+) -> None:
+    write(tmp_path / "new" / ".mcp.json", {"mcpServers": {"one": {"command": "one", "env": {"API_KEY": "the one"}}}})
+
+    same = toolspace("init", "--json", cwd=tmp_path / "new", API_KEY="the one")
+    other = toolspace("init", "--force", "--json", cwd=tmp_path / "new", API_KEY="another")
+
+    assert json.loads(same.stdout)["servers"][0]["unset"] == []
+    assert json.loads(other.stdout)["servers"][0]["unset"] == ["ONE_API_KEY"]
+
+
+def test_toolspace_never_takes_itself_over(toolspace: Toolspace, project: Path, home: Path) -> None:
+    toolspace("install", "cursor")
+
+    done = toolspace("init", "--force")
+
+    assert "Left out toolspace (Cursor): it is Toolspace itself" in done.stderr
+    assert load_config(project / "toolspace.yaml", environ={}).mcp_servers == {}
+
+
+def test_the_import_can_be_left_out_or_kept_to_one_client(toolspace: Toolspace, tmp_path: Path, home: Path) -> None:
+    new = tmp_path / "new"
+    write(new / ".mcp.json", {"mcpServers": {"a": {"command": "a"}}})
+    write(new / ".cursor" / "mcp.json", {"mcpServers": {"b": {"command": "b"}}})
+
+    toolspace("init", "none.yaml", "--no-import", cwd=new)
+    toolspace("init", "one.yaml", "--from", "cursor", cwd=new)
+    nothing = toolspace("init", "nothing.yaml", "--from", "codex", cwd=new)
+    wrong = toolspace("init", "wrong.yaml", "--from", "cursr", cwd=new)
+
+    assert load_config(new / "none.yaml", environ={}).mcp_servers == {}
+    assert list(load_config(new / "one.yaml", environ={}).mcp_servers) == ["b"]
+    assert "There are no servers to take over from codex." in nothing.stderr
+    assert (wrong.returncode, 'did you mean "cursor"' in wrong.stderr) == (2, True)
+
+
+def test_an_editors_broken_file_is_told_and_hurts_nothing_else(
+    toolspace: Toolspace, tmp_path: Path, home: Path
+) -> None:
+    new = tmp_path / "new"
+    write(new / ".mcp.json", '{"mcpServers": {')
+    write(new / ".cursor" / "mcp.json", {"mcpServers": {"b": {"command": "b"}}})
+
+    done = toolspace("init", cwd=new)
+
+    assert done.returncode == 0
+    assert "Left out Claude Code: " in done.stderr
+    assert list(load_config(new / "toolspace.yaml", environ={}).mcp_servers) == ["b"]
+
+
+texts = st.text(st.characters(codec="utf-8"), max_size=20) | st.sampled_from(
+    ["${A}", "${input:x y}", "$${", "${env:B}${", "yes"]
+)
+anything = st.recursive(
+    texts | st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
+    max_leaves=5,
+)
+raw_entries = st.fixed_dictionaries(
+    {},
+    optional={
+        "command": texts | anything,
+        "args": st.lists(texts, max_size=3) | anything,
+        "env": st.dictionaries(texts, texts, max_size=3) | anything,
+        "url": texts | anything,
+        "headers": st.dictionaries(texts, texts, max_size=2) | anything,
+        "type": st.sampled_from(["stdio", "sse", "ws", "odd"]) | anything,
+        "cwd": texts,
+        "disabled": st.booleans(),
+    },
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(servers=st.dictionaries(texts, raw_entries | anything, max_size=3), client=st.sampled_from(["cursor", "zed"]))
+def test_whatever_an_editors_file_holds_the_new_file_loads(
+    tmp_path: Path, servers: dict[str, object], client: str
+) -> None:
+    around = Surroundings(tmp_path, tmp_path, {}, "linux")
+    write(config_file(CLIENTS[client], "user", around), {CLIENTS[client].table: servers})
+
+    found = import_servers(around, [client]).found
+    (tmp_path / "toolspace.yaml").write_text(server_section(found, tmp_path) if found else "")
+
+    config = load_config(tmp_path / "toolspace.yaml", environ={"HOME": "/"})
+    assert set(config.mcp_servers) == {server.name for server in found}

@@ -9,20 +9,20 @@ import shutil
 import stat
 import sys
 import tempfile
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Literal
 
-import msgspec
-
+from toolspace.cli.checking import Check, State
 from toolspace.cli.options import Options
-from toolspace.cli.session import config_path, environment, open_toolspace
+from toolspace.cli.servercheck import server_checks, service_checks
+from toolspace.cli.session import config_path, environment
+from toolspace.cli.starting import started
 from toolspace.config.load import Config, load_config
-from toolspace.errors import ConfigError, ProviderError, ToolspaceError
+from toolspace.errors import ConfigError, ToolspaceError
 from toolspace.providers.loader import load_functions
 from toolspace.toolspace import Toolspace
 
-State = Literal["ok", "warning", "problem"]
 _LOW_SPACE, _NO_SPACE = 500 * 1024 * 1024, 20 * 1024 * 1024
 _EXTRAS = {
     "otel": "opentelemetry",
@@ -31,15 +31,6 @@ _EXTRAS = {
     "tokens": "tiktoken",
 }
 """Extra → the module that it brings."""
-
-
-class Check(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One finding."""
-
-    state: State
-    what: str
-    found: str
-    fix: str = ""
 
 
 async def all_checks(options: Options) -> AsyncIterator[Check]:
@@ -57,7 +48,7 @@ async def all_checks(options: Options) -> AsyncIterator[Check]:
     for check in (*_functions(config), *_storage(config.state_dir)):
         yield check
     yield await _cache(config)
-    async for check in _toolspace(options):
+    async for check in _toolspace(options, config):
         yield check
 
 
@@ -153,32 +144,30 @@ async def _cache(config: Config) -> Check:
     return Check("ok", "cache", str(path))
 
 
-async def _toolspace(options: Options) -> AsyncIterator[Check]:
+async def _toolspace(options: Options, config: Config) -> AsyncIterator[Check]:
     """Starts everything once, as a command would."""
+    began = time.time()
     try:
-        ts = open_toolspace(options)
+        async with started(options) as ts:
+            for warning in ts.warnings:
+                if warning not in config.warnings:
+                    yield Check("warning", "providers", warning)
+            for check in (*_providers(ts), *server_checks(config, ts, began), *service_checks(config, ts)):
+                yield check
     except ToolspaceError as error:
         if "functions: " not in str(error):  # Those were found already.
             yield Check("problem", "tools", str(error), "mend the configuration or the code that it names")
-        return
-    known = set(load_config(config_path(options), environ=environment(options)).warnings)
-    for warning in ts.warnings:
-        if warning not in known:
-            yield Check("warning", "providers", warning)
-    try:
-        async with ts:
-            for check in _providers(ts):
-                yield check
-    except ProviderError as error:
-        yield Check("problem", "providers", str(error), "mend it, or set its required to false")
     except OSError as error:
         yield Check("problem", "storage", str(error), "set storage.dir to a folder that you may write")
 
 
 def _providers(ts: Toolspace) -> Iterator[Check]:
+    """Those that have no check of their own."""
     failures = ts.orchestrator.unavailable()
     for provider in ts.orchestrator.providers:
         name = provider.namespace or provider.kind
+        if provider.kind in ("mcp", "openapi"):
+            continue
         if name in failures:
             yield Check("problem", "providers", f"{name}: {failures[name]}", f"mend {name}, or set its enabled: false")
         elif count := len(provider.list_tools()):

@@ -7,7 +7,8 @@ import os
 import click
 import msgspec
 
-from toolspace.cli.checks import Check, all_checks
+from toolspace.cli.checking import Check
+from toolspace.cli.checks import all_checks
 from toolspace.cli.interrupts import run
 from toolspace.cli.logs import set_up_logs
 from toolspace.cli.options import Command, Options
@@ -20,7 +21,7 @@ _MARKS = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "problem": ("✗",
 @click.command("doctor", cls=Command)
 @click.pass_obj
 def command(options: Options) -> int:
-    """Check the installation, the configuration, the storage and the providers, and say how to fix each."""
+    """Check the installation, the configuration, the storage, the servers and providers; say how to fix each."""
     return run(lambda _: _examine(options))
 
 

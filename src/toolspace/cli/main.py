@@ -24,7 +24,10 @@ COMMANDS = {
     "list": "List the tools.",
     "call": "Call a tool.",
     "explain": "Show what holds for a tool, and which line of configuration says so.",
-    "init": "Write a commented toolspace.yaml.",
+    "servers": "Show the MCP servers; restart one, or log in to it.",
+    "install": "Add this toolspace to an editor's MCP servers.",
+    "mcp": "Serve the tools over MCP, on standard input and output or over HTTP.",
+    "init": "Write a commented toolspace.yaml, with the servers that your editors have.",
     "doctor": "Check the installation and the configuration, and say how to fix them.",
     "completion": "Print the script that completes commands in your shell.",
 }

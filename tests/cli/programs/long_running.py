@@ -1,0 +1,25 @@
+"""A toolspace that runs until its input ends, as `toolspace mcp` does. Prints one line when it is ready."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+from toolspace import Toolspace, control
+from toolspace.config.load import load_config
+
+
+async def main(path: Path) -> None:
+    config = load_config(path)
+    async with (
+        Toolspace.open(path) as ts,
+        control.listening(ts, state_dir=config.state_dir, config_path=path),
+    ):
+        print("ready", flush=True)
+        while line := await asyncio.to_thread(sys.stdin.readline):
+            result = await ts.call(line.strip(), {})
+            print(result.error or "done", flush=True)
+
+
+asyncio.run(main(Path(sys.argv[1])))

@@ -1,0 +1,232 @@
+from __future__ import annotations
+
+import json
+import os
+import stat
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import Run, Toolspace
+
+pytestmark = pytest.mark.spec("17.1")
+
+PROGRAM = str(Path(sys.executable).parent / "toolspace")
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "home"
+    folder.mkdir()
+    monkeypatch.setenv("HOME", str(folder))
+    for name in ("XDG_CONFIG_HOME", "CLAUDE_CONFIG_DIR", "CODEX_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    return folder
+
+
+def entry(project: Path) -> dict[str, Any]:
+    return {"command": PROGRAM, "args": ["--config", str(project / "toolspace.yaml"), "mcp"]}
+
+
+CASES = [
+    ("claude-code", (), ".mcp.json", "mcpServers"),
+    ("claude-code", ("--scope", "user"), "~/.claude.json", "mcpServers"),
+    ("claude-desktop", (), "~/.config/Claude/claude_desktop_config.json", "mcpServers"),
+    ("cursor", (), ".cursor/mcp.json", "mcpServers"),
+    ("cursor", ("--scope", "user"), "~/.cursor/mcp.json", "mcpServers"),
+    ("vscode", (), ".vscode/mcp.json", "servers"),
+    ("vscode", ("--scope", "user"), "~/.config/Code/User/mcp.json", "servers"),
+    ("codex", (), "~/.codex/config.toml", "mcp_servers"),
+    ("codex", ("--scope", "project"), ".codex/config.toml", "mcp_servers"),
+]
+
+
+@pytest.mark.parametrize(("client", "options", "file", "table"), CASES, ids=str)
+def test_each_client_gets_this_toolspace_in_its_own_file(
+    toolspace: Toolspace, project: Path, home: Path, client: str, options: tuple[str, ...], file: str, table: str
+) -> None:
+    path = home / file[2:] if file.startswith("~/") else project / file
+
+    done = toolspace("install", client, *options)
+    again = toolspace("install", client, *options)
+    removed = toolspace("install", client, *options, "--uninstall")
+    missing = toolspace("install", client, *options, "--remove")
+
+    assert (done.returncode, again.returncode, removed.returncode, missing.returncode) == (0, 0, 0, 0), done.stderr
+    assert done.stdout.startswith("Added toolspace: ")
+    assert again.stdout.startswith("toolspace is already there: ")
+    assert removed.stdout.startswith("Removed toolspace: ")
+    assert missing.stdout.startswith("toolspace is not there: ")
+    assert read(path).get(table, {}) == {}
+
+    toolspace("install", client, *options)
+    expected = {"type": "stdio", **entry(project)} if client in ("claude-code", "vscode") else entry(project)
+    assert read(path)[table] == {"toolspace": expected}
+
+
+def read(path: Path) -> dict[str, Any]:
+    text = path.read_text()
+    return tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+
+
+def test_the_installed_command_starts_here_from_any_folder(toolspace: Toolspace, project: Path, home: Path) -> None:
+    toolspace("install", "cursor", cwd=project)
+    server = read(project / ".cursor" / "mcp.json")["mcpServers"]["toolspace"]
+
+    assert os.access(server["command"], os.X_OK)
+    assert Path(server["args"][1]).is_absolute()
+
+
+KEPT = """\
+{
+\t// mine
+\t"mcpServers": {
+\t\t"other": { "command": "npx", "env": {"OTHER_TOKEN": "abcdef123456"}, "odd": null }
+\t},
+\t"zoom": 1.0,
+\t"alpha": []
+}
+"""
+
+
+def test_everything_else_in_the_file_stays_as_it_was(toolspace: Toolspace, project: Path, home: Path) -> None:
+    path = home / ".cursor" / "mcp.json"
+    path.parent.mkdir()
+    path.write_text(KEPT)
+    path.chmod(0o640)
+
+    toolspace("install", "cursor", "--scope", "user")
+    added = path.read_text()
+    toolspace("install", "cursor", "--scope", "user", "--uninstall")
+
+    assert [line for line in KEPT.splitlines() if line not in added.splitlines()] == [KEPT.splitlines()[3]]
+    assert KEPT.splitlines()[3] + "," in added.splitlines()
+    assert path.read_text() == KEPT
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+    assert os.listdir(path.parent) == ["mcp.json"]
+
+
+def test_an_entry_that_is_out_of_date_gets_only_what_changed(toolspace: Toolspace, project: Path, home: Path) -> None:
+    (project / ".mcp.json").write_text(
+        '{"mcpServers": {"toolspace": {"command": "/old/toolspace", "args": ["mcp"], "env": {"A": "1"}}}}'
+    )
+
+    done = toolspace("install", "claude-code", "--json")
+
+    server = read(project / ".mcp.json")["mcpServers"]["toolspace"]
+    assert json.loads(done.stdout)["outcome"] == "updated"
+    assert server == {**entry(project), "env": {"A": "1"}, "type": "stdio"}
+
+
+def test_another_server_of_that_name_is_not_touched(toolspace: Toolspace, project: Path, home: Path) -> None:
+    text = '{\n  "mcpServers": {\n    "toolspace": {"command": "npx"}\n  }\n}'
+    (project / ".mcp.json").write_text(text)
+
+    refused = [toolspace("install", "claude-code"), toolspace("install", "claude-code", "--uninstall")]
+    named = toolspace("install", "claude-code", "--name", "ours")
+
+    assert [done.returncode for done in refused] == [2, 2]
+    assert (
+        "error: .mcp.json:3: another server is called toolspace already; choose a name with --name\n"
+        in refused[0].stderr
+    )
+    assert named.returncode == 0
+    assert read(project / ".mcp.json")["mcpServers"] == {
+        "toolspace": {"command": "npx"},
+        "ours": {"type": "stdio", **entry(project)},
+    }
+
+
+@pytest.mark.parametrize(
+    ("client", "file", "text", "place"),
+    [
+        ("cursor", ".cursor/mcp.json", '{\n  "a": 1,\n  "b" 2\n}', ".cursor/mcp.json:3:"),
+        ("cursor", ".cursor/mcp.json", '{"mcpServers": []}', ".cursor/mcp.json:1: mcpServers"),
+        ("cursor", ".cursor/mcp.json", "[]", ".cursor/mcp.json:1:"),
+        ("cursor", ".cursor/mcp.json", '{"a": "\udcff"}', ".cursor/mcp.json:1: not UTF-8"),
+        ("codex", ".codex/config.toml", "a = 1\nb = \n", ".codex/config.toml:2:"),
+        ("codex", ".codex/config.toml", "mcp_servers = {}\n", ".codex/config.toml: mcp_servers.toolspace is written"),
+    ],
+    ids=["json", "no-table", "no-object", "no-text", "toml", "inline-table"],
+)
+def test_a_file_that_cannot_be_changed_safely_is_refused_with_its_line(
+    toolspace: Toolspace, project: Path, home: Path, client: str, file: str, text: str, place: str
+) -> None:
+    path = project / file
+    path.parent.mkdir()
+    path.write_bytes(text.encode("utf-8", "surrogateescape"))
+
+    done = toolspace("install", client, "--scope", "project")
+
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: {place}"), done.stderr
+    assert path.read_bytes() == text.encode("utf-8", "surrogateescape")
+    assert os.listdir(path.parent) == [path.name]
+
+
+def test_a_linked_file_stays_a_link_and_a_dangling_one_is_refused(
+    toolspace: Toolspace, project: Path, home: Path
+) -> None:
+    (home / "dotfiles").mkdir()
+    (home / "dotfiles" / "claude.json").write_text('{"theme": "dark"}')
+    (home / ".claude.json").symlink_to("dotfiles/claude.json")
+    (home / ".codex").mkdir()
+    (home / ".codex" / "config.toml").symlink_to(home / "gone.toml")
+
+    done = toolspace("install", "claude-code", "--scope", "user")
+    dangling = toolspace("install", "codex")
+
+    assert done.returncode == 0
+    assert (home / ".claude.json").is_symlink()
+    assert list(read(home / "dotfiles" / "claude.json")) == ["theme", "mcpServers"]
+    assert dangling.returncode == 2
+    assert "gone.toml, which is not there" in dangling.stderr
+    assert not (home / "gone.toml").exists()
+
+
+def test_a_pipe_in_the_place_of_the_file_is_refused_at_once(toolspace: Toolspace, project: Path, home: Path) -> None:
+    os.mkfifo(project / ".mcp.json")
+
+    done = toolspace("install", "claude-code")
+
+    assert (done.returncode, done.stderr) == (2, "error: .mcp.json: is no regular file\n")
+
+
+def test_dry_run_shows_the_change_without_the_secrets_around_it(
+    toolspace: Toolspace, project: Path, home: Path
+) -> None:
+    path = home / ".cursor" / "mcp.json"
+    path.parent.mkdir()
+    path.write_text(KEPT)
+
+    done = toolspace("install", "cursor", "--scope", "user", "--dry-run")
+
+    assert done.returncode == 0
+    assert f'+\t\t\t"command": "{PROGRAM}",' in done.stdout
+    assert "abcdef123456" not in done.stdout + done.stderr
+    assert path.read_text() == KEPT
+
+
+def usage(done: Run) -> str:
+    assert done.returncode == 2
+    return done.stderr
+
+
+def test_wrong_words_are_answered_with_the_right_ones(toolspace: Toolspace, project: Path, tmp_path: Path) -> None:
+    assert 'did you mean "cursor"?' in usage(toolspace("install", "curser"))
+    assert "claude-desktop has no project scope" in usage(toolspace("install", "claude-desktop", "--scope", "project"))
+    assert "--name 'a b'" in usage(toolspace("install", "cursor", "--name", "a b"))
+    assert "toolspace init" in usage(toolspace("install", "cursor", cwd=tmp_path))
+    assert "there is no such file" in usage(toolspace("install", "cursor", "--config", "gone.yaml"))
+
+
+def test_the_project_is_where_its_configuration_is(toolspace: Toolspace, project: Path, home: Path) -> None:
+    (project / "deep" / "down").mkdir(parents=True)
+
+    done = toolspace("install", "claude-code", cwd=project / "deep" / "down")
+
+    assert done.returncode == 0
+    assert (project / ".mcp.json").is_file()

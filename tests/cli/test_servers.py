@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import Run, Toolspace, environment
+from tests.providers.mcp.oauth_peer import Browser, protected_server
+
+pytestmark = pytest.mark.spec("17.1")
+
+PROGRAMS = Path(__file__).parent / "programs"
+CONFIG = f"""\
+tools: {{builtins: false}}
+mcpServers:
+  small: {{command: "{sys.executable}", args: ["{PROGRAMS}/small_server.py"]}}
+  broken: {{command: no-such-program}}
+  refusing: {{url: "http://127.0.0.1:9/mcp"}}
+  off: {{command: no-such-program, enabled: false}}
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "toolspace.yaml").write_text(CONFIG)
+    return folder
+
+
+@pytest.fixture
+def running(project: Path) -> Iterator[subprocess.Popen[str]]:
+    """A toolspace of the project that goes on."""
+    with subprocess.Popen(
+        [sys.executable, str(PROGRAMS / "long_running.py"), str(project / "toolspace.yaml")],
+        env=environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        yield process
+        assert process.stdin is not None
+        process.stdin.close()
+        assert process.wait(30) == 0
+
+
+def by_name(done: Run) -> dict[str, dict[str, Any]]:
+    return {server["name"]: server for server in json.loads(done.stdout)}
+
+
+@pytest.mark.spec("17.2")
+def test_the_table_shows_how_each_server_is(toolspace: Toolspace) -> None:
+    done = toolspace("servers")
+
+    lines = {line.split()[0]: line.split() for line in done.stdout.splitlines() if not line.startswith(" ")}
+    assert done.returncode == 0, done.stderr
+    assert lines["NAME"] == ["NAME", "STATE", "PROTOCOL", "TRANSPORT", "PROCESS", "TOOLS", "TOKENS", "RESTARTS"]
+    assert lines["small"][1:5] == ["ready", "2026-07-28", "stateless", "stdio"]
+    assert lines["small"][6] == "2"
+    assert int(lines["small"][7]) > 20
+    assert lines["broken"][1] == "failed"
+    assert lines["off"][1] == "disabled"
+    assert "the command 'no-such-program' of server 'broken' is not on the PATH" in " ".join(done.stdout.split())
+    assert done.stderr == ""
+
+
+@pytest.mark.spec("17.2")
+def test_json_has_every_fact(toolspace: Toolspace) -> None:
+    done = toolspace("servers", "--json")
+
+    servers = by_name(done)
+    assert servers["small"]["state"] == "ready"
+    assert servers["small"]["toolspace"] is None
+    assert servers["small"]["tokens"] > 20
+    assert servers["broken"]["lastError"].startswith("the command 'no-such-program'")
+    assert servers["off"] == {"name": "off", "state": "disabled", "transport": "stdio", "required": False}
+
+
+def test_a_required_server_that_is_not_there_is_a_failure_and_still_shown(toolspace: Toolspace, project: Path) -> None:
+    (project / "toolspace.yaml").write_text(CONFIG.replace("no-such-program}", "no-such-program, required: true}"))
+
+    done = toolspace("servers", "--json")
+
+    assert done.returncode == 1
+    assert (by_name(done)["broken"]["state"], by_name(done)["broken"]["required"]) == ("failed", True)
+
+
+def test_the_servers_of_a_running_toolspace_are_shown_and_restarted_there(
+    toolspace: Toolspace, running: subprocess.Popen[str]
+) -> None:
+    assert running.stdin is not None
+    assert running.stdout is not None
+    before = by_name(toolspace("servers", "--json"))["small"]
+    restarted = toolspace("servers", "restart", "small", "--json")
+    after = by_name(toolspace("servers", "--json"))["small"]
+    shown = toolspace("servers")
+    failed = toolspace("servers", "restart", "broken")
+    running.stdin.write("small__end\n")
+    running.stdin.flush()
+    answer = running.stdout.readline()
+    died = by_name(toolspace("servers", "--json"))["small"]
+
+    assert (before["toolspace"], before["restarts"]) == (running.pid, 0)
+    assert restarted.returncode == 0
+    assert [server["name"] for server in json.loads(restarted.stdout)] == ["small"]
+    assert (after["state"], after["restarts"]) == ("ready", 1)
+    assert after["pid"] != before["pid"]
+    assert shown.stdout.startswith(f"toolspace, process {running.pid}\n")
+    assert failed.returncode == 1
+    assert "no-such-program" in failed.stderr
+    assert "done" not in answer
+    assert "exit code 3" in died["lastError"]
+
+
+def test_a_restart_where_nothing_runs_tries_the_server_and_says_so(toolspace: Toolspace) -> None:
+    good, bad = toolspace("servers", "restart", "small"), toolspace("servers", "restart", "broken")
+
+    assert (good.returncode, bad.returncode) == (0, 1)
+    assert "no toolspace of this configuration runs" in good.stderr
+    assert "ready" in good.stdout
+
+
+@pytest.mark.spec("17.2")
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("restart",), "which one? toolspace servers restart NAME"),
+        (("restart", "smal"), 'there is no MCP server "smal"; did you mean "small"?'),
+        (("restart", "off"), "off is disabled: toolspace.yaml:6"),
+        (("restert", "small"), 'did you mean "restart"?'),
+        (("login", "small"), "which has no login"),
+    ],
+    ids=["no-name", "typo", "disabled", "action", "login"],
+)
+def test_wrong_words_are_answered_with_the_right_ones(toolspace: Toolspace, words: tuple[str, ...], said: str) -> None:
+    done = toolspace("servers", *words)
+
+    assert done.returncode == 2
+    assert said in done.stderr
+
+
+def test_without_servers_it_says_so_at_once(toolspace: Toolspace, project: Path) -> None:
+    (project / "toolspace.yaml").write_text("")
+
+    done = toolspace("servers")
+
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr == "there are no MCP servers in the configuration\n"
+
+
+def test_logging_out_of_a_server_without_a_login_is_no_failure(toolspace: Toolspace) -> None:
+    done = toolspace("servers", "logout", "refusing")
+
+    assert (done.returncode, done.stdout) == (0, "There was no login to refusing.\n")
+
+
+@pytest.mark.spec("3.16")
+async def test_a_person_logs_in_on_the_page_that_is_printed_and_out_again(toolspace: Toolspace, project: Path) -> None:
+    async with protected_server() as peer:
+        (project / "toolspace.yaml").write_text(f"mcpServers: {{guarded: {{url: '{peer.url}'}}}}\n")
+        before = by_name(await asyncio.to_thread(toolspace, "servers", "--json"))["guarded"]
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "toolspace", "servers", "login", "guarded", "--no-browser"),
+            cwd=project,
+            env=environment(),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        assert process.stderr is not None
+        assert await process.stderr.readline() == b"Log in to guarded on this page:\n"
+        await Browser()("guarded", (await process.stderr.readline()).decode().strip())
+        out, err = await process.communicate()
+        during = by_name(await asyncio.to_thread(toolspace, "servers", "--json"))["guarded"]
+        left = await asyncio.to_thread(toolspace, "servers", "logout", "guarded")
+        after = by_name(await asyncio.to_thread(toolspace, "servers", "--json"))["guarded"]
+
+    assert (process.returncode, out, err) == (0, b"Logged in to guarded.\n", b"")
+    assert [one["state"] == "ready" for one in (before, during, after)] == [False, True, False]
+    assert "toolspace servers login guarded" in before["lastError"]
+    assert left.stdout == "Logged out of guarded.\n"
