@@ -51,6 +51,13 @@ def test_the_own_loop_example_runs() -> None:
     assert "Both have 21 degrees." in done.stdout
 
 
+def test_the_mcp_example_prints_what_the_page_says() -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / "mcp_servers.py")], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == page("examples/mcp_servers.out")
+
+
 def test_the_readmes_configuration_loads(tmp_path: Path) -> None:
     import yaml
 
