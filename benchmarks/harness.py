@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import statistics
@@ -30,6 +31,23 @@ def repeat(function: Callable[..., Awaitable[Any]], *arguments: Any) -> Batch:
     async def batch(count: int) -> None:
         for _ in range(count):
             await function(*arguments)
+
+    return batch
+
+
+def at_once(callers: int, function: Callable[..., Awaitable[Any]], *arguments: Any) -> Batch:
+    """A batch in which so many callers await the function side by side, each again and again."""
+
+    async def batch(count: int) -> None:
+        left = count
+
+        async def caller() -> None:
+            nonlocal left
+            while left > 0:
+                left -= 1
+                await function(*arguments)
+
+        await asyncio.gather(*(caller() for _ in range(min(callers, count))))
 
     return batch
 
@@ -110,14 +128,25 @@ class Row:
     must: float | None = None
     aim: float | None = None
     spread: tuple[float, float] | None = None
+    more: bool = False
+    """Whether more is better: then the targets are what it should at least be."""
 
     @property
     def passed(self) -> bool | None:
-        return None if self.must is None else self.value <= self.must
+        return self._meets(self.must)
 
     @property
     def reached(self) -> bool | None:
-        return None if self.aim is None else self.value <= self.aim
+        return self._meets(self.aim)
+
+    @property
+    def sign(self) -> str:
+        return "≥" if self.more else "≤"
+
+    def _meets(self, target: float | None) -> bool | None:
+        if target is None:
+            return None
+        return self.value >= target if self.more else self.value <= target
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -125,6 +154,7 @@ class Row:
             "value": round(self.value, 4),
             "unit": self.unit,
             "spread": None if self.spread is None else [round(bound, 4) for bound in self.spread],
+            "sign": self.sign,
             "must": self.must,
             "passed": self.passed,
             "aim": self.aim,
@@ -135,7 +165,8 @@ class Row:
     def from_dict(cls, found: dict[str, Any]) -> Row:
         spread = found["spread"]
         low_high = None if spread is None else (spread[0], spread[1])
-        return cls(found["what"], found["value"], found["unit"], found["must"], found["aim"], low_high)
+        more = found["sign"] == "≥"
+        return cls(found["what"], found["value"], found["unit"], found["must"], found["aim"], low_high, more)
 
 
 @dataclass
@@ -146,8 +177,16 @@ class Report:
     rows: list[Row] = field(default_factory=list[Row])
     notes: list[str] = field(default_factory=list[str])
 
-    def ratio(self, what: str, ratio: Ratio, *, must: float | None = None, aim: float | None = None) -> None:
-        self.rows.append(Row(what, ratio.value, "×", must, aim, (ratio.low, ratio.high)))
+    def ratio(
+        self,
+        what: str,
+        ratio: Ratio,
+        *,
+        must: float | None = None,
+        aim: float | None = None,
+        more: bool = False,
+    ) -> None:
+        self.rows.append(Row(what, ratio.value, "×", must, aim, (ratio.low, ratio.high), more))
 
     def figure(
         self, what: str, value: float, unit: str, *, must: float | None = None, aim: float | None = None
@@ -182,8 +221,8 @@ def show(report: Report) -> str:
 
 def _cells(row: Row) -> tuple[str, str, str, str, str]:
     spread = "" if row.spread is None else f"({row.spread[0]:.3g} to {row.spread[1]:.3g})"
-    must = "" if row.must is None else f"must ≤ {row.must:g}: {'PASS' if row.passed else 'MISS'}"
-    aim = "" if row.aim is None else f"aim ≤ {row.aim:g}: {'reached' if row.reached else 'not reached'}"
+    must = "" if row.must is None else f"must {row.sign} {row.must:g}: {'PASS' if row.passed else 'MISS'}"
+    aim = "" if row.aim is None else f"aim {row.sign} {row.aim:g}: {'reached' if row.reached else 'not reached'}"
     return (
         row.what,
         f"{row.value:.3g} {row.unit}" if row.value < 1000 else f"{row.value:.0f} {row.unit}",

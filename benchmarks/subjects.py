@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from toolspace import EventType, Settings, Toolspace
+from toolspace import EventType, Settings, ToolProvider, Toolspace
 
 ARGUMENTS = '{"a":1,"b":2}'
 
@@ -41,10 +41,12 @@ def make_functions(count: int) -> list[Callable[..., Any]]:
     return made
 
 
-def toolspace_of(tools: Iterable[Any], *, events: bool = True, **settings: Any) -> Toolspace:
+def toolspace_of(
+    tools: Iterable[Any], *, providers: Iterable[ToolProvider] = (), events: bool = True, **settings: Any
+) -> Toolspace:
     """A toolspace as a program makes it, with one subscriber each for a call's begin and end."""
     state_dir = Path(tempfile.gettempdir()) / "toolspace-bench"
-    ts = Toolspace(tools, settings=Settings(state_dir=state_dir, **settings))
+    ts = Toolspace(tools, providers=providers, settings=Settings(state_dir=state_dir, **settings))
     if events:
         ts.bus.subscribe(ignore, EventType.TOOL_CALL_REQUESTED)
         ts.bus.subscribe(ignore, EventType.TOOL_CALL_COMPLETED, EventType.TOOL_CALL_FAILED)

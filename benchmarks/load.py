@@ -1,0 +1,118 @@
+"""Calls an MCP server over HTTP as fast as it answers, and looks at every answer. Much cheaper than what it loads."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks.connections import Connection, Target, body_of, header
+
+VERSION = "2026-07-28"
+META = {
+    "io.modelcontextprotocol/protocolVersion": VERSION,
+    "io.modelcontextprotocol/clientInfo": {"name": "bench", "version": "1"},
+    "io.modelcontextprotocol/clientCapabilities": {},
+}
+
+
+class Call:
+    """One `tools/call` of the stateless era that adds two numbers, and which answers to it are right."""
+
+    def __init__(self, target: Target, tool: str, number: int) -> None:
+        self.id = number + 1
+        self.sum = str(3 * number)
+        params = {"name": tool, "arguments": {"a": number, "b": 2 * number}, "_meta": META}
+        self.request = target.post(_encode(self.id, "tools/call", params), headers_of("tools/call", tool))
+        self.answers: set[bytes] = set()
+        """What was read and found right: the same bytes are right again."""
+
+    def check(self, head: bytes, rest: bytes) -> None:
+        if head.startswith(b"HTTP/1.1 200") and rest in self.answers:
+            return
+        body = body_of(head, rest)
+        if not head.startswith(b"HTTP/1.1 200"):
+            raise RuntimeError(f"the answer is {head[:40]!r}: {body[:500]!r}")
+        if (header(head, b"content-type") or b"").startswith(b"text/event-stream"):
+            body = b"".join(line[5:] for line in body.splitlines() if line.startswith(b"data:"))
+        answer: dict[str, Any] = json.loads(body)
+        result: dict[str, Any] = answer.get("result", {})
+        texts = [part.get("text") for part in result.get("content", ())]
+        if answer.get("id") != self.id or result.get("isError") or texts != [self.sum]:
+            raise RuntimeError(f"call {self.id} should have given {self.sum}: {body[:500]!r}")
+        self.answers.add(rest)
+
+
+class Load:
+    """So many callers at once, each on a connection of its own. `await load(count)` makes so many calls in all."""
+
+    def __init__(self, calls: Sequence[Call]) -> None:
+        self.answered = 0
+        self.faults: list[str] = []
+        """What was wrong with answers."""
+        self._calls = calls
+        self._connections: list[Connection] = []
+        self._under_way: dict[Connection, Call] = {}
+        self._unsent = self._unanswered = 0
+        self._over: asyncio.Future[None] | None = None
+
+    @classmethod
+    async def open(cls, url: str, tool: str, *, callers: int) -> Load:
+        target = Target.of(url)
+        load = cls([Call(target, tool, number) for number in range(16)])
+        for _ in range(callers):
+            connection = await Connection.open(target, load._answered)
+            connection.on_loss = load._lost
+            load._connections.append(connection)
+        return load
+
+    async def __call__(self, count: int) -> None:
+        self._unsent = self._unanswered = count
+        self._over = asyncio.get_running_loop().create_future()
+        for connection in self._connections[:count]:
+            self._next(connection)
+        # A server that does not answer must end the measure, not stop it for ever.
+        async with asyncio.timeout(60):
+            await self._over
+
+    def close(self) -> None:
+        for connection in self._connections:
+            connection.close()
+
+    def _next(self, connection: Connection) -> None:
+        self._unsent -= 1
+        call = self._calls[self._unsent % len(self._calls)]
+        self._under_way[connection] = call
+        connection.known = call.answers
+        connection.send(call.request)
+
+    def _answered(self, connection: Connection, head: bytes, rest: bytes) -> None:
+        try:
+            self._under_way[connection].check(head, rest)
+        except Exception as error:
+            self.faults.append(f"{type(error).__name__}: {error}")
+        self.answered += 1
+        self._unanswered -= 1
+        if self._unsent:
+            self._next(connection)
+        elif self._unanswered == 0 and self._over is not None and not self._over.done():
+            self._over.set_result(None)
+
+    def _lost(self) -> None:
+        if self._over is not None and not self._over.done():
+            self._over.set_exception(ConnectionError("the server closed a connection"))
+
+
+def headers_of(method: str, tool: str | None = None) -> dict[str, str]:
+    headers = {
+        "content-type": "application/json",
+        "accept": "application/json, text/event-stream",
+        "mcp-protocol-version": VERSION,
+        "mcp-method": method,
+    }
+    return headers if tool is None else {**headers, "mcp-name": tool}
+
+
+def _encode(id: int, method: str, params: dict[str, Any]) -> bytes:
+    return json.dumps({"jsonrpc": "2.0", "id": id, "method": method, "params": params}, separators=(",", ":")).encode()

@@ -1,0 +1,56 @@
+"""Races MCP servers over HTTP: the same calls to each, in turns, so many callers at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from benchmarks.harness import Contestant, Report, Timings, race
+from benchmarks.load import Load
+from benchmarks.processes import Server
+
+
+@dataclass(frozen=True)
+class Rival:
+    name: str
+    server: Server
+    tool: str = "add"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    timings: Timings
+    cpu: dict[str, float]
+    """Seconds of work in the server's process for each call, over the whole race."""
+    calls: dict[str, int]
+    faults: dict[str, list[str]]
+
+    def show(self, report: Report, rivals: Sequence[Rival], unit: str) -> None:
+        """The absolute figures, for information: µs a call as a caller sees it, or calls/s; and the server's work."""
+        for one in rivals:
+            best = self.timings.best(one.name)
+            report.figure(one.name, best * 1e6 if unit == "µs" else 1 / best, unit)
+            report.figure(f"{one.name}: work in its process", self.cpu[one.name] * 1e6, "µs")
+
+
+async def race_servers(rivals: Sequence[Rival], *, callers: int, rounds: int, slice_ms: float) -> Outcome:
+    loads = {one.name: await Load.open(one.server.url, one.tool, callers=callers) for one in rivals}
+    try:
+        for load in loads.values():
+            await load(2 * callers)  # What is compiled or opened by the first calls is not measured.
+        begun = {one.name: (one.server.cpu(), loads[one.name].answered) for one in rivals}
+        contestants = [Contestant(name, load) for name, load in loads.items()]
+        timings = await race(contestants, rounds=rounds, slice_ms=slice_ms)
+        cpu = {
+            one.name: (one.server.cpu() - begun[one.name][0]) / (loads[one.name].answered - begun[one.name][1])
+            for one in rivals
+        }
+    finally:
+        for load in loads.values():
+            load.close()
+    return Outcome(
+        timings,
+        cpu,
+        {name: load.answered for name, load in loads.items()},
+        {name: load.faults for name, load in loads.items()},
+    )

@@ -1,0 +1,151 @@
+"""The client under test: connects to the suite's server as any toolspace does, and does what the scenario asks.
+
+MCP_CONFORMANCE_SCENARIO=tools_call python -m tests.conformance.client http://localhost:1234/mcp
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+from toolspace import ToolContext, Toolspace
+from toolspace.core.result import ToolResult
+from toolspace.providers.mcp.callbacks import Answer, Callbacks, Question, Sampling
+from toolspace.providers.mcp.connection import Hooks
+from toolspace.providers.mcp.oauth import oauth_for
+from toolspace.providers.mcp.provider import McpProvider
+from toolspace.providers.mcp.spec import ServerSpec
+from toolspace.providers.mcp.tokens import TokenStore
+
+NAME = "peer"
+CLIENT_PAGE = "https://conformance-test.local/client-metadata.json"
+"""The page that the suite takes as the identity of a client which has one."""
+
+Play = Callable[[Toolspace], Awaitable[None]]
+
+
+# What the server may ask of us
+
+
+async def fill_in_form(question: Question, _: ToolContext | None) -> Answer:
+    """A person who accepts the form as it is offered, and says yes where there is nothing to accept."""
+    fields: Mapping[str, Mapping[str, Any]] = (question.schema or {}).get("properties", {})
+    content = {name: field["default"] for name, field in fields.items() if "default" in field}
+    content |= {name: True for name, field in fields.items() if name not in content and field["type"] == "boolean"}
+    return Answer(action="accept", content=content)
+
+
+async def sample(_: Sampling, __: ToolContext | None) -> Mapping[str, Any]:
+    return {"role": "assistant", "content": {"type": "text", "text": "fine"}, "model": "scripted"}
+
+
+async def log_in(_: str, url: str) -> None:
+    """A browser whose user agrees: the page sends it straight back to where the client listens."""
+    async with httpx2.AsyncClient(follow_redirects=True) as browser:
+        await browser.get(url)
+
+
+# What each scenario wants of a client
+
+
+async def only_list(_: Toolspace) -> None:
+    """Connecting lists the tools."""
+
+
+async def call_everything(toolspace: Toolspace) -> None:
+    for tool in toolspace.list_tools():
+        if tool.name.startswith(NAME):
+            await toolspace.call(tool.name, {})
+
+
+async def add_numbers(toolspace: Toolspace) -> None:
+    must(await toolspace.call(f"{NAME}__add_numbers", {"a": 5, "b": 3}))
+
+
+async def call_as_told(toolspace: Toolspace) -> None:
+    for wanted in scenario_context()["toolCalls"]:
+        # To leave a parameter out is what a toolspace makes of null where the schema has no null.
+        arguments = {key: value for key, value in wanted["arguments"].items() if value is not None}
+        must(await toolspace.call(f"{NAME}__{wanted['name']}", arguments))
+
+
+async def call_with_region(toolspace: Toolspace) -> None:
+    for tool in toolspace.list_tools():
+        if tool.name.startswith(NAME):
+            await toolspace.call(tool.name, {"region": "us-west1"})
+
+
+async def echo_schema(toolspace: Toolspace) -> None:
+    rich = toolspace.get(f"{NAME}__json_schema_2020_12_tool")
+    assert rich is not None
+    must(await toolspace.call(f"{NAME}__json_schema_echo", {"schema": dict(rich.input_schema)}))
+
+
+async def call_twice(toolspace: Toolspace) -> None:
+    """The server moves, or asks for more rights, between two calls."""
+    await call_everything(toolspace)
+    await call_everything(toolspace)
+
+
+PLAYS: dict[str, Play] = {
+    "initialize": only_list,
+    "json-schema-ref-no-deref": only_list,
+    "tools_call": add_numbers,
+    "http-custom-headers": call_as_told,
+    "http-invalid-tool-headers": call_with_region,
+    "json-schema-2020-12-preservation": echo_schema,
+}
+"""Where a scenario is not named, every tool is called once, without arguments."""
+
+
+def must(result: ToolResult) -> None:
+    result.unwrap()
+
+
+def scenario_context() -> dict[str, Any]:
+    return json.loads(os.environ.get("MCP_CONFORMANCE_CONTEXT", "{}"))
+
+
+def auth_of(scenario: str) -> dict[str, Any]:
+    """What the configuration's `auth` of this server would be."""
+    if not scenario.startswith("auth/"):
+        return {}
+    context = scenario_context()
+    known = {"clientId": context.get("client_id"), "clientSecret": context.get("client_secret")}
+    credentials = {key: value for key, value in known.items() if value}
+    if scenario.startswith("auth/client-credentials"):
+        return {"type": "client_credentials", **credentials}
+    return {"type": "authorization_code", **(credentials or {"clientMetadataUrl": CLIENT_PAGE})}
+
+
+@asynccontextmanager
+async def connected(url: str, scenario: str) -> AsyncIterator[Toolspace]:
+    spec = ServerSpec(url=url, auth=auth_of(scenario))
+    with tempfile.TemporaryDirectory() as folder:
+        hooks = Hooks(
+            callbacks=Callbacks(elicit=fill_in_form, sample=sample, roots=lambda: (Path(folder),)),
+            auth=oauth_for(NAME, spec, store=TokenStore(Path(folder) / "tokens"), interact=log_in),
+        )
+        async with Toolspace(providers=[McpProvider(NAME, spec, hooks)]) as toolspace:
+            if reason := toolspace.orchestrator.unavailable().get(NAME):
+                raise SystemExit(f"not connected: {reason}")
+            yield toolspace
+
+
+async def main(url: str) -> None:
+    scenario = os.environ["MCP_CONFORMANCE_SCENARIO"]
+    async with connected(url, scenario) as toolspace:
+        await PLAYS.get(scenario, call_everything)(toolspace)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[-1]))

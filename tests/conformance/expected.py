@@ -1,0 +1,76 @@
+"""The checks of the conformance suite that are known to fail, and why. Runs none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from tests.conformance.suite import REVISIONS, Outcome, Scenario, Side
+
+ALWAYS_HELD = "wire-schema-valid"
+"""Every message that we send is held against the protocol's schema, whatever the scenario is about."""
+FILE = Path(__file__).with_name("expected.yaml")
+Cause = Literal["ours", "not offered", "suite", "library"]
+
+
+@dataclass(frozen=True)
+class Known:
+    """Failures with one reason."""
+
+    side: Side
+    revisions: tuple[str, ...]
+    scenarios: tuple[str, ...]
+    checks: tuple[str, ...]
+    """Empty: every check of these scenarios may fail but `ALWAYS_HELD`, and at least one does."""
+    cause: Cause
+    reason: str
+
+    def covers(self, scenario: Scenario, check: str) -> bool:
+        return self._is_of(scenario) and (check in self.checks if self.checks else check != ALWAYS_HELD)
+
+    def passing(self, outcome: Outcome) -> Iterable[str]:
+        """What is said to fail here, and did not."""
+        if not self._is_of(outcome.scenario):
+            return ()
+        if not self.checks:
+            return () if outcome.failed else ("all of it",)
+        return (check for check in self.checks if check not in outcome.failed)
+
+    def _is_of(self, scenario: Scenario) -> bool:
+        is_era = scenario.side == self.side and scenario.revision in self.revisions
+        return is_era and scenario.name in self.scenarios
+
+
+class Expected:
+    def __init__(self, entries: Iterable[Known]) -> None:
+        self.entries = tuple(entries)
+
+    def reason(self, scenario: Scenario, check: str) -> str | None:
+        return next((f"{one.cause}: {one.reason}" for one in self.entries if one.covers(scenario, check)), None)
+
+    def is_foreign(self, outcome: Outcome) -> bool:
+        """Whether all that fails in a scenario is of things that are not offered."""
+        causes = {one.cause for one in self.entries for check in outcome.failed if one.covers(outcome.scenario, check)}
+        return causes == {"not offered"}
+
+    def stale(self, outcome: Outcome) -> set[str]:
+        return {check for one in self.entries for check in one.passing(outcome)}
+
+
+def load(file: Path = FILE) -> Expected:
+    entries: list[dict[str, Any]] = yaml.safe_load(file.read_text()) or []
+    return Expected(
+        Known(
+            side=entry["side"],
+            revisions=tuple(map(str, entry.get("revisions", REVISIONS))),  # YAML takes them for dates.
+            scenarios=tuple(entry["scenarios"]),
+            checks=tuple(entry.get("checks", ())),
+            cause=entry["cause"],
+            reason=entry["reason"],
+        )
+        for entry in entries
+    )

@@ -1,0 +1,102 @@
+"""An editor's file, unchanged, with servers that nobody here wrote."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.peers.servers import clock, editor_file, everything, filesystem, git, memory, sqlite, thinking
+from toolspace import Toolspace
+
+SERVERS = {"everything", "filesystem", "memory", "thinking", "clock", "git", "sqlite"}
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    folder = tmp_path / "repository"
+    subprocess.run(["git", "init", "--quiet", "-b", "main", str(folder)], check=True)
+    (folder / "new.txt").write_text("new")
+    return folder
+
+
+@pytest.fixture
+def file(tmp_path: Path, repository: Path) -> Path:
+    return editor_file(
+        tmp_path,
+        everything=everything(),
+        filesystem=filesystem(tmp_path),
+        memory=memory(tmp_path / "memory.json"),
+        thinking=thinking(),
+        clock=clock(),
+        git=git(repository),
+        sqlite=sqlite(tmp_path / "data.db"),
+    )
+
+
+@pytest.mark.spec("3.10")
+@pytest.mark.spec("3.11")
+@pytest.mark.spec("3.12")
+async def test_seven_servers_of_both_eras_start_and_answer(file: Path, repository: Path) -> None:
+    async with Toolspace.open(file) as ts:
+        status = {server.name: server for server in ts.servers()}
+        assert set(status) == SERVERS
+        assert {name: (one.state, one.last_error) for name, one in status.items()} == dict.fromkeys(
+            SERVERS, ("ready", None)
+        )
+        assert {name for name, one in status.items() if one.era == "stateless"} == {"clock", "git"}
+        assert {one.transport for one in status.values()} == {"stdio"}
+        assert all(one.tools and one.pid and one.server for one in status.values())
+
+        thought = {"thought": "one", "thoughtNumber": 1, "totalThoughts": 1, "nextThoughtNeeded": False}
+        calls = {
+            "everything__echo": {"message": "hello"},
+            "filesystem__list_allowed_directories": {},
+            "memory__read_graph": {},
+            "thinking__sequentialthinking": thought,
+            "clock__get_current_time": {"timezone": "Europe/Berlin"},
+            "git__git_status": {"repo_path": str(repository)},
+            "sqlite__list_tables": {},
+        }
+        results = {name: await ts.call(name, arguments) for name, arguments in calls.items()}
+    assert {name: result.error for name, result in results.items()} == dict.fromkeys(calls)
+    assert results["everything__echo"].text == "Echo: hello"
+    assert "new.txt" in results["git__git_status"].text
+    assert results["thinking__sequentialthinking"].result["thoughtNumber"] == 1
+
+
+@pytest.mark.spec("3.11")
+async def test_keys_that_only_an_editor_knows_are_kept_and_do_no_harm(tmp_path: Path) -> None:
+    entry = {**clock(), "type": "stdio", "autoApprove": ["get_current_time"], "alwaysAllow": [], "disabled": False}
+    async with Toolspace.open(editor_file(tmp_path, clock=entry)) as ts:
+        assert (await ts.call("clock__get_current_time", {"timezone": "UTC"})).ok
+
+
+@pytest.mark.spec("3.11")
+async def test_the_file_of_another_editor_works_as_well(tmp_path: Path) -> None:
+    file = tmp_path / "mcp.json"
+    file.write_text(json.dumps({"inputs": [], "servers": {"clock": {"type": "stdio", **clock()}}}))
+    async with Toolspace.open(file) as ts:
+        assert [server.state for server in ts.servers()] == ["ready"]
+
+
+@pytest.mark.spec("3.12")
+async def test_a_server_that_does_not_start_is_reported_and_stops_no_other(tmp_path: Path) -> None:
+    file = editor_file(
+        tmp_path,
+        missing={"command": "no-such-program-anywhere", "args": []},
+        dying={"command": everything()["command"], "args": ["-e", "console.error('no licence'); process.exit(3)"]},
+        clock=clock(),
+    )
+    async with Toolspace.open(file) as ts:
+        status = {server.name: server for server in ts.servers()}
+        assert (await ts.call("clock__get_current_time", {"timezone": "UTC"})).ok
+        lost = await ts.call("missing__anything")
+    assert status["clock"].state == "ready"
+    assert {status["missing"].state, status["dying"].state} == {"failed"}
+    assert "no-such-program-anywhere" in (status["missing"].last_error or "")
+    assert "no licence" in (status["dying"].last_error or "")
+    assert not lost.ok
+    assert not lost.executed

@@ -1,0 +1,239 @@
+"""The reference server that has something of everything: content, progress, changes, questions."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.peers.servers import editor_file, everything, tapped
+from tests.peers.tap import tap
+from toolspace import ToolContext, Toolspace
+from toolspace.core.events import CallProgress, ToolsChanged
+from toolspace.core.result import ImagePart, ResourcePart, TextPart
+from toolspace.providers.mcp.callbacks import Answer, Callbacks, Question, Sampling
+from toolspace.testing import Recorder
+
+
+@pytest.fixture
+async def ts(tmp_path: Path) -> AsyncIterator[Toolspace]:
+    async with Toolspace.open(editor_file(tmp_path, everything=everything())) as ts:
+        yield ts
+
+
+@pytest.mark.spec("3.15")
+async def test_an_image_is_kept_with_a_line_for_models_that_read_text_only(ts: Toolspace) -> None:
+    result = await ts.call("everything__get_tiny_image")
+    before, image, after = result.content
+    assert isinstance(before, TextPart)
+    assert isinstance(after, TextPart)
+    assert isinstance(image, ImagePart)
+    assert image.mime_type == "image/png"
+    assert base64.b64decode(image.data).startswith(b"\x89PNG")
+    assert result.text.splitlines()[1] == image.placeholder
+
+
+@pytest.mark.spec("3.15")
+async def test_embedded_resources_are_kept_text_and_binary(ts: Toolspace) -> None:
+    text = await ts.call("everything__get_resource_reference", {"resourceType": "Text", "resourceId": 1})
+    binary = await ts.call("everything__get_resource_reference", {"resourceType": "Blob", "resourceId": 2})
+    kept = [part for result in (text, binary) for part in result.content if isinstance(part, ResourcePart)]
+    assert [part.uri.split("/")[-1] for part in kept] == ["1", "2"]
+    assert kept[0].text
+    assert kept[1].blob
+    assert base64.b64decode(kept[1].blob)
+
+
+@pytest.mark.spec("3.15")
+async def test_links_to_resources_are_kept(ts: Toolspace) -> None:
+    result = await ts.call("everything__get_resource_links", {"count": 2})
+    links = [part for part in result.content if isinstance(part, ResourcePart)]
+    assert len(links) == 2
+    assert all(link.uri and link.name and link.text is None for link in links)
+
+
+@pytest.mark.spec("3.15")
+async def test_structured_content_is_the_result(ts: Toolspace) -> None:
+    result = await ts.call("everything__get_structured_content", {"location": "Chicago"})
+    assert result.result == {"temperature": 36, "conditions": "Light rain / drizzle", "humidity": 82}
+    tool = ts.get("everything__get_structured_content")
+    assert tool is not None
+    assert tool.output_schema is not None
+
+
+@pytest.mark.spec("3.15")
+async def test_a_failure_that_the_server_reports_is_never_cached(tmp_path: Path) -> None:
+    async with tap(tmp_path / "door") as wire:
+        entry = {**tapped(everything(), tmp_path / "door"), "cache": "1m"}
+        async with Toolspace.open(editor_file(tmp_path, everything=entry)) as ts:
+            failed = [await ts.call("everything__get_resource_reference", {"resourceId": -1}) for _ in range(2)]
+            assert len(wire.of("tools/call")) == 2
+            cached = [await ts.call("everything__echo", {"message": "once"}) for _ in range(2)]
+            assert len(wire.of("tools/call")) == 3
+    assert [(result.ok, result.error_kind, result.executed) for result in failed] == [
+        (False, "execution_error", True)
+    ] * 2
+    assert "Invalid resourceId: -1" in (failed[0].error or "")
+    assert [result.text for result in cached] == ["Echo: once"] * 2
+
+
+@pytest.mark.spec("3.15")
+async def test_arguments_are_checked_here_and_coerced_where_the_meaning_is_plain(ts: Toolspace) -> None:
+    assert (await ts.call("everything__get_sum", {"a": "2", "b": 3})).text == "The sum of 2 and 3 is 5."
+    wrong = await ts.call("everything__get_sum", {"a": "two", "b": 3})
+    assert wrong.error_kind == "invalid_parameters"
+    assert not wrong.executed
+
+
+@pytest.mark.spec("3.15")
+async def test_instructions_are_offered_to_the_system_prompt(ts: Toolspace) -> None:
+    assert "Everything Server" in ts.orchestrator.instructions()
+
+
+@pytest.mark.spec("3.17")
+async def test_a_tool_that_needs_tasks_is_not_offered_and_the_status_says_so(ts: Toolspace) -> None:
+    seen = Recorder(ts)
+    # It comes with the change that the server makes after its start.
+    left_out = [server.left_out for server in ts.servers()]
+    if left_out == [()]:
+        await seen.wait_for(lambda event: isinstance(event, ToolsChanged))
+        left_out = [server.left_out for server in ts.servers()]
+    assert "simulate-research-query" in left_out[0][0]
+    assert ts.get("everything__simulate_research_query") is None
+
+
+@pytest.mark.spec("3.14")
+async def test_tools_that_the_server_adds_later_reach_models_without_a_restart(tmp_path: Path) -> None:
+    # It adds some once it knows what its client can do, which is after the client had its first list.
+    file = editor_file(tmp_path, everything=everything())
+    async with Toolspace.open(file, callbacks=Callbacks(roots=lambda: (tmp_path,))) as ts:
+        await _offered(ts, "everything__get_roots_list")
+        shown = {entry["function"]["name"] for entry in ts.to_llm_tools("openai")}
+        assert "everything__get_roots_list" in shown
+        assert ts.servers()[0].restarts == 0
+
+
+@pytest.mark.spec("3.14")
+async def test_progress_becomes_events(ts: Toolspace) -> None:
+    seen = Recorder(ts)
+    result = await ts.call("everything__trigger_long_running_operation", {"duration": 0.2, "steps": 4})
+    assert result.ok
+    steps = [event for event in seen.events if isinstance(event, CallProgress)]
+    assert [(step.progress, step.total) for step in steps] == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    assert {step.call_id for step in steps} == {result.call_id}
+
+
+@pytest.mark.spec("3.14")
+@pytest.mark.parametrize("how", ["cancel", "timeout"])
+async def test_a_call_that_ends_early_is_cancelled_on_the_server(tmp_path: Path, how: str) -> None:
+    async with tap(tmp_path / "door") as wire:
+        entry = tapped(everything(), tmp_path / "door")
+        if how == "timeout":
+            entry["requestTimeoutMs"] = 400
+        async with Toolspace.open(editor_file(tmp_path, everything=entry)) as ts:
+            pid = ts.servers()[0].pid
+            call = asyncio.create_task(
+                ts.call("everything__trigger_long_running_operation", {"duration": 30, "steps": 1}, call_id="mine")
+            )
+            sent = await wire.saw("tools/call")
+            if how == "cancel":
+                assert ts.cancel("mine")
+            result = await call
+            told = await wire.saw("notifications/cancelled")
+            assert result.error_kind == ("canceled" if how == "cancel" else "timeout")
+            assert told["params"]["requestId"] == sent["id"]
+            # One connection is shared by all: the others' calls go on.
+            assert (await ts.call("everything__echo", {"message": "still here"})).ok
+            assert ts.servers()[0].pid == pid
+            assert ts.servers()[0].restarts == 0
+
+
+# Questions that a server asks
+
+
+class Person:
+    """Answers what servers ask, and remembers it."""
+
+    def __init__(self, answer: Answer) -> None:
+        self.answer = answer
+        self.questions: list[Question] = []
+        self.wishes: list[Sampling] = []
+
+    async def ask(self, question: Question, _: ToolContext | None) -> Answer:
+        self.questions.append(question)
+        return self.answer
+
+    async def sample(self, wish: Sampling, _: ToolContext | None) -> Mapping[str, Any]:
+        self.wishes.append(wish)
+        return {"role": "assistant", "content": {"type": "text", "text": "forty-two"}, "model": "scripted"}
+
+
+async def _offered(ts: Toolspace, name: str) -> None:
+    """Waits for a tool that the server adds only after its start, when it knows what its client can do."""
+    seen = Recorder(ts)
+    if ts.get(name) is None:
+        await seen.wait_for(lambda _: ts.get(name) is not None)
+
+
+@pytest.mark.spec("3.14")
+@pytest.mark.spec("3.16")
+async def test_a_question_reaches_the_user_and_the_answer_the_server(tmp_path: Path) -> None:
+    person = Person(Answer(action="accept", content={"name": "Ada Lovelace", "check": True}))
+    file = editor_file(tmp_path, everything=everything())
+    async with Toolspace.open(file, callbacks=Callbacks(elicit=person.ask)) as ts:
+        await _offered(ts, "everything__trigger_elicitation_request")
+        result = await ts.call("everything__trigger_elicitation_request")
+    assert "Name: Ada Lovelace" in result.text
+    (question,) = person.questions
+    assert question.server == "everything"
+    assert question.schema is not None
+    assert question.schema["required"] == ["name"]
+
+
+@pytest.mark.spec("3.16")
+@pytest.mark.parametrize("action", ["decline", "cancel"])
+async def test_a_user_may_refuse_to_answer(tmp_path: Path, action: Any) -> None:
+    person = Person(Answer(action=action))
+    file = editor_file(tmp_path, everything=everything())
+    async with Toolspace.open(file, callbacks=Callbacks(elicit=person.ask)) as ts:
+        await _offered(ts, "everything__trigger_elicitation_request")
+        result = await ts.call("everything__trigger_elicitation_request")
+    assert result.ok
+    assert f'"action": "{action}"' in result.text
+
+
+@pytest.mark.spec("3.16")
+async def test_a_server_gets_its_answer_from_a_model(tmp_path: Path) -> None:
+    person = Person(Answer(action="cancel"))
+    file = editor_file(tmp_path, everything=everything())
+    async with Toolspace.open(file, callbacks=Callbacks(sample=person.sample)) as ts:
+        await _offered(ts, "everything__trigger_sampling_request")
+        result = await ts.call("everything__trigger_sampling_request", {"prompt": "the answer?", "maxTokens": 7})
+    assert "forty-two" in result.text
+    (wish,) = person.wishes
+    assert wish.server == "everything"
+    assert wish.params["maxTokens"] == 7
+    assert "the answer?" in json.dumps(wish.params["messages"])
+
+
+@pytest.mark.spec("3.16")
+async def test_a_server_is_told_the_folders_in_use(tmp_path: Path) -> None:
+    file = editor_file(tmp_path, everything=everything())
+    async with Toolspace.open(file, callbacks=Callbacks(roots=lambda: (tmp_path,))) as ts:
+        await _offered(ts, "everything__get_roots_list")
+        result = await ts.call("everything__get_roots_list")
+    assert tmp_path.as_uri() in result.text
+
+
+@pytest.mark.spec("3.16")
+async def test_without_callbacks_a_server_is_not_told_that_it_could_ask(tmp_path: Path) -> None:
+    async with tap(tmp_path / "door") as wire:
+        file = editor_file(tmp_path, everything=tapped(everything(), tmp_path / "door"))
+        async with Toolspace.open(file):
+            greeting = await wire.saw("initialize")
+    assert greeting["params"]["capabilities"] == {}

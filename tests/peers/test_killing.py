@@ -1,0 +1,135 @@
+"""Servers of others that die, freeze and come back: between calls, and during them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.peers.servers import clock, editor_file, everything, sqlite, tapped
+from tests.peers.tap import tap
+from toolspace import Toolspace
+from toolspace.core.events import CallProgress
+from toolspace.testing import Recorder
+
+ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT max(i) FROM n"
+
+
+def kill(ts: Toolspace, name: str) -> int:
+    """Kills a server, and whatever it started, as the system would that is short of memory."""
+    pid = _pid(ts, name)
+    os.killpg(pid, signal.SIGKILL)
+    return pid
+
+
+def _pid(ts: Toolspace, name: str) -> int:
+    pid = next(server.pid for server in ts.servers() if server.name == name)
+    assert pid is not None
+    return pid
+
+
+@pytest.mark.spec("3.13")
+@pytest.mark.parametrize("era", ["handshake", "stateless"])
+async def test_a_server_killed_between_calls_answers_the_next_one(tmp_path: Path, era: str) -> None:
+    name, arguments = ("echo", {"message": "hi"}) if era == "handshake" else ("get_current_time", {"timezone": "UTC"})
+    file = editor_file(tmp_path, peer=everything() if era == "handshake" else clock(), other=clock())
+    async with Toolspace.open(file) as ts:
+        assert (await ts.call(f"peer__{name}", arguments)).ok
+        killed, other = kill(ts, "peer"), _pid(ts, "other")
+        result = await ts.call(f"peer__{name}", arguments)
+        assert (result.ok, result.error) == (True, None)
+        status = {server.name: server for server in ts.servers()}
+        assert (status["peer"].state, status["peer"].era, status["peer"].restarts) == ("ready", era, 1)
+        assert status["peer"].pid != killed
+        assert "SIGKILL" in (status["peer"].last_error or "")
+        assert (status["other"].pid, status["other"].restarts) == (other, 0)
+
+
+@pytest.mark.spec("3.13")
+async def test_a_server_that_is_killed_again_and_again_comes_back_each_time(tmp_path: Path) -> None:
+    async with Toolspace.open(editor_file(tmp_path, clock=clock())) as ts:
+        for _ in range(3):
+            kill(ts, "clock")
+            # The first attempt at once, and a call does not wait for the next one's time to come.
+            result = await ts.call("clock__get_current_time", {"timezone": "UTC"})
+            assert (result.ok, result.error) == (True, None)
+        assert ts.servers()[0].restarts == 3
+
+
+@pytest.mark.spec("3.13")
+async def test_a_call_during_which_its_server_dies_fails_once_and_is_not_sent_again(tmp_path: Path) -> None:
+    async with tap(tmp_path / "door") as wire:
+        file = editor_file(tmp_path, sqlite=tapped(sqlite(tmp_path / "data.db"), tmp_path / "door"), clock=clock())
+        async with Toolspace.open(file) as ts:
+            # Nothing says that this tool only reads, though its name does.
+            call = asyncio.create_task(ts.call("sqlite__read_query", {"query": ENDLESS}))
+            await wire.saw("tools/call")
+            kill(ts, "sqlite")
+            result = await call
+            assert (result.error_kind, result.executed) == ("transport_error", True)
+            assert (await ts.call("sqlite__list_tables")).ok
+            assert [message["params"]["name"] for message in wire.of("tools/call")] == ["read_query", "list_tables"]
+
+
+@pytest.mark.spec("3.13")
+async def test_a_tool_that_only_reads_is_called_again_on_the_new_process(tmp_path: Path) -> None:
+    async with tap(tmp_path / "door") as wire:
+        file = editor_file(tmp_path, everything=tapped(everything(), tmp_path / "door"))
+        async with Toolspace.open(file) as ts:
+            seen = Recorder(ts)
+            call = asyncio.create_task(
+                ts.call("everything__trigger_long_running_operation", {"duration": 0.4, "steps": 4})
+            )
+            await seen.wait_for(lambda event: isinstance(event, CallProgress))
+            kill(ts, "everything")
+            result = await call
+            assert (result.ok, result.error) == (True, None)
+            assert len(wire.of("tools/call")) == 2
+            assert ts.servers()[0].restarts == 1
+
+
+@pytest.mark.spec("3.13")
+async def test_a_call_that_times_out_does_not_restart_a_server_that_lives(tmp_path: Path) -> None:
+    async with tap(tmp_path / "door") as wire:
+        entry = {**tapped(everything(), tmp_path / "door"), "requestTimeoutMs": 300}
+        async with Toolspace.open(editor_file(tmp_path, everything=entry)) as ts:
+            pid = _pid(ts, "everything")
+            slow = await ts.call("everything__trigger_long_running_operation", {"duration": 20, "steps": 1})
+            assert slow.error_kind == "timeout"
+            await wire.saw("ping")
+            assert (await ts.call("everything__echo", {"message": "hi"})).ok
+            assert _pid(ts, "everything") == pid
+
+
+@pytest.mark.spec("3.13")
+async def test_a_server_that_freezes_is_probed_and_started_again(tmp_path: Path) -> None:
+    entry = {**everything(), "requestTimeoutMs": 500}
+    async with Toolspace.open(editor_file(tmp_path, everything=entry)) as ts:
+        frozen = _pid(ts, "everything")
+        os.kill(frozen, signal.SIGSTOP)
+        assert (await ts.call("everything__echo", {"message": "hi"})).error_kind == "timeout"
+        while (result := await ts.call("everything__echo", {"message": "hi"})).error_kind == "timeout":
+            pass  # Each waits for its own time; the probe decides meanwhile.
+        assert result.ok
+        assert _pid(ts, "everything") != frozen
+        assert not _exists(frozen)
+
+
+@pytest.mark.spec("3.12")
+async def test_nothing_is_left_of_seven_starts(tmp_path: Path) -> None:
+    servers = {f"clock{number}": clock() for number in range(3)} | {f"all{number}": everything() for number in range(4)}
+    async with Toolspace.open(editor_file(tmp_path, **servers)) as ts:
+        pids = [server.pid for server in ts.servers()]
+        assert all(pid is not None and _exists(pid) for pid in pids)
+    assert not any(_exists(pid) for pid in pids if pid is not None)
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True

@@ -1,0 +1,56 @@
+"""The same server of others over each transport that it speaks."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.peers.servers import Entry, editor_file, everything
+from toolspace import Toolspace
+from toolspace.core.events import CallProgress
+from toolspace.testing import Recorder
+
+
+@asynccontextmanager
+async def _listening(entry: Entry) -> AsyncIterator[str]:
+    """The server in its own process, on a free port; ended with the block."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    process = await asyncio.create_subprocess_exec(
+        entry["command"],
+        *entry["args"],
+        env={"PORT": str(port)},
+        stderr=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.DEVNULL,
+    )
+    assert process.stderr is not None
+    try:
+        while f"{port}".encode() not in await process.stderr.readline():
+            assert process.returncode is None
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.kill()
+        await process.wait()
+
+
+@pytest.mark.spec("3.10")
+@pytest.mark.parametrize("transport", ["streamableHttp", "sse"])
+async def test_the_same_server_works_over_http_and_over_what_came_before(tmp_path: Path, transport: str) -> None:
+    async with _listening(everything(transport)) as base:
+        # Both as `http`: that one of them only speaks the older transport is found out.
+        path = "/mcp" if transport == "streamableHttp" else "/sse"
+        file = editor_file(tmp_path, everything={"type": "http", "url": base + path})
+        async with Toolspace.open(file) as ts:
+            (status,) = ts.servers()
+            assert (status.state, status.era) == ("ready", "handshake")
+            assert status.transport == ("http" if transport == "streamableHttp" else "sse")
+            seen = Recorder(ts)
+            result = await ts.call("everything__trigger_long_running_operation", {"duration": 0.1, "steps": 2})
+            assert result.ok
+            assert len([event for event in seen.events if isinstance(event, CallProgress)]) == 2
