@@ -25,12 +25,17 @@ class Outcome:
     calls: dict[str, int]
     faults: dict[str, list[str]]
 
-    def show(self, report: Report, rivals: Sequence[Rival], unit: str) -> None:
-        """The absolute figures, for information: µs a call as a caller sees it, or calls/s; and the server's work."""
-        for one in rivals:
-            best = self.timings.best(one.name)
-            report.figure(one.name, best * 1e6 if unit == "µs" else 1 / best, unit)
-            report.figure(f"{one.name}: work in its process", self.cpu[one.name] * 1e6, "µs")
+    callers: int
+
+    def show(self, report: Report) -> None:
+        """The absolute figures, for information: what a caller sees, and what the server's process works for it."""
+        for name, work in self.cpu.items():
+            best = self.timings.best(name)
+            if self.callers == 1:
+                report.figure(f"{name}, one at a time", best * 1e6, "µs")
+            else:
+                report.figure(f"{name}, {self.callers} at once", 1 / best, "calls/s")
+            report.figure("      work in its process for each call", work * 1e6, "µs")
 
 
 async def race_servers(rivals: Sequence[Rival], *, callers: int, rounds: int, slice_ms: float) -> Outcome:
@@ -53,4 +58,5 @@ async def race_servers(rivals: Sequence[Rival], *, callers: int, rounds: int, sl
         cpu,
         {name: load.answered for name, load in loads.items()},
         {name: load.faults for name, load in loads.items()},
+        callers,
     )

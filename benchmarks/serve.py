@@ -42,5 +42,5 @@ async def measure() -> Report:
     faults = outcome.faults[OURS]
     report.figure(f"wrong answers in {outcome.calls[OURS]:,} calls", len(faults), "", must=0)
     report.notes.extend(faults[:1])
-    outcome.show(report, rivals, "calls/s")
+    outcome.show(report)
     return report

@@ -55,7 +55,8 @@ def state(tmp_path: Path) -> Path:
 
 @asynccontextmanager
 async def running(config: Path, state: Path) -> AsyncGenerator[Toolspace]:
-    async with Toolspace.open(config) as ts, control.listening(ts, state_dir=state, config_path=config):
+    environ = {**os.environ, "TOOLSPACE_STORAGE_DIR": str(state)}
+    async with Toolspace.open(config, environ=environ) as ts, control.listening(ts):
         yield ts
 
 

@@ -70,11 +70,11 @@ def report(ts: Toolspace) -> tuple[ServerReport, ...]:
 
 
 @asynccontextmanager
-async def listening(ts: Toolspace, *, state_dir: Path, config_path: Path | None) -> AsyncGenerator[None]:
+async def listening(ts: Toolspace) -> AsyncGenerator[None]:
     """Answers other commands while the block runs. That it cannot is no reason for the program to fail."""
     async with AsyncExitStack() as stack:
         try:
-            door = stack.enter_context(_bound(state_dir, config_path))
+            door = stack.enter_context(_bound(ts.state_dir, ts.config_path))
             if door is not None:
                 await stack.enter_async_context(_serving(ts, door))
         except (_Unavailable, OSError) as error:

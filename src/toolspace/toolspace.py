@@ -113,8 +113,11 @@ class Toolspace:
         )
         self._listens = False
         """Whether SIGHUP comes here."""
-        self._config_path: Path | None = None
+        self.config_path: Path | None = None
         self._environ: Mapping[str, str] = os.environ
+        self.patience: float | None = None
+        """How many seconds to wait for providers that start slowly; None: 30. Those that come later are welcome too."""
+        self.state_dir = state_dir
         self._callbacks = NO_CALLBACKS
         self._parts: Parts | None = None
         self._background: set[asyncio.Task[None]] = set()
@@ -159,7 +162,7 @@ class Toolspace:
             cache=cache,
         )
         self._internal.always = True
-        self._config_path = Path(path) if path is not None else None
+        self.config_path = Path(path) if path is not None else None
         self._environ = environ
         self._callbacks = callbacks
         self._apply(parts)
@@ -169,7 +172,7 @@ class Toolspace:
         if self.orchestrator.closed:
             raise ToolspaceError("this toolspace was closed; make a new one")
         try:
-            await self.orchestrator.warmup()
+            await self.orchestrator.warmup(patience=self.patience)
         except BaseException:
             await self.aclose()
             raise
@@ -311,7 +314,7 @@ class Toolspace:
         from toolspace.assembly import assemble
         from toolspace.config.load import load_config
 
-        config = load_config(self._config_path, environ=self._environ)
+        config = load_config(self.config_path, environ=self._environ)
         parts = assemble(config, self._parts.providers, self._callbacks)
         parts.context.session_id = self.orchestrator.context.session_id
         self._apply(parts)

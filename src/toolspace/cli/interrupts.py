@@ -61,7 +61,11 @@ class Interrupts:
             self._task.cancel()
 
 
-def run(work: Callable[[Interrupts], Coroutine[Any, Any, int]]) -> int:
+def run(
+    work: Callable[[Interrupts], Coroutine[Any, Any, int]],
+    *,
+    loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
+) -> int:
     """Runs the work to its end; its exit code, or the signal's."""
     interrupts = Interrupts()
 
@@ -79,4 +83,5 @@ def run(work: Callable[[Interrupts], Coroutine[Any, Any, int]]) -> int:
             os._exit(interrupts.exit_code)
         return code
 
-    return asyncio.run(watched())
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        return runner.run(watched())

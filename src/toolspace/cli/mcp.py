@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from ipaddress import ip_address
 from typing import NamedTuple
@@ -14,8 +15,11 @@ import click
 from toolspace.cli.interrupts import Interrupts, run
 from toolspace.cli.options import Command, Options
 from toolspace.cli.session import opened
+from toolspace.control import listening
 
 TOKEN_VARIABLE = "TOOLSPACE_MCP_TOKEN"
+_PATIENCE_SECONDS = 10.0
+"""For servers that start slowly: clients wait for an answer, and hear of tools that come later."""
 
 
 @click.command("mcp", cls=Command)
@@ -45,7 +49,7 @@ def command(
         return run(lambda _: _serve_stdio(options))
     address = _Address(port, host, path, hosts, origins, token)
     address.check()
-    return run(lambda interrupts: _serve_http(options, address, interrupts))
+    return run(lambda interrupts: _serve_http(options, address, interrupts), loop_factory=_loop_factory())
 
 
 class _Address(NamedTuple):
@@ -70,13 +74,22 @@ class _Address(NamedTuple):
             )
 
 
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """The faster loop, where there is one: not on Windows."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
+
+
 async def _serve_stdio(options: Options) -> int:
     from toolspace.mcpserver.pipes import claim
 
     with claim() as pipes:  # First: nothing that starts may write to the client.
         if os.isatty(pipes.input):
             options.output.note("Serving MCP on standard input and output; Ctrl-C ends it.")
-        async with opened(options, show_warnings=False) as ts:
+        async with opened(options, show_warnings=False, patience=_PATIENCE_SECONDS) as ts, listening(ts):
             from toolspace.mcpserver.stdio import serve  # The MCP library takes most of a second to import.
 
             ts.watch()
@@ -85,7 +98,11 @@ async def _serve_stdio(options: Options) -> int:
 
 
 async def _serve_http(options: Options, address: _Address, interrupts: Interrupts) -> int:
-    async with opened(options) as ts, AsyncExitStack() as stack:
+    async with (
+        opened(options, patience=_PATIENCE_SECONDS) as ts,
+        listening(ts),
+        AsyncExitStack() as stack,
+    ):
         from toolspace.mcpserver.access import bearer
         from toolspace.mcpserver.endpoint import McpEndpoint  # The MCP library takes most of a second to import.
         from toolspace.mcpserver.http import serving

@@ -24,11 +24,17 @@ _log = logging.getLogger("toolspace.cli")
 
 
 @asynccontextmanager
-async def opened(options: Options, *, show_warnings: bool = True) -> AsyncGenerator[Toolspace]:
-    """The toolspace of the configuration that holds here, ready to be used."""
+async def opened(
+    options: Options, *, show_warnings: bool = True, patience: float | None = None
+) -> AsyncGenerator[Toolspace]:
+    """The toolspace of the configuration that holds here, ready to be used.
+
+    `patience`: how many seconds to wait for servers that start slowly, if not as long as usual.
+    """
     output = options.output
     set_up_logs(options, os.environ)
     ts = open_toolspace(options)
+    ts.patience = patience
     for warning in ts.warnings:
         if show_warnings:
             output.warning(warning)

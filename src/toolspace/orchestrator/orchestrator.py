@@ -105,9 +105,12 @@ class ToolOrchestrator:
         await self._warmup.remove(provider)
         await provider.aclose()
 
-    async def warmup(self) -> None:
-        """Gets all providers ready, side by side. Only one that is required can fail it."""
-        await self._warmup.start()
+    async def warmup(self, *, patience: float | None = None) -> None:
+        """Gets all providers ready, side by side. Only one that is required can fail it.
+
+        Those that take longer than `patience` seconds (30) go on beside it, and are ready when they are.
+        """
+        await self._warmup.start(patience)
 
     @property
     def providers(self) -> list[ToolProvider]:

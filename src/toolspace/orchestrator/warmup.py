@@ -41,14 +41,14 @@ class Warmup:
     def add(self, provider: ToolProvider, *, required: bool) -> None:
         self._waiting[provider] = required
 
-    async def start(self) -> None:
+    async def start(self, patience: float | None = None) -> None:
         """Warms up every provider that was added since the last time, and waits until each was tried once."""
         waiting, self._waiting = self._waiting, {}
         if not waiting:
             return
         tried = {provider: self._begin(provider) for provider in waiting}
         try:
-            waited = await _wait(tried, [provider for provider, required in waiting.items() if required])
+            waited = await _wait(tried, [provider for provider, required in waiting.items() if required], patience)
             for provider, first in tried.items():
                 if not first.done():
                     self._report(provider, f"it has not started within {milliseconds(waited)}ms, and is still at it")
@@ -127,11 +127,13 @@ class Warmup:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _wait(tried: Mapping[ToolProvider, asyncio.Future[None]], required: Sequence[ToolProvider]) -> float:
+async def _wait(
+    tried: Mapping[ToolProvider, asyncio.Future[None]], required: Sequence[ToolProvider], patience: float | None
+) -> float:
     """Waits until each was tried, but for a few that take much longer than the rest. Says how many seconds at most."""
     began = time.monotonic()
     needed = {tried[provider] for provider in required}
-    limit = PATIENCE_SECONDS
+    limit = most = PATIENCE_SECONDS if patience is None else patience
     # Those that have nothing to start say nothing of how long a start takes.
     _, slow = await asyncio.wait(tried.values(), timeout=min(_AT_ONCE_SECONDS, limit))
     pending = slow
@@ -140,7 +142,7 @@ async def _wait(tried: Mapping[ToolProvider, asyncio.Future[None]], required: Se
         few = len(pending) <= len(slow) // _FEW and not pending & needed
         if done and few:
             took = time.monotonic() - began
-            limit = min(PATIENCE_SECONDS, max(took * STRAGGLER, _SHORTEST_SECONDS))
+            limit = min(most, max(took * STRAGGLER, _SHORTEST_SECONDS))
     return round(limit, 3)
 
 

@@ -7,15 +7,10 @@ import sys
 from pathlib import Path
 
 from toolspace import Toolspace, control
-from toolspace.config.load import load_config
 
 
 async def main(path: Path) -> None:
-    config = load_config(path)
-    async with (
-        Toolspace.open(path) as ts,
-        control.listening(ts, state_dir=config.state_dir, config_path=path),
-    ):
+    async with Toolspace.open(path) as ts, control.listening(ts):
         print("ready", flush=True)
         while line := await asyncio.to_thread(sys.stdin.readline):
             result = await ts.call(line.strip(), {})

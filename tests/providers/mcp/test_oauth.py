@@ -345,6 +345,9 @@ from toolspace.providers.mcp.spec import ServerSpec
 from toolspace.providers.mcp.tokens import TokenStore
 auth = oauth_for("guarded", ServerSpec(url=sys.argv[1]), store=TokenStore(Path(sys.argv[2])), interact=None)
 assert "mcp.client" not in sys.modules
+print("ready", flush=True)
+sys.stdin.readline()
+print("going", flush=True)
 print(asyncio.run(auth.authorization()))
 """
 
@@ -352,18 +355,27 @@ print(asyncio.run(auth.authorization()))
 async def test_processes_renew_once_between_them(member: Peer, store: TokenStore, tmp_path: Path) -> None:
     change(slot_of(member, store), renew_at=1.0)
     member.authority.hold.clear()
-    workers = [
-        await asyncio.create_subprocess_exec(
-            sys.executable, "-c", _OTHER_PROCESS, member.url, str(tmp_path / "tokens"), stdout=asyncio.subprocess.PIPE
-        )
-        for _ in range(2)
-    ]
+    pipe = asyncio.subprocess.PIPE
+    command = (sys.executable, "-c", _OTHER_PROCESS, member.url, str(tmp_path / "tokens"))
+    workers = [await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe) for _ in range(2)]
+
+    async def hear(worker: asyncio.subprocess.Process) -> str:
+        assert worker.stdout is not None
+        return (await worker.stdout.readline()).decode().strip()
+
+    assert [await hear(worker) for worker in workers] == ["ready", "ready"]
+    for worker in workers:
+        assert worker.stdin is not None
+        worker.stdin.write(b"go\n")
+    assert [await hear(worker) for worker in workers] == ["going", "going"]
     mine = asyncio.create_task(auth_of(member, store).authorization())
     await member.authority.renewing.wait()
     member.authority.hold.set()
-    outs = [(await worker.communicate())[0].decode().strip() for worker in workers]
-    assert set(outs) == {await mine}
+    theirs = [await hear(worker) for worker in workers]
+    assert set(theirs) == {await mine}
     assert member.authority.renewals == 1
+    for worker in workers:
+        await worker.communicate()
 
 
 async def test_a_caller_who_gives_up_does_not_lose_the_new_token(member: Peer, store: TokenStore) -> None:

@@ -338,8 +338,8 @@ async def test_a_command_is_found_in_its_folder_and_on_its_own_path(tmp_path: Pa
 
 
 async def test_a_server_inside_a_server_keeps_both_marks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TOOLSPACE_SERVER", "outer")
+    monkeypatch.setenv("_TOOLSPACE_SERVER", "outer")
     running = await start(plain())
     got = json.loads(await running.call("environment"))
     await running.process.stop()
-    assert got["TOOLSPACE_SERVER"] == f"outer.{running.process.mark}"
+    assert got["_TOOLSPACE_SERVER"] == f"outer.{running.process.mark}"

@@ -19,8 +19,9 @@ from mcp.shared.jsonrpc_dispatcher import JSONRPCDispatcher
 
 from toolspace.core.duration import milliseconds
 from toolspace.core.redact import redact
+from toolspace.errors import ProviderError
 from toolspace.providers.mcp.callbacks import NO_CALLBACKS, Callbacks
-from toolspace.providers.mcp.faults import Unreachable, explain, innermost, is_lost
+from toolspace.providers.mcp.faults import Unreachable, classified, explain, innermost, is_lost
 from toolspace.providers.mcp.gate import Gate
 from toolspace.providers.mcp.oauth import HttpAuth
 from toolspace.providers.mcp.session import Listing, Peer, Session, opened
@@ -28,7 +29,7 @@ from toolspace.providers.mcp.spec import ServerSpec
 from toolspace.providers.mcp.stateless import StatelessHttp
 from toolspace.providers.mcp.status import ServerStatus, State
 from toolspace.providers.mcp.trace import tracer
-from toolspace.providers.mcp.transports import Link, checked_url, open_transport
+from toolspace.providers.mcp.transports import Link, checked_url, open_transport, prepare
 
 _log = logging.getLogger("toolspace.mcp")
 RECONNECT_SECONDS = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
@@ -260,6 +261,7 @@ class Connection:
         handshake = self._handshake
         if spec.kind == "http" and not handshake:
             async with AsyncExitStack() as trial:
+                prepare(self.name, spec)
                 trace = tracer(self.name) if hooks.trace else None
                 way = StatelessHttp(checked_url(self.name, spec), spec.headers, auth=hooks.auth, trace=trace)
                 session = await trial.enter_async_context(opened(peer, way))
@@ -279,9 +281,10 @@ class Connection:
         """Some older servers do not refuse the question for the era, but end at it: then not to be asked again."""
         try:
             return await greeting
-        except MCPError as error:
+        except MCPError as raised:
+            error = classified(raised)
             if not is_lost(error):
-                raise
+                raise error from None
             if not self._handshake and getattr(error, "sent", True):
                 raise _BrokeAtGreeting from None
             raise Unreachable(str(error), sent=False) from None
@@ -322,7 +325,7 @@ class Connection:
             try:
                 async with asyncio.timeout(CONNECT_SECONDS):
                     self._announce(await session.list_tools())
-            except (MCPError, TimeoutError) as error:
+            except (MCPError, ProviderError, TimeoutError) as error:
                 _log.warning("MCP server %s changed its tools, and does not list them: %s", self.name, explain(error))
             await asyncio.sleep(_REFRESH_SECONDS)
 
@@ -342,8 +345,9 @@ class Connection:
         try:
             async with asyncio.timeout(PROBE_SECONDS):
                 await session.probe()
-        except (MCPError, TimeoutError) as error:
-            if isinstance(error, TimeoutError) or is_lost(error):  # Any answer is one, also that it has no `ping`.
+        except (MCPError, ProviderError, TimeoutError) as error:
+            # Any answer is a sign of life, also that it has no `ping`.
+            if isinstance(error, TimeoutError) or (isinstance(error, MCPError) and is_lost(error)):
                 self.lost(session, f"it did not answer a probe: {explain(error)}")
         finally:
             self._probing = None

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
-MARK = "TOOLSPACE_SERVER"
+MARK = "_TOOLSPACE_SERVER"
 KILL = signal.SIGTERM if sys.platform == "win32" else signal.SIGKILL
 _PROC = "/proc"
 

@@ -27,6 +27,17 @@ class Refused(MCPError):
         """Its `WWW-Authenticate`: how to log in."""
 
 
+def classified(error: MCPError) -> MCPError:
+    """The fault that a transport told in the data of a JSON-RPC error, as what it is."""
+    data: object = error.data
+    facts = cast("dict[str, object]", data) if isinstance(data, dict) else {}
+    if error.code == CONNECTION_CLOSED and isinstance(sent := facts.get("sent"), bool):
+        return Unreachable(error.message, sent=sent)
+    if len(facts) == 1 and type(status := facts.get("status")) is int:
+        return Refused(status, error.message)
+    return error
+
+
 def is_lost(error: MCPError) -> bool:
     """Whether the connection is gone; what was sent may have been executed."""
     return error.code == CONNECTION_CLOSED

@@ -86,6 +86,8 @@ class McpProvider(ToolProvider):
                 if again:
                     return _failure("transport_error", "the server forgets its sessions at once", executed=False)
                 tool = self._tools.get(name, tool)
+            except ProviderError as error:  # Nobody is logged in.
+                return _failure("transport_error", str(error), executed=False)
             except MCPError as error:
                 if error.code in _LISTED_ANEW:
                     self._connection.refresh()

@@ -35,7 +35,7 @@ from toolspace.core.context import ToolContext
 from toolspace.core.result import ToolResult
 from toolspace.providers.mcp.callbacks import Callbacks, Question, Sampling
 from toolspace.providers.mcp.content import ServerTool, Unusable, read_result, read_tool
-from toolspace.providers.mcp.faults import Refused, is_lost
+from toolspace.providers.mcp.faults import Refused, classified, is_lost
 
 _MAX_PAGES = 1_000
 _MAX_TOOLS = 50_000
@@ -119,13 +119,14 @@ class Session:
                 return True
             except ValidationError:
                 return False
-            except MCPError as error:
+            except MCPError as raised:
+                error = classified(raised)
                 data: object = error.data
                 supported = cast("Mapping[str, Any]", data).get("supported") if isinstance(data, dict) else None
                 if error.code != UNSUPPORTED_PROTOCOL_VERSION or not isinstance(supported, list):
                     if _is_answer(error):
                         return False
-                    raise
+                    raise error from None
                 mutual = [one for one in MODERN_PROTOCOL_VERSIONS if one in supported and one != version]
                 if not mutual:
                     return False
@@ -238,7 +239,10 @@ class Session:
                 context.report_progress(progress, total, message)
 
             options["on_progress"] = report
-        return await self._dispatcher.send_raw_request(method, params, options)
+        try:
+            return await self._dispatcher.send_raw_request(method, params, options)
+        except MCPError as error:
+            raise classified(error) from None
 
     # What the server asks of us
 
