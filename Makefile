@@ -3,6 +3,7 @@
 PYTHON ?= python3
 TESTARGS ?= -q -n auto
 BENCHARGS ?=
+CONFORMANCEARGS ?=
 # `make lock LOCKARGS=--upgrade` takes the newest releases that fit; plain `make lock` changes what it must.
 LOCKARGS ?=
 
@@ -26,7 +27,7 @@ define make-venv
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: run test check bench fmt lock clean help
+.PHONY: run test check bench conformance peers fmt lock clean help
 
 run: $(VENV)/.installed ## Set up, list the tools and call one
 	@echo "The tools at hand (toolspace list):"
@@ -35,8 +36,15 @@ run: $(VENV)/.installed ## Set up, list the tools and call one
 	@echo "One call (toolspace call current_time timezone=Europe/Berlin):"
 	@$(BIN)/toolspace call current_time timezone=Europe/Berlin
 
-test: $(VENV)/.installed ## Run the tests; TESTARGS="-x -k name" goes to pytest in place of "-q -n auto"
+test: peers ## Run the tests; TESTARGS="-x -k name" goes to pytest in place of "-q -n auto"
 	@$(BIN)/pytest $(TESTARGS)
+
+peers: $(VENV)/.installed ## Fetch the MCP servers and documents of others that the tests use
+	@$(BIN)/python -m tests.peers.install
+
+conformance: $(VENV)/.installed ## Run the MCP conformance suite on our server and client; CONFORMANCEARGS="--side client"
+	@$(BIN)/python -m tests.peers.install conformance
+	@$(BIN)/python -m tests.conformance $(CONFORMANCEARGS)
 
 check: $(VENV)/.installed ## Check format, lint, types and layers
 	@echo "Format (ruff format)"
@@ -65,11 +73,11 @@ lock: ## Resolve both lock files again; LOCKARGS=--upgrade for newer releases
 	@$(COMPILE) pyproject.toml benchmarks/requirements.in --output-file benchmarks/requirements.lock
 
 clean: ## Remove the environments, caches and build results
-	@rm -rf $(VENV) $(BENCH_VENV) build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	@rm -rf $(VENV) $(BENCH_VENV) .peers build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	@find src tests benchmarks -type d -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 $(VENV)/.installed: pyproject.toml requirements.lock
 	$(call make-venv,$(VENV))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import get_args
 
@@ -92,6 +93,29 @@ def test_every_built_in_has_its_line_with_its_parameters(tool: object) -> None:
     assert line is not None, f"docs/tools.md has no line for {name}"
     for parameter in tool.input_schema["properties"]:  # type: ignore[attr-defined]
         assert f"`{parameter}" in line, f"{name} takes {parameter}"
+
+
+def test_the_layers_are_those_that_are_checked() -> None:
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        (contract,) = tomllib.load(file)["tool"]["importlinter"]["contracts"]
+    layers = [re.sub(r"[()]", "", line) for line in contract["layers"]]
+    shown = re.search(r"```\n(cli\n.*?)```", page("CONTRIBUTING.md"), re.DOTALL)
+    assert shown is not None
+    assert shown[1].replace(".py", "").splitlines() == layers
+    for line in layers:
+        for name in line.split(" | "):
+            if any((ROOT / "src" / "toolspace").glob(f"{name}*")):
+                assert re.search(rf"^{name}(/|\.py) ", page("ARCHITECTURE.md"), re.MULTILINE), name
+
+
+def test_the_modules_that_the_architecture_names_are_there() -> None:
+    text = page("ARCHITECTURE.md")
+    for folder, table in re.findall(r"\| module of `([\w/]+)/` \|.*\n\|[- |]+\n((?:\|.*\n)+)", text):
+        for cell in re.findall(r"^\| ([^|]*) \|", table, re.MULTILINE):
+            for name in re.findall(r"`(\w+)…?`", cell):
+                assert list((ROOT / "src" / "toolspace" / folder).glob(f"{name}*.py")), f"{folder}/{name}"
+    for name in re.findall(r"`((?:\w+/)+\w+\.py)`", text):
+        assert (ROOT / "src" / "toolspace" / name).exists() or (ROOT / name).exists(), name
 
 
 def test_every_collection_and_stage_has_its_line() -> None:

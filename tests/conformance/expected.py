@@ -29,6 +29,13 @@ class Known:
     cause: Cause
     reason: str
 
+    @property
+    def row(self) -> str:
+        """Its line in docs/conformance.md."""
+        what = self.checks or self.scenarios
+        eras = "both" if self.revisions == REVISIONS else ", ".join(self.revisions)
+        return f"| {', '.join(f'`{one}`' for one in what)} | {self.side} | {eras} | {self.cause}: {self.reason} |"
+
     def covers(self, scenario: Scenario, check: str) -> bool:
         return self._is_of(scenario) and (check in self.checks if self.checks else check != ALWAYS_HELD)
 

@@ -147,12 +147,12 @@ async def test_a_change_of_the_tools_reaches_a_session(served: Served) -> None:
     async with Client(served.url, mode="legacy", message_handler=hear) as client:
         assert client.server_capabilities.tools is not None
         assert client.server_capabilities.tools.list_changed
-        await _until_told(served, heard)
+        await until_told(served, heard)
         names = [one.name for one in (await client.list_tools(cache_mode="bypass")).tools]
     assert "extra_0" in names
 
 
-async def _until_told(served: Served, heard: asyncio.Queue[str]) -> None:
+async def until_told(served: Served, heard: asyncio.Queue[str]) -> None:
     # The stream that tells a session of changes is opened by the client in its own time; what it missed it missed.
     for number in range(50):
         served.toolspace.add_tool(Tool(f"extra_{number}", handler=lambda parameters, context: None))

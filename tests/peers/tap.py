@@ -17,6 +17,9 @@ from pathlib import Path
 from typing import Any
 
 
+PATIENCE_S = 60
+
+
 class Tap:
     """What was sent to the server so far, over all its starts."""
 
@@ -29,7 +32,7 @@ class Tap:
 
     async def saw(self, method: str, times: int = 1) -> dict[str, Any]:
         """Waits until a method was sent that often; the last of these messages."""
-        async with self._more:
+        async with asyncio.timeout(PATIENCE_S), self._more:
             await self._more.wait_for(lambda: len(self.of(method)) >= times)
         return self.of(method)[times - 1]
 

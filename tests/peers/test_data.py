@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 from pathlib import Path
 
@@ -46,8 +47,9 @@ async def test_the_folders_of_the_program_replace_those_of_the_command_line(tmp_
     file = editor_file(tmp_path, files=filesystem(first))
     async with Toolspace.open(file, callbacks=Callbacks(roots=lambda: (second,))) as ts:
         # The server asks for them by itself after its start, at a time of its own.
-        while str(second) not in (await ts.call("files__list_allowed_directories")).text:
-            pass
+        async with asyncio.timeout(60):
+            while str(second) not in (await ts.call("files__list_allowed_directories")).text:
+                pass
         assert (await ts.call("files__read_text_file", {"path": str(second / "here.txt")})).ok
 
 

@@ -111,8 +111,9 @@ async def test_a_server_that_freezes_is_probed_and_started_again(tmp_path: Path)
         frozen = _pid(ts, "everything")
         os.kill(frozen, signal.SIGSTOP)
         assert (await ts.call("everything__echo", {"message": "hi"})).error_kind == "timeout"
-        while (result := await ts.call("everything__echo", {"message": "hi"})).error_kind == "timeout":
-            pass  # Each waits for its own time; the probe decides meanwhile.
+        async with asyncio.timeout(60):
+            while (result := await ts.call("everything__echo", {"message": "hi"})).error_kind == "timeout":
+                pass  # Each waits for its own time; the probe decides meanwhile.
         assert result.ok
         assert _pid(ts, "everything") != frozen
         assert not _exists(frozen)

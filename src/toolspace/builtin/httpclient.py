@@ -20,7 +20,8 @@ from yarl import URL
 
 from toolspace.builtin.guard import Guard
 from toolspace.builtin.httpbody import Unpacker
-from toolspace.core.addresses import Address, canonical_host, parse_address
+from toolspace.core.addresses import Address, canonical_host, is_same_origin, parse_address
+from toolspace.core.httpfaults import CONNECT_SECONDS, FAULTS, explain_fault
 from toolspace.errors import ToolExecutionError, ToolPermissionError, ToolTransportError, ToolValidationError
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
@@ -28,7 +29,6 @@ Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 
 MAX_REDIRECTS = 10
 MAX_BODY_BYTES = 10_000_000
-CONNECT_SECONDS = 10.0
 
 _DEFAULT_HEADERS = {"accept-encoding": "gzip, deflate", "user-agent": "toolspace"}
 _METHOD = re.compile(r"[A-Z]{1,20}")
@@ -175,8 +175,8 @@ class HttpClient:
                         url=request.url,
                     )
             # `from None`: aiohttp's errors carry the whole URL, and a key may be in its query.
-            except (aiohttp.ClientError, TimeoutError, OSError) as error:
-                raise ToolTransportError(_fault(error, request.url)) from None
+            except FAULTS as error:
+                raise ToolTransportError(explain_fault(error, request.url)) from None
             except zlib.error:
                 raise ToolTransportError(f"{shown(request.url)} answered with a broken compressed body") from None
 
@@ -268,21 +268,13 @@ def _redirect_of(response: Response) -> URL | None:
 
 def _redirected(request: Request, target: URL, status: int) -> Request:
     headers = dict(request.headers)
-    if not _same_origin(request.url, target):
+    if not is_same_origin(request.url, target):
         headers = {name: value for name, value in headers.items() if name in _TRAVELLING_HEADERS}
     keeps_method = status in (307, 308) or (status != 303 and request.method != "POST")
     if keeps_method or request.method == "HEAD":
         return replace(request, url=target, headers=headers)
     headers = {name: value for name, value in headers.items() if not name.startswith("content-")}
     return Request(method="GET", url=target, headers=headers)
-
-
-def _same_origin(source: URL, target: URL) -> bool:
-    if source.origin() == target.origin():
-        return True
-    # The step from http to https of one host: it shows the headers to nobody who has not seen them already.
-    upgrade = (source.scheme, source.port, target.scheme, target.port) == ("http", 80, "https", 443)
-    return upgrade and source.raw_host == target.raw_host
 
 
 async def _read(response: aiohttp.ClientResponse, limit: int) -> tuple[bytes, bool]:
@@ -306,26 +298,3 @@ def _join(response: aiohttp.ClientResponse) -> dict[str, str]:
         name = name.lower()
         headers[name] = f"{headers[name]}, {value}" if name in headers else value
     return headers
-
-
-def _fault(error: Exception, url: URL) -> str:
-    place = f"{url.raw_host}:{url.port}"
-    match error:
-        case aiohttp.ClientConnectorCertificateError():
-            return f"{place} has a certificate that is not trusted: {error.certificate_error}"
-        case aiohttp.ClientSSLError():
-            return f"cannot open a TLS connection to {place}: {error.strerror or error.os_error}"
-        case aiohttp.ClientConnectorError():
-            return f"cannot connect to {place}: {error.strerror or error.os_error}"
-        case aiohttp.ServerTimeoutError() | TimeoutError():
-            return f"cannot connect to {place} within {CONNECT_SECONDS:g} s"
-        case aiohttp.ServerDisconnectedError():
-            return f"{place} closed the connection without an answer"
-        case aiohttp.ClientResponseError():
-            return f"{place} did not answer in HTTP: {error.message}"
-        case aiohttp.ClientPayloadError():
-            return f"{place} closed the connection in the middle of its answer"
-        case OSError():
-            return f"the connection to {place} failed: {error.strerror or type(error).__name__}"
-        case _:
-            return f"the request to {place} failed: {type(error).__name__}"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import click
 import msgspec
@@ -25,7 +25,6 @@ from toolspace.config.model import McpServer
 from toolspace.core.names import did_you_mean
 from toolspace.core.redact import remember_secrets
 
-Action = Literal["restart", "login", "logout"]
 _ACTIONS = ("restart", "login", "logout")
 _FINE = ("ready", "idle")
 

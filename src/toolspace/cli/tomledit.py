@@ -12,8 +12,8 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-# What can hide a bracket or the end of a line: strings, longest openings first, and comments.
-_HIDING = re.compile(r'"""(?:\\.|[^\\])*?"""|\'\'\'.*?\'\'\'|"(?:\\.|[^"\\\n])*"|\'[^\'\n]*\'|#[^\n]*', re.DOTALL)
+from toolspace.config.tomltext import HIDING
+
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 
@@ -107,7 +107,7 @@ def _pieces(text: str) -> Iterator[tuple[int, int]]:
     """Where each statement begins and ends, without the comments and spaces around it."""
     at, depth, start, end = 0, 0, -1, -1
     while at < len(text):
-        hidden = _HIDING.match(text, at)
+        hidden = HIDING.match(text, at)
         if hidden is not None:
             if not hidden[0].startswith("#"):
                 start, end = (start if start >= 0 else at), hidden.end()

@@ -11,7 +11,7 @@ from toolspace.config.document import MAX_DEPTH, KeyPath, Parsed, TextFault
 
 _PLACE = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
 # What can hide a bracket, a comment or the end of a line: strings, longest openings first, and comments.
-_HIDING = re.compile(r'"""(?:\\.|[^\\])*?"""|\'\'\'.*?\'\'\'|"(?:\\.|[^"\\\n])*"|\'[^\'\n]*\'|#[^\n]*', re.DOTALL)
+HIDING = re.compile(r'"""(?:\\.|[^\\])*?"""|\'\'\'.*?\'\'\'|"(?:\\.|[^"\\\n])*"|\'[^\'\n]*\'|#[^\n]*', re.DOTALL)
 
 
 def parse_toml(text: str) -> Parsed:
@@ -91,7 +91,7 @@ def _statements(text: str) -> Iterator[tuple[int, str]]:
     """Each header and each `key = value` with the line it begins in. The text is known to be right."""
     start, line, depth, at, newlines = 0, 1, 0, 0, 0
     while at < len(text):
-        hidden = _HIDING.match(text, at)
+        hidden = HIDING.match(text, at)
         if hidden is not None:
             newlines += hidden[0].count("\n")
             at = hidden.end()

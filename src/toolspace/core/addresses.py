@@ -1,4 +1,4 @@
-"""Says what a host in a URL stands for, and which addresses are not public. Looks nothing up.
+"""Says what a host in a URL stands for, which addresses are not public, and what is one origin. Looks nothing up.
 
 Every address counts as what it is and not as it is spelled.
 """
@@ -14,6 +14,10 @@ from ipaddress import (
     ip_address,
     ip_network,
 )
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from yarl import URL
 
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
@@ -98,6 +102,15 @@ def special_kind(address: Address) -> str | None:
 def parse_address(text: str) -> Address:
     """An address as a resolver gives it. Raises `ValueError` where it is none."""
     return plain_address(ip_address(text))
+
+
+def is_same_origin(source: URL, target: URL) -> bool:
+    """Whether both are one server to whom a key may be shown."""
+    if source.origin() == target.origin():
+        return True
+    # The step from http to https of one host: it shows the headers to nobody who has not seen them already.
+    upgrade = (source.scheme, source.port, target.scheme, target.port) == ("http", 80, "https", 443)
+    return upgrade and source.raw_host == target.raw_host
 
 
 def _ipv4(labels: list[str], text: str) -> IPv4Address:

@@ -12,10 +12,11 @@ from aiohttp import ClientResponse
 
 from toolspace.core import jsontext
 from toolspace.core.context import ToolContext
+from toolspace.core.httpfaults import FAULTS
 from toolspace.core.redact import redact
 from toolspace.core.result import AudioPart, Content, ImagePart, ResourcePart, ToolResult
 from toolspace.errors import ToolLimitError
-from toolspace.providers.rest.faults import FAULTS, fault_of
+from toolspace.providers.rest.faults import fault_of
 from toolspace.providers.rest.limits import Limits
 from toolspace.providers.rest.media import Media, decoder_of, read_content_type, text_of
 from toolspace.providers.rest.redirects import REDIRECTS, shown

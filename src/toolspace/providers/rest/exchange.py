@@ -16,11 +16,12 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 
 from toolspace.core.addresses import Address, canonical_host, parse_address, special_kind
 from toolspace.core.context import ToolContext
+from toolspace.core.httpfaults import CONNECT_SECONDS, FAULTS
 from toolspace.core.result import ToolResult
 from toolspace.errors import ToolExecutionError, ToolPermissionError
 from toolspace.providers.rest.answer import headers_of, read_answer, read_some
 from toolspace.providers.rest.client import Response
-from toolspace.providers.rest.faults import CONNECT_SECONDS, FAULTS, fault_of
+from toolspace.providers.rest.faults import fault_of
 from toolspace.providers.rest.limits import Limits
 from toolspace.providers.rest.redirects import REDIRECTS, redirected, shown
 from toolspace.providers.rest.request import Request

@@ -1,44 +1,17 @@
-"""What to say of a request that got no answer. Never repeats the URL's query: a key may be in it."""
+"""A request that got no answer as a tool's error: says whether anything can have been sent."""
 
 from __future__ import annotations
 
 import aiohttp
 from yarl import URL
 
+from toolspace.core.httpfaults import explain_fault
 from toolspace.errors import ToolTransportError
-
-CONNECT_SECONDS = 10.0
-FAULTS = (aiohttp.ClientError, TimeoutError, OSError)
-"""What aiohttp raises where there is no answer, or only a part of one."""
 
 
 def fault_of(error: Exception, url: URL) -> ToolTransportError:
-    """The failure as a tool's error, with whether anything can have been sent."""
+    """What one of `FAULTS` means for a call."""
     # A certificate error is both of these, and none of them has sent anything.
     before = isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError | aiohttp.InvalidURL)
     before = before or isinstance(error, aiohttp.ClientConnectorCertificateError)
-    return ToolTransportError(_explain(error, f"{url.raw_host}:{url.port}"), executed=not before)
-
-
-def _explain(error: Exception, place: str) -> str:
-    match error:
-        case aiohttp.ClientConnectorCertificateError():
-            return f"{place} has a certificate that is not trusted: {error.certificate_error}"
-        case aiohttp.ClientSSLError():
-            return f"cannot open a TLS connection to {place}: {error.strerror or error.os_error}"
-        case aiohttp.ClientConnectorDNSError():
-            return f"cannot find the address of {place}: {error.strerror or error.os_error}"
-        case aiohttp.ClientConnectorError():
-            return f"cannot connect to {place}: {error.strerror or error.os_error}"
-        case aiohttp.ServerTimeoutError() | TimeoutError():
-            return f"cannot connect to {place} within {CONNECT_SECONDS:g} s"
-        case aiohttp.ServerDisconnectedError():
-            return f"{place} closed the connection without an answer"
-        case aiohttp.ClientPayloadError():
-            return f"{place} ended its answer too early, or in a broken encoding"
-        case aiohttp.ClientResponseError():
-            return f"{place} did not answer in HTTP: {error.message[:200]}"
-        case OSError():
-            return f"the connection to {place} failed: {error.strerror or type(error).__name__}"
-        case _:
-            return f"the request to {place} failed: {type(error).__name__}"
+    return ToolTransportError(explain_fault(error, url), executed=not before)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import msgspec
 from yarl import URL
 
+from toolspace.core.addresses import is_same_origin
 from toolspace.errors import ToolExecutionError, ToolPermissionError
 from toolspace.providers.rest.request import Headers, Request
 
@@ -30,15 +31,6 @@ def redirected(request: Request, location: str) -> Request:
     if is_same_origin(source, target):
         return msgspec.structs.replace(request, url=target)
     return msgspec.structs.replace(request, url=target, headers=_travelling(request.headers), body=None)
-
-
-def is_same_origin(source: URL, target: URL) -> bool:
-    """Whether both are one server to whom a key may be shown."""
-    if source.origin() == target.origin():
-        return True
-    # The step from http to https of one host: it shows the headers to nobody who has not seen them already.
-    upgrade = (source.scheme, source.port, target.scheme, target.port) == ("http", 80, "https", 443)
-    return upgrade and source.raw_host == target.raw_host
 
 
 def shown(url: URL) -> str:

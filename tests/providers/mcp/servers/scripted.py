@@ -2,7 +2,9 @@
 
 `python scripted.py LOG [WORD …]`: LOG is a file that it writes one line to for every start and every call, so that a
 test can see what really arrived. Words: `hang` never answers, `refuse-discover` ends at the first unknown request,
-`silent-discover` does not answer it, `die-at-start` ends at once.
+`silent-discover` does not answer it, `die-at-start` ends at once, `die-at-list` when it is asked for its tools,
+`stop-reading` reads nothing any more after the first call, `changing` says without end that its list changed,
+`endless-list` has always one more page, `garbage-discover` answers the question for its era with nonsense.
 """
 
 import json
@@ -15,6 +17,8 @@ LOG, *WORDS = sys.argv[1:]
 lock = threading.Lock()
 more_tools = threading.Event()
 cancelled: dict[object, threading.Event] = {}
+questions: dict[object, threading.Event] = {}
+answers: dict[object, object] = {}
 
 
 def note(line: str) -> None:
@@ -47,6 +51,8 @@ TOOLS = [
     tool("structured", outputSchema={"type": "object", "properties": {"n": {"type": "integer"}}}),
     tool("progress"),
     tool("deaf"),
+    tool("ask"),
+    tool("no_session"),
     tool("needs_task", execution={"taskSupport": "required"}),
 ]
 
@@ -117,6 +123,13 @@ def call(request: dict) -> dict | None:
         note("deaf")
         while True:
             time.sleep(60)
+    if name == "ask":  # The user, and answers with what they said.
+        event = questions.setdefault(key := f"q{request['id']}", threading.Event())
+        params = {"message": arguments.get("text", "?"), "requestedSchema": {"type": "object", "properties": {}}}
+        send({"jsonrpc": "2.0", "id": key, "method": "elicitation/create", "params": params})
+        note("asked")
+        event.wait(60)
+        return text(json.dumps(answers.get(key)))
     return text(f"no tool {name}", isError=True)
 
 
@@ -126,6 +139,10 @@ def answer(request: dict) -> None:
         cancelled.setdefault(request["params"]["requestId"], threading.Event()).set()
         return
     if "id" not in request:
+        return
+    if method is None:
+        answers[request["id"]] = request.get("result", request.get("error"))
+        questions[request["id"]].set()
         return
     result: dict | None = {}
     if method == "initialize":
@@ -137,18 +154,38 @@ def answer(request: dict) -> None:
             "instructions": "Handle with care.",
         }
     elif method == "tools/list":
+        note("listed")
+        if "die-at-list" in WORDS:
+            sys.stderr.write("the disk is full\n")
+            sys.stderr.flush()
+            os._exit(9)
         listed = [*TOOLS, *([tool("grown")] if more_tools.is_set() else [])]
         start = int((request.get("params") or {}).get("cursor") or 0)
         result = {"tools": listed[start : start + 5]}
         if start + 5 < len(listed):
             result["nextCursor"] = str(start + 5)
+        elif "endless-list" in WORDS:
+            result["nextCursor"] = str(start + 1)
     elif method == "tools/call":
-        if request["params"]["name"] in ("wait",):
+        if request["params"]["name"] == "wait":
             threading.Thread(target=lambda: call(request), daemon=True).start()
             return
+        if request["params"]["name"] == "ask":
+            later = lambda: send({"jsonrpc": "2.0", "id": request["id"], "result": call(request)})  # noqa: E731
+            threading.Thread(target=later, daemon=True).start()
+            return
+        if request["params"]["name"] == "no_session":
+            send({"jsonrpc": "2.0", "id": request["id"], "error": {"code": -32600, "message": "no browser session"}})
+            return
+        if "stop-reading" in WORDS:
+            note("reads no more")
+            time.sleep(600)
         result = call(request)
     elif method != "ping":
         if "silent-discover" in WORDS:
+            return
+        if "garbage-discover" in WORDS:
+            send({"jsonrpc": "2.0", "id": request["id"], "result": {"supportedVersions": 7}})
             return
         if "refuse-discover" in WORDS:
             os._exit(3)
@@ -161,6 +198,13 @@ def answer(request: dict) -> None:
 note(f"start {os.getpid()}")
 if "die-at-start" in WORDS:
     sys.exit("cannot find the database")
+if "changing" in WORDS:
+
+    def change() -> None:
+        while True:
+            send({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"})
+
+    threading.Thread(target=change, daemon=True).start()
 for line in sys.stdin:
     if "hang" not in WORDS:
         answer(json.loads(line))

@@ -1,0 +1,346 @@
+"""The MCP client when everything happens at once: losses, cancellations and ends in the middle of calls."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.providers.mcp.conftest import SERVERS, Seen, space, until
+from toolspace import Toolspace
+from toolspace.core.context import ToolContext
+from toolspace.orchestrator.settings import ProviderRules, Rules
+from toolspace.providers.mcp import connection
+from toolspace.providers.mcp.callbacks import Answer, Callbacks, Question
+from toolspace.providers.mcp.connection import Hooks
+from toolspace.providers.mcp.provider import McpProvider
+
+Make = Callable[..., McpProvider]
+
+
+@pytest.mark.spec("3.13")
+async def test_calls_do_not_start_a_server_over_and_over_that_does_not_start(scripted: Make, seen: Seen) -> None:
+    provider = scripted("die-at-start")
+    context = ToolContext()
+    async with space(provider):
+        provider._tools = {"echo": connection_tool("echo")}
+        began = asyncio.get_running_loop().time()
+
+        async def keep_calling() -> None:
+            while asyncio.get_running_loop().time() < began + 3:
+                result = await provider.execute("echo", {}, context)
+                assert result.error_kind == "transport_error"
+                await asyncio.sleep(0)
+
+        await asyncio.gather(*(keep_calling() for _ in range(5)))
+    # One attempt in a second, of two starts each: it is greeted in both ways.
+    assert len(seen.starts) <= 12
+
+
+@pytest.mark.spec("3.13")
+async def test_a_server_that_dies_as_soon_as_it_is_ready_is_not_started_without_pause(
+    scripted: Make, seen: Seen
+) -> None:
+    provider = scripted()
+    async with space(provider) as ts:
+        began = asyncio.get_running_loop().time()
+        while asyncio.get_running_loop().time() < began + 3:
+            await ts.call("s__die")
+    assert len(seen.starts) <= 6
+
+
+@pytest.mark.spec("3.13")
+async def test_why_a_server_died_at_its_list_is_told(scripted: Make) -> None:
+    async with space(scripted("die-at-list")) as ts:
+        assert "the disk is full" in ts.orchestrator.unavailable()["s"]
+
+
+def test_a_provider_that_was_not_closed_works_in_the_next_event_loop(scripted: Make, seen: Seen) -> None:
+    provider = scripted()
+
+    async def use() -> Any:
+        await asyncio.wait_for(provider.warmup(), 20)
+        result = await asyncio.wait_for(provider.execute("echo", {"text": "a"}, ToolContext()), 20)
+        return result.result
+
+    assert asyncio.run(use()) == "a"
+    assert asyncio.run(use()) == "a"
+    for pid in seen.starts:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_a_call_in_another_event_loop_without_a_start_says_so(scripted: Make) -> None:
+    provider = scripted()
+
+    async def start() -> None:
+        await provider.warmup()
+
+    async def call() -> Any:
+        return await asyncio.wait_for(provider.execute("echo", {"text": "a"}, ToolContext()), 20)
+
+    asyncio.run(start())
+    result = asyncio.run(call())
+    assert result.ok or result.error_kind == "transport_error"
+
+
+@pytest.mark.spec("3.13")
+async def test_a_server_that_reads_nothing_any_more_is_started_again(
+    scripted: Make, seen: Seen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "PROBE_SECONDS", 0.2)
+    provider = scripted("stop-reading")
+    async with space(provider, rules=ProviderRules(rules=Rules(timeout=0.5))) as ts:
+        assert (await ts.call("s__echo", {"text": "x" * 1_000_000})).error_kind == "timeout"
+        await until(lambda: len(seen.starts) == 2)
+
+
+async def test_one_context_may_be_used_by_several_calls(scripted: Make) -> None:
+    provider, context = scripted(), ToolContext()
+    async with space(provider):
+        results = await asyncio.gather(*(provider.execute("echo", {"text": "a"}, context) for _ in range(5)))
+    assert [result.result for result in results] == ["a"] * 5
+
+
+async def test_an_error_that_speaks_of_a_session_does_not_restart_a_process(scripted: Make, seen: Seen) -> None:
+    async with space(scripted()) as ts:
+        result = await ts.call("s__no_session")
+        assert (result.error_kind, result.error) == ("execution_error", "no browser session")
+    assert len(seen.starts) == 1
+
+
+async def test_canceling_at_any_moment_leaves_nothing_behind(scripted: Make, seen: Seen) -> None:
+    provider = scripted()
+    dice = random.Random(7)
+    async with space(provider) as ts:
+        for turn in range(300):
+            call = asyncio.ensure_future(ts.call("s__echo", {"text": "a"}))
+            for _ in range(dice.randrange(14)):
+                await asyncio.sleep(0)
+            if turn % 3 == 0:
+                await asyncio.sleep(dice.random() / 500)
+            call.cancel()
+            await asyncio.gather(call, return_exceptions=True)
+        assert provider.status().calls_in_flight == 0
+        assert (await ts.call("s__echo", {"text": "still here"})).result == "still here"
+        session = provider._connection._session
+        assert session is not None
+        assert not session._calls
+    assert len(seen.starts) == 1
+
+
+async def test_canceling_at_any_moment_while_the_server_dies_leaves_nothing_behind(
+    scripted: Make, seen: Seen
+) -> None:
+    provider = scripted()
+    dice = random.Random(8)
+    async with space(provider) as ts:
+        for _ in range(40):
+            calls = [asyncio.ensure_future(ts.call("s__echo", {"text": "a"})) for _ in range(4)]
+            if (pid := provider.status().pid) is not None and dice.random() < 0.3:
+                os.kill(pid, signal.SIGKILL)
+            await asyncio.sleep(dice.random() / 50)
+            for call in calls[:2]:
+                call.cancel()
+            async with asyncio.timeout(20):
+                await asyncio.gather(*calls, return_exceptions=True)
+        assert provider.status().calls_in_flight == 0
+        await until(lambda: provider.status().state == "ready")
+        assert (await ts.call("s__echo", {"text": "still here"})).result == "still here"
+
+
+@pytest.mark.spec("3.13")
+async def test_a_call_right_after_its_server_was_killed_is_answered_or_told_to_have_maybe_run(
+    scripted: Make, seen: Seen
+) -> None:
+    provider = scripted()
+    async with space(provider) as ts:
+        for _ in range(3):
+            await until(lambda: provider.status().state == "ready")
+            os.kill(provider.status().pid or 0, signal.SIGKILL)
+            result = await ts.call("s__structured")
+            assert result.ok or (result.error_kind == "transport_error" and result.executed), result
+
+
+async def test_many_calls_end_when_their_server_dies(scripted: Make, seen: Seen) -> None:
+    provider = scripted()
+    async with space(provider) as ts:
+        calls = [asyncio.ensure_future(ts.call("s__wait")) for _ in range(100)]
+        await until(lambda: seen.lines.count("waiting") == 100)
+        os.kill(seen.starts[0], signal.SIGKILL)
+        async with asyncio.timeout(20):
+            results = await asyncio.gather(*calls)
+        assert {result.error_kind for result in results} == {"transport_error"}
+        assert (await ts.call("s__echo", {"text": "back"})).result == "back"
+    assert seen.calls.count("wait") == 100
+    assert len(seen.starts) == 2
+
+
+@pytest.mark.parametrize("when", ["call", "start", "reconnect"])
+async def test_closing_ends_at_once_and_leaves_no_process(scripted: Make, seen: Seen, when: str) -> None:
+    provider = scripted("hang" if when == "start" else "plain")
+    ts = Toolspace()
+    ts.orchestrator.register(provider)
+    starting = asyncio.ensure_future(ts.__aenter__())
+    if when == "start":
+        await until(lambda: seen.starts)
+    else:
+        await starting
+    calls: list[asyncio.Future[Any]] = []
+    if when == "call":
+        calls = [asyncio.ensure_future(ts.call("s__wait")) for _ in range(3)]
+        await until(lambda: seen.lines.count("waiting") == 3)
+    if when == "reconnect":
+        os.kill(seen.starts[0], signal.SIGKILL)
+        await until(lambda: provider.status().state == "reconnecting")
+    async with asyncio.timeout(10):
+        await ts.aclose()
+    await asyncio.gather(starting, return_exceptions=True)
+    assert [call.result().error_kind for call in calls] == ["canceled"] * len(calls)
+    assert provider.status().state == "stopped"
+    await until(lambda: not any(_alive(pid) for pid in seen.starts))
+
+
+async def test_restarting_in_the_middle_of_calls_ends_them(scripted: Make, seen: Seen) -> None:
+    provider = scripted()
+    async with space(provider) as ts:
+        calls = [asyncio.ensure_future(ts.call("s__wait")) for _ in range(3)]
+        await until(lambda: seen.lines.count("waiting") == 3)
+        async with asyncio.timeout(20):
+            await ts.restart_server("s")
+            results = await asyncio.gather(*calls)
+        assert {result.error_kind for result in results} == {"transport_error"}
+        assert (await ts.call("s__echo", {"text": "a"})).ok
+        assert provider.status().calls_in_flight == 0
+
+
+@pytest.mark.spec("3.12")
+async def test_calls_that_race_the_stop_of_an_idle_server_are_all_answered(scripted: Make, seen: Seen) -> None:
+    provider = scripted(idle_timeout=0.05)
+    async with space(provider) as ts:
+        for turn in range(12):
+            await asyncio.sleep(0.04 + turn * 0.002)
+            assert (await ts.call("s__echo", {"text": "a"})).result == "a"
+
+
+@pytest.mark.spec("3.14")
+async def test_a_server_that_always_says_that_its_list_changed_is_not_asked_without_pause(
+    scripted: Make, seen: Seen
+) -> None:
+    async with space(scripted("changing")) as ts:
+        before = seen.lines.count("listed")
+        await asyncio.sleep(1)
+        assert (await ts.call("s__echo", {"text": "a"})).ok
+        assert seen.lines.count("listed") - before < 100
+
+
+@pytest.mark.spec("3.14")
+async def test_a_list_without_an_end_is_cut(scripted: Make) -> None:
+    async with space(scripted("endless-list")) as ts:
+        assert (await ts.call("s__echo", {"text": "a"})).ok
+
+
+@pytest.mark.spec("3.10")
+@pytest.mark.parametrize("word", ["garbage-discover", "silent-discover"])
+async def test_a_server_that_does_not_understand_the_question_for_its_era_is_greeted_in_the_old_way(
+    scripted: Make, word: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mcp.client.session.DISCOVER_TIMEOUT_SECONDS", 0.3)
+    provider = scripted(word)
+    async with space(provider) as ts:
+        assert provider.status().era == "handshake"
+        assert (await ts.call("s__echo", {"text": "a"})).ok
+
+
+class Asked:
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, str | None]] = []
+
+    async def __call__(self, question: Question, context: ToolContext | None) -> Answer:
+        self.asked.append((question.message, context.user_id if context is not None else None))
+        return Answer(action="accept", content={})
+
+
+@pytest.mark.spec("3.16")
+async def test_a_question_goes_to_nobody_where_two_could_be_meant(scripted: Make, seen: Seen) -> None:
+    elicit = Asked()
+    provider = scripted(hooks=Hooks(callbacks=Callbacks(elicit=elicit)))
+    async with space(provider) as ts:
+        await ts.call("s__ask", {"text": "alone"}, context=ToolContext(user_id="ann"))
+        waiting = asyncio.ensure_future(ts.call("s__wait", context=ToolContext(user_id="bob"), call_id="b"))
+        await seen.until("waiting")
+        await ts.call("s__ask", {"text": "two"}, context=ToolContext(user_id="ann"))
+        ts.cancel("b")
+        await waiting
+        # Bob's call is over here, but the server may not have heard of it, and ask because of it.
+        await ts.call("s__ask", {"text": "late"}, context=ToolContext(user_id="ann"))
+    assert elicit.asked == [("alone", "ann"), ("two", None), ("late", None)]
+
+
+def config(folder: Path, seen: Seen, *words: str, **more: Any) -> Path:
+    entry = {"command": sys.executable, "args": [str(SERVERS / "scripted.py"), str(seen.path), *words], **more}
+    file = folder / "toolspace.json"
+    file.write_text(json.dumps({"mcpServers": {"s": entry}}))
+    return file
+
+
+@pytest.mark.spec("5.4")
+async def test_a_reload_keeps_the_process_of_a_server_whose_rules_changed(tmp_path: Path, seen: Seen) -> None:
+    file = config(tmp_path, seen, requestTimeoutMs=20_000)
+    async with Toolspace.open(file, environ={}) as ts:
+        config(tmp_path, seen, requestTimeoutMs=300, toolsDenied=["fail"])
+        await ts.reload()
+        assert (await ts.call("s__wait")).error_kind == "timeout"
+        assert (await ts.call("s__fail")).error_kind != "execution_error"
+    assert len(seen.starts) == 1
+
+
+async def test_a_reload_replaces_a_changed_server_and_its_calls_finish(tmp_path: Path, seen: Seen) -> None:
+    file = config(tmp_path, seen)
+    async with Toolspace.open(file, environ={}) as ts:
+        call = asyncio.ensure_future(ts.call("s__wait", call_id="old"))
+        await seen.until("waiting")
+        config(tmp_path, seen, "changed")
+        await ts.reload()
+        assert (await ts.call("s__echo", {"text": "new"})).result == "new"
+        assert not call.done()
+        assert _alive(seen.starts[0])
+        ts.cancel("old")
+        assert (await call).error_kind == "canceled"
+        await until(lambda: not _alive(seen.starts[0]))
+        file.write_text(json.dumps({"mcpServers": {}}))
+        await ts.reload()
+        assert ts.get("s__echo") is None
+        await until(lambda: not _alive(seen.starts[1]))
+        assert ts.servers() == []
+    assert len(seen.starts) == 2
+
+
+async def test_a_toolspace_that_was_not_entered_says_how_to_start_its_servers(tmp_path: Path, seen: Seen) -> None:
+    ts = Toolspace.open(config(tmp_path, seen), environ={})
+    result = await ts.call("s__echo", {"text": "a"})
+    assert not result.ok
+    assert "async with" in (result.error or "")
+    await ts.aclose()
+
+
+def connection_tool(name: str) -> Any:
+    from toolspace.providers.mcp.content import read_tool
+
+    return read_tool({"name": name, "inputSchema": {"type": "object"}}, stateless=False)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
