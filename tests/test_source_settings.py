@@ -124,7 +124,7 @@ async def outside() -> AsyncIterator[Outside]:
     app.router.add_post("/mcp", made.mcp)
     app.router.add_post("/token", made.token)
     app.router.add_route("*", "/{rest:.*}", made.rest)
-    runner = web.AppRunner(app, shutdown_timeout=0)
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()

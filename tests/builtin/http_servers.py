@@ -50,7 +50,7 @@ async def http_server(answer: Answer) -> AsyncIterator[Server]:
 
     application = web.Application()
     application.router.add_route("*", "/{path:.*}", handle)
-    runner = web.AppRunner(application, handler_cancellation=True, shutdown_timeout=0)
+    runner = web.AppRunner(application, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
     try:
         site = web.TCPSite(runner, "127.0.0.1", 0)

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tests.cli.conftest import Toolspace
@@ -254,6 +254,7 @@ raw_entries = st.fixed_dictionaries(
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(servers=st.dictionaries(texts, raw_entries | anything, max_size=3), client=st.sampled_from(["cursor", "zed"]))
+@example(servers={"a": {"command": "x", "cwd": "\0"}, "b": {"command": "x", "cwd": "~no body/x"}}, client="cursor")
 def test_whatever_an_editors_file_holds_the_new_file_loads(
     tmp_path: Path, servers: dict[str, object], client: str
 ) -> None:

@@ -73,9 +73,7 @@ async def add_numbers(toolspace: Toolspace) -> None:
 
 async def call_as_told(toolspace: Toolspace) -> None:
     for wanted in scenario_context()["toolCalls"]:
-        # To leave a parameter out is what a toolspace makes of null where the schema has no null.
-        arguments = {key: value for key, value in wanted["arguments"].items() if value is not None}
-        must(await toolspace.call(f"{NAME}__{wanted['name']}", arguments))
+        must(await toolspace.call(f"{NAME}__{wanted['name']}", wanted["arguments"]))
 
 
 async def call_with_region(toolspace: Toolspace) -> None:
@@ -88,12 +86,6 @@ async def echo_schema(toolspace: Toolspace) -> None:
     rich = toolspace.get(f"{NAME}__json_schema_2020_12_tool")
     assert rich is not None
     must(await toolspace.call(f"{NAME}__json_schema_echo", {"schema": dict(rich.input_schema)}))
-
-
-async def call_twice(toolspace: Toolspace) -> None:
-    """The server moves, or asks for more rights, between two calls."""
-    await call_everything(toolspace)
-    await call_everything(toolspace)
 
 
 PLAYS: dict[str, Play] = {

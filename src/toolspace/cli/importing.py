@@ -122,6 +122,8 @@ def _read(name: str, raw: object, client: Client, path: Path, concealer: Conceal
         return "it has neither a command nor a url"
     if not name or len(name) > _LONGEST_NAME or not sanitise(name).strip("_"):
         return "its name cannot name a namespace"
+    if not _is_path(entry.get("cwd", ".")):
+        return "its cwd is no path"
     needed: set[str] = set()
     entry = _translated(entry, client, needed)
     entry, secrets = concealer.conceal(name, entry)
@@ -150,6 +152,14 @@ def _known(raw: Mapping[str, Any]) -> dict[str, Any]:
     if raw.get("disabled") is True or raw.get("enabled") is False:
         entry["enabled"] = False
     return entry
+
+
+def _is_path(text: str) -> bool:
+    """Whether a configuration takes it: of a user that exists where it says `~user`."""
+    try:
+        return "\0" not in text and bool(Path(text).expanduser())
+    except RuntimeError:
+        return False
 
 
 def _texts(value: object) -> list[str]:

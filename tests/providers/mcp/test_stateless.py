@@ -75,7 +75,7 @@ async def service() -> AsyncIterator[Service]:
         raise web.HTTPTemporaryRedirect(request.query.get("to", "/mcp"))
 
     app.router.add_post("/moved", moved)
-    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0)
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()

@@ -151,3 +151,10 @@ async def test_a_tool_says_what_it_does() -> None:
         assert (put.annotations.idempotent, post.annotations.idempotent) == (True, False)
         assert len(post.description) <= 1000
         assert api.toolspace.get("api__get") is not None
+
+
+@pytest.mark.parametrize("path", ["/../admin", "/a/./b", "/a/%2e%2e/b", "/a?b={id}"])
+def test_a_path_that_leads_elsewhere_or_cannot_be_filled_in_is_left_out(path: str) -> None:
+    reading = read(document({**operation(path), "/fine": {"get": {"operationId": "fine", "responses": {}}}}))
+    assert [one.name for one in reading.operations] == ["fine"]
+    assert path in reading.warnings[0]

@@ -222,3 +222,33 @@ async def test_no_token_is_said_without_the_secret_and_nothing_is_sent(reply: tu
         assert 'scheme "client"' in (result.error or "")
         assert "hush" not in (result.error or "")
         assert [seen.target for seen in api.server.seen] == ["/oauth/token"]
+
+
+@pytest.mark.parametrize("place", ["query", "cookie"])
+async def test_an_object_that_is_spread_out_cannot_bring_a_credential_of_its_own(place: str) -> None:
+    schemes = {"securitySchemes": {"k": {"type": "apiKey", "in": place, "name": "sid"}}}
+    filters = parameter("filter", place, {"type": "object"}, style="form", explode=True)
+    paths = operation(parameters=[filters, parameter("Cookie", "header")], security=[{"k": []}])
+    async with service(document(paths, components=schemes), auth={"k": "real"}) as api:
+        refused = await api.call(filter={"sid": "another"})
+        assert (refused.error_kind, api.server.seen) == ("invalid_parameters", [])
+        seen = await api.sent(filter={"a": "1"})
+        assert "sid=real" in seen.target + seen.headers.get("cookie", "")
+        if place == "cookie":
+            assert "Cookie" not in api.tools["op"].input_schema["properties"]
+
+
+@pytest.mark.parametrize("name", ["Content-Length", "Transfer-Encoding", "Host"])
+async def test_a_key_never_goes_where_a_message_says_how_long_it_is_or_for_whom(name: str) -> None:
+    schemes = {"securitySchemes": {"k": {"type": "apiKey", "in": "header", "name": name}}}
+    async with service(document(operation(security=[{"k": []}]), components=schemes), auth={"k": "5"}) as api:
+        result = await api.call()
+        assert (result.error_kind, result.executed) == ("not_permitted", False)
+        assert api.server.seen == []
+
+
+async def test_a_key_in_a_place_that_there_is_not_takes_no_argument_away() -> None:
+    schemes = {"securitySchemes": {"k": {"type": "apiKey", "in": "path", "name": "id"}}}
+    paths = operation("/c/{id}", parameters=[parameter("id", "path")], security=[{"k": []}, {}])
+    async with service(document(paths, components=schemes)) as api:
+        assert (await api.sent(id="x")).target == "/v1/c/x"

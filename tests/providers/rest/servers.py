@@ -52,7 +52,7 @@ async def http_server(answer: Answer | None = None, *, host: str = "127.0.0.1") 
 
     application = web.Application()
     application.router.add_route("*", "/{path:.*}", handle)
-    runner = web.AppRunner(application, handler_cancellation=True, shutdown_timeout=0)
+    runner = web.AppRunner(application, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
     try:
         await web.TCPSite(runner, host, 0).start()

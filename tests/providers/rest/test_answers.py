@@ -95,8 +95,15 @@ async def test_a_head_request_gives_status_and_headers() -> None:
 @pytest.mark.spec("3.21")
 @pytest.mark.parametrize(
     ("content_type", "kind"),
-    [("image/png", ImagePart), ("audio/mpeg", AudioPart), ("application/zip", ResourcePart), (None, ResourcePart)],
-    ids=["image", "audio", "zip", "unsaid"],
+    [
+        ("image/png", ImagePart),
+        ("audio/mpeg", AudioPart),
+        ("application/zip", ResourcePart),
+        (None, ResourcePart),
+        ("image/png;charset=UTF-8", ImagePart),
+        ("application/zip;charset=UTF-8", ResourcePart),
+    ],
+    ids=["image", "audio", "zip", "unsaid", "image-with-charset", "zip-with-charset"],
 )
 async def test_what_is_no_text_is_a_typed_part(content_type: str | None, kind: type) -> None:
     result = await result_of(PNG, content_type)

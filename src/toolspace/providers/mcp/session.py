@@ -127,7 +127,7 @@ class Session:
                     if _is_answer(error):
                         return False
                     raise error from None
-                mutual = [one for one in MODERN_PROTOCOL_VERSIONS if one in supported and one != version]
+                mutual = [one for one in MODERN_PROTOCOL_VERSIONS if one in supported]
                 if not mutual:
                     return False
                 version = mutual[-1]

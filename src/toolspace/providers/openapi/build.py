@@ -6,7 +6,7 @@ import re
 from base64 import b64encode
 from collections.abc import Callable, Mapping
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from yarl import URL
 
@@ -49,12 +49,16 @@ def compile_operation(operation: Operation, server: URL, headers: Mapping[str, s
     def build(arguments: Arguments) -> Request:
         text = base + "".join(one if isinstance(one, str) else one(arguments) for one in segments)
         pairs = [pair for name, write in queries if name in arguments for pair in write(arguments[name])]
+        if given.query:
+            _refuse_taken(pairs, given.query)
         pairs += fixed_query
         sent = dict(fixed)
         for name, header, write in open_headers:
             if arguments.get(name) is not None:
                 sent[header] = write(arguments[name])
         jar = [pair for name, write in cookies if name in arguments for pair in write(arguments[name])]
+        if given.cookies:
+            _refuse_taken(jar, given.cookies)
         jar += given.cookies
         if jar:
             sent["Cookie"] = "; ".join([sent["Cookie"], *jar] if "Cookie" in sent else jar)
@@ -108,6 +112,14 @@ def _segment(pieces: list[str], holes: Mapping[str, tuple[str, Write]]) -> Calla
 
 def _pairs(inputs: Inputs, place: str, writer: Callable[..., Pairs]) -> list[tuple[str, Pairs]]:
     return [(argument, writer(one)) for argument, one in inputs.parameters if one.place == place]
+
+
+def _refuse_taken(pairs: list[str], credentials: tuple[str, ...]) -> None:
+    """An object that is spread out brings names of its own: none of them may stand in for a credential."""
+    taken = {unquote(pair.partition("=")[0]) for pair in credentials}
+    for name in (unquote(pair.partition("=")[0]) for pair in pairs):
+        if name in taken:
+            raise ToolValidationError(f"{name}: set by the service's configuration; leave it out")
 
 
 def _body(inputs: Inputs) -> Callable[[Arguments], Payload | None] | None:

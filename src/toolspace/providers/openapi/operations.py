@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
+from urllib.parse import unquote
 
 import msgspec
 
@@ -182,7 +183,12 @@ class _Reader:
                 parameter = self._parameter(one, found.source)
                 if parameter is not None:
                     parameters[_place(parameter)] = parameter
-        holes = dict.fromkeys(_HOLE.findall(found.path))
+        path, _, query = found.path.partition("?")
+        holes = dict.fromkeys(_HOLE.findall(path))
+        if _HOLE.search(query):
+            raise Broken("its path has a parameter behind the question mark, where it cannot be filled in")
+        if any(segment in (".", "..") for segment in unquote(path).replace("\\", "/").split("/")):
+            raise Broken('its path has the segment "." or "..", which leads out of the service')
         for hole in holes:
             if ("path", hole) not in parameters:
                 parameters[("path", hole)] = implied(hole)

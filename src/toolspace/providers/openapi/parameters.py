@@ -26,7 +26,7 @@ _STYLES: dict[Place, tuple[Style, ...]] = {
 _SAID_ELSEWHERE = frozenset(("accept", "content-type", "authorization"))
 """Headers that are no parameters, says the standard: bodies, responses and security schemes describe them."""
 _ABOUT_THE_MESSAGE = "content-length transfer-encoding connection upgrade te trailer keep-alive expect"
-_FRAMING = frozenset((*_ABOUT_THE_MESSAGE.split(), "host", "proxy-authorization", "proxy-connection"))
+FRAMING = frozenset((*_ABOUT_THE_MESSAGE.split(), "host", "proxy-authorization", "proxy-connection"))
 """Headers that say where a message ends and whom it is for: who chooses them can send a second one inside the first."""
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
@@ -57,7 +57,7 @@ def read_parameter(node: Any, source: Source, schemas: Schemas) -> Parameter | N
         raise Broken(f"a parameter needs a name, and in: {', '.join(PLACES)}; got {name!r} in {place!r}")
     if place in ("header", "cookie") and not can_be_sent(name):
         raise Broken(f"the name of the {place} parameter {name!r} cannot be sent")
-    if place == "header" and name.lower() in _SAID_ELSEWHERE | _FRAMING:
+    if place == "header" and name.lower() in _SAID_ELSEWHERE | FRAMING:
         return None
     style = said.get("style") or _STYLES[place][0]
     if style not in _STYLES[place]:

@@ -16,7 +16,7 @@ from yarl import URL
 from toolspace.core.names import did_you_mean
 from toolspace.errors import ToolPermissionError
 from toolspace.providers.openapi.document import Broken, Document, Json, mapping, members
-from toolspace.providers.openapi.parameters import can_be_sent
+from toolspace.providers.openapi.parameters import FRAMING, can_be_sent
 from toolspace.providers.openapi.serialize import encoded
 from toolspace.providers.openapi.tokens import Client, Tokens
 from toolspace.providers.rest.client import HttpClient
@@ -83,10 +83,11 @@ class Security:
         found: set[tuple[str, str]] = set()
         for name in {name for way in requirements for name in way}:
             scheme = self._scheme(name)
-            if scheme.get("type") == "apiKey":
-                at = str(scheme.get("name"))
-                place = str(scheme.get("in"))
+            at, place = str(scheme.get("name")), scheme.get("in")
+            if scheme.get("type") == "apiKey" and place in ("header", "query", "cookie"):
                 found.add((place, at.lower() if place == "header" else at))
+                if place == "cookie":
+                    found.add(("header", "cookie"))  # Which would be a second cookie of that name.
         return found
 
     def credentials(self, requirements: Requirements, server: URL) -> Credentials:
@@ -138,7 +139,7 @@ class Security:
         at, place = str(scheme.get("name")), scheme.get("in")
         if place == "query":
             query.append(f"{encoded(at)}={encoded(self._text(name))}")
-        elif place not in ("header", "cookie") or not can_be_sent(at):
+        elif place not in ("header", "cookie") or not can_be_sent(at) or (place == "header" and at.lower() in FRAMING):
             raise _Missing(f'the security scheme "{name}" does not say where its key goes')
         elif place == "cookie":
             cookies.append(f"{at}={_cookie(self._text(name))}")

@@ -57,7 +57,7 @@ def path_writer(parameter: Parameter) -> Write:
         return encode_segment(plain(value), name)
 
     def write(value: Any) -> str:
-        if value is None or value in ([], {}):
+        if _is_empty(value):  # Without it, the path would be another one: that of all, in place of one.
             raise ToolValidationError(f"{name}: empty, but it is a part of the path; give a value")
         if parameter.as_json:
             return encode_segment(jsontext.encode(value), name)
@@ -155,6 +155,13 @@ def cookie_writer(parameter: Parameter) -> Pairs:
         return [f"{name}={encoded(plain(value))}"]
 
     return write
+
+
+def _is_empty(value: Any) -> bool:
+    """Whether nothing of it would be written."""
+    if isinstance(value, dict):
+        return not _items(value)
+    return not _members(value) if isinstance(value, list) else value is None
 
 
 def _items(value: Any) -> list[tuple[str, Any]]:

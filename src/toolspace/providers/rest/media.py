@@ -38,9 +38,11 @@ def read_content_type(header: str) -> Media:
 
 def text_of(body: bytes, media: Media) -> str | None:
     """The text of a body; None where it is binary."""
+    if media.kind in ("image", "audio"):  # Some frameworks give every answer a charset.
+        return None
     if media.charset is not None:
-        return body.decode(media.charset, "replace")
-    if media.kind not in ("json", "text", "unknown"):
+        return _decoded(body, media)
+    if media.kind == "binary":
         return None
     try:
         if media.kind != "unknown" or b"\0" not in body:
@@ -50,6 +52,17 @@ def text_of(body: bytes, media: Media) -> str | None:
         if media.kind != "unknown":
             return body.decode("cp1252", "replace")
     return None
+
+
+def _decoded(body: bytes, media: Media) -> str | None:
+    charset = media.charset or "utf-8"
+    if media.kind in ("json", "text"):
+        return body.decode(charset, "replace")
+    try:
+        text = body.decode(charset)
+    except UnicodeDecodeError:
+        return None
+    return None if "\0" in text else text
 
 
 def decoder_of(media: Media) -> codecs.IncrementalDecoder:
