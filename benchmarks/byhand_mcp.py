@@ -85,6 +85,8 @@ def forwarder(url: str) -> Application:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         headers = {name.decode(): value.decode() for name, value in scope["headers"] if name in _PASSED_ON}
         request = target.post(await _body(receive), headers)
+        while idle and not idle[-1].is_open:
+            idle.pop()
         connection = idle.pop() if idle else await Connection.open(target, answered)
         future = waiting[connection] = asyncio.get_running_loop().create_future()
         connection.send(request)

@@ -30,7 +30,8 @@ class Connection(asyncio.Protocol):
 
     def __init__(self, on_answer: Callable[[Connection, bytes, bytes], None]) -> None:
         self.on_answer = on_answer
-        self.on_loss: Callable[[], None] = lambda: None
+        self.on_loss: Callable[[Connection], None] = lambda _: None
+        self.is_open = False
         self.known: frozenset[bytes] | set[bytes] = frozenset()
         """Answers that were found complete before: comparing is cheaper than reading the length again."""
         self._pieces = b""
@@ -47,15 +48,17 @@ class Connection(asyncio.Protocol):
         self._transport.write(request)
 
     def close(self) -> None:
-        self.on_loss = lambda: None
+        self.on_loss = lambda _: None
         if self._transport is not None:
             self._transport.close()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.is_open = True
         self._transport = cast("asyncio.Transport", transport)  # That of uvloop is one in all but its class.
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.on_loss()
+        self.is_open = False
+        self.on_loss(self)
 
     def data_received(self, data: bytes) -> None:
         if self._pieces:

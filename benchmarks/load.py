@@ -47,12 +47,13 @@ class Call:
 class Load:
     """So many callers at once, each on a connection of its own. `await load(count)` makes so many calls in all."""
 
-    def __init__(self, calls: Sequence[Call]) -> None:
+    def __init__(self, target: Target, calls: Sequence[Call]) -> None:
         self.answered = 0
         self.faults: list[str] = []
         """What was wrong with answers."""
+        self._target = target
         self._calls = calls
-        self._connections: list[Connection] = []
+        self._idle: list[Connection] = []
         self._under_way: dict[Connection, Call] = {}
         self._unsent = self._unanswered = 0
         self._over: asyncio.Future[None] | None = None
@@ -60,25 +61,30 @@ class Load:
     @classmethod
     async def open(cls, url: str, tool: str, *, callers: int) -> Load:
         target = Target.of(url)
-        load = cls([Call(target, tool, number) for number in range(16)])
-        for _ in range(callers):
-            connection = await Connection.open(target, load._answered)
-            connection.on_loss = load._lost
-            load._connections.append(connection)
+        load = cls(target, [Call(target, tool, number) for number in range(16)])
+        load._idle = [await load._connect() for _ in range(callers)]
         return load
 
     async def __call__(self, count: int) -> None:
+        # Servers close connections that were silent for some seconds, while others had their turns.
+        self._idle = [one if one.is_open else await self._connect() for one in self._idle]
         self._unsent = self._unanswered = count
         self._over = asyncio.get_running_loop().create_future()
-        for connection in self._connections[:count]:
+        idle, self._idle = self._idle[:count], self._idle[count:]
+        for connection in idle:
             self._next(connection)
         # A server that does not answer must end the measure, not stop it for ever.
         async with asyncio.timeout(60):
             await self._over
 
     def close(self) -> None:
-        for connection in self._connections:
+        for connection in self._idle:
             connection.close()
+
+    async def _connect(self) -> Connection:
+        connection = await Connection.open(self._target, self._answered)
+        connection.on_loss = self._lost
+        return connection
 
     def _next(self, connection: Connection) -> None:
         self._unsent -= 1
@@ -89,19 +95,21 @@ class Load:
 
     def _answered(self, connection: Connection, head: bytes, rest: bytes) -> None:
         try:
-            self._under_way[connection].check(head, rest)
+            self._under_way.pop(connection).check(head, rest)
         except Exception as error:
             self.faults.append(f"{type(error).__name__}: {error}")
         self.answered += 1
         self._unanswered -= 1
         if self._unsent:
             self._next(connection)
-        elif self._unanswered == 0 and self._over is not None and not self._over.done():
+            return
+        self._idle.append(connection)
+        if self._unanswered == 0 and self._over is not None and not self._over.done():
             self._over.set_result(None)
 
-    def _lost(self) -> None:
-        if self._over is not None and not self._over.done():
-            self._over.set_exception(ConnectionError("the server closed a connection"))
+    def _lost(self, connection: Connection) -> None:
+        if connection in self._under_way and self._over is not None and not self._over.done():
+            self._over.set_exception(ConnectionError("the server closed a connection instead of answering"))
 
 
 def headers_of(method: str, tool: str | None = None) -> dict[str, str]:

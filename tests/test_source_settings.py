@@ -21,36 +21,55 @@ from toolspace import ConfigError, ProviderError, ToolContext, Toolspace
 from toolspace.config.describe import all_rows
 
 SERVER = """
-import asyncio, os, sys
-from mcp.server.mcpserver import MCPServer
+import json, os, sys, threading, time
 
-server = MCPServer("small")
 counts = {"runs": 0, "inside": 0, "most": 0}
+lock = threading.Lock()
 
-@server.tool()
-def where() -> str:
+def where():
     return "|".join((os.getcwd(), os.environ.get("COLOUR", ""), *sys.argv[1:]))
 
-@server.tool()
-def counted() -> str:
+def counted():
     counts["runs"] += 1
     return str(counts["runs"])
 
-@server.tool()
-async def busy(n: int) -> str:
-    counts["inside"] += 1
-    counts["most"] = max(counts["most"], counts["inside"])
-    await asyncio.sleep(0.05)
-    counts["inside"] -= 1
+def busy(n):
+    with lock:
+        counts["inside"] += 1
+        counts["most"] = max(counts["most"], counts["inside"])
+    time.sleep(0.05)
+    with lock:
+        counts["inside"] -= 1
     return str(counts["most"])
 
-@server.tool()
-async def slow() -> str:
-    await asyncio.sleep(60)
-    return ""
+def slow():
+    time.sleep(60)
 
-server.run("stdio")
+tools = {one.__name__: one for one in (where, counted, busy, slow)}
+
+def result_of(method, params):
+    if method == "initialize":
+        server = {"name": "small", "version": "1"}
+        return {"protocolVersion": "2025-11-25", "capabilities": {"tools": {}}, "serverInfo": server}
+    if method == "tools/list":
+        return {"tools": [{"name": name, "inputSchema": {"type": "object"}} for name in tools]}
+    return {"content": [{"type": "text", "text": tools[params["name"]](**params.get("arguments") or {})}]}
+
+def answer(request):
+    reply = {"jsonrpc": "2.0", "id": request["id"]}
+    if request["method"] in ("initialize", "tools/list", "tools/call"):
+        reply["result"] = result_of(request["method"], request.get("params") or {})
+    else:
+        reply["error"] = {"code": -32601, "message": "Method not found"}
+    with lock:
+        print(json.dumps(reply), flush=True)
+
+for line in sys.stdin:
+    request = json.loads(line)
+    if "id" in request:
+        threading.Thread(target=answer, args=(request,), daemon=True).start()
 """
+"""An MCP server by hand: one of the library takes a second to start."""
 
 
 class Outside:
@@ -233,11 +252,12 @@ async def _(world: World) -> None:
 
 @shows("mcpServers.<name>.queue", "mcpServers.<name>.cache", "mcpServers.<name>.requestTimeoutMs")
 async def _(world: World) -> None:
-    async with world.mcp(queue="q", cache="1m", requestTimeoutMs=300) as ts:
+    async with world.mcp(queue="q", cache="1m") as ts:
         results = await asyncio.gather(*(ts.call("s__busy", {"n": n}) for n in range(4)))
         assert max(int(result.text) for result in results) == 2
         assert [(await ts.call("s__counted")).text for _ in range(2)] == ["1", "1"]
-        assert (await ts.call("s__slow")).error == "Tool execution timed out after 300ms"
+    async with world.mcp(requestTimeoutMs=100) as ts:
+        assert (await ts.call("s__slow")).error == "Tool execution timed out after 100ms"
 
 
 @shows("mcpServers.<name>.idleTimeout")
@@ -252,7 +272,8 @@ async def _(world: World) -> None:
     script = Path(__file__).parent / "providers" / "mcp" / "servers" / "scripted.py"
     servers = {f"s{index}": {"command": sys.executable, "args": [str(script), str(log)]} for index in range(3)}
     async with world.open(mcpServers=servers, defaults={"mcpInitConcurrency": 1}):
-        assert [line.split()[0] for line in log.read_text().splitlines()] == ["start", "greeted"] * 3
+        words = [line.split()[0] for line in log.read_text().splitlines()]
+    assert [word for word in words if word in ("start", "greeted")] == ["start", "greeted"] * 3
 
 
 @shows("defaults.traceMCP")
@@ -375,9 +396,10 @@ async def _(world: World) -> None:
 
 @shows("openapi.<name>.queue", "openapi.<name>.cache", "openapi.<name>.requestTimeoutMs")
 async def _(world: World) -> None:
-    async with world.openapi(queue="q", requestTimeoutMs=80) as ts:
+    async with world.openapi(queue="q") as ts:
         await asyncio.gather(*(ts.call(name) for name in ("o__listCats", "o__listDogs", "o__addCat", "o__listCats")))
-        assert world.outside.most <= 2
+        assert world.outside.most == 2
+    async with world.openapi(requestTimeoutMs=80) as ts:
         assert (await ts.call("o__slow")).error == "Tool execution timed out after 80ms"
     async with world.openapi(cache="1m") as ts:
         runs = [(await ts.call("o__listCats")).result["run"] for _ in range(2)]

@@ -31,6 +31,7 @@ from toolspace.orchestrator.orchestrator import ToolOrchestrator
 from toolspace.orchestrator.queues import QueueSpec
 from toolspace.orchestrator.run import Run
 from toolspace.orchestrator.settings import Defaults, ProviderRules, Rules, Setting
+from toolspace.orchestrator.warmup import Patience
 from toolspace.providers.internal.provider import InternalProvider
 from toolspace.providers.mcp.callbacks import NO_CALLBACKS, Callbacks
 from toolspace.providers.mcp.status import ServerStatus
@@ -115,8 +116,8 @@ class Toolspace:
         """Whether SIGHUP comes here."""
         self.config_path: Path | None = None
         self._environ: Mapping[str, str] = os.environ
-        self.patience: float | None = None
-        """How many seconds to wait for providers that start slowly; None: 30. Those that come later are welcome too."""
+        self.patience = Patience()
+        """How long `async with` waits for providers that start slowly."""
         self.state_dir = state_dir
         self._callbacks = NO_CALLBACKS
         self._parts: Parts | None = None

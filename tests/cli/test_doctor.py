@@ -81,6 +81,7 @@ mcpServers:
   path: {{command: ./gone}}
   script: {{command: "{sys.executable}", args: [gone.py]}}
   folder: {{command: "{sys.executable}", cwd: ./gone}}
+  dying: {{command: sh, args: ["-c", "echo the database refused the connection >&2; exit 3"]}}
   refusing: {{url: "http://user:secretword@127.0.0.1:9/mcp"}}
   off: {{command: x, enabled: false}}
 openapi:
@@ -109,6 +110,7 @@ def test_every_server_is_started_and_each_failure_has_its_way_out(toolspace: Too
         "path": "there is no program ./gone: mend its command",
         "script": "there is no file gone.py: mend its args, or set its cwd",
         "folder": f"make the folder {project / 'gone'}, or mend its cwd",
+        "dying": "start sh by hand with its args to see more, or mend toolspace.yaml:8 (mcpServers.dying)",
         "refusing": "is it running at http://127.0.0.1:9? Start it, or mend its url",
         "pets": f"there is no file {project / 'gone.yaml'}: mend its spec",
     }

@@ -102,8 +102,9 @@ async def test_a_token_is_asked_for(start: Start) -> None:
         (("--http", "0", "--path", "mcp"), "has to begin with /"),
         (("--http", "0", "--token", " "), "it is empty"),
         (("--http", "70000"), "70000"),
+        (("--allow-host", "example.com"), "--allow-host is for HTTP only; say the port too: --http 8000"),
     ],
-    ids=["host", "path", "token", "port"],
+    ids=["host", "path", "token", "port", "no port"],
 )
 def test_what_cannot_be_served_is_refused(toolspace: Toolspace, words: tuple[str, ...], reason: str) -> None:
     done = toolspace("mcp", *words)

@@ -23,6 +23,7 @@ mcpServers:
   broken: {{command: no-such-program}}
   refusing: {{url: "http://127.0.0.1:9/mcp"}}
   off: {{command: no-such-program, enabled: false}}
+  dying: {{command: sh, args: ["-c", "echo connection refused >&2; exit 3"]}}
 """
 
 
@@ -66,7 +67,7 @@ def test_the_table_shows_how_each_server_is(toolspace: Toolspace) -> None:
     assert lines["small"][1:5] == ["ready", "2026-07-28", "stateless", "stdio"]
     assert lines["small"][6] == "2"
     assert int(lines["small"][7]) > 20
-    assert lines["broken"][1] == "failed"
+    assert (lines["broken"][1], lines["dying"][1], lines["refusing"][1]) == ("failed", "failed", "failed")
     assert lines["off"][1] == "disabled"
     assert "the command 'no-such-program' of server 'broken' is not on the PATH" in " ".join(done.stdout.split())
     assert done.stderr == ""
@@ -186,3 +187,23 @@ async def test_a_person_logs_in_on_the_page_that_is_printed_and_out_again(toolsp
     assert [one["state"] == "ready" for one in (before, during, after)] == [False, True, False]
     assert "toolspace servers login guarded" in before["lastError"]
     assert left.stdout == "Logged out of guarded.\n"
+
+
+def test_a_call_says_once_why_the_server_of_its_tool_is_not_there(toolspace: Toolspace) -> None:
+    done = toolspace("call", "dying__x")
+
+    assert done.returncode == 1
+    assert [line for line in done.stderr.splitlines() if "connection refused" in line] == [
+        'error: provider "dying" is not available: the server ended with exit code 3: connection refused '
+        "(transport_error)"
+    ]
+
+
+def test_what_a_server_does_is_said_with_its_name(toolspace: Toolspace, project: Path) -> None:
+    chatty = f"echo Welcome; exec {sys.executable} {PROGRAMS}/small_server.py"
+    (project / "toolspace.yaml").write_text(f"mcpServers: {{chatty: {{command: sh, args: ['-c', '{chatty}']}}}}\n")
+
+    done = toolspace("list", "--category", "mcp")
+
+    assert done.returncode == 0
+    assert done.stderr == "[WRN] chatty: the server wrote what is not a message (said only once): 'Welcome'\n"

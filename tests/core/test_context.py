@@ -155,3 +155,14 @@ async def test_a_context_outside_a_call_is_quiet() -> None:
     assert (ctx.call_id, ctx.canceled, ctx.run) == ("", False, None)
     with pytest.raises(ToolError, match="belongs to no call; call the tool through a Toolspace"):
         await ctx.call("x")
+
+
+def test_a_calls_context_has_all_of_the_callers() -> None:
+    given = ToolContext()
+    for name in ToolContext.__slots__:
+        setattr(given, name, f"the {name}")
+    ts = Toolspace()
+    bound = given.bind(ts.orchestrator, run_id="r", session_id="s")  # pyright: ignore[reportArgumentType]
+    assert (bound.handle, bound.run_id, bound.session_id) == (ts.orchestrator, "r", "s")
+    for name in set(ToolContext.__slots__) - {"handle", "run_id", "session_id"}:
+        assert getattr(bound, name) == f"the {name}"

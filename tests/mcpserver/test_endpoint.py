@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from tests.mcpserver.conftest import META, VERSION, Answer, Serve, Served, make_tools
 from toolspace import Allow, Deny, Tool, ToolContext, Toolspace
+from toolspace.mcpserver import endpoint
 from toolspace.mcpserver.access import Denied, Names, bearer
 from toolspace.stores.outputs_memory import MemoryOutputs
 from toolspace.toolspace import Settings
@@ -259,6 +261,30 @@ async def test_a_session_that_was_ended_is_gone(served: Served) -> None:
     assert (await served.post(body, headers=session)).status == 404
 
 
+async def test_a_session_that_was_left_alone_is_gone_for_good(serve: Serve) -> None:
+    served = await serve(idle_seconds=0.2)
+    ended = asyncio.Event()
+
+    class Ended(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if "idle timeout" in record.getMessage():
+                ended.set()
+
+    log = logging.getLogger("mcp.server.streamable_http_manager")
+    handler, level = Ended(), log.level
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        session = await served.open_session()
+        body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": CALL}
+        assert (await served.post(body, headers=session)).status == 200
+        await ended.wait()
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)
+    assert [(await served.post(body, headers=session)).status for _ in range(3)] == [404, 404, 404]
+
+
 @pytest.mark.spec("4.5")
 async def test_a_call_of_a_session_is_cancelled_by_another_request(served: Served) -> None:
     session = await served.open_session()
@@ -398,6 +424,47 @@ async def test_two_hosts_are_refused(served: Served) -> None:
     )
     writer.write((head + body).encode())
     assert (await reader.readline()).startswith(b"HTTP/1.1 400")
+    writer.close()
+    await writer.wait_closed()
+
+
+async def test_two_sessions_at_once_are_refused(served: Served) -> None:
+    ours, theirs = await served.open_session(), await served.open_session()
+    host = served.url.split("/")[2]
+    reader, writer = await asyncio.open_connection(*host.split(":"))
+    ids = "".join(f"mcp-session-id: {one['mcp-session-id']}\r\n" for one in (ours, theirs))
+    writer.write(f"DELETE /mcp HTTP/1.1\r\nhost: {host}\r\n{ids}\r\n".encode())
+    assert (await reader.readline()).startswith(b"HTTP/1.1 400")
+    writer.close()
+    await writer.wait_closed()
+
+
+async def test_a_part_of_a_body_runs_nothing(served: Served) -> None:
+    """Also where the part is a whole request: nobody knows what else was to come, and nobody waits for it."""
+    body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "waits", "_meta": META}})
+    host = served.url.split("/")[2]
+    _, writer = await asyncio.open_connection(*host.split(":"))
+    head = (
+        f"POST /mcp HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\n"
+        "accept: application/json, text/event-stream\r\n"
+        f"mcp-protocol-version: {VERSION}\r\nmcp-method: tools/call\r\nmcp-name: waits\r\n"
+    )
+    writer.write(f"{head}content-length: {len(body) + 1}\r\n\r\n{body}".encode())
+    await writer.drain()
+    writer.close()
+    await writer.wait_closed()
+    for _ in range(3):  # The same way: what was closed before is read before these are answered.
+        assert (await served.ask("tools/call", CALL)).status == 200
+    assert not served.signals.started.is_set()
+
+
+async def test_a_body_that_does_not_arrive_is_not_waited_for(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint, "BODY_SECONDS", 0.05)
+    host = served.url.split("/")[2]
+    reader, writer = await asyncio.open_connection(*host.split(":"))
+    writer.write(f"POST /mcp HTTP/1.1\r\nhost: {host}\r\ncontent-length: 9\r\n\r\n{{".encode())
+    assert (await reader.readline()).startswith(b"HTTP/1.1 408")
+    await reader.read()  # And the connection is closed.
     writer.close()
     await writer.wait_closed()
 

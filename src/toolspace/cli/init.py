@@ -46,7 +46,7 @@ def command(options: Options, path: str, force: bool, no_import: bool, clients: 
     if target.is_dir():
         target /= _NAME
     if target.suffix not in (".yaml", ".yml"):
-        raise click.UsageError(f"{target}: there is no such folder; a file must be called .yaml, which it is")
+        raise click.UsageError(f"{target}: there is no such folder; make it first, or name a file that ends in .yaml")
     around = Surroundings.here(target.absolute().parent)
     imported = _NOTHING if no_import else import_servers(around, clients or CLIENTS)
     text = starter_config()
@@ -94,8 +94,9 @@ def _told(imported: Import, home: Path) -> Iterator[str]:
         yield from (f"  {name}  ({one_line(server.name)}: {server.secrets[name]})" for name, server in secrets.items())
     for server in imported.found:
         if server.unset and server.entry.get("enabled") is not False:
-            unset = " and ".join(server.unset)
-            yield f"{one_line(server.name)} is off for want of {unset}: set it, then remove the line that says enabled."
+            unset, them = " and ".join(server.unset), "it" if len(server.unset) == 1 else "them"
+            name = one_line(server.name)
+            yield f"{name} is off for want of {unset}: set {them}, then remove the line that says enabled."
     for left in imported.left_out:
         name = f"{one_line(left.name)} ({left.client.title})" if left.name else left.client.title
         yield f"Left out {name}: {one_line(left.why)}"

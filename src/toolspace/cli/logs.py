@@ -34,6 +34,7 @@ _MARKS = (
     (logging.NOTSET, "DBG", "bright_black"),
 )
 _INDENT = "    "
+_SERVERS = "toolspace.mcp."
 _FACTS = ("event", "callId", "runId", "taskId", "tool", "latencyMs", "errorKind", "server")
 """What a record may carry beside its message, in the JSON format."""
 
@@ -75,7 +76,7 @@ class LogHandler(logging.Handler):
 
     def _line(self, record: logging.LogRecord) -> str:
         mark, colour = next((mark, colour) for level, mark, colour in _MARKS if record.levelno >= level)
-        head, *rest = neutral(_message(record)).splitlines() or [""]
+        head, *rest = neutral(_whose(record) + _message(record)).splitlines() or [""]
         rest = [line.removeprefix(_INDENT) for line in rest] + self._fault(record)
         return "\n".join(
             [f"{self._output.style_error(f'[{mark}]', fg=colour)} {head}", *(_INDENT + line for line in rest)]
@@ -100,6 +101,12 @@ def json_line(record: logging.LogRecord) -> str:
     if record.exc_info and record.exc_info[1] is not None:
         facts["exception"] = redact("".join(traceback.format_exception(record.exc_info[1])))
     return jsontext.encode(facts)
+
+
+def _whose(record: logging.LogRecord) -> str:
+    """The MCP server that a record is about, which has a logger of its own."""
+    server = record.name.removeprefix(_SERVERS)
+    return f"{server}: " if server != record.name else ""
 
 
 def _message(record: logging.LogRecord) -> str:

@@ -11,14 +11,16 @@ from ipaddress import ip_address
 from typing import NamedTuple
 
 import click
+from click.core import ParameterSource
 
 from toolspace.cli.interrupts import Interrupts, run
 from toolspace.cli.options import Command, Options
 from toolspace.cli.session import opened
 from toolspace.control import listening
+from toolspace.orchestrator.warmup import Patience
 
 TOKEN_VARIABLE = "TOOLSPACE_MCP_TOKEN"
-_PATIENCE_SECONDS = 10.0
+_PATIENCE = Patience(seconds=10)
 """For servers that start slowly: clients wait for an answer, and hear of tools that come later."""
 
 
@@ -46,10 +48,20 @@ def command(
     """
     os.environ.pop(TOKEN_VARIABLE, None)  # Not for tools, nor for the servers that are started.
     if port is None:
+        _check_no_address()
         return run(lambda _: _serve_stdio(options))
     address = _Address(port, host, path, hosts, origins, token)
     address.check()
     return run(lambda interrupts: _serve_http(options, address, interrupts), loop_factory=_loop_factory())
+
+
+def _check_no_address() -> None:
+    """Refuses options that would have no effect. The token may be a variable that is set for another command."""
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        given = context.get_parameter_source(parameter.name or "") is ParameterSource.COMMANDLINE
+        if given and parameter.name in _Address._fields:
+            raise click.UsageError(f"{parameter.opts[0]} is for HTTP only; say the port too: --http 8000")
 
 
 class _Address(NamedTuple):
@@ -89,7 +101,7 @@ async def _serve_stdio(options: Options) -> int:
     with claim() as pipes:  # First: nothing that starts may write to the client.
         if os.isatty(pipes.input):
             options.output.note("Serving MCP on standard input and output; Ctrl-C ends it.")
-        async with opened(options, show_warnings=False, patience=_PATIENCE_SECONDS) as ts, listening(ts):
+        async with opened(options, show_warnings=False, patience=_PATIENCE) as ts, listening(ts):
             from toolspace.mcpserver.stdio import serve  # The MCP library takes most of a second to import.
 
             ts.watch()
@@ -99,7 +111,7 @@ async def _serve_stdio(options: Options) -> int:
 
 async def _serve_http(options: Options, address: _Address, interrupts: Interrupts) -> int:
     async with (
-        opened(options, patience=_PATIENCE_SECONDS) as ts,
+        opened(options, patience=_PATIENCE) as ts,
         listening(ts),
         AsyncExitStack() as stack,
     ):

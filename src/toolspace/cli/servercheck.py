@@ -34,14 +34,12 @@ _SCRIPT = re.compile(r".+\.(?:py|js|mjs|cjs|ts|sh|rb|jar)")
 _ADVICE: tuple[tuple[str, str], ...] = (
     (r"\b401\b|login|log in|authori[sz]ation", "toolspace servers login {name}, or set its headers"),
     (r"\b403\b|forbidden", "its credentials lack a right: mend its headers or auth"),
-    (r"\b404\b|\b405\b", "mend the path in its url"),
-    (r"refused|connect|unreachable", "is it running at {origin}? Start it, or mend its url"),
+    (r"\b404\b|\b405\b|is its url right", "mend the path in its url"),
     (r"not known|getaddrinfo|name resolution|nodename", "mend the host in its url: {origin}"),
     (r"certificate|ssl", "mend its certificate, or name its authority with SSL_CERT_FILE"),
-    (r"in time|timed? ?out|not started within", "if it is only slow, raise its requestTimeoutMs; else see its own log"),
-    (r"permission denied|not executable", "chmod +x {command}, or name the program that runs it"),
+    (r"refused|connect|unreachable", "is it running at {origin}? Start it, or mend its url"),
 )
-"""What the reason says → what to do."""
+"""What the reason says of a server at a URL → what to do."""
 
 
 def server_checks(config: Config, ts: Toolspace, began: float) -> Iterator[Check]:
@@ -106,13 +104,14 @@ def advice(config: Config, server: McpServer, reason: str) -> str:
     """The way out of what went wrong with a server."""
     if server.transport == "stdio" and (missing := _missing(server)):
         return missing
-    words = {"name": server.name, "origin": _origin(server.url), "command": server.command}
-    for pattern, said in _ADVICE:
-        if re.search(pattern, reason, re.IGNORECASE):
-            return said.format(**words)
     place = config.source("mcpServers", server.name)
     if server.transport == "stdio":
+        if re.search(r"is not executable|cannot be started: .*permission denied", reason, re.IGNORECASE):
+            return f"chmod +x {server.command}, or name the program that runs it"
         return f"start {server.command} by hand with its args to see more, or mend {place}"
+    for pattern, said in _ADVICE:
+        if re.search(pattern, reason, re.IGNORECASE):
+            return said.format(name=server.name, origin=_origin(server.url))
     return f"mend {place}, or set its enabled: false"
 
 

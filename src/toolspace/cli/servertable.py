@@ -97,7 +97,8 @@ def _notes(server: ServerReport, *, verbose: bool) -> Iterator[tuple[str, str]]:
         for left in server.left_out:
             yield "left out", left
     elif server.left_out:
-        yield "left out", f"{len(server.left_out)} tools; --verbose says why"
+        count = len(server.left_out)
+        yield "left out", f"{count} tool{'s' if count > 1 else ''}; --verbose says why"
 
 
 def _ago(moment: float) -> str:

@@ -17,20 +17,20 @@ from toolspace.core.names import SEPARATOR, did_you_mean
 from toolspace.errors import ConfigError
 from toolspace.orchestrator.catalog import Entry
 from toolspace.orchestrator.settings import Effective
+from toolspace.orchestrator.warmup import Patience
 from toolspace.toolspace import Toolspace
 
 CONFIG_VARIABLE = "TOOLSPACE_CONFIG"
 _log = logging.getLogger("toolspace.cli")
+_ALL = Patience(stragglers=True)
+"""A command looks once: a server that is ready a little later would be missing from what it shows."""
 
 
 @asynccontextmanager
 async def opened(
-    options: Options, *, show_warnings: bool = True, patience: float | None = None
+    options: Options, *, show_warnings: bool = True, patience: Patience = _ALL
 ) -> AsyncGenerator[Toolspace]:
-    """The toolspace of the configuration that holds here, ready to be used.
-
-    `patience`: how many seconds to wait for servers that start slowly, if not as long as usual.
-    """
+    """The toolspace of the configuration that holds here, ready to be used."""
     output = options.output
     set_up_logs(options, os.environ)
     ts = open_toolspace(options)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import re
+
 import aiohttp
 from yarl import URL
 
 CONNECT_SECONDS = 10.0
 FAULTS = (aiohttp.ClientError, TimeoutError, OSError)
 """What aiohttp raises where there is no answer, or only a part of one."""
+_ERRNO = re.compile(r"\[Errno (\d+)\]")
 
 
 def explain_fault(error: Exception, url: URL) -> str:
@@ -21,7 +25,7 @@ def explain_fault(error: Exception, url: URL) -> str:
         case aiohttp.ClientConnectorDNSError():
             return f"cannot find the address of {place}: {error.strerror or error.os_error}"
         case aiohttp.ClientConnectorError():
-            return f"cannot connect to {place}: {error.strerror or error.os_error}"
+            return f"cannot connect to {place}: {system_reason(error)}"
         case aiohttp.ServerTimeoutError() | TimeoutError():
             return f"cannot connect to {place} within {CONNECT_SECONDS:g} s"
         case aiohttp.ServerDisconnectedError():
@@ -34,3 +38,13 @@ def explain_fault(error: Exception, url: URL) -> str:
             return f"the connection to {place} failed: {error.strerror or type(error).__name__}"
         case _:
             return f"the request to {place} failed: {type(error).__name__}"
+
+
+def system_reason(error: BaseException) -> str:
+    """Why, as the system calls it. Python says only `Connect call failed`, with the address, whatever it was."""
+    inner = getattr(error, "os_error", None) or error
+    text = getattr(inner, "strerror", None) or str(inner)
+    numbers = {inner.errno} if getattr(inner, "errno", None) else {int(one) for one in _ERRNO.findall(text)}
+    if "Connect call failed" in text and len(numbers) == 1:  # Of several addresses, where all failed alike.
+        return os.strerror(numbers.pop())
+    return text or type(inner).__name__

@@ -25,6 +25,10 @@ from toolspace.mcpserver.wire import Message, Receive, Scope, Send, refuse
 from toolspace.toolspace import Toolspace
 
 MAX_BODY = 4 * 1024 * 1024
+BODY_SECONDS = 30.0
+"""How long a body may take to arrive: a client that sends a byte now and then would hold its connection for ever."""
+IDLE_SECONDS = 1800.0
+"""How long a session of the handshake era is kept for a client that asks nothing."""
 
 
 class McpEndpoint:
@@ -44,6 +48,7 @@ class McpEndpoint:
         allowed_origins: Iterable[str] = (),
         authorize: Authorize | None = None,
         max_body: int = MAX_BODY,
+        idle_seconds: float = IDLE_SECONDS,
     ) -> None:
         self._service = Service(toolspace)
         self._changes = Changes()
@@ -52,9 +57,11 @@ class McpEndpoint:
         self._authorize = authorize
         self._max_body = max_body
         # The body is bounded and the names are checked here, before either path.
-        self._manager = StreamableHTTPSessionManager(self._server, max_request_body_size=max_body)
+        self._manager = StreamableHTTPSessionManager(
+            self._server, max_request_body_size=max_body, session_idle_timeout=idle_seconds
+        )
         self._fast = FastPath(self._service, self._server.server_info_stamp)
-        self._sessions = Sessions()
+        self._sessions = Sessions(idle_seconds)
         self._running: asyncio.Task[None] | None = None
         self._ended = asyncio.Event()
 
@@ -92,7 +99,7 @@ class McpEndpoint:
         headers = dict(pairs)
         denied = self._names.check(headers.get(b"host"), headers.get(b"origin"))
         if len(headers) < len(pairs) and _is_said_twice(pairs):
-            denied = Denied(400, "Bad Request: Host or Origin appears more than once")
+            denied = Denied(400, "Bad Request: Host, Origin or Mcp-Session-Id appears more than once")
         if denied is not None:
             await refuse(send, denied.status, denied.message, headers=denied.headers)
             return
@@ -121,14 +128,16 @@ class McpEndpoint:
             await self._manager.handle_request(scope, receive, send)
             return
         body = await _read(receive, headers.get(b"content-length"), self._max_body)
-        if body is None:
-            await refuse(send, 413, f"Request body too large: at most {self._max_body} bytes are taken")
+        if isinstance(body, Denied):
+            await refuse(send, body.status, body.message, headers=body.headers)
             return
         # A header that is there twice hides one of its values in the mapping: the library looks at each.
         if len(headers) == len(pairs) and (job := self._job(headers, body, context, owner)) is not None:
             await job.run(receive, send)
             return
-        if b"mcp-session-id" not in headers:
+        if b"mcp-session-id" in headers:
+            send = self._sessions.until_lost(headers, owner, send)
+        else:
             send = self._sessions.observe(body, owner, context, send)
         # Space around a value is no part of it, but some web servers leave it there.
         trimmed = {**scope, "headers": [(name, value.strip(b" \t")) for name, value in pairs]}
@@ -148,25 +157,35 @@ class McpEndpoint:
 
 
 def _is_said_twice(pairs: list[tuple[bytes, bytes]]) -> bool:
-    names = [name for name, _ in pairs if name in (b"host", b"origin")]
+    names = [name for name, _ in pairs if name in (b"host", b"origin", b"mcp-session-id")]
     return len(set(names)) < len(names)
 
 
-async def _read(receive: Receive, declared: bytes | None, limit: int) -> bytes | None:
-    """The body; None where it is too large. What a client that went away sent is as good as nothing."""
+async def _read(receive: Receive, declared: bytes | None, limit: int) -> bytes | Denied:
+    """The whole body. A part of one is as good as nothing, whatever it says: its client went away, or is too slow."""
     if declared is not None and declared.isdigit() and int(declared[:20]) > limit:
-        return None
-    message = await receive()
-    body: bytes = message.get("body", b"")
-    if not message.get("more_body", False):
-        return body if len(body) <= limit else None
-    pieces = bytearray(body)
-    while message.get("more_body", False):
-        message = await receive()
-        pieces += message.get("body", b"")
-        if len(pieces) > limit:
-            return None
-    return bytes(pieces)
+        return _too_large(limit)
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            message = await receive()
+            if message["type"] == "http.request" and not message.get("more_body", False):  # The way of most.
+                body: bytes = message.get("body", b"")
+                return body if len(body) <= limit else _too_large(limit)
+            pieces = bytearray()
+            while message["type"] == "http.request":
+                pieces += message.get("body", b"")
+                if len(pieces) > limit:
+                    return _too_large(limit)
+                if not message.get("more_body", False):
+                    return bytes(pieces)
+                message = await receive()
+    except TimeoutError:
+        return Denied(408, "Request Timeout: the body did not arrive in time", ((b"connection", b"close"),))
+    return Denied(400, "Bad Request: the connection was closed before the body had arrived")
+
+
+def _too_large(limit: int) -> Denied:
+    return Denied(413, f"Request body too large: at most {limit} bytes are taken")
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

@@ -13,8 +13,6 @@ from toolspace.core.context import ToolContext
 from toolspace.mcpserver.service import session_context
 from toolspace.mcpserver.wire import Message, Send
 
-_TOUCH_SECONDS = 300.0
-"""How often a request takes the library's way, so that the library does not take a busy session for an idle one."""
 _FORGET_SECONDS = 3600.0
 _MOST = 10_000
 _VERSIONS = frozenset(version.encode() for version in HANDSHAKE_PROTOCOL_VERSIONS)
@@ -41,8 +39,10 @@ class _Opening(msgspec.Struct):
 class Sessions:
     """The sessions that were opened here and have not been closed."""
 
-    def __init__(self) -> None:
+    def __init__(self, idle_seconds: float) -> None:
         self._known: dict[bytes, Session] = {}
+        self._touch_seconds = idle_seconds / 6
+        """How often a request takes the library's way: else it would take a busy session for an idle one."""
 
     def find(self, headers: Mapping[bytes, bytes], owner: str | None) -> Session | None:
         """The session of a request, where its caller opened it and it was seen by the library lately."""
@@ -52,7 +52,7 @@ class Sessions:
         if headers.get(b"mcp-protocol-version", b"2025-11-25") not in _VERSIONS:
             return None
         now = time.monotonic()
-        if now - session.touched > _TOUCH_SECONDS:
+        if now - session.touched > self._touch_seconds:
             session.touched = now
             return None
         return session
@@ -61,6 +61,19 @@ class Sessions:
         """The session that its caller ends, which is not known from now on."""
         session = self._known.get(headers.get(b"mcp-session-id", b""))
         return self._known.pop(session.id) if session is not None and session.owner == owner else None
+
+    def until_lost(self, headers: Mapping[bytes, bytes], owner: str | None, send: Send) -> Send:
+        """Where the library's answer says that a session is no more, forgets it too."""
+        session = self._known.get(headers.get(b"mcp-session-id", b""))
+        if session is None or session.owner != owner:
+            return send
+
+        async def noting(message: Message) -> None:
+            if message["type"] == "http.response.start" and message["status"] == 404:
+                self._known.pop(session.id, None)
+            await send(message)
+
+        return noting
 
     def observe(self, body: bytes, owner: str | None, context: ToolContext | None, send: Send) -> Send:
         """Where a request opens a session, notes the one that the library's answer names."""

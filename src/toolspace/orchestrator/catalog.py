@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import operator
 from asyncio import AbstractEventLoop, Future
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from toolspace.abc import ToolProvider
@@ -96,6 +97,8 @@ class Catalog:
         self._on_change = on_change
         self._providers: dict[ToolProvider, tuple[ProviderRules, Callable[[], None]]] = {}
         self._spellings: dict[str, list[Entry]] | None = None
+        self._listed: dict[ToolProvider, Sequence[Tool]] = {}
+        """What each provider gave, of which its entries were made."""
         self._lost: dict[ToolProvider, set[str]] = {}
         """Names that a provider would offer, and another one does."""
 
@@ -119,6 +122,7 @@ class Catalog:
         _, forget = self._providers.pop(provider)
         forget()
         self._lost.pop(provider, None)
+        self._listed.pop(provider, None)
         self.entries = {entry.tool.name: entry for entry in self._without(provider)}
         self._changed(provider)
         self._give_back()
@@ -195,8 +199,17 @@ class Catalog:
             if names - self.entries.keys():
                 self._refresh(provider)
 
+    def is_current(self, provider: ToolProvider) -> bool:
+        """Whether the entries of a provider were made of just the tools that it lists now."""
+        try:
+            known, now = self._listed.get(provider, ()), provider.list_tools()
+            return len(known) == len(now) and all(map(operator.is_, known, now))
+        except Exception:  # Its own code; whoever refreshes reports it.
+            return False
+
     def _entries_of(self, provider: ToolProvider, rules: ProviderRules) -> dict[str, Entry]:
         tools = provider.list_tools()
+        self._listed[provider] = tools
         entries: dict[str, Entry] = {}
         if not provider.namespace:
             for tool in tools:

@@ -36,7 +36,7 @@ from toolspace.orchestrator.stages.announce import announce
 from toolspace.orchestrator.stages.record import record
 from toolspace.orchestrator.threads import WorkerThreads
 from toolspace.orchestrator.view import TokenCosts, visible_tools
-from toolspace.orchestrator.warmup import Warmup
+from toolspace.orchestrator.warmup import Patience, Warmup
 
 _log = logging.getLogger("toolspace.orchestrator")
 FIND_TOOLS = "agent__find_tools"
@@ -105,10 +105,10 @@ class ToolOrchestrator:
         await self._warmup.remove(provider)
         await provider.aclose()
 
-    async def warmup(self, *, patience: float | None = None) -> None:
+    async def warmup(self, *, patience: Patience | None = None) -> None:
         """Gets all providers ready, side by side. Only one that is required can fail it.
 
-        Those that take longer than `patience` seconds (30) go on beside it, and are ready when they are.
+        Those that take longer than the patience lasts go on beside it, and are ready when they are.
         """
         await self._warmup.start(patience)
 
@@ -409,7 +409,7 @@ class ToolOrchestrator:
             return self._missing(name, "unknown_tool", f'Tool "{name}" not found: it could mean {names}; say which')
         if entry is not None:
             return entry
-        for provider, reason in self._warmup.failures.items():
+        for provider, reason in self._warmup.reasons().items():
             if provider.namespace and sanitise(name).startswith(sanitise(provider.namespace) + SEPARATOR):
                 text = f'provider "{provider.namespace}" is not available: {reason}'
                 return self._missing(name, "transport_error", text)
@@ -451,8 +451,8 @@ class ToolOrchestrator:
         self.bus.emit(ToolsChanged(time() * 1000, provider.namespace))
 
     def _refreshed(self, provider: ToolProvider) -> None:
-        """A provider has started: many know their tools only now."""
-        if provider.namespace:
+        """A provider has started: many know their tools only now, and not all of them say so."""
+        if provider.namespace and not self._catalog.is_current(provider):
             provider.changed()
 
 

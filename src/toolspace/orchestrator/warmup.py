@@ -7,6 +7,8 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+import msgspec
+
 from toolspace.abc import ToolProvider
 from toolspace.core.duration import milliseconds
 from toolspace.core.names import SEPARATOR, sanitise
@@ -21,8 +23,17 @@ STRAGGLER = 1.25
 """Where nearly all are ready, the last ones are waited for only so many times as long as the others took."""
 _FEW = 5
 """One of so many may be such a straggler; with fewer providers each is waited for."""
-_SHORTEST_SECONDS = 1.0
 _AT_ONCE_SECONDS = 0.05
+_NOT_STARTED = "it was not started; use the toolspace with `async with`, which starts its providers"
+
+
+class Patience(msgspec.Struct, frozen=True, kw_only=True):
+    """How long a start waits for providers. Those that are not ready then go on beside it."""
+
+    seconds: float | None = None
+    """None: 30."""
+    stragglers: bool = False
+    """Whether to wait for all alike, also for a few that take far longer than the rest."""
 
 
 class Warmup:
@@ -41,14 +52,20 @@ class Warmup:
     def add(self, provider: ToolProvider, *, required: bool) -> None:
         self._waiting[provider] = required
 
-    async def start(self, patience: float | None = None) -> None:
+    def reasons(self) -> Mapping[ToolProvider, str]:
+        """Why each provider that is not ready is not."""
+        return {**dict.fromkeys(self._waiting, _NOT_STARTED), **self.failures}
+
+    async def start(self, patience: Patience | None = None) -> None:
         """Warms up every provider that was added since the last time, and waits until each was tried once."""
         waiting, self._waiting = self._waiting, {}
         if not waiting:
             return
         tried = {provider: self._begin(provider) for provider in waiting}
         try:
-            waited = await _wait(tried, [provider for provider, required in waiting.items() if required], patience)
+            waited = await _wait(
+                tried, [provider for provider, required in waiting.items() if required], patience or Patience()
+            )
             for provider, first in tried.items():
                 if not first.done():
                     self._report(provider, f"it has not started within {milliseconds(waited)}ms, and is still at it")
@@ -128,21 +145,20 @@ class Warmup:
 
 
 async def _wait(
-    tried: Mapping[ToolProvider, asyncio.Future[None]], required: Sequence[ToolProvider], patience: float | None
+    tried: Mapping[ToolProvider, asyncio.Future[None]], required: Sequence[ToolProvider], patience: Patience
 ) -> float:
     """Waits until each was tried, but for a few that take much longer than the rest. Says how many seconds at most."""
     began = time.monotonic()
     needed = {tried[provider] for provider in required}
-    limit = most = PATIENCE_SECONDS if patience is None else patience
+    limit = most = PATIENCE_SECONDS if patience.seconds is None else patience.seconds
     # Those that have nothing to start say nothing of how long a start takes.
     _, slow = await asyncio.wait(tried.values(), timeout=min(_AT_ONCE_SECONDS, limit))
     pending = slow
     while pending and (left := began + limit - time.monotonic()) > 0:
         done, pending = await asyncio.wait(pending, timeout=left, return_when=asyncio.FIRST_COMPLETED)
         few = len(pending) <= len(slow) // _FEW and not pending & needed
-        if done and few:
-            took = time.monotonic() - began
-            limit = min(most, max(took * STRAGGLER, _SHORTEST_SECONDS))
+        if done and few and not patience.stragglers:
+            limit = min(most, (time.monotonic() - began) * STRAGGLER)
     return round(limit, 3)
 
 

@@ -37,7 +37,9 @@ class Service:
         self.tools: list[dict[str, Any]] = [{"name": "t", "inputSchema": {"type": "object"}}]
         self.capabilities: dict[str, Any] = {"tools": {}}
         self.on_call: Answer = self._text
-        self.closed = asyncio.Event()
+        self.handle_instead: Callable[[web.Request], Awaitable[web.StreamResponse]] | None = None
+        self.moves = False
+        """Whether it sends whoever comes to another path from now on."""
         self.url = ""
 
     @property
@@ -45,6 +47,10 @@ class Service:
         return [message["params"] for _, message in self.requests if message["method"] == "tools/call"]
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
+        if self.handle_instead is not None:
+            return await self.handle_instead(request)
+        if self.moves and request.path == "/mcp":
+            raise web.HTTPTemporaryRedirect("/mcp2")
         message = await request.json()
         self.requests.append((dict(request.headers), message))
         if message["method"] == "server/discover":
@@ -67,9 +73,16 @@ def text(value: str) -> dict[str, Any]:
 
 @pytest.fixture
 async def service() -> AsyncIterator[Service]:
+    async with web_service() as made:
+        yield made
+
+
+@asynccontextmanager
+async def web_service() -> AsyncIterator[Service]:
     made = Service()
     app = web.Application()
-    app.router.add_post("/mcp", made.handle)
+    app.router.add_route("*", "/mcp", made.handle)
+    app.router.add_post("/mcp2", made.handle)
 
     async def moved(request: web.Request) -> web.StreamResponse:
         raise web.HTTPTemporaryRedirect(request.query.get("to", "/mcp"))
@@ -81,8 +94,10 @@ async def service() -> AsyncIterator[Service]:
     await site.start()
     host, port = runner.addresses[0][:2]
     made.url = f"http://{host}:{port}/mcp"
-    yield made
-    await runner.cleanup()
+    try:
+        yield made
+    finally:
+        await runner.cleanup()
 
 
 @asynccontextmanager

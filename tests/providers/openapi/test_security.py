@@ -252,3 +252,15 @@ async def test_a_key_in_a_place_that_there_is_not_takes_no_argument_away() -> No
     paths = operation("/c/{id}", parameters=[parameter("id", "path")], security=[{"k": []}, {}])
     async with service(document(paths, components=schemes)) as api:
         assert (await api.sent(id="x")).target == "/v1/c/x"
+
+
+async def test_a_service_cannot_bring_a_credential_into_an_error() -> None:
+    async def echo(request: web.Request) -> web.Response:
+        said = request.headers["Authorization"].removeprefix("Basic ")
+        return web.Response(status=403, text=f"{base64.b64decode(said).decode()} {request.headers['X-Key']} is wrong")
+
+    auth = {"basic": {"username": "me", "password": "clover-1"}, "head": "clover-2"}
+    async with service(secured({"basic": [], "head": []}), echo, auth=auth) as api:
+        result = await api.call()
+    assert "is wrong" in (result.error or "")
+    assert "clover" not in str(result.to_dict())

@@ -142,6 +142,22 @@ async def test_a_failed_answer_is_bounded_and_shows_no_secret() -> None:
     assert len(json.dumps(result.extras)) < 100_000
 
 
+async def test_a_service_cannot_bring_the_tools_keys_or_its_own_into_an_error() -> None:
+    async def echo(request: web.Request) -> web.Response:
+        sent = {"key": request.headers["X-Key"], "asked": request.raw_path, "said": request.headers["Authorization"]}
+        return web.json_response({**sent, "access_token": "its-own-token"}, status=403)
+
+    async with http_server(echo) as at:
+        spec = tool(
+            at.url("/?appid=blossom-1"), headers={"X-Key": "blossom-2", "Authorization": "Bearer blossom-3"}
+        )
+        result = await call(spec)
+    assert "HTTP 403" in (result.error or "")
+    shown = json.dumps(result.to_dict())
+    assert "blossom" not in shown
+    assert "its-own-token" not in shown
+
+
 @pytest.mark.spec("3.21")
 @pytest.mark.spec("4.6")
 async def test_a_large_answer_is_stored_and_not_given_whole() -> None:

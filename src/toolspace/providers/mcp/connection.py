@@ -7,6 +7,7 @@ only borrow it. Knows nothing of results.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
@@ -21,7 +22,7 @@ from toolspace.core.duration import milliseconds
 from toolspace.core.redact import redact
 from toolspace.errors import ProviderError
 from toolspace.providers.mcp.callbacks import NO_CALLBACKS, Callbacks
-from toolspace.providers.mcp.faults import Unreachable, classified, explain, innermost, is_lost
+from toolspace.providers.mcp.faults import Unreachable, classified, explain, innermost, is_forgotten, is_lost, is_passing
 from toolspace.providers.mcp.gate import Gate
 from toolspace.providers.mcp.oauth import HttpAuth
 from toolspace.providers.mcp.session import Listing, Peer, Session, opened
@@ -101,10 +102,24 @@ class Connection:
 
     async def start(self) -> None:
         """Returns once the server is ready; raises the reason where the attempt under way, or the next, fails."""
-        if self._owner is None and not self._closing:
-            self._owner = asyncio.get_running_loop().create_task(self._run(), name=f"mcp {self.name}")
+        self._own()
         if self._status.state != "idle":
             await self._outcome_of_attempt()
+
+    def _own(self) -> None:
+        """Makes sure that there is an owner: the first time, and where its event loop ended without a close."""
+        loop = asyncio.get_running_loop()
+        if self._owner is not None:
+            if self._closing or (self._owner.get_loop() is loop and not self._owner.done()):
+                return
+            if self._owner.get_loop() is not loop and not self._owner.get_loop().is_closed():
+                raise Unreachable("it is in use in another event loop", sent=False)
+        if self._closing:
+            return
+        self._wake, self._ended, self._changed = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._session = self._outcome = self._probing = None
+        # In a context of its own: it outlives whoever needed the server first.
+        self._owner = loop.create_task(self._run(), name=f"mcp {self.name}", context=contextvars.Context())
 
     @asynccontextmanager
     async def lease(self) -> AsyncGenerator[Session]:
@@ -120,6 +135,7 @@ class Connection:
         tried_just_now = time.monotonic() - self._last_try < _EAGER_SECONDS
         if self._failures and not self._attempting and tried_just_now:
             raise Unreachable(f"{self._status.last_error}; it is tried again by itself", sent=False)
+        self._own()
         self._wake.set()
         return await self._outcome_of_attempt()
 
@@ -129,7 +145,7 @@ class Connection:
         if self._session is None:
             if self._outcome is None or self._outcome.done():
                 self._outcome = asyncio.get_running_loop().create_future()
-            await asyncio.wait((self._outcome,))
+            await asyncio.wait((self._outcome, self._owner), return_when=asyncio.FIRST_COMPLETED)
         if (session := self._session) is None:
             raise Unreachable(self._status.last_error or "it did not start", sent=False)
         return session
@@ -139,11 +155,19 @@ class Connection:
         if session is self._session:
             self._note(reason)
             self._finish("lost")
+            self._set("reconnecting", pid=None)
 
     def doubt(self, session: Session) -> None:
         """A call did not get its answer in time: asks the server whether it lives, and restarts it if not."""
         if session is self._session and self._probing is None:
             self._probing = asyncio.get_running_loop().create_task(self._probe(session))
+
+    async def confirmed(self, session: Session) -> bool:
+        """Whether the server still holds the connection, asked where a call gives reason to doubt it."""
+        self.doubt(session)
+        if self._probing is not None:
+            await asyncio.wait((self._probing,))
+        return session is self._session
 
     def refresh(self) -> None:
         """The list may be another one now."""
@@ -153,9 +177,11 @@ class Connection:
         """Stops the server and starts it again; returns when it is ready."""
         if self._session is not None:
             self._finish("restart")
+            self._set("starting", pid=None)
         self._failures = 0
+        self._own()
         self._wake.set()
-        await self.start() if self._owner is None else await self._outcome_of_attempt()
+        await self._outcome_of_attempt()
 
     async def aclose(self) -> None:
         self._closing = True
@@ -200,6 +226,7 @@ class Connection:
                 self._attempting = False
             if ready_at is None:
                 self._handshake = False  # It was not that.
+                self._wake.clear()  # Who waited for this attempt does not cause the next.
                 self._settle()
             elif time.monotonic() - ready_at > _HEALTHY_SECONDS or self._end != "lost":
                 self._failures = 0
@@ -222,19 +249,21 @@ class Connection:
         log("MCP server %s: %s; trying again in %s", self.name, self._status.last_error, f"{delay:g} s")
         with suppress(TimeoutError):
             async with asyncio.timeout(delay):
+                # However many call: a server that dies at once is not started without end.
+                await asyncio.sleep(self._last_try + _EAGER_SECONDS - time.monotonic())
                 await self._wake.wait()
 
     async def _ready(self, stack: AsyncExitStack) -> tuple[Session, Link | None]:
         """The server, started, greeted, listed and announced."""
         again = self._status.since is not None and self._status.protocol_version is not None
-        if self._status.state != "reconnecting":
+        if self._status.state not in ("reconnecting", "failed"):  # Each says that it is tried again.
             self._set("starting")
         gate = self._hooks.gate
         async with gate.slot() if gate is not None else nullcontext():
             try:
                 async with asyncio.timeout(CONNECT_SECONDS):
                     session, link = await self._connect(stack)
-                    listing = await session.list_tools()
+                    listing = await _listed(session, link)
             except TimeoutError:
                 reason = f"it was not ready within {milliseconds(CONNECT_SECONDS)}ms"
                 raise Unreachable(reason, sent=False) from None
@@ -345,9 +374,15 @@ class Connection:
         try:
             async with asyncio.timeout(PROBE_SECONDS):
                 await session.probe()
-        except (MCPError, ProviderError, TimeoutError) as error:
-            # Any answer is a sign of life, also that it has no `ping`.
-            if isinstance(error, TimeoutError) or (isinstance(error, MCPError) and is_lost(error)):
+        except TimeoutError as error:
+            self.lost(session, f"it did not answer a probe: {explain(error)}")
+        except ProviderError:
+            pass  # Nobody is logged in, which the server itself has said.
+        except MCPError as error:
+            # Any answer is a sign of life, also that it has no `ping`. Over HTTP it may be another server's by now,
+            # which does not know the session, or not even the era.
+            stranger = session.stateless or is_forgotten(error)
+            if is_lost(error) or (self.spec.kind == "http" and stranger and not is_passing(error)):
                 self.lost(session, f"it did not answer a probe: {explain(error)}")
         finally:
             self._probing = None
@@ -377,3 +412,12 @@ class Connection:
         if state != self._status.state:
             fields["since"] = time.time()
         self._status = msgspec.structs.replace(self._status, state=state, **fields)
+
+
+async def _listed(session: Session, link: Link | None) -> Listing:
+    try:
+        return await session.list_tools()
+    except MCPError as error:
+        if link is None or link.reason is None or not is_lost(error):
+            raise
+        raise Unreachable(link.reason, sent=False) from None

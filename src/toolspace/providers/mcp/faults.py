@@ -6,7 +6,13 @@ from typing import cast
 
 import httpx2
 from mcp.shared.exceptions import MCPError
-from mcp_types import CONNECTION_CLOSED, INVALID_REQUEST
+from mcp_types import CONNECTION_CLOSED, INVALID_REQUEST, UNSUPPORTED_PROTOCOL_VERSION
+
+_SERVER_ERROR = CONNECTION_CLOSED
+"""What servers answer that have no better code."""
+_CLOSED = "Connection closed"
+"""The MCP library's own words."""
+_FORGOTTEN = ("session", "not initialized", "protocol version")
 
 
 class Unreachable(MCPError):
@@ -40,12 +46,26 @@ def classified(error: MCPError) -> MCPError:
 
 def is_lost(error: MCPError) -> bool:
     """Whether the connection is gone; what was sent may have been executed."""
-    return error.code == CONNECTION_CLOSED
+    if isinstance(error, Unreachable):
+        return True
+    # The code alone does not tell: it is also the one that servers give to errors of no special kind.
+    return error.code == CONNECTION_CLOSED and error.message == _CLOSED and error.data is None
 
 
 def is_forgotten(error: MCPError) -> bool:
-    """Whether the server refused because it does not know our session any more. Nothing was executed."""
-    return error.code == INVALID_REQUEST and "session" in error.message.casefold()
+    """Whether a server over HTTP may have refused because it knows our session or its era no more.
+
+    Servers say it in many ways, and tools of theirs may say the same: to be confirmed.
+    """
+    if error.code == UNSUPPORTED_PROTOCOL_VERSION:
+        return True
+    text = error.message.casefold()
+    return error.code in (INVALID_REQUEST, _SERVER_ERROR) and any(word in text for word in _FORGOTTEN)
+
+
+def is_passing(error: MCPError) -> bool:
+    """Whether an HTTP answer says nothing of the server itself: who asks is refused, or something in between is ill."""
+    return isinstance(error, Refused) and (error.status in (401, 403, 407, 408, 429) or error.status >= 500)
 
 
 def innermost(error: BaseException) -> BaseException:

@@ -84,18 +84,33 @@ class ServerClient(httpx2.AsyncClient):
         first, self._on_refused = self._on_refused, None
         json = response.headers.get("content-type", "").lower().startswith("application/json")
         if response.status_code < 400:
-            return await self._whole(response, self._max_message) if json else response
+            return await self._understood(request, response, json=json)
         response = await self._whole(response, self._max_message if json else _ERROR_BODY)
         if json and _is_rpc_error(response.content):
             return response
         if first is not None and response.status_code in _SSE_ONLY and await first(request.content):
             return response
-        if response.status_code == 404:
-            return response  # The SDK tells a lost session from a wrong URL by it.
+        if response.status_code == 404 and "mcp-session-id" in request.headers:
+            return response  # The SDK knows by it that the session is lost.
         status = f"HTTP {response.status_code} {response.reason_phrase}".strip()
         words = redact(" ".join(response.text[: 2 * _SHOWN].split()))[:_SHOWN] if "html" not in _kind(response) else ""
         refusal = f"the server answered with {status}: {words}" if words else f"the server answered with {status}"
         return _failed(request, INVALID_REQUEST, refusal, {"status": response.status_code}, response)
+
+    async def _understood(self, request: httpx2.Request, response: httpx2.Response, *, json: bool) -> httpx2.Response:
+        """The answer, unless it is that of no MCP server: what the SDK says of those is not for people."""
+        kind = _kind(response).partition(";")[0]
+        if json:
+            response = await self._whole(response, self._max_message)
+            if b'"jsonrpc"' in response.content:
+                return response
+            reason = "the server's answer is not a JSON-RPC message; is its url right?"
+        elif response.status_code != 200 or kind in ("", "text/event-stream"):
+            return response
+        else:
+            await response.aclose()
+            reason = f"the server answered with {kind}, which is not MCP; is its url right?"
+        return _failed(request, INVALID_REQUEST, reason, {"status": response.status_code})
 
     async def _whole(self, response: httpx2.Response, limit: int) -> httpx2.Response:
         """The same answer, read to its end: when it breaks off, it is here that it breaks."""

@@ -78,7 +78,8 @@ def _program(name: str, command: str, cwd: Path | None, env: dict[str, str]) -> 
     if os.path.dirname(command):
         path = (cwd or Path.cwd()) / command
         if not path.is_file():
-            raise ProviderError(f"the command {str(path)!r} of server {name!r} does not exist")
+            wrong = "is a folder; name the program in it" if path.is_dir() else "does not exist"
+            raise ProviderError(f"the command {str(path)!r} of server {name!r} {wrong}")
         if not os.access(path, os.X_OK):
             raise ProviderError(
                 f"the command {str(path)!r} of server {name!r} is not executable; make it so with chmod +x, or give "

@@ -295,7 +295,7 @@ class _OAuth(HttpAuth):
         if not server.configured and not had_login:
             raise ProviderError(
                 f"server {server.name!r} wants authorization (HTTP 401): run {server.command}, or set its"
-                " `auth: {type: authorization_code}` (or client_credentials), or its `headers`"
+                " `auth` (`oauth`, or a mapping with its client), or its `headers`"
             )
         lost = " (the stored one is no longer accepted)" if had_login else ""
         raise ProviderError(f"server {server.name!r} needs a login: run {server.command}{lost}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from mcp.shared.exceptions import MCPError
@@ -72,20 +73,18 @@ class McpProvider(ToolProvider):
         tool = self._tools.get(name)
         if tool is None:
             return _failure("unknown_tool", f'the server no longer offers "{name}"', executed=False)
-        again = False
+        again = sent = False
         while True:
             try:
                 async with self._connection.lease() as session:
                     return await self._call(session, tool, parameters, context)
-            except Unreachable as error:
-                # Once more where that cannot do harm: nothing was sent, or twice is the same as once.
-                if again or not error.sent or not tool.repeatable:
-                    hint = "; it may have run all the same" if error.sent else ""
-                    return _failure("transport_error", f"{error}{hint}", executed=error.sent)
-            except _Again:
+            except _Again as why:
+                sent = sent or why.sent
                 if again:
-                    return _failure("transport_error", "the server forgets its sessions at once", executed=False)
+                    return _unreachable(str(why), sent=sent)
                 tool = self._tools.get(name, tool)
+            except Unreachable as error:
+                return _unreachable(str(error), sent=sent or error.sent)
             except ProviderError as error:  # Nobody is logged in.
                 return _failure("transport_error", str(error), executed=False)
             except MCPError as error:
@@ -101,22 +100,37 @@ class McpProvider(ToolProvider):
     ) -> ToolResult:
         try:
             return await session.call(tool, parameters, context)
-        except asyncio.CancelledError:
-            # Timed out, most likely. The server was told; whether it still lives is to be seen.
-            self._connection.doubt(session)
+        except (asyncio.CancelledError, GeneratorExit):
+            # Timed out, most likely. The server was told, if it listens; whether it still lives is to be seen.
+            with suppress(RuntimeError):  # The event loop has ended.
+                self._connection.doubt(session)
             raise
         except MCPError as error:
             if is_lost(error):
-                reason = explain(error) if isinstance(error, Unreachable) else "the server went away during the call"
-                self._connection.lost(session, reason)
-                raise Unreachable(reason, sent=getattr(error, "sent", True)) from None
-            if is_forgotten(error):  # It refused before it looked at the call.
-                self._connection.lost(session, "the server does not know the session any more")
-                raise _Again from None
-            if error.code == HEADER_MISMATCH and session.stateless:
+                raise await self._lost(session, tool, error) from None
+            if self._connection.spec.kind == "http" and is_forgotten(error):
+                # It refused before it looked at the call, unless the tool itself speaks of sessions.
+                if not await self._connection.confirmed(session):
+                    raise _Again("the server forgets its sessions at once", sent=False) from None
+            elif error.code == HEADER_MISMATCH and session.stateless:
                 self._take(await session.list_tools())
-                raise _Again from None
+                raise _Again(error.message, sent=False) from None
             raise
+
+    async def _lost(self, session: Session, tool: ServerTool, error: MCPError) -> Exception:
+        """What to make of a call whose answer will not come."""
+        one_request = isinstance(error, Unreachable)
+        sent = error.sent if isinstance(error, Unreachable) else True
+        reason = explain(error) if one_request else "the server went away during the call"
+        # Once more where that cannot do harm: nothing was sent, or twice is the same as once.
+        harmless = tool.repeatable or not sent
+        if not one_request:
+            self._connection.lost(session, reason)
+        elif harmless:
+            await self._connection.confirmed(session)
+        else:
+            self._connection.doubt(session)  # Others have calls under way on it.
+        return _Again(reason, sent=sent) if harmless else Unreachable(reason, sent=sent)
 
     def _take(self, listing: Listing) -> None:
         before, self._tools = self._tools, listing.tools
@@ -128,7 +142,16 @@ class McpProvider(ToolProvider):
 
 
 class _Again(Exception):
-    """The server refused the call for a reason that a second try does not have."""
+    """The call may succeed, and does no harm, if it is made once more. The text says why it failed."""
+
+    def __init__(self, reason: str, *, sent: bool) -> None:
+        super().__init__(reason)
+        self.sent = sent
+
+
+def _unreachable(reason: str, *, sent: bool) -> ToolResult:
+    hint = "; it may have run all the same" if sent else ""
+    return _failure("transport_error", f"{reason}{hint}", executed=sent)
 
 
 def _failure(kind: ErrorKind, message: str, *, executed: bool = True) -> ToolResult:

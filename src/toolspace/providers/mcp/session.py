@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
+import time
 from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, cast
 
 import mcp_types as types
@@ -41,9 +42,14 @@ _MAX_PAGES = 1_000
 _MAX_TOOLS = 50_000
 _MAX_ROUNDS = 10
 """How often a server may answer a call with a question instead of a result."""
+_GHOST_SECONDS = 600.0
+"""How long a server may still ask for the sake of a call that nobody waits for any more."""
 _asked_by: contextvars.ContextVar[ToolContext | None] = contextvars.ContextVar("toolspace_mcp_call", default=None)
 _input_requests: TypeAdapter[types.InputRequest] = TypeAdapter(types.InputRequest)
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "notice": logging.INFO, "warning": logging.WARNING}
+
+
+_Owner = tuple[str | None, str | None, str | None, str | None]
 
 
 class Listing(msgspec.Struct, frozen=True):
@@ -70,7 +76,9 @@ class Session:
     def __init__(self, peer: Peer, dispatcher: Dispatcher[Any]) -> None:
         self._peer = peer
         self._dispatcher = dispatcher
-        self._calls: dict[int, ToolContext] = {}
+        self._calls: dict[object, ToolContext] = {}
+        self._ghosts: dict[_Owner, float] = {}
+        """Whose calls were given up, and when."""
         callbacks = peer.callbacks
         self.client = ClientSession(
             dispatcher=dispatcher,
@@ -89,7 +97,12 @@ class Session:
     async def negotiate(self, *, handshake: bool = False) -> None:
         """Finds the era that both speak. `handshake`: without asking, for servers that break at the question."""
         if handshake or not await self._discover():
-            await self.client.initialize()
+            try:
+                await self.client.initialize()
+            except MCPError as error:
+                # One that took long to start may have got the question after we gave up on its answer.
+                if handshake or is_lost(error) or not await self._discover():
+                    raise
         version = self.client.protocol_version or ""
         self._headers = {MCP_PROTOCOL_VERSION_HEADER: version}
         if self.stateless:
@@ -191,8 +204,9 @@ class Session:
 
     async def call(self, tool: ServerTool, arguments: Mapping[str, Any], context: ToolContext) -> ToolResult:
         """One call, with the questions that the server may have in between."""
-        key = id(context)
+        key = object()
         self._calls[key] = context
+        token = _asked_by.set(context)
         try:
             params: dict[str, Any] = {"name": tool.tool.name, "arguments": arguments}
             headers = mcp_param_headers(tool.headers, arguments) if tool.headers else {}
@@ -205,8 +219,13 @@ class Session:
             return ToolResult(
                 False, error=f"the server asked more than {_MAX_ROUNDS} times", error_kind="execution_error"
             )
+        except (asyncio.CancelledError, GeneratorExit):
+            self._ghosts[_owner(context)] = time.monotonic()
+            raise
         finally:
             del self._calls[key]
+            with suppress(ValueError):  # Collected with its event loop: this is another context.
+                _asked_by.reset(token)
 
     async def probe(self) -> None:
         """Asks the server for a sign of life. Raises where there is none."""
@@ -233,7 +252,10 @@ class Session:
             options["headers"][MCP_METHOD_HEADER] = method
             if method == "tools/call":
                 options["headers"][MCP_NAME_HEADER] = encode_header_value(params["name"])
-        if context is not None and context.watched:
+        if context is None:
+            # Of no cost to a server that goes on with it; to tell one that reads nothing would take seconds.
+            options["cancel_on_abandon"] = False
+        elif context.watched:
 
             async def report(progress: float, total: float | None, message: str | None) -> None:
                 context.report_progress(progress, total, message)
@@ -255,28 +277,33 @@ class Session:
         if not isinstance(asked, dict) or not asked:
             await asyncio.sleep(0.1)  # It only wants to be asked again.
             return more
-        token = _asked_by.set(context)
-        try:
-            answers: dict[str, Any] = {}
-            for key, wire in cast("dict[str, Any]", asked).items():
+        answers: dict[str, Any] = {}
+        for key, wire in cast("dict[str, Any]", asked).items():
+            try:
                 request = _input_requests.validate_python(wire, by_name=False)
-                response = await self.client.dispatch_input_request(
-                    ClientRequestContext(session=self.client, request_id=key), request
-                )
-                if isinstance(response, types.ErrorData):
-                    raise MCPError.from_error_data(response)
-                answers[key] = response.model_dump(by_alias=True, mode="json", exclude_none=True)
-        finally:
-            _asked_by.reset(token)
+            except ValidationError:
+                raise MCPError(types.INTERNAL_ERROR, "the server asks what cannot be understood") from None
+            response = await self.client.dispatch_input_request(
+                ClientRequestContext(session=self.client, request_id=key), request
+            )
+            if isinstance(response, types.ErrorData):
+                raise MCPError.from_error_data(response)
+            answers[key] = response.model_dump(by_alias=True, mode="json", exclude_none=True)
         return {**more, "inputResponses": answers}
 
     def _context(self) -> ToolContext | None:
-        """The call during which the server asks. In the older era it does not say: only where there is no doubt."""
+        """The call during which the server asks.
+
+        Certain where the question comes as an answer to it, or on the way of its answer. Over other transports of
+        the older era the server does not say: only where there is no doubt.
+        """
         if (certain := _asked_by.get()) is not None:
             return certain
+        now = time.monotonic()
+        self._ghosts = {owner: since for owner, since in self._ghosts.items() if now - since < _GHOST_SECONDS}
         calls = list(self._calls.values())
-        owners = {(call.user_id, call.space_id, call.session_id, call.run_id) for call in calls}
-        return calls[-1] if len(owners) == 1 else None
+        owners = {_owner(call) for call in calls}
+        return calls[-1] if len(owners) == 1 and self._ghosts.keys() <= owners else None
 
     async def _elicit(
         self, context: ClientRequestContext, params: types.ElicitRequestParams
@@ -292,11 +319,11 @@ class Session:
         )
         try:
             answer = await elicit(question, self._context())
+            content = cast("Any", dict(answer.content)) if answer.content is not None else None
+            return types.ElicitResult(action=answer.action, content=content if answer.action == "accept" else None)
         except Exception as error:
             _logger(self._peer.name).warning("a question could not be asked: %r", error)
             return types.ElicitResult(action="cancel")
-        content = cast("Any", dict(answer.content)) if answer.content is not None else None
-        return types.ElicitResult(action=answer.action, content=content if answer.action == "accept" else None)
 
     async def _sample(
         self, context: ClientRequestContext, params: types.CreateMessageRequestParams
@@ -336,6 +363,10 @@ async def opened(peer: Peer, dispatcher: Dispatcher[Any]) -> AsyncGenerator[Sess
     session = Session(peer, dispatcher)
     async with session.client:
         yield session
+
+
+def _owner(call: ToolContext) -> _Owner:
+    return call.user_id, call.space_id, call.session_id, call.run_id
 
 
 def _is_answer(error: MCPError) -> bool:

@@ -28,8 +28,6 @@ class ServerSpec(msgspec.Struct, frozen=True, kw_only=True):
     headers: Mapping[str, str] = {}
     auth: Mapping[str, Any] = {}
     """OAuth, where the server wants it: `{type: authorization_code | client_credentials, clientId, …}`."""
-    request_timeout: float | None = None
-    """Seconds for the connection's own requests: the handshake, lists. Calls have the orchestrator's."""
     idle_timeout: float | None = None
     """Seconds without a call after which the server is stopped; the next call starts it again."""
 

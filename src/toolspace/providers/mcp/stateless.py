@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
+import urllib.request
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, cast
 
@@ -30,6 +31,7 @@ from mcp.shared.transport_context import TransportContext
 from mcp_types import INTERNAL_ERROR, METHOD_NOT_FOUND, PARSE_ERROR, REQUEST_TIMEOUT
 from yarl import URL
 
+from toolspace.core.httpfaults import system_reason
 from toolspace.providers.mcp.faults import Refused, Unreachable
 from toolspace.providers.mcp.oauth import HttpAuth, Refusal
 from toolspace.providers.mcp.trace import Trace
@@ -76,7 +78,8 @@ class StatelessHttp(Dispatcher[TransportContext]):
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_SECONDS),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS),
-                trust_env=True,
+                # Not `trust_env`: it reads `.netrc` for every request, and would send what stands there.
+                proxy=_proxy(self._url),
                 read_bufsize=2**18,
             ) as self._http,
             anyio.create_task_group() as self._tasks,
@@ -136,30 +139,20 @@ class StatelessHttp(Dispatcher[TransportContext]):
         http = self._http
         if http is None or http.closed:
             raise Unreachable("the connection is closed", sent=False)
-        sent = False
         try:
+            url = self._url
             for _ in range(_MAX_REDIRECTS + 1):
-                sent = True
-                async with http.post(self._url, data=body, headers=headers, allow_redirects=False) as response:
-                    if response.status in (307, 308) and self._moved(response):
+                async with http.post(url, data=body, headers=headers, allow_redirects=False) as response:
+                    if response.status in (307, 308) and (target := _moved(url, response)) != url:
+                        self._url = url = target  # For good: the others need not ask the old place first.
                         continue
                     return await self._answer(response, progress)
         # `from None`: these carry the whole URL, and a key may be in its query.
-        except aiohttp.ClientConnectorError as error:
-            raise Unreachable(f"cannot connect to {self._url.host}: {_reason(error)}", sent=False) from None
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            raise Unreachable(f"cannot connect to {self._url.host}: {system_reason(error)}", sent=False) from None
         except (aiohttp.ClientError, OSError, RuntimeError) as error:
-            raise Unreachable(f"the connection to {self._url.host} broke: {_reason(error)}", sent=sent) from None
+            raise Unreachable(f"the connection to {self._url.host} broke: {system_reason(error)}", sent=True) from None
         raise Refused(307, f"{self._url.host} redirects more than {_MAX_REDIRECTS} times")
-
-    def _moved(self, response: aiohttp.ClientResponse) -> bool:
-        """Follows a redirect within the origin, for good: headers with keys must not go elsewhere."""
-        target = self._url.join(URL(response.headers.get("location", "")))
-        if target.origin() != self._url.origin():
-            raise Refused(
-                response.status, f"{self._url.host} redirects to {target.origin()}; use that as its url if you trust it"
-            )
-        moved, self._url = target != self._url, target
-        return moved
 
     async def _answer(self, response: aiohttp.ClientResponse, progress: Any) -> dict[str, Any]:
         if response.status in (401, 403):
@@ -229,6 +222,22 @@ class _NoReply:
         return None
 
 
+def _moved(url: URL, response: aiohttp.ClientResponse) -> URL:
+    """Where a redirect leads, within the origin: headers with keys must not go elsewhere."""
+    target = url.join(URL(response.headers.get("location", "")))
+    if target.origin() != url.origin():
+        raise Refused(
+            response.status, f"{url.host} redirects to {target.origin()}; use that as its url if you trust it"
+        )
+    return target
+
+
+def _proxy(url: URL) -> str | None:
+    """The proxy that the environment names for a URL."""
+    host = url.host or ""
+    return None if urllib.request.proxy_bypass(host) else urllib.request.getproxies().get(url.scheme)
+
+
 def _outcome(message: dict[str, Any], status: int) -> dict[str, Any]:
     result = message.get("result")
     if isinstance(result, dict):
@@ -292,8 +301,3 @@ async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
 
 def _too_large() -> MCPError:
     return MCPError(INTERNAL_ERROR, f"the server's answer is larger than {MAX_ANSWER // 1024 // 1024} MiB")
-
-
-def _reason(error: BaseException) -> str:
-    inner = getattr(error, "os_error", None) or error
-    return getattr(inner, "strerror", None) or str(inner) or type(inner).__name__

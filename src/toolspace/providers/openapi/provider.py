@@ -28,6 +28,7 @@ from toolspace.providers.openapi.tokens import Tokens
 from toolspace.providers.rest.client import HttpClient
 from toolspace.providers.rest.provider import annotations_of
 from toolspace.providers.rest.request import Build, Request
+from toolspace.providers.rest.secrets import remember_request_secrets
 
 _log = logging.getLogger("toolspace.providers")
 _SHOWN = 20
@@ -122,6 +123,7 @@ class OpenApiProvider(ToolProvider):
             await self._client.aclose()
 
     def _read(self, content: bytes | None, url: URL | None) -> tuple[Reading, Security, list[Tool]]:
+        remember_request_secrets(self._spec.base_url or "", self._spec.headers)
         document = open_document(content, self._spec.spec, url)
         security = Security(document, self.namespace, self._spec.auth, self._spec.headers, self._client)
         reading = read_operations(document, self._spec, security)

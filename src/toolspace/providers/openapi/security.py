@@ -7,13 +7,14 @@ configuration has every credential is taken.
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
 from yarl import URL
 
 from toolspace.core.names import did_you_mean
+from toolspace.core.redact import remember_secrets
 from toolspace.errors import ToolPermissionError
 from toolspace.providers.openapi.document import Broken, Document, Json, mapping, members
 from toolspace.providers.openapi.parameters import FRAMING, can_be_sent
@@ -23,6 +24,7 @@ from toolspace.providers.rest.client import HttpClient
 
 Requirements = list[Json]
 _TOKEN_KEYS = ("token", "accessToken", "value", "apiKey", "key")
+_OTHER_SECRETS = ("password", "clientSecret")
 
 
 class Credentials(msgspec.Struct, frozen=True):
@@ -55,6 +57,7 @@ class Security:
         self._headers = {name.lower() for name in headers}
         self._http = http
         self._tokens: dict[tuple[str, Client], Tokens] = {}
+        remember_secrets(_secrets(auth))
         components = mapping(document.data.get("components")) or {}
         self.schemes = mapping(components.get("securitySchemes")) or {}
 
@@ -213,6 +216,16 @@ class Security:
 
     def _key(self, name: str) -> str:
         return f"openapi.{self._service}.auth.{name}"
+
+
+def _secrets(auth: Mapping[str, Any]) -> Iterator[str]:
+    """What the service must not be able to bring into a log, by sending it back."""
+    for given in auth.values():
+        named = mapping(given)
+        for value in [given] if named is None else [named.get(key) for key in (*_TOKEN_KEYS, *_OTHER_SECRETS)]:
+            if isinstance(value, str | int):
+                yield str(value)
+                yield str(value).partition(":")[2]  # Where it is `user:password`.
 
 
 def _cookie(text: str) -> str:

@@ -142,10 +142,11 @@ async def _failed(response: ClientResponse) -> ToolResult:
         text = redact(jsontext.valid_text(text.strip()))
         value = text
         if media.kind == "json" and complete:
-            try:
-                value = redact(_parsed(body, media))
-            except ValueError:
-                value = text
+            with suppress(ValueError):
+                parsed = _parsed(body, media)
+                value = redact(parsed)
+                if value != parsed:  # The names in it say more of what is secret than its text.
+                    text = jsontext.encode(value)
     headers = headers_of(response)
     extras: dict[str, Any] = {
         "status": status,

@@ -12,6 +12,7 @@ from multidict import CIMultiDict
 from toolspace.errors import ToolDefinitionError, ToolValidationError
 from toolspace.providers.rest.body import compile_body, refuse_fixed
 from toolspace.providers.rest.request import IDEMPOTENT, SAFE, Build, Request
+from toolspace.providers.rest.secrets import remember_request_secrets
 from toolspace.providers.rest.spec import RestSpec
 from toolspace.providers.rest.target import Target
 from toolspace.providers.rest.template import ABSENT, Fill, Hole, compile_text, holes, split
@@ -39,6 +40,7 @@ def compile_request(spec: RestSpec) -> Build:
         target = Target(spec.url, spec.query)
     with _naming(spec, "headers"):
         fixed, open_headers = _compile_headers(spec.headers)
+    remember_request_secrets(spec.url, spec.headers, spec.query)
     if target.authorization is not None:
         fixed.setdefault("Authorization", target.authorization)
     with _naming(spec, "body"):

@@ -3,7 +3,7 @@
 `python scripted.py LOG [WORD …]`: LOG is a file that it writes one line to for every start and every call, so that a
 test can see what really arrived. Words: `hang` never answers, `refuse-discover` ends at the first unknown request,
 `silent-discover` does not answer it, `die-at-start` ends at once, `die-at-list` when it is asked for its tools,
-`stop-reading` reads nothing any more after the first call, `changing` says without end that its list changed,
+`stop-reading` reads nothing any more after its list, `changing` says without end that its list changed,
 `endless-list` has always one more page, `garbage-discover` answers the question for its era with nonsense.
 """
 
@@ -16,6 +16,7 @@ import time
 LOG, *WORDS = sys.argv[1:]
 lock = threading.Lock()
 more_tools = threading.Event()
+listed_whole = threading.Event()
 cancelled: dict[object, threading.Event] = {}
 questions: dict[object, threading.Event] = {}
 answers: dict[object, object] = {}
@@ -52,7 +53,7 @@ TOOLS = [
     tool("progress"),
     tool("deaf"),
     tool("ask"),
-    tool("no_session"),
+    tool("refuse", {"code": {"type": "integer"}, "text": {"type": "string"}}),
     tool("needs_task", execution={"taskSupport": "required"}),
 ]
 
@@ -166,6 +167,8 @@ def answer(request: dict) -> None:
             result["nextCursor"] = str(start + 5)
         elif "endless-list" in WORDS:
             result["nextCursor"] = str(start + 1)
+        else:
+            listed_whole.set()
     elif method == "tools/call":
         if request["params"]["name"] == "wait":
             threading.Thread(target=lambda: call(request), daemon=True).start()
@@ -174,12 +177,11 @@ def answer(request: dict) -> None:
             later = lambda: send({"jsonrpc": "2.0", "id": request["id"], "result": call(request)})  # noqa: E731
             threading.Thread(target=later, daemon=True).start()
             return
-        if request["params"]["name"] == "no_session":
-            send({"jsonrpc": "2.0", "id": request["id"], "error": {"code": -32600, "message": "no browser session"}})
+        if request["params"]["name"] == "refuse":
+            wanted = request["params"]["arguments"]
+            error = {"code": wanted["code"], "message": wanted["text"]}
+            send({"jsonrpc": "2.0", "id": request["id"], "error": error})
             return
-        if "stop-reading" in WORDS:
-            note("reads no more")
-            time.sleep(600)
         result = call(request)
     elif method != "ping":
         if "silent-discover" in WORDS:
@@ -208,3 +210,5 @@ if "changing" in WORDS:
 for line in sys.stdin:
     if "hang" not in WORDS:
         answer(json.loads(line))
+    if "stop-reading" in WORDS and listed_whole.is_set():
+        time.sleep(600)

@@ -1,0 +1,64 @@
+"""How a server is met: the question for its era, and what is said of those that are no MCP servers."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator
+
+import pytest
+from aiohttp import web
+
+from tests.providers.mcp.conftest import SERVERS, space
+from toolspace import McpProvider, ServerSpec
+
+
+@pytest.mark.spec("3.10")
+async def test_a_server_that_answers_the_question_for_its_era_too_late_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("mcp.client.session.DISCOVER_TIMEOUT_SECONDS", 0.3)
+    provider = McpProvider("s", ServerSpec(command=sys.executable, args=(str(SERVERS / "late.py"),)))
+    async with space(provider) as ts:
+        status = provider.status()
+        assert (status.state, status.era, status.restarts) == ("ready", "stateless", 0), status.last_error
+        assert (await ts.call("s__hello")).result == "hello"
+
+
+@pytest.fixture
+async def elsewhere() -> AsyncIterator[str]:
+    """A service that is no MCP server; the path says what it answers with."""
+
+    async def answer(request: web.Request) -> web.Response:
+        if request.path == "/page":
+            return web.Response(text="<html>Welcome</html>", content_type="text/html")
+        if request.path == "/data":
+            return web.json_response({"hello": "world"})
+        return web.Response(status=404, text="nothing here")
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answer)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    yield "http://{}:{}".format(*runner.addresses[0][:2])
+    await runner.cleanup()
+
+
+@pytest.mark.spec("3.10")
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [
+        ("page", "the server answered with text/html, which is not MCP; is its url right?"),
+        ("data", "the server's answer is not a JSON-RPC message; is its url right?"),
+        ("gone", "the server answered with HTTP 404 Not Found: nothing here"),
+    ],
+)
+async def test_a_url_that_leads_elsewhere_is_told_apart(elsewhere: str, path: str, reason: str) -> None:
+    async with space(McpProvider("s", ServerSpec(url=f"{elsewhere}/{path}"))) as ts:
+        assert ts.orchestrator.unavailable() == {"s": reason}
+
+
+@pytest.mark.spec("3.10")
+async def test_a_url_where_nobody_listens_says_so() -> None:
+    async with space(McpProvider("s", ServerSpec(url="http://127.0.0.1:1/mcp"))) as ts:
+        assert ts.orchestrator.unavailable() == {"s": "cannot connect to 127.0.0.1: Connection refused"}

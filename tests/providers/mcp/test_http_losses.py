@@ -1,0 +1,306 @@
+"""The MCP client against HTTP servers that break, restart, forget sessions, or change while calls are under way."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from aiohttp import web
+from mcp.server.mcpserver import Context, MCPServer
+from pydantic import BaseModel
+
+from tests.providers.mcp.conftest import space, until
+from tests.providers.mcp.test_stateless import Service, connected, reply, text, web_service
+from tests.providers.mcp.test_streamable import serve
+from toolspace.core.context import ToolContext
+from toolspace.core.events import EventType
+from toolspace.providers.mcp.callbacks import Answer, Callbacks, Question
+from toolspace.providers.mcp.connection import Hooks
+from toolspace.providers.mcp.provider import McpProvider
+from toolspace.providers.mcp.spec import ServerSpec
+
+
+@pytest.fixture
+async def service() -> AsyncIterator[Service]:
+    async with web_service() as made:
+        yield made
+
+
+class Sessions:
+    """A server of the handshake era with sessions, by hand. `forget` is what a restart does to it."""
+
+    def __init__(self, refusal: web.Response) -> None:
+        self.refusal = refusal
+        self.known: set[str] = set()
+        self.calls: list[str] = []
+        self.gate = asyncio.Event()
+        self.arrived = asyncio.Event()
+        self.url = ""
+
+    def forget(self) -> None:
+        self.known.clear()
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        if request.method != "POST":
+            return web.Response(status=405)
+        message = await request.json()
+        headers = {}
+        if message["method"] == "initialize":
+            self.known.add(key := uuid.uuid4().hex)
+            headers["mcp-session-id"] = key
+            result: dict[str, Any] = {
+                "protocolVersion": "2025-06-18",
+                "capabilities": {"tools": {}},
+                "serverInfo": {"name": "by hand", "version": "1"},
+            }
+        elif request.headers.get("mcp-session-id") not in self.known:
+            body = json.loads(self.refusal.text or "null")
+            if body is None:
+                return web.Response(status=self.refusal.status)
+            return web.json_response(body, status=self.refusal.status)
+        elif "id" not in message:
+            return web.Response(status=202)
+        elif message["method"] == "tools/list":
+            result = {"tools": [{"name": name, "inputSchema": {"type": "object"}} for name in ("t", "wait", "tear")]}
+        elif message["method"] == "tools/call":
+            name = message["params"]["name"]
+            self.calls.append(name)
+            if name == "wait":
+                self.arrived.set()
+                await self.gate.wait()
+            if name == "tear":
+                assert request.transport is not None
+                request.transport.abort()
+            if message["params"]["arguments"].get("complain"):
+                fault = {"code": -32000, "message": "your session at the shop has expired"}
+                return web.json_response({"jsonrpc": "2.0", "id": message["id"], "error": fault})
+            result = text("fine")
+        else:
+            result = {}
+        return web.json_response({"jsonrpc": "2.0", "id": message["id"], "result": result}, headers=headers)
+
+
+@asynccontextmanager
+async def running(made: Sessions) -> AsyncIterator[Sessions]:
+    app = web.Application()
+    app.router.add_route("*", "/mcp", made.handle)
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        made.url = f"http://127.0.0.1:{runner.addresses[0][1]}/mcp"
+        yield made
+    finally:
+        await runner.cleanup()
+
+
+def rpc_error(code: int, message: str, status: int) -> web.Response:
+    return web.json_response(
+        {"jsonrpc": "2.0", "id": None, "error": {"code": code, "message": message}}, status=status
+    )
+
+
+REFUSALS = {
+    "bare-404": lambda: web.Response(status=404, text="null"),
+    "library": lambda: rpc_error(-32600, "Session not found", 404),
+    "typescript": lambda: rpc_error(-32000, "Bad Request: No valid session ID provided", 400),
+    "uninitialized": lambda: rpc_error(-32000, "Bad Request: Server not initialized", 400),
+}
+
+
+@pytest.mark.spec("3.13")
+@pytest.mark.parametrize("how", list(REFUSALS))
+async def test_a_server_that_forgot_the_session_is_greeted_anew_and_the_call_made_once(how: str) -> None:
+    async with running(Sessions(REFUSALS[how]())) as server:
+        provider = McpProvider("w", ServerSpec(url=server.url))
+        async with space(provider) as ts:
+            assert provider.status().era == "handshake"
+            assert (await ts.call("w__t")).ok
+            server.forget()
+            assert (await ts.call("w__t")).result == "fine"
+            assert provider.status().restarts == 1
+        assert server.calls == ["t", "t"]
+
+
+async def test_a_tool_that_speaks_of_its_own_sessions_is_not_called_twice() -> None:
+    async with running(Sessions(REFUSALS["typescript"]())) as server:
+        provider = McpProvider("w", ServerSpec(url=server.url))
+        async with space(provider) as ts:
+            result = await ts.call("w__t", {"complain": True})
+            assert (result.error_kind, result.error) == ("execution_error", "your session at the shop has expired")
+            assert provider.status().restarts == 0
+        assert server.calls == ["t"]
+
+
+@pytest.mark.spec("3.13")
+async def test_an_answer_that_breaks_off_costs_no_other_call_in_the_handshake_era() -> None:
+    async with running(Sessions(REFUSALS["bare-404"]())) as server:
+        async with space(McpProvider("w", ServerSpec(url=server.url))) as ts:
+            waiting = asyncio.ensure_future(ts.call("w__wait"))
+            await server.arrived.wait()
+            torn = await ts.call("w__tear")
+            assert (torn.error_kind, torn.executed) == ("transport_error", True)
+            assert (await ts.call("w__t")).ok
+            server.gate.set()
+            assert (await waiting).result == "fine"
+        assert server.calls == ["wait", "tear", "t"]
+
+
+@pytest.mark.spec("3.13")
+async def test_an_answer_that_breaks_off_costs_no_other_call(service: Service) -> None:
+    arrived, gate = asyncio.Event(), asyncio.Event()
+
+    async def answer(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+        if message["params"]["arguments"].get("tear"):
+            assert request.transport is not None
+            request.transport.abort()
+        if message["params"]["arguments"].get("wait"):
+            arrived.set()
+            await gate.wait()
+        return reply(message, text("fine"))
+
+    service.on_call = answer
+    async with connected(service) as ts:
+        waiting = asyncio.ensure_future(ts.call("w__t", {"wait": True}))
+        await arrived.wait()
+        torn = await ts.call("w__t", {"tear": True})
+        assert (torn.error_kind, torn.executed) == ("transport_error", True)
+        assert (await ts.call("w__t")).ok
+        gate.set()
+        assert (await waiting).result == "fine"
+
+
+@pytest.mark.spec("3.13")
+async def test_a_server_that_was_replaced_by_one_of_the_other_era_is_greeted_anew(service: Service) -> None:
+    provider = McpProvider("w", ServerSpec(url=service.url))
+    async with space(provider) as ts:
+        assert provider.status().era == "stateless"
+        other = Sessions(REFUSALS["uninitialized"]())
+        service.handle_instead = other.handle
+        assert (await ts.call("w__t")).result == "fine"
+        assert provider.status().era == "handshake"
+        assert other.calls == ["t"]
+
+
+async def test_closing_ends_calls_over_http(service: Service) -> None:
+    arrived = asyncio.Event()
+
+    async def hang(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+        arrived.set()
+        await asyncio.sleep(60)
+        raise AssertionError
+
+    service.on_call = hang
+    async with asyncio.timeout(10):
+        async with connected(service) as ts:
+            call = asyncio.ensure_future(ts.call("w__t"))
+            await arrived.wait()
+        assert (await call).error_kind == "canceled"
+
+
+async def test_calls_that_meet_a_redirect_at_once_all_follow_it(service: Service) -> None:
+    async with connected(service) as ts:
+        service.moves = True
+        results = await asyncio.gather(*(ts.call("w__t", {"n": n}) for n in range(10)))
+    assert [result.result for result in results] == ["hello"] * 10
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [{"q": {"method": "nonsense/ask"}}, {"q": 5}, {"q": {"method": "elicitation/create", "params": {"message": 1}}}],
+    ids=["method", "number", "params"],
+)
+async def test_a_question_that_cannot_be_understood_fails_the_call(service: Service, asked: dict[str, Any]) -> None:
+    async def ask(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+        return reply(message, {"resultType": "input_required", "inputRequests": asked})
+
+    async def elicit(question: Question, context: ToolContext | None) -> Answer:
+        raise AssertionError
+
+    service.on_call = ask
+    async with connected(service, hooks=Hooks(callbacks=Callbacks(elicit=elicit))) as ts:
+        result = await ts.call("w__t")
+    assert (result.error_kind, result.error) == ("execution_error", "the server asks what cannot be understood")
+
+
+class Colour(BaseModel):
+    colour: str
+
+
+@pytest.mark.spec("3.16")
+async def test_questions_of_two_users_at_once_reach_each_their_own() -> None:
+    server = MCPServer("asks")
+
+    @server.tool()
+    async def ask(who: str, ctx: Context) -> str:
+        result = await ctx.elicit(who, Colour)
+        return f"{who}: {result.data.colour if result.action == 'accept' else result.action}"
+
+    both = asyncio.Barrier(2)
+    asked: list[tuple[str, str | None]] = []
+
+    async def elicit(question: Question, context: ToolContext | None) -> Answer:
+        async with asyncio.timeout(10):
+            await both.wait()
+        user = context.user_id if context is not None else None
+        asked.append((question.message, user))
+        return Answer(action="accept", content={"colour": f"{user}'s"})
+
+    async with serve(server.streamable_http_app()) as base:
+        provider = McpProvider("w", ServerSpec(url=f"{base}/mcp"), Hooks(callbacks=Callbacks(elicit=elicit)))
+        provider._connection._handshake = True
+        async with space(provider) as ts:
+            assert provider.status().era == "handshake"
+            results = await asyncio.gather(
+                *(ts.call("w__ask", {"who": one}, context=ToolContext(user_id=one)) for one in ("ann", "bob"))
+            )
+    assert sorted(asked) == [("ann", "ann"), ("bob", "bob")]
+    assert [result.result for result in results] == [{"result": "ann: ann's"}, {"result": "bob: bob's"}]
+
+
+@pytest.mark.spec("3.14")
+async def test_a_change_is_heard_in_the_stateless_era_and_again_after_the_server_hung_up(service: Service) -> None:
+    service.capabilities = {"tools": {"listChanged": True}}
+    streams: list[tuple[web.StreamResponse, str]] = []
+
+    async def listen(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+        if message["method"] != "subscriptions/listen":
+            return reply(message, text("hello"))
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        meta = {"io.modelcontextprotocol/subscriptionId": message["id"]}
+        params = {"_meta": meta, "notifications": {"toolsListChanged": True}}
+        await send(response, "notifications/subscriptions/acknowledged", params)
+        streams.append((response, message["id"]))
+        while (response, message["id"]) in streams:  # noqa: ASYNC110 - until it is taken out
+            await asyncio.sleep(0.01)
+        assert request.transport is not None
+        request.transport.abort()
+        return response
+
+    async def send(response: web.StreamResponse, method: str, params: dict[str, Any]) -> None:
+        data = json.dumps({"jsonrpc": "2.0", "method": method, "params": params})
+        await response.write(f"data: {data}\n\n".encode())
+
+    service.on_call = listen
+    async with connected(service) as ts:
+        await until(lambda: streams)
+        response, key = streams[0]
+        with ts.bus.collect(EventType.TOOLS_CHANGED) as changes:
+            service.tools = [*service.tools, {"name": "u", "inputSchema": {"type": "object"}}]
+            params = {"_meta": {"io.modelcontextprotocol/subscriptionId": key}}
+            await send(response, "notifications/tools/list_changed", params)
+            await asyncio.wait_for(changes.get(), 10)
+            assert ts.get("w__u") is not None
+            service.tools = service.tools[1:]
+            streams.clear()
+            await until(lambda: streams)
+            await asyncio.wait_for(changes.get(), 10)
+            assert ts.get("w__t") is None
+        assert (await ts.call("w__u")).ok
+        streams.clear()
