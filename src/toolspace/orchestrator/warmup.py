@@ -19,7 +19,7 @@ _log = logging.getLogger("toolspace.providers")
 RETRY_SECONDS = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 PATIENCE_SECONDS = 30.0
 """How long a start waits for a provider. One that takes longer is reported, and goes on beside the others."""
-STRAGGLER = 1.25
+STRAGGLER = 1.2
 """Where nearly all are ready, the last ones are waited for only so many times as long as the others took."""
 _FEW = 5
 """One of so many may be such a straggler; with fewer providers each is waited for."""

@@ -237,6 +237,18 @@ async def test_restarting_in_the_middle_of_calls_ends_them(scripted: Make, seen:
         assert provider.status().calls_in_flight == 0
 
 
+async def test_a_start_that_hangs_can_be_restarted_by_hand(scripted: Make, seen: Seen) -> None:
+    provider = scripted("hang-once")
+    ts = Toolspace(providers=[provider])
+    ts.patience = 0.1
+    async with ts:
+        await until(lambda: seen.starts)
+        async with asyncio.timeout(20):
+            assert (await ts.restart_server("s")).state == "ready"
+        assert (await ts.call("s__echo", {"text": "a"})).ok
+    assert len(seen.starts) == 2
+
+
 @pytest.mark.spec("3.12")
 async def test_calls_that_race_the_stop_of_an_idle_server_are_all_answered(scripted: Make, seen: Seen) -> None:
     provider = scripted(idle_timeout=0.05)

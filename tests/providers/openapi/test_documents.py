@@ -11,12 +11,15 @@ from aiohttp import web
 
 from tests.providers.openapi.services import document, operation, service
 from tests.providers.rest.servers import http_server
+from toolspace.core.addresses import Address
 from toolspace.core.context import ToolContext
 from toolspace.errors import ProviderError
 from toolspace.providers.openapi import document as documents
 from toolspace.providers.openapi.provider import OpenApiProvider
 from toolspace.providers.openapi.spec import OpenApiSpec
 from toolspace.providers.openapi.yamltext import parse_yaml
+from toolspace.providers.rest.client import HttpClient
+from toolspace.toolspace import Toolspace
 
 pytestmark = pytest.mark.spec("3.22")
 
@@ -215,3 +218,32 @@ async def test_a_base_url_has_to_be_one(tmp_path: Path) -> None:
     file.write_text(YAML)
     with pytest.raises(ProviderError, match="baseUrl: expected an absolute URL"):
         await loaded(str(file), base_url="api.example.com")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.1", "[::ffff:127.0.0.1]"])
+async def test_a_document_on_the_web_does_not_lead_to_a_private_address(host: str) -> None:
+    """127.0.0.2 stands for the web here: documents of this machine may lead wherever they like."""
+
+    def special(address: Address) -> str | None:
+        return None if str(address) == "127.0.0.2" else "private"
+
+    client = HttpClient(special=special)
+    async with http_server() as private:
+        described = document(operation("/x"), servers=[{"url": f"http://{host}:{private.port}"}])
+
+        async def answer(request: web.Request) -> web.StreamResponse:
+            return web.json_response(described)
+
+        async with http_server(answer, host="127.0.0.2") as web_server, http_server(answer) as own_server:
+            async with Toolspace(providers=[OpenApiProvider("api", OpenApiSpec(spec=web_server.url()), client)]) as ts:
+                refused = await ts.call("api__op", {})
+            assert (refused.error_kind, refused.executed) == ("not_permitted", False), refused.error
+            assert private.seen == []
+            for spec in (
+                OpenApiSpec(spec=web_server.url(), base_url=private.url()),
+                OpenApiSpec(spec=own_server.url(), base_url=None if host == "127.0.0.1" else private.url()),
+            ):
+                async with Toolspace(providers=[OpenApiProvider("api", spec, client)]) as ts:
+                    allowed = await ts.call("api__op", {})
+                assert allowed.ok, allowed.error
+        await client.aclose()

@@ -56,7 +56,9 @@ async def test_paths_in_every_style(style: str, explode: bool, value: Any, wante
     assert seen.target == f"/v1/c/{wanted}/x"
 
 
-@pytest.mark.parametrize("value", ["..", ".", "", "a/../../b", "..\\x", "%2e%2e", "a\nb", [], [".."], None, [None], {"a": None}])
+@pytest.mark.parametrize(
+    "value", ["..", ".", "", "a/../../b", "..\\x", "%2e%2e", "a\nb", [], [".."], None, [None], {"a": None}]
+)
 async def test_a_path_value_that_would_leave_its_segment_is_refused(value: Any) -> None:
     async with service(document(operation("/c/{color}", parameters=[parameter("color", "path")]))) as api:
         result = await api.call(color=value)

@@ -148,9 +148,7 @@ async def test_a_service_cannot_bring_the_tools_keys_or_its_own_into_an_error() 
         return web.json_response({**sent, "access_token": "its-own-token"}, status=403)
 
     async with http_server(echo) as at:
-        spec = tool(
-            at.url("/?appid=blossom-1"), headers={"X-Key": "blossom-2", "Authorization": "Bearer blossom-3"}
-        )
+        spec = tool(at.url("/?appid=blossom-1"), headers={"X-Key": "blossom-2", "Authorization": "Bearer blossom-3"})
         result = await call(spec)
     assert "HTTP 403" in (result.error or "")
     shown = json.dumps(result.to_dict())

@@ -108,14 +108,15 @@ class Connection:
 
     def _own(self) -> None:
         """Makes sure that there is an owner: the first time, and where its event loop ended without a close."""
-        loop = asyncio.get_running_loop()
-        if self._owner is not None:
-            if self._closing or (self._owner.get_loop() is loop and not self._owner.done()):
-                return
-            if self._owner.get_loop() is not loop and not self._owner.get_loop().is_closed():
-                raise Unreachable("it is in use in another event loop", sent=False)
         if self._closing:
             return
+        loop = asyncio.get_running_loop()
+        if self._owner is not None:
+            other = self._owner.get_loop()
+            if other is loop and not self._owner.done():
+                return
+            if other is not loop and not other.is_closed():
+                raise Unreachable("it is in use in another event loop", sent=False)
         self._wake, self._ended, self._changed = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._session = self._outcome = self._probing = None
         # In a context of its own: it outlives whoever needed the server first.
@@ -178,6 +179,9 @@ class Connection:
         if self._session is not None:
             self._finish("restart")
             self._set("starting", pid=None)
+        elif self._attempting and self._owner is not None and not self._closing:
+            self._owner.cancel()  # Whoever asks for a restart does not want to wait for a start that hangs.
+            await asyncio.wait((self._owner,))
         self._failures = 0
         self._own()
         self._wake.set()

@@ -183,9 +183,10 @@ class Session:
             page = await self._request("tools/list", {"cursor": cursor} if cursor is not None else {})
             entries = page.get("tools")
             for entry in cast("list[object]", entries) if isinstance(entries, list) else ():
-                self._take(entry, tools, left_out)
+                if len(tools) + len(left_out) < _MAX_TOOLS:
+                    self._take(entry, tools, left_out)
             cursor = page.get("nextCursor")
-            if not isinstance(cursor, str) or cursor in seen or len(tools) > _MAX_TOOLS:
+            if not isinstance(cursor, str) or cursor in seen or len(tools) + len(left_out) >= _MAX_TOOLS:
                 break
             seen.add(cursor)
         return Listing(tools, tuple(left_out))

@@ -66,6 +66,8 @@ class _Compiled(NamedTuple):
 
     build: Build
     tokens: Tokens | None
+    public: bool
+    """Whether a stranger's document says where it goes."""
 
 
 class OpenApiProvider(ToolProvider):
@@ -88,6 +90,8 @@ class OpenApiProvider(ToolProvider):
         self._operations: dict[str, Operation] = {}
         self._compiled: dict[str, _Compiled] = {}
         self._security: Security | None = None
+        self._public_host: str | None = None
+        """Where the document is from, if that is on the web: it must not lead to places that only we can reach."""
 
     def list_tools(self) -> Sequence[Tool]:
         return self._tools
@@ -100,12 +104,16 @@ class OpenApiProvider(ToolProvider):
         content, url = None, None
         if is_url(self._spec.spec):
             content, url = await fetch(self._spec, self._client)
+            host = url.raw_host or ""
+            self._public_host = host if await self._client.is_public(host) else None
         # In a thread: a large document takes a second to parse, and others start meanwhile.
         await self._take(*await asyncio.to_thread(self._read, content, url))
 
     async def execute(self, name: str, parameters: dict[str, Any], context: ToolContext) -> ToolResult:
-        build, tokens = self._compiled.get(name) or self._compile(name)
+        build, tokens, public = self._compiled.get(name) or self._compile(name)
         request = build(parameters)
+        if public:
+            request = msgspec.structs.replace(request, public=True)
         if tokens is None:
             return await self._client.send(request, context)
         token = await tokens.get()
@@ -160,7 +168,8 @@ class OpenApiProvider(ToolProvider):
             )
         credentials = self._security.credentials(operation.security, server.url)
         build = compile_operation(operation, server.url, self._spec.headers, credentials)
-        self._compiled[name] = compiled = _Compiled(build, credentials.tokens)
+        led = self._spec.base_url is None and self._public_host not in (None, server.url.raw_host)
+        self._compiled[name] = compiled = _Compiled(build, credentials.tokens, led)
         return compiled
 
 

@@ -52,6 +52,10 @@ class HttpClient:
         """The whole answer, whatever its status, for a provider's own needs. Raises `ToolTransportError`."""
         return await self._here().fetch(request, Limits(memory=max_bytes))
 
+    async def is_public(self, host: str) -> bool:
+        """Whether a host is on the web, and not the operator's own."""
+        return await self._here().is_public(host)
+
     async def aclose(self) -> None:
         """Closes every connection. A request after it opens new ones."""
         exchanges, self._exchanges = self._exchanges, {}

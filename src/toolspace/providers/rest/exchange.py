@@ -13,6 +13,7 @@ from typing import Any
 
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
+from yarl import URL
 
 from toolspace.core.addresses import Address, canonical_host, parse_address, special_kind
 from toolspace.core.context import ToolContext
@@ -88,7 +89,7 @@ class Exchange:
 
     async def _ask(self, request: Request, limits: Limits) -> aiohttp.ClientResponse:
         """The answer to a request, after redirects. Its body is still to be read, and it to be closed."""
-        session = self._open
+        session = self._guard(request.url, "a document on the web") if request.public else self._open
         for _ in range(limits.redirects + 1):
             response = await _send(session, request)
             location = response.headers.get("Location") if response.status in REDIRECTS else None
@@ -107,20 +108,25 @@ class Exchange:
         self, request: Request, following: Request, session: aiohttp.ClientSession
     ) -> aiohttp.ClientSession:
         """The connections that a redirect to another host goes over."""
-        if session is self._open and not await self._is_public(request.url.raw_host or ""):
+        if session is self._open and not await self.is_public(request.url.raw_host or ""):
             return session
-        host = following.url.raw_host or ""
+        return self._guard(following.url, shown(request.url))
+
+    def _guard(self, url: URL, guide: str) -> aiohttp.ClientSession:
+        """The connections to a host that `guide` names, which all lead to public addresses."""
+        host = url.raw_host or ""
         try:
             named = canonical_host(host)
         except ValueError as error:
-            raise ToolExecutionError(f"{shown(request.url)} redirects to no host: {error}") from None
+            raise ToolExecutionError(f"{guide} leads to no host: {error}", executed=False) from None
         if not isinstance(named, str) and (kind := self._special(named)) is not None:
             raise _refusal(host, kind)
         if self._guarded is None:
             self._guarded = _session(_PublicOnly(self._special))
         return self._guarded
 
-    async def _is_public(self, host: str) -> bool:
+    async def is_public(self, host: str) -> bool:
+        """Whether a host is on the web, and not the operator's own."""
         try:
             named = canonical_host(host)
             if not isinstance(named, str):
@@ -183,6 +189,6 @@ async def _send(session: aiohttp.ClientSession, request: Request) -> aiohttp.Cli
 
 def _refusal(host: str, kind: str) -> ToolPermissionError:
     return ToolPermissionError(
-        f"a public server redirects to {host}, which is a {kind} address; configure that URL itself to allow it",
+        f"a public server leads to {host}, which is a {kind} address; configure that URL itself to allow it",
         executed=False,
     )

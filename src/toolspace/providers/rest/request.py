@@ -34,6 +34,8 @@ class Request(msgspec.Struct, frozen=True):
     """Whether it may be sent again after 429 and 503."""
     safe: bool = False
     """Whether it changes nothing, so that a redirect may be followed."""
+    public: bool = False
+    """Whether it may reach public addresses only: not the operator has chosen the host, but somebody on the web."""
 
     def __repr__(self) -> str:
         return f"Request({self.method} {self.url.with_query(None)})"

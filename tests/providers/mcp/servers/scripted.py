@@ -1,7 +1,7 @@
 """An MCP server by hand, over standard input and output, that misbehaves on demand. Speaks the handshake era.
 
 `python scripted.py LOG [WORD …]`: LOG is a file that it writes one line to for every start and every call, so that a
-test can see what really arrived. Words: `hang` never answers, `refuse-discover` ends at the first unknown request,
+test can see what really arrived. Words: `hang` never answers, `hang-once` not at its first start, `refuse-discover` ends at the first unknown request,
 `silent-discover` does not answer it, `die-at-start` ends at once, `die-at-list` when it is asked for its tools,
 `stop-reading` reads nothing any more after its list, `changing` says without end that its list changed,
 `endless-list` has always one more page, `garbage-discover` answers the question for its era with nonsense.
@@ -207,6 +207,10 @@ if "changing" in WORDS:
             send({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"})
 
     threading.Thread(target=change, daemon=True).start()
+if "hang-once" in WORDS:
+    with open(LOG, encoding="utf-8") as file:
+        if file.read().count("start ") == 1:
+            WORDS.append("hang")
 for line in sys.stdin:
     if "hang" not in WORDS:
         answer(json.loads(line))
