@@ -16,7 +16,7 @@ from toolspace.core.names import SEPARATOR
 from toolspace.core.redact import remember_secrets
 from toolspace.core.tool import Tool
 from toolspace.errors import ConfigError
-from toolspace.mounts import Mount, make_mounts
+from toolspace.mounts import Mount, make_mounts, needs_one_provider
 from toolspace.orchestrator.queues import QueueSpec, Rate
 from toolspace.orchestrator.settings import Defaults, ProviderRules, Rules, Setting
 from toolspace.providers.configured import handler_of
@@ -43,10 +43,17 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     warnings: Sequence[str]
 
 
-def assemble(config: Config, running: Mapping[str, Mount] | None = None, callbacks: Callbacks = NO_CALLBACKS) -> Parts:
+def assemble(
+    config: Config,
+    running: Mapping[str, Mount] | None = None,
+    callbacks: Callbacks = NO_CALLBACKS,
+    *,
+    only_for: str | None = None,
+) -> Parts:
     """The parts that a configuration describes. Imports the user's functions and providers.
 
     Of the providers that are `running`, those whose entry has not changed stay; their rules are new all the same.
+    `only_for`: a tool that is to be called, and nothing else; servers and services that it cannot need are left out.
     """
     remember_secrets(config.secret_values)  # Before code of the user's runs, and what it does could be logged.
     found = [tool for spec in config.functions for tool in _load(spec, config)]
@@ -63,7 +70,13 @@ def assemble(config: Config, running: Mapping[str, Mount] | None = None, callbac
         builtins=builtins,
         functions=functions,
         definitions=definitions,
-        providers=make_mounts(config, rules.overrides, running or {}, callbacks),
+        providers=make_mounts(
+            config,
+            rules.overrides,
+            running or {},
+            callbacks,
+            only_for=_needing_little(config, only_for, builtins, [*functions, *definitions]),
+        ),
         files=lambda: list(dict.fromkeys((*config.files(), *loaded_files()))),
         warnings=[
             *config.warnings,
@@ -72,6 +85,22 @@ def assemble(config: Config, running: Mapping[str, Mount] | None = None, callbac
             *_idle_rules(config, [*builtins, *functions, *definitions]),
         ],
     )
+
+
+_READS_STORED = "agent__read_output"
+
+
+def _needing_little(config: Config, tool: str | None, builtins: Sequence[Tool], local: Sequence[Tool]) -> str | None:
+    """The tool's full name, where one provider at most is all that a call of it can need.
+
+    That is not known of a bare name, nor of functions and batches, which may call any tool.
+    """
+    for _ in config.tools.aliases:  # One may lead to another; a circle of them leads nowhere.
+        tool = config.tools.aliases.get(tool or "", tool)
+    if tool is None or any(one.name == tool for one in local):
+        return None
+    alone = tool == _READS_STORED or any(one.name == tool for one in builtins)
+    return tool if alone or needs_one_provider(config, tool) else None
 
 
 def _context(config: Config) -> ToolContext:

@@ -13,7 +13,7 @@ from toolspace.abc import ToolProvider
 from toolspace.config.load import Config
 from toolspace.config.model import McpServer, OpenApi, Provider, RestTool
 from toolspace.core import jsontext
-from toolspace.core.names import sanitise
+from toolspace.core.names import SEPARATOR, sanitise
 from toolspace.errors import ConfigError, RegistrationError
 from toolspace.orchestrator.settings import ProviderRules, Rules
 from toolspace.providers.mcp.callbacks import Callbacks
@@ -47,14 +47,38 @@ class _Wanted(msgspec.Struct, frozen=True, kw_only=True):
     make: Callable[[], ToolProvider]
     rules: ProviderRules
 
+    def may_offer(self, tool: str) -> bool:
+        """Whether a tool of this full name may be one of its own. Plugins may tell their namespace only when made."""
+        return self.section == "providers" or _is_within(tool, self.namespace or self.name)
+
+
+def needs_one_provider(config: Config, tool: str) -> bool:
+    """Whether a full name says which of the configuration's MCP servers and services offers the tool."""
+    named = [*config.mcp_servers, *config.openapi, *([REST] if config.rest_tools else [])]
+    return any(_is_within(tool, name) for name in named)
+
+
+def _is_within(tool: str, namespace: str) -> bool:
+    return sanitise(tool).startswith(sanitise(namespace) + SEPARATOR)
+
 
 def make_mounts(
-    config: Config, overrides: Mapping[str, Rules], running: Mapping[str, Mount], callbacks: Callbacks
+    config: Config,
+    overrides: Mapping[str, Rules],
+    running: Mapping[str, Mount],
+    callbacks: Callbacks,
+    *,
+    only_for: str | None = None,
 ) -> dict[str, Mount]:
-    """Every provider that is enabled: the running one where nothing of it changed, else a new one."""
+    """Every provider that is enabled: the running one where nothing of it changed, else a new one.
+
+    `only_for`: without those that cannot be the one of this tool.
+    """
     mounts: dict[str, Mount] = {}
     faults: list[str] = []
     for wanted in _wanted(config, overrides, callbacks):
+        if only_for is not None and not wanted.rules.required and not wanted.may_offer(only_for):
+            continue
         key = f"{wanted.section}.{wanted.name}"
         known = running.get(key)
         try:

@@ -140,17 +140,19 @@ class Toolspace:
         environ: Mapping[str, str] = os.environ,
         session: str | None = None,
         callbacks: Callbacks = NO_CALLBACKS,
+        only_for: str | None = None,
     ) -> Self:
         """A toolspace from a configuration file; from the built-ins alone where no path is given.
 
         Use it with `async with`. Raises `ConfigError` with every fault of the file. `callbacks` answer what MCP
-        servers ask while they work.
+        servers ask while they work. `only_for` names the one tool that is to be called: servers and services that
+        it cannot need are left out, unless they are required.
         """
         from toolspace.assembly import assemble  # Here: a toolspace of functions needs no configuration.
         from toolspace.config.load import load_config
 
         config = load_config(Path(path) if path is not None else None, environ=environ)
-        parts = assemble(config, callbacks=callbacks)
+        parts = assemble(config, callbacks=callbacks, only_for=only_for)
         cache: ResultCache | None = None
         if config.storage.cache == "disk":
             from toolspace.stores.cache_sqlite import SqliteCache  # SQLite only where it is asked for.

@@ -87,6 +87,7 @@ mcpServers:
 openapi:
   pets: {{spec: ./gone.yaml}}
   placeless: {{spec: ./placeless.yaml}}
+  filtered: {{spec: ./placeless.yaml, baseUrl: "http://127.0.0.1:9", operations: [gone]}}
 """
 PLACELESS = """\
 openapi: 3.1.0
@@ -115,6 +116,8 @@ def test_every_server_is_started_and_each_failure_has_its_way_out(toolspace: Too
         "pets": f"there is no file {project / 'gone.yaml'}: mend its spec",
     }
     assert warnings["placeless"] == "set its baseUrl to where the service is"
+    assert warnings["filtered"] == "mend its tags, methods, paths and operations"
+    assert sum(warning["found"].startswith("filtered") for warning in found(done, "warning")) == 1
     assert fine[0].startswith("small: 2 tools, stdio, 2026-07-28 stateless, ready after ")
     assert fine[1] == "off: disabled"
     assert "secretword" not in done.stdout + done.stderr

@@ -24,6 +24,7 @@ mcpServers:
   refusing: {{url: "http://127.0.0.1:9/mcp"}}
   off: {{command: no-such-program, enabled: false}}
   dying: {{command: sh, args: ["-c", "echo connection refused >&2; exit 3"]}}
+  empty: {{args: [x]}}
 """
 
 
@@ -68,7 +69,7 @@ def test_the_table_shows_how_each_server_is(toolspace: Toolspace) -> None:
     assert lines["small"][6] == "2"
     assert int(lines["small"][7]) > 20
     assert (lines["broken"][1], lines["dying"][1], lines["refusing"][1]) == ("failed", "failed", "failed")
-    assert lines["off"][1] == "disabled"
+    assert (lines["off"][1], lines["empty"][1:3]) == ("disabled", ["cannot", "start"])
     assert "the command 'no-such-program' of server 'broken' is not on the PATH" in " ".join(done.stdout.split())
     assert done.stderr == ""
 
@@ -136,10 +137,11 @@ def test_a_restart_where_nothing_runs_tries_the_server_and_says_so(toolspace: To
         (("restart",), "which one? toolspace servers restart NAME"),
         (("restart", "smal"), 'there is no MCP server "smal"; did you mean "small"?'),
         (("restart", "off"), "off is disabled: toolspace.yaml:6"),
+        (("restart", "empty"), 'empty has neither "command" nor "url": toolspace.yaml:8'),
         (("restert", "small"), 'did you mean "restart"?'),
         (("login", "small"), "which has no login"),
     ],
-    ids=["no-name", "typo", "disabled", "action", "login"],
+    ids=["no-name", "typo", "disabled", "empty", "action", "login"],
 )
 def test_wrong_words_are_answered_with_the_right_ones(toolspace: Toolspace, words: tuple[str, ...], said: str) -> None:
     done = toolspace("servers", *words)
@@ -189,14 +191,23 @@ async def test_a_person_logs_in_on_the_page_that_is_printed_and_out_again(toolsp
     assert left.stdout == "Logged out of guarded.\n"
 
 
-def test_a_call_says_once_why_the_server_of_its_tool_is_not_there(toolspace: Toolspace) -> None:
-    done = toolspace("call", "dying__x")
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("call", "dying__x"), 1, 'error: provider "dying" is not available: {} (transport_error)'),
+        (("explain", "dying__x"), 2, 'error: provider "dying" is not available: {}'),
+        (("list",), 0, "warning: the tools of dying are missing: {}"),
+    ],
+    ids=["call", "explain", "list"],
+)
+def test_why_a_server_is_not_there_is_said_once(
+    toolspace: Toolspace, words: tuple[str, ...], code: int, said: str
+) -> None:
+    done = toolspace(*words)
 
-    assert done.returncode == 1
-    assert [line for line in done.stderr.splitlines() if "connection refused" in line] == [
-        'error: provider "dying" is not available: the server ended with exit code 3: connection refused '
-        "(transport_error)"
-    ]
+    reason = "the server ended with exit code 3: connection refused"
+    assert done.returncode == code
+    assert [line for line in done.stderr.splitlines() if reason in line] == [said.format(reason)]
 
 
 def test_what_a_server_does_is_said_with_its_name(toolspace: Toolspace, project: Path) -> None:
@@ -207,3 +218,37 @@ def test_what_a_server_does_is_said_with_its_name(toolspace: Toolspace, project:
 
     assert done.returncode == 0
     assert done.stderr == "[WRN] chatty: the server wrote what is not a message (said only once): 'Welcome'\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "others"),
+    [
+        (("call", "small__add", "a=1", "b=2"), False),
+        (("call", "plus", "a=1", "b=2"), False),
+        (("explain", "small__add"), False),
+        (("call", "base64_encode", "text=a"), False),
+        (("call", "add", "a=1", "b=2"), True),
+        (("call", "agent__batch", "calls=[]"), True),
+    ],
+    ids=["server", "alias", "explain", "builtin", "bare name", "batch"],
+)
+def test_one_call_starts_only_the_servers_that_it_can_need(
+    toolspace: Toolspace, project: Path, words: tuple[str, ...], others: bool
+) -> None:
+    (project / "toolspace.yaml").write_text(
+        f"""\
+mcpServers:
+  small: {{command: "{sys.executable}", args: ["{PROGRAMS}/small_server.py"]}}
+  other: {{command: sh, args: ["-c", "touch {project}/started; exit 3"]}}
+tools:
+  builtins: [base64_encode]
+  aliases: {{sum: small__add, plus: sum}}
+"""
+    )
+
+    done = toolspace(*words)
+
+    assert (project / "started").exists() == others
+    assert ("other" in done.stderr) == others
+    if not others:
+        assert done.returncode == 0, done.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -467,6 +468,36 @@ async def test_a_body_that_does_not_arrive_is_not_waited_for(served: Served, mon
     await reader.read()  # And the connection is closed.
     writer.close()
     await writer.wait_closed()
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        "POST /",
+        "POST /mcp HTTP/1.1\r\nhost: localhost\r\nx: ",
+        "POST /mcp HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n1;",
+        "POST /mcp HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n0\r\nx: ",
+    ],
+    ids=["url", "header", "chunk", "trailer"],
+)
+async def test_a_head_without_end_is_refused(served: Served, start: str) -> None:
+    reader, writer = await asyncio.open_connection(*served.url.split("/")[2].split(":"))
+
+    async def send() -> None:
+        writer.write(start.encode())
+        for _ in range(100_000):
+            writer.write(b"a" * 1_000)
+            await writer.drain()
+
+    sending = asyncio.create_task(send())
+    try:
+        with suppress(ConnectionError):
+            assert (await reader.read(12)) in (b"HTTP/1.1 400", b"")
+        with pytest.raises(ConnectionError):
+            await sending
+    finally:
+        writer.close()
+    assert (await served.ask("tools/call", CALL)).status == 200
 
 
 @pytest.mark.parametrize("era", ["stateless", "session"])

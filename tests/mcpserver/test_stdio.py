@@ -200,6 +200,30 @@ for line in sys.stdin.buffer:
     assert (project / "cleaned").exists()
 
 
+@pytest.mark.parametrize("gone", [True, False], ids=["gone", "still there"])
+async def test_who_blocks_the_loop_does_not_outlive_the_client(gone: bool) -> None:
+    program = """
+import os, sys, time
+from toolspace.mcpserver.pipes import ended_without
+with ended_without(0, 0.1):
+    print("begun", flush=True)
+    time.sleep(float(sys.argv[1]))
+print("ended by itself", flush=True)
+"""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", program, "600" if gone else "0.3"),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert await process.stdout.readline() == b"begun\n"
+    if gone:
+        process.stdin.close()
+    assert await process.stdout.read() == (b"" if gone else b"ended by itself\n")
+    assert await process.wait() == (1 if gone else 0)
+
+
 def _wait_for_end(pid: int) -> None:
     """Waits for a process that is not our child."""
     descriptor = os.pidfd_open(pid)

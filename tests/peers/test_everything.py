@@ -134,7 +134,7 @@ async def test_a_call_that_ends_early_is_cancelled_on_the_server(tmp_path: Path,
     async with tap(tmp_path / "door") as wire:
         entry = tapped(everything(), tmp_path / "door")
         if how == "timeout":
-            entry["requestTimeoutMs"] = 400
+            entry["requestTimeoutMs"] = 1000
         async with Toolspace.open(editor_file(tmp_path, everything=entry)) as ts:
             pid = ts.servers()[0].pid
             call = asyncio.create_task(

@@ -49,11 +49,12 @@ class Inspector:
         return json.loads(done.stdout)
 
 
-@pytest.fixture
-def config(tmp_path: Path) -> Path:
-    (tmp_path / "tools.py").write_text(TOOLS)
-    file = tmp_path / "toolspace.yaml"
-    file.write_text("functions: ./tools.py\n")
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("inspected")
+    (folder / "tools.py").write_text(TOOLS)
+    file = folder / "toolspace.yaml"
+    file.write_text("functions: ./tools.py\nstorage: {dir: ./state}\n")
     return file
 
 
@@ -62,15 +63,22 @@ def over_stdio(tmp_path: Path, config: Path) -> Inspector:
     return Inspector(tmp_path, {"command": TOOLSPACE, "args": ["mcp", "--config", str(config)]})
 
 
-@pytest.fixture
-def over_http(tmp_path: Path, config: Path) -> Iterator[Inspector]:
+@pytest.fixture(scope="module")
+def url(config: Path) -> Iterator[str]:
+    """One server for all tests: it keeps nothing between them."""
     command = [TOOLSPACE, "mcp", "--http", "0", "--config", str(config)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+    env = {**os.environ, "XDG_STATE_HOME": str(config.parent / "state")}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as server:
         try:
             assert server.stdout is not None
-            yield Inspector(tmp_path, {"type": "http", "url": server.stdout.readline().strip()})
+            yield server.stdout.readline().strip()
         finally:
             server.terminate()
+
+
+@pytest.fixture
+def over_http(tmp_path: Path, url: str) -> Inspector:
+    return Inspector(tmp_path, {"type": "http", "url": url})
 
 
 @pytest.mark.spec("12.3")

@@ -13,6 +13,7 @@ from tests.peers.servers import clock, editor_file, everything, sqlite, tapped
 from tests.peers.tap import tap
 from toolspace import Toolspace
 from toolspace.core.events import CallProgress
+from toolspace.providers.mcp import connection
 from toolspace.testing import Recorder
 
 ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT max(i) FROM n"
@@ -94,7 +95,7 @@ async def test_a_tool_that_only_reads_is_called_again_on_the_new_process(tmp_pat
 @pytest.mark.spec("3.13")
 async def test_a_call_that_times_out_does_not_restart_a_server_that_lives(tmp_path: Path) -> None:
     async with tap(tmp_path / "door") as wire:
-        entry = {**tapped(everything(), tmp_path / "door"), "requestTimeoutMs": 300}
+        entry = {**tapped(everything(), tmp_path / "door"), "requestTimeoutMs": 1000}
         async with Toolspace.open(editor_file(tmp_path, everything=entry)) as ts:
             pid = _pid(ts, "everything")
             slow = await ts.call("everything__trigger_long_running_operation", {"duration": 20, "steps": 1})
@@ -105,7 +106,10 @@ async def test_a_call_that_times_out_does_not_restart_a_server_that_lives(tmp_pa
 
 
 @pytest.mark.spec("3.13")
-async def test_a_server_that_freezes_is_probed_and_started_again(tmp_path: Path) -> None:
+async def test_a_server_that_freezes_is_probed_and_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "PROBE_SECONDS", 1.0)
     entry = {**everything(), "requestTimeoutMs": 500}
     async with Toolspace.open(editor_file(tmp_path, everything=entry)) as ts:
         frozen = _pid(ts, "everything")

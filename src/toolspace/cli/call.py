@@ -13,6 +13,7 @@ import msgspec
 from toolspace.cli.arguments import combine, read_args
 from toolspace.cli.completing import tool_names
 from toolspace.cli.interrupts import Interrupts, run
+from toolspace.cli.logs import leave_to_command
 from toolspace.cli.options import Command, Options
 from toolspace.cli.output import Output
 from toolspace.cli.partials import Partials
@@ -20,7 +21,6 @@ from toolspace.cli.session import find_tool, opened
 from toolspace.cli.status import Status, waiting
 from toolspace.core.duration import parse_duration
 from toolspace.core.events import CallPartial, CallProgress
-from toolspace.core.names import SEPARATOR, sanitise
 from toolspace.core.result import JsonPart, ToolResult
 from toolspace.orchestrator.catalog import Entry
 from toolspace.orchestrator.settings import Rules
@@ -57,9 +57,8 @@ async def _call(
     seconds: float | None,
     interrupts: Interrupts,
 ) -> int:
-    if not options.verbose:
-        _say_once(name)
-    async with opened(options, show_warnings=False) as ts:
+    leave_to_command(options, of_tool=name)
+    async with opened(options, show_warnings=False, only_for=name) as ts:
         found = find_tool(ts, name)
         schema: Mapping[str, Any] = found[0].tool.input_schema if found is not None else {}
         arguments = combine(given, words, schema)
@@ -142,16 +141,6 @@ def _show_progress(event: CallProgress, call_id: str, status: Status) -> None:
     _log.log(VERBOSE, "tool progress … %s\n    %s", event.tool_name, said)
     if event.call_id == call_id:
         status.detail = said
-
-
-def _say_once(name: str) -> None:
-    """What keeps the tool's own provider from starting is the failure of the call too, which tells it."""
-
-    def is_news(record: logging.LogRecord) -> bool:
-        provider = str(record.args[0]) if isinstance(record.args, tuple) and record.args else ""
-        return not provider or not sanitise(name).startswith(sanitise(provider) + SEPARATOR)
-
-    logging.getLogger("toolspace.providers").addFilter(is_news)
 
 
 def _limit(ts: Toolspace, entry: Entry, seconds: float) -> None:

@@ -10,6 +10,7 @@ import click
 
 from toolspace.cli.completing import tool_names
 from toolspace.cli.interrupts import run
+from toolspace.cli.logs import leave_to_command
 from toolspace.cli.options import Command, Options
 from toolspace.cli.output import Output, neutral
 from toolspace.cli.session import config_path, environment, find_tool, not_found, opened
@@ -41,7 +42,8 @@ def command(options: Options, name: str) -> int:
 
 
 async def _explain(options: Options, name: str) -> int:
-    async with opened(options) as ts:
+    leave_to_command(options, of_tool=name)
+    async with opened(options, only_for=name) as ts:
         found = find_tool(ts, name)
         if found is None:
             raise click.UsageError(not_found(ts, name))

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import click
 
 from toolspace.cli.interrupts import run
+from toolspace.cli.logs import leave_to_command
 from toolspace.cli.options import Command, Options
 from toolspace.cli.output import Output, one_line
 from toolspace.cli.session import opened
@@ -32,6 +33,7 @@ def command(options: Options, tokens: bool, category: str | None) -> int:
 
 async def _list(options: Options, tokens: bool, category: ToolCategory | None) -> int:
     output = options.output
+    leave_to_command(options)
     async with opened(options) as ts:
         order = list(ToolCategory)
         tools = [tool for tool in ts.list_tools() if category in (None, tool.category)]

@@ -13,7 +13,7 @@ import click
 from toolspace.cli.options import Options
 from toolspace.cli.output import Output, neutral
 from toolspace.core import jsontext
-from toolspace.core.names import did_you_mean
+from toolspace.core.names import SEPARATOR, did_you_mean, sanitise
 from toolspace.core.redact import redact
 from toolspace.orchestrator.stages.announce import VERBOSE
 
@@ -55,6 +55,19 @@ def set_up_logs(options: Options, environ: Mapping[str, str]) -> None:
     if options.trace_mcp:
         logging.getLogger("toolspace.mcp").setLevel(logging.DEBUG)
     logging.captureWarnings(True)
+
+
+def leave_to_command(options: Options, *, of_tool: str | None = None) -> None:
+    """Lets the log not say why a provider is not there, where the command says so itself: of all, or of one tool's."""
+    if options.verbose:
+        return
+
+    def is_news(record: logging.LogRecord) -> bool:
+        provider = str(record.args[0]) if isinstance(record.args, tuple) and record.args else ""
+        told = of_tool is None or (provider and sanitise(of_tool).startswith(sanitise(provider) + SEPARATOR))
+        return not told or record.levelno > logging.WARNING
+
+    logging.getLogger("toolspace.providers").addFilter(is_news)
 
 
 class LogHandler(logging.Handler):

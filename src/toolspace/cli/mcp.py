@@ -96,9 +96,10 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 async def _serve_stdio(options: Options) -> int:
-    from toolspace.mcpserver.pipes import claim
+    from toolspace.mcpserver.pipes import claim, ended_without
 
-    with claim() as pipes:  # First: nothing that starts may write to the client.
+    # First: nothing that starts may write to the client.
+    with claim() as pipes, ended_without(pipes.input):
         if os.isatty(pipes.input):
             options.output.note("Serving MCP on standard input and output; Ctrl-C ends it.")
         async with opened(options, show_warnings=False, patience=_PATIENCE) as ts, listening(ts):

@@ -74,13 +74,12 @@ def _service(config: Config, name: str, provider: ToolProvider) -> Iterator[Chec
     count = len(provider.list_tools())
     inner = provider.inner if isinstance(provider, Mounted) else provider
     place = config.source("openapi", name)
-    if count:
-        yield Check("ok", "openapi", f"{name}: {count} tools")
-    else:
-        fix = f"mend its tags, methods, paths and operations: {place}"
-        yield Check("warning", "openapi", f"{name}: no operation is offered", fix)
     # Asked for by name: its class is imported only where a service is configured.
     warnings = cast("Sequence[str]", getattr(inner, "warnings", ()))
+    if count:
+        yield Check("ok", "openapi", f"{name}: {count} tools")
+    elif not warnings:
+        yield Check("warning", "openapi", f"{name}: no operation is offered", f"mend {place}")
     for warning in warnings[:_SHOWN]:
         yield Check("warning", "openapi", f"{name}: {redact(warning)}", _service_fix(warning) or f"mend {place}")
     if len(warnings) > _SHOWN:
@@ -144,6 +143,8 @@ def _service_fix(reason: str) -> str:
         return "set its baseUrl to where the service is"
     if re.search(r"\bauth\b|credential|security scheme|\b401\b|\b403\b", reason, re.IGNORECASE):
         return "set its auth or headers"
+    if "filters let none" in reason:
+        return "mend its tags, methods, paths and operations"
     return ""
 
 

@@ -67,6 +67,8 @@ def _server(config: Config, action: str, name: str | None) -> McpServer:
     server = config.mcp_servers[name]
     if action == "restart" and not server.enabled:
         raise click.UsageError(f"{name} is disabled: {config.source('mcpServers', name, 'enabled')}")
+    if action == "restart" and server.transport is None:
+        raise click.UsageError(f'{name} has neither "command" nor "url": {config.source("mcpServers", name)}')
     return server
 
 
@@ -143,4 +145,5 @@ def _facts(config: Config, groups: Sequence[Group]) -> list[dict[str, Any]]:
 
 
 def _off(server: McpServer) -> dict[str, Any]:
-    return {"name": server.name, "state": "disabled", "transport": server.transport, "required": server.required}
+    state = "disabled" if not server.enabled else "cannot start"
+    return {"name": server.name, "state": state, "transport": server.transport, "required": server.required}

@@ -28,12 +28,12 @@ _ALL = Patience(stragglers=True)
 
 @asynccontextmanager
 async def opened(
-    options: Options, *, show_warnings: bool = True, patience: Patience = _ALL
+    options: Options, *, show_warnings: bool = True, patience: Patience = _ALL, only_for: str | None = None
 ) -> AsyncGenerator[Toolspace]:
-    """The toolspace of the configuration that holds here, ready to be used."""
+    """The toolspace of the configuration that holds here, ready to be used; `only_for` one tool, if it is named."""
     output = options.output
     set_up_logs(options, os.environ)
-    ts = open_toolspace(options)
+    ts = open_toolspace(options, only_for=only_for)
     ts.patience = patience
     for warning in ts.warnings:
         if show_warnings:
@@ -53,9 +53,9 @@ async def opened(
         await ts.aclose()
 
 
-def open_toolspace(options: Options) -> Toolspace:
+def open_toolspace(options: Options, *, only_for: str | None = None) -> Toolspace:
     """The toolspace, not started yet. Raises `ConfigError`."""
-    return Toolspace.open(config_path(options), environ=environment(options), session=session_id())
+    return Toolspace.open(config_path(options), environ=environment(options), session=session_id(), only_for=only_for)
 
 
 def config_path(options: Options) -> Path | None:

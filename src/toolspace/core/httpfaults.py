@@ -42,9 +42,11 @@ def explain_fault(error: Exception, url: URL) -> str:
 
 def system_reason(error: BaseException) -> str:
     """Why, as the system calls it. Python says only `Connect call failed`, with the address, whatever it was."""
-    inner = getattr(error, "os_error", None) or error
-    text = getattr(inner, "strerror", None) or str(inner)
-    numbers = {inner.errno} if getattr(inner, "errno", None) else {int(one) for one in _ERRNO.findall(text)}
+    inner: object = getattr(error, "os_error", None) or error
+    if not isinstance(inner, OSError):
+        return str(inner) or type(inner).__name__
+    text = inner.strerror or str(inner)
+    numbers = {inner.errno} if inner.errno else {int(one) for one in _ERRNO.findall(text)}
     if "Connect call failed" in text and len(numbers) == 1:  # Of several addresses, where all failed alike.
         return os.strerror(numbers.pop())
     return text or type(inner).__name__

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 HIDDEN = "[hidden]"
 _SECRET_NAME = re.compile(
-    r"pass$|passw(or)?d|passphrase|pwd$|secret|token$|api[-_]?key|access[-_]?key|private[-_]?key|authorization"
+    r"pass$|passw(or)?d|passphrase|pwd$|secret|(?<!progress)token$|api[-_]?key|access[-_]?key|private[-_]?key|authorization"
     r"|credential|cookie",
     re.IGNORECASE,
 )

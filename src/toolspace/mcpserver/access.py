@@ -12,6 +12,7 @@ from toolspace.mcpserver.wire import Scope
 
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 _MOST_REMEMBERED = 256
+_LONGEST_REMEMBERED = 512
 
 
 class Denied(NamedTuple):
@@ -44,9 +45,10 @@ class Names:
             return self._known[host, origin]
         except KeyError:
             verdict = self._judge(host, origin)
-            if len(self._known) >= _MOST_REMEMBERED:
-                self._known.clear()
-            self._known[host, origin] = verdict
+            if len(host or b"") + len(origin or b"") < _LONGEST_REMEMBERED:
+                if len(self._known) >= _MOST_REMEMBERED:
+                    self._known.clear()
+                self._known[host, origin] = verdict
             return verdict
 
     def _judge(self, host: bytes | None, origin: bytes | None) -> Denied | None:

@@ -163,9 +163,10 @@ class FastPath:
             json = kinds & {b"*/*", b"application/*", b"application/json"}
             events = kinds & {b"*/*", b"text/*", b"text/event-stream"}
             known = bool(json and events) and content.partition(b";")[0].strip() == b"application/json"
-            if len(self._kinds) >= _MOST_REMEMBERED:
-                self._kinds.clear()
-            self._kinds[key] = known
+            if len(accept) + len(content) < _LONGEST_REMEMBERED:
+                if len(self._kinds) >= _MOST_REMEMBERED:
+                    self._kinds.clear()
+                self._kinds[key] = known
         return known
 
 

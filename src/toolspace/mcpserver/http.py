@@ -7,12 +7,15 @@ import contextlib
 import socket
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager
+from typing import Literal
 
 import uvicorn
 
 from toolspace.mcpserver import wire
 from toolspace.mcpserver.wire import Receive, Scope, Send
 
+MAX_HEAD = 64 * 1024
+"""Bytes of headers, or of what follows a body, about; a piece that was read at once may be larger."""
 _STOP_SECONDS = 2
 """How long requests may take to end once the server is asked to stop."""
 
@@ -29,6 +32,7 @@ async def serving(
     server = _Server(
         uvicorn.Config(
             _at(path, app),
+            http=_protocol(),
             lifespan="off",
             log_config=None,
             access_log=False,
@@ -47,6 +51,44 @@ async def serving(
             await running
         finally:
             listening.close()
+
+
+def _protocol() -> type[asyncio.Protocol] | Literal["h11"]:
+    """What reads requests: the fast parser where there is one, with the bound on headers that only the other has."""
+    try:
+        from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol  # Its parser is not there everywhere.
+    except ImportError:
+        return "h11"
+
+    class Bounded(HttpToolsProtocol):
+        """Refuses a head without end, before it is known who sends it: each piece costs more time than the last."""
+
+        _unread = 0
+        """Bytes since the parser last came to something."""
+
+        def data_received(self, data: bytes) -> None:
+            self._unread += len(data)
+            super().data_received(data)
+            if self._unread > MAX_HEAD and not self.transport.is_closing():
+                self.send_400_response("The headers are too large.")
+
+        def on_message_begin(self) -> None:
+            self._unread = 0
+            super().on_message_begin()
+
+        def on_headers_complete(self) -> None:
+            self._unread = 0
+            super().on_headers_complete()
+
+        def on_body(self, body: bytes) -> None:
+            self._unread = 0
+            super().on_body(body)
+
+        def on_message_complete(self) -> None:
+            self._unread = 0
+            super().on_message_complete()
+
+    return Bounded
 
 
 class _Server(uvicorn.Server):

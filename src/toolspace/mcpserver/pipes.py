@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import stat
 import sys
+import threading
 from collections.abc import AsyncGenerator, Generator
 from contextlib import contextmanager, suppress
 from typing import IO, NamedTuple
 
 LONGEST_LINE = 16 * 1024 * 1024
+_LEAVE_SECONDS = 15.0
+"""How long the last answers, and the end of servers that were started, may take once the client is gone."""
 
 
 class Claimed(NamedTuple):
@@ -42,6 +46,39 @@ def claim() -> Generator[Claimed]:
                 os.set_blocking(own, True)  # A terminal is shared with the shell, which expects it so.
             os.dup2(own, number)
             os.close(own)
+
+
+@contextmanager
+def ended_without(descriptor: int, seconds: float = _LEAVE_SECONDS) -> Generator[None]:
+    """Ends the process some time after the other side of a pipe is gone, if the block has not ended by itself.
+
+    By a thread: a tool may block the loop, which then hears of no end, and there is nobody left to send a signal.
+    """
+    if not hasattr(select, "poll"):  # Not on Windows.
+        yield
+        return
+    over = threading.Event()
+    own = os.dup(descriptor)  # The block may close its own while we look at it.
+    woken, wake = os.pipe()
+    watched = select.poll()
+    for one in (own, woken):
+        watched.register(one, 0)  # Nothing but the end, which is always told.
+
+    def watch() -> None:
+        watched.poll()
+        if not over.wait(seconds):
+            os._exit(1)
+
+    thread = threading.Thread(target=watch, name="toolspace-stdin", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        os.close(wake)
+        thread.join()
+        os.close(own)
+        os.close(woken)
 
 
 async def lines(descriptor: int) -> AsyncGenerator[bytes]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import uuid
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
@@ -19,9 +20,12 @@ from tests.providers.mcp.test_stateless import Service, connected, reply, text, 
 from tests.providers.mcp.test_streamable import serve
 from toolspace.core.context import ToolContext
 from toolspace.core.events import EventType
+from toolspace.providers.mcp import stateless
 from toolspace.providers.mcp.callbacks import Answer, Callbacks, Question
 from toolspace.providers.mcp.connection import Hooks
+from toolspace.providers.mcp.faults import Unreachable
 from toolspace.providers.mcp.provider import McpProvider
+from toolspace.providers.mcp.session import Peer, opened
 from toolspace.providers.mcp.spec import ServerSpec
 
 
@@ -100,9 +104,7 @@ async def running(made: Sessions) -> AsyncIterator[Sessions]:
 
 
 def rpc_error(code: int, message: str, status: int) -> web.Response:
-    return web.json_response(
-        {"jsonrpc": "2.0", "id": None, "error": {"code": code, "message": message}}, status=status
-    )
+    return web.json_response({"jsonrpc": "2.0", "id": None, "error": {"code": code, "message": message}}, status=status)
 
 
 REFUSALS = {
@@ -261,6 +263,42 @@ async def test_questions_of_two_users_at_once_reach_each_their_own() -> None:
             )
     assert sorted(asked) == [("ann", "ann"), ("bob", "bob")]
     assert [result.result for result in results] == [{"result": "ann: ann's"}, {"result": "bob: bob's"}]
+
+
+@pytest.mark.spec("3.14")
+async def test_a_change_is_heard_of_a_server_of_the_library() -> None:
+    server = MCPServer("grows")
+
+    @server.tool()
+    async def grow(ctx: Context) -> str:
+        server.add_tool(lambda: "new", name="grown")
+        await ctx.notify_tools_changed()
+        return "grown"
+
+    async with serve(server.streamable_http_app()) as base:
+        provider = McpProvider("w", ServerSpec(url=f"{base}/mcp"))
+        async with space(provider) as ts:
+            assert provider.status().era == "stateless"
+            with ts.bus.collect(EventType.TOOLS_CHANGED) as changes:
+                assert (await ts.call("w__grow")).ok
+                await asyncio.wait_for(changes.get(), 10)
+            assert (await ts.call("w__grown")).ok
+
+
+async def test_a_server_that_does_not_take_the_connection_was_not_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stateless, "_CONNECT_SECONDS", 0.3)
+    peer = Peer(name="w", callbacks=Callbacks(), version="0", on_change=lambda: None)
+    with ExitStack() as stack:
+        full = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(8):  # More than it keeps for later.
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(full.getsockname())
+        way = stateless.StatelessHttp(f"http://127.0.0.1:{full.getsockname()[1]}/mcp", {})
+        async with opened(peer, way):
+            with pytest.raises(Unreachable, match="cannot connect") as raised:
+                await way.send_raw_request("tools/call", {})
+    assert not raised.value.sent
 
 
 @pytest.mark.spec("3.14")

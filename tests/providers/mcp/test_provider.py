@@ -124,7 +124,7 @@ async def test_canceling_a_call_cancels_it_on_the_server(scripted: Make, seen: S
 @pytest.mark.spec("3.14")
 @pytest.mark.spec("4.4")
 async def test_a_call_that_times_out_is_canceled_and_a_live_server_stays(scripted: Make, seen: Seen) -> None:
-    async with space(scripted(), rules=ProviderRules(rules=Rules(timeout=0.5))) as ts:
+    async with space(scripted(), rules=ProviderRules(overrides={"wait": Rules(timeout=0.5)})) as ts:
         assert (await ts.call("s__wait")).error_kind == "timeout"
         await seen.until("cancelled")
         assert (await ts.call("s__echo", {"text": "still here"})).ok
@@ -137,7 +137,7 @@ async def test_a_server_that_fails_the_probe_after_a_time_out_is_restarted(
 ) -> None:
     monkeypatch.setattr(connection, "PROBE_SECONDS", 0.2)
     provider = scripted()
-    async with space(provider, rules=ProviderRules(rules=Rules(timeout=0.5))) as ts:
+    async with space(provider, rules=ProviderRules(overrides={"deaf": Rules(timeout=0.5)})) as ts:
         assert (await ts.call("s__deaf")).error_kind == "timeout"
         await until(lambda: len(seen.starts) == 2)
         await until(lambda: provider.status().state == "ready")
@@ -168,10 +168,27 @@ async def test_a_call_that_was_sent_is_not_sent_twice(scripted: Make, seen: Seen
 
 
 @pytest.mark.spec("3.13")
-async def test_a_read_only_call_is_sent_again(scripted: Make, seen: Seen) -> None:
+@pytest.mark.parametrize("kind", ["safe", "idempotent"])
+async def test_a_call_that_may_run_twice_is_sent_again(scripted: Make, seen: Seen, kind: str) -> None:
     async with space(scripted()) as ts:
-        assert (await ts.call("s__die_once_safe")).result == "alive again"
-    assert seen.calls == ["die_once_safe", "die_once_safe"]
+        assert (await ts.call(f"s__die_once_{kind}")).result == "alive again"
+    assert seen.calls == [f"die_once_{kind}"] * 2
+
+
+@pytest.mark.spec("3.13")
+async def test_the_pauses_between_attempts_grow_to_a_minute_and_stay_there(
+    scripted: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert connection.RECONNECT_SECONDS == (0, 1, 2, 5, 10, 30, 60)
+    monkeypatch.setattr(connection, "RECONNECT_SECONDS", tuple(one / 1000 for one in connection.RECONNECT_SECONDS))
+
+    def pauses() -> list[str]:
+        return [line.rpartition("trying again in ")[2] for line in caplog.messages if "trying again in" in line]
+
+    with caplog.at_level("INFO", "toolspace.mcp"):
+        async with space(scripted("die-at-start")):
+            await until(lambda: len(pauses()) > 8)
+    assert pauses()[:9] == [f"{one / 1000:g} s" for one in (0, 1, 2, 5, 10, 30, 60, 60, 60)]
 
 
 @pytest.mark.spec("3.12")

@@ -18,7 +18,9 @@ from tests.providers.mcp.conftest import SERVERS, Seen, space, until
 from tests.providers.mcp.test_stateless import web_service
 from toolspace import Toolspace
 from toolspace.core.context import ToolContext
+from toolspace.errors import ProviderError
 from toolspace.orchestrator.settings import ProviderRules, Rules
+from toolspace.orchestrator.warmup import Patience
 from toolspace.providers.mcp import connection
 from toolspace.providers.mcp.callbacks import Answer, Callbacks, Question
 from toolspace.providers.mcp.connection import Hooks
@@ -85,18 +87,25 @@ def test_a_provider_that_was_not_closed_works_in_the_next_event_loop(scripted: M
             os.kill(pid, 0)
 
 
-def test_a_call_in_another_event_loop_without_a_start_says_so(scripted: Make) -> None:
+def test_a_call_in_the_next_event_loop_starts_the_server_again(scripted: Make) -> None:
     provider = scripted()
-
-    async def start() -> None:
-        await provider.warmup()
 
     async def call() -> Any:
         return await asyncio.wait_for(provider.execute("echo", {"text": "a"}, ToolContext()), 20)
 
-    asyncio.run(start())
-    result = asyncio.run(call())
-    assert result.ok or result.error_kind == "transport_error"
+    asyncio.run(provider.warmup())
+    assert asyncio.run(call()).result == "a"
+    asyncio.run(provider.aclose())
+    assert asyncio.run(call()).error == "it is closed"
+    assert provider.status().state == "stopped"
+
+
+async def test_a_server_in_use_in_another_event_loop_is_not_taken_over(scripted: Make) -> None:
+    provider = scripted()
+    async with space(provider):
+        call = asyncio.to_thread(lambda: asyncio.run(provider.warmup()))
+        with pytest.raises(ProviderError, match="in use in another event loop"):
+            await call
 
 
 @pytest.mark.spec("3.13")
@@ -119,12 +128,10 @@ async def test_one_context_may_be_used_by_several_calls(scripted: Make) -> None:
 
 @pytest.mark.parametrize(
     ("code", "text"),
-    [(-32000, "the quota is used up"), (-32600, "no browser session"), (-32022, "version?")],
-    ids=["any-error", "session", "version"],
+    [(-32000, "the quota is used up"), (-32600, "no browser session"), (-32022, "version?"), (-32603, "oh")],
+    ids=["any-error", "session", "version", "internal"],
 )
-async def test_an_error_of_a_tool_does_not_restart_its_server(
-    scripted: Make, seen: Seen, code: int, text: str
-) -> None:
+async def test_an_error_of_a_tool_does_not_restart_its_server(scripted: Make, seen: Seen, code: int, text: str) -> None:
     async with space(scripted()) as ts:
         result = await ts.call("s__refuse", {"code": code, "text": text})
         assert (result.error_kind, result.error, result.extras["code"]) == ("execution_error", text, code)
@@ -152,9 +159,7 @@ async def test_canceling_at_any_moment_leaves_nothing_behind(scripted: Make, see
     assert len(seen.starts) == 1
 
 
-async def test_canceling_at_any_moment_while_the_server_dies_leaves_nothing_behind(
-    scripted: Make, seen: Seen
-) -> None:
+async def test_canceling_at_any_moment_while_the_server_dies_leaves_nothing_behind(scripted: Make, seen: Seen) -> None:
     provider = scripted()
     dice = random.Random(8)
     async with space(provider) as ts:
@@ -240,7 +245,7 @@ async def test_restarting_in_the_middle_of_calls_ends_them(scripted: Make, seen:
 async def test_a_start_that_hangs_can_be_restarted_by_hand(scripted: Make, seen: Seen) -> None:
     provider = scripted("hang-once")
     ts = Toolspace(providers=[provider])
-    ts.patience = 0.1
+    ts.patience = Patience(seconds=0.1)
     async with ts:
         await until(lambda: seen.starts)
         async with asyncio.timeout(20):

@@ -22,7 +22,15 @@ from toolspace.core.duration import milliseconds
 from toolspace.core.redact import redact
 from toolspace.errors import ProviderError
 from toolspace.providers.mcp.callbacks import NO_CALLBACKS, Callbacks
-from toolspace.providers.mcp.faults import Unreachable, classified, explain, innermost, is_forgotten, is_lost, is_passing
+from toolspace.providers.mcp.faults import (
+    Unreachable,
+    classified,
+    explain,
+    innermost,
+    is_forgotten,
+    is_lost,
+    is_passing,
+)
 from toolspace.providers.mcp.gate import Gate
 from toolspace.providers.mcp.oauth import HttpAuth
 from toolspace.providers.mcp.session import Listing, Peer, Session, opened
@@ -194,7 +202,8 @@ class Connection:
         if self._probing is not None:
             self._probing.cancel()
             await asyncio.gather(self._probing, return_exceptions=True)
-        if self._owner is not None:
+        # One that ended with its own event loop has nothing to close, and cannot be waited for in this one.
+        if self._owner is not None and not self._owner.done():
             if not was_open:
                 self._owner.cancel()  # It starts, or waits to: there is nothing to end in order.
             await asyncio.gather(self._owner, return_exceptions=True)

@@ -39,7 +39,7 @@ def classified(error: MCPError) -> MCPError:
     facts = cast("dict[str, object]", data) if isinstance(data, dict) else {}
     if error.code == CONNECTION_CLOSED and isinstance(sent := facts.get("sent"), bool):
         return Unreachable(error.message, sent=sent)
-    if len(facts) == 1 and type(status := facts.get("status")) is int:
+    if error.code == INVALID_REQUEST and len(facts) == 1 and type(status := facts.get("status")) is int:
         return Refused(status, error.message)
     return error
 

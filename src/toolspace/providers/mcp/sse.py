@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Mapping
 import anyio
 import httpx2
 from mcp.shared.message import SessionMessage
-from mcp_types import CONNECTION_CLOSED, ErrorData, JSONRPCError, JSONRPCRequest, RequestId
+from mcp_types import CONNECTION_CLOSED, INVALID_REQUEST, ErrorData, JSONRPCError, JSONRPCRequest, RequestId
 
 from toolspace.errors import ProviderError
 from toolspace.providers.mcp.httpclient import ServerClient, describe, same_origin, send_within_origin, was_sent
@@ -110,13 +110,14 @@ class EventStream:
             if response.is_success:
                 return
             reason = f"the server answered with HTTP {response.status_code} {response.reason_phrase}".strip()
-            data: Mapping[str, object] = {"status": response.status_code}
+            code, data = INVALID_REQUEST, {"status": response.status_code}
         except Exception as error:
-            reason, data = describe(error, self._url), {"sent": was_sent(error)}
+            reason = describe(error, self._url)
+            code, data = CONNECTION_CLOSED, {"sent": was_sent(error)}
         if request_id is None:
             self._log.debug("a message did not arrive: %s", reason)
             return
-        problem = ErrorData(code=CONNECTION_CLOSED, message=reason, data=data)
+        problem = ErrorData(code=code, message=reason, data=data)
         await self._heard.put(SessionMessage(JSONRPCError(jsonrpc="2.0", id=request_id, error=problem)))
 
 

@@ -1,10 +1,10 @@
 """An MCP server by hand, over standard input and output, that misbehaves on demand. Speaks the handshake era.
 
 `python scripted.py LOG [WORD …]`: LOG is a file that it writes one line to for every start and every call, so that a
-test can see what really arrived. Words: `hang` never answers, `hang-once` not at its first start, `refuse-discover` ends at the first unknown request,
-`silent-discover` does not answer it, `die-at-start` ends at once, `die-at-list` when it is asked for its tools,
-`stop-reading` reads nothing any more after its list, `changing` says without end that its list changed,
-`endless-list` has always one more page, `garbage-discover` answers the question for its era with nonsense.
+test can see what really arrived. Words: `hang` never answers, `hang-once` not at its first start, `refuse-discover`
+ends at the first unknown request, `silent-discover` does not answer it, `garbage-discover` answers it with nonsense,
+`die-at-start` ends at once, `die-at-list` when it is asked for its tools, `stop-reading` reads nothing any more after
+its list, `changing` says without end that its list changed, `endless-list` has always one more page.
 """
 
 import json
@@ -43,6 +43,7 @@ TOOLS = [
     tool("fail"),
     tool("die"),
     tool("die_once_safe", **SAFE),
+    tool("die_once_idempotent", annotations={"readOnlyHint": False, "idempotentHint": True}),
     tool("wait"),
     tool("garbage"),
     tool("flood"),
@@ -72,9 +73,9 @@ def call(request: dict) -> dict | None:
         return text("it is broken", isError=True)
     if name == "die":
         os._exit(7)
-    if name == "die_once_safe":
+    if name in ("die_once_safe", "die_once_idempotent"):
         with open(LOG, encoding="utf-8") as file:
-            if file.read().count("call die_once_safe") == 1:
+            if file.read().count(f"call {name}") == 1:
                 os._exit(7)
         return text("alive again")
     if name == "wait":
@@ -179,7 +180,7 @@ def answer(request: dict) -> None:
             return
         if request["params"]["name"] == "refuse":
             wanted = request["params"]["arguments"]
-            error = {"code": wanted["code"], "message": wanted["text"]}
+            error = {"code": wanted["code"], "message": wanted["text"], "data": {"status": 404}}
             send({"jsonrpc": "2.0", "id": request["id"], "error": error})
             return
         result = call(request)
