@@ -10,6 +10,7 @@ import pytest
 
 from toolspace import Toolspace
 from toolspace.config.load import load_config
+from toolspace.config.secrets import secrets_in
 from toolspace.core import redact
 
 CONFIG = """\
@@ -59,3 +60,9 @@ async def test_what_configuration_holds_as_a_secret_is_in_no_log(
     assert not result.ok
     assert "[hidden]" in caplog.text
     assert "plain words" not in caplog.text
+
+
+@pytest.mark.parametrize("variable", ["STRIPE_KEY", "GITHUB_PAT", "SENTRY_AUTH"])
+def test_a_variable_with_a_brief_name_for_a_secret_counts(variable: str) -> None:
+    written = {"url": f"https://example.com/${{{variable}}}/x"}
+    assert list(secrets_in(written, {variable: "value-of-it"})) == ["value-of-it"]

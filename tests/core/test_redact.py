@@ -40,7 +40,9 @@ def test_what_is_named_like_a_secret_is_hidden_whatever_it_is(name: str) -> None
         assert redact({"deep": [{name: value, "other": "seen"}]}) == {"deep": [{name: HIDDEN, "other": "seen"}]}
 
 
-@pytest.mark.parametrize("name", ["path", "query", "tokens", "max_tokens", "key", "passenger", "tokenizer", "progressToken", "id", ""])
+@pytest.mark.parametrize(
+    "name", ["path", "query", "tokens", "max_tokens", "key", "passenger", "tokenizer", "progressToken", "id", ""]
+)
 def test_ordinary_names_are_shown(name: str) -> None:
     assert redact({name: "seen"}) == {name: "seen"}
 

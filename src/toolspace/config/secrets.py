@@ -11,6 +11,11 @@ from toolspace.core.redact import is_secret_name
 _VARIABLE = re.compile(r"(?<!\$)\$\{(?:env:)?([A-Za-z_][A-Za-z0-9_]*)")
 
 
+def _holds_secret(variable: str) -> bool:
+    """People name variables more briefly than fields: `STRIPE_KEY`, `GITHUB_PAT`."""
+    return is_secret_name(variable) or variable.upper().endswith(("_KEY", "_PAT", "_AUTH", "_TOKEN"))
+
+
 def secrets_in(data: object, environ: Mapping[str, str], *, secret: bool = False) -> Iterator[str]:
     """What stands under a key such as `apiKey`, and what a variable that is named like a secret fills in anywhere.
 
@@ -21,7 +26,7 @@ def secrets_in(data: object, environ: Mapping[str, str], *, secret: bool = False
         names = _VARIABLE.findall(data)
         if secret and not names:
             yield data
-        yield from (environ[name] for name in names if name in environ and (secret or is_secret_name(name)))
+        yield from (environ[name] for name in names if name in environ and (secret or _holds_secret(name)))
     elif isinstance(data, list):
         for item in cast("list[object]", data):
             yield from secrets_in(item, environ, secret=secret)

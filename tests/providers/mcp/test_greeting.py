@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 from aiohttp import web
@@ -62,3 +63,18 @@ async def test_a_url_that_leads_elsewhere_is_told_apart(elsewhere: str, path: st
 async def test_a_url_where_nobody_listens_says_so() -> None:
     async with space(McpProvider("s", ServerSpec(url="http://127.0.0.1:1/mcp"))) as ts:
         assert ts.orchestrator.unavailable() == {"s": "cannot connect to 127.0.0.1: Connection refused"}
+
+
+@pytest.mark.spec("3.12")
+async def test_a_command_that_is_a_folder_says_so(tmp_path: Path) -> None:
+    async with space(McpProvider("s", ServerSpec(command=str(tmp_path)))) as ts:
+        reason = f"the command '{tmp_path}' of server 's' is a folder; name the program in it"
+        assert ts.orchestrator.unavailable() == {"s": reason}
+
+
+@pytest.mark.spec("3.12")
+async def test_what_a_server_said_before_it_was_killed_is_not_told_as_the_reason() -> None:
+    spec = ServerSpec(command="sh", args=("-c", "echo all is well >&2; kill -9 $$"))
+    async with space(McpProvider("s", spec)) as ts:
+        reason = "the server was ended by SIGKILL; its last words: all is well"
+        assert ts.orchestrator.unavailable() == {"s": reason}

@@ -20,7 +20,7 @@ from tests.providers.mcp.test_stateless import Service, connected, reply, text, 
 from tests.providers.mcp.test_streamable import serve
 from toolspace.core.context import ToolContext
 from toolspace.core.events import EventType
-from toolspace.providers.mcp import stateless
+from toolspace.providers.mcp import session, stateless
 from toolspace.providers.mcp.callbacks import Answer, Callbacks, Question
 from toolspace.providers.mcp.connection import Hooks
 from toolspace.providers.mcp.faults import Unreachable
@@ -228,6 +228,15 @@ async def test_a_question_that_cannot_be_understood_fails_the_call(service: Serv
     async with connected(service, hooks=Hooks(callbacks=Callbacks(elicit=elicit))) as ts:
         result = await ts.call("w__t")
     assert (result.error_kind, result.error) == ("execution_error", "the server asks what cannot be understood")
+
+
+async def test_a_list_that_is_far_too_long_is_cut(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "_MAX_TOOLS", 10)
+    task = {"execution": {"taskSupport": "required"}}
+    service.tools = [{"name": f"t{n}", "inputSchema": {"type": "object"}, **(task if n % 2 else {})} for n in range(50)]
+    async with connected(service) as ts:
+        status = ts.servers()[0]
+    assert (status.tools, len(status.left_out)) == (5, 5)
 
 
 class Colour(BaseModel):

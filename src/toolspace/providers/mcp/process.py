@@ -81,7 +81,10 @@ class ServerProcess(asyncio.SubprocessProtocol):
             how = f"the server ended with exit code {code}"
         words = self.last_words
         telling = [line for line in words if _NOISE.match(line) is None] or words
-        return f"{how}: {telling[-1]}" if telling else how
+        if not telling:
+            return how
+        # Who ends by itself says why; who is killed said something else.
+        return f"{how}: {telling[-1]}" if code is None or code >= 0 else f"{how}; its last words: {telling[-1]}"
 
     async def write(self, data: bytes) -> None:
         """Waits while the server does not read. BrokenPipeError when it is gone."""
