@@ -174,8 +174,8 @@ def _mcp_provider(config: Config, server: McpServer, gate: Any, callbacks: Callb
     # Here: the MCP library takes most of a second to import, and only those with servers should wait for it.
     import importlib.metadata
 
-    from toolspace.providers.mcp.connection import Hooks
     from toolspace.providers.mcp.oauth import oauth_for
+    from toolspace.providers.mcp.opening import Hooks
     from toolspace.providers.mcp.provider import McpProvider
     from toolspace.providers.mcp.tokens import TokenStore
 

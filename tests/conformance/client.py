@@ -20,8 +20,8 @@ import httpx2
 from toolspace import ToolContext, Toolspace
 from toolspace.core.result import ToolResult
 from toolspace.providers.mcp.callbacks import Answer, Callbacks, Question, Sampling
-from toolspace.providers.mcp.connection import Hooks
 from toolspace.providers.mcp.oauth import oauth_for
+from toolspace.providers.mcp.opening import Hooks
 from toolspace.providers.mcp.provider import McpProvider
 from toolspace.providers.mcp.spec import ServerSpec
 from toolspace.providers.mcp.tokens import TokenStore

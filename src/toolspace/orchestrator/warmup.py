@@ -80,7 +80,8 @@ class Warmup:
     async def patience_with(self, name: object) -> bool:
         """Waits for the first start of the provider that a tool of this name would be of. Whether there was one."""
         wanted = sanitise(name) if self._first and isinstance(name, str) else ""
-        for provider, (began, first) in self._first.items():
+        # The longest first: the namespace `a` is not that of `a__b__tool` where there is `a__b`.
+        for provider, (began, first) in sorted(self._first.items(), key=lambda one: -len(one[0].namespace)):
             if provider.namespace and wanted.startswith(sanitise(provider.namespace) + SEPARATOR):
                 left = began + PATIENCE_SECONDS - time.monotonic()
                 await asyncio.wait((first,), timeout=max(left, 0))

@@ -13,7 +13,7 @@ import pytest
 
 from toolspace import Toolspace
 from toolspace.orchestrator.settings import ProviderRules
-from toolspace.providers.mcp.connection import Hooks
+from toolspace.providers.mcp.opening import Hooks
 from toolspace.providers.mcp.provider import McpProvider
 from toolspace.providers.mcp.spec import ServerSpec
 

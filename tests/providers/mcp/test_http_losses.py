@@ -22,8 +22,8 @@ from toolspace.core.context import ToolContext
 from toolspace.core.events import EventType
 from toolspace.providers.mcp import session, stateless
 from toolspace.providers.mcp.callbacks import Answer, Callbacks, Question
-from toolspace.providers.mcp.connection import Hooks
 from toolspace.providers.mcp.faults import Unreachable
+from toolspace.providers.mcp.opening import Hooks
 from toolspace.providers.mcp.provider import McpProvider
 from toolspace.providers.mcp.session import Peer, opened
 from toolspace.providers.mcp.spec import ServerSpec

@@ -23,7 +23,7 @@ from toolspace.orchestrator.settings import ProviderRules, Rules
 from toolspace.orchestrator.warmup import Patience
 from toolspace.providers.mcp import connection
 from toolspace.providers.mcp.callbacks import Answer, Callbacks, Question
-from toolspace.providers.mcp.connection import Hooks
+from toolspace.providers.mcp.opening import Hooks
 from toolspace.providers.mcp.provider import McpProvider
 from toolspace.providers.mcp.spec import ServerSpec
 

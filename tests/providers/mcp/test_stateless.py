@@ -14,7 +14,7 @@ from aiohttp import web
 
 from tests.providers.mcp.conftest import space, until
 from toolspace.core.events import EventType
-from toolspace.providers.mcp.connection import Hooks
+from toolspace.providers.mcp.opening import Hooks
 from toolspace.providers.mcp.provider import McpProvider
 from toolspace.providers.mcp.spec import ServerSpec
 

@@ -10,35 +10,29 @@ import asyncio
 import contextvars
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import msgspec
 from mcp.shared.exceptions import MCPError
-from mcp.shared.jsonrpc_dispatcher import JSONRPCDispatcher
 
 from toolspace.core.duration import milliseconds
 from toolspace.core.redact import redact
 from toolspace.errors import ProviderError
-from toolspace.providers.mcp.callbacks import NO_CALLBACKS, Callbacks
 from toolspace.providers.mcp.faults import (
     Unreachable,
-    classified,
     explain,
     innermost,
     is_forgotten,
     is_lost,
     is_passing,
 )
-from toolspace.providers.mcp.gate import Gate
-from toolspace.providers.mcp.oauth import HttpAuth
-from toolspace.providers.mcp.session import Listing, Peer, Session, opened
+from toolspace.providers.mcp.opening import BrokeAtGreeting, Hooks, Opening
+from toolspace.providers.mcp.session import Listing, Session
 from toolspace.providers.mcp.spec import ServerSpec
-from toolspace.providers.mcp.stateless import StatelessHttp
 from toolspace.providers.mcp.status import ServerStatus, State
-from toolspace.providers.mcp.trace import tracer
-from toolspace.providers.mcp.transports import Link, checked_url, open_transport, prepare
+from toolspace.providers.mcp.transports import Link
 
 _log = logging.getLogger("toolspace.mcp")
 RECONNECT_SECONDS = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
@@ -53,24 +47,7 @@ _RELISTEN_SECONDS = (0.1, 1.0, 5.0, 30.0)
 _REFRESH_SECONDS = 0.05
 """The least time between two refreshes of a list: a server may say without end that it changed."""
 
-T = TypeVar("T")
 End = Literal["lost", "idle", "restart", "stop"]
-
-
-class Hooks(msgspec.Struct, frozen=True, kw_only=True):
-    """What a connection is given by its surroundings."""
-
-    callbacks: Callbacks = NO_CALLBACKS
-    gate: Gate | None = None
-    auth: HttpAuth | None = None
-    """Signs requests over HTTP in."""
-    trace: bool = False
-    version: str = "0"
-    """Ours, as servers see it."""
-
-
-class _BrokeAtGreeting(Exception):
-    """The server went away when it was asked which era it speaks."""
 
 
 class Connection:
@@ -229,7 +206,7 @@ class Connection:
                 # A broken connection may show as a cancellation that nobody asked for.
                 if (task := asyncio.current_task()) is not None and task.cancelling():
                     raise
-                if isinstance(innermost(error), _BrokeAtGreeting):
+                if isinstance(innermost(error), BrokeAtGreeting):
                     self._handshake = True
                     continue
                 if not self._ended.is_set():
@@ -267,7 +244,7 @@ class Connection:
                 await self._wake.wait()
 
     async def _ready(self, stack: AsyncExitStack) -> tuple[Session, Link | None]:
-        """The server, started, greeted, listed and announced."""
+        """The server, opened and announced."""
         again = self._status.since is not None and self._status.protocol_version is not None
         if self._status.state not in ("reconnecting", "failed"):  # Each says that it is tried again.
             self._set("starting")
@@ -275,8 +252,8 @@ class Connection:
         async with gate.slot() if gate is not None else nullcontext():
             try:
                 async with asyncio.timeout(CONNECT_SECONDS):
-                    session, link = await self._connect(stack)
-                    listing = await _listed(session, link)
+                    opening = Opening(self.name, self.spec, self._hooks, self.refresh, handshake=self._handshake)
+                    session, link, listing = await opening.enter(stack)
             except TimeoutError:
                 reason = f"it was not ready within {milliseconds(CONNECT_SECONDS)}ms"
                 raise Unreachable(reason, sent=False) from None
@@ -296,40 +273,6 @@ class Connection:
         self._wake.clear()
         self._settle()
         return session, link
-
-    async def _connect(self, stack: AsyncExitStack) -> tuple[Session, Link | None]:
-        spec, hooks = self.spec, self._hooks
-        peer = Peer(name=self.name, callbacks=hooks.callbacks, version=hooks.version, on_change=self.refresh)
-        handshake = self._handshake
-        if spec.kind == "http" and not handshake:
-            async with AsyncExitStack() as trial:
-                prepare(self.name, spec)
-                trace = tracer(self.name) if hooks.trace else None
-                way = StatelessHttp(checked_url(self.name, spec), spec.headers, auth=hooks.auth, trace=trace)
-                session = await trial.enter_async_context(opened(peer, way))
-                if await self._greeted(session.discover()):
-                    stack.push_async_exit(trial.pop_all())
-                    return session, None
-            handshake = True  # It just said that it does not know the other era.
-        link = await stack.enter_async_context(open_transport(self.name, spec, auth=hooks.auth, trace=hooks.trace))
-        session = await stack.enter_async_context(opened(peer, JSONRPCDispatcher(*link.streams)))
-        try:
-            await self._greeted(session.negotiate(handshake=handshake))
-        except Unreachable as error:
-            raise Unreachable(link.reason or str(error), sent=False) from None
-        return session, link
-
-    async def _greeted(self, greeting: Awaitable[T]) -> T:
-        """Some older servers do not refuse the question for the era, but end at it: then not to be asked again."""
-        try:
-            return await greeting
-        except MCPError as raised:
-            error = classified(raised)
-            if not is_lost(error):
-                raise error from None
-            if not self._handshake and getattr(error, "sent", True):
-                raise _BrokeAtGreeting from None
-            raise Unreachable(str(error), sent=False) from None
 
     async def _hold(self, session: Session, link: Link | None) -> None:
         """Until the connection is to end: follows the list, the process, and how long nobody called."""
@@ -425,12 +368,3 @@ class Connection:
         if state != self._status.state:
             fields["since"] = time.time()
         self._status = msgspec.structs.replace(self._status, state=state, **fields)
-
-
-async def _listed(session: Session, link: Link | None) -> Listing:
-    try:
-        return await session.list_tools()
-    except MCPError as error:
-        if link is None or link.reason is None or not is_lost(error):
-            raise
-        raise Unreachable(link.reason, sent=False) from None
