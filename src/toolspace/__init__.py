@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from toolspace.core.events import EventType as EventType
     from toolspace.core.function import FunctionTool as FunctionTool
     from toolspace.core.function import tool as tool
+    from toolspace.core.questions import Answer as Answer
+    from toolspace.core.questions import Questions as Questions
     from toolspace.core.result import AudioPart as AudioPart
     from toolspace.core.result import ImagePart as ImagePart
     from toolspace.core.result import JsonPart as JsonPart
@@ -47,7 +49,7 @@ if TYPE_CHECKING:
     from toolspace.orchestrator.queues import Rate as Rate
     from toolspace.orchestrator.run import Run as Run
     from toolspace.orchestrator.settings import Rules as Rules
-    from toolspace.providers.mcp.callbacks import Answer as Answer
+    from toolspace.providers.mcp.callbacks import ASK_THE_CALLER as ASK_THE_CALLER
     from toolspace.providers.mcp.callbacks import Callbacks as Callbacks
     from toolspace.providers.mcp.callbacks import Question as Question
     from toolspace.providers.mcp.provider import McpProvider as McpProvider
@@ -66,6 +68,7 @@ _PLACES = {
     "toolspace.core.context": ("ToolContext",),
     "toolspace.core.events": ("EventType",),
     "toolspace.core.function": ("FunctionTool", "tool"),
+    "toolspace.core.questions": ("Answer", "Questions"),
     "toolspace.core.result": ("AudioPart", "ImagePart", "JsonPart", "ResourcePart", "TextPart", "ToolResult"),
     "toolspace.core.stats": ("ToolStats",),
     "toolspace.core.tool": ("Annotations", "Tool", "ToolCategory"),
@@ -90,7 +93,7 @@ _PLACES = {
     "toolspace.orchestrator.queues": ("QueueSpec", "Rate"),
     "toolspace.orchestrator.run": ("Run",),
     "toolspace.orchestrator.settings": ("Rules",),
-    "toolspace.providers.mcp.callbacks": ("Answer", "Callbacks", "Question"),
+    "toolspace.providers.mcp.callbacks": ("ASK_THE_CALLER", "Callbacks", "Question"),
     "toolspace.providers.mcp.provider": ("McpProvider",),
     "toolspace.providers.mcp.spec": ("ServerSpec",),
     "toolspace.providers.mcp.status": ("ServerStatus",),

@@ -6,7 +6,7 @@ import asyncio
 import gc
 import os
 from collections.abc import Callable
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from ipaddress import ip_address
 from typing import NamedTuple
 
@@ -18,6 +18,8 @@ from toolspace.cli.options import Command, Options
 from toolspace.cli.session import opened
 from toolspace.control import listening
 from toolspace.orchestrator.warmup import Patience
+from toolspace.providers.mcp.callbacks import ASK_THE_CALLER
+from toolspace.toolspace import Toolspace
 
 TOKEN_VARIABLE = "TOOLSPACE_MCP_TOKEN"
 _PATIENCE = Patience(seconds=10)
@@ -102,7 +104,7 @@ async def _serve_stdio(options: Options) -> int:
     with claim() as pipes, ended_without(pipes.input):
         if os.isatty(pipes.input):
             options.output.note("Serving MCP on standard input and output; Ctrl-C ends it.")
-        async with opened(options, show_warnings=False, patience=_PATIENCE) as ts, listening(ts):
+        async with _opened(options, show_warnings=False) as ts, listening(ts):
             from toolspace.mcpserver.stdio import serve  # The MCP library takes most of a second to import.
 
             ts.watch()
@@ -112,7 +114,7 @@ async def _serve_stdio(options: Options) -> int:
 
 async def _serve_http(options: Options, address: _Address, interrupts: Interrupts) -> int:
     async with (
-        opened(options, patience=_PATIENCE) as ts,
+        _opened(options) as ts,
         listening(ts),
         AsyncExitStack() as stack,
     ):
@@ -142,6 +144,10 @@ async def _serve_http(options: Options, address: _Address, interrupts: Interrupt
         options.output.note("Serving MCP there; Ctrl-C ends it.")
         await _stopped(interrupts)
     return 0
+
+
+def _opened(options: Options, *, show_warnings: bool = True) -> AbstractAsyncContextManager[Toolspace]:
+    return opened(options, show_warnings=show_warnings, patience=_PATIENCE, callbacks=ASK_THE_CALLER)
 
 
 async def _stopped(interrupts: Interrupts) -> None:

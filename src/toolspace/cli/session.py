@@ -18,6 +18,7 @@ from toolspace.errors import ConfigError
 from toolspace.orchestrator.catalog import Entry
 from toolspace.orchestrator.settings import Effective
 from toolspace.orchestrator.warmup import Patience
+from toolspace.providers.mcp.callbacks import NO_CALLBACKS, Callbacks
 from toolspace.toolspace import Toolspace
 
 CONFIG_VARIABLE = "TOOLSPACE_CONFIG"
@@ -28,12 +29,20 @@ _ALL = Patience(stragglers=True)
 
 @asynccontextmanager
 async def opened(
-    options: Options, *, show_warnings: bool = True, patience: Patience = _ALL, only_for: str | None = None
+    options: Options,
+    *,
+    show_warnings: bool = True,
+    patience: Patience = _ALL,
+    only_for: str | None = None,
+    callbacks: Callbacks = NO_CALLBACKS,
 ) -> AsyncGenerator[Toolspace]:
-    """The toolspace of the configuration that holds here, ready to be used; `only_for` one tool, if it is named."""
+    """The toolspace of the configuration that holds here, ready to be used; `only_for` one tool, if it is named.
+
+    `callbacks` answer what servers ask.
+    """
     output = options.output
     set_up_logs(options, os.environ)
-    ts = open_toolspace(options, only_for=only_for)
+    ts = open_toolspace(options, only_for=only_for, callbacks=callbacks)
     ts.patience = patience
     for warning in ts.warnings:
         if show_warnings:
@@ -53,9 +62,15 @@ async def opened(
         await ts.aclose()
 
 
-def open_toolspace(options: Options, *, only_for: str | None = None) -> Toolspace:
+def open_toolspace(options: Options, *, only_for: str | None = None, callbacks: Callbacks = NO_CALLBACKS) -> Toolspace:
     """The toolspace, not started yet. Raises `ConfigError`."""
-    return Toolspace.open(config_path(options), environ=environment(options), session=session_id(), only_for=only_for)
+    return Toolspace.open(
+        config_path(options),
+        environ=environment(options),
+        session=session_id(),
+        callbacks=callbacks,
+        only_for=only_for,
+    )
 
 
 def config_path(options: Options) -> Path | None:

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from toolspace.core.questions import Answer, Form, Questions
 from toolspace.errors import ToolCanceledError, ToolError
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ class ToolContext:
         "handle",
         "memory_dir",
         "protected_paths",
+        "questions",
         "run_id",
         "session_dir",
         "session_id",
@@ -100,6 +102,7 @@ class ToolContext:
         agent_id: str | None = None,
         agent_entity_id: str | None = None,
         space_id: str | None = None,
+        questions: Questions | None = None,
     ) -> None:
         self.task_id = task_id
         self.user_id = user_id
@@ -117,6 +120,8 @@ class ToolContext:
         self.agent_id = agent_id
         self.agent_entity_id = agent_entity_id
         self.space_id = space_id
+        self.questions = questions
+        """Leads what the tool asks to whoever called; None where they cannot be asked."""
         self.handle: CallHandle | None = None
 
     def within(self, base: ToolContext) -> ToolContext:
@@ -144,6 +149,7 @@ class ToolContext:
         copy.agent_id = self.agent_id
         copy.agent_entity_id = self.agent_entity_id
         copy.space_id = self.space_id
+        copy.questions = self.questions
         copy.handle = handle
         copy.run_id = run_id
         copy.session_id = session_id
@@ -204,6 +210,33 @@ class ToolContext:
         if self.handle is None:
             raise ToolError("this context belongs to no call; call the tool through a Toolspace")
         return await self.handle.call(name, arguments)
+
+    async def elicit(
+        self, message: str, schema: Mapping[str, Any] | None = None, *, url: str | None = None, key: str | None = None
+    ) -> Answer:
+        """Asks the user who called to fill in a form, or to open `url`. What they say fits the schema.
+
+            colour = {"type": "object", "properties": {"colour": {"enum": ["red", "blue"]}}, "required": ["colour"]}
+            answer = await context.elicit("Which colour?", colour)
+
+        Raises `ToolError` where nobody can be asked. Waiting for them counts: give the tool a time-out for it.
+        """
+        form = Form(schema) if schema is not None else None
+        answer = await self._asking().elicit(message, schema=schema, url=url, key=key)
+        return answer if form is None else form.read(answer)
+
+    async def sample(self, params: Mapping[str, Any], *, key: str | None = None) -> Mapping[str, Any]:
+        """Asks the caller's model, as MCP has it: `{messages: […], maxTokens: …}` gives `{role, content, model}`."""
+        return await self._asking().sample(params, key=key)
+
+    async def roots(self, *, key: str | None = None) -> Sequence[str]:
+        """The folders that the caller works in, as URIs."""
+        return await self._asking().roots(key=key)
+
+    def _asking(self) -> Questions:
+        if self.questions is None:
+            raise ToolError("nobody can be asked: whoever called this tool does not take questions")
+        return self.questions
 
     @property
     def logger(self) -> logging.LoggerAdapter[logging.Logger]:

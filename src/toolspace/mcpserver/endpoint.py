@@ -19,6 +19,7 @@ from toolspace.mcpserver.changes import Changes
 from toolspace.mcpserver.fastpath import FastPath
 from toolspace.mcpserver.jobs import Job
 from toolspace.mcpserver.lowlevel import CALLER, ToolspaceServer
+from toolspace.mcpserver.parking import Parking
 from toolspace.mcpserver.service import Service
 from toolspace.mcpserver.sessions import Sessions
 from toolspace.mcpserver.wire import Message, Receive, Scope, Send, refuse
@@ -52,7 +53,8 @@ class McpEndpoint:
     ) -> None:
         self._service = Service(toolspace)
         self._changes = Changes()
-        self._server = ToolspaceServer(self._service, self._changes)
+        self._parking = Parking(self._service)
+        self._server = ToolspaceServer(self._service, self._changes, self._parking)
         self._names = Names(allowed_hosts, allowed_origins)
         self._authorize = authorize
         self._max_body = max_body
@@ -60,7 +62,7 @@ class McpEndpoint:
         self._manager = StreamableHTTPSessionManager(
             self._server, max_request_body_size=max_body, session_idle_timeout=idle_seconds
         )
-        self._fast = FastPath(self._service, self._server.server_info_stamp)
+        self._fast = FastPath(self._service, self._parking, self._server.server_info_stamp)
         self._sessions = Sessions(idle_seconds)
         self._running: asyncio.Task[None] | None = None
         self._ended = asyncio.Event()
@@ -84,7 +86,7 @@ class McpEndpoint:
     async def _run(self, started: asyncio.Future[None]) -> None:
         # A task of its own: the library's scopes have to be left by the task that entered them, and whoever opens
         # and closes us may be two.
-        async with self._service, self._manager.run():
+        async with self._service, self._parking, self._manager.run():
             started.set_result(None)
             await self._ended.wait()
             await self._changes.aclose()

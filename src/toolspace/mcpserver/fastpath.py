@@ -6,17 +6,23 @@ It takes a request only where it is certain to answer as the library would; all 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from mcp.shared.inbound import ERROR_CODE_HTTP_STATUS, InboundLadderRejection, classify_inbound_request
-from mcp_types import methods
+from mcp_types import (
+    CLIENT_CAPABILITIES_META_KEY,
+    MISSING_REQUIRED_CLIENT_CAPABILITY,
+    ClientCapabilities,
+    methods,
+)
 from mcp_types.version import LATEST_MODERN_VERSION
-from pydantic import ValidationError
 
 from toolspace.core import jsontext
 from toolspace.core.context import ToolContext
 from toolspace.mcpserver.jobs import CallTool, CancelCall, Job, ListTools, Manner, ToolCall
+from toolspace.mcpserver.parking import Parking
+from toolspace.mcpserver.questions import NO_ABILITIES, Abilities
 from toolspace.mcpserver.service import Service
 from toolspace.mcpserver.sessions import Session
 from toolspace.mcpserver.wire import INVALID_PARAMS, RequestId
@@ -46,26 +52,29 @@ class _Cancelled(msgspec.Struct, rename="camel"):
     request_id: int | str
 
 
-class _Refused:
-    """In place of a progress token, where the envelope is wrong."""
+class _Envelope(NamedTuple):
+    """What a request of the stateless era says besides its question."""
 
-
-_REFUSED = _Refused()
+    token: RequestId | None
+    abilities: Abilities
 
 
 class FastPath:
     """Decides which requests it takes. `stamp` is what the library puts into every answer of the stateless era."""
 
-    def __init__(self, service: Service, stamp: Mapping[str, Any]) -> None:
+    def __init__(self, service: Service, parking: Parking, stamp: Mapping[str, Any]) -> None:
         self._service = service
+        self._parking = parking
         meta = jsontext.encode_bytes({"io.modelcontextprotocol/serverInfo": stamp})
         self._manner = Manner(
             modern=True,
             tail=b',"resultType":"complete","_meta":%b}' % meta,
+            asked_tail=b',"_meta":%b}' % meta,
             listed=b',"ttlMs":0,"cacheScope":"private"',
             invalid_status=ERROR_CODE_HTTP_STATUS[INVALID_PARAMS],
+            missing_status=ERROR_CODE_HTTP_STATUS[MISSING_REQUIRED_CLIENT_CAPABILITY],
         )
-        self._envelopes: dict[bytes, None] = {}
+        self._envelopes: dict[bytes, _Envelope] = {}
         self._kinds: dict[tuple[bytes, bytes], bool] = {}
 
     # The stateless era
@@ -81,37 +90,43 @@ class FastPath:
         if request is None or request.id is None or request.method.encode() != method:
             return None
         params = _decode_params(request.params)
-        if params is None or (token := self._token(params.meta)) is _REFUSED:
+        if params is None or (envelope := self._envelope(params.meta)) is None:
             return None
         if method == b"tools/call":
             if params.name is None or headers.get(b"mcp-name") != params.name.encode():
                 return None
-            call = self._call(request.id, params, token, modern=True)
-            return CallTool(self._service, self._manner, call, context) if call is not None else None
-        if params.name is not None or params.arguments is not _NOTHING or token is not None:
+            call = self._call(request.id, params, envelope)
+            if call is None:
+                return None
+            return CallTool(self._service, self._manner, call, context, parking=self._parking)
+        if params.name is not None or params.arguments is not _NOTHING or envelope.token is not None:
             return None
         return ListTools(self._service, self._manner, request.id, params.cursor, context)
 
-    def _token(self, meta: msgspec.Raw) -> Any:
-        """The progress token of a request with a good envelope: None for none, `_REFUSED` for a bad envelope."""
+    def _envelope(self, meta: msgspec.Raw) -> _Envelope | None:
+        """What the envelope of a request says; None where it is wrong."""
         text = bytes(meta)
-        if text in self._envelopes:
-            return None
+        if (known := self._envelopes.get(text)) is not None:
+            return known
         try:
-            envelope = jsontext.decode(text)
-            verdict = classify_inbound_request({"method": "tools/call", "params": {"_meta": envelope}})
+            said = jsontext.decode(text)
+            verdict = classify_inbound_request({"method": "tools/call", "params": {"_meta": said}})
             if isinstance(verdict, InboundLadderRejection):
-                return _REFUSED
-            methods.validate_client_request("tools/call", LATEST_MODERN_VERSION, {"name": "", "_meta": envelope})
-        except (ValueError, ValidationError):
-            return _REFUSED
-        token = envelope.get("progressToken")
+                return None
+            methods.validate_client_request("tools/call", LATEST_MODERN_VERSION, {"name": "", "_meta": said})
+            capabilities = ClientCapabilities.model_validate(said[CLIENT_CAPABILITIES_META_KEY], by_name=False)
+        except (ValueError, KeyError):
+            return None
+        token = said.get("progressToken")
+        if token is not None and (isinstance(token, bool) or not isinstance(token, int | str)):
+            return None
+        envelope = _Envelope(token, Abilities.of(capabilities))
         if token is None and len(text) < _LONGEST_REMEMBERED:
             # Clients send the same envelope with every request.
             if len(self._envelopes) >= _MOST_REMEMBERED:
                 self._envelopes.clear()
-            self._envelopes[text] = None
-        return token if token is None or (isinstance(token, int | str) and not isinstance(token, bool)) else _REFUSED
+            self._envelopes[text] = envelope
+        return envelope
 
     # The handshake era
 
@@ -128,8 +143,10 @@ class FastPath:
             return None
         manner = Manner(modern=False, tail=b"}", headers=((b"mcp-session-id", session.id),))
         if request.method == "tools/call":
-            call = self._call(request.id, params, None, modern=False)
-            return CallTool(self._service, manner, call, session.context, session) if call is not None else None
+            call = self._call(request.id, params)
+            if call is None or (call.may_ask and session.answers):
+                return None
+            return CallTool(self._service, manner, call, session.context, session=session)
         if params.name is not None or params.arguments is not _NOTHING:
             return None
         return ListTools(self._service, manner, request.id, params.cursor, session.context)
@@ -143,15 +160,17 @@ class FastPath:
 
     # Both
 
-    def _call(self, id: RequestId, params: _Params, token: RequestId | None, *, modern: bool) -> ToolCall | None:
+    def _call(self, id: RequestId, params: _Params, envelope: _Envelope | None = None) -> ToolCall | None:
         """The call, where its tool is known by that very name and its arguments are an object."""
         tool = self._service.known(params.name) if params.name is not None and params.cursor is None else None
-        if tool is None or (modern and self._service.definition(tool, modern=True).mirrored):
+        if tool is None or (envelope is not None and self._service.definition(tool, modern=True).mirrored):
             return None
         arguments = bytes(params.arguments)
         if arguments and not arguments.startswith(b"{"):
             return None
-        return ToolCall(id, tool.name, arguments or None, tool.output_schema is not None, token)
+        has_schema, may_ask = tool.output_schema is not None, self._service.may_ask(tool)
+        token, abilities = envelope if envelope is not None else (None, NO_ABILITIES)
+        return ToolCall(id, tool.name, arguments or None, has_schema, may_ask, token, abilities)
 
     def _speaks(self, headers: Headers) -> bool:
         """Whether it sends JSON and takes both kinds of answer. Remembered: a client says the same every time."""

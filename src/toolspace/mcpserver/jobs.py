@@ -5,13 +5,18 @@ from __future__ import annotations
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
+from mcp_types import MISSING_REQUIRED_CLIENT_CAPABILITY
 
+from toolspace.core import jsontext
 from toolspace.core.context import ToolContext
+from toolspace.core.result import ToolResult
 from toolspace.mcpserver import wire
 from toolspace.mcpserver.answers import encoded_answer
 from toolspace.mcpserver.definitions import WrongCursor
 from toolspace.mcpserver.exchange import Exchange
+from toolspace.mcpserver.parking import Asked, MissingCapability, Parking, Subject
 from toolspace.mcpserver.progress import Report, Reports
+from toolspace.mcpserver.questions import Abilities
 from toolspace.mcpserver.service import Service, UnknownTool
 from toolspace.mcpserver.sessions import Session
 from toolspace.mcpserver.wire import INVALID_PARAMS, Receive, RequestId, Send
@@ -32,9 +37,12 @@ class Manner(NamedTuple):
     modern: bool
     tail: bytes
     """What every result ends with."""
+    asked_tail: bytes = b"}"
+    """What every answer that asks something ends with."""
     listed: bytes = b""
     """What every list ends with, before that."""
     invalid_status: int = 200
+    missing_status: int = 200
     headers: tuple[tuple[bytes, bytes], ...] = ()
 
 
@@ -45,7 +53,9 @@ class ToolCall(NamedTuple):
     name: str
     arguments: bytes | None
     output_schema: bool
-    token: RequestId | None = None
+    may_ask: bool
+    token: RequestId | None
+    abilities: Abilities
 
 
 class ListTools:
@@ -79,13 +89,16 @@ class CallTool:
         manner: Manner,
         call: ToolCall,
         context: ToolContext | None,
+        *,
         session: Session | None = None,
+        parking: Parking | None = None,
     ) -> None:
         self._service = service
         self._manner = manner
         self._call = call
         self._context = context
         self._session = session
+        self._parking = parking
         self._call_id = service.new_call_id()
         self._reports: Reports | None = None
 
@@ -122,11 +135,23 @@ class CallTool:
     async def _answer(self) -> tuple[int, bytes]:
         call, manner = self._call, self._manner
         try:
-            result = await self._service.call(call.name, call.arguments, context=self._context, call_id=self._call_id)
+            outcome = await self._outcome()
         except UnknownTool as error:
             return manner.invalid_status, wire.error_body(call.id, INVALID_PARAMS, str(error))
-        answer = encoded_answer(result, modern=manner.modern, output_schema=call.output_schema)
+        except MissingCapability as error:
+            code = MISSING_REQUIRED_CLIENT_CAPABILITY
+            return manner.missing_status, wire.error_body(call.id, code, str(error), error.data)
+        if isinstance(outcome, Asked):
+            return 200, wire.result_body(call.id, jsontext.encode_bytes(outcome.wire)[:-1] + manner.asked_tail)
+        answer = encoded_answer(outcome, modern=manner.modern, output_schema=call.output_schema)
         return 200, wire.result_body(call.id, answer + manner.tail)
+
+    async def _outcome(self) -> ToolResult | Asked:
+        call = self._call
+        if self._parking is None or not call.may_ask:
+            return await self._service.call(call.name, call.arguments, context=self._context, call_id=self._call_id)
+        subject = Subject(self._context, call.name, call.arguments)
+        return await self._parking.begin(subject, self._call_id, call.abilities)
 
     def _cancel(self) -> None:
         self._service.cancel(self._call_id)

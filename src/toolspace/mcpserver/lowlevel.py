@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio
 import mcp_types as types
@@ -24,23 +24,27 @@ from toolspace.mcpserver.answers import answer
 from toolspace.mcpserver.changes import Changes
 from toolspace.mcpserver.definitions import WrongCursor
 from toolspace.mcpserver.outputs import TEMPLATE, NoSuchResource
+from toolspace.mcpserver.parking import Asked, MissingCapability, Parking, Subject, WrongState
 from toolspace.mcpserver.progress import Flow, Reports
-from toolspace.mcpserver.service import Service, UnknownTool, session_context
+from toolspace.mcpserver.questions import ON_PIPES, Abilities, AskInSession, ClientQuestions
+from toolspace.mcpserver.service import Service, UnknownTool, session_context, with_questions
 
 CALLER = "toolspace.caller"
 """Where the ASGI scope says who calls."""
 RESOURCE_NOT_FOUND = -32002
 """Of the handshake era; the later one says that the parameters are wrong."""
 _Context = ServerRequestContext[Any, Any]
+ResultT = TypeVar("ResultT")
 _log = logging.getLogger("toolspace.mcp")
 
 
 class ToolspaceServer(Server[Any]):
     """One toolspace as the library serves it, to any number of connections."""
 
-    def __init__(self, service: Service, changes: Changes) -> None:
+    def __init__(self, service: Service, changes: Changes, parking: Parking) -> None:
         self._service = service
         self._changes = changes
+        self._parking = parking
         super().__init__(
             "toolspace",
             version=__version__,
@@ -87,17 +91,45 @@ class ToolspaceServer(Server[Any]):
 
     async def _call_tool(self, context: _Context, params: types.CallToolRequestParams) -> dict[str, Any]:
         modern = context.protocol_version in MODERN_PROTOCOL_VERSIONS
-        token = context.meta.get("progress_token") if context.meta is not None else None
+        subject = Subject(_caller(context), params.name, params.arguments)
         try:
-            result = await self._run(context, params, token)
-        except UnknownTool as error:
+            outcome = await (self._round(context, subject) if modern else self._converse(context, subject))
+        except (UnknownTool, WrongState) as error:
             raise MCPError(types.INVALID_PARAMS, str(error)) from None
-        tool = self._service.known(result.tool)
-        made = answer(result, modern=modern, output_schema=tool is not None and tool.output_schema is not None)
+        except MissingCapability as error:
+            raise MCPError(types.MISSING_REQUIRED_CLIENT_CAPABILITY, str(error), error.data) from None
+        if isinstance(outcome, Asked):
+            return outcome.wire
+        tool = self._service.known(outcome.tool)
+        made = answer(outcome, modern=modern, output_schema=tool is not None and tool.output_schema is not None)
         return {**made, "resultType": "complete"} if modern else made
 
-    async def _run(self, context: _Context, params: types.CallToolRequestParams, token: str | int | None) -> ToolResult:
+    async def _converse(self, context: _Context, subject: Subject) -> ToolResult:
+        """A call of the handshake era: what it asks goes to the client's session at once."""
         service, call_id = self._service, self._service.new_call_id()
+        questions = _questions(context)
+        caller = with_questions(subject.context, questions)
+        call = service.call(subject.name, subject.arguments, context=caller, call_id=call_id)
+        try:
+            return await self._run(context, call_id, call)
+        finally:
+            questions.close()
+
+    async def _round(self, context: _Context, subject: Subject) -> ToolResult | Asked:
+        """A call of the stateless era, or the next round of one that asked."""
+        given: Mapping[str, Any] = context.params or {}
+        answers: Mapping[str, Any] = given.get("inputResponses") or {}  # As they came: each question reads its own.
+        if (state := given.get("requestState")) is not None:
+            call_id = self._parking.call_of(state, subject)
+            return await self._run(context, call_id, self._parking.resume(state, subject, answers))
+        call_id = self._service.new_call_id()
+        abilities = Abilities.of(context.session.client_capabilities)
+        return await self._run(context, call_id, self._parking.begin(subject, call_id, abilities, answers))
+
+    async def _run(self, context: _Context, call_id: str, call: Awaitable[ResultT]) -> ResultT:
+        """Waits for a call, and sends its progress meanwhile to a client that wants it."""
+        service = self._service
+        token = context.meta.get("progress_token") if context.meta is not None else None
         flow = Flow()
         reports = Reports(flow.wake)
 
@@ -117,7 +149,6 @@ class ToolspaceServer(Server[Any]):
             if token is not None:
                 following.enter_context(service.progress.follow(call_id, reports))
                 sender = asyncio.create_task(send(token))
-            call = service.call(params.name, params.arguments, context=_caller(context), call_id=call_id)
             try:
                 return await _to_its_end(call, lambda: service.cancel(call_id))
             finally:
@@ -140,7 +171,7 @@ class ToolspaceServer(Server[Any]):
             raise MCPError(code, str(error), {"uri": str(params.uri)[:200]}) from None
 
 
-async def _to_its_end(work: Awaitable[Any], stop: Callable[[], Any]) -> Any:
+async def _to_its_end(work: Awaitable[ResultT], stop: Callable[[], Any]) -> ResultT:
     """Awaits work; where we are cancelled meanwhile, stops it and still waits until it has ended.
 
     The library cancels again and again until we are gone, which would cut short what a tool does to clean up.
@@ -179,6 +210,14 @@ def _caller(context: _Context) -> ToolContext | None:
     if request is None:
         return None
     return session_context(request.scope.get(CALLER), request.headers.get("mcp-session-id"))
+
+
+def _questions(context: _Context) -> ClientQuestions:
+    """For the handshake era, where a session is a client's for as long as it lasts."""
+    session, request = context.session, context.request
+    client = ON_PIPES if request is None else request.headers.get("mcp-session-id")
+    ask = AskInSession(session, context.request_id)
+    return ClientQuestions(Abilities.of(session.client_capabilities), ask, client=client)
 
 
 def _listed(key: str, items: list[Any], next_cursor: str | None = None) -> dict[str, Any]:

@@ -9,7 +9,9 @@ from typing import Any
 
 from toolspace.core.context import ToolContext
 from toolspace.core.events import ToolsChanged
+from toolspace.core.function import FunctionTool
 from toolspace.core.names import did_you_mean
+from toolspace.core.questions import Questions
 from toolspace.core.result import ToolResult
 from toolspace.core.tool import Tool
 from toolspace.mcpserver.definitions import Definition, Definitions, Page
@@ -85,6 +87,10 @@ class Service:
         tool = self.known(name)
         return tool.input_schema if tool is not None else None
 
+    def may_ask(self, tool: Tool) -> bool:
+        """Whether a call of it could ask its caller something. A function without a context could not."""
+        return not isinstance(tool, FunctionTool) or tool.signature.context is not None
+
     def instructions(self) -> str | None:
         return self.toolspace.orchestrator.instructions() or None
 
@@ -151,4 +157,10 @@ def session_context(context: ToolContext | None, session: str | None) -> ToolCon
     if session is None or (context is not None and context.session_id is not None):
         return context
     own = ToolContext(session_id=f"session-mcp-{hashlib.blake2s(session.encode(), digest_size=12).hexdigest()}")
+    return own if context is None else context.within(own)
+
+
+def with_questions(context: ToolContext | None, questions: Questions) -> ToolContext:
+    """The context of a caller who can be asked, unless who found the caller said otherwise."""
+    own = ToolContext(questions=questions)
     return own if context is None else context.within(own)

@@ -15,25 +15,33 @@ from toolspace.mcpserver.wire import Message, Send
 
 _FORGET_SECONDS = 3600.0
 _MOST = 10_000
+_ANSWERING = frozenset(("elicitation", "sampling", "roots"))
 _VERSIONS = frozenset(version.encode() for version in HANDSHAKE_PROTOCOL_VERSIONS)
 
 
 class Session:
     """One session: who opened it, and the calls that its fast path is running."""
 
-    __slots__ = ("context", "id", "owner", "running", "touched")
+    __slots__ = ("answers", "context", "id", "owner", "running", "touched")
 
-    def __init__(self, id: bytes, owner: str | None, context: ToolContext | None) -> None:
+    def __init__(self, id: bytes, owner: str | None, context: ToolContext | None, *, answers: bool) -> None:
         self.id = id
         self.owner = owner
+        self.answers = answers
+        """Whether its client can be asked something during a call, which is the library's to do."""
         self.context = session_context(context, id.decode("latin-1"))
         self.touched = time.monotonic()
         self.running: dict[str, str] = {}
         """Request → call. Ids are compared as text: some clients send a number and cancel its digits."""
 
 
+class _Introduction(msgspec.Struct):
+    capabilities: dict[str, msgspec.Raw] = {}
+
+
 class _Opening(msgspec.Struct):
     method: str
+    params: msgspec.Raw = msgspec.Raw(b"{}")
 
 
 class Sessions:
@@ -78,18 +86,21 @@ class Sessions:
     def observe(self, body: bytes, owner: str | None, context: ToolContext | None, send: Send) -> Send:
         """Where a request opens a session, notes the one that the library's answer names."""
         try:
-            opens = msgspec.json.decode(body, type=_Opening).method == "initialize"
+            opening = msgspec.json.decode(body, type=_Opening)
+            if opening.method != "initialize":
+                return send
+            said = msgspec.json.decode(opening.params, type=_Introduction).capabilities
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
-            opens = False
-        return self._noting(owner, context, send) if opens else send
+            return send
+        return self._noting(owner, context, send, answers=not _ANSWERING.isdisjoint(said))
 
-    def _noting(self, owner: str | None, context: ToolContext | None, send: Send) -> Send:
+    def _noting(self, owner: str | None, context: ToolContext | None, send: Send, *, answers: bool) -> Send:
         async def noting(message: Message) -> None:
             if message["type"] == "http.response.start" and message["status"] == 200:
                 headers: Any = message.get("headers", ())
                 for name, value in headers:
                     if name == b"mcp-session-id":
-                        self._add(Session(bytes(value), owner, context))
+                        self._add(Session(bytes(value), owner, context, answers=answers))
             await send(message)
 
         return noting

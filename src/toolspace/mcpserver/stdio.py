@@ -14,7 +14,9 @@ from toolspace.core import jsontext
 from toolspace.mcpserver import wire
 from toolspace.mcpserver.changes import Changes
 from toolspace.mcpserver.lowlevel import ToolspaceServer
+from toolspace.mcpserver.parking import Parking
 from toolspace.mcpserver.pipes import Claimed, Writer, lines
+from toolspace.mcpserver.questions import ON_PIPES
 from toolspace.mcpserver.service import Service
 from toolspace.toolspace import Toolspace
 
@@ -28,7 +30,8 @@ async def serve(toolspace: Toolspace, pipes: Claimed) -> None:
     """Serves until the client closes its end. Being cancelled stops it, with the calls that are under way."""
     service = Service(toolspace)
     changes = Changes()
-    server = ToolspaceServer(service, changes)
+    parking = Parking(service, client=ON_PIPES)
+    server = ToolspaceServer(service, changes, parking)
 
     def tools_changed() -> None:
         server.refresh()
@@ -40,6 +43,7 @@ async def serve(toolspace: Toolspace, pipes: Claimed) -> None:
     from_server, messages_out = anyio.create_memory_object_stream[SessionMessage](0)
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(service)
+        await stack.enter_async_context(parking)
         stack.push_async_callback(changes.aclose)
         writer = await stack.enter_async_context(Writer(pipes.output))
         conversation = _Conversation(writer)

@@ -38,9 +38,11 @@ def result_body(id: RequestId, result: bytes) -> bytes:
     return b'{"jsonrpc":"2.0","id":%b,"result":%b}' % (encode_id(id), result)
 
 
-def error_body(id: RequestId | None, code: int, message: str) -> bytes:
-    error = {"jsonrpc": "2.0", "id": id, "error": {"code": code, "message": message}}
-    return msgspec.json.encode(error)
+def error_body(id: RequestId | None, code: int, message: str, data: Mapping[str, Any] | None = None) -> bytes:
+    error: dict[str, Any] = {"code": code, "message": message}
+    if data is not None:
+        error["data"] = data
+    return msgspec.json.encode({"jsonrpc": "2.0", "id": id, "error": error})
 
 
 def notification(method: str, params: Mapping[str, Any]) -> bytes:

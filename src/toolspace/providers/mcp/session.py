@@ -49,7 +49,7 @@ _input_requests: TypeAdapter[types.InputRequest] = TypeAdapter(types.InputReques
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "notice": logging.INFO, "warning": logging.WARNING}
 
 
-_Owner = tuple[str | None, str | None, str | None, str | None]
+_Owner = tuple[object, ...]
 
 
 class Listing(msgspec.Struct, frozen=True):
@@ -367,7 +367,7 @@ async def opened(peer: Peer, dispatcher: Dispatcher[Any]) -> AsyncGenerator[Sess
 
 
 def _owner(call: ToolContext) -> _Owner:
-    return call.user_id, call.space_id, call.session_id, call.run_id
+    return call.user_id, call.space_id, call.session_id, call.run_id, call.questions
 
 
 def _is_answer(error: MCPError) -> bool:
