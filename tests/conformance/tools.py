@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+from tests.conformance.questions import ASKING
 from toolspace import Tool, ToolContext, Toolspace, tool
 from toolspace.core.result import AudioPart, Content, ImagePart, ResourcePart, TextPart
 
@@ -155,4 +156,5 @@ TOOLS: Sequence[Tool] = (
     test_tool_with_logging,
     json_schema_2020_12_tool,
     repeat_in_header,
+    *ASKING,
 )
