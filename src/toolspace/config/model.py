@@ -39,7 +39,7 @@ class Defaults(Section, frozen=True, kw_only=True):
     context_window: int | None = None
     tool_search_threshold: int | None = 20_000
     """None: the model always sees every tool."""
-    mcp_init_concurrency: int = 8
+    mcp_init_concurrency: int = 32
     trace_mcp: bool = False
 
 

@@ -117,7 +117,7 @@ DEFAULTS = Record(
         "Above so many tokens of definitions the model gets a search tool instead of them all; 0: always, null: never.",
         default="20000",
     ),
-    Setting("mcpInitConcurrency", kinds.integer(1), "How many MCP servers start at once.", default="8"),
+    Setting("mcpInitConcurrency", kinds.integer(1), "How many MCP servers start at once.", default="32"),
     Setting("traceMCP", kinds.flag, "Log every message to and from MCP servers.", default="false"),
 )
 

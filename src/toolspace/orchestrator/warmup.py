@@ -19,8 +19,8 @@ _log = logging.getLogger("toolspace.providers")
 RETRY_SECONDS = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 PATIENCE_SECONDS = 30.0
 """How long a start waits for a provider. One that takes longer is reported, and goes on beside the others."""
-STRAGGLER = 1.2
-"""Where nearly all are ready, the last ones are waited for only so many times as long as the others took."""
+STRAGGLER = 0.16
+"""Where nearly all are ready, each of the last ones adds so much to the time that the others took, and no more."""
 _FEW = 5
 """One of so many may be such a straggler; with fewer providers each is waited for."""
 _AT_ONCE_SECONDS = 0.05
@@ -159,7 +159,7 @@ async def _wait(
         done, pending = await asyncio.wait(pending, timeout=left, return_when=asyncio.FIRST_COMPLETED)
         few = len(pending) <= len(slow) // _FEW and not pending & needed
         if done and few and not patience.stragglers:
-            limit = min(most, (time.monotonic() - began) * STRAGGLER)
+            limit = min(most, (time.monotonic() - began) * (1 + STRAGGLER * len(pending)))
     return round(limit, 3)
 
 
