@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
@@ -10,11 +9,11 @@ from contextlib import asynccontextmanager, suppress
 from toolspace.cli.options import Options
 from toolspace.cli.session import open_toolspace
 from toolspace.errors import ProviderError
+from toolspace.orchestrator.warmup import Patience
 from toolspace.toolspace import Toolspace
 
-_LOOK_SECONDS = 0.05
-_LOOKS = 1200
-"""A minute, which is as long as a server has for its start."""
+_LOOK = Patience(seconds=60, stragglers=True)
+"""As long as a server has for its start."""
 
 
 @asynccontextmanager
@@ -27,16 +26,7 @@ async def started(options: Options) -> AsyncGenerator[Toolspace]:
     ts = open_toolspace(options)
     try:
         with suppress(ProviderError):  # One that is required: that, too, is to be looked at.
-            await ts.orchestrator.warmup()
-        await _all_tried(ts)
+            await ts.orchestrator.warmup(patience=_LOOK)
         yield ts
     finally:
         await ts.aclose()
-
-
-async def _all_tried(ts: Toolspace) -> None:
-    """Waits for the slow ones too, which a start leaves behind when all others are ready."""
-    for _ in range(_LOOKS):
-        if not any(server.state == "starting" and server.last_error is None for server in ts.servers()):
-            return
-        await asyncio.sleep(_LOOK_SECONDS)
