@@ -6,6 +6,11 @@
     │   ├── ToolDefinitionError the tool itself is wrong: its name, its signature, its schema
     │   └── ToolNameConflict    two owners offer one name
     ├── ProviderError           a provider cannot start, or cannot answer now
+    ├── RefusedError            what was asked of the gateway cannot be done: not there, not yours, not now
+    ├── StorageError            what is kept cannot be read or written as asked
+    │   ├── UnkeepableError     a value that no database here can keep
+    │   └── StorageUnavailable  the database does not answer now; trying again later may help
+    ├── ApiError, Unreachable   what a gateway refused, or did not answer, to a client: `toolspace.client.errors`
     └── ToolError               one call failed; `result.unwrap()` raises its children
         ├── ToolNotFoundError   unknown_tool
         ├── ToolPermissionError not_permitted
@@ -36,6 +41,8 @@ ErrorKind = Literal[
     "internal_error",
 ]
 
+RefusalReason = Literal["invalid", "forbidden", "not_found", "conflict", "unavailable"]
+
 NOT_EXECUTED: frozenset[ErrorKind] = frozenset(
     ("unknown_tool", "not_permitted", "invalid_parameters", "limit_exceeded", "canceled")
 )
@@ -64,6 +71,27 @@ class ToolNameConflict(RegistrationError):
 
 class ProviderError(ToolspaceError):
     """A provider cannot start, or cannot answer now."""
+
+
+class RefusedError(ToolspaceError):
+    """What was asked of the gateway cannot be done. `reason` says why, `details` what else the caller should know."""
+
+    def __init__(self, reason: RefusalReason, message: str, **details: object) -> None:
+        super().__init__(message)
+        self.reason: RefusalReason = reason
+        self.details = details
+
+
+class StorageError(ToolspaceError):
+    """What is kept cannot be read or written as asked."""
+
+
+class UnkeepableError(StorageError):
+    """A value that no database here can keep: a NUL in a text, a lone surrogate, an integer beyond 64 bits."""
+
+
+class StorageUnavailable(StorageError):
+    """The database does not answer now. Nothing of what was asked is acknowledged; trying again later may help."""
 
 
 class ToolError(ToolspaceError):

@@ -49,8 +49,11 @@ class DiskOutputs(OutputStore):
         return writer
 
     async def find(self, handle: str, *, session: str, owner: str | None) -> StoredOutput | None:
-        output = await self.run(lambda: files.find_output(self._root, handle, self._clock()))
+        output = await self.inspect(handle)
         return output if output is not None and may_read(output, session=session, owner=owner) else None
+
+    async def inspect(self, handle: str) -> StoredOutput | None:
+        return await self.run(lambda: files.find_output(self._root, handle, self._clock()))
 
     async def lines(self, output: StoredOutput) -> AsyncIterator[list[str]]:
         reader = await self._open(output)

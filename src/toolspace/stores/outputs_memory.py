@@ -41,10 +41,12 @@ class MemoryOutputs(OutputStore):
         return _MemoryWriter(self, session=session, owner=owner, tool=tool)
 
     async def find(self, handle: str, *, session: str, owner: str | None) -> StoredOutput | None:
+        output = await self.inspect(handle)
+        return output if output is not None and may_read(output, session=session, owner=owner) else None
+
+    async def inspect(self, handle: str) -> StoredOutput | None:
         entry = self._outputs.get(handle)
-        if entry is None or entry[0].expires_at <= self.clock():
-            return None
-        return entry[0] if may_read(entry[0], session=session, owner=owner) else None
+        return entry[0] if entry is not None and entry[0].expires_at > self.clock() else None
 
     async def lines(self, output: StoredOutput) -> AsyncIterator[list[str]]:
         data = self._data(output)

@@ -77,6 +77,17 @@ class OutputsContract:
         assert await all_lines(outputs, output) == lines
 
     @pytest.mark.asyncio
+    async def test_an_operator_sees_every_output_that_has_not_expired(
+        self, outputs: OutputStore, clock: FakeClock
+    ) -> None:
+        output = await store(outputs, "mine", owner="ann")
+        assert await outputs.inspect(output.handle) == output
+        assert await outputs.inspect("session-s1/0000000000000000") is None
+        assert await outputs.inspect("../s1") is None
+        clock.now += self.ttl + 1
+        assert await outputs.inspect(output.handle) is None
+
+    @pytest.mark.asyncio
     async def test_an_output_of_many_blocks_comes_back_whole(self, outputs: OutputStore) -> None:
         lines = [f"line {number} – größer" for number in range(60_000)]
         text = "\n".join(lines)

@@ -141,6 +141,10 @@ class OutputStore(ABC):
         """The output, if it exists, has not expired, and this reader may read it; else None, whatever the reason."""
 
     @abstractmethod
+    async def inspect(self, handle: str) -> StoredOutput | None:
+        """The output, if it exists and has not expired, whoever it belongs to: for an operator, never for a tool."""
+
+    @abstractmethod
     def lines(self, output: StoredOutput) -> AsyncIterator[list[str]]:
         """The lines of an output, without their ends, in batches: it may be larger than memory.
 

@@ -1,0 +1,67 @@
+"""The seam between what is kept and where: programs of SQL that any database runs as one transaction.
+
+A program is a generator that yields statements and is sent their rows. It is written once, in the SQL that SQLite and
+PostgreSQL share, and knows neither threads nor connections:
+
+    def rename(space_id: str, name: str) -> Program[bool]:
+        rows = yield "UPDATE spaces SET name = ? WHERE id = ? RETURNING id", (name, space_id)
+        return bool(rows)
+
+It may run more than once (a database may ask for a second attempt), and not on the event loop: it changes nothing but
+rows and what was handed to it for that attempt.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Iterable, Sequence
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+Row = Sequence[Any]
+Statement = tuple[str, Sequence[Any]]
+"""SQL with `?` for each value, and the values: text, integers, None. Nothing else, so that both databases agree."""
+Program = Generator[Statement, list[Row], T]
+
+SKIP_LOCKED = "/*skip locked*/"
+"""Write it at the end of a SELECT that picks rows to update: where several writers exist, taken rows are passed by."""
+
+
+class Database(ABC):
+    """Runs programs. Every acknowledged write survives a crash of the process."""
+
+    shared: bool = False
+    """Whether other processes write to it too, so that what they did has to be heard of."""
+
+    @abstractmethod
+    async def run(self, program: Callable[[], Program[T]], *, then: Callable[[T], None] | None = None) -> T:
+        """Runs a program as one transaction: all of it is durable when this returns, or nothing happened.
+
+        What was begun is brought to its end even if whoever asked is canceled. `then` is called with the result once
+        it is durable, on the event loop, in that case too: others must hear of what happened.
+        """
+
+    @abstractmethod
+    async def read(self, program: Callable[[], Program[T]]) -> T:
+        """Runs a program that only reads, beside the writers. It sees everything acknowledged before it began."""
+
+    @abstractmethod
+    async def aclose(self) -> None: ...
+
+
+class WakeUps(ABC):
+    """Carries hints between the processes that share a database: which ids to look at again.
+
+    A hint may come twice, late or not at all; whoever hears one reads the database. After a gap (a lost connection)
+    `on_gap` says that anything may have changed.
+    """
+
+    @abstractmethod
+    def send(self, hints: Iterable[str]) -> None:
+        """Tells the other processes, soon. Never waits, never raises."""
+
+    @abstractmethod
+    def listen(self, on_hints: Callable[[Sequence[str]], None], on_gap: Callable[[], None]) -> None:
+        """Whom to tell what the others said; on the event loop."""
+
+    async def aclose(self) -> None: ...

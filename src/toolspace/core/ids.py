@@ -1,0 +1,41 @@
+"""Ids of what the gateway keeps: a prefix that says what it is, the time, and chance. Sorted by time, never guessed."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import time
+from typing import Final
+
+_ALPHABET: Final = "0123456789abcdefghjkmnpqrstvwxyz"
+_PATTERN: Final = re.compile(r"[A-Za-z0-9_.:@~-]{1,128}")
+
+ID_PATTERN: Final = "^[A-Za-z0-9_.:@~-]{1,128}$"
+"""What an id may look like, for schemas: programs may bring ids of their own."""
+
+
+def new_id(prefix: str) -> str:
+    """An id that no one else makes: `spc_` and 26 characters, later ones sorted behind earlier ones."""
+    number = (time.time_ns() // 1_000_000) << 80 | int.from_bytes(os.urandom(10))
+    return f"{prefix}_{_base32(number)}"
+
+
+def derived_id(prefix: str, *parts: str) -> str:
+    """The same id for the same parts, whoever asks: what is repeated with one key finds the first."""
+    digest = hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).digest()
+    return f"{prefix}_{_base32(int.from_bytes(digest[:16]))}"
+
+
+def is_id(text: str) -> bool:
+    """Whether a text may be an id."""
+    return _PATTERN.fullmatch(text) is not None
+
+
+def now_ms() -> int:
+    """Unix milliseconds, as every row and every answer has them."""
+    return time.time_ns() // 1_000_000
+
+
+def _base32(number: int) -> str:
+    return "".join(_ALPHABET[number >> shift & 31] for shift in range(125, -5, -5))

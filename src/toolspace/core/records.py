@@ -1,0 +1,180 @@
+"""What the gateway keeps, as data: entities, spaces, messages, runs, calls, inbox events, stream events.
+
+Times are Unix milliseconds. On the wire the names are camelCase.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import msgspec
+
+EntityType = Literal["human", "agent", "service"]
+MessageStatus = Literal["running", "requires_action", "complete", "error"]
+MessageKind = Literal["message", "tool"]
+RunStatus = Literal["queued", "running", "waiting_tool", "completed", "failed", "canceled"]
+ExecutionTarget = Literal["server", "client", "external"]
+ResultSource = Literal["server", "client"]
+CallStatus = Literal["running", "completed", "failed", "waiting", "pending", "resolved", "expired", "canceled"]
+"""Of a call that runs here: running → completed | failed | canceled. Of one that someone else answers: waiting →
+resolved, waiting → pending → resolved, and expired or canceled."""
+InboxType = Literal["space_message", "plan", "service", "tool_result", "task"]
+InboxStatus = Literal["pending", "processing", "processed", "failed"]
+Exposure = Literal["full", "name", "none"]
+"""What a public reader sees of an event: all of it, the tool's name and the call's id, or nothing."""
+
+OPEN_CALL: frozenset[CallStatus] = frozenset(("waiting", "pending"))
+ENDED_RUN: frozenset[RunStatus] = frozenset(("completed", "failed", "canceled"))
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, rename="camel", eq=False):
+    """A row as programs see it."""
+
+
+class Entity(Record, frozen=True):
+    """Someone who can be in a space."""
+
+    id: str
+    type: EntityType
+    name: str
+    metadata: Mapping[str, Any] = {}
+    created_at: int = 0
+
+
+class Space(Record, frozen=True):
+    id: str
+    name: str
+    metadata: Mapping[str, Any] = {}
+    created_at: int = 0
+
+
+class Member(Record, frozen=True):
+    """An entity in a space, with what others see of it."""
+
+    entity_id: str
+    type: EntityType
+    name: str
+    joined_at: int
+
+
+class Message(Record, frozen=True):
+    """Something said in a space, or a visible tool call shown there."""
+
+    id: str
+    space_id: str
+    seq: int
+    sender_id: str
+    kind: MessageKind
+    content: Any
+    """The text; of a tool call `{toolCallId, toolName, input, output?, error?}`."""
+    metadata: Mapping[str, Any]
+    status: MessageStatus
+    run_id: str | None
+    call_id: str | None
+    created_at: int
+    updated_at: int
+
+
+class RunRecord(Record, frozen=True):
+    """One think cycle."""
+
+    id: str
+    agent_entity_id: str
+    space_id: str | None
+    """The active space: where visible calls show."""
+    status: RunStatus
+    trigger: Any
+    steps: int
+    usage: Mapping[str, Any]
+    error: str | None
+    created_at: int
+    completed_at: int | None
+
+
+class CallRecord(Record, frozen=True):
+    """One tool call and its result; a pending call is one that someone else answers."""
+
+    call_id: str
+    run_id: str | None
+    seq: int
+    """Its place among the calls of the run."""
+    agent_entity_id: str | None
+    space_id: str | None
+    tool_name: str
+    args: Any
+    execution_type: str
+    execution_target: ExecutionTarget
+    visible: bool
+    is_async: bool
+    status: CallStatus
+    result: Any
+    is_error: bool
+    error_kind: str | None
+    source: ResultSource | None
+    message_id: str | None
+    created_at: int
+    resolved_at: int | None
+    expires_at: int | None
+
+    def wire(self) -> dict[str, Any]:
+        """As the API shows it: under the names of a pending call and of a run's call alike."""
+        data: dict[str, Any] = msgspec.to_builtins(self)
+        data["toolCallId"] = self.call_id
+        data["startedAt"], data["completedAt"] = self.created_at, self.resolved_at
+        return data
+
+
+class InboxEvent(Record, frozen=True):
+    """Something that an agent should look at."""
+
+    event_id: str
+    agent_entity_id: str
+    type: InboxType
+    timestamp: int
+    data: Any
+    priority: int
+    status: InboxStatus
+    attempts: int
+    error: str | None = None
+
+
+class StreamEvent:
+    """One event of a stream, as it is stored: its id grows by one within the stream.
+
+    What readers get of it is encoded once for each dialect and projection, and kept in `frames`.
+    """
+
+    __slots__ = ("at", "data", "exposure", "frames", "id", "stream", "type")
+
+    def __init__(
+        self, stream: str, id: int, type: str, data: Mapping[str, Any], *, exposure: Exposure = "full", at: int
+    ) -> None:
+        self.stream = stream
+        self.id = id
+        self.type = type
+        self.data = data
+        self.exposure: Exposure = exposure
+        self.at = at
+        self.frames: dict[object, bytes] = {}
+
+    def __repr__(self) -> str:
+        return f"StreamEvent({self.stream}#{self.id} {self.type})"
+
+
+class NewEvent(msgspec.Struct, frozen=True):
+    """An event that is to be appended to a stream; the store gives it its id."""
+
+    type: str
+    data: Mapping[str, Any]
+    exposure: Exposure = "full"
+
+
+def space_stream(space_id: str) -> str:
+    """The name of the stream of a space's events."""
+    return f"space:{space_id}"
+
+
+def run_stream(run_id: str) -> str:
+    """The name of the stream of a run's events."""
+    return f"run:{run_id}"

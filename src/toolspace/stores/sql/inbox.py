@@ -1,0 +1,182 @@
+"""Programs for the agents' inboxes: events wait, are taken under a lease, and are done with or come back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from toolspace.abc.database import SKIP_LOCKED, Program, Row
+from toolspace.core import jsontext
+from toolspace.core.ids import now_ms
+from toolspace.core.records import InboxEvent, InboxType
+
+_COLUMNS = "event_id, agent_entity_id, type, at, data, priority, status, attempts, error"
+
+HUMAN_MESSAGE, TOOL_RESULT, PLAN_OR_SERVICE, AGENT_MESSAGE = range(4)
+"""Priorities: the lowest number is looked at first."""
+
+MOST_ATTEMPTS = 5
+_FIRST_DELAY, _LONGEST_DELAY = 1_000, 60_000
+
+
+def push(
+    agent_entity_id: str,
+    event_id: str,
+    type: InboxType,
+    data: Any,
+    *,
+    priority: int,
+    at: int | None = None,
+    seq: int = 0,
+) -> Program[bool]:
+    """Adds an event. False where this agent was told of it already. `seq` orders what happened at one moment."""
+    at = now_ms() if at is None else at
+    rows = yield (
+        "INSERT INTO inbox (agent_entity_id, event_id, type, priority, at, seq, data, status, attempts, available_at) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?, 'pending', 0, ?) "
+        "ON CONFLICT (agent_entity_id, event_id) DO NOTHING RETURNING event_id",
+        (agent_entity_id, event_id, type, priority, at, seq, jsontext.encode(data), at),
+    )
+    return bool(rows)
+
+
+def claim(
+    agent_entity_id: str, claim: str, *, count: int, lease_ms: int, types: Sequence[str] = ()
+) -> Program[list[InboxEvent]]:
+    """Takes the next events, in order: pending → processing until the lease ends."""
+    now = now_ms()
+    only = f"AND type IN ({', '.join('?' * len(types))}) " if types else ""
+    rows = yield (
+        "WITH picked AS MATERIALIZED (SELECT event_id FROM inbox WHERE agent_entity_id = ? AND status = 'pending' "
+        f"AND available_at <= ? {only}ORDER BY priority, at, seq LIMIT ? {SKIP_LOCKED}) "
+        "UPDATE inbox SET status = 'processing', claim = ?, lease_until = ?, attempts = attempts + 1 "
+        "WHERE status = 'pending' AND agent_entity_id = ? AND event_id IN (SELECT event_id FROM picked) "
+        f"RETURNING {_COLUMNS}, seq",
+        (agent_entity_id, now, *types, count, claim, now + lease_ms, agent_entity_id),
+    )
+    rows = sorted(rows, key=lambda row: (row[5], row[3], row[9]))
+    return [_event(row) for row in rows]
+
+
+def finish(agent_entity_id: str, claim: str | None, event_ids: Sequence[str]) -> Program[list[str]]:
+    """processing → processed, for those that this claim still holds (any claim, if none is named)."""
+    return (yield from _finish(agent_entity_id, claim, event_ids))
+
+
+def _finish(agent_entity_id: str, claim: str | None, event_ids: Sequence[str]) -> Program[list[str]]:
+    done: list[str] = []
+    for event_id in event_ids:
+        rows = yield (
+            "UPDATE inbox SET status = 'processed', lease_until = NULL, claim = NULL "
+            "WHERE agent_entity_id = ? AND event_id = ? AND status = 'processing' "
+            "AND claim = COALESCE(?, claim) RETURNING event_id",
+            (agent_entity_id, event_id, claim),
+        )
+        done += [row[0] for row in rows]
+    return done
+
+
+def give_back(
+    agent_entity_id: str, claim: str | None, event_ids: Sequence[str], *, error: str | None
+) -> Program[list[InboxEvent]]:
+    """processing → pending after a while that grows with each attempt; after the last one → failed."""
+    returned: list[InboxEvent] = []
+    for event_id in event_ids:
+        rows = yield (
+            f"SELECT {_COLUMNS}, claim FROM inbox WHERE agent_entity_id = ? AND event_id = ? "
+            "AND status = 'processing' AND claim = COALESCE(?, claim)",
+            (agent_entity_id, event_id, claim),
+        )
+        for row in rows:
+            returned += yield from _return(_event(row), row[9], error)
+    return returned
+
+
+def take_back(*, limit: int = 100) -> Program[list[InboxEvent]]:
+    """What was taken by someone who went away: back to pending, or failed, when its lease has ended."""
+    rows = yield (
+        f"SELECT {_COLUMNS}, claim FROM inbox WHERE status = 'processing' AND lease_until < ? LIMIT ? {SKIP_LOCKED}",
+        (now_ms(), limit),
+    )
+    returned: list[InboxEvent] = []
+    for row in rows:
+        returned += yield from _return(_event(row), row[9], "it was taken, and nobody said how it ended")
+    return returned
+
+
+def retry(agent_entity_id: str, event_id: str) -> Program[bool]:
+    """failed → pending, from the first attempt: an operator asked for it."""
+    rows = yield (
+        "UPDATE inbox SET status = 'pending', attempts = 0, available_at = ?, error = NULL "
+        "WHERE agent_entity_id = ? AND event_id = ? AND status = 'failed' RETURNING event_id",
+        (now_ms(), agent_entity_id, event_id),
+    )
+    return bool(rows)
+
+
+def listing(agent_entity_id: str, *, status: str | None = None, limit: int = 100) -> Program[list[InboxEvent]]:
+    """Events in the order in which they are looked at; of one status, if it is named."""
+    only, values = ("AND status = ? ", (status,)) if status is not None else ("", ())
+    rows = yield (
+        f"SELECT {_COLUMNS} FROM inbox WHERE agent_entity_id = ? {only}ORDER BY priority, at, seq LIMIT ?",
+        (agent_entity_id, *values, limit),
+    )
+    return [_event(row) for row in rows]
+
+
+def one(agent_entity_id: str, event_id: str) -> Program[InboxEvent | None]:
+    rows = yield (
+        f"SELECT {_COLUMNS} FROM inbox WHERE agent_entity_id = ? AND event_id = ?",
+        (agent_entity_id, event_id),
+    )
+    return _event(rows[0]) if rows else None
+
+
+def count(agent_entity_id: str) -> Program[int]:
+    """How many events wait."""
+    rows = yield (
+        "SELECT COUNT(*) FROM inbox WHERE agent_entity_id = ? AND status = 'pending'",
+        (agent_entity_id,),
+    )
+    return rows[0][0]
+
+
+def next_at(agent_entity_id: str, *, after: int = 0) -> Program[int | None]:
+    """When the next event can be taken, after a time that is past; None where none waits."""
+    rows = yield (
+        "SELECT MIN(available_at) FROM inbox WHERE agent_entity_id = ? AND status = 'pending' AND available_at > ?",
+        (agent_entity_id, after),
+    )
+    return rows[0][0]
+
+
+def _return(event: InboxEvent, claim: str, error: str | None) -> Program[list[InboxEvent]]:
+    again = event.attempts < MOST_ATTEMPTS
+    delay = min(_FIRST_DELAY << max(event.attempts - 1, 0), _LONGEST_DELAY)
+    rows = yield (
+        "UPDATE inbox SET status = ?, available_at = ?, lease_until = NULL, claim = NULL, error = ? "
+        f"WHERE agent_entity_id = ? AND event_id = ? AND status = 'processing' AND claim = ? RETURNING {_COLUMNS}",
+        (
+            "pending" if again else "failed",
+            now_ms() + delay,
+            error,
+            event.agent_entity_id,
+            event.event_id,
+            claim,
+        ),
+    )
+    return [_event(row) for row in rows]
+
+
+def _event(row: Row) -> InboxEvent:
+    return InboxEvent(
+        event_id=row[0],
+        agent_entity_id=row[1],
+        type=row[2],
+        timestamp=row[3],
+        data=jsontext.decode(row[4]),
+        priority=row[5],
+        status=row[6],
+        attempts=row[7],
+        error=row[8],
+    )

@@ -1,0 +1,1 @@
+"""How what happened reaches those who wait for it: event streams, waiters, and wake-ups between processes."""
