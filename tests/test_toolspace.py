@@ -238,7 +238,7 @@ async def test_tools_declared_in_configuration_are_called_like_any_other(folder:
         tools = {tool.name: tool for tool in ts.list_tools()}
     assert chart.result == {"success": True, "args": {"data": [1]}}
     assert greeting.result == {"text": "Hi Ann", "n": 3, "list": [3]}
-    assert "nobody here can execute" in (elsewhere.error or "")
+    assert "is executed by a person in a space; start the gateway" in str(elsewhere.error)
     assert (tools["displayChart"].visible, tools["greet"].visible, tools["confirmAction"].is_async) == (
         True,
         False,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -14,14 +14,17 @@ from toolspace.config.model import ToolDefinition
 from toolspace.core.context import ToolContext
 from toolspace.core.names import SEPARATOR
 from toolspace.core.redact import remember_secrets
-from toolspace.core.tool import Tool
-from toolspace.errors import ConfigError
+from toolspace.core.tool import Tool, ToolCategory
+from toolspace.errors import ConfigError, ToolDefinitionError
 from toolspace.mounts import Mount, make_mounts, needs_one_provider
 from toolspace.orchestrator.queues import QueueSpec, Rate
 from toolspace.orchestrator.settings import Defaults, ProviderRules, Rules, Setting
-from toolspace.providers.configured import handler_of
+from toolspace.providers.configured import Execution, execution_of
 from toolspace.providers.loader import load_functions, loaded_files
 from toolspace.providers.mcp.callbacks import NO_CALLBACKS, Callbacks
+
+if TYPE_CHECKING:
+    from toolspace.providers.rest.client import HttpClient
 
 
 class Parts(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,6 +41,8 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     definitions: Sequence[Tool]
     providers: Mapping[str, Mount]
     """By section and name in the configuration: `mcpServers.github`; only those that are enabled."""
+    client: HttpClient | None
+    """What the requests of configured tools go through; None where there is none of them. To be closed."""
     files: Callable[[], Sequence[Path]]
     """What it was read from: the configuration, and the Python files behind its functions and providers."""
     warnings: Sequence[str]
@@ -48,11 +53,13 @@ def assemble(
     running: Mapping[str, Mount] | None = None,
     callbacks: Callbacks = NO_CALLBACKS,
     *,
+    client: HttpClient | None = None,
     only_for: str | None = None,
 ) -> Parts:
     """The parts that a configuration describes. Imports the user's functions and providers.
 
     Of the providers that are `running`, those whose entry has not changed stay; their rules are new all the same.
+    `client`: the one of the parts before, whose connections stay open.
     `only_for`: a tool that is to be called, and nothing else; servers and services that it cannot need are left out.
     """
     remember_secrets(config.secret_values)  # Before code of the user's runs, and what it does could be logged.
@@ -60,7 +67,8 @@ def assemble(
     functions = list(dict.fromkeys(found))  # A file and one of its functions may both be named.
     rules = _local_rules(config)
     builtins = _builtins(config)
-    definitions = [_defined(one) for one in config.tools.definitions.values() if one.enabled]
+    requests = _Requests(client)
+    definitions = _definitions(config, requests)
     return Parts(
         context=_context(config),
         defaults=_defaults(config),
@@ -77,6 +85,7 @@ def assemble(
             callbacks,
             only_for=_needing_little(config, only_for, builtins, [*functions, *definitions]),
         ),
+        client=requests.client,
         files=lambda: list(dict.fromkeys((*config.files(), *loaded_files()))),
         warnings=[
             *config.warnings,
@@ -146,16 +155,62 @@ def _local_rules(config: Config) -> ProviderRules:
     return ProviderRules(tools_allowed=tools.tools_allowed, tools_denied=tools.tools_denied, overrides=overrides)
 
 
-def _defined(definition: ToolDefinition) -> Tool:
+class _Requests:
+    """The client of configured tools that are HTTP requests, made for the first of them."""
+
+    def __init__(self, client: HttpClient | None) -> None:
+        self.client = client
+
+    def __call__(self) -> HttpClient:
+        if self.client is None:
+            from toolspace.providers.rest.client import HttpClient
+
+            self.client = HttpClient()
+        return self.client
+
+
+def _definitions(config: Config, requests: _Requests) -> list[Tool]:
+    tools: list[Tool] = []
+    faults: list[str] = []
+    for definition in config.tools.definitions.values():
+        if definition.enabled:
+            try:
+                tools.append(_defined(definition, requests))
+            except ToolDefinitionError as error:
+                key, _, reason = str(error).removeprefix(f"REST tool {definition.name!r}: ").partition(": ")
+                place = config.source("tools", "definitions", definition.name, "execution", key)
+                faults.append(f"{place}: {reason}")
+    if faults:
+        raise ConfigError("\n".join(faults))
+    return tools
+
+
+def _defined(definition: ToolDefinition, requests: _Requests) -> Tool:
+    description, category = definition.description, definition.category
+    if definition.execution_type == "prebuilt":
+        from toolspace.prebuilt.registry import find_action, handler_of  # Here: it comes with all that is kept.
+
+        action = find_action(str(definition.execution["action"]))
+        made = Execution(handler=handler_of(action), input_schema=definition.input_schema or action.input_schema)
+        description = description or action.description
+        category = action.category if category is ToolCategory.CUSTOM else category
+    else:
+        made = execution_of(
+            definition.name,
+            definition.execution_type,
+            definition.execution,
+            input_schema=definition.input_schema,
+            client=requests,
+        )
     return Tool(
         definition.name,
-        definition.description,
-        definition.input_schema if definition.input_schema is not None else {"type": "object", "properties": {}},
-        handler=handler_of(definition.name, definition.execution_type, definition.execution),
+        description,
+        made.input_schema,
+        handler=made.handler,
         output_schema=definition.output_schema,
-        category=definition.category,
+        category=category,
         execution_type=definition.execution_type,
-        visible=definition.visible,
+        visible=definition.visible and definition.execution_type != "prebuilt",
         is_async=definition.is_async,
         timeout=definition.timeout,
         execution=definition.execution,
@@ -165,6 +220,8 @@ def _defined(definition: ToolDefinition) -> Tool:
         annotations=definition.annotations,
         tags=definition.tags,
         version=definition.version,
+        expires_after=definition.expires_after,
+        pauses_run=definition.pauses_run,
     )
 
 
@@ -229,10 +286,7 @@ def _missing_queues(config: Config, tools: Sequence[Tool]) -> list[str]:
 
 
 _LATER = (
-    ("storage", "url"),
     ("storage", "redis"),
-    ("server", "host"),
-    ("server", "port"),
     ("router", "destinations"),
 )
 

@@ -200,6 +200,8 @@ class Toolspace:
             self.orchestrator.cancel()  # They wait for the last calls to end.
         await asyncio.gather(*self._background, *self._closing, return_exceptions=True)
         await self.orchestrator.cleanup()
+        if self._parts is not None and self._parts.client is not None:
+            await self._parts.client.aclose()
         await self._cache.aclose()
         await self._outputs.aclose()
 
@@ -318,7 +320,7 @@ class Toolspace:
         from toolspace.config.load import load_config
 
         config = load_config(self.config_path, environ=self._environ)
-        parts = assemble(config, self._parts.providers, self._callbacks)
+        parts = assemble(config, self._parts.providers, self._callbacks, client=self._parts.client)
         parts.context.session_id = self.orchestrator.context.session_id
         self._apply(parts)
 

@@ -280,7 +280,8 @@ def test_the_text_of_a_configuration_shows_no_secret(load: Any) -> None:
     config = load(
         "tools: {webSearch: {provider: tavily, apiKey: hunter2}}\n"
         "mcpServers: {a: {command: x, args: [hunter2], env: {K: hunter2}, headers: {A: hunter2}, other: hunter2}}\n"
-        "restTools: {r: {url: 'http://u?k=hunter2', headers: {A: hunter2}}}\nstorage: {url: 'pg://hunter2'}\n"
+        "restTools: {r: {url: 'http://u?k=hunter2', headers: {A: hunter2}}}\nstorage: {url: 'postgresql://a:hunter2@b/c'}\n"
+        "server: {secretKey: sk_hunter2_hunter2, jwtSecret: hunter2-hunter2-hunter2-hunter2-hunter2}\n"
         "tools2: {}\n".replace("tools2: {}\n", "")
     )
     assert "hunter2" not in repr(config)

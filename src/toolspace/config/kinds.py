@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 from toolspace.config.model import Rate
 from toolspace.config.reading import Kind, Reported, Value, Wrong, attempt
@@ -117,6 +118,11 @@ def _rate(value: Value) -> Rate:
 rate = Kind("rate", 'a rate such as "5/second"', _rate)
 
 
+def nullable(kind: Kind[T]) -> Kind[T]:
+    """The same, where `null` says something too."""
+    return Kind(f"{kind.label} or null", f"{kind.expects}, or null", kind.read, nullable=True)
+
+
 def choice(*options: str, aliases: Mapping[str, str] | None = None) -> Kind[Any]:
     expects = f"one of {', '.join(options)}"
     known = {option.lower(): option for option in options}
@@ -158,6 +164,58 @@ def _location(value: Value) -> str:
 
 path = Kind("path", "a path", _path)
 location = Kind("URL or path", "a URL or the path of a file", _location)
+
+
+def _web(value: Value) -> str:
+    found = value.data.strip() if isinstance(value.data, str) else ""
+    try:
+        parts = urlsplit(found)
+        usable = parts.scheme.lower() in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # A port that is none, brackets that do not close.
+        usable = False
+    if not usable:
+        raise Wrong("a URL that begins with http:// or https://")
+    return found
+
+
+def _database(value: Value) -> str:
+    """`postgresql://…` as it is; a file as `sqlite:///` and its absolute path, whichever way it was written."""
+    expects = "postgresql://… or the path of a SQLite file"
+    if not isinstance(value.data, str) or not value.data.strip():
+        raise Wrong(expects)
+    written = value.data.strip()
+    scheme, found, rest = written.partition("://")
+    if not found:
+        return _SQLITE + str(resolve_path(value, written))
+    match scheme.lower():
+        case "postgresql" | "postgres":
+            return f"postgresql://{rest}"
+        case "sqlite" if rest.startswith("/") and len(rest) > 1:
+            # As others write it: after three slashes a relative path, after four an absolute one.
+            return _SQLITE + str(resolve_path(value, rest[1:]))
+        case "sqlite":
+            raise Wrong("sqlite:/// and the path of a file")
+        case _:
+            raise Wrong(expects)
+
+
+_SQLITE = "sqlite:///"
+web_address = Kind("URL", "a URL that begins with http:// or https://", _web)
+database = Kind("URL or path", "postgresql://… or the path of a SQLite file", _database)
+
+
+def secret_text(minimum: int) -> Kind[str]:
+    """A key or password, long enough not to be guessed."""
+    expects = f"a string of at least {minimum} plain characters without spaces"
+
+    def read(value: Value) -> str:
+        data = value.data
+        usable = isinstance(data, str) and data.isascii() and data.isprintable() and " " not in data
+        if not usable or len(data) < minimum:
+            raise Wrong(expects)
+        return data
+
+    return Kind("string", expects, read)
 
 
 def listing(item: Kind[T], label: str, expects: str, *, separator: str = ",") -> Kind[tuple[T, ...]]:

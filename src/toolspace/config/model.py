@@ -34,6 +34,7 @@ class Defaults(Section, frozen=True, kw_only=True):
     tool_timeout: float = 30.0
     tool_response_max_bytes: int = 100_000
     tool_output_ttl: float = 86_400.0
+    pending_call_ttl: float = 604_800.0
     max_tool_calls_per_turn: int | None = None
     max_concurrent_tools: int | None = None
     context_window: int | None = None
@@ -101,6 +102,8 @@ class ToolDefinition(Section, frozen=True, kw_only=True):
     tags: tuple[str, ...] = ()
     version: str | None = None
     enabled: bool = True
+    expires_after: float | None = None
+    """How long a pending call may wait; None: `Defaults.pending_call_ttl`."""
     pauses_run: bool = False
     """Written as `basic` without a timeout: the run itself waits for the result, however long it takes."""
 
@@ -233,6 +236,7 @@ class Storage(Section, frozen=True, kw_only=True):
     secrets = frozenset(("url", "redis"))
 
     url: str | None = None
+    """`postgresql://…`, or `sqlite:///` and an absolute path. None: SQLite in the state folder."""
     redis: str | None = None
     dir: Path | None = None
     """As written; `Config.state_dir` has what holds."""
@@ -240,8 +244,36 @@ class Storage(Section, frozen=True, kw_only=True):
 
 
 class Server(Section, frozen=True, kw_only=True):
+    """The gateway: where it listens, whom it knows, how much it takes."""
+
+    secrets = frozenset(("secret_key", "jwt_secret"))
+
     host: str = "127.0.0.1"
     port: int = 8787
+    public_url: str | None = None
+    """None: as it listens."""
+    secret_key: str | None = None
+    public_key: str | None = None
+    jwt_secret: str | None = None
+    jwks_url: str | None = None
+    jwt_claim: str = "sub"
+    jwt_audience: str | None = None
+    jwt_issuer: str | None = None
+    allowed_hosts: tuple[str, ...] = ()
+    allowed_origins: tuple[str, ...] = ()
+    max_body_bytes: int = 4 * 1024 * 1024
+    max_streams: int = 10_000
+    max_streams_per_caller: int = 2_000
+    rate_limit: Rate | None = Rate(count=100, seconds=1.0)
+    """Of one caller with a public key; None: no limit."""
+    secret_rate_limit: Rate | None = None
+    failed_login_limit: Rate | None = Rate(count=60, seconds=60.0)
+    """Of one address."""
+    max_concurrent_requests: int = 4_000
+    heartbeat: float = 15.0
+    stop_timeout: float = 10.0
+    event_retention: float = 604_800.0
+    worker_grace: float = 3.0
 
 
 class AgentFile(Section, frozen=True, kw_only=True):

@@ -94,6 +94,12 @@ DEFAULTS = Record(
     ),
     Setting("toolOutputTtl", kinds.duration, "How long stored results are kept.", default="1d"),
     Setting(
+        "pendingCallTtl",
+        kinds.duration,
+        "How long a call may wait for a worker or a person; then it expires, and its agent is told.",
+        default="7d",
+    ),
+    Setting(
         "maxToolCallsPerTurn",
         kinds.integer(1, nullable=True),
         "How many calls a model may make in one turn; null: any number.",
@@ -174,6 +180,11 @@ DEFINITION = Record(
     Setting("visible", kinds.flag, "Whether its calls show in the active space.", default="true"),
     Setting("isAsync", kinds.flag, "Answer `pending` at once; the result comes later.", default="false"),
     _timeout,
+    Setting(
+        "expiresAfter",
+        kinds.duration,
+        "How long a call may wait for whoever executes it, if not `defaults.pendingCallTtl`.",
+    ),
     Setting("execution", kinds.mapping, "How it is executed; the keys depend on the type.", secret=True),
     _queue,
     _cache,
@@ -383,7 +394,13 @@ ROUTER = Record(Router, Setting("destinations", kinds.words, "The agents that a 
 
 STORAGE = Record(
     Storage,
-    Setting("url", kinds.text, "A database for many replicas; without it SQLite in `dir`.", secret=True),
+    Setting(
+        "url",
+        kinds.database,
+        "The gateway's database: `postgresql://…` for many replicas, or a SQLite file; without it "
+        "`toolspace.db` in `dir`.",
+        secret=True,
+    ),
     Setting("redis", kinds.text, "A Redis for events, queues and cache over replicas.", secret=True),
     Setting(
         "dir",
@@ -397,6 +414,75 @@ SERVER = Record(
     Server,
     Setting("host", kinds.text, "The address that the gateway listens on.", default="127.0.0.1"),
     Setting("port", kinds.integer(0, 65535), "Its port; 0 takes a free one.", default="8787"),
+    Setting("publicUrl", kinds.web_address, "Where clients reach it, if a proxy stands before it."),
+    Setting(
+        "secretKey",
+        kinds.secret_text(16),
+        "A secret key that is accepted beside those that were made; it is never stored.",
+        secret=True,
+    ),
+    Setting("publicKey", kinds.secret_text(16), "A public key that is accepted beside those that were made."),
+    Setting(
+        "jwtSecret",
+        kinds.secret_text(32),
+        "What tokens of entities are signed with; without it one is made on the first start.",
+        secret=True,
+    ),
+    Setting("jwksUrl", kinds.web_address, "Where the keys of another issuer of tokens are published."),
+    Setting("jwtClaim", kinds.text, "The claim of a token that names the entity.", default="sub"),
+    Setting("jwtAudience", kinds.text, "Take only tokens that are meant for this audience."),
+    Setting("jwtIssuer", kinds.text, "Take only tokens of this issuer."),
+    Setting(
+        "allowedHosts",
+        kinds.words,
+        "Names under which it answers, beside those of this machine's loopback and `publicUrl`.",
+    ),
+    Setting("allowedOrigins", kinds.words, "Origins of web pages that browsers may call it from, beside its own."),
+    Setting("maxBodyBytes", kinds.integer(1), "A larger request is refused with 413.", default="4194304"),
+    Setting("maxStreams", kinds.integer(1), "How many event streams may be open; one more gets 503.", default="10000"),
+    Setting(
+        "maxStreamsPerCaller",
+        kinds.integer(1),
+        "How many of them one key or entity may have; one more gets 429.",
+        default="2000",
+    ),
+    Setting(
+        "rateLimit",
+        kinds.nullable(kinds.rate),
+        "How many requests an entity with a public key may make; null: any number.",
+        default="100/second",
+    ),
+    Setting(
+        "secretRateLimit",
+        kinds.nullable(kinds.rate),
+        "How many requests a secret or tool key may make; null: any number.",
+        default="null",
+    ),
+    Setting(
+        "failedLoginLimit",
+        kinds.nullable(kinds.rate),
+        "How often one address may come with wrong credentials; null: any number of times.",
+        default="60/minute",
+    ),
+    Setting(
+        "maxConcurrentRequests",
+        kinds.integer(1),
+        "How many requests may be under way, streams aside; one more gets 503.",
+        default="4000",
+    ),
+    Setting(
+        "heartbeat", kinds.duration, "How often a stream on which nothing happens says that it lives.", default="15s"
+    ),
+    Setting("stopTimeout", kinds.duration, "How long running calls may take to end when it stops.", default="10s"),
+    Setting(
+        "eventRetention", kinds.duration, "How long events of streams are kept for readers that return.", default="7d"
+    ),
+    Setting(
+        "workerGrace",
+        kinds.duration,
+        "How long a worker that lost its connection may take to return before others get its calls.",
+        default="3s",
+    ),
 )
 
 

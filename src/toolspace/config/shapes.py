@@ -10,8 +10,8 @@ from typing import Any, cast, get_args
 
 import msgspec
 
+from toolspace.config import kinds
 from toolspace.config.document import shown
-from toolspace.config.kinds import duration
 from toolspace.config.model import McpServer, ToolDefinition, Transport
 from toolspace.config.reading import Kind, Record, Reported, Value, attempt
 from toolspace.core.names import did_you_mean, is_local_name
@@ -40,7 +40,33 @@ BASIC_MODES: Mapping[str, ExecutionType] = {
     "static": "static",
 }
 _INVISIBLE: frozenset[ExecutionType] = frozenset(("internal", "static", "compute", "prebuilt"))
-_NEEDED: Mapping[ExecutionType, str] = {"gateway": "url", "static": "output", "compute": "expression"}
+_HTTP_METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS")
+_REQUEST: Mapping[str, Kind[Any]] = {
+    "url": kinds.text,
+    "method": kinds.choice(*_HTTP_METHODS),
+    "headers": kinds.word_map,
+    "query": kinds.mapping,
+    "body": kinds.anything,
+}
+_BY_OTHERS: frozenset[ExecutionType] = frozenset(("external", "space"))
+_EXECUTION: Mapping[ExecutionType, Mapping[str, Kind[Any]]] = {
+    "gateway": _REQUEST,
+    "external": _REQUEST,
+    "space": _REQUEST,
+    "internal": {},
+    "static": {"output": kinds.anything},
+    "prebuilt": {"action": kinds.text},
+    "compute": {"expression": kinds.text},
+    "wait": {"duration": kinds.duration},
+}
+"""What `execution` may say, by who executes. The types that are not here take anything."""
+_NEEDED: Mapping[ExecutionType, str] = {
+    "gateway": "url",
+    "static": "output",
+    "compute": "expression",
+    "prebuilt": "action",
+}
+_OF_BASIC = "mode"
 
 
 class ServerKind(Kind[McpServer]):
@@ -59,7 +85,7 @@ class ServerKind(Kind[McpServer]):
         if disabled:
             value.session.origins[*value.name, "enabled"] = (*value.at, "disabled")
         if isinstance(given := server.extra.get("timeout"), str):
-            timeout = attempt(duration, value.child("timeout", given, name="requestTimeoutMs"))
+            timeout = attempt(kinds.duration, value.child("timeout", given, name="requestTimeoutMs"))
             server = msgspec.structs.replace(server, request_timeout=server.request_timeout or timeout)
         elif given is not None:
             value.session.warn(
@@ -103,18 +129,64 @@ class DefinitionKind(Kind[ToolDefinition]):
         entry["executionType"] = execution_type
         if entry.get("visible") is None:
             entry["visible"] = execution_type not in _INVISIBLE
+        elif execution_type == "prebuilt" and entry["visible"] is not False:
+            value.session.warn((*value.at, "visible"), "has no effect: what a prebuilt tool does is shown to nobody")
         tool = self.record.read(Value(entry, value.session, value.at, value.name))
+        given = value.child("execution", tool.execution)
         needed = _NEEDED.get(execution_type)
         if needed is not None and needed not in tool.execution:
-            value.child("execution", None).note(f'"{needed}" is missing, which the execution type {written} needs')
+            given.note(f'"{needed}" is missing, which the execution type {written} needs')
+            raise Reported
+        execution = self._execution(given, execution_type)
+        if execution_type == "wait" and not _says_how_long(tool):
+            given.note('"duration" is missing, and the inputSchema has no "duration" either; give one of them')
             raise Reported
         pauses = written == "basic" and execution_type == "external" and tool.timeout is None and not tool.is_async
-        return msgspec.structs.replace(tool, pauses_run=pauses)
+        return msgspec.structs.replace(tool, execution=execution, pauses_run=pauses)
+
+    def _execution(self, value: Value, execution_type: ExecutionType) -> Mapping[str, Any]:
+        """How it is executed, each key checked: nothing there is secret but what it holds."""
+        known = _EXECUTION.get(execution_type)
+        if known is None:
+            return value.mapping()
+        found: dict[str, Any] = {}
+        sound = True
+        for key, inner in value.items():
+            if key == _OF_BASIC:
+                found[key] = inner.data
+            elif key not in known:
+                there = f"; the keys here are {', '.join(known)}" if known else f"; {execution_type} tools have none"
+                inner.note(f"unknown key{did_you_mean(key, known) or there}")
+                sound = False
+            elif inner.data is None and key != "output":
+                continue  # Nothing said.
+            else:
+                try:
+                    read = attempt(known[key], inner, secret=True)
+                except Reported:
+                    sound = False
+                else:
+                    # A duration stays as it was written: the tool's definition shows it.
+                    found[key] = inner.data if known[key] is kinds.duration else read
+        if not sound:
+            raise Reported
+        return found
 
     def _execution_type(self, value: Value, entry: Mapping[str, Any]) -> ExecutionType:
-        written = entry.get("executionType")
         execution = entry.get("execution")
         details = cast("dict[str, Any]", execution if isinstance(execution, dict) else {})
+        found = self._written_type(value, entry.get("executionType"), details)
+        if found not in _BY_OTHERS or details.get("url") is None:
+            return found
+        # Who has an address is asked there, and nobody else has to answer.
+        if str(details["url"]).lower().startswith(("http://", "https://")):
+            return "gateway"
+        value.session.warn(
+            (*value.at, "execution", "url"), "has no effect, as it does not begin with https:// or http://"
+        )
+        return found
+
+    def _written_type(self, value: Value, written: Any, details: Mapping[str, Any]) -> ExecutionType:
         if written is None:
             if "url" in details:
                 return "gateway"
@@ -134,3 +206,8 @@ class DefinitionKind(Kind[ToolDefinition]):
             inner.wrong(f"one of {', '.join(EXECUTION_TYPES)}", hint)
             raise Reported
         return written
+
+
+def _says_how_long(tool: ToolDefinition) -> bool:
+    schema = tool.input_schema
+    return "duration" in tool.execution or schema is None or "duration" in (schema.get("properties") or {})

@@ -7,11 +7,12 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from toolspace.core.questions import Answer, Form, Questions
+from toolspace.core.questions import ELICITATION, Answer, Form, Questions, read_answer
 from toolspace.errors import ToolCanceledError, ToolError
 
 if TYPE_CHECKING:
     from toolspace.core.result import ToolResult
+    from toolspace.core.tool import Tool
 
 
 class RunHandle(Protocol):
@@ -34,11 +35,15 @@ class CallHandle(Protocol):
     @property
     def id(self) -> str: ...
     @property
+    def tool(self) -> Tool: ...
+    @property
     def canceled(self) -> bool: ...
     @property
     def run(self) -> RunHandle | None: ...
     @property
     def remaining_seconds(self) -> float: ...
+    @property
+    def allowed_seconds(self) -> float: ...
     @property
     def watched(self) -> bool: ...
     def report_status(self, status: Mapping[str, Any]) -> None: ...
@@ -57,6 +62,23 @@ class TaskHost(Protocol):
     async def reply(self, text: str, channel_id: str, reply_to: str | None) -> Mapping[str, Any]: ...
 
 
+class CallHost(Protocol):
+    """The gateway around a call: it has someone else answer what no code here can, and keeps what agents have."""
+
+    @property
+    def ledger(self) -> Any:
+        """What is kept: `toolspace.spaces.ledger.Ledger`."""
+        ...
+
+    async def answer_elsewhere(self, tool: Tool, parameters: Mapping[str, Any], context: ToolContext) -> ToolResult:
+        """Offers the call to whoever executes the tool, and waits as long as the tool says."""
+        ...
+
+    async def ask(self, name: str, args: Mapping[str, Any], context: ToolContext, *, timeout: float) -> Any:
+        """Asks the people in the call's space, by a visible call of that name. `ToolError` where nobody answers."""
+        ...
+
+
 class ToolContext:
     """Who calls, from where, and within which bounds.
 
@@ -71,6 +93,7 @@ class ToolContext:
         "allowed_hosts",
         "allowed_paths",
         "handle",
+        "host",
         "memory_dir",
         "protected_paths",
         "questions",
@@ -103,6 +126,7 @@ class ToolContext:
         agent_entity_id: str | None = None,
         space_id: str | None = None,
         questions: Questions | None = None,
+        host: CallHost | None = None,
     ) -> None:
         self.task_id = task_id
         self.user_id = user_id
@@ -122,6 +146,8 @@ class ToolContext:
         self.space_id = space_id
         self.questions = questions
         """Leads what the tool asks to whoever called; None where they cannot be asked."""
+        self.host = host
+        """The gateway that the call came through; None in a library or a command."""
         self.handle: CallHandle | None = None
 
     def within(self, base: ToolContext) -> ToolContext:
@@ -150,6 +176,7 @@ class ToolContext:
         copy.agent_entity_id = self.agent_entity_id
         copy.space_id = self.space_id
         copy.questions = self.questions
+        copy.host = self.host
         copy.handle = handle
         copy.run_id = run_id
         copy.session_id = session_id
@@ -222,7 +249,10 @@ class ToolContext:
         Raises `ToolError` where nobody can be asked. Waiting for them counts: give the tool a time-out for it.
         """
         form = Form(schema) if schema is not None else None
-        answer = await self._asking().elicit(message, schema=schema, url=url, key=key)
+        if self.questions is None and self.host is not None:
+            answer = await self._ask_the_space(message, schema, url)
+        else:
+            answer = await self._asking().elicit(message, schema=schema, url=url, key=key)
         return answer if form is None else form.read(answer)
 
     async def sample(self, params: Mapping[str, Any], *, key: str | None = None) -> Mapping[str, Any]:
@@ -232,6 +262,13 @@ class ToolContext:
     async def roots(self, *, key: str | None = None) -> Sequence[str]:
         """The folders that the caller works in, as URIs."""
         return await self._asking().roots(key=key)
+
+    async def _ask_the_space(self, message: str, schema: Mapping[str, Any] | None, url: str | None) -> Answer:
+        """Asks the people in the space of the call, as a call of its own that they see there."""
+        assert self.host is not None
+        asked = {"message": message, **({"url": url} if url is not None else {"requestedSchema": schema})}
+        said = await self.host.ask(ELICITATION, asked, self, timeout=self.remaining_seconds)
+        return read_answer(said)
 
     def _asking(self) -> Questions:
         if self.questions is None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Final, Literal, Protocol
 
 import msgspec
 
+from toolspace.core import jsontext
 from toolspace.core.schema import compile_schema, issues_of
 from toolspace.errors import ToolError
 
@@ -18,6 +19,19 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
     action: Literal["accept", "decline", "cancel"]
     content: Mapping[str, Any] | None = None
+
+
+ELICITATION: Final = "elicitation"
+"""The name of the call that shows a question in a space; a frontend has a component for it."""
+_SHAPE: Final = '{"action": "accept", "content": {…}}, or "decline" or "cancel" as the action'
+
+
+def read_answer(said: object) -> Answer:
+    """What people in a space answered. Raises `ToolError` where it is no answer."""
+    try:
+        return msgspec.convert(said, Answer)
+    except (msgspec.ValidationError, TypeError):
+        raise ToolError(f"the answer to a question is {_SHAPE}; this was {jsontext.describe(said)}") from None
 
 
 class Questions(Protocol):

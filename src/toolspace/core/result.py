@@ -10,6 +10,9 @@ import msgspec
 from toolspace.core import jsontext
 from toolspace.errors import ERROR_CLASSES, ErrorKind, ToolExecutionError
 
+PENDING = "pendingToolCallId"
+"""In the extras of a result that only says that the answer comes later: the id of the call."""
+
 
 class Part(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel", tag_field="type"):
     """One piece of typed content."""

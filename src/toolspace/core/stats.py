@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -20,21 +20,25 @@ _FOLD = 128
 class CallStats:
     """One tool's calls. Durations fall into buckets 4 % apart, so a percentile is right within 2 %."""
 
-    __slots__ = ("_buckets", "_folded", "_recent", "_total_ms", "failures")
+    __slots__ = ("_buckets", "_folded", "_recent", "_total_ms", "failures", "kinds")
 
     def __init__(self) -> None:
         self.failures = 0
+        self.kinds: Counter[str] = Counter()
+        """The failures by kind, as far as it was said."""
         self._recent: list[float] = []
         """Durations not in the buckets yet: sorting them in a hundred at a time is cheaper for every call."""
         self._folded = 0
         self._total_ms = 0.0
         self._buckets: Counter[int] = Counter()
 
-    def add(self, duration_ms: float, ok: bool) -> None:
+    def add(self, duration_ms: float, ok: bool, kind: str | None = None) -> None:
         recent = self._recent
         recent.append(duration_ms)
         if not ok:
             self.failures += 1
+            if kind is not None:
+                self.kinds[kind] += 1
         if len(recent) >= _FOLD:
             self._fold()
 
@@ -43,9 +47,27 @@ class CallStats:
         return self._folded + len(self._recent)
 
     @property
+    def total_ms(self) -> float:
+        self._fold()
+        return self._total_ms
+
+    @property
     def average_ms(self) -> float:
         self._fold()
         return self._total_ms / self._folded if self._folded else 0.0
+
+    def within(self, bounds_ms: Sequence[float]) -> list[int]:
+        """How many calls took no longer than each bound, the bounds in rising order; right within 4 % of the bound."""
+        self._fold()
+        found: list[int] = []
+        buckets = sorted(self._buckets)
+        seen = at = 0
+        for bound in bounds_ms:
+            while at < len(buckets) and _GROWTH ** (buckets[at] + 0.5) - _FLOOR_MS <= bound:
+                seen += self._buckets[buckets[at]]
+                at += 1
+            found.append(seen)
+        return found
 
     def _fold(self) -> None:
         # A clock that was set back, or a caller's mistake, counts as no time at all.
@@ -107,6 +129,10 @@ class StatsBook:
         if stats is None:
             stats = self._tools[tool] = CallStats()
         return stats
+
+    def pages(self) -> Iterator[tuple[str, CallStats]]:
+        """Every tool that was called, and its page."""
+        return ((name, stats) for name, stats in tuple(self._tools.items()) if stats.count)
 
     def summary(self, tools: Iterable[Tool]) -> ToolStats:
         categories: dict[str, int] = {}

@@ -43,6 +43,10 @@ ExecutionType = Literal[
 ]
 
 
+ANSWERED_ELSEWHERE: frozenset[ExecutionType] = frozenset(("external", "space", "wait"))
+"""Tools that no code here executes: a worker, a person or the clock answers."""
+
+
 class Annotations(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
     """What a tool does to the world. Unknown is None, and is treated with care."""
 
@@ -78,9 +82,11 @@ class Tool:
         "category",
         "execution",
         "execution_type",
+        "expires_after",
         "handler",
         "is_async",
         "name",
+        "pauses_run",
         "queue",
         "tags",
         "timeout",
@@ -109,6 +115,8 @@ class Tool:
         tags: tuple[str, ...] = (),
         version: str | None = None,
         bounded: bool = False,
+        expires_after: float | None = None,
+        pauses_run: bool = False,
     ) -> None:
         self.name = name
         self._description = description
@@ -130,6 +138,10 @@ class Tool:
         self.version = version
         self.bounded = bounded
         """Whether its answers are small by construction, and are never stored away."""
+        self.expires_after = expires_after
+        """How long a call may wait for whoever executes it elsewhere; None: as long as configuration says."""
+        self.pauses_run = pauses_run
+        """Whether the run itself waits for the result, however long it takes."""
 
     @property
     def description(self) -> str:
@@ -184,6 +196,8 @@ class Tool:
             "outputSchema": self.output_schema,
             "timeout": None if self.timeout in (None, math.inf) else round(self.timeout * 1000),
             "execution": self.execution,
+            "expiresAfter": None if self.expires_after is None else round(self.expires_after * 1000),
+            "pausesRun": self.pauses_run or None,
             "queue": self.queue,
             "cache": None if self.cache is None else round(self.cache * 1000),
             "annotations": msgspec.to_builtins(self.annotations) or None,

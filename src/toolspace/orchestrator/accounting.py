@@ -51,6 +51,8 @@ class Accounting:
 
     def __init__(self, *, count_tokens: TokenCounter, stats: StatsBook | None = None, keep: int = 1_000) -> None:
         self.stats = stats or StatsBook()
+        self.waits = CallStats()
+        """How long calls waited for a slot, of those that had to."""
         self._rows: deque[tuple[Any, ...]] = deque(maxlen=keep)
         self._count_tokens = count_tokens
 
@@ -62,7 +64,9 @@ class Accounting:
     def add(self, call: Call, result: ToolResult, stats: CallStats | None) -> None:
         """Books a call. A name that nobody offers has no statistics: made-up names must not make the books grow."""
         if stats is not None:
-            stats.add(result.duration_ms, result.ok)
+            stats.add(result.duration_ms, result.ok, result.error_kind)
+        if call.queue_wait:
+            self.waits.add(call.queue_wait * 1000, True)
         arguments = call.arguments
         if type(arguments) is str:
             characters_in = len(arguments)

@@ -24,6 +24,7 @@ from toolspace.orchestrator.bounded import cancel_task, uncancel_task
 from toolspace.orchestrator.outputs import NO_SPOOL, Collector, Spool
 
 if TYPE_CHECKING:
+    from toolspace.core.tool import Tool
     from toolspace.orchestrator.bus import EventBus
     from toolspace.orchestrator.catalog import Entry
     from toolspace.orchestrator.operations import Operation
@@ -115,6 +116,10 @@ class Call(msgspec.Struct, weakref=False, eq=False, gc=True):
     leases: dict[object, Lease] | None = None
     operation: Operation | None = None
     """Its node in the run's trace."""
+
+    @property
+    def tool(self) -> Tool:
+        return self.entry.tool
 
     @property
     def canceled(self) -> bool:

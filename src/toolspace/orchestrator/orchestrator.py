@@ -169,9 +169,14 @@ class ToolOrchestrator:
             return None
         return entry, effective(entry.tool, entry.own_name, entry.rules, self._services.defaults)
 
-    def instructions(self) -> str:
-        """What the providers want a model to know, for the system prompt."""
-        texts = ((provider.namespace, instructions_of(provider)) for provider in self.providers)
+    def instructions(self, *, context: ToolContext | None = None) -> str:
+        """What the providers want a model to know, for the system prompt; of those whose tools the caller may use."""
+        providers = self.providers
+        if context is not None and (policies := self._services.policies):
+            caller = self._context(context)
+            own = {entry.provider for entry in self._catalog if permits(entry.tool, caller, policies)}
+            providers = [provider for provider in providers if provider in own]
+        texts = ((provider.namespace, instructions_of(provider)) for provider in providers)
         return "\n\n".join(f"## {name}\n{text}" if name else text for name, text in texts if text)
 
     # Calls
@@ -483,7 +488,8 @@ class _Nobody:
     canceled = False
     run = None
     watched = False
-    remaining_seconds = float("inf")
+    remaining_seconds = allowed_seconds = float("inf")
+    tool = Tool("")
 
     def progress(self, progress: float, total: float | None, message: str | None) -> None: ...
     def partial(self, value: object) -> None: ...

@@ -2,37 +2,177 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Coroutine, Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from toolspace.core import jsontext
 from toolspace.core.context import ToolContext
+from toolspace.core.duration import parse_duration
+from toolspace.core.names import did_you_mean
 from toolspace.core.tool import ExecutionType
-from toolspace.errors import ToolExecutionError
+from toolspace.errors import ToolDefinitionError, ToolExecutionError, ToolValidationError
+
+if TYPE_CHECKING:
+    from toolspace.providers.rest.client import HttpClient
 
 _FIELD = re.compile(r"\{\{\s*([\w.-]+)\s*\}\}")
+_WHO: Mapping[str, str] = {
+    "external": "a worker",
+    "space": "a person in a space",
+    "agent": "an agent",
+    "image": "an image model",
+}
+_START = "start the gateway (toolspace serve) and call it there"
+_DURATION: Mapping[str, Any] = {
+    "type": "object",
+    "properties": {
+        "duration": {
+            "type": ["number", "string"],
+            "description": 'How long to wait: milliseconds, or a text such as "30s", "5m", "2h".',
+        }
+    },
+    "required": ["duration"],
+    "additionalProperties": False,
+}
+_ANYTHING: Mapping[str, Any] = {"type": "object", "properties": {}}
+
+Handler = Callable[[dict[str, Any], ToolContext], Coroutine[Any, Any, Any]]
 
 
-def handler_of(name: str, kind: ExecutionType, execution: Mapping[str, Any]) -> Callable[..., Any]:
-    """What runs a configured tool here, by who executes it."""
+class Execution(msgspec.Struct, frozen=True, kw_only=True):
+    """What runs a tool, and what it takes where its definition does not say."""
 
-    async def internal(parameters: dict[str, Any], context: ToolContext) -> Any:
-        return {"success": True, "args": parameters}
+    handler: Handler
+    input_schema: Mapping[str, Any]
 
-    async def static(parameters: dict[str, Any], context: ToolContext) -> Any:
-        return fill(execution.get("output"), parameters)
 
-    async def elsewhere(parameters: dict[str, Any], context: ToolContext) -> Any:
-        raise ToolExecutionError(f'tool "{name}" has executionType "{kind}", which nobody here can execute')
+def execution_of(
+    name: str,
+    kind: ExecutionType,
+    execution: Mapping[str, Any],
+    *,
+    input_schema: Mapping[str, Any] | None,
+    client: Callable[[], HttpClient],
+) -> Execution:
+    """What runs a configured tool here, by who executes it. Prebuilt tools are not among them.
 
+    Raises `ToolDefinitionError` that begins with the key of `execution` that is wrong.
+    """
+    if kind == "gateway":
+        return _request(name, execution, input_schema, client)
+    if kind == "compute":
+        return _compute(execution, input_schema)
+    if input_schema is None:
+        input_schema = _DURATION if kind == "wait" and "duration" not in execution else _ANYTHING
     match kind:
         case "internal":
-            return internal
+            handler = _internal
         case "static":
-            return static
+            handler = _static(execution.get("output"))
+        case "wait":
+            handler = _wait(name, execution.get("duration"))
+        case "external" | "space":
+            handler = _elsewhere(name, kind)
         case _:
-            return elsewhere
+            handler = _nobody(name, kind)
+    return Execution(handler=handler, input_schema=input_schema)
+
+
+async def _internal(parameters: dict[str, Any], context: ToolContext) -> Any:
+    return {"success": True, "args": parameters}
+
+
+def _static(output: Any) -> Handler:
+    async def handle(parameters: dict[str, Any], context: ToolContext) -> Any:
+        return fill(output, parameters)
+
+    return handle
+
+
+def _request(
+    name: str,
+    execution: Mapping[str, Any],
+    input_schema: Mapping[str, Any] | None,
+    client: Callable[[], HttpClient],
+) -> Execution:
+    from toolspace.providers.rest.provider import request_handler, request_schema
+
+    if input_schema is None:
+        made = request_schema(name, execution)
+        input_schema = made if made.get("properties") else _ANYTHING
+    return Execution(handler=request_handler(name, execution, client()), input_schema=input_schema)
+
+
+def _compute(execution: Mapping[str, Any], input_schema: Mapping[str, Any] | None) -> Execution:
+    # Here: Python's parser for expressions is for those who have one.
+    from toolspace.providers.compute.language import Expression
+    from toolspace.providers.compute.values import ExpressionError
+
+    try:
+        expression = Expression(str(execution.get("expression")))
+    except ExpressionError as error:
+        raise ToolDefinitionError(f"expression: {error}") from None
+    if input_schema is None:
+        input_schema = {"type": "object", "properties": {name: {} for name in expression.names}}
+    else:
+        _check_names(expression.names, input_schema)
+
+    async def handle(parameters: dict[str, Any], context: ToolContext) -> Any:
+        try:
+            return expression.evaluate(parameters)
+        except ExpressionError as error:
+            raise ToolExecutionError(f"the expression has no value for this input: {error}") from None
+
+    return Execution(handler=handle, input_schema=input_schema)
+
+
+def _check_names(names: tuple[str, ...], schema: Mapping[str, Any]) -> None:
+    """A name that the schema does not have is most likely misspelt, unless the schema takes others too."""
+    properties: Mapping[str, Any] = schema.get("properties") or {}
+    if not properties or "patternProperties" in schema or schema.get("additionalProperties", False) is not False:
+        return
+    for name in names:
+        if name not in properties:
+            near = did_you_mean(name, properties) or f"; it has {', '.join(properties)}"
+            raise ToolDefinitionError(f'expression: the inputSchema has no "{name}"{near}')
+
+
+def _wait(name: str, duration: Any) -> Handler:
+    async def handle(parameters: dict[str, Any], context: ToolContext) -> Any:
+        wanted = parameters.get("duration") if duration is None else duration
+        try:
+            seconds = parse_duration(wanted)
+        except ValueError as error:
+            raise ToolValidationError(f'tool "{name}" cannot wait: {error}') from None
+        if context.host is not None and context.handle is not None:
+            return await context.host.answer_elsewhere(context.handle.tool, parameters, context)
+        await asyncio.sleep(seconds)  # Nothing here survives a restart; a pause does not need to either.
+        return {"waited": round(seconds * 1000)}
+
+    return handle
+
+
+def _elsewhere(name: str, kind: ExecutionType) -> Handler:
+    async def handle(parameters: dict[str, Any], context: ToolContext) -> Any:
+        if context.host is None or context.handle is None:
+            raise ToolExecutionError(f'tool "{name}" is executed by {_WHO[kind]}; {_START}', executed=False)
+        # The tool as it is called: configuration may have made it visible, or not.
+        return await context.host.answer_elsewhere(context.handle.tool, parameters, context)
+
+    return handle
+
+
+def _nobody(name: str, kind: ExecutionType) -> Handler:
+    async def handle(parameters: dict[str, Any], context: ToolContext) -> Any:
+        raise ToolExecutionError(
+            f'tool "{name}" is executed by {_WHO[kind]}, which this version cannot do', executed=False
+        )
+
+    return handle
 
 
 def fill(template: Any, parameters: Mapping[str, Any]) -> Any:

@@ -10,7 +10,7 @@ import msgspec
 
 from toolspace.abc import CachedResult, ResultCache
 from toolspace.core import jsontext
-from toolspace.core.result import Content, ToolResult
+from toolspace.core.result import PENDING, Content, ToolResult
 from toolspace.orchestrator.call import Call
 from toolspace.orchestrator.catalog import Flight
 from toolspace.orchestrator.stage import Handler, Instant, Plan
@@ -57,7 +57,8 @@ def cache(plan: Plan, next: Handler, /) -> Handler:
         result: ToolResult | None = None
         try:
             result = await next(call)
-            if result.ok and not call.stored and not entry.stale:
+            # What only says that the answer comes later is no answer to keep.
+            if result.ok and not call.stored and not entry.stale and PENDING not in result.extras:
                 await _remember(store, key, result, ttl)
             return result
         finally:

@@ -37,6 +37,8 @@ class InternalProvider(ToolProvider):
         }
         if outputs is not None:
             self._tools["read_output"] = read_output_tool(outputs)
+        for made in self._tools.values():
+            made.visible = False  # An agent's own doings are never shown in a space.
         self._has_stored = has_stored
         self.always = False
         """Whether to show the tools outside runs too, because whoever looks may be an agent."""

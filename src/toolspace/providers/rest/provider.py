@@ -88,18 +88,27 @@ Handler = Callable[[dict[str, Any], ToolContext], Coroutine[Any, Any, ToolResult
 
 def request_handler(name: str, execution: Mapping[str, Any], client: HttpClient) -> Handler:
     """What runs a configured tool whose `execution` has a `url`. The same rules hold as for REST tools."""
-    build = compile_request(
-        RestSpec(
-            name=name,
-            url=str(execution["url"]),
-            method=str(execution.get("method") or "POST"),
-            headers=execution.get("headers") or {},
-            query=execution.get("query") or {},
-            body=execution.get("body"),
-        )
-    )
+    build = compile_request(_spec(name, execution))
 
     async def handle(parameters: dict[str, Any], context: ToolContext) -> ToolResult:
         return await client.send(build(parameters), context)
 
     return handle
+
+
+def request_schema(name: str, execution: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What such a tool takes, by the parameters that its templates name."""
+    spec = _spec(name, execution)
+    compile_request(spec)  # For its faults, which are told better there.
+    return schema_of(spec)
+
+
+def _spec(name: str, execution: Mapping[str, Any]) -> RestSpec:
+    return RestSpec(
+        name=name,
+        url=str(execution["url"]),
+        method=str(execution.get("method") or "POST"),
+        headers=execution.get("headers") or {},
+        query=execution.get("query") or {},
+        body=execution.get("body"),
+    )
