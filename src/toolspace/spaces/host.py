@@ -1,0 +1,89 @@
+"""The gateway as one call sees it: which run it is of, which space it shows in, and who is asked for its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from toolspace.core.context import ToolContext
+from toolspace.core.result import ToolResult
+from toolspace.core.tool import Tool
+from toolspace.errors import RefusedError, StorageError, ToolError, ToolExecutionError, ToolPermissionError
+from toolspace.spaces import runs
+from toolspace.spaces.desk import CallDesk
+from toolspace.spaces.ledger import Ledger
+
+
+class CallRoom:
+    """What the calls of one request share. The `host` of their contexts.
+
+    Where nobody `confirms` that answers arrived, because the way back is not seen, handing them over has to do.
+    """
+
+    def __init__(
+        self,
+        desk: CallDesk,
+        *,
+        run_id: str | None = None,
+        agent_entity_id: str | None = None,
+        space_id: str | None = None,
+        confirms: bool = True,
+    ) -> None:
+        self._confirms = confirms
+        self.desk = desk
+        self.run_id = run_id
+        self.agent_entity_id = agent_entity_id
+        self.space_id = space_id
+        """Where visible calls show. `enter` changes it, for the calls that follow."""
+        self.inline: list[str] = []
+        """Calls whose answers go back with this request: whoever sends it says whether they arrived."""
+        self._opened: set[str] = set()
+
+    @property
+    def ledger(self) -> Ledger:
+        return self.desk.ledger
+
+    def open(self, call_id: str) -> None:
+        """A call is written down while someone else answers it."""
+        if self.run_id is not None:
+            self._opened.add(call_id)
+
+    def has_opened(self, call_id: str) -> bool:
+        return call_id in self._opened
+
+    def take(self, call_id: str) -> None:
+        """The answer of a call goes to whoever made this request."""
+        if self._confirms:
+            self.inline.append(call_id)
+        else:
+            self.desk.delivered((call_id,))
+
+    async def enter(self, space_id: str | None) -> None:
+        """Moves the run into a space; None leaves it."""
+        if self.run_id is None:
+            raise ToolExecutionError("there is no run that could enter a space")
+        await self.ledger.commit(runs.enter_space, self.run_id, space_id)
+        self.space_id = space_id
+
+    async def answer_elsewhere(self, tool: Tool, parameters: Mapping[str, Any], context: ToolContext) -> ToolResult:
+        if tool.execution_type == "space" and self.space_id is None:
+            raise ToolPermissionError(not_in_a_space(tool.name))
+        try:
+            return await self.desk.answer(self, tool, parameters, context)
+        except (RefusedError, StorageError) as error:
+            raise as_tool_error(error) from error
+
+    async def ask(self, name: str, args: Mapping[str, Any], context: ToolContext, *, timeout: float) -> Any:
+        try:
+            return await self.desk.ask(self, name, args, context, timeout=timeout)
+        except (RefusedError, StorageError) as error:
+            raise as_tool_error(error) from error
+
+
+def not_in_a_space(tool_name: str) -> str:
+    return f'Tool "{tool_name}" is visible but you are not in a space. Call enter_space first.'
+
+
+def as_tool_error(error: RefusedError | StorageError) -> ToolError:
+    """A refusal as the failure of a call that was not executed."""
+    return ToolExecutionError(str(error), executed=False)

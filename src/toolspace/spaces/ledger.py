@@ -1,0 +1,159 @@
+"""Runs programs, and once they are durable tells everyone concerned what they did. The only way to what is kept."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from toolspace.abc.database import Database, Program, WakeUps
+from toolspace.core.ids import new_id
+from toolspace.core.records import NewEvent, StreamEvent
+from toolspace.stores.sql import events as event_rows
+from toolspace.streams.hub import Hub
+from toolspace.streams.waiters import Waiters
+
+_log = logging.getLogger("toolspace.ledger")
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Effects:
+    """What one attempt at a program did that others must hear of. Filled by the program, told after the commit."""
+
+    __slots__ = ("_new", "calls", "events", "inbox", "keys", "offers", "stops")
+
+    def __init__(self) -> None:
+        self._new: dict[str, list[NewEvent]] = {}
+        self.events: list[StreamEvent] = []
+        self.calls: dict[str, Any] = {}
+        """Calls that moved, by id, with what they became."""
+        self.inbox: set[str] = set()
+        """Agents that have something new to look at."""
+        self.offers: set[str] = set()
+        """Tools that have a call for a worker."""
+        self.keys: set[str] = set()
+        """Anything else that someone may wait for, by the key under which they do: `run:ID`."""
+        self.stops: set[str] = set()
+        """Calls that run in some process and are to stop there."""
+
+    def emit(self, stream: str, event: NewEvent) -> None:
+        """Appends an event to a stream, at the end of the transaction."""
+        self._new.setdefault(stream, []).append(event)
+
+    def append(self) -> Program[None]:
+        """Stores the events. Last, and in the order of their streams' names: nobody else waits long for a counter, and
+        no two transactions wait for each other."""
+        for stream in sorted(self._new):
+            self.events += yield from event_rows.append(stream, self._new[stream])
+
+
+class Ledger:
+    """What is kept, and who hears of changes to it: here at once, in other processes through wake-ups."""
+
+    def __init__(self, database: Database, wakeups: WakeUps | None = None) -> None:
+        self.database = database
+        self.node_id = new_id("node")
+        """This process, for as long as it lives."""
+        self.appended = 0
+        """Events that were stored by this process."""
+        self.waiters = Waiters()
+        self.hub = Hub(self._load, self._bounds)
+        self.on_stop: Callable[[str], object] = _nothing
+        """Stops a call that runs in this process, if it does."""
+        self._wakeups = wakeups
+        if wakeups is not None:
+            wakeups.listen(self._heard, self._look_again)
+
+    async def read(self, program: Callable[P, Program[T]], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Runs a program that only reads."""
+        return await self.database.read(lambda: program(*args, **kwargs))
+
+    async def write(self, program: Callable[P, Program[T]], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Runs a program that nobody needs to hear of."""
+        return await self.database.run(lambda: program(*args, **kwargs))
+
+    async def commit(
+        self, program: Callable[Concatenate[Effects, P], Program[T]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Runs a program, and tells of its effects once they are durable."""
+        told: Effects | None = None
+
+        def attempt() -> Program[T]:
+            nonlocal told
+            effects = Effects()
+            result = yield from program(effects, *args, **kwargs)
+            yield from effects.append()
+            told = effects
+            return result
+
+        def tell(result: T) -> None:
+            if told is not None:
+                self._tell(told)
+
+        # Told by the database, not here: what is durable must be heard of even if whoever asked was canceled.
+        return await self.database.run(attempt, then=tell)
+
+    async def aclose(self) -> None:
+        await self.hub.aclose()
+        if self._wakeups is not None:
+            await self._wakeups.aclose()
+        await self.database.aclose()
+
+    def _tell(self, effects: Effects) -> None:
+        if effects.events:
+            self.appended += len(effects.events)
+            self.hub.publish(effects.events)
+        for call_id, moved in effects.calls.items():
+            self.waiters.wake(f"call:{call_id}", moved)
+        for agent in effects.inbox:
+            self.waiters.wake(f"inbox:{agent}")
+        for tool in effects.offers:
+            self.waiters.wake(f"offers:{tool}")
+        for key in effects.keys:
+            self.waiters.wake(key)
+        for call_id in effects.stops:
+            self.on_stop(call_id)
+        if self._wakeups is not None:
+            last = {event.stream: event.id for event in effects.events}  # The highest of each: they are in order.
+            self._wakeups.send(
+                (
+                    *(f"e {number} {stream}" for stream, number in last.items()),
+                    *(f"c {call_id}" for call_id in effects.calls),
+                    *(f"i {agent}" for agent in effects.inbox),
+                    *(f"o {tool}" for tool in effects.offers),
+                    *(f"k {key}" for key in effects.keys),
+                    *(f"s {call_id}" for call_id in effects.stops),
+                )
+            )
+
+    def _heard(self, hints: Sequence[str]) -> None:
+        for hint in hints:
+            kind, _, rest = hint.partition(" ")
+            if kind == "e":
+                number, _, stream = rest.partition(" ")
+                self.hub.heard(stream, int(number))
+            elif kind == "k":
+                self.waiters.wake(rest)
+            elif kind == "s":
+                self.on_stop(rest)
+            elif kind in _KEYS:
+                self.waiters.wake(f"{_KEYS[kind]}:{rest}")
+            else:
+                _log.debug("a hint that this version does not know: %s", hint)
+
+    def _look_again(self) -> None:
+        self.hub.resync()
+        self.waiters.wake_all()
+
+    async def _load(self, stream: str, after: int, limit: int) -> list[StreamEvent]:
+        return await self.read(event_rows.after, stream, after, limit)
+
+    async def _bounds(self, stream: str) -> tuple[int, int]:
+        return await self.read(event_rows.bounds, stream)
+
+
+def _nothing(_: str) -> None: ...
+
+
+_KEYS = {"c": "call", "i": "inbox", "o": "offers"}

@@ -1,0 +1,140 @@
+"""Plans: checked when an agent makes them, and fired once each time that they are due."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from toolspace.abc.database import Program
+from toolspace.core.ids import new_id, now_ms
+from toolspace.core.schedule import (
+    iso,
+    milliseconds_of,
+    moment_of,
+    next_of_cron,
+    seconds_in_words,
+    time_of,
+    zone_of,
+)
+from toolspace.errors import RefusedError
+from toolspace.spaces.ledger import Effects
+from toolspace.stores.sql import inbox
+from toolspace.stores.sql import plans as rows
+from toolspace.stores.sql.plans import MOST_PLANS, Plan, PlanStatus
+
+
+class NewPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """A plan as an agent makes it, or with an id what becomes of one. Exactly one of the three says when."""
+
+    name: str
+    instruction: str
+    id: str | None = None
+    run_after: str | None = None
+    scheduled_at: str | None = None
+    cron: str | None = None
+    timezone: str | None = None
+
+
+def set_plans(effects: Effects, entity_id: str, plans: Sequence[NewPlan]) -> Program[list[Plan]]:
+    """Makes or changes plans of one agent, all or none."""
+    made: list[Plan] = []
+    for new in plans:
+        before = (yield from rows.one(new.id)) if new.id is not None else None
+        if new.id is not None and (before is None or before.entity_id != entity_id):
+            raise RefusedError("not_found", f'you have no plan "{new.id}"; leave the id out to make a new one')
+        stored = yield from rows.put(_scheduled(new, entity_id, before))
+        if stored is None:
+            raise RefusedError("not_found", f'you have no plan "{new.id}"')
+        made.append(stored)
+    if (yield from rows.count(entity_id)) > MOST_PLANS:
+        raise RefusedError("invalid", f"an agent has at most {MOST_PLANS} plans; delete some first")
+    effects.keys.add("plans")
+    return made
+
+
+def fire(effects: Effects, plan: Plan) -> Program[bool]:
+    """Tells the agent that its plan is due, and moves it on: exactly once, in whichever process.
+
+    A cron that was missed while nothing ran fires once, however often it would have.
+    """
+    due = plan.next_run_at
+    if due is None:
+        return False
+    status: PlanStatus = "completed"
+    following: int | None = None
+    if plan.cron is not None:
+        found = next_of_cron(plan.cron, moment_of(max(now_ms(), due)), plan.timezone)
+        following = milliseconds_of(found) if found is not None else None
+        status = "active" if following is not None else "expired"
+    if not (yield from rows.move_on(plan, status=status, next_run_at=following)):
+        return False
+    data = {
+        "planId": plan.id,
+        "name": plan.name,
+        "instruction": plan.instruction,
+        "scheduledFor": iso(due),
+        "nextRunAt": iso(following) if following is not None else None,
+    }
+    yield from inbox.push(plan.entity_id, f"plan:{plan.id}:{due}", "plan", data, priority=inbox.PLAN_OR_SERVICE)
+    effects.inbox.add(plan.entity_id)
+    return True
+
+
+def shown(plan: Plan) -> dict[str, object]:
+    """A plan as its agent sees it."""
+    times = {"scheduledAt": plan.scheduled_at, "nextRunAt": plan.next_run_at, "lastRunAt": plan.last_run_at}
+    said = {"runAfter": plan.run_after, "cron": plan.cron, "timezone": plan.timezone}
+    return {
+        "id": plan.id,
+        "name": plan.name,
+        "instruction": plan.instruction,
+        **{key: value for key, value in said.items() if value is not None},
+        **{key: iso(value) for key, value in times.items() if value is not None},
+        "status": plan.status,
+    }
+
+
+def _scheduled(new: NewPlan, entity_id: str, before: Plan | None) -> Plan:
+    now = now_ms()
+    given = [name for name, value in _schedules(new).items() if value is not None]
+    if len(given) != 1:
+        said = f"has {' and '.join(given)}" if given else "has none of them"
+        wanted = "give exactly one of runAfter, scheduledAt and cron"
+        raise RefusedError("invalid", f'plan "{new.name}": {wanted}; it {said}')
+    scheduled: int | None = None
+    following: int | None
+    try:
+        zone_of(new.timezone)
+        if new.cron is not None:
+            found = next_of_cron(new.cron, moment_of(now), new.timezone)
+            if found is None:
+                raise ValueError(f"{new.cron!r} never comes")
+            following = milliseconds_of(found)
+        elif new.run_after is not None:
+            scheduled = following = now + round(seconds_in_words(new.run_after) * 1000)
+        else:
+            scheduled = following = milliseconds_of(time_of(new.scheduled_at or "", new.timezone))
+            if following <= now:
+                raise ValueError(f"{new.scheduled_at!r} is in the past; it is {iso(now)} now")
+    except ValueError as error:
+        raise RefusedError("invalid", f'plan "{new.name}": {error}') from None
+    return Plan(
+        id=before.id if before is not None else new_id("plan"),
+        entity_id=entity_id,
+        name=new.name,
+        instruction=new.instruction,
+        run_after=new.run_after,
+        scheduled_at=scheduled,
+        cron=new.cron,
+        timezone=new.timezone,
+        status="active",
+        next_run_at=following,
+        last_run_at=before.last_run_at if before is not None else None,
+        created_at=before.created_at if before is not None else now,
+        updated_at=now,
+    )
+
+
+def _schedules(new: NewPlan) -> dict[str, str | None]:
+    return {"runAfter": new.run_after, "scheduledAt": new.scheduled_at, "cron": new.cron}

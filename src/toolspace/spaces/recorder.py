@@ -1,0 +1,225 @@
+"""Stage: writes the calls of runs down before they begin and when they end, and streams what they say on their way."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Sequence
+from contextlib import suppress
+from typing import Any
+
+from toolspace.core import jsontext
+from toolspace.core.events import CallPartial, CallProgress, EventType
+from toolspace.core.records import CallRecord, CallStatus, Exposure, NewEvent
+from toolspace.core.result import ToolResult
+from toolspace.core.tool import ANSWERED_ELSEWHERE, Tool
+from toolspace.errors import RefusedError, StorageError
+from toolspace.orchestrator.bus import EventBus
+from toolspace.orchestrator.call import Call, outside
+from toolspace.orchestrator.stage import Handler, Plan
+from toolspace.spaces import calls
+from toolspace.spaces.host import CallRoom, not_in_a_space
+from toolspace.spaces.ledger import Effects, Ledger
+from toolspace.stores.sql.calls import NewCall
+
+_log = logging.getLogger("toolspace.recorder")
+
+_FLUSH_SECONDS = 0.05
+_MOST_PARTIAL_BYTES = 1024 * 1024
+"""Of what one call may put on a stream before it ends; its result comes whole."""
+
+
+class Recorder:
+    """Keeps the calls of runs. Installed in an orchestrator with `use(recorder.stage)`."""
+
+    def __init__(self, ledger: Ledger, bus: EventBus) -> None:
+        self._ledger = ledger
+        self._live: dict[str, _Live] = {}
+        self._background: set[asyncio.Task[Any]] = set()
+        self._closing = False
+        self._forget = [
+            bus.subscribe(self._heard, EventType.TOOL_CALL_PROGRESS, EventType.TOOL_CALL_PARTIAL),
+        ]
+
+    def stage(self, plan: Plan, next: Handler, /) -> Handler:
+        tool, known = plan.entry.tool, plan.entry.known
+        # What an agent keeps in mind is never shown, whatever configuration says of its tools.
+        visible = tool.visible and known and tool.execution_type != "prebuilt"
+        elsewhere = tool.execution_type in ANSWERED_ELSEWHERE and known
+        exposure: Exposure = "full" if visible else "name" if tool.execution_type == "prebuilt" else "none"
+
+        async def run(call: Call) -> ToolResult:
+            room = call.base.host
+            if not isinstance(room, CallRoom) or room.run_id is None:
+                return await next(call)
+            if call.base.space_id != room.space_id:
+                call.base = call.base.within(call.base)
+                call.base.space_id = room.space_id
+            if visible and room.space_id is None:
+                result = call.fail("not_permitted", not_in_a_space(tool.name))
+                # It showed nowhere, so it is nobody's to see in a space that the run enters later.
+                await self._note_failure(call, room, "none", result)
+                return result
+            if elsewhere:  # Written down by the desk that hands it out.
+                result = await next(call)
+                if not room.has_opened(call.id):
+                    await self._note_failure(call, room, exposure, result)
+                return result
+            return await self._recorded(call, room, exposure, next)
+
+        return run
+
+    async def _recorded(self, call: Call, room: CallRoom, exposure: Exposure, next: Handler) -> ToolResult:
+        try:
+            begun = await self._ledger.commit(calls.begin, self._new(call, room, exposure, "running"))
+        except (RefusedError, StorageError) as error:
+            return call.fail("execution_error", str(error), executed=False)
+        if not begun.fresh:
+            message = f'there is a call "{call.id}" already; give each call an id of its own'
+            return call.fail("limit_exceeded", message, executed=False)
+        live = self._live[call.id] = _Live(begun.call, exposure)
+        try:
+            result = await next(call)
+        except BaseException:
+            # Its caller is gone: what became of it is written down all the same.
+            ended = call.outcome or call.fail("canceled", "the caller was canceled")
+            self._own(self._finish(live, ended))
+            raise
+        await asyncio.shield(self._own(self._finish(live, result)))
+        return result
+
+    async def _finish(self, live: _Live, result: ToolResult) -> None:
+        del self._live[live.call.call_id]
+        async with live.lock:  # What is being flushed belongs in front.
+            rest, live.events = live.events, []
+        try:
+            await self._write_end(live, result, rest)
+        except StorageError as error:
+            # The effect has happened, and its caller gets the result; the row follows when the database is back.
+            _log.warning("call %s ended, which is not written down yet: %s", live.call.call_id, error)
+            self._own(self._finish_later(live, result, rest))
+
+    async def _finish_later(self, live: _Live, result: ToolResult, rest: Sequence[NewEvent]) -> None:
+        delay = 0.2
+        while not self._closing:
+            await asyncio.sleep(delay)
+            delay = min(delay * 2, 5.0)
+            with suppress(StorageError):
+                await self._write_end(live, result, rest)
+                break
+
+    async def _write_end(self, live: _Live, result: ToolResult, rest: Sequence[NewEvent]) -> None:
+        status: CallStatus = "completed" if result.ok else "canceled" if result.error_kind == "canceled" else "failed"
+        await self._ledger.commit(
+            calls.finish,
+            live.call.call_id,
+            status=status,
+            result=jsontext.plain(result.result if result.ok else result.error),
+            is_error=not result.ok,
+            error_kind=result.error_kind,
+            before=rest,
+        )
+
+    async def _note_failure(self, call: Call, room: CallRoom, exposure: Exposure, result: ToolResult) -> None:
+        """Writes a call down that failed before anyone was asked."""
+        new = self._new(call, room, exposure, "running", shown=False)
+        try:
+            await self._ledger.commit(_failed, new, result.error or "", result.error_kind)
+        except (RefusedError, StorageError) as error:
+            _log.warning("call %s could not be written down: %s", call.id, error)
+
+    def _new(
+        self, call: Call, room: CallRoom, exposure: Exposure, status: CallStatus, *, shown: bool = True
+    ) -> NewCall:
+        tool: Tool = call.entry.tool
+        return NewCall(
+            call_id=call.id,
+            run_id=room.run_id,
+            agent_entity_id=room.agent_entity_id,
+            space_id=room.space_id,
+            tool_name=tool.name if call.entry.known else call.requested,
+            args=_arguments(call),
+            execution_type=tool.execution_type,
+            execution_target="server",
+            visible=shown and exposure == "full",
+            is_async=tool.is_async,
+            exposure=exposure,
+            status=status,
+            node_id=self._ledger.node_id,
+        )
+
+    # What calls say on their way
+
+    def _heard(self, event: Any) -> None:
+        live = self._live.get(event.call_id)
+        if live is None:
+            return
+        ids = {"toolCallId": event.call_id, "toolName": event.tool_name}
+        if isinstance(event, CallProgress):
+            data = {**ids, "progress": event.progress, "total": event.total, "message": event.message}
+            if live.events and live.events[-1].type == "tool.progress":
+                live.events.pop()  # Only the latest counts.
+            live.events.append(NewEvent("tool.progress", data))
+        elif isinstance(event, CallPartial):
+            value = jsontext.plain(event.value)
+            live.bytes += len(jsontext.encode_bytes(value))
+            if live.bytes > _MOST_PARTIAL_BYTES:
+                return
+            live.events.append(NewEvent("tool.streaming", {**ids, "output": value, "preliminary": True}))
+        if live.events and not live.flushing:
+            live.flushing = True
+            self._own(self._flush(live))
+
+    async def _flush(self, live: _Live) -> None:
+        await asyncio.sleep(_FLUSH_SECONDS)
+        async with live.lock:
+            live.flushing = False
+            events, live.events = live.events, []
+            if not events:
+                return  # They went with the end of the call.
+            try:
+                await self._ledger.commit(calls.stream_part, live.call, live.exposure, events)
+            except StorageError as error:
+                _log.warning("call %s: what it said is lost: %s", live.call.call_id, error)
+
+    async def aclose(self) -> None:
+        self._closing = True
+        for forget in self._forget:
+            forget()
+        while self._background:
+            await asyncio.gather(*self._background, return_exceptions=True)
+
+    def _own(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        # Outside the call: it goes on when the call is canceled.
+        task = asyncio.get_running_loop().create_task(work, context=outside())
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+        return task
+
+
+class _Live:
+    """A call that runs, and what it said that is not stored yet."""
+
+    __slots__ = ("bytes", "call", "events", "exposure", "flushing", "lock")
+
+    def __init__(self, call: CallRecord, exposure: Exposure) -> None:
+        self.call = call
+        self.exposure: Exposure = exposure
+        self.events: list[NewEvent] = []
+        self.bytes = 0
+        self.flushing = False
+        self.lock = asyncio.Lock()
+
+
+def _failed(effects: Effects, new: NewCall, error: str, kind: str | None) -> Any:
+    begun = yield from calls.begin(effects, new)
+    if begun.fresh:
+        yield from calls.finish(effects, new.call_id, status="failed", result=error, is_error=True, error_kind=kind)
+
+
+def _arguments(call: Call) -> Any:
+    try:
+        return jsontext.plain(jsontext.parse_arguments(call.arguments))
+    except ValueError:
+        text = call.arguments
+        return jsontext.valid_text(text if isinstance(text, str) else bytes(text).decode("utf-8", "replace"))  # pyright: ignore

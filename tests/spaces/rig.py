@@ -1,0 +1,131 @@
+"""A toolspace with what the gateway puts around it, without HTTP: for tests of the services."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+from toolspace import Tool, ToolContext, ToolResult, Toolspace
+from toolspace.abc.database import Database, WakeUps
+from toolspace.core.ids import new_id
+from toolspace.core.records import CallRecord, InboxEvent, Message, StreamEvent
+from toolspace.spaces import calls, runs
+from toolspace.spaces.calls import Submission
+from toolspace.spaces.cycles import Cycles
+from toolspace.spaces.desk import CallDesk
+from toolspace.spaces.host import CallRoom
+from toolspace.spaces.ledger import Ledger
+from toolspace.spaces.recorder import Recorder
+from toolspace.spaces.sweeper import Sweeper
+from toolspace.stores.sql import calls as call_rows
+from toolspace.stores.sql import entities, events, inbox, messages, presence
+
+
+def elsewhere(name: str, execution_type: Any = "external", **options: Any) -> Tool:
+    """A tool that someone else answers."""
+    tool = Tool(name, "", {"type": "object"}, execution_type=execution_type, **{"visible": False, **options})
+
+    async def handler(parameters: dict[str, Any], context: ToolContext) -> ToolResult:
+        assert context.host is not None
+        return await context.host.answer_elsewhere(tool, parameters, context)
+
+    tool.handler = handler
+    return tool
+
+
+class Rig:
+    """An agent, a person and a space, and calls in runs of the agent."""
+
+    def __init__(self, ts: Toolspace, ledger: Ledger, desk: CallDesk, sweeper: Sweeper) -> None:
+        self.ts = ts
+        self.ledger = ledger
+        self.desk = desk
+        self.sweeper = sweeper
+        self.cycles = Cycles(ledger, ts.run)
+        self.agent, self.person, self.space = new_id("ent"), new_id("ent"), new_id("spc")
+
+    async def settle_in(self) -> None:
+        await self.ledger.write(entities.add_entity, self.agent, "agent", "Ada", {})
+        await self.ledger.write(entities.add_entity, self.person, "human", "Husam", {})
+        await self.ledger.write(entities.add_space, self.space, "Room", {})
+        await self.ledger.write(entities.add_member, self.space, self.agent)
+        await self.ledger.write(entities.add_member, self.space, self.person)
+
+    async def open_run(self, *, in_space: bool = False) -> str:
+        run = await self.ledger.commit(runs.open_run, self.agent, space_id=self.space if in_space else None)
+        return run.id
+
+    async def room(self, run_id: str) -> tuple[CallRoom, Any]:
+        record, run = await self.cycles.enter(run_id)
+        room = CallRoom(self.desk, run_id=run_id, agent_entity_id=self.agent, space_id=record.space_id)
+        return room, run
+
+    async def call(
+        self, run_id: str, name: str, args: Any = None, *, call_id: str | None = None, confirms: bool = True
+    ) -> ToolResult:
+        room, run = await self.room(run_id)
+        context = ToolContext(agent_entity_id=self.agent, space_id=room.space_id, host=room)
+        result = await self.ts.call(name, args, context=context, run=run, call_id=call_id)
+        if confirms:
+            self.desk.delivered(room.inline)
+        return result
+
+    async def submit(self, call_id: str, result: Any, **options: Any) -> CallRecord:
+        return await self.ledger.commit(calls.submit, Submission(call_id=call_id, result=result, **options))
+
+    async def row(self, call_id: str) -> CallRecord:
+        call = await self.ledger.read(call_rows.one, call_id)
+        assert call is not None
+        return call
+
+    async def began(self, run_id: str) -> CallRecord:
+        """Waits until a call of the run is written down."""
+        return await self.row((await self.seen(run_id, "tool.started")).data["toolCallId"])
+
+    async def seen(self, run_id: str, type: str) -> StreamEvent:
+        """Waits until something happened in a run."""
+        async with await self.ledger.hub.subscribe(f"run:{run_id}", after=0) as reader:
+            async for batch in reader:
+                for event in batch:
+                    if event.type == type:
+                        return event
+        raise AssertionError("the stream ended")
+
+    async def serve(self, *tools: str) -> None:
+        """Someone says that they execute these tools."""
+        topics = [f"tool:{tool}" for tool in tools]
+        await self.ledger.write(presence.come, "wrk_test", topics, node_id=self.ledger.node_id)
+
+    async def inbox(self) -> list[InboxEvent]:
+        return await self.ledger.read(inbox.listing, self.agent)
+
+    async def messages(self) -> list[Message]:
+        found, _ = await self.ledger.read(messages.latest, self.space)
+        return found
+
+    async def events(self, stream: str) -> list[StreamEvent]:
+        return await self.ledger.read(events.after, stream, 0, 1000)
+
+
+@asynccontextmanager
+async def rig(
+    database: Database, *tools: Tool, wakeups: WakeUps | None = None, owns: bool = True, **desk_options: Any
+) -> AsyncIterator[Rig]:
+    async with AsyncExitStack() as stack:
+        ledger = Ledger(database, wakeups)
+        if owns:
+            stack.push_async_callback(ledger.aclose)
+        desk = CallDesk(ledger, **desk_options)
+        stack.push_async_callback(desk.aclose)
+        ts = Toolspace(tools=tools)
+        recorder = Recorder(ledger, ts.bus)
+        stack.push_async_callback(recorder.aclose)
+        ts.orchestrator.use(recorder.stage)
+        await stack.enter_async_context(ts)
+        ledger.on_stop = ts.cancel
+        sweeper = await stack.enter_async_context(Sweeper(ledger, worker_grace=0.2))
+        desk.on_due = sweeper.poke
+        made = Rig(ts, ledger, desk, sweeper)
+        await made.settle_in()
+        yield made

@@ -1,0 +1,336 @@
+"""Calls that someone else answers, from every side: in time, late, never, twice, in the same moment."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from tests.spaces.rig import elsewhere, rig
+from toolspace.abc.database import Database
+from toolspace.errors import RefusedError
+
+
+@pytest.mark.spec("6.3")
+@pytest.mark.spec("6.4")
+async def test_a_result_that_comes_in_time_is_answered_inline(database: Database) -> None:
+    async with rig(database, elsewhere("fetch")) as r:
+        await r.serve("fetch")
+        run = await r.open_run()
+        calling = asyncio.create_task(r.call(run, "fetch", {"q": 1}))
+        call = await r.began(run)
+        assert (call.status, call.args, call.execution_target) == ("waiting", {"q": 1}, "external")
+        await r.submit(call.call_id, {"answer": 42})
+        result = await calling
+        assert result.unwrap() == {"answer": 42}
+        row = await r.row(call.call_id)
+        assert (row.status, row.result, row.is_error, row.source) == ("resolved", {"answer": 42}, False, "client")
+        assert await r.inbox() == []
+
+
+@pytest.mark.spec("6.3")
+async def test_an_async_tool_answers_pending_at_once_and_its_result_comes_to_the_inbox(database: Database) -> None:
+    async with rig(database, elsewhere("approve", is_async=True)) as r:
+        run = await r.open_run()
+        result = await r.call(run, "approve")
+        pending = result.unwrap()
+        assert pending == {"status": "pending", "pendingToolCallId": result.call_id}
+        assert (await r.row(result.call_id)).status == "pending"
+        await r.submit(result.call_id, True)
+        (event,) = await r.inbox()
+        assert event.type == "tool_result"
+        assert event.data["result"] is True
+        assert event.data["callId"] == result.call_id
+
+
+@pytest.mark.spec("6.3")
+@pytest.mark.spec("6.4")
+async def test_a_late_result_reaches_the_inbox_after_the_call_timed_out(database: Database) -> None:
+    async with rig(database, elsewhere("slow", timeout=0.05)) as r:
+        await r.serve("slow")
+        run = await r.open_run()
+        result = await r.call(run, "slow")
+        assert (result.ok, result.error, result.error_kind) == (False, "Tool timed out after 50ms", "timeout")
+        assert (await r.row(result.call_id)).status == "pending"
+        await r.submit(result.call_id, None)
+        (event,) = await r.inbox()
+        assert event.data["result"] is None
+        assert (await r.row(result.call_id)).status == "resolved"
+
+
+@pytest.mark.spec("6.4")
+@pytest.mark.parametrize("value", [None, False, 0, "", [], {}])
+async def test_empty_values_are_results(database: Database, value: Any) -> None:
+    async with rig(database, elsewhere("fetch")) as r:
+        await r.serve("fetch")
+        run = await r.open_run()
+        calling = asyncio.create_task(r.call(run, "fetch"))
+        call = await r.began(run)
+        await r.submit(call.call_id, value)
+        assert (await calling).unwrap() == value
+        assert await r.inbox() == []
+
+
+@pytest.mark.spec("6.4")
+async def test_results_that_race_time_outs_and_each_other_are_delivered_exactly_once(database: Database) -> None:
+    async with rig(database, elsewhere("race", timeout=0.2)) as r:
+        await r.serve("race")
+        run = await r.open_run()
+        inline: Counter[str] = Counter()
+        accepted: Counter[str] = Counter()
+
+        async def call(number: int) -> None:
+            result = await r.call(run, "race", {"n": number}, call_id=f"call_{number}")
+            if result.ok:
+                assert result.result == f"r{number}"
+                inline[result.call_id] += 1
+
+        async def post(number: int) -> None:
+            try:
+                await r.submit(f"call_{number}", f"r{number}")
+                accepted[f"call_{number}"] += 1
+            except RefusedError as error:
+                assert error.reason == "conflict"  # noqa: PT017 - most submissions lose
+
+        async def race(number: int) -> None:
+            calling = asyncio.create_task(call(number))
+            while True:
+                try:
+                    await r.row(f"call_{number}")
+                    break
+                except AssertionError:
+                    await asyncio.sleep(0.001)
+            await asyncio.sleep((number % 13) * 0.03)
+            await asyncio.gather(post(number), post(number), calling)
+
+        await asyncio.gather(*map(race, range(120)))
+        by_inbox = Counter(event.data["callId"] for event in await _all_inbox(r))
+        assert accepted == {f"call_{number}": 1 for number in range(120)}
+        assert inline + by_inbox == accepted
+        assert inline
+        assert by_inbox
+
+
+@pytest.mark.spec("6.5")
+async def test_a_second_result_is_refused_and_the_first_stays(database: Database) -> None:
+    async with rig(database, elsewhere("approve", is_async=True)) as r:
+        run = await r.open_run()
+        call_id = (await r.call(run, "approve")).call_id
+        await r.submit(call_id, "yes", key="a")
+        with pytest.raises(RefusedError, match="has its result already") as refused:
+            await r.submit(call_id, "no", key="b")
+        assert refused.value.details["result"] == "yes"
+        again = await r.submit(call_id, "no", key="a")
+        assert again.result == "yes"
+        assert len(await r.inbox()) == 1
+
+
+@pytest.mark.spec("6.5")
+async def test_a_result_for_another_run_or_of_a_stranger_is_refused(database: Database) -> None:
+    async with rig(database, elsewhere("approve", "space", is_async=True, visible=True)) as r:
+        run, other = await r.open_run(in_space=True), await r.open_run()
+        call_id = (await r.call(run, "approve")).call_id
+        for options, reason in (
+            ({"run_id": other}, "forbidden"),
+            ({"space_id": "spc_other"}, "forbidden"),
+            ({"entity_id": "ent_stranger"}, "forbidden"),
+        ):
+            with pytest.raises(RefusedError) as refused:
+                await r.submit(call_id, 1, **options)
+            assert refused.value.reason == reason
+        with pytest.raises(RefusedError) as refused:
+            await r.submit("call_unknown", 1)
+        assert refused.value.reason == "not_found"
+        assert (await r.submit(call_id, 1, entity_id=r.person, run_id=run, space_id=r.space)).status == "resolved"
+
+
+@pytest.mark.spec("6.5")
+@pytest.mark.spec("7.2")
+async def test_a_visible_call_is_a_message_that_waits_and_ends_with_its_result(database: Database) -> None:
+    async with rig(database, elsewhere("confirmAction", "space", is_async=True, visible=True)) as r:
+        run = await r.open_run(in_space=True)
+        call_id = (await r.call(run, "confirmAction", {"text": "Book?"})).call_id
+        (message,) = await r.messages()
+        assert (message.kind, message.status, message.sender_id) == ("tool", "requires_action", r.agent)
+        assert message.content == {"toolCallId": call_id, "toolName": "confirmAction", "input": {"text": "Book?"}}
+        await r.submit(call_id, {"confirmed": True})
+        (message,) = await r.messages()
+        assert message.status == "complete"
+        assert message.content["output"] == {"confirmed": True}
+        types = [event.type for event in await r.events(f"space:{r.space}")]
+        assert types == ["run.started", "tool.started", "tool.done"]
+
+
+@pytest.mark.spec("6.5")
+async def test_an_error_that_is_submitted_fails_the_call_and_the_message(database: Database) -> None:
+    async with rig(database, elsewhere("approve", "space", visible=True)) as r:
+        run = await r.open_run(in_space=True)
+        calling = asyncio.create_task(r.call(run, "approve"))
+        call = await r.began(run)
+        await r.submit(call.call_id, "the user closed the page", is_error=True)
+        result = await calling
+        assert (result.error, result.error_kind) == ("the user closed the page", "execution_error")
+        (message,) = await r.messages()
+        assert (message.status, message.content["error"]) == ("error", "the user closed the page")
+
+
+@pytest.mark.spec("6.6")
+async def test_a_visible_tool_needs_an_active_space(database: Database) -> None:
+    async with rig(database, elsewhere("confirmAction", "space", visible=True)) as r:
+        run = await r.open_run()
+        result = await r.call(run, "confirmAction")
+        wanted = 'Tool "confirmAction" is visible but you are not in a space. Call enter_space first.'
+        assert (result.error, result.executed) == (wanted, False)
+        assert (await r.row(result.call_id)).status == "failed"
+
+
+@pytest.mark.spec("6.7")
+async def test_a_call_that_no_worker_serves_fails_at_once_and_an_async_one_waits(database: Database) -> None:
+    async with rig(database, elsewhere("fetch"), elsewhere("later", is_async=True)) as r:
+        run = await r.open_run()
+        result = await r.call(run, "fetch")
+        assert 'no worker serves the tool "fetch"' in str(result.error)
+        assert not result.executed
+        assert (await r.row(result.call_id)).status == "failed"
+        assert (await r.call(run, "later")).unwrap()["status"] == "pending"
+
+
+@pytest.mark.spec("6.1")
+async def test_a_wait_answers_itself(database: Database) -> None:
+    pause = elsewhere("pause", "wait", execution={"duration": 50})
+    async with rig(database, pause) as r:
+        run = await r.open_run()
+        result = await r.call(run, "pause")
+        assert result.unwrap()["waited"] > 0
+
+
+@pytest.mark.spec("6.9")
+async def test_an_expired_call_tells_its_agent(database: Database) -> None:
+    async with rig(database, elsewhere("approve", "space", is_async=True, visible=True, expires_after=0.05)) as r:
+        run = await r.open_run(in_space=True)
+        told = r.ledger.waiters.expect(f"inbox:{r.agent}")
+        call_id = (await r.call(run, "approve")).call_id
+        r.sweeper.poke()
+        await told
+        (event,) = await r.inbox()
+        assert (event.data["status"], event.data["isError"]) == ("expired", True)
+        assert (await r.row(call_id)).status == "expired"
+        (message,) = await r.messages()
+        assert message.status == "error"
+        with pytest.raises(RefusedError, match="takes no result any more"):
+            await r.submit(call_id, 1)
+
+
+@pytest.mark.spec("6.8")
+async def test_a_tool_that_pauses_its_run_lets_it_go_on_when_the_result_is_there(database: Database) -> None:
+    from toolspace.spaces import runs
+
+    async with rig(database, elsewhere("askUser", pauses_run=True)) as r:
+        run = await r.open_run()
+        call_id = (await r.call(run, "askUser")).call_id
+        assert (await r.ledger.read(runs.the_run, run)).status == "waiting_tool"
+        await r.submit(call_id, "blue")
+        assert (await r.ledger.read(runs.the_run, run)).status == "running"
+        assert len(await r.inbox()) == 1
+
+
+async def test_a_caller_who_goes_away_gets_the_result_in_the_inbox(database: Database) -> None:
+    async with rig(database, elsewhere("fetch")) as r:
+        await r.serve("fetch")
+        run = await r.open_run()
+        calling = asyncio.create_task(r.call(run, "fetch"))
+        call = await r.began(run)
+        calling.cancel()
+        await asyncio.gather(calling, return_exceptions=True)
+        await r.desk.aclose()
+        assert (await r.row(call.call_id)).status == "pending"
+        await r.submit(call.call_id, "late")
+        assert [event.data["result"] for event in await r.inbox()] == ["late"]
+
+
+async def test_a_canceled_call_ends_and_its_caller_hears_of_it(database: Database) -> None:
+    async with rig(database, elsewhere("fetch")) as r:
+        await r.serve("fetch")
+        run = await r.open_run()
+        calling = asyncio.create_task(r.call(run, "fetch"))
+        call = await r.began(run)
+        await r.desk.cancel(call.call_id)
+        result = await calling
+        assert result.error_kind == "canceled"
+        assert (await r.row(call.call_id)).status == "canceled"
+
+
+async def test_canceling_a_run_ends_its_open_calls_and_stops_what_runs(database: Database) -> None:
+    from toolspace import tool
+    from toolspace.spaces import runs
+
+    began = asyncio.Event()
+
+    @tool(visible=False)
+    async def hang() -> str:
+        began.set()
+        await asyncio.Event().wait()
+        return ""
+
+    async with rig(database, elsewhere("later", is_async=True), hang) as r:
+        run = await r.open_run()
+        pending = (await r.call(run, "later")).call_id
+        calling = asyncio.create_task(r.call(run, "hang"))
+        await began.wait()
+        await r.ledger.commit(runs.cancel_run, run)
+        result = await calling
+        assert result.error_kind == "canceled"
+        assert (await r.row(pending)).status == "canceled"
+        assert (await r.row(result.call_id)).status == "canceled"
+        refused = await asyncio.gather(r.call(run, "later"), return_exceptions=True)
+        assert isinstance(refused[0], RefusedError)
+
+
+async def test_draining_parks_what_waits(database: Database) -> None:
+    async with rig(database, elsewhere("fetch")) as r:
+        await r.serve("fetch")
+        run = await r.open_run()
+        calling = asyncio.create_task(r.call(run, "fetch"))
+        call = await r.began(run)
+        await r.desk.drain()
+        assert (await calling).unwrap() == {"status": "pending", "pendingToolCallId": call.call_id}
+        assert (await r.row(call.call_id)).status == "pending"
+
+
+async def _all_inbox(r: Any) -> list[Any]:
+    from toolspace.stores.sql import inbox
+
+    return await r.ledger.read(inbox.listing, r.agent, limit=10_000)
+
+
+async def test_a_pending_answer_is_not_cached(database: Database) -> None:
+    async with rig(database, elsewhere("approve", is_async=True, cache=60.0)) as r:
+        run = await r.open_run()
+        first, second = await r.call(run, "approve"), await r.call(run, "approve")
+        assert first.unwrap()["pendingToolCallId"] != second.unwrap()["pendingToolCallId"]
+
+
+@pytest.mark.spec("3.16")
+async def test_a_python_tool_can_ask_the_people_in_its_space(database: Database) -> None:
+    from toolspace import ToolContext, tool
+
+    colour = {"type": "object", "properties": {"colour": {"enum": ["red", "blue"]}}, "required": ["colour"]}
+
+    @tool(visible=False)
+    async def paint(context: ToolContext) -> str:
+        answer = await context.elicit("Which colour?", colour)
+        return f"{answer.action} {(answer.content or {}).get('colour')}"
+
+    async with rig(database, paint) as r:
+        run = await r.open_run(in_space=True)
+        calling = asyncio.create_task(r.call(run, "paint"))
+        async with await r.ledger.hub.subscribe(f"space:{r.space}", after=0) as reader:
+            async for batch in reader:
+                asked = [event.data for event in batch if event.data.get("toolName") == "elicitation"]
+                if asked:
+                    break
+        assert asked[0]["input"] == {"message": "Which colour?", "requestedSchema": colour}
+        await r.submit(asked[0]["toolCallId"], {"action": "accept", "content": {"colour": "blue"}}, entity_id=r.person)
+        assert (await calling).unwrap() == "accept blue"

@@ -1,0 +1,170 @@
+"""What MCP servers ask becomes a question to the people in the space of the call."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.gateway.serving import asking, write_config
+from tests.providers.mcp.conftest import SERVERS
+from tests.spaces.rig import Rig, rig
+from toolspace import Answer, Tool, ToolContext, tool
+from toolspace.abc.database import Database
+from toolspace.core.records import CallRecord, space_stream
+from toolspace.gateway.gateway import Gateway
+from toolspace.providers.mcp.callbacks import Question
+from toolspace.spaces.elicitation import ask_the_space
+
+pytestmark = pytest.mark.spec("3.16")
+COLOUR = {"type": "object", "properties": {"colour": {"enum": ["red", "blue"]}}, "required": ["colour"]}
+
+
+def paint(**options: Any) -> Tool:
+    @tool(name="paint", visible=False, **options)
+    async def asks(context: ToolContext, url: str | None = None) -> Any:
+        schema = COLOUR if url is None else None
+        question = Question(server="paints", message="Which colour?", schema=schema, url=url)
+        answer = await ask_the_space(question, context)
+        return {"action": answer.action, "content": answer.content}
+
+    return asks
+
+
+async def questions(r: Rig, count: int = 1) -> list[CallRecord]:
+    """Waits until so many questions were asked in the space."""
+    found: list[str] = []
+    async with await r.ledger.hub.subscribe(space_stream(r.space), after=0) as reader:
+        async for batch in reader:
+            found += [event.data["toolCallId"] for event in batch if event.type == "tool.started"]
+            if len(found) >= count:
+                return [await r.row(call_id) for call_id in found]
+    raise AssertionError("the stream ended")
+
+
+async def test_a_question_is_a_visible_call_in_the_space_and_its_answer_goes_back(database: Database) -> None:
+    async with rig(database, paint()) as r:
+        run = await r.open_run(in_space=True)
+        calling = asyncio.create_task(r.call(run, "paint"))
+        (asked,) = await questions(r)
+        assert (asked.tool_name, asked.execution_type, asked.visible) == ("elicitation", "space", True)
+        assert (asked.status, asked.space_id, asked.run_id) == ("waiting", r.space, run)
+        assert asked.args == {"message": "Which colour?", "server": "paints", "requestedSchema": COLOUR}
+        (message,) = await r.messages()
+        assert (message.status, message.call_id) == ("requires_action", asked.call_id)
+        await r.submit(asked.call_id, {"action": "accept", "content": {"colour": "red"}}, entity_id=r.person)
+        assert (await calling).unwrap() == {"action": "accept", "content": {"colour": "red"}}
+        (message,) = await r.messages()
+        assert message.status == "complete"
+        assert await r.inbox() == []
+
+
+@pytest.mark.parametrize("action", ["decline", "cancel"])
+async def test_people_may_refuse_to_answer(database: Database, action: str) -> None:
+    async with rig(database, paint()) as r:
+        run = await r.open_run(in_space=True)
+        calling = asyncio.create_task(r.call(run, "paint"))
+        (asked,) = await questions(r)
+        await r.submit(asked.call_id, {"action": action, "content": {"colour": "not looked at"}})
+        assert (await calling).unwrap() == {"action": action, "content": None}
+
+
+async def test_an_answer_that_does_not_fit_is_asked_for_again(database: Database) -> None:
+    async with rig(database, paint()) as r:
+        run = await r.open_run(in_space=True)
+        calling = asyncio.create_task(r.call(run, "paint"))
+        wrong: list[Any] = [{"action": "accept", "content": {"colour": "green"}}, "red"]
+        for place, answer in enumerate(wrong, 1):
+            asked = (await questions(r, place))[-1]
+            await r.submit(asked.call_id, answer)
+        asked = (await questions(r, 3))[-1]
+        assert "the answer to a question is" in asked.args["error"]
+        await r.submit(asked.call_id, {"action": "accept", "content": {"colour": "blue"}})
+        assert (await calling).unwrap()["content"] == {"colour": "blue"}
+
+
+async def test_it_is_not_asked_for_ever(database: Database) -> None:
+    async with rig(database, paint()) as r:
+        run = await r.open_run(in_space=True)
+        calling = asyncio.create_task(r.call(run, "paint"))
+        for place in range(1, 4):
+            await r.submit((await questions(r, place))[-1].call_id, None)
+        result = await calling
+        assert "the answer to a question is" in (result.error or "")
+
+
+async def test_a_page_is_shown_by_its_address(database: Database) -> None:
+    async with rig(database, paint()) as r:
+        run = await r.open_run(in_space=True)
+        calling = asyncio.create_task(r.call(run, "paint", {"url": "https://example.org/in"}))
+        (asked,) = await questions(r)
+        assert asked.args == {"message": "Which colour?", "server": "paints", "url": "https://example.org/in"}
+        await r.submit(asked.call_id, {"action": "accept"})
+        assert (await calling).unwrap() == {"action": "accept", "content": None}
+
+
+async def test_a_question_ends_with_the_time_of_its_call(database: Database) -> None:
+    async with rig(database, paint(timeout=0.1)) as r:
+        run = await r.open_run(in_space=True)
+        result = await r.call(run, "paint")
+        assert result.error_kind == "timeout"
+        (asked,) = await questions(r)
+        async with asyncio.timeout(10):
+            while asked.status in ("waiting", "pending"):
+                asked = await r.desk.attend(asked.call_id, 1.0)
+        assert asked.status in ("canceled", "expired")  # Whichever saw first that nobody waits.
+        assert await r.inbox() == []
+
+
+async def test_without_a_space_the_caller_is_asked(database: Database) -> None:
+    class Client:
+        async def elicit(self, message: str, **_: Any) -> Answer:
+            return Answer(action="accept", content={"colour": message})
+
+    async with rig(database, paint()) as r:
+        run = await r.open_run()
+        room, kept = await r.room(run)
+        context = ToolContext(agent_entity_id=r.agent, host=room, questions=Client())  # pyright: ignore
+        result = await r.ts.call("paint", context=context, run=kept)
+        assert result.unwrap()["content"] == {"colour": "Which colour?"}
+
+
+async def test_where_nobody_can_be_asked_that_is_said(database: Database) -> None:
+    async with rig(database, paint()) as r:
+        result = await r.call(await r.open_run(), "paint")
+        assert 'the server "paints" has a question, and nobody can be asked' in (result.error or "")
+
+
+async def test_over_http_a_member_answers_what_a_real_server_asks(tmp_path: Path) -> None:
+    server = {"command": sys.executable, "args": [str(SERVERS / "scripted.py"), str(tmp_path / "seen")]}
+    path = write_config(tmp_path, mcpServers={"s": server})
+    async with Gateway.open(path) as gateway, asking(gateway) as api:
+        agent = await api.create("/api/entities", type="agent", name="Ada")
+        person = await api.create("/api/entities", type="human", name="Husam")
+        space = await api.create("/api/spaces", name="Room", members=[agent["id"], person["id"]])
+        run = await api.create("/api/runs", agentEntityId=agent["id"], spaceId=space["id"])
+        body = {"name": "s__ask", "args": {"text": "Go on?"}}
+        calling = asyncio.create_task(api.post(f"/api/runs/{run['id']}/calls", body))
+        member = await api.member(person["id"])
+        call: dict[str, Any] = {}
+        async with await gateway.ledger.hub.subscribe(space_stream(space["id"]), after=0) as reader:
+            async for batch in reader:
+                for event in batch:
+                    if event.type == "tool.started":
+                        call = dict(event.data)
+                if call:
+                    break
+        assert (call["toolName"], call["input"]["message"], call["input"]["server"]) == ("elicitation", "Go on?", "s")
+        answer: dict[str, Any] = {
+            "runId": run["id"],
+            "toolCallId": call["toolCallId"],
+            "result": {"action": "accept", "content": {}},
+        }
+        submitted = await member.post(f"/api/spaces/{space['id']}/tool-results", answer)
+        assert submitted.status == 200, submitted
+        reply = await calling
+        assert reply.data["ok"], reply
+        assert '"action": "accept"' in reply.data["content"][0]["text"]

@@ -1,0 +1,94 @@
+"""Plans: checked when they are made, fired once, late rather than never."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.spaces.rig import Rig, rig
+from toolspace.abc.database import Database, Program
+from toolspace.errors import RefusedError
+from toolspace.spaces import plans
+from toolspace.spaces.ledger import Ledger
+from toolspace.spaces.plans import NewPlan
+from toolspace.stores.sql import plans as rows
+from toolspace.stores.sql.plans import Plan
+
+
+async def _set(r: Rig, **fields: Any) -> Plan:
+    new = NewPlan(**{"name": "Report", "instruction": "Write it", **fields})
+    (made,) = await r.ledger.commit(plans.set_plans, r.agent, [new])
+    return made
+
+
+def _missed(plan_id: str, at: int) -> Program[None]:
+    yield "UPDATE plans SET next_run_at = ? WHERE id = ?", (at, plan_id)
+
+
+@pytest.mark.spec("9.4")
+async def test_a_plan_fires_into_the_inbox_and_is_completed(database: Database) -> None:
+    async with rig(database) as r:
+        told = r.ledger.waiters.expect(f"inbox:{r.agent}")
+        plan = await _set(r, run_after="1 second")
+        assert plan.status == "active"
+        await r.ledger.write(_missed, plan.id, 1)  # It was due while nothing ran: it fires late.
+        r.sweeper.poke()
+        await told
+        (event,) = await r.inbox()
+        assert event.type == "plan"
+        assert event.data["instruction"] == "Write it"
+        (after,) = await r.ledger.read(rows.listing, r.agent)
+        assert (after.status, after.next_run_at) == ("completed", None)
+
+
+@pytest.mark.spec("9.4")
+async def test_a_cron_that_was_missed_often_fires_once_and_goes_on(database: Database) -> None:
+    async with rig(database) as r:
+        plan = await _set(r, cron="* * * * *")
+        await r.ledger.write(_missed, plan.id, 60_000)  # Since 1970, every minute.
+        (due,) = await r.ledger.read(rows.due, limit=5)
+        others = [Ledger(r.ledger.database) for _ in range(3)]
+        fired = await asyncio.gather(*(one.commit(plans.fire, due) for one in others))
+        assert sorted(fired) == [False, False, True] or not any(fired)  # Or the sweeper was faster than all.
+        assert len(await r.inbox()) == 1
+        (after,) = await r.ledger.read(rows.listing, r.agent)
+        assert after.status == "active"
+        assert after.next_run_at is not None
+        assert after.next_run_at > 1_700_000_000_000
+
+
+@pytest.mark.spec("9.4")
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({}, "has none of them"),
+        ({"cron": "* * * * *", "run_after": "1 hour"}, "has runAfter and cron"),
+        ({"cron": "nonsense"}, "five fields"),
+        ({"run_after": "soon"}, "2 hours"),
+        ({"scheduled_at": "2001-01-01T00:00:00Z"}, "in the past"),
+        ({"run_after": "1 hour", "timezone": "Mars"}, "time zone"),
+    ],
+)
+async def test_a_plan_has_exactly_one_schedule_that_can_come(
+    database: Database, fields: dict[str, Any], message: str
+) -> None:
+    async with rig(database) as r:
+        with pytest.raises(RefusedError, match=message):
+            await _set(r, **fields)
+        assert await r.ledger.read(rows.listing, r.agent) == []
+
+
+@pytest.mark.spec("9.4")
+async def test_plans_of_others_are_neither_changed_nor_deleted(database: Database) -> None:
+    async with rig(database) as r:
+        plan = await _set(r, run_after="1 hour")
+        with pytest.raises(RefusedError, match="you have no plan"):
+            await r.ledger.commit(
+                plans.set_plans, r.person, [NewPlan(id=plan.id, name="x", instruction="x", run_after="1 hour")]
+            )
+        assert await r.ledger.write(rows.delete, r.person, [plan.id]) == 0
+        changed = await _set(r, id=plan.id, cron="0 9 * * *")
+        assert (changed.id, changed.cron, changed.run_after) == (plan.id, "0 9 * * *", None)
+        assert await r.ledger.write(rows.delete, r.agent, [plan.id]) == 1
