@@ -49,6 +49,7 @@ SETS = {
     for peers in (
         PeerSet("npm", ROOT / "tests/peers/package.json"),
         PeerSet("inspector", ROOT / "tests/peers/inspector/package.json"),
+        PeerSet("streams", ROOT / "tests/peers/streams/package.json"),
         PeerSet("servers", ROOT / "tests/peers/servers.txt"),
         PeerSet("sqlite", ROOT / "tests/peers/sqlite.txt"),
         PeerSet("conformance", ROOT / "tests/conformance/package.json", by_default=False),

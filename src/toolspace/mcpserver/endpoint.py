@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import inspect
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Self
 
 from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
@@ -119,15 +120,15 @@ class McpEndpoint:
                 await refuse(send, context.status, context.message, headers=context.headers)
                 return
             if context is not None:
-                owner = _owner(context)
+                owner = _owner(
+                    context.user_id, context.agent_entity_id, context.agent_id, context.session_id, context.space_id
+                )
                 scope[CALLER] = context
-                # The caller as the library knows callers: a session is only for the one who opened it.
-                scope["user"] = AuthenticatedUser(AccessToken(token="", client_id=owner, scopes=[]))
         if scope["method"] != "POST":
             if scope["method"] == "DELETE" and (session := self._sessions.forget(headers, owner)) is not None:
                 for call_id in session.running.values():
                     self._service.cancel(call_id)
-            await self._manager.handle_request(scope, receive, send)
+            await self._manage(scope, receive, send, owner)
             return
         body = await _read(receive, headers.get(b"content-length"), self._max_body)
         if isinstance(body, Denied):
@@ -143,7 +144,14 @@ class McpEndpoint:
             send = self._sessions.observe(body, owner, context, send)
         # Space around a value is no part of it, but some web servers leave it there.
         trimmed = {**scope, "headers": [(name, value.strip(b" \t")) for name, value in pairs]}
-        await self._manager.handle_request(trimmed, _replay(body, receive), send)
+        await self._manage(trimmed, _replay(body, receive), send, owner)
+
+    async def _manage(self, scope: Scope, receive: Receive, send: Send, owner: str | None) -> None:
+        """Leaves a request to the library."""
+        if owner is not None:
+            # The caller as the library knows callers: a session is only for the one who opened it.
+            scope["user"] = AuthenticatedUser(AccessToken(token="", client_id=owner, scopes=[]))
+        await self._manager.handle_request(scope, receive, send)
 
     def _job(
         self, headers: Mapping[bytes, bytes], body: bytes, context: ToolContext | None, owner: str | None
@@ -204,9 +212,10 @@ def _replay(body: bytes, receive: Receive) -> Receive:
     return replayed
 
 
-def _owner(context: ToolContext) -> str:
-    who = [context.user_id, context.agent_entity_id, context.agent_id, context.session_id, context.space_id]
-    return hashlib.sha256(jsontext.encode_bytes(who)).hexdigest()
+@lru_cache(maxsize=1024)
+def _owner(*who: str | None) -> str:
+    """One text for one caller. Remembered: it is asked for with every request."""
+    return hashlib.sha256(jsontext.encode_bytes(list(who))).hexdigest()
 
 
 def _shared_with(origin: bytes, send: Send) -> Send:

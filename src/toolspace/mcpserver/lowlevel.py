@@ -53,7 +53,7 @@ class ToolspaceServer(Server[Any]):
             get_tool_input_schema=service.argument_schema,
             on_subscriptions_listen=changes.listen,
         )
-        self.middleware.append(_conceal)
+        self.middleware += (_conceal, self._instruct)
         # Added, not given above: the library warns of logging, which clients of the handshake era still ask for, and
         # its own result types would be made and taken apart again.
         paginated = types.PaginatedRequestParams
@@ -77,6 +77,15 @@ class ToolspaceServer(Server[Any]):
     def refresh(self) -> None:
         """The tools changed, and with them what is to be said about them."""
         self.instructions = self._service.instructions()
+
+    async def _instruct(self, ctx: _Context, call_next: CallNext) -> HandlerResult:
+        """Tells each caller of the tools that it may use, and of no others."""
+        result = await call_next(ctx)
+        caller = _caller(ctx) if ctx.method in ("initialize", "server/discover") else None
+        if caller is None or not isinstance(result, dict) or "instructions" not in result:
+            return result
+        own = self._service.instructions(caller)
+        return {**result, "instructions": own} if own else {k: v for k, v in result.items() if k != "instructions"}
 
     async def _joined(self, context: _Context, _: types.NotificationParams | None) -> None:
         self._changes.joined(context)

@@ -91,8 +91,8 @@ class Service:
         """Whether a call of it could ask its caller something. A function without a context could not."""
         return not isinstance(tool, FunctionTool) or tool.signature.context is not None
 
-    def instructions(self) -> str | None:
-        return self.toolspace.orchestrator.instructions() or None
+    def instructions(self, context: ToolContext | None = None) -> str | None:
+        return self.toolspace.orchestrator.instructions(context=context) or None
 
     # Calls
 

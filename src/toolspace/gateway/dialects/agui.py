@@ -1,0 +1,251 @@
+"""AG-UI: events as its clients verify them. Everything is said within a run, one run at a time.
+
+A space has more than that: several agents at once, people who speak while none works, results that come when the run
+is long over. So a run of its own is opened around what belongs to none, and what a second agent does meanwhile is
+said within the first one's. What has no event of its own is a CUSTOM one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+from toolspace.core import jsontext
+from toolspace.core.records import StreamEvent
+from toolspace.gateway.dialects.dialect import OpenParts, Payload, stream_id
+from toolspace.streams.ring import encoded_data
+
+Data = Mapping[str, Any]
+
+
+class _Text:
+    __slots__ = ("deltas", "start")
+
+    def __init__(self, start: Data) -> None:
+        self.start = start
+        """Its opening, to be said again where it goes on in another run."""
+        self.deltas: list[str] = []
+
+
+class AgUi:
+    def __init__(self, stream: str) -> None:
+        self._thread_id = stream_id(stream)
+        self._run_id: str | None = None
+        """The run that is open for readers."""
+        self._is_ours = False
+        """Whether that run was opened around what belongs to none."""
+        self._others: dict[str, None] = {}
+        """Runs that began while another was open."""
+        self._texts: OpenParts[_Text] = OpenParts()
+        self._calls: OpenParts[list[str]] = OpenParts()
+        """Calls whose input is being written, with what there is of it."""
+        self._said_texts: set[str] = set()
+        """Messages that are open for readers, within the run."""
+        self._said_calls: set[str] = set()
+        self._say: Mapping[str, Callable[[StreamEvent, Data], list[Payload]]] = {
+            "message.started": self._message_started,
+            "message.delta": self._message_delta,
+            "message.done": self._message_done,
+            "tool.started": self._tool_started,
+            "tool.streaming": self._tool_streaming,
+            "tool.done": self._tool_done,
+            "tool.error": self._tool_error,
+        }
+
+    def translate(self, event: StreamEvent) -> list[Payload]:
+        if event.type == "run.started":
+            said = self._run_started(event)
+        elif event.type == "run.done":
+            said = self._run_done(event)
+        else:
+            say = self._say.get(event.type)
+            inner = [_custom(event)] if say is None else say(event, event.data)
+            said = self._within_a_run(event, inner) if inner else []
+        return [{**payload, "timestamp": event.at} for payload in said]
+
+    def opening(self) -> list[Payload]:
+        if self._run_id is None:
+            return []
+        said: list[Payload] = [self._started(self._run_id)]
+        for id, text in self._texts:
+            if id in self._said_texts:
+                said.append(text.start)
+                if text.deltas:
+                    said.append(_text(id, "".join(text.deltas)))
+        for id, deltas in self._calls:
+            if id in self._said_calls:
+                said += [{"type": "TOOL_CALL_START", "toolCallId": id, "toolCallName": deltas[0]}]
+                if deltas[1:]:
+                    said.append({"type": "TOOL_CALL_ARGS", "toolCallId": id, "delta": "".join(deltas[1:])})
+        return said
+
+    # Runs
+
+    def _run_started(self, event: StreamEvent) -> list[Payload]:
+        run_id = str(event.data.get("runId"))
+        if run_id == self._run_id:
+            return []
+        if self._run_id is not None and not self._is_ours:
+            self._others[run_id] = None
+            return [_custom(event)]
+        closing = self._leave_run()
+        self._run_id, self._is_ours = run_id, False
+        return [*closing, self._started(run_id)]
+
+    def _run_done(self, event: StreamEvent) -> list[Payload]:
+        data, run_id = event.data, str(event.data.get("runId"))
+        self._others.pop(run_id, None)
+        if run_id != self._run_id:
+            return self._within_a_run(event, [_custom(event)])
+        status = data.get("status")
+        if status == "failed":
+            reason = data.get("error")
+            ended: dict[str, Any] = {"type": "RUN_ERROR", "message": str(reason or "the run failed"), "code": "failed"}
+        else:
+            ended = self._finished(run_id)
+            if status == "canceled":
+                ended["outcome"] = {"type": "cancelled"}
+        return self._leave_run(ended)
+
+    def _within_a_run(self, event: StreamEvent, inner: list[Payload]) -> list[Payload]:
+        """What is said, in a run that is open: one that goes on if there is one, else one around it alone."""
+        said = inner
+        if self._run_id is None:
+            other = next(iter(self._others), None)
+            if other is not None:
+                del self._others[other]
+            self._run_id = other or f"{self._thread_id}#{event.id}"
+            self._is_ours = other is None
+            said = [self._started(self._run_id), *inner]
+        if self._is_ours and not self._said_texts and not self._said_calls:
+            said = [*said, *self._leave_run()]
+        return said
+
+    def _leave_run(self, ended: Payload | None = None) -> list[Payload]:
+        if self._run_id is None:
+            return []
+        said: list[Payload] = [{"type": "TEXT_MESSAGE_END", "messageId": id} for id in sorted(self._said_texts)]
+        said += [{"type": "TOOL_CALL_END", "toolCallId": id} for id in sorted(self._said_calls)]
+        said.append(ended or self._finished(self._run_id))
+        self._said_texts.clear()
+        self._said_calls.clear()
+        self._run_id = None
+        return said
+
+    def _started(self, run_id: str) -> Payload:
+        return {"type": "RUN_STARTED", "threadId": self._thread_id, "runId": run_id}
+
+    def _finished(self, run_id: str) -> dict[str, Any]:
+        return {"type": "RUN_FINISHED", "threadId": self._thread_id, "runId": run_id}
+
+    # Messages
+
+    def _message_started(self, event: StreamEvent, data: Data) -> list[Payload]:
+        id = str(data.get("messageId"))
+        if id in self._texts:
+            return []
+        return self._open_text(id, _text_start(id, data), len(encoded_data(event)))
+
+    def _message_delta(self, event: StreamEvent, data: Data) -> list[Payload]:
+        id, delta = str(data.get("messageId")), str(data.get("delta") or "")
+        text = self._texts.get(id)
+        if text is None or not delta:
+            return []  # Its beginning is not known any more; the whole text comes at its end.
+        said = [_text(id, delta)]
+        if id not in self._said_texts:
+            self._said_texts.add(id)
+            said.insert(0, text.start)
+        text.deltas.append(delta)
+        self._texts.put(id, text, len(delta))
+        return said
+
+    def _message_done(self, event: StreamEvent, data: Data) -> list[Payload]:
+        message = cast("Data", data.get("message") or {})
+        id, content = str(message.get("id")), message.get("content")
+        text = self._texts.pop(id)
+        said: list[Payload] = []
+        if not (text and text.deltas):
+            if id not in self._said_texts:
+                said.append(text.start if text else _text_start(id, message))
+                self._said_texts.add(id)
+            if content:
+                said.append(_text(id, content if isinstance(content, str) else jsontext.encode(content)))
+        if id in self._said_texts:
+            self._said_texts.discard(id)
+            said.append({"type": "TEXT_MESSAGE_END", "messageId": id})
+        return [*said, {"type": "CUSTOM", "name": "message.done", "value": data}]
+
+    def _open_text(self, id: str, start: Payload, size: int) -> list[Payload]:
+        self._texts.put(id, _Text(start), size)
+        self._said_texts.add(id)
+        return [start]
+
+    # Calls
+
+    def _tool_started(self, event: StreamEvent, data: Data) -> list[Payload]:
+        id = str(data.get("toolCallId"))
+        streamed = self._calls.pop(id) is not None
+        said: list[Payload] = []
+        if id not in self._said_calls and not streamed:
+            said.append(_call_start(id, data))
+            if "input" in data:
+                said.append({"type": "TOOL_CALL_ARGS", "toolCallId": id, "delta": jsontext.encode(data["input"])})
+            said.append({"type": "TOOL_CALL_END", "toolCallId": id})
+        elif id in self._said_calls:
+            self._said_calls.discard(id)
+            said.append({"type": "TOOL_CALL_END", "toolCallId": id})
+        if data.get("status") == "requires_action":
+            said.append(_custom(event))  # Who executes it, and that someone must.
+        return said
+
+    def _tool_streaming(self, event: StreamEvent, data: Data) -> list[Payload]:
+        id, delta = str(data.get("toolCallId")), data.get("inputDelta")
+        if not isinstance(delta, str):
+            return [_custom(event)]
+        deltas = self._calls.get(id) or [str(data.get("toolName"))]
+        said: list[Payload] = []
+        if id not in self._said_calls:
+            said.append(_call_start(id, data))
+            self._said_calls.add(id)
+        if delta:
+            said.append({"type": "TOOL_CALL_ARGS", "toolCallId": id, "delta": delta})
+        deltas.append(delta)
+        self._calls.put(id, deltas, len(delta))
+        return said
+
+    def _tool_done(self, event: StreamEvent, data: Data) -> list[Payload]:
+        output = data.get("output")
+        return self._result(data, output if isinstance(output, str) else jsontext.encode(output))
+
+    def _tool_error(self, event: StreamEvent, data: Data) -> list[Payload]:
+        metadata = {"isError": True, "errorKind": str(data.get("errorKind", "execution_error"))}
+        return self._result(data, str(data.get("error", "the tool failed")), metadata=metadata)
+
+    def _result(self, data: Data, content: str, **more: Any) -> list[Payload]:
+        id = str(data.get("toolCallId"))
+        self._calls.pop(id)
+        said: list[Payload] = []
+        if id in self._said_calls:
+            self._said_calls.discard(id)
+            said.append({"type": "TOOL_CALL_END", "toolCallId": id})
+        message_id = str(data.get("messageId") or f"{id}-result")
+        result = {"type": "TOOL_CALL_RESULT", "messageId": message_id, "toolCallId": id, "content": content}
+        return [*said, {**result, "role": "tool", **more}]
+
+
+def _text_start(id: str, data: Data) -> Payload:
+    # People speak without a run; the type of the sender is not in the event.
+    role = "user" if data.get("runId") is None else "assistant"
+    return {"type": "TEXT_MESSAGE_START", "messageId": id, "role": role, "name": str(data.get("senderId"))}
+
+
+def _text(id: str, delta: str) -> Payload:
+    return {"type": "TEXT_MESSAGE_CONTENT", "messageId": id, "delta": delta}
+
+
+def _call_start(id: str, data: Data) -> Payload:
+    return {"type": "TOOL_CALL_START", "toolCallId": id, "toolCallName": str(data.get("toolName"))}
+
+
+def _custom(event: StreamEvent) -> Payload:
+    return {"type": "CUSTOM", "name": event.type, "value": event.data}

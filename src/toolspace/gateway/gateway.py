@@ -1,0 +1,188 @@
+"""The gateway, put together: a toolspace, what is kept, who may do what, and the application that serves it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Self
+
+from toolspace.abc.database import Database, WakeUps
+from toolspace.config.load import Config, load_config
+from toolspace.gateway.access import Authenticator
+from toolspace.gateway.app import App
+from toolspace.gateway.callers import Caller
+from toolspace.gateway.health import Readiness
+from toolspace.gateway.keys import FirstKeys, ensure_keys
+from toolspace.gateway.limits import Limits
+from toolspace.gateway.mcp import PATHS, McpMount
+from toolspace.gateway.membership import Members
+from toolspace.gateway.metrics import Live, Metrics
+from toolspace.gateway.origins import Origins
+from toolspace.gateway.requests import Request
+from toolspace.gateway.sse import Readers
+from toolspace.gateway.storage import open_database
+from toolspace.gateway.table import ROUTES
+from toolspace.gateway.toolkeys import ToolKeys
+from toolspace.gateway.usage import Usage
+from toolspace.mcpserver.wire import Application
+from toolspace.prebuilt.provider import PrebuiltProvider
+from toolspace.spaces.audience import Audience
+from toolspace.spaces.cycles import Cycles
+from toolspace.spaces.desk import CallDesk
+from toolspace.spaces.elicitation import ASK_THE_SPACE
+from toolspace.spaces.ledger import Ledger
+from toolspace.spaces.recorder import Recorder
+from toolspace.spaces.sweeper import Sweeper
+from toolspace.spaces.workers import Workers
+from toolspace.stores.sql import presence
+from toolspace.streams.hub import Hub
+from toolspace.streams.waiters import Waiters
+from toolspace.toolspace import Toolspace
+
+
+class Gateway:
+    """Everything that one process of the gateway has. `async with Gateway.open(path) as gateway`.
+
+    `gateway.app` is an ASGI application for whatever serves it; it works until the block ends.
+    """
+
+    toolspace: Toolspace
+    ledger: Ledger
+    calls: CallDesk
+    cycles: Cycles
+    workers: Workers
+    authenticator: Authenticator
+    first_keys: FirstKeys | None
+    """The keys that were made on this start, to be shown once."""
+    readers: Readers
+    readiness: Readiness
+    app: Application
+
+    def __init__(self, config: Config, *, path: Path | None, environ: Mapping[str, str]) -> None:
+        self.config = config
+        self.metrics = Metrics()
+        self.limits = Limits(config.server)
+        self.tool_keys = ToolKeys()
+        self._path = path
+        self._environ = environ
+        self._stack = AsyncExitStack()
+
+    @classmethod
+    def open(cls, path: str | Path | None = None, *, environ: Mapping[str, str] = os.environ) -> Self:
+        """A gateway from a configuration file; on its defaults where none is given. Raises `ConfigError`."""
+        found = Path(path) if path is not None else None
+        return cls(load_config(found, environ=environ), path=found, environ=environ)
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._start(self._stack)
+        except BaseException:
+            await self._stack.aclose()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    async def _start(self, stack: AsyncExitStack) -> None:
+        config, server = self.config, self.config.server
+        database, wakeups = await open_database(config)
+        self.ledger = self._ledger(database, wakeups)
+        stack.push_async_callback(self.ledger.aclose)  # The last thing to close.
+        self.readiness = Readiness(lambda: self.ledger.read(presence.served))
+        stack.push_async_callback(self.readiness.aclose)
+        self.calls = CallDesk(self.ledger, ttl=config.defaults.pending_call_ttl)
+        stack.push_async_callback(self.calls.aclose)
+        self.tool_keys.desk = self.calls
+        self.toolspace = Toolspace.open(self._path, environ=self._environ, callbacks=ASK_THE_SPACE)
+        self.toolspace.orchestrator.register(PrebuiltProvider())
+        self.toolspace.orchestrator.configure(policies=(self.tool_keys,))
+        recorder = Recorder(self.ledger, self.toolspace.bus)
+        stack.push_async_callback(recorder.aclose)
+        self.toolspace.orchestrator.use(recorder.stage)
+        usage = await stack.enter_async_context(Usage(self.ledger))
+        self.toolspace.orchestrator.use(usage.stage)
+        await stack.enter_async_context(self.toolspace)
+        self.ledger.on_stop = self.toolspace.cancel
+        self.cycles = Cycles(self.ledger, self.toolspace.run)
+        self.sweeper = await stack.enter_async_context(
+            Sweeper(self.ledger, worker_grace=server.worker_grace, event_retention=server.event_retention)
+        )
+        self.calls.on_due = self.sweeper.poke
+        self.workers = await stack.enter_async_context(Workers(self.ledger, grace=server.worker_grace))
+        self.audience = Audience(self.ledger)
+        self.members = Members(self.ledger)
+        self.readers = Readers(heartbeat=server.heartbeat)
+        stack.push_async_callback(self.readers.aclose)
+        # Late: keys that are made are shown once, by whoever gets to the end of this.
+        self.first_keys = await ensure_keys(self.ledger, server)
+        self.authenticator = await Authenticator.open(self.ledger, server)
+        stack.push_async_callback(self.authenticator.aclose)
+        self.authenticator.on_used = usage.used
+        # Who reads while a right is taken away reads no further.
+        self.authenticator.on_change(self.readers.recheck)
+        self.members.on_change(self.readers.recheck)
+        mcp = await stack.enter_async_context(
+            McpMount(
+                self.toolspace,
+                authenticator=self.authenticator,
+                limits=self.limits,
+                tool_keys=self.tool_keys,
+                server=server,
+            )
+        )
+        mounted = self.metrics.counting("/mcp", mcp)
+        app = App(
+            self,
+            ROUTES,
+            mounts=dict.fromkeys(PATHS, mounted),
+            max_body=server.max_body_bytes,
+            observe=self.metrics.observe,
+        )
+        self.app = Origins(app, server)
+
+    @property
+    def hub(self) -> Hub:
+        return self.ledger.hub
+
+    @property
+    def waiters(self) -> Waiters:
+        return self.ledger.waiters
+
+    def _ledger(self, database: Database, wakeups: WakeUps | None) -> Ledger:
+        return Ledger(self.metrics.measured(database), wakeups)
+
+    def authenticate(self, request: Request) -> Caller | Awaitable[Caller]:
+        """Who makes a request. Raises `Problem` where that is not known."""
+        return self.authenticator.authenticate(request.scope["headers"], request.address)
+
+    def enter(self, request: Request) -> Callable[[], None]:
+        """Lets a request in, or raises `Problem`. The answer is called when it has ended."""
+        return self.limits.enter(request.caller, stream=request.route.stream)
+
+    def live(self) -> Live:
+        """What is open at this moment."""
+        return Live(
+            readers=self.ledger.hub.subscriptions,
+            streams=self.ledger.hub.streams,
+            events=self.ledger.appended,
+            workers=self.workers.serving(),
+            waiting=self.calls.waiting,
+            requests=self.limits.requests,
+        )
+
+    async def drain(self, timeout: float) -> None:
+        """Ends what would not end by itself: streams, waiting calls, and after `timeout` seconds what still runs."""
+        self.readers.end()
+        self.workers.end()
+        self.ledger.waiters.wake_all()  # Whoever waits for an inbox sees that it is time to go.
+        await self.calls.drain()
+        try:
+            async with asyncio.timeout(timeout):
+                await self.toolspace.orchestrator.settle()
+        except TimeoutError:
+            self.toolspace.orchestrator.cancel()
+            await self.toolspace.orchestrator.settle()

@@ -1,0 +1,212 @@
+"""One request as handlers see it: parameters, query, headers, a body that is read once and bounded, and who asks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+from urllib.parse import parse_qsl
+
+import msgspec
+
+from toolspace.core.names import did_you_mean
+from toolspace.gateway.callers import Anonymous, Caller
+from toolspace.gateway.problems import Problem, invalid
+from toolspace.gateway.routing import Route
+from toolspace.mcpserver.wire import Receive, Scope
+
+if TYPE_CHECKING:
+    from toolspace.gateway.gateway import Gateway
+
+T = TypeVar("T")
+
+MAX_BODY: Final = 4 * 1024 * 1024
+BODY_SECONDS: Final = 30.0
+"""How long a body may take to arrive: a client that sends a byte now and then would hold its connection for ever."""
+MAX_DEPTH: Final = 100
+"""Levels of a body. What is stored is put into events and messages, and must still be readable inside them."""
+_MOST_PARAMETERS: Final = 50
+_NOBODY: Final = Anonymous()
+_CLOSE: Final = ((b"connection", b"close"),)
+"""On answers to a body that was not read to its end: the rest of it must not be taken for the next request."""
+
+_decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
+
+
+class Request:
+    """What was asked. Headers, query and body are looked at when a handler wants them, not before."""
+
+    __slots__ = ("_body", "_limit", "caller", "gateway", "params", "receive", "route", "scope")
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        route: Route,
+        scope: Scope,
+        receive: Receive,
+        *,
+        params: Mapping[str, str],
+        max_body: int = MAX_BODY,
+    ) -> None:
+        self.gateway = gateway
+        self.route = route
+        self.scope = scope
+        self.receive = receive
+        self.params = params
+        """The values of the parameters in the path, by name."""
+        self.caller: Caller = _NOBODY
+        self._limit = max_body
+        self._body: bytes | None = None
+
+    @property
+    def method(self) -> str:
+        return self.scope["method"]
+
+    @property
+    def path(self) -> str:
+        return self.scope["path"]
+
+    @property
+    def address(self) -> str:
+        """Where the connection comes from."""
+        client = self.scope.get("client")
+        return client[0] if client else ""
+
+    def header(self, name: str) -> str | None:
+        """The value of a header. One that is there twice means two things, so it is refused."""
+        wanted = name.lower().encode("latin-1")
+        found: bytes | None = None
+        for key, value in self.scope["headers"]:
+            if key == wanted:
+                if found is not None:
+                    raise Problem(400, f"the header {name} is there more than once; send it once")
+                found = value
+        return None if found is None else found.decode("latin-1").strip(" \t")
+
+    def query(self, kind: type[T]) -> T:
+        """The query as this struct."""
+        text: bytes = self.scope["query_string"]
+        values: dict[str, str] = {}
+        if text:
+            try:
+                pairs = parse_qsl(text.decode("ascii"), True, errors="strict", max_num_fields=_MOST_PARAMETERS)
+            except ValueError as error:
+                raise Problem(400, f"the query cannot be read: {error}") from None
+            for name, value in pairs:
+                if name in values:
+                    raise Problem(400, f'the query has "{name}" more than once; give it once', path=f"$.{name}")
+                if "\0" in value:
+                    raise Problem(400, f'"{name}" has a NUL character; leave it out', path=f"$.{name}")
+                values[name] = value
+        try:
+            return msgspec.convert(values, kind, strict=False)
+        except msgspec.ValidationError as error:
+            raise _explained(error, kind, "query") from None
+
+    async def body(self) -> bytes:
+        """The whole body. Raises `Problem` where it is too large, too slow, or ends in the middle."""
+        if self._body is None:
+            self._body = await self._read()
+        return self._body
+
+    async def json(self, kind: type[T]) -> T:
+        """The body as this struct. No body at all is an empty object."""
+        body = await self.body()
+        if not body:
+            body = b"{}"
+        else:
+            self._check_media_type()
+        decoder = _decoders.get(kind)
+        if decoder is None:
+            decoder = _decoders[kind] = msgspec.json.Decoder(kind)
+        try:
+            value = decoder.decode(body)
+        except msgspec.ValidationError as error:
+            raise _explained(error, kind, "body") from None
+        except RecursionError:
+            raise Problem(400, "the body is nested too deeply") from None
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            text = str(error)
+            raise Problem(400, f"the body is not JSON: {text[:1].lower()}{text[1:]}") from None
+        if body.count(b"[") + body.count(b"{") > MAX_DEPTH and _is_deep(value):
+            raise Problem(400, f"the body is nested too deeply; at most {MAX_DEPTH} levels are taken")
+        return value
+
+    async def disconnected(self) -> None:
+        """Waits until the client has gone away."""
+        if self._body is None:
+            await self.body()
+        while (await self.receive())["type"] != "http.disconnect":
+            pass
+
+    def _check_media_type(self) -> None:
+        value = self.header("content-type")
+        if value is None or value == "application/json":
+            return
+        essence, _, parameters = value.lower().partition(";")
+        essence = essence.strip()
+        if essence != "application/json" and not (essence.startswith("application/") and essence.endswith("+json")):
+            raise Problem(
+                415, f'the body is "{value}"; send JSON, with "content-type: application/json" (curl: --json \'{{…}}\')'
+            )
+        charset = parameters.partition("charset=")[2].strip(' "')
+        if charset not in ("", "utf-8", "utf8"):
+            raise Problem(415, f'JSON is UTF-8 here, not "{charset}"')
+
+    async def _read(self) -> bytes:
+        declared = self.header("content-length")
+        if declared is not None and declared.isdecimal() and int(declared[:20]) > self._limit:
+            raise _too_large(self._limit)
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                message = await self.receive()
+                if message["type"] == "http.request" and not message.get("more_body", False):  # The way of most.
+                    body: bytes = message.get("body", b"")
+                    if len(body) > self._limit:
+                        raise _too_large(self._limit)
+                    return body
+                pieces = bytearray()
+                while message["type"] == "http.request":
+                    pieces += message.get("body", b"")
+                    if len(pieces) > self._limit:
+                        raise _too_large(self._limit)
+                    if not message.get("more_body", False):
+                        return bytes(pieces)
+                    message = await self.receive()
+        except TimeoutError:
+            raise Problem(408, "the body did not arrive in time", headers=_CLOSE) from None
+        raise Problem(400, "the connection was closed before the body had arrived", headers=_CLOSE)
+
+
+def _too_large(limit: int) -> Problem:
+    return Problem(413, f"the body is too large; at most {limit} bytes are taken", headers=_CLOSE)
+
+
+def _is_deep(value: object) -> bool:
+    level: list[Any] = [value]
+    for _ in range(MAX_DEPTH):
+        level = [child for one in level for child in _children(one)]
+        if not level:
+            return False
+    return True
+
+
+def _children(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return cast("dict[Any, Any]", value).values()
+    if isinstance(value, list):
+        return cast("list[Any]", value)
+    if isinstance(value, msgspec.Struct):
+        return [getattr(value, name) for name in value.__struct_fields__]
+    return ()
+
+
+def _explained(error: msgspec.ValidationError, kind: Any, place: Any) -> Problem:
+    problem = invalid(error, place=place)
+    _, unknown, rest = str(error).partition("unknown field `")
+    if unknown and problem.more["path"] == "$":
+        known: tuple[str, ...] = getattr(kind, "__struct_encode_fields__", ())
+        name = rest.partition("`")[0]
+        near = did_you_mean(name, known) or (f"; known are {', '.join(known)}" if known else "")
+        return Problem(400, f'the {place} has "{name}", which means nothing here{near}', path=f"$.{name}")
+    return problem

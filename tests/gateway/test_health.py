@@ -1,0 +1,58 @@
+"""When a gateway says that it can take requests, and when not."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from toolspace.gateway.health import NO_DATABASE, STARTING, STOPPING, Readiness
+from toolspace.stores.sql import figures
+from toolspace.stores.sql.sqlite import SqliteDatabase
+
+pytestmark = pytest.mark.spec("12.4")
+
+
+async def test_it_is_ready_from_its_start_to_its_end(tmp_path: Path) -> None:
+    database = await SqliteDatabase.open(tmp_path / "toolspace.db")
+    readiness = Readiness(lambda: database.read(figures.count))
+
+    assert await readiness.reasons() == [STARTING]
+    readiness.started = True
+    assert await readiness.reasons() == []
+    readiness.stopping = True
+    assert await readiness.reasons() == [STOPPING]
+
+    await readiness.aclose()
+    await database.aclose()
+
+
+@pytest.mark.spec("15.3")
+async def test_without_its_database_it_is_not_ready(tmp_path: Path) -> None:
+    database = await SqliteDatabase.open(tmp_path / "toolspace.db")
+    readiness = Readiness(lambda: database.read(figures.count))
+    readiness.started = True
+    await database.aclose()
+
+    assert await readiness.reasons() == [NO_DATABASE]
+
+
+async def test_a_database_that_hangs_keeps_nobody_waiting_and_is_asked_once_by_many() -> None:
+    asked = 0
+
+    async def hang() -> None:
+        nonlocal asked
+        asked += 1
+        await asyncio.Event().wait()
+
+    readiness = Readiness(hang, seconds=0.05)
+    readiness.started = True
+    first = asyncio.create_task(readiness.reasons())
+    others = [asyncio.create_task(readiness.reasons()) for _ in range(50)]
+    await asyncio.sleep(0)
+    first.cancel()
+
+    assert await asyncio.gather(*others) == [[NO_DATABASE]] * 50
+    assert asked == 1
+    await readiness.aclose()
