@@ -3,6 +3,7 @@
 PYTHON ?= python3
 TESTARGS ?= -q -n auto
 BENCHARGS ?=
+RUNARGS ?=
 CONFORMANCEARGS ?=
 # `make lock LOCKARGS=--upgrade` takes the newest releases that fit; plain `make lock` changes what it must.
 LOCKARGS ?=
@@ -29,12 +30,8 @@ endef
 .DEFAULT_GOAL := help
 .PHONY: run test check bench conformance peers fmt lock clean help
 
-run: $(VENV)/.installed ## Set up, list the tools and call one
-	@echo "The tools at hand (toolspace list):"
-	@$(BIN)/toolspace list
-	@echo
-	@echo "One call (toolspace call current_time timezone=Europe/Berlin):"
-	@$(BIN)/toolspace call current_time timezone=Europe/Berlin
+run: $(VENV)/.installed ## Set up, and start the gateway with a few tools to try; RUNARGS="--port 9000"
+	@$(BIN)/toolspace --config examples/gateway/toolspace.yaml serve $(RUNARGS)
 
 test: peers ## Run the tests; TESTARGS="-x -k name" goes to pytest in place of "-q -n auto"
 	@$(BIN)/pytest $(TESTARGS)

@@ -99,6 +99,26 @@ async def test_only_the_same_configuration_is_asked(config: Path, state: Path, t
     assert [len(answer) for answer in answers] == [2, 2, 0, 0]
 
 
+async def test_a_gateway_tells_its_own_user_where_it_is_and_how_to_get_in(
+    config: Path, state: Path, tmp_path: Path
+) -> None:
+    environ = {**os.environ, "TOOLSPACE_STORAGE_DIR": str(state)}
+    door = control.GatewayDoor("http://127.0.0.1:8787", "sk_only_in_memory")
+    (tmp_path / "other.yaml").write_text("")
+
+    async with running(config, state):
+        assert await control.find_gateway(state, config) is None
+        async with Toolspace.open(config, environ=environ) as ts, control.listening(ts, door):
+            found = await control.find_gateway(state, config)
+            elsewhere = await control.find_gateway(state, tmp_path / "other.yaml")
+            files = [path for path in state.rglob("*") if path.is_file() and b"only_in_memory" in path.read_bytes()]
+
+    assert found == elsewhere == door
+    assert files == []
+    assert "only_in_memory" not in repr(found)
+    assert await control.find_gateway(state, config) is None
+
+
 async def test_a_socket_that_nobody_listens_on_is_removed_by_whoever_sees_it(config: Path, state: Path) -> None:
     async with running(config, state):
         name = sockets(state)[0].name

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from toolspace.abc import Policy as Policy
     from toolspace.abc import ResultCache as ResultCache
     from toolspace.abc import ToolProvider as ToolProvider
+    from toolspace.client.client import ToolspaceClient as ToolspaceClient
+    from toolspace.client.worker import ToolWorker as ToolWorker
     from toolspace.core.context import ToolContext as ToolContext
     from toolspace.core.events import EventType as EventType
     from toolspace.core.function import FunctionTool as FunctionTool
@@ -65,6 +67,8 @@ if TYPE_CHECKING:
 
 _PLACES = {
     "toolspace.abc": ("Allow", "Deny", "OutputStore", "Policy", "ResultCache", "ToolProvider"),
+    "toolspace.client.client": ("ToolspaceClient",),
+    "toolspace.client.worker": ("ToolWorker",),
     "toolspace.core.context": ("ToolContext",),
     "toolspace.core.events": ("EventType",),
     "toolspace.core.function": ("FunctionTool", "tool"),

@@ -1,8 +1,8 @@
-"""How one command asks a running toolspace of the same configuration: its servers' state, or to restart one.
+"""How one command asks a running toolspace of the same configuration: its servers' state, to restart one, its gateway.
 
 A long-running process listens on a socket file in the state folder, which only its own user can reach; one line of JSON
-asks, one line answers. It can do nothing else: it calls no tools and shows no secrets. Without Unix sockets, nobody
-listens and nobody is found.
+asks, one line answers. It calls no tools. The one secret that it tells is a gateway's key that is good for as long as
+that process lives, to the user whose process it is. Without Unix sockets, nobody listens and nobody is found.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _log = logging.getLogger("toolspace.control")
 _FOLDER = "run"
 _REQUEST_BYTES, _ANSWER_BYTES = 64 * 1024, 16 * 1024 * 1024
 _REQUEST_SECONDS = 5.0
-_ANSWER_SECONDS = {"status": 5.0, "restart": 120.0}
+_ANSWER_SECONDS = {"status": 5.0, "restart": 120.0, "gateway": 5.0}
 """A server may have to be downloaded before it starts."""
 _MOST_PEERS = 64
 _numbers = itertools.count()
@@ -42,8 +42,18 @@ class ServerReport(ServerStatus, frozen=True, kw_only=True, rename="camel"):
     tokens: int = 0
 
 
+class GatewayDoor(msgspec.Struct, frozen=True):
+    """Where a gateway answers on this machine, and a secret key that only its process's memory has."""
+
+    url: str
+    key: str
+
+    def __repr__(self) -> str:
+        return f"GatewayDoor(url={self.url!r}, key='…')"
+
+
 class Request(msgspec.Struct, frozen=True, omit_defaults=True):
-    do: Literal["status", "restart"]
+    do: Literal["status", "restart", "gateway"]
     name: str = ""
     """The server to restart."""
 
@@ -54,6 +64,7 @@ class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
     pid: int
     servers: tuple[ServerReport, ...] = ()
     error: str = ""
+    gateway: GatewayDoor | None = None
 
 
 def report(ts: Toolspace) -> tuple[ServerReport, ...]:
@@ -70,13 +81,16 @@ def report(ts: Toolspace) -> tuple[ServerReport, ...]:
 
 
 @asynccontextmanager
-async def listening(ts: Toolspace) -> AsyncGenerator[None]:
-    """Answers other commands while the block runs. That it cannot is no reason for the program to fail."""
+async def listening(ts: Toolspace, gateway: GatewayDoor | None = None) -> AsyncGenerator[None]:
+    """Answers other commands while the block runs. That it cannot is no reason for the program to fail.
+
+    `gateway`: the door of the gateway that this process is, if it is one.
+    """
     async with AsyncExitStack() as stack:
         try:
             door = stack.enter_context(_bound(ts.state_dir, ts.config_path))
             if door is not None:
-                await stack.enter_async_context(_serving(ts, door))
+                await stack.enter_async_context(_serving(ts, gateway, door))
         except (_Unavailable, OSError) as error:
             _log.info("other commands cannot ask this process: %s", error.__cause__ or error)
         yield
@@ -84,12 +98,29 @@ async def listening(ts: Toolspace) -> AsyncGenerator[None]:
 
 async def ask(state_dir: Path, config_path: Path | None, request: Request) -> list[Answer]:
     """What every running toolspace of this configuration answers; nothing where none runs."""
+    return await _ask_all(state_dir, _prefix(config_path), request)
+
+
+async def find_gateway(state_dir: Path, config_path: Path | None) -> GatewayDoor | None:
+    """The running gateway of this configuration, else another one that keeps its state in the same folder."""
+    request = Request("gateway")
+    for prefix in (_prefix(config_path), ""):
+        for answer in await _ask_all(state_dir, prefix, request):
+            if answer.gateway is not None:
+                return answer.gateway
+    return None
+
+
+async def _ask_all(state_dir: Path, prefix: str, request: Request) -> list[Answer]:
     if not hasattr(socket, "AF_UNIX"):
         return []
-    prefix = _prefix(config_path)
     try:
         with _folder(state_dir, create=False) as folder:
-            names = sorted(name for name in os.listdir(folder) if name.startswith(prefix) and name.endswith(".sock"))
+            names = sorted(
+                name
+                for name in os.listdir(folder)
+                if name.startswith(prefix) and name.endswith(".sock") and not name.startswith(".")
+            )
             answers = await asyncio.gather(*(_ask(folder, state_dir, name, request) for name in names[-_MOST_PEERS:]))
     except _Unavailable:
         return []
@@ -175,7 +206,7 @@ def _bound(state_dir: Path, config_path: Path | None) -> Generator[_Door | None]
 
 
 @asynccontextmanager
-async def _serving(ts: Toolspace, door: _Door) -> AsyncGenerator[None]:
+async def _serving(ts: Toolspace, gateway: GatewayDoor | None, door: _Door) -> AsyncGenerator[None]:
     from toolspace.providers.mcp.guardian import guardian  # Here: short commands never listen.
 
     tasks: set[asyncio.Task[None]] = set()
@@ -185,7 +216,7 @@ async def _serving(ts: Toolspace, door: _Door) -> AsyncGenerator[None]:
         assert task is not None
         tasks.add(task)
         try:
-            await _serve(ts, reader, writer)
+            await _serve(ts, gateway, reader, writer)
         finally:
             tasks.discard(task)
 
@@ -204,12 +235,14 @@ async def _serving(ts: Toolspace, door: _Door) -> AsyncGenerator[None]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _serve(ts: Toolspace, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _serve(
+    ts: Toolspace, gateway: GatewayDoor | None, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> None:
     """One request and its answer. Whatever the other side does, it ends."""
     try:
         if not _is_own_user(writer):
             return
-        answer = await _answer(ts, reader)
+        answer = await _answer(ts, gateway, reader)
         writer.write(msgspec.json.encode(answer) + b"\n")
         async with asyncio.timeout(_REQUEST_SECONDS):
             await writer.drain()
@@ -219,7 +252,7 @@ async def _serve(ts: Toolspace, reader: asyncio.StreamReader, writer: asyncio.St
         writer.close()
 
 
-async def _answer(ts: Toolspace, reader: asyncio.StreamReader) -> Answer:
+async def _answer(ts: Toolspace, gateway: GatewayDoor | None, reader: asyncio.StreamReader) -> Answer:
     pid = os.getpid()
     try:
         async with asyncio.timeout(_REQUEST_SECONDS):
@@ -228,6 +261,8 @@ async def _answer(ts: Toolspace, reader: asyncio.StreamReader) -> Answer:
     except (ValueError, msgspec.MsgspecError):
         return Answer(pid, error="that is no request")
     try:
+        if request.do == "gateway":
+            return Answer(pid, gateway=gateway)
         if request.do == "restart":
             await ts.restart_server(request.name)
         return Answer(pid, report(ts))

@@ -156,3 +156,72 @@ def test_a_file_that_init_wrote_from_an_editors_servers_is_healthy(toolspace: To
     assert done.returncode == 0, done.stdout
     assert "✓ servers: small: 2 tools, stdio" in done.stdout
     assert "✓ servers: later: disabled" in done.stdout
+
+
+def database(done: Run) -> dict[str, Any]:
+    (check,) = [check for check in json.loads(done.stdout)["checks"] if check["what"] == "database"]
+    return check
+
+
+@pytest.mark.spec("15.2")
+def test_a_database_is_named_with_its_version_and_never_touched(toolspace: Toolspace, project: Path) -> None:
+    from toolspace.stores.sql.schema import MIGRATIONS
+    from toolspace.stores.sql.sqlite import SqliteDatabase
+
+    file = project / "data" / "gateway.db"
+    before = database(toolspace("doctor", "--json", TOOLSPACE_STORAGE_URL=str(file)))
+    untouched = not file.exists()
+
+    async def make() -> None:
+        await (await SqliteDatabase.open(file)).aclose()
+
+    asyncio.run(make())
+    after = database(toolspace("doctor", "--json", TOOLSPACE_STORAGE_URL=str(file)))
+
+    assert before == {
+        "state": "ok",
+        "what": "database",
+        "found": f"{file}: made when the gateway first starts (toolspace serve)",
+    }
+    assert untouched
+    assert after["state"] == "ok"
+    assert after["found"].startswith(f"{file}, SQLite 3.")
+    assert after["found"].endswith(f", version {len(MIGRATIONS)}")
+
+
+def test_a_database_of_another_program_or_a_newer_version_is_a_problem(toolspace: Toolspace, project: Path) -> None:
+    import sqlite3
+
+    with sqlite3.connect(project / "other.db") as connection:
+        connection.execute("CREATE TABLE songs (name TEXT)")
+    with sqlite3.connect(project / "newer.db") as connection:
+        connection.execute("CREATE TABLE migrations (version BIGINT, applied_at BIGINT)")
+        connection.execute("INSERT INTO migrations VALUES (900, 0)")
+    (project / "broken.db").write_bytes(b"this is no database at all" * 100)
+
+    checks = {
+        name: database(toolspace("doctor", "--json", TOOLSPACE_STORAGE_URL=str(project / f"{name}.db")))
+        for name in ("other", "newer", "broken")
+    }
+
+    assert {check["state"] for check in checks.values()} == {"problem"}
+    assert all(check["fix"] for check in checks.values())
+    assert "another program" in checks["other"]["found"]
+    assert "at version 900" in checks["newer"]["found"]
+    assert "cannot be read" in checks["broken"]["found"]
+
+
+@pytest.mark.spec("15.1")
+def test_a_postgresql_is_named_with_its_version_or_why_it_cannot_be_reached(
+    toolspace: Toolspace, postgres_url: str
+) -> None:
+    there = database(toolspace("doctor", "--json", TOOLSPACE_STORAGE_URL=postgres_url))
+    away = toolspace("doctor", "--json", TOOLSPACE_STORAGE_URL="postgresql://me:hunter22@127.0.0.1:1/none")
+
+    assert there["state"] == "ok", there
+    assert "PostgreSQL " in there["found"]
+    assert "the gateway makes its tables" in there["found"]
+    assert database(away)["state"] == "problem"
+    assert "127.0.0.1:1/none cannot be reached" in database(away)["found"]
+    assert database(away)["fix"] == "start it, or mend TOOLSPACE_STORAGE_URL (environment)"
+    assert "hunter22" not in away.stdout + away.stderr

@@ -48,6 +48,9 @@ async def all_checks(options: Options) -> AsyncIterator[Check]:
     for check in (*_functions(config), *_storage(config.state_dir)):
         yield check
     yield await _cache(config)
+    from toolspace.cli.storagecheck import database_check  # With SQLite, which other checks do not need.
+
+    yield await database_check(config)
     async for check in _toolspace(options, config):
         yield check
 

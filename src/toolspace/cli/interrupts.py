@@ -14,7 +14,7 @@ from typing import Any
 
 _SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 _GRACE_SECONDS = 5.0
-"""How long cleaning up may take. A tool that blocks the loop must not keep the process."""
+"""Without another word: a tool that blocks the loop must not keep the process."""
 
 
 class Interrupts:
@@ -24,6 +24,10 @@ class Interrupts:
         self.signal: int | None = None
         self.stop: Callable[[], bool] | None = None
         """How to stop what runs, so that it still ends by itself. Says whether there was anything to stop."""
+        self.grace = _GRACE_SECONDS
+        """How long cleaning up may take."""
+        self.ends_well = False
+        """Whether a signal is the way in which the work is meant to end: its own exit code counts then."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[Any] | None = None
 
@@ -47,7 +51,7 @@ class Interrupts:
         self.signal = number
         if number == signal.SIGINT and os.isatty(2):
             os.write(2, b"\n")  # After the ^C that the terminal shows. Not through the stream: it may be in use.
-        guard = threading.Timer(_GRACE_SECONDS, os._exit, (128 + number,))
+        guard = threading.Timer(self.grace, os._exit, (128 + number,))
         guard.daemon = True
         guard.start()
         if self._loop is not None:
@@ -80,7 +84,7 @@ def run(
         if interrupts.exit_code is not None:
             # At once: the end of the loop and of the interpreter would wait for threads that nobody can stop.
             sys.stderr.flush()
-            os._exit(interrupts.exit_code)
+            os._exit(code if interrupts.ends_well else interrupts.exit_code)
         return code
 
     with asyncio.Runner(loop_factory=loop_factory) as runner:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import os
-from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from ipaddress import ip_address
 from typing import NamedTuple
 
 import click
@@ -15,6 +12,7 @@ from click.core import ParameterSource
 
 from toolspace.cli.interrupts import Interrupts, run
 from toolspace.cli.options import Command, Options
+from toolspace.cli.serving import fast_loop, is_loopback, stopped
 from toolspace.cli.session import opened
 from toolspace.control import listening
 from toolspace.orchestrator.warmup import Patience
@@ -54,7 +52,7 @@ def command(
         return run(lambda _: _serve_stdio(options))
     address = _Address(port, host, path, hosts, origins, token)
     address.check()
-    return run(lambda interrupts: _serve_http(options, address, interrupts), loop_factory=_loop_factory())
+    return run(lambda interrupts: _serve_http(options, address, interrupts), loop_factory=fast_loop())
 
 
 def _check_no_address() -> None:
@@ -81,20 +79,11 @@ class _Address(NamedTuple):
             raise click.UsageError(f"--path {self.path}: it has to begin with /")
         if self.token is not None and not self.token.strip():
             raise click.UsageError("--token: it is empty; give a longer one, or none")
-        if not _is_loopback(self.host) and self.token is None:
+        if not is_loopback(self.host) and self.token is None:
             raise click.UsageError(
                 f"--host {self.host}: anyone who reaches it could call the tools; "
                 f"set {TOKEN_VARIABLE} (or --token), so that clients have to know it"
             )
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """The faster loop, where there is one: not on Windows."""
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    return uvloop.new_event_loop
 
 
 async def _serve_stdio(options: Options) -> int:
@@ -142,7 +131,7 @@ async def _serve_http(options: Options, address: _Address, interrupts: Interrupt
         gc.freeze()  # What is there now stays: looking through it again and again costs the slowest calls most.
         options.output.line(url)
         options.output.note("Serving MCP there; Ctrl-C ends it.")
-        await _stopped(interrupts)
+        await stopped(interrupts)
     return 0
 
 
@@ -150,28 +139,8 @@ def _opened(options: Options, *, show_warnings: bool = True) -> AbstractAsyncCon
     return opened(options, show_warnings=show_warnings, patience=_PATIENCE, callbacks=ASK_THE_CALLER)
 
 
-async def _stopped(interrupts: Interrupts) -> None:
-    """Waits for a signal."""
-    stopped = asyncio.Event()
-
-    def stop() -> bool:
-        stopped.set()
-        return True
-
-    interrupts.stop = stop
-    await stopped.wait()
-    interrupts.stop = None
-
-
 def _own_name(host: str) -> tuple[str, ...]:
     """The address as a name to answer to. Not that of all addresses: pages can reach it, and no client needs it."""
     if host in ("0.0.0.0", "::"):
         return ()
     return (f"[{host}]" if ":" in host else host,)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host.lower() == "localhost"

@@ -1,0 +1,30 @@
+"""A program that talks to a gateway: a space, a message, a tool call, and what others see of it."""
+
+import asyncio
+import os
+
+from toolspace import ToolspaceClient
+
+
+async def main() -> None:
+    async with ToolspaceClient(os.environ["TOOLSPACE_URL"], secret_key=os.environ["TOOLSPACE_SECRET_KEY"]) as client:
+        ada = await client.entities.create("human", "Ada")
+        robot = await client.entities.create("agent", "Robot")
+        space = await client.spaces.create("Workshop", members=[ada.id, robot.id])
+        await client.spaces.say(space.id, "What time is it?", entity_id=ada.id)
+
+        (asked,) = await client.agents.inbox(robot.id)
+        print("the robot is asked:", asked.data["content"])
+
+        run = await client.runs.open(robot.id, space_id=space.id)
+        result = await client.runs.call(run.id, "current_time", {"timezone": "UTC"})
+        await client.runs.call(run.id, "send_message", {"text": f"It is {result.unwrap()}."})
+        await client.runs.close(run.id)
+
+        async for event in client.spaces.subscribe(space.id, from_start=True):
+            print(event.id, event.type)
+            if event.type == "run.done":
+                break
+
+
+asyncio.run(main())

@@ -1,0 +1,67 @@
+"""What a gateway prints when it is up: where it is, its keys on the first start, and a command to paste."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING, Any
+
+from toolspace import __version__
+from toolspace.cli.options import Options
+from toolspace.cli.output import Output
+from toolspace.core.jsontext import encode
+from toolspace.stores.sql.places import database_place
+
+if TYPE_CHECKING:
+    from toolspace.gateway.gateway import Gateway
+    from toolspace.gateway.keys import FirstKeys
+
+KEY_VARIABLE = "TOOLSPACE_SECRET_KEY"
+_EXAMPLE = ("current_time", {"timezone": "Europe/Berlin"})
+
+
+def greet(options: Options, gateway: Gateway, url: str) -> None:
+    """Tells it all. Keys go to standard output even where people asked for quiet: they are never shown again."""
+    url = (gateway.config.server.public_url or url).rstrip("/")
+    data = database_place(gateway.config.storage.url, gateway.config.state_dir)
+    keys = gateway.first_keys
+    if options.json:
+        options.output.document(_document(url, data, keys))
+        return
+    output = options.output
+    output.line(url)
+    output.note("")
+    output.note(f"Toolspace gateway {__version__} with {len(gateway.toolspace.list_tools())} tools; Ctrl-C ends it.")
+    output.note(f"  data   {data}")
+    output.note(f"  MCP    {url}/mcp")
+    output.note(f"  API    {url}/openapi.json; docs/gateway.md has a first walk through it")
+    output.note("")
+    if keys is not None:
+        _show_keys(output, keys)
+        output.note("")
+    else:
+        output.note("The keys were shown on the first start. For another one: toolspace keys new")
+        output.note("")
+    output.note("Try it:")
+    output.note(f"  {example(url, keys.secret if keys is not None else None)}")
+
+
+def example(url: str, key: str | None) -> str:
+    """A command that calls a tool."""
+    name, args = _EXAMPLE
+    # Quoted so that a shell fills the variable in where the key is not known here.
+    header = f"'x-secret-key: {key}'" if key is not None else f'"x-secret-key: ${KEY_VARIABLE}"'
+    body = shlex.quote(encode({"args": args}))
+    return f"curl -s {url}/api/tools/{name}/call -H {header} -H 'content-type: application/json' -d {body}"
+
+
+def _show_keys(output: Output, keys: FirstKeys) -> None:
+    output.note("Keys, shown this once (toolspace keys new makes more):")
+    for label, value in (("secret", keys.secret), ("public", keys.public), ("JWT", keys.jwt_secret)):
+        if value is not None:
+            output.line(f"  {label:<6} {value}")
+
+
+def _document(url: str, data: str, keys: FirstKeys | None) -> dict[str, Any]:
+    made = {} if keys is None else {"secretKey": keys.secret, "publicKey": keys.public, "jwtSecret": keys.jwt_secret}
+    shown = {name: value for name, value in made.items() if value is not None}
+    return {"url": url, "mcp": f"{url}/mcp", "data": data, **({"keys": shown} if shown else {})}

@@ -1,0 +1,93 @@
+"""`ToolspaceClient`: the door to a gateway."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from toolspace.client.calling import Calls, Runs, Tools
+from toolspace.client.events import Subscription
+from toolspace.client.resources import Agents, Entities, Keys, Servers, Spaces
+from toolspace.client.transport import Credentials, Token, Transport
+
+
+class ToolspaceClient:
+    """A gateway's API.
+
+    async with ToolspaceClient("http://127.0.0.1:8787", secret_key="sk_…") as client:
+        space = await client.spaces.create("Support")
+        async for event in client.spaces.subscribe(space.id):
+            ...
+
+    With a `secret_key` (or a tool key) it may do what the key may; with a `public_key` and a `token` what the entity
+    may that the token names. A token may be a function, which is asked for a new one when the old one has ended.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        secret_key: str | None = None,
+        public_key: str | None = None,
+        token: Token | None = None,
+        timeout: float = 60.0,
+        attempts: int = 5,
+    ) -> None:
+        credentials = Credentials(secret_key=secret_key, public_key=public_key, token=token)
+        self._transport = Transport(url, credentials, timeout=timeout, attempts=attempts)
+        self.entities = Entities(self._transport)
+        self.spaces = Spaces(self._transport)
+        self.agents = Agents(self._transport)
+        self.runs = Runs(self._transport)
+        self.tools = Tools(self._transport)
+        self.calls = Calls(self._transport)
+        self.servers = Servers(self._transport)
+        self.keys = Keys(self._transport)
+
+    @property
+    def url(self) -> str:
+        return self._transport.url
+
+    async def me(self) -> dict[str, Any]:
+        """Who these credentials are."""
+        return await self._transport.request("GET", "/api/me")
+
+    def subscribe(self) -> Subscription:
+        """What happens in all spaces and runs from now on; for secret keys. What happens while the line is broken is
+        not among it: each stream of its own has that."""
+        return self.stream("/api/events")
+
+    def stream(
+        self,
+        path: str,
+        *,
+        query: Mapping[str, Any] | None = None,
+        last_event_id: str | int | None = None,
+        patient: bool = True,
+    ) -> Subscription:
+        """Any stream. One that is not `patient` raises `Unreachable` where it cannot come back at once."""
+        return Subscription(self._transport, path, query=query, last_event_id=last_event_id, patient=patient)
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: dict[str, Any] | None = None,
+        body: object = None,
+        key: str | None = None,
+    ) -> Any:
+        """Any other request: what the API has and this client has no method for."""
+        return await self._transport.request(method, path, query=query, body=body, key=key)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        await self._transport.aclose()

@@ -1,0 +1,235 @@
+"""Reads a stream of server-sent events for as long as someone wants it: comes back where it was when a line breaks."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Final, Self
+
+import aiohttp
+import msgspec
+
+from toolspace.client.errors import (
+    ApiError,
+    ServerFault,
+    TooManyRequests,
+    Unauthorized,
+    UnexpectedAnswer,
+    Unreachable,
+)
+from toolspace.client.transport import Transport, pauses, wanted_pause
+from toolspace.core import jsontext
+
+_log = logging.getLogger("toolspace.client")
+
+RESET: Final = "stream.reset"
+"""The place that was asked for is not kept any more: what follows begins with the oldest that is."""
+_PLACE: Final = ""
+"""The type of a frame that says nothing but how far the reader has come: what it may not see moves it too."""
+_MOST_LINE: Final = 64 * 1024 * 1024
+_FIRST_PAUSE: Final = 0.1
+_MOST_PAUSE: Final = 5.0
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """One event of a stream."""
+
+    id: str | None = None
+    """Its place: what to give as `last_event_id` to go on behind it."""
+    type: str
+    data: Any = None
+
+
+class Frames:
+    """Cuts bytes into events, as they come."""
+
+    def __init__(self) -> None:
+        self.retry: float | None = None
+        """How long the server wants us to wait before we come back, in seconds."""
+        self._rest = bytearray()
+        self._type = ""
+        self._id: str | None = None
+        self._data: list[str] = []
+
+    def feed(self, chunk: bytes) -> list[Event]:
+        rest = self._rest
+        rest += chunk
+        if b"\n" not in chunk:
+            if len(rest) > _MOST_LINE:
+                raise UnexpectedAnswer(f"a line of the event stream has more than {_MOST_LINE} bytes")
+            return []
+        *lines, tail = rest.split(b"\n")
+        self._rest = bytearray(tail)
+        events: list[Event] = []
+        for line in lines:
+            text = line.decode("utf-8", "replace").removesuffix("\r")
+            if text:
+                self._take(text)
+            elif (event := self._finish()) is not None:
+                events.append(event)
+        return events
+
+    def _take(self, line: str) -> None:
+        name, _, value = line.partition(":")
+        value = value.removeprefix(" ")
+        if name == "data":
+            self._data.append(value)
+        elif name == "event":
+            self._type = value
+        elif name == "id" and "\0" not in value:
+            self._id = value
+        elif name == "retry" and value.isdecimal() and len(value) < 9:
+            self.retry = int(value) / 1000
+
+    def _finish(self) -> Event | None:
+        kind, number, lines = self._type or "message", self._id, self._data
+        self._type, self._id, self._data = "", None, []
+        if not lines:
+            return Event(id=number, type=_PLACE) if number is not None else None
+        text = "\n".join(lines)
+        try:
+            data = jsontext.decode(text)
+        except ValueError:
+            data = text  # Not ours; whoever reads it may know.
+        return Event(id=number, type=kind, data=data)
+
+
+class Subscription:
+    """An iterator over the events of a stream that reconnects by itself: none is missed, none comes twice.
+
+    It ends when it is closed, and raises where the gateway refuses for good (401, 403, 404). Nothing is read ahead: who
+    does not iterate for long is disconnected by the gateway, and goes on where it was.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        path: str,
+        *,
+        query: Mapping[str, Any] | None = None,
+        last_event_id: str | int | None = None,
+        most_pause: float = _MOST_PAUSE,
+        patient: bool = True,
+    ) -> None:
+        self.last_event_id = None if last_event_id is None else str(last_event_id)
+        """The id of the last event that was handed out: a new subscription can go on from it."""
+        self.connected = asyncio.Event()
+        """Set while the line stands."""
+        self._transport = transport
+        self._path = path
+        self._query = dict(query or {})
+        self._most_pause = most_pause
+        self._patient = patient
+        """Whether to try for ever while the gateway cannot be reached."""
+        self._response: aiohttp.ClientResponse | None = None
+        self._frames = Frames()
+        self._ready: list[Event] = []
+        self._waits = pauses(first=_FIRST_PAUSE, most=most_pause)
+        self._told = False
+        self._closed = False
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Event:
+        while not self._closed:
+            if self._ready:
+                event = self._ready.pop()
+                if event.id is not None:
+                    self.last_event_id = event.id
+                if event.type != _PLACE:
+                    return event
+            elif self._response is None:
+                await self._connect()
+            else:
+                await self._read(self._response)
+        raise StopAsyncIteration
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        # Left in the middle of a loop: the connection must not stay open for as long as the client does.
+        if self._response is not None:
+            self._response.close()
+
+    def close(self) -> None:
+        """Ends it; one that waits for an event is ended too."""
+        self._closed = True
+        self._drop()
+        self._ready.clear()
+
+    async def _connect(self) -> None:
+        renewed = False
+        while not self._closed:
+            try:
+                self._response = await self._transport.open_stream(
+                    self._path, query=self._query, last_event_id=self.last_event_id, renew=renewed
+                )
+            except Unauthorized:
+                if renewed or not self._transport.can_renew:
+                    raise
+                renewed = True
+                continue
+            except (TooManyRequests, ServerFault) as error:
+                await self._pause(error)
+                continue
+            except Unreachable as error:
+                if not self._patient:
+                    raise
+                await self._pause(error)
+                continue
+            if self._closed:
+                self._drop()
+                return
+            self._frames = Frames()
+            self.connected.set()
+            if self._told:
+                _log.info("%s%s: connected again", self._transport.url, self._path)
+            return
+
+    async def _read(self, response: aiohttp.ClientResponse) -> None:
+        try:
+            chunk = await response.content.readany()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            await self._lost(str(error) or "nothing was heard for too long")
+            return
+        if not chunk:
+            await self._lost("the gateway ended it")
+            return
+        events = self._frames.feed(chunk)
+        if events:
+            self._ready = events[::-1]  # Taken from the end.
+            if any(event.type != _PLACE for event in events):  # It came further: the next break is a first one.
+                self._waits = pauses(first=_FIRST_PAUSE, most=self._most_pause)
+                self._told = False
+
+    async def _lost(self, why: str) -> None:
+        self._drop()
+        if self._closed:
+            return
+        _log.debug("%s%s: lost (%s); coming back behind %s", self._transport.url, self._path, why, self.last_event_id)
+        # Many may have been cut off at once, by a gateway that starts anew: they come back over the time that it names.
+        spread = random.uniform(0.0, min(self._frames.retry or 0.0, self._most_pause))
+        await asyncio.sleep(max(next(self._waits), spread))
+
+    async def _pause(self, error: ApiError | Unreachable) -> None:
+        if not self._told:
+            self._told = True
+            _log.warning("%s; trying again", error)
+        own = next(self._waits)
+        await asyncio.sleep(wanted_pause(error, own) if isinstance(error, ApiError) else own)
+
+    def _drop(self) -> None:
+        self.connected.clear()
+        response, self._response = self._response, None
+        if response is not None:
+            response.close()

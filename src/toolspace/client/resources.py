@@ -1,0 +1,318 @@
+"""The gateway's entities, spaces, agents, servers and keys as methods. One call is one request."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from typing import Any, Literal, TypeVar
+
+from toolspace.client.events import Subscription
+from toolspace.client.shapes import Claim, Key, Page, read
+from toolspace.client.transport import Transport, segment
+from toolspace.core.ids import new_id
+from toolspace.core.records import (
+    Entity,
+    EntityType,
+    InboxEvent,
+    InboxStatus,
+    InboxType,
+    Member,
+    Message,
+    RunRecord,
+    Space,
+)
+
+T = TypeVar("T")
+StreamFormat = Literal["native", "ui-message-stream", "ag-ui"]
+
+
+class Resource:
+    """What the parts of the API have in common."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    async def _get(self, kind: type[T], path: str, **query: Any) -> T:
+        return read(kind, await self._transport.request("GET", path, query=query))
+
+    async def _create(self, kind: type[T], path: str, body: object) -> T:
+        """Makes something, once: should the answer be lost, asking again under the same key finds what was made."""
+        return read(kind, await self._transport.request("POST", path, body=body, key=new_id("idk")))
+
+    async def _do(self, kind: type[T], path: str, body: object = None) -> T:
+        """Moves something to where it may be already: that may be said twice."""
+        return read(kind, await self._transport.request("POST", path, body=body, again=True))
+
+    async def _change(self, kind: type[T], path: str, body: object) -> T:
+        return read(kind, await self._transport.request("PATCH", path, body=body))
+
+    async def _delete(self, path: str) -> None:
+        await self._transport.request("DELETE", path)
+
+
+def given(**members: Any) -> dict[str, Any]:
+    """A body of what was given."""
+    return {name: value for name, value in members.items() if value is not None}
+
+
+async def each(list_page: Callable[[str | None], Coroutine[Any, Any, Page[T]]]) -> AsyncIterator[T]:
+    """Every item of a list, page after page."""
+    cursor: str | None = None
+    while True:
+        page = await list_page(cursor)
+        for item in page.items:
+            yield item
+        if page.next is None:
+            return
+        cursor = page.next
+
+
+class Entities(Resource):
+    """People, agents and services."""
+
+    async def create(
+        self, type: EntityType, name: str, *, id: str | None = None, metadata: Mapping[str, Any] | None = None
+    ) -> Entity:
+        return await self._create(Entity, "/api/entities", given(type=type, name=name, id=id, metadata=metadata))
+
+    async def list(
+        self, *, type: EntityType | None = None, limit: int | None = None, cursor: str | None = None
+    ) -> Page[Entity]:
+        return await self._get(Page[Entity], "/api/entities", type=type, limit=limit, cursor=cursor)
+
+    def all(self, *, type: EntityType | None = None) -> AsyncIterator[Entity]:
+        return each(lambda cursor: self.list(type=type, cursor=cursor))
+
+    async def get(self, entity_id: str) -> Entity:
+        return await self._get(Entity, f"/api/entities/{segment(entity_id)}")
+
+    async def update(
+        self, entity_id: str, *, name: str | None = None, metadata: Mapping[str, Any] | None = None
+    ) -> Entity:
+        return await self._change(Entity, f"/api/entities/{segment(entity_id)}", given(name=name, metadata=metadata))
+
+    async def delete(self, entity_id: str) -> None:
+        await self._delete(f"/api/entities/{segment(entity_id)}")
+
+    async def token(self, entity_id: str, *, expires_in: int | None = None) -> str:
+        """A token with which the entity can come by itself, beside the public key. `expires_in`: seconds."""
+        path = f"/api/entities/{segment(entity_id)}/token"
+        return (await self._do(dict[str, Any], path, given(expiresIn=expires_in)))["token"]
+
+
+class Spaces(Resource):
+    """Spaces, who is in them, what is said there, and what happens there."""
+
+    async def create(
+        self,
+        name: str,
+        *,
+        members: Sequence[str] = (),
+        id: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> Space:
+        body = given(name=name, members=list(members), id=id, metadata=metadata)
+        return await self._create(Space, "/api/spaces", body)
+
+    async def list(self, *, limit: int | None = None, cursor: str | None = None) -> Page[Space]:
+        return await self._get(Page[Space], "/api/spaces", limit=limit, cursor=cursor)
+
+    def all(self) -> AsyncIterator[Space]:
+        return each(lambda cursor: self.list(cursor=cursor))
+
+    async def get(self, space_id: str) -> Space:
+        return await self._get(Space, _space(space_id))
+
+    async def update(
+        self, space_id: str, *, name: str | None = None, metadata: Mapping[str, Any] | None = None
+    ) -> Space:
+        return await self._change(Space, _space(space_id), given(name=name, metadata=metadata))
+
+    async def delete(self, space_id: str) -> None:
+        await self._delete(_space(space_id))
+
+    async def members(self, space_id: str) -> Sequence[Member]:
+        return (await self._get(Page[Member], f"{_space(space_id)}/members")).items
+
+    async def add_member(self, space_id: str, entity_id: str) -> Member:
+        path = f"{_space(space_id)}/members/{segment(entity_id)}"
+        return read(Member, await self._transport.request("PUT", path))
+
+    async def remove_member(self, space_id: str, entity_id: str) -> None:
+        await self._delete(f"{_space(space_id)}/members/{segment(entity_id)}")
+
+    async def messages(
+        self,
+        space_id: str,
+        *,
+        after: int | None = None,
+        before: int | None = None,
+        limit: int | None = None,
+        cursor: str | None = None,
+    ) -> Page[Message]:
+        """Oldest first: the newest ones, or those around a `seq`; `next` leads on in the same direction."""
+        path = f"{_space(space_id)}/messages"
+        return await self._get(Page[Message], path, after=after, before=before, limit=limit, cursor=cursor)
+
+    async def message(self, space_id: str, message_id: str) -> Message:
+        return await self._get(Message, f"{_space(space_id)}/messages/{segment(message_id)}")
+
+    async def say(
+        self,
+        space_id: str,
+        content: str,
+        *,
+        entity_id: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        reply_to: str | None = None,
+        id: str | None = None,
+    ) -> Message:
+        """Says something: as `entity_id` with a secret key, as oneself with a token."""
+        body = given(content=content, entityId=entity_id, metadata=metadata, replyTo=reply_to, id=id)
+        return await self._create(Message, f"{_space(space_id)}/messages", body)
+
+    def subscribe(
+        self,
+        space_id: str,
+        *,
+        last_event_id: str | int | None = None,
+        format: StreamFormat = "native",
+        from_start: bool = False,
+    ) -> Subscription:
+        """What happens in a space, from now on, behind an event, or from the first that is kept:
+
+        async for event in client.spaces.subscribe(space_id):
+            ...
+        """
+        query = stream_query(format, from_start)
+        return Subscription(self._transport, f"{_space(space_id)}/stream", query=query, last_event_id=last_event_id)
+
+
+class Agents(Resource):
+    """Agents, and what waits for them."""
+
+    async def list(self, *, limit: int | None = None, cursor: str | None = None) -> Page[Entity]:
+        return await self._get(Page[Entity], "/api/agents", limit=limit, cursor=cursor)
+
+    def all(self) -> AsyncIterator[Entity]:
+        return each(lambda cursor: self.list(cursor=cursor))
+
+    async def get(self, agent_id: str) -> Entity:
+        return await self._get(Entity, _agent(agent_id))
+
+    async def inbox(
+        self,
+        agent_id: str,
+        *,
+        status: InboxStatus | None = None,
+        limit: int | None = None,
+        wait: float | None = None,
+    ) -> Sequence[InboxEvent]:
+        """What is in the inbox. `wait`: where there is nothing, so many seconds for something to come."""
+        answer = await self._transport.request(
+            "GET",
+            f"{_agent(agent_id)}/inbox",
+            query={"status": status, "limit": limit, "wait": wait},
+            patient=wait is not None,
+        )
+        return read(Page[InboxEvent], answer).items
+
+    async def push(self, agent_id: str, data: Any, *, event_id: str | None = None) -> bool:
+        """Tells an agent news of a service. One `event_id` gets there once; False where it had been there before."""
+        answer = await self._create(dict[str, Any], f"{_agent(agent_id)}/inbox", given(eventId=event_id, data=data))
+        return bool(answer["fresh"])
+
+    async def claim(
+        self,
+        agent_id: str,
+        *,
+        count: int | None = None,
+        lease_seconds: float | None = None,
+        types: Sequence[InboxType] | None = None,
+        wait: float | None = None,
+    ) -> Claim:
+        """Takes events to look after. What is neither done nor given back before the lease ends goes to others."""
+        body = given(count=count, leaseSeconds=lease_seconds, types=types, wait=wait)
+        answer = await self._transport.request("POST", f"{_agent(agent_id)}/inbox/claim", body=body, patient=True)
+        return read(Claim, answer)
+
+    async def done(self, agent_id: str, event_ids: Sequence[str], *, claim: str | None = None) -> Sequence[str]:
+        """These events were looked after. Says which of them; the others were not in the claim's hands any more."""
+        body = given(eventIds=list(event_ids), claim=claim)
+        return (await self._do(dict[str, Any], f"{_agent(agent_id)}/inbox/done", body))["done"]
+
+    async def give_back(
+        self, agent_id: str, event_ids: Sequence[str], *, claim: str | None = None, error: str | None = None
+    ) -> Sequence[InboxEvent]:
+        """Events that could not be looked after: they come again, later and later, and after some times no more."""
+        body = given(eventIds=list(event_ids), claim=claim, error=error)
+        return (await self._do(Page[InboxEvent], f"{_agent(agent_id)}/inbox/return", body)).items
+
+    async def retry(self, agent_id: str, event_id: str) -> InboxEvent:
+        """Lets an event that failed for good be tried anew."""
+        path = f"{_agent(agent_id)}/inbox/{segment(event_id)}/retry"
+        return read(InboxEvent, await self._transport.request("POST", path))
+
+    async def runs(self, agent_id: str, *, limit: int | None = None, cursor: str | None = None) -> Page[RunRecord]:
+        return await self._get(Page[RunRecord], f"{_agent(agent_id)}/runs", limit=limit, cursor=cursor)
+
+
+class Servers(Resource):
+    """The MCP servers of the gateway."""
+
+    async def list(self) -> Sequence[dict[str, Any]]:
+        return (await self._get(Page[dict[str, Any]], "/api/servers")).items
+
+    async def get(self, name: str) -> dict[str, Any]:
+        return await self._get(dict[str, Any], f"/api/servers/{segment(name)}")
+
+    async def restart(self, name: str) -> dict[str, Any]:
+        path = f"/api/servers/{segment(name)}/restart"
+        return read(dict[str, Any], await self._transport.request("POST", path, patient=True))
+
+
+class Keys(Resource):
+    """The keys of the gateway."""
+
+    async def list(self, *, limit: int | None = None, cursor: str | None = None) -> Page[Key]:
+        return await self._get(Page[Key], "/api/keys", limit=limit, cursor=cursor)
+
+    def all(self) -> AsyncIterator[Key]:
+        return each(lambda cursor: self.list(cursor=cursor))
+
+    async def create(
+        self,
+        kind: Literal["secret", "public", "tools"],
+        name: str | None = None,
+        *,
+        tools_allowed: Sequence[str] | None = None,
+        tools_denied: Sequence[str] | None = None,
+        agent_entity_id: str | None = None,
+    ) -> Key:
+        """Makes a key; `key` of the answer is its text, which nobody can see again."""
+        body = given(
+            kind=kind,
+            name=name,
+            toolsAllowed=tools_allowed,
+            toolsDenied=tools_denied,
+            agentEntityId=agent_entity_id,
+        )
+        # Without a key for repeating it: the gateway would have to keep the text to answer the same again.
+        return read(Key, await self._transport.request("POST", "/api/keys", body=body))
+
+    async def revoke(self, key_id: str) -> None:
+        await self._delete(f"/api/keys/{segment(key_id)}")
+
+
+def stream_query(format: StreamFormat, from_start: bool) -> dict[str, Any]:
+    return {
+        "format": None if format == "native" else format,
+        "from": "start" if from_start else None,
+    }
+
+
+def _space(space_id: str) -> str:
+    return f"/api/spaces/{segment(space_id)}"
+
+
+def _agent(agent_id: str) -> str:
+    return f"/api/agents/{segment(agent_id)}"

@@ -1,0 +1,279 @@
+"""`toolspace serve` as a real process: its first minute, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tests.cli.conftest import Toolspace
+from tests.gateway.processes import Served, asking_process, served
+from tests.gateway.serving import SECRET, Api, write_config
+from toolspace import control
+
+pytestmark = pytest.mark.spec("17.1")
+
+TOOLS = """
+import asyncio
+from pathlib import Path
+from toolspace import tool
+
+@tool
+async def waits_for_file(path: str) -> str:
+    \"\"\"Runs until a file is there.\"\"\"
+    Path(path + ".began").touch()
+    while not Path(path).exists():
+        await asyncio.sleep(0.01)
+    return Path(path).read_text()
+"""
+ASKED = {"name": "askPerson", "executionType": "space", "timeout": "60s", "inputSchema": {"type": "object"}}
+
+
+def configured(folder: Path, **server: Any) -> Path:
+    (folder / "tools.py").write_text(TOOLS)
+    return write_config(folder, functions="./tools.py", server=server, tools=[ASKED])
+
+
+async def room(api: Api) -> None:
+    """An agent in a space, in a run."""
+    await api.create("/api/entities", id="robot", type="agent", name="Robot")
+    await api.create("/api/spaces", id="workshop", name="Workshop", members=["robot"])
+    await api.create("/api/runs", id="run-1", agentEntityId="robot", spaceId="workshop")
+
+
+def quiet_end(gateway: Served) -> None:
+    """Nothing went wrong on the way out."""
+    text = "\n".join(gateway.said)
+    assert "Traceback" not in text, text
+    assert "[ERR]" not in text, text
+
+
+@pytest.mark.spec("8.3")
+async def test_the_first_start_shows_keys_once_and_a_command_that_works(tmp_path: Path) -> None:
+    async with served(tmp_path) as first:
+        keys = first.keys
+        hint = await first.says("curl ")
+        pasted = await asyncio.to_thread(
+            subprocess.run, ["bash", "-c", hint], capture_output=True, text=True, check=True, timeout=30
+        )
+        first.process.send_signal(signal.SIGTERM)
+        assert await first.ended() == 0
+        quiet_end(first)
+    kept = b"".join(path.read_bytes() for path in (tmp_path / "state").rglob("*") if path.is_file())
+    async with served(tmp_path) as second, asking_process(second, keys["secret"]) as api:
+        again = second.keys
+        me = await api.get("/api/me")
+        line = await second.says("toolspace keys new")
+        second.process.send_signal(signal.SIGINT)
+        assert await second.ended() == 0
+        quiet_end(second)
+
+    assert re.fullmatch(r"http://127\.0\.0\.1:\d+", first.url)
+    assert set(keys) == {"secret", "public", "JWT"}
+    assert json.loads(pasted.stdout)["result"]["timezone"] == "Europe/Berlin"
+    assert keys["secret"].encode() not in kept
+    assert keys["public"].encode() not in kept
+    assert again == {}
+    assert me.status == 200
+    assert "shown on the first start" in line
+    assert str(tmp_path / "state" / "toolspace" / "toolspace.db") in "\n".join(first.said)
+
+
+async def test_for_programs_it_prints_one_document(tmp_path: Path) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "toolspace", "serve", "--port", "0", "--json", "--quiet"),
+        cwd=tmp_path,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    text = await process.stdout.readuntil(b"\n}\n")
+    process.send_signal(signal.SIGTERM)
+    rest, errors = await process.communicate()
+
+    document = json.loads(text)
+    assert document["mcp"] == document["url"] + "/mcp"
+    assert document["keys"]["secretKey"].startswith("sk_")
+    assert (rest, errors, process.returncode) == (b"", b"", 0)
+
+
+def test_a_port_that_is_taken_is_said_before_anything_is_made(toolspace: Toolspace, tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = toolspace("serve", "--port", str(port))
+
+    assert done.returncode == 2
+    assert f"cannot listen on 127.0.0.1 port {port}: Address already in use" in done.stderr
+    assert "set server.port (or --port)" in done.stderr
+    assert not list((tmp_path / "state").rglob("*.db"))
+
+
+def test_an_address_that_is_not_of_this_machine_is_refused(toolspace: Toolspace) -> None:
+    done = toolspace("serve", "--host", "192.0.2.1", "--port", "0")
+
+    assert done.returncode == 2
+    assert "set server.host (or --host)" in done.stderr
+
+
+async def test_two_cannot_share_a_file_and_the_second_is_told_why(tmp_path: Path, toolspace: Toolspace) -> None:
+    async with served(tmp_path) as first:
+        done = await asyncio.to_thread(toolspace, "serve", "--port", "0", XDG_STATE_HOME=str(tmp_path / "state"))
+
+    assert done.returncode == 2
+    assert f"in use by process {first.process.pid}" in done.stderr
+    assert "storage.url" in done.stderr
+
+
+@pytest.mark.spec("8.3")
+async def test_beyond_loopback_it_warns_and_commands_here_still_reach_it(tmp_path: Path) -> None:
+    async with served(tmp_path, None, "--host", "0.0.0.0") as gateway:
+        warning = await gateway.says("warning:")
+        door = await control.find_gateway(tmp_path / "state" / "toolspace", None)
+        assert door is not None
+        async with aiohttp.ClientSession() as session:
+            me = await Api(door.url, session, {"x-secret-key": door.key}).get("/api/me")
+
+    assert "without encryption" in warning
+    assert door.url.startswith("http://127.0.0.1:")
+    assert me.status == 200
+    assert door.key not in "\n".join((*gateway.printed, *gateway.said))
+
+
+@pytest.mark.spec("5.4")
+async def test_a_change_of_the_configuration_is_taken_in(tmp_path: Path) -> None:
+    config = configured(tmp_path)
+    async with served(tmp_path, config) as gateway, asking_process(gateway) as api:
+        before = await api.get("/api/tools/waits_for_file")
+        document = json.loads(config.read_text())
+        config.write_text(json.dumps({**document, "tools": [ASKED, {**ASKED, "name": "askAgain"}]}))
+        for _ in range(500):
+            if (after := await api.get("/api/tools/askAgain")).status == 200:
+                break
+            await asyncio.sleep(0.02)
+
+    assert (before.status, after.status) == (200, 200)
+
+
+@pytest.mark.spec("6.3")
+@pytest.mark.spec("7.4")
+async def test_a_stop_parks_what_waits_ends_streams_and_lets_what_runs_end(tmp_path: Path) -> None:
+    config = configured(tmp_path, stopTimeout="30s")
+    file = tmp_path / "result"
+    async with served(tmp_path, config) as gateway, asking_process(gateway) as api:
+        await room(api)
+        stream = await api.session.get(f"{gateway.url}/api/spaces/workshop/stream", headers=api.headers)
+        asked = asyncio.create_task(
+            api.post("/api/runs/run-1/calls", {"name": "askPerson", "args": {}, "callId": "call-1"})
+        )
+        runs = asyncio.create_task(api.post("/api/tools/waits_for_file/call", {"args": {"path": str(file)}}))
+        await _until(lambda: Path(f"{file}.began").exists())
+        async for line in stream.content:
+            if b"tool.started" in line:
+                break
+
+        gateway.process.send_signal(signal.SIGTERM)
+        await gateway.says("Stopping")
+        parked = await asked
+        rest = await stream.content.read()
+        with pytest.raises(aiohttp.ClientConnectionError):
+            await _until_refused(gateway.url)
+        still_runs = not runs.done()
+        file.write_text("the result")
+        finished = await runs
+        code = await gateway.ended()
+        quiet_end(gateway)
+
+    async with served(tmp_path, config) as gateway, asking_process(gateway) as api:
+        kept = await api.get("/api/calls/call-1")
+        answered = await api.post("/api/runs/run-1/tool-results", {"callId": "call-1", "result": True})
+        inbox = await api.get("/api/agents/robot/inbox")
+
+    assert (parked.status, parked.data["pendingToolCallId"]) == (202, "call-1")
+    assert isinstance(rest, bytes)
+    assert still_runs
+    assert (finished.status, finished.data["result"]) == (200, "the result")
+    assert code == 0
+    assert kept.data["status"] == "pending"
+    assert answered.status == 200
+    assert [event["type"] for event in inbox.data["items"]] == ["tool_result"]
+
+
+async def test_what_does_not_end_in_time_is_stopped_and_written_down(tmp_path: Path) -> None:
+    config = configured(tmp_path, stopTimeout=100)
+    never = str(tmp_path / "never")
+    async with served(tmp_path, config) as gateway, asking_process(gateway) as api:
+        await room(api)
+        body = {"name": "waits_for_file", "args": {"path": never}, "callId": "call-2"}
+        runs = asyncio.create_task(api.post("/api/runs/run-1/calls", body))
+        await _until(lambda: Path(f"{never}.began").exists())
+        gateway.process.send_signal(signal.SIGTERM)
+        stopped = await runs
+        assert await gateway.ended() == 0
+        quiet_end(gateway)
+
+    async with served(tmp_path, config) as gateway, asking_process(gateway) as api:
+        kept = await api.get("/api/calls/call-2")
+
+    assert stopped.data["errorKind"] == "canceled"
+    assert kept.data["status"] not in ("running", "waiting", "pending")
+    assert kept.data["isError"] is True
+
+
+async def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
+    config = configured(tmp_path, stopTimeout="1h")
+    never = str(tmp_path / "never")
+    async with served(tmp_path, config) as gateway, asking_process(gateway) as api:
+        runs = asyncio.create_task(api.post("/api/tools/waits_for_file/call", {"args": {"path": never}}))
+        await _until(lambda: Path(f"{never}.began").exists())
+        gateway.process.send_signal(signal.SIGINT)
+        await gateway.says("Stopping")
+        gateway.process.send_signal(signal.SIGINT)
+        code = await gateway.ended()
+        with pytest.raises(aiohttp.ClientError):
+            await runs
+
+    assert code == 128 + signal.SIGINT
+    quiet_end(gateway)
+
+
+async def test_keys_are_not_lost_where_the_first_start_fails(tmp_path: Path, toolspace: Toolspace) -> None:
+    needed = {"mcpServers": {"needed": {"command": "false", "required": True}}}
+    (tmp_path / "needed.json").write_text(json.dumps(needed))
+    environ = {"XDG_STATE_HOME": str(tmp_path / "state")}
+
+    failed = await asyncio.to_thread(
+        toolspace, "--config", str(tmp_path / "needed.json"), "serve", "--port", "0", **environ
+    )
+    async with served(tmp_path) as gateway:
+        keys = gateway.keys
+
+    assert failed.returncode == 1, failed.stderr
+    assert "Traceback" not in failed.stderr
+    assert set(keys) == {"secret", "public", "JWT"}
+
+
+async def _until(happened: Any) -> None:
+    for _ in range(3_000):
+        if happened():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it did not happen")
+
+
+async def _until_refused(url: str) -> None:
+    """Connects anew until nobody answers."""
+    for _ in range(500):
+        async with aiohttp.ClientSession() as session:
+            await Api(url, session, {"x-secret-key": SECRET}).get("/health")
+        await asyncio.sleep(0.01)

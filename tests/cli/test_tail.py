@@ -1,0 +1,207 @@
+"""`toolspace tail` and `toolspace keys` against a real gateway of this machine, as real processes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import environment
+from tests.gateway.processes import served
+from tests.gateway.serving import SECRET, write_config
+from toolspace.client.client import ToolspaceClient
+from toolspace.client.errors import Unauthorized
+
+pytestmark = pytest.mark.spec("17.1")
+
+
+class Tail:
+    """A running `toolspace tail`."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+        assert process.stdout is not None
+        assert process.stderr is not None
+        self.out, self.err = process.stdout, process.stderr
+
+    async def line(self) -> str:
+        async with asyncio.timeout(30):
+            return (await self.out.readline()).decode().rstrip("\n")
+
+    async def says(self, text: str) -> str:
+        async with asyncio.timeout(30):
+            while line := (await self.err.readline()).decode():
+                if text in line:
+                    return line
+        raise AssertionError(f"it never said {text!r}")
+
+
+@asynccontextmanager
+async def tailing(folder: Path, *words: str, **changes: str) -> AsyncIterator[Tail]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "toolspace", "tail", "--config", str(folder / "toolspace.json"), *words),
+        cwd=folder,
+        env=environment(**changes),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        yield Tail(process)
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+async def command(folder: Path, *words: str, **changes: str) -> subprocess.CompletedProcess[str]:
+    return await asyncio.to_thread(
+        subprocess.run,
+        [sys.executable, "-m", "toolspace", *words, "--config", str(folder / "toolspace.json")],
+        cwd=folder,
+        env=environment(**changes),
+        capture_output=True,
+        encoding="utf-8",
+        timeout=60,
+        check=False,
+    )
+
+
+async def test_tail_shows_what_happens_and_ends_well(tmp_path: Path) -> None:
+    write_config(tmp_path)
+    async with served(tmp_path) as gateway, ToolspaceClient(gateway.url, secret_key=SECRET) as client:
+        ada = await client.entities.create("human", "Ada", id="ada")
+        space = await client.spaces.create("Support", members=[ada.id], id="support")
+        async with tailing(tmp_path) as tail:
+            await tail.says("following everything")
+            await client.spaces.say(space.id, "Hello\nworld", entity_id=ada.id)
+            assert "message.started" in await tail.line()
+            assert (await tail.line()).endswith("message.done      ada  Hello  space:support")
+            tail.process.send_signal(signal.SIGINT)
+            assert await tail.process.wait() == 0
+
+
+async def test_tail_follows_one_space_as_json_over_a_restart(tmp_path: Path) -> None:
+    write_config(tmp_path)
+    async with served(tmp_path) as gateway, ToolspaceClient(gateway.url, secret_key=SECRET) as client:
+        await client.entities.create("human", "Ada", id="ada")
+        await client.spaces.create("Support", members=["ada"], id="support")
+        async with tailing(tmp_path, "--space", "support", "--json") as tail:
+            await tail.says("following space:support")
+            await client.spaces.say("support", "one", entity_id="ada")
+            seen = [json.loads(await tail.line()) for _ in range(2)]
+            gateway.process.kill()
+            await tail.says("the gateway is gone")
+            async with served(tmp_path) as again, ToolspaceClient(again.url, secret_key=SECRET) as other:
+                await other.spaces.say("support", "two", entity_id="ada")
+                seen += [json.loads(await tail.line()) for _ in range(2)]
+                tail.process.send_signal(signal.SIGTERM)
+                assert await tail.process.wait() == 0
+    assert [(one["stream"], one["id"]) for one in seen] == [("space:support", str(number)) for number in range(1, 5)]
+    assert [one["data"]["message"]["content"] for one in seen if one["type"] == "message.done"] == ["one", "two"]
+
+
+async def test_tail_of_a_run_shows_its_calls(tmp_path: Path) -> None:
+    write_config(tmp_path)
+    async with served(tmp_path) as gateway, ToolspaceClient(gateway.url, secret_key=SECRET) as client:
+        agent = await client.entities.create("agent", "Bot", id="bot")
+        run = await client.runs.open(agent.id, id="run_1")
+        changes = {"TOOLSPACE_URL": gateway.url, "TOOLSPACE_SECRET_KEY": SECRET}
+        async with tailing(tmp_path, "--run", run.id, **changes) as tail:
+            await tail.says("following run:run_1")
+            await client.runs.call(run.id, "current_time", {"timezone": "Europe/Berlin"})
+            started, done = await tail.line(), await tail.line()
+    assert "tool.started" in started
+    assert 'current_time  running  {"timezone":"Europe/Berlin"}' in started
+    assert "tool.done" in done
+    assert " ms  " in done
+
+
+async def test_tail_without_a_gateway_says_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "toolspace.json").write_text("{}")
+    none = await command(tmp_path, "tail")
+    assert none.returncode == 1
+    assert "toolspace serve" in none.stderr
+    elsewhere = await command(tmp_path, "tail", "--url", "http://127.0.0.1:9")
+    assert elsewhere.returncode == 1
+    assert "a secret key of http://127.0.0.1:9 is needed" in elsewhere.stderr
+    both = await command(tmp_path, "tail", "--space", "a", "--run", "b")
+    assert both.returncode == 2
+    wrong = await command(tmp_path, "tail", "--url", "localhost", "--key", "sk_a")
+    assert wrong.returncode == 2
+
+
+async def test_tail_with_a_wrong_key_or_of_an_unknown_space_ends(tmp_path: Path) -> None:
+    write_config(tmp_path)
+    async with served(tmp_path) as gateway:
+        wrong = await command(tmp_path, "tail", "--url", gateway.url, "--key", "sk_wrong_0123456789abcdef0123456789")
+        unknown = await command(tmp_path, "tail", "--space", "nowhere")
+    assert wrong.returncode == 2
+    assert "401" in wrong.stderr
+    assert unknown.returncode == 2
+    assert 'there is no space "nowhere"' in unknown.stderr
+
+
+async def test_tail_into_a_pipe_that_is_closed_ends_well(tmp_path: Path) -> None:
+    write_config(tmp_path)
+    async with served(tmp_path) as gateway, ToolspaceClient(gateway.url, secret_key=SECRET) as client:
+        await client.entities.create("human", "Ada", id="ada")
+        await client.spaces.create("Support", members=["ada"], id="support")
+        script = f'"$0" -m toolspace tail --config {tmp_path / "toolspace.json"} | head -1'
+        process = await asyncio.create_subprocess_exec(
+            *("bash", "-c", f"set -o pipefail; {script}", sys.executable),
+            env=environment(),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        tail = Tail(process)
+        await tail.says("following everything")
+        while process.returncode is None:
+            await client.spaces.say("support", "hello", entity_id="ada")
+        assert process.returncode == 0
+        await process.communicate()
+
+
+async def test_keys_are_made_listed_and_revoked(tmp_path: Path) -> None:
+    write_config(tmp_path)
+    async with served(tmp_path) as gateway:
+        made = await command(tmp_path, "keys", "new", "--kind", "tools", "--name", "friend", "--allow", "current_*")
+        assert made.returncode == 0, made.stderr
+        key = made.stdout.strip()
+        assert key.startswith("tk_")
+        listed = await command(tmp_path, "keys", "--json")
+        (record,) = [one for one in json.loads(listed.stdout) if one["name"] == "friend"]
+        assert record["toolsAllowed"] == ["current_*"]
+        assert key not in listed.stdout
+        table = await command(tmp_path, "keys", "list")
+        assert record["hint"] in table.stdout
+        async with ToolspaceClient(gateway.url, secret_key=key) as friend:
+            assert {tool.name async for tool in friend.tools.all()} == {"current_time"}
+            revoked = await command(tmp_path, "keys", "revoke", record["id"])
+            assert revoked.returncode == 0, revoked.stderr
+            with pytest.raises(Unauthorized):
+                await friend.tools.list()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("revok", "key_a"), "did you mean"),
+        (("revoke",), "which one?"),
+        (("list", "--name", "x"), "are for keys new"),
+        (("new", "--allow", "x"), "--kind tools"),
+        (("new", "key_a"), "takes no"),
+    ],
+)
+async def test_wrong_words_after_keys_are_told(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
+    (tmp_path / "toolspace.json").write_text("{}")
+    done = await command(tmp_path, "keys", *words)
+    assert done.returncode == 2
+    assert said in done.stderr

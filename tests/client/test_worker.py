@@ -1,0 +1,310 @@
+"""Workers against a real gateway: every call is executed once, and its result arrives."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+import sys
+import threading
+from asyncio.subprocess import PIPE, Process
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.client.breaker import breaking
+from tests.gateway.serving import SECRET
+from toolspace.client.client import ToolspaceClient
+from toolspace.client.errors import BadRequest, Unauthorized
+from toolspace.client.shapes import CallResult
+from toolspace.client.worker import OfferedCall, ToolWorker
+from toolspace.core.records import CallRecord
+from toolspace.errors import ToolspaceError
+from toolspace.gateway.gateway import Gateway
+from toolspace.gateway.server import serving
+from toolspace.mcpserver.http import listen, url_of
+
+PROGRAMS = Path(__file__).parent / "programs"
+
+
+@asynccontextmanager
+async def started(program: str, url: str) -> AsyncIterator[Process]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, PROGRAMS / program, url, SECRET, stdin=PIPE, stdout=PIPE
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+async def line(process: Process) -> str:
+    assert process.stdout is not None
+    return (await process.stdout.readline()).decode().strip()
+
+
+async def serving_tools(client: ToolspaceClient) -> list[str]:
+    return [tool for worker in (await client.request("GET", "/api/workers"))["items"] for tool in worker["tools"]]
+
+
+async def served(client: ToolspaceClient, tool: str = "move") -> None:
+    """Asks until a worker serves a tool."""
+    while tool not in await serving_tools(client):
+        pass
+
+
+async def resolved(client: ToolspaceClient, pending: CallResult) -> CallRecord:
+    """Asks until a call has its result."""
+    assert pending.pending_tool_call_id
+    while (call := await client.calls.get(pending.pending_tool_call_id)).status != "resolved":
+        pass
+    return call
+
+
+@pytest.mark.spec("6.7")
+@pytest.mark.spec("13.1")
+async def test_functions_execute_calls_with_their_arguments(client: ToolspaceClient, url: str) -> None:
+    worker = ToolWorker(url, secret_key=SECRET)
+    main = threading.current_thread()
+
+    @worker.tool("move")
+    def move(to: str, steps: int = 1) -> dict[str, object]:
+        return {"to": to, "steps": steps, "in a thread": threading.current_thread() is not main}
+
+    @worker.tool
+    async def later(call: OfferedCall, **rest: object) -> object:
+        return {"tool": call.tool_name, "id": call.call_id, "rest": rest}
+
+    async with worker:
+        inline = await client.tools.call("move", {"to": "left"})
+        assert inline.result == {"to": "left", "steps": 1, "in a thread": True}
+        call = await resolved(client, await client.tools.call("later", {"a": 1}))
+        assert call.result == {"tool": "later", "id": call.call_id, "rest": {"a": 1}}
+
+
+@pytest.mark.spec("13.1")
+async def test_exception_is_the_error_of_the_call(client: ToolspaceClient, url: str) -> None:
+    worker = ToolWorker(url, secret_key=SECRET)
+
+    @worker.tool
+    async def move(to: str) -> None:
+        raise ValueError(f"there is no {to}")
+
+    async with worker:
+        result = await client.tools.call("move", {"to": "up"})
+        assert (result.ok, result.error) == (False, "there is no up")
+        wrong = await client.tools.call("move", {"where": "up"})
+        assert "where" in (wrong.error or "")
+
+
+@pytest.mark.spec("6.7")
+async def test_two_workers_share_the_calls_and_each_is_executed_once(client: ToolspaceClient, url: str) -> None:
+    done: list[tuple[str, int]] = []
+
+    def make(name: str) -> ToolWorker:
+        worker = ToolWorker(url, secret_key=SECRET, concurrency=2)
+
+        @worker.tool
+        async def move(number: int) -> int:
+            done.append((name, number))
+            await asyncio.sleep(0)
+            return number
+
+        return worker
+
+    async with make("a"), make("b"):
+        results = await asyncio.gather(*(client.tools.call("move", {"number": number}) for number in range(60)))
+    assert [result.result for result in results] == list(range(60))
+    assert sorted(number for _, number in done) == list(range(60))
+    assert min(Counter(name for name, _ in done).values()) >= 10
+
+
+@pytest.mark.spec("6.7")
+async def test_call_of_a_worker_that_was_killed_goes_to_another_once(client: ToolspaceClient, url: str) -> None:
+    executed: list[str] = []
+    other = ToolWorker(url, secret_key=SECRET)
+
+    @other.tool
+    async def move(to: str) -> str:
+        executed.append(to)
+        return f"{to} by another"
+
+    async with started("hanging_worker.py", url) as process:
+        await served(client)
+        calling = asyncio.ensure_future(client.tools.call("move", {"to": "left"}))
+        assert await line(process) == "given left"
+        process.kill()
+        async with other:
+            assert (await calling).result == "left by another"
+    assert executed == ["left"]
+
+
+@pytest.mark.spec("13.1")
+async def test_ctrl_c_finishes_what_runs_and_sends_its_result(client: ToolspaceClient, url: str) -> None:
+    async with started("busy_worker.py", url) as process:
+        await served(client)
+        calling = asyncio.ensure_future(client.tools.call("move", {"to": "left"}))
+        assert await line(process) == "given left"
+        process.send_signal(signal.SIGINT)
+        while await serving_tools(client):
+            pass
+        refused = await client.tools.call("move", {"to": "right"})
+        assert "no worker serves" in (refused.error or ""), "it takes no more"
+        assert process.stdin is not None
+        process.stdin.write(b"done\n")
+        assert (await calling).result == "left: done"
+        assert await line(process) == "ended"
+        assert await process.wait() == 0
+
+
+@pytest.mark.spec("13.1")
+async def test_worker_goes_on_when_the_gateway_was_restarted(config: Path) -> None:
+    listening = listen("127.0.0.1", 0)
+    url, port = url_of(listening), listening.getsockname()[1]
+    worker = ToolWorker(url, secret_key=SECRET)
+    begun, may_end = asyncio.Event(), asyncio.Event()
+    executed: list[str] = []
+
+    @worker.tool
+    async def later(to: str) -> str:
+        executed.append(to)
+        begun.set()
+        await may_end.wait()
+        return f"went {to}"
+
+    async with asyncio.timeout(30), ToolspaceClient(url, secret_key=SECRET) as client:
+        async with Gateway.open(config) as gateway, serving(gateway, listening):
+            serve = asyncio.ensure_future(worker.run())
+            await worker.ready.wait()
+            first = await client.tools.call("later", {"to": "left"})
+            await begun.wait()
+        may_end.set()  # Its result has to wait until there is someone to take it.
+        async with Gateway.open(config) as gateway, serving(gateway, listen("127.0.0.1", port)):
+            assert (await resolved(client, first)).result == "went left"
+            await resolved(client, await client.tools.call("later", {"to": "right"}))
+            await worker.stop()
+            await serve
+    assert executed == ["left", "right"]
+
+
+@pytest.mark.spec("6.7")
+async def test_each_call_is_executed_once_over_a_line_that_breaks(client: ToolspaceClient, url: str) -> None:
+    chance = random.Random(7)
+    executed: list[int] = []
+    async with breaking(url, lambda: chance.randint(1_000, 5_000)) as breaker:
+        worker = ToolWorker(breaker.url, secret_key=SECRET, concurrency=4)
+
+        @worker.tool
+        async def later(number: int) -> int:
+            executed.append(number)
+            return number
+
+        async with worker:
+            made = [await client.tools.call("later", {"number": number}) for number in range(40)]
+            assert [(await resolved(client, one)).result for one in made] == list(range(40))
+        assert breaker.broken > 2
+    assert sorted(executed) == list(range(40))
+
+
+async def test_canceled_call_cancels_its_function(client: ToolspaceClient, url: str) -> None:
+    worker = ToolWorker(url, secret_key=SECRET)
+    begun, canceled = asyncio.Event(), asyncio.Event()
+
+    @worker.tool
+    async def later() -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            canceled.set()
+            raise
+
+    async with worker:
+        call = await client.tools.call("later")
+        assert call.pending_tool_call_id
+        await begun.wait()
+        await client.calls.cancel(call.pending_tool_call_id)
+        await canceled.wait()
+
+
+async def test_result_that_is_too_large_is_told_as_an_error(client: ToolspaceClient, url: str) -> None:
+    worker = ToolWorker(url, secret_key=SECRET)
+
+    @worker.tool
+    async def move() -> str:
+        return "x" * (5 * 1024 * 1024)
+
+    async with worker:
+        result = await client.tools.call("move")
+    assert not result.ok
+    assert "too large" in (result.error or "")
+
+
+async def test_call_that_someone_else_answered_is_let_go(client: ToolspaceClient, url: str) -> None:
+    worker = ToolWorker(url, secret_key=SECRET)
+    begun, ended = asyncio.Event(), asyncio.Event()
+
+    @worker.tool
+    async def later() -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    async with worker:
+        call = await client.tools.call("later")
+        assert call.pending_tool_call_id
+        await begun.wait()
+        await client.tools.submit_call_result(call.pending_tool_call_id, "by hand")
+        await ended.wait()
+
+
+async def test_worker_that_is_not_let_in_says_why(url: str) -> None:
+    stranger = ToolWorker(url, secret_key="sk_wrong")
+    stranger.tool("move")(lambda: None)
+    with pytest.raises(Unauthorized):
+        await stranger.run()
+    wrong = ToolWorker(url, secret_key=SECRET)
+    wrong.tool("hello")(lambda: None)
+    with pytest.raises(BadRequest, match='"hello" is not for workers'):
+        async with wrong:
+            pass
+
+
+async def test_second_worker_of_one_id_ends_the_first(url: str) -> None:
+    first = ToolWorker(url, secret_key=SECRET, worker_id="wrk_same")
+    first.tool("move")(lambda: None)
+    second = ToolWorker(url, secret_key=SECRET, worker_id="wrk_same")
+    second.tool("move")(lambda: None)
+    running = asyncio.ensure_future(first.run())
+    await first.ready.wait()
+    async with second:
+        with pytest.raises(ToolspaceError, match="another worker has connected"):
+            await running
+
+
+async def test_worker_of_a_tool_that_is_not_there_is_warned(
+    client: ToolspaceClient, url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker = ToolWorker(url, secret_key=SECRET)
+    worker.tool("fly")(lambda: None)
+    async with worker:
+        while 'there is no tool "fly" now' not in caplog.text:
+            await served(client, "fly")
+
+
+async def test_mistakes_of_the_program_are_told_at_once(url: str) -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        ToolWorker(url, secret_key=SECRET, concurrency=0)
+    worker = ToolWorker(url, secret_key=SECRET)
+    with pytest.raises(ValueError, match="serves no tool"):
+        await worker.run()
+    worker.tool("move")(lambda: None)
+    with pytest.raises(ValueError, match="handler already"):
+        worker.tool("move")(lambda: None)
