@@ -46,6 +46,12 @@ class Served:
                         return line
                 await self._heard.wait()
 
+    async def up(self) -> None:
+        """Waits for the last that it says, and for the last of the keys that it shows with it."""
+        await self.says("curl ")
+        if any("shown this once" in line for line in self.said):
+            await self.says("  JWT ")
+
     async def ended(self) -> int:
         """Waits for its end, and reads what it said to the last; its exit code."""
         async with asyncio.timeout(60):
@@ -97,8 +103,7 @@ async def served(
         raise AssertionError(f"it did not start: {first}{(await process.stderr.read()).decode()}")
     gateway = Served(process, first)
     try:
-        # The last that it says: keys are printed by then.
-        await gateway.says("curl ") if "--quiet" not in words else None
+        await gateway.up()
         yield gateway
     finally:
         await gateway.kill()

@@ -38,6 +38,9 @@ def greet(options: Options, gateway: Gateway, url: str) -> None:
     if keys is not None:
         _show_keys(output, keys)
         output.note("")
+    elif gateway.config.server.secret_key is not None:
+        output.note("The secret key is the one that server.secretKey says. For others: toolspace keys new")
+        output.note("")
     else:
         output.note("The keys were shown on the first start. For another one: toolspace keys new")
         output.note("")

@@ -1,0 +1,143 @@
+"""The first minutes with a gateway, as the pages tell them: `make run`, and all that is to be pasted after it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.gateway.processes import Served, asking_process
+from tests.gateway.serving import Api
+
+ROOT = Path(__file__).parent.parent
+BLOCK = re.compile(r"^```(bash|json)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+pytestmark = [pytest.mark.spec("17.1"), pytest.mark.spec("13.1")]
+
+
+def blocks(page: str, kind: str) -> list[str]:
+    return [text for found, text in BLOCK.findall((ROOT / page).read_text()) if found == kind]
+
+
+@asynccontextmanager
+async def made_to_run(folder: Path) -> AsyncGenerator[Served]:
+    """`make run`, in a session of its own as a terminal would have it, on a free port."""
+    process = await asyncio.create_subprocess_exec(
+        # Set up it is already: these tests run in what it sets up, and must not fetch anything.
+        *("make", "-s", "-o", ".venv/.installed", "run", "RUNARGS=--port 0", f"BIN={Path(sys.executable).parent}"),
+        cwd=ROOT,
+        env={**os.environ, "PYTHONWARNINGS": "", "XDG_STATE_HOME": str(folder / "state")},
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    gateway = Served(process, (await process.stdout.readline()).decode().strip())
+    try:
+        await gateway.up()
+        yield gateway
+    finally:
+        if process.returncode is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        await gateway.ended()
+
+
+class Terminal:
+    """Runs what a newcomer pastes, with the URL and the key that `make run` printed."""
+
+    def __init__(self, folder: Path, gateway: Served) -> None:
+        self.folder = folder
+        self._replaced = {"http://127.0.0.1:8787": gateway.url, "sk_…": gateway.keys["secret"]}
+        self._typed = ""
+        # What the commands name stands where they are run, as in the folder of the project.
+        (folder / ".venv").symlink_to(Path(sys.executable).parent.parent)
+        (folder / "examples").symlink_to(ROOT / "examples")
+
+    def filled(self, text: str) -> str:
+        for shown, real in self._replaced.items():
+            text = text.replace(shown, real)
+        return text
+
+    def remember(self, text: str) -> None:
+        """Settings of the shell, that hold for what follows."""
+        self._typed += self.filled(text)
+
+    async def paste(self, text: str) -> list[str]:
+        """The lines that a command prints."""
+        process = await self.start(text)
+        out, errors = await asyncio.wait_for(process.communicate(), 60)
+        assert process.returncode == 0, errors.decode()
+        return out.decode().splitlines()
+
+    async def start(self, text: str) -> asyncio.subprocess.Process:
+        return await asyncio.create_subprocess_exec(
+            *("bash", "-c", self._typed + self.filled(text)),
+            cwd=self.folder,
+            env={**os.environ, "PYTHONWARNINGS": ""},
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+
+
+async def test_what_the_pages_say_to_paste_works_from_the_first_key_to_an_mcp_client(tmp_path: Path) -> None:
+    (readme,) = blocks("README.md", "bash")
+    settings, call, start_worker, call_worker, make_room, ask, answer, look, use_mcp = blocks("docs/gateway.md", "bash")
+    (client,) = blocks("docs/gateway.md", "json")
+
+    async with made_to_run(tmp_path) as gateway, asking_process(gateway, gateway.keys["secret"]) as api:
+        terminal = Terminal(tmp_path, gateway)
+        assert _data(await terminal.paste(readme))["result"]["timezone"] == "Asia/Tokyo"
+        terminal.remember(settings)
+        assert _data(await terminal.paste(call))["result"]["timezone"] == "Europe/Berlin"
+
+        assert "no worker serves the tool" in _data(await terminal.paste(call_worker))["error"]
+        async with _worker(terminal, start_worker, api):
+            assert _data(await terminal.paste(call_worker))["ok"] is True
+
+        made = [json.loads(line) for line in await terminal.paste(make_room)]
+        assert [one["id"] for one in made] == ["ann", "robot", "workshop", "monday"]
+        pending = _data(await terminal.paste(ask))
+        assert (pending["status"], pending["pendingToolCallId"]) == ("pending", "ask-ann")
+        assert _data(await terminal.paste(answer))["status"] == "resolved"
+        assert _data(await terminal.paste(answer))["status"] == 409
+        (event,) = _data(await terminal.paste(look))["items"]
+        assert (event["type"], event["data"]["result"]) == ("tool_result", {"approved": True})
+
+        (tmp_path / ".mcp.json").write_text(terminal.filled(client))
+        assert "Asia/Tokyo" in "\n".join(await terminal.paste(use_mcp))
+
+        os.killpg(gateway.process.pid, signal.SIGINT)  # As Ctrl-C does, to all in the terminal.
+        await gateway.says("Stopping")
+        await gateway.ended()
+
+    assert "Traceback" not in "\n".join(gateway.said)
+    assert "Error" not in "\n".join(gateway.said)
+
+
+@asynccontextmanager
+async def _worker(terminal: Terminal, command: str, api: Api) -> AsyncGenerator[None]:
+    process = await terminal.start("exec " + command.strip().removesuffix("&"))
+    try:
+        for _ in range(1_000):
+            if (await api.get("/api/workers")).data["items"]:
+                break
+            await asyncio.sleep(0.02)
+        yield
+    finally:
+        process.terminate()
+        await process.communicate()
+
+
+def _data(lines: list[str]) -> Any:
+    (line,) = filter(None, lines)
+    return json.loads(line)
