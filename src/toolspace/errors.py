@@ -10,6 +10,7 @@
     ├── StorageError            what is kept cannot be read or written as asked
     │   ├── UnkeepableError     a value that no database here can keep
     │   └── StorageUnavailable  the database does not answer now; trying again later may help
+    │       └── StorageInDoubt  it went away during a commit: what was asked may have happened, or not
     ├── ApiError, Unreachable   what a gateway refused, or did not answer, to a client: `toolspace.client.errors`
     └── ToolError               one call failed; `result.unwrap()` raises its children
         ├── ToolNotFoundError   unknown_tool
@@ -92,6 +93,10 @@ class UnkeepableError(StorageError):
 
 class StorageUnavailable(StorageError):
     """The database does not answer now. Nothing of what was asked is acknowledged; trying again later may help."""
+
+
+class StorageInDoubt(StorageUnavailable):
+    """The database went away during a commit: what was asked may have happened, or not. Whoever needs to know looks."""
 
 
 class ToolError(ToolspaceError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -82,6 +83,11 @@ class Rig:
     async def began(self, run_id: str) -> CallRecord:
         """Waits until a call of the run is written down."""
         return await self.row((await self.seen(run_id, "tool.started")).data["toolCallId"])
+
+    async def awaited(self, call_id: str) -> None:
+        """Waits until someone waits for a call, which may not be written down yet."""
+        while not self.ledger.waiters.waits(f"call:{call_id}"):  # noqa: ASYNC110 - nobody tells of it
+            await asyncio.sleep(0)
 
     async def seen(self, run_id: str, type: str) -> StreamEvent:
         """Waits until something happened in a run."""

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.spaces.rig import elsewhere, rig
-from toolspace.abc.database import Database
+from toolspace.abc.database import Database, Program
 from toolspace.errors import RefusedError
+from toolspace.spaces import calls
+from toolspace.spaces.calls import Submission
+from toolspace.spaces.ledger import Ledger
+from toolspace.stores.sql.sqlite import SqliteDatabase
 
 
 @pytest.mark.spec("6.3")
@@ -75,14 +81,15 @@ async def test_empty_values_are_results(database: Database, value: Any) -> None:
 
 @pytest.mark.spec("6.4")
 async def test_results_that_race_time_outs_and_each_other_are_delivered_exactly_once(database: Database) -> None:
-    async with rig(database, elsewhere("race", timeout=0.2)) as r:
-        await r.serve("race")
+    async with rig(database, elsewhere("race", timeout=0.2), elsewhere("patient", timeout=60.0)) as r:
+        await r.serve("race", "patient")
         run = await r.open_run()
         inline: Counter[str] = Counter()
         accepted: Counter[str] = Counter()
 
         async def call(number: int) -> None:
-            result = await r.call(run, "race", {"n": number}, call_id=f"call_{number}")
+            name = "race" if number % 4 else "patient"
+            result = await r.call(run, name, {"n": number}, call_id=f"call_{number}")
             if result.ok:
                 assert result.result == f"r{number}"
                 inline[result.call_id] += 1
@@ -134,7 +141,8 @@ async def test_a_result_for_another_run_or_of_a_stranger_is_refused(database: Da
         call_id = (await r.call(run, "approve")).call_id
         for options, reason in (
             ({"run_id": other}, "forbidden"),
-            ({"space_id": "spc_other"}, "forbidden"),
+            ({"run_id": "run_none"}, "not_found"),
+            ({"space_id": "spc_none"}, "not_found"),
             ({"entity_id": "ent_stranger"}, "forbidden"),
         ):
             with pytest.raises(RefusedError) as refused:
@@ -194,6 +202,8 @@ async def test_a_call_that_no_worker_serves_fails_at_once_and_an_async_one_waits
         assert 'no worker serves the tool "fetch"' in str(result.error)
         assert not result.executed
         assert (await r.row(result.call_id)).status == "failed"
+        with pytest.raises(RefusedError, match="takes no result any more: it is failed"):
+            await r.submit(result.call_id, 1)
         assert (await r.call(run, "later")).unwrap()["status"] == "pending"
 
 
@@ -203,7 +213,10 @@ async def test_a_wait_answers_itself(database: Database) -> None:
     async with rig(database, pause) as r:
         run = await r.open_run()
         result = await r.call(run, "pause")
-        assert result.unwrap()["waited"] > 0
+        assert result.unwrap()["waited"] >= 50
+        # However long it took to write it down, it counts from when it was asked for.
+        row = await r.row(result.call_id)
+        assert row.expires_at == row.created_at + round(r.desk.ttl * 1000)
 
 
 @pytest.mark.spec("6.9")
@@ -334,3 +347,65 @@ async def test_a_python_tool_can_ask_the_people_in_its_space(database: Database)
         assert asked[0]["input"] == {"message": "Which colour?", "requestedSchema": colour}
         await r.submit(asked[0]["toolCallId"], {"action": "accept", "content": {"colour": "blue"}}, entity_id=r.person)
         assert (await calling).unwrap() == "accept blue"
+
+
+@pytest.mark.spec("6.4")
+async def test_a_caller_whose_call_others_parked_is_told_and_the_inbox_alone_gets_the_result(
+    database: Database,
+) -> None:
+    async with rig(database, elsewhere("fetch")) as r:
+        await r.serve("fetch")
+        run = await r.open_run()
+        calling = asyncio.create_task(r.call(run, "fetch"))
+        call = await r.began(run)
+        # As another process does that takes this one for dead.
+        await r.ledger.commit(calls.park, call.call_id)
+        assert (await calling).unwrap()["pendingToolCallId"] == call.call_id
+        await r.submit(call.call_id, "here")
+        assert [event.data["callId"] for event in await r.inbox()] == [call.call_id]
+
+
+@pytest.mark.spec("6.4")
+async def test_a_caller_who_hears_too_late_that_its_call_was_parked_does_not_take_the_inboxs_result(
+    database: Database,
+) -> None:
+    async with rig(database, elsewhere("fetch")) as r:
+        await r.serve("fetch")
+        run = await r.open_run()
+        calling = asyncio.create_task(r.call(run, "fetch"))
+        call = await r.began(run)
+        other = Ledger(database)
+        await other.commit(calls.park, call.call_id)
+        await other.commit(calls.submit, Submission(call_id=call.call_id, result="here"))
+        r.ledger.waiters.wake(f"call:{call.call_id}")
+        assert (await calling).unwrap()["pendingToolCallId"] == call.call_id
+        assert [event.data["callId"] for event in await r.inbox()] == [call.call_id]
+
+
+@pytest.mark.spec("6.4")
+async def test_a_caller_who_goes_away_while_its_call_is_written_down_leaves_the_result_to_the_inbox(
+    tmp_path: Path,
+) -> None:
+    async with rig(await SqliteDatabase.open(tmp_path / "a.db"), elsewhere("fetch")) as r:
+        await r.serve("fetch")
+        run = await r.open_run()
+        busy, go_on = threading.Event(), threading.Event()
+
+        def hold_up() -> Program[None]:
+            busy.set()
+            go_on.wait(10)
+            return
+            yield
+
+        holding = asyncio.create_task(r.ledger.write(hold_up))
+        await asyncio.to_thread(busy.wait)
+        calling = asyncio.create_task(r.call(run, "fetch", call_id="call_1"))
+        await r.awaited("call_1")
+        calling.cancel()
+        await asyncio.gather(calling, return_exceptions=True)
+        parked = r.ledger.waiters.expect("call:call_1")
+        go_on.set()
+        await holding
+        await parked
+        await r.submit("call_1", "here")
+        assert [event.data["callId"] for event in await r.inbox()] == ["call_1"]

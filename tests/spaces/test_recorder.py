@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.spaces.rig import rig
+from tests.spaces.rig import elsewhere, rig
 from toolspace import ToolContext, tool
-from toolspace.abc.database import Database
+from toolspace.abc.database import Database, Program
+from toolspace.errors import StorageInDoubt
 from toolspace.stores.sql import calls as call_rows
+from toolspace.stores.sql.sqlite import SqliteDatabase
 
 
 @pytest.mark.spec("7.1")
@@ -118,3 +123,115 @@ async def test_calls_inside_a_batch_are_rows_of_the_run_too(database: Database) 
         assert (await r.call(run, "agent__batch", {"calls": calls})).ok
         names = [call.tool_name for call, _ in await r.ledger.read(call_rows.of_run, run)]
         assert sorted(names) == ["agent__batch", "double", "double", "double"]
+
+
+async def test_whoever_asks_again_for_a_call_that_runs_is_told_when_it_ends(database: Database) -> None:
+    go_on = asyncio.Event()
+
+    @tool(visible=False)
+    async def work() -> str:
+        await go_on.wait()
+        return "done"
+
+    async with rig(database, work) as r:
+        run = await r.open_run()
+        calling = asyncio.create_task(r.call(run, "work", call_id="call_1"))
+        await r.began(run)
+        attending = asyncio.create_task(r.desk.attend("call_1", 3600))
+        await r.awaited("call_1")
+        go_on.set()
+        assert (await attending).result == "done"
+        await calling
+
+
+class _Unsteady(SqliteDatabase):
+    """Says when it is asked to write, and may lose its connection after a commit: nobody knows that it happened."""
+
+    loses = False
+    asked: asyncio.Event | None = None
+
+    async def run(self, program: Any, *, then: Any = None) -> Any:
+        if self.asked is not None:
+            self.asked.set()
+        if self.loses:
+            self.loses = False
+            await super().run(program)
+            raise StorageInDoubt("went away during a commit: it may have happened, or not")
+        return await super().run(program, then=then)
+
+
+async def test_a_call_whose_caller_goes_away_while_it_is_written_down_ends(tmp_path: Path) -> None:
+    @tool
+    async def effect() -> None: ...
+
+    database = await _Unsteady.open(tmp_path / "a.db")
+    async with rig(database, effect) as r:
+        run = await r.open_run(in_space=True)
+        busy, go_on = threading.Event(), threading.Event()
+
+        def hold_up() -> Program[None]:
+            busy.set()
+            go_on.wait(10)
+            return
+            yield
+
+        holding = asyncio.create_task(r.ledger.write(hold_up))
+        await asyncio.to_thread(busy.wait)
+        database.asked = asyncio.Event()
+        calling = asyncio.create_task(r.call(run, "effect", call_id="call_1"))
+        await database.asked.wait()
+        calling.cancel()
+        await asyncio.gather(calling, return_exceptions=True)
+        go_on.set()
+        await holding
+        await r.seen(run, "tool.error")
+        assert (await r.row("call_1")).status == "canceled"
+        assert [message.status for message in await r.messages()] == ["error"]
+
+
+async def test_a_call_that_was_written_down_though_nobody_knew_ends(tmp_path: Path) -> None:
+    ran: list[int] = []
+
+    @tool
+    def effect() -> None:
+        ran.append(1)
+
+    database = await _Unsteady.open(tmp_path / "a.db")
+    async with rig(database, effect) as r:
+        run = await r.open_run(in_space=True)
+        room, limits = await r.room(run)
+        await r.sweeper.__aexit__()  # It would write, too.
+        database.loses = True
+        result = await r.ts.call("effect", context=ToolContext(host=room), run=limits, call_id="call_1")
+        assert (result.ok, result.executed, ran) == (False, False, [])
+        await r.seen(run, "tool.error")
+        assert (await r.row("call_1")).status == "failed"
+        assert [message.status for message in await r.messages()] == ["error"]
+
+
+async def test_an_answer_from_the_cache_is_written_down_as_one(database: Database) -> None:
+    async with rig(database, elsewhere("fetch", cache=60.0)) as r:
+        await r.serve("fetch")
+        run = await r.open_run()
+        first = asyncio.create_task(r.call(run, "fetch", call_id="call_1"))
+        second = asyncio.create_task(r.call(run, "fetch", call_id="call_2"))
+        asked = await r.began(run)
+        await r.submit(asked.call_id, {"answer": 42})
+        assert (await first).unwrap() == (await second).unwrap() == {"answer": 42}
+        rows = [call for call, _ in await r.ledger.read(call_rows.of_run, run)]
+        assert sorted((row.status, row.result["answer"]) for row in rows) == [("completed", 42), ("resolved", 42)]
+
+
+async def test_callers_of_one_async_tool_each_get_a_pending_call_of_their_own(database: Database) -> None:
+    async with rig(database, elsewhere("approve", is_async=True, cache=60.0)) as r:
+        run = await r.open_run()
+        results = await asyncio.gather(*(r.call(run, "approve") for _ in range(3)))
+        assert len({result.unwrap()["pendingToolCallId"] for result in results}) == 3
+
+
+async def test_callers_of_one_tool_that_times_out_each_get_a_late_result_of_their_own(database: Database) -> None:
+    async with rig(database, elsewhere("fetch", timeout=0.1, cache=60.0)) as r:
+        await r.serve("fetch")
+        run = await r.open_run()
+        results = await asyncio.gather(*(r.call(run, "fetch") for _ in range(2)))
+        assert len({result.extras["pendingToolCallId"] for result in results}) == 2

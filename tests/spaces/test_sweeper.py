@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
 from tests.spaces.rig import Rig, elsewhere, rig
 from toolspace.abc.database import Database, Program
-from toolspace.core.ids import new_id
-from toolspace.spaces import calls
+from toolspace.core.ids import new_id, now_ms
+from toolspace.spaces import calls, plans, runs
 from toolspace.spaces.ledger import Effects, Ledger
+from toolspace.spaces.plans import NewPlan
 from toolspace.spaces.sweeper import Sweeper
 from toolspace.stores.sql import calls as call_rows
 from toolspace.stores.sql import inbox, presence
+from toolspace.stores.sql import runs as run_rows
 from toolspace.stores.sql.calls import NewCall
 
 DEAD = "node_dead"
@@ -129,6 +132,22 @@ async def test_a_wait_survives_the_process_that_began_it(database: Database) -> 
         assert event.data["result"]["waited"] >= 0
 
 
+def _break(plan_id: str) -> Program[None]:
+    yield "UPDATE plans SET cron = 'never at all', next_run_at = 1 WHERE id = ?", (plan_id,)
+
+
+async def test_what_cannot_be_done_does_not_keep_the_rest_from_being_done(database: Database) -> None:
+    async with rig(database) as r:
+        run = await r.open_run()
+        daily = NewPlan(name="p", instruction="i", cron="0 9 * * *")
+        (plan,) = await r.ledger.commit(plans.set_plans, r.agent, [daily])
+        await r.ledger.write(_break, plan.id)
+        new = _new(r, run, status="pending", expires_at=1, node_id=r.ledger.node_id)
+        await r.ledger.commit(calls.begin, new)
+        await r.sweeper.sweep()
+        assert (await r.row(new.call_id)).status == "expired"
+
+
 async def test_a_caller_that_overstays_is_parked(database: Database) -> None:
     async with rig(database) as r:
         run = await r.open_run()
@@ -136,3 +155,82 @@ async def test_a_caller_that_overstays_is_parked(database: Database) -> None:
         await r.ledger.commit(calls.begin, new)
         await r.sweeper.sweep()
         assert (await r.row(new.call_id)).status == "pending"
+
+
+@pytest.mark.spec("15.3")
+async def test_a_process_is_taken_for_dead_once_it_was_silent_while_others_were_looking(database: Database) -> None:
+    async with rig(database) as r:
+        run = await r.open_run()
+        waiting = _new(r, run)
+        await r.ledger.commit(calls.begin, waiting)
+        await _die(r)
+        looking = Sweeper(Ledger(database))
+
+        async def after(*seconds: float) -> str:
+            for at in seconds:
+                await looking.bury_the_dead(at)
+            return (await r.row(waiting.call_id)).status
+
+        # Its last sign is old. But the database may have been away, and it could not give another.
+        assert await after(100.0, 102.0, 104.0) == "waiting"
+        await r.ledger.write(presence.beat, DEAD, started_at=1)
+        assert await after(106.0, 108.0, 110.0, 112.0, 114.0) == "waiting"
+        # Nobody looked for a while: the same again.
+        assert await after(130.0, 132.0, 134.0, 136.0, 138.0) == "waiting"
+        assert await after(140.0) == "pending"
+
+
+async def test_a_process_that_others_took_for_dead_hears_of_it(database: Database) -> None:
+    async with rig(database) as r:
+        forgotten = asyncio.Event()
+
+        async def hear() -> None:
+            forgotten.set()
+
+        r.sweeper.on_forgotten = hear
+        await r.sweeper.beat()
+        assert not forgotten.is_set()
+        await r.ledger.write(presence.bury, r.ledger.node_id)
+        await r.sweeper.beat()
+        assert forgotten.is_set()
+
+
+@pytest.mark.spec("15.2")
+async def test_a_process_that_stops_leaves_nothing_open_behind(database: Database) -> None:
+    async with rig(database) as r:
+        run = await r.open_run()
+        other = Ledger(database)
+        running = _new(r, run, status="running", execution_target="server", node_id=other.node_id)
+        async with Sweeper(other):
+            await r.ledger.commit(calls.begin, running)
+        assert (await r.row(running.call_id)).status == "failed"
+        assert await r.ledger.read(presence.dead_nodes, before=now_ms() + 1, besides=r.ledger.node_id) == []
+
+
+@pytest.mark.spec("7.1")
+async def test_what_ended_long_ago_is_forgotten_and_what_is_open_or_was_said_is_not(database: Database) -> None:
+    async with rig(database, elsewhere("ask", is_async=True, visible=True)) as r:
+        over, going = await r.open_run(in_space=True), await r.open_run(in_space=True)
+        done = (await r.call(over, "ask")).call_id
+        await r.submit(done, "yes")
+        (event,) = await r.inbox()
+        await r.ledger.write(inbox.claim, r.agent, "claim_1", count=1, lease_ms=60_000)
+        await r.ledger.write(inbox.finish, r.agent, "claim_1", [event.event_id])
+        await r.ledger.write(inbox.push, r.agent, "evt_new", "service", {}, priority=2)
+        await r.ledger.commit(runs.close_run, over)
+        pending = (await r.call(going, "ask")).call_id
+
+        await Sweeper(Ledger(database)).forget_what_is_old()
+        assert await r.ledger.read(call_rows.one, done) is not None
+        await Sweeper(Ledger(database), retention=-1).forget_what_is_old()
+
+        assert await r.ledger.read(call_rows.one, done) is None
+        assert await r.ledger.read(run_rows.one, over) is None
+        assert await r.events(f"run:{over}") == []
+        assert [event.event_id for event in await r.inbox()] == ["evt_new"]
+        assert (await r.row(pending)).status == "pending"
+        assert await r.ledger.read(run_rows.one, going) is not None
+        assert [(message.call_id, message.status) for message in await r.messages()] == [
+            (done, "complete"),
+            (pending, "requires_action"),
+        ]

@@ -293,3 +293,15 @@ async def test_stopping_ends_the_connections_and_leaves_the_calls_with_their_wor
         assert worker.ended == "stopping"
     assert [one.call_id for one in await ledger.read(call_rows.claimed_by, "wrk_a")] == [call.call_id]
     assert await ledger.read(claims.listing) == [("wrk_a", ["move"], False)]
+
+
+@pytest.mark.spec("15.3")
+async def test_worker_whose_process_was_taken_for_dead_is_not_told_that_another_replaced_it(ledger: Ledger) -> None:
+    async with Workers(ledger, look_again=0.02) as workers, workers.connected("wrk_a", ["move"], 4) as line:
+        await ledger.write(presence.bury, ledger.node_id)
+        async with asyncio.timeout(10):
+            assert await line.news() == []
+        assert line.ended == "forgotten"  # So it comes back, and serves again.
+        async with workers.connected("wrk_a", ["move"], 4) as again:
+            call = await ask(ledger)
+            assert [one.call_id for one in await offered(again)] == [call.call_id]

@@ -155,6 +155,23 @@ async def test_a_store_that_does_not_answer_is_asked_again(log: Log) -> None:
     assert await read(subscription, 3) == [1, 2, 3]
 
 
+@pytest.mark.spec("7.4")
+async def test_a_hint_that_comes_while_nothing_is_found_is_not_lost(log: Log) -> None:
+    subscription = await log.hub.subscribe("space:a")
+    load = log.hub.load
+
+    async def load_and_hear(stream: str, after: int, limit: int) -> list[StreamEvent]:
+        found = await load(stream, after, limit)
+        log.hub.load = load
+        await log.store("space:a")  # Behind what was looked at, and told before that look is over.
+        log.hub.heard("space:a", 1)
+        return found
+
+    log.hub.load = load_and_hear
+    log.hub.resync()
+    assert await read(subscription, 1) == [1]
+
+
 async def test_a_hint_of_events_that_are_not_there_ends_the_search(log: Log) -> None:
     subscription = await log.hub.subscribe("space:a")
     log.hub.heard("space:a", 10)
@@ -337,6 +354,25 @@ async def test_a_follower_gets_what_other_processes_wrote(log: Log) -> None:
     assert places(await follower.next()) == [("run:b", 301)]
 
 
+async def test_a_follower_gets_what_another_process_wrote_before_what_is_told_meanwhile(log: Log) -> None:
+    follower = log.hub.subscribe_all()
+    load = log.hub.load
+
+    async def load_and_tell(stream: str, after: int, limit: int) -> list[StreamEvent]:
+        found = await load(stream, after, limit)
+        log.hub._everything._load = load  # pyright: ignore[reportPrivateUsage]
+        await log.append("space:a")
+        return found
+
+    log.hub._everything._load = load_and_tell  # pyright: ignore[reportPrivateUsage]
+    await log.store("space:a", 2)
+    log.hub.heard("space:a", 2)
+    seen: list[int] = []
+    while len(seen) < 3:
+        seen += [event.id for event in await follower.next()]
+    assert seen == [1, 2, 3]
+
+
 async def test_a_follower_that_does_not_keep_up_is_too_slow(database: SqliteDatabase) -> None:
     log = Log(database, ring=8)
     follower = log.hub.subscribe_all()
@@ -356,3 +392,18 @@ def test_a_ring_gives_nothing_for_a_place_that_it_has_let_go() -> None:
     assert not ring.holds(12)
     assert ring.after(12, 5) == []
     assert [event.id for event in ring.after(27, 5)] == [28, 29]
+
+
+@pytest.mark.spec("7.4")
+async def test_a_reader_who_looks_back_at_large_events_holds_few_of_them(log: Log) -> None:
+    for _ in range(20):
+        await log.store("s", 1, text="x" * 200_000)
+        await log.store("s", 3)
+    async with await log.hub.subscribe("s", after=0) as reader:
+        assert [event.id for event in await reader.replay()] == numbers(1, 16)
+        ids = numbers(1, 16)
+        while ids[-1] < 80:
+            batch = await reader.replay()
+            assert len(batch) <= 4
+            ids += [event.id for event in batch]
+        assert ids == numbers(1, 80)

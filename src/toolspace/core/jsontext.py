@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 import msgspec
 
+KEPT_LEVELS = 200
+"""How deeply what is stored is nested at most: it is put into other things, and read back from wherever."""
 _MAX_BITS = 14_000
 """Python refuses to write longer integers in decimal, because that takes quadratic time."""
 
@@ -25,6 +27,24 @@ def encode_bytes(value: object) -> bytes:
         # Rare shapes (integers beyond 64 bits, mixed keys, lone surrogates, cycles, objects that raise when they are
         # read): slower, but never lost.
         return _encode_slowly(value).encode("utf-8", "replace")
+
+
+def encode_kept(value: object) -> str:
+    """As `encode`, for data that is stored. What is nested so deeply that some reader could not read it is cut off."""
+    text = encode(value)
+    if text.count("[") + text.count("{") > KEPT_LEVELS and is_deep(value):
+        return encode(_cut(value, KEPT_LEVELS))
+    return text
+
+
+def is_deep(value: object) -> bool:
+    """Whether data is nested too deeply to be stored whole."""
+    level = [value]
+    for _ in range(KEPT_LEVELS):
+        level = [child for one in level for child in _children(one) if isinstance(child, Mapping | list | tuple)]
+        if not level:
+            return False
+    return True
 
 
 def canonical(value: object) -> bytes:
@@ -124,6 +144,20 @@ def _hook(value: object) -> object:
     if hasattr(value, "__iter__") and hasattr(value, "__len__"):
         return list(cast("Any", value))
     return str(value)
+
+
+def _children(value: Any) -> Iterable[Any]:
+    return cast("Mapping[Any, Any]", value).values() if isinstance(value, Mapping) else value
+
+
+def _cut(value: Any, levels: int) -> Any:
+    if not isinstance(value, Mapping | list | tuple):
+        return value
+    if not levels:
+        return "…"
+    if isinstance(value, Mapping):
+        return {key: _cut(child, levels - 1) for key, child in cast("Mapping[Any, Any]", value).items()}
+    return [_cut(child, levels - 1) for child in cast("list[Any]", value)]
 
 
 def _encode_slowly(value: object) -> str:

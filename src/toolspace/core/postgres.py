@@ -29,3 +29,8 @@ def shown_address(url: str) -> str:
     authority, slash, database = rest.rpartition("@")[2].partition("/")
     host = authority or next(iter(parse_qs(query).get("host", ())), "localhost")
     return f"{host}{slash}{database}"
+
+
+def faults(driver: Any) -> tuple[type[Exception], ...]:
+    """What the driver raises where a server, or the way to it, fails. The last: where that happens in an answer."""
+    return OSError, driver.PostgresError, driver.InterfaceError, driver.InternalClientError

@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from toolspace.core import jsontext
+
 EntityType = Literal["human", "agent", "service"]
 MessageStatus = Literal["running", "requires_action", "complete", "error"]
 MessageKind = Literal["message", "tool"]
@@ -123,6 +125,11 @@ class CallRecord(Record, frozen=True):
         data["toolCallId"] = self.call_id
         data["startedAt"], data["completedAt"] = self.created_at, self.resolved_at
         return data
+
+    def wire_text(self) -> bytes:
+        """The same as JSON, without the detour: results come in by the thousand."""
+        again = {"toolCallId": self.call_id, "startedAt": self.created_at, "completedAt": self.resolved_at}
+        return b"%s,%s" % (jsontext.encode_bytes(again)[:-1], jsontext.encode_bytes(self)[1:])
 
 
 class InboxEvent(Record, frozen=True):

@@ -162,10 +162,11 @@ class Catalog:
         fitting = [entry for entry in usable if not calling or _fits(entry.tool, arguments)]
         return fitting[0] if len(fitting) == 1 else None
 
-    def not_found(self, name: str) -> str:
+    def not_found(self, name: str, known: Iterable[str]) -> str:
+        """What to say to a caller who may know of these tools."""
         if name in self.aliases:
             return f'Tool "{name}" not found: it is an alias of "{self.aliases[name]}", which nobody offers'
-        return f'Tool "{name}" not found{did_you_mean(name, (entry.tool.name for entry in self))}'
+        return f'Tool "{name}" not found{did_you_mean(name, known)}'
 
     def _refresh(self, provider: ToolProvider) -> None:
         """The provider's list changed: its entries are replaced in one go; calls in flight keep theirs."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from functools import partial
 from time import perf_counter, time
 from typing import Any
 
@@ -410,26 +411,45 @@ class ToolOrchestrator:
         try:
             entry = self._catalog.entries.get(name) or self._catalog.resolve(name, arguments, calling=calling)
         except Ambiguous as several:
-            names = ", ".join(f'"{one}"' for one in several.names)
-            return self._missing(name, "unknown_tool", f'Tool "{name}" not found: it could mean {names}; say which')
+            names = tuple(several.names)
+            return self._missing(name, "unknown_tool", partial(self._ambiguous, name, names))
         if entry is not None:
             return entry
         for provider, reason in self._warmup.reasons().items():
             if provider.namespace and sanitise(name).startswith(sanitise(provider.namespace) + SEPARATOR):
                 text = f'provider "{provider.namespace}" is not available: {reason}'
-                return self._missing(name, "transport_error", text)
-        return self._missing(name, "unknown_tool", self._catalog.not_found(name))
+                return self._missing(name, "transport_error", partial(self._unavailable, name, text))
+        return self._missing(name, "unknown_tool", partial(self._not_found, name))
 
-    def _missing(self, name: str, kind: ErrorKind, message: str) -> Entry:
+    def _not_found(self, name: str, call: Call) -> str:
+        return self._catalog.not_found(name, self._may_know(self._catalog, call))
+
+    def _ambiguous(self, name: str, meant: Sequence[str], call: Call) -> str:
+        entries = self._catalog.entries
+        known = [f'"{one}"' for one in self._may_know((entries[one] for one in meant if one in entries), call)]
+        if not known:
+            return self._not_found(name, call)
+        return f'Tool "{name}" not found: it could mean {", ".join(known)}; say which'
+
+    def _unavailable(self, name: str, reason: str, call: Call) -> str:
+        may = permits(Tool(name), call.base, self._services.policies)
+        return reason if may else self._not_found(name, call)
+
+    def _may_know(self, entries: Iterable[Entry], call: Call) -> Iterable[str]:
+        """The names that this caller may hear of: what it may not use is not proposed to it either."""
+        policies = self._services.policies
+        return (entry.tool.name for entry in entries if not policies or permits(entry.tool, call.base, policies))
+
+    def _missing(self, name: str, kind: ErrorKind, message: str | Callable[[Call], str]) -> Entry:
         entry = Entry(Tool(name), name, _nowhere, _no_rules, known=False)
         entry.handler = entry.run_handler = self._refusing(entry, kind, message)
         return entry
 
-    def _refusing(self, entry: Entry, kind: ErrorKind, message: str) -> Handler:
+    def _refusing(self, entry: Entry, kind: ErrorKind, message: str | Callable[[Call], str]) -> Handler:
         """Only says no; but a refused call is recorded and announced like any other."""
 
         async def refuse(call: Call) -> ToolResult:
-            return call.fail(kind, message, executed=False)
+            return call.fail(kind, message if isinstance(message, str) else message(call), executed=False)
 
         settings = effective(entry.tool, entry.own_name, entry.rules, self._services.defaults)
         plan = Plan(entry, settings, self._services, in_run=True)

@@ -26,7 +26,16 @@ class Plan(NamedTuple):
     in_run: bool
 
 
+async def ended(result: ToolResult) -> ToolResult:
+    """The way of a call that a stage ended before it went further."""
+    return result
+
+
 class Stage(Protocol):
-    """Returns a handler around `next`, or `next` itself where this tool does not need the stage."""
+    """Returns a handler around `next`, or `next` itself where this tool does not need the stage.
+
+    One that only looks before the call goes on is a plain function that returns `next(call)`: a call that waits does
+    not keep its frame.
+    """
 
     def __call__(self, plan: Plan, next: Handler, /) -> Handler: ...

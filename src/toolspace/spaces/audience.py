@@ -37,6 +37,12 @@ class Audience:
                 # Shielded: that nobody reads any more has to be told also by one whose connection broke.
                 await asyncio.shield(asyncio.ensure_future(self._tell(stream)))
 
+    async def tell_again(self) -> None:
+        """The others forgot who reads here: they hear of all of it."""
+        self._known.clear()
+        for stream in tuple(self._readers):
+            await self._tell(stream)
+
     async def _tell(self, stream: str) -> None:
         """Writes down whether someone reads a stream. One at a time, so that what is written last is true."""
         lock = self._locks.setdefault(stream, asyncio.Lock())

@@ -120,11 +120,16 @@ def finish(
     is_error: bool,
     error_kind: str | None,
     before: Sequence[NewEvent] = (),
+    node_id: str | None = None,
 ) -> Program[CallRecord | None]:
-    """A call that ran here has ended. `before` are events that belong in front of that. None where it was ended."""
-    moved = yield from rows.finish(call_id, status=status, result=result, is_error=is_error, error_kind=error_kind)
+    """A call that ran has ended, in this process if one is named. `before` are events that belong in front of that.
+    None where it was ended."""
+    moved = yield from rows.finish(
+        call_id, status=status, result=result, is_error=is_error, error_kind=error_kind, node_id=node_id
+    )
     if moved is None:
         return None
+    effects.calls[call_id] = moved.call
     for event in before:
         _tell(effects, moved.call, moved.exposure, event.type, event.data)
     yield from _show_end(effects, moved)
@@ -133,13 +138,28 @@ def finish(
 
 def submit(effects: Effects, submission: Submission) -> Program[CallRecord]:
     """Takes a result in, once. It goes to the caller who waits, or to the agent's inbox; never both, never neither."""
+    if submission.entity_id is None:
+        moved = yield from rows.resolve_simply(
+            submission.call_id,
+            result=submission.result,
+            is_error=submission.is_error,
+            source=submission.source,
+            submission=submission.key,
+            run_id=submission.run_id,
+            space_id=submission.space_id,
+        )
+        if moved is not None:
+            yield from _settle(effects, moved)
+            return moved.call
     found = yield from rows.submission(submission.call_id)
     if found is None:
         raise RefusedError("not_found", f'there is no call "{submission.call_id}"')
-    call, key, by = found
+    call, key, by, pauses = found
     yield from _check_submission(submission, call)
     moved = None
     if call.status in OPEN_CALL:
+        if pauses:
+            yield from rows.hold_run(submission.call_id)
         moved = yield from rows.resolve(
             submission.call_id,
             result=submission.result,
@@ -151,7 +171,7 @@ def submit(effects: Effects, submission: Submission) -> Program[CallRecord]:
         if moved is None:  # Someone was faster.
             again = yield from rows.submission(submission.call_id)
             if again is not None:
-                call, key, by = again
+                call, key, by, _ = again
     if moved is None:
         if submission.key is not None and submission.key == key and submission.entity_id == by:
             return call  # The same submission once more: its answer is the same too.
@@ -169,6 +189,7 @@ def submit(effects: Effects, submission: Submission) -> Program[CallRecord]:
 
 def answer_itself(effects: Effects, call_id: str, result: Any) -> Program[CallRecord | None]:
     """A call that answers itself does so. None where it was not open any more."""
+    yield from rows.hold_run(call_id)
     moved = yield from rows.resolve(
         call_id,
         result=result,
@@ -190,6 +211,7 @@ def park(effects: Effects, call_id: str) -> Program[tuple[CallRecord, bool]]:
     """
     moved = yield from rows.park(call_id)
     if moved is not None:
+        effects.calls[call_id] = moved.call  # Where it was parked for a caller who does not know, that one hears of it.
         return moved.call, False
     call = yield from rows.one(call_id)
     if call is None:
@@ -207,7 +229,8 @@ def end_call(
 ) -> Program[CallRecord | None]:
     """An open call ends without a result. None where it was not open."""
     kind = "timeout" if status == "expired" else "canceled"
-    moved = yield from rows.end(call_id, status, error=reason, error_kind=kind)
+    yield from rows.hold_run(call_id)
+    moved = yield from rows.end(call_id, status, error=reason, error_kind=kind, is_told=not tells_agent)
     if moved is None:
         return None
     yield from _settle(effects, moved, tells_agent=tells_agent)
@@ -267,8 +290,12 @@ def _check_submission(submission: Submission, call: CallRecord) -> Program[None]
         if not member or not call.visible:
             raise RefusedError("forbidden", f"{name} is not yours to answer")
     if submission.run_id is not None and call.run_id != submission.run_id:
+        if (yield from run_rows.one(submission.run_id)) is None:
+            raise RefusedError("not_found", f'there is no run "{submission.run_id}"')
         raise RefusedError("forbidden", f'{name} does not belong to the run "{submission.run_id}"')
     if submission.space_id is not None and call.space_id != submission.space_id:
+        if (yield from entities.space(submission.space_id)) is None:
+            raise RefusedError("not_found", f'there is no space "{submission.space_id}"')
         raise RefusedError("forbidden", f'{name} does not belong to the space "{submission.space_id}"')
     if call.execution_target == "server":
         raise RefusedError("forbidden", f"{name} is executed by the gateway itself; it takes no result from outside")
@@ -276,7 +303,8 @@ def _check_submission(submission: Submission, call: CallRecord) -> Program[None]
 
 def _settle(effects: Effects, moved: Moved, *, tells_agent: bool = True) -> Program[None]:
     call = moved.call
-    effects.calls[call.call_id] = call
+    # A caller who waits takes what comes here for its own. What is the inbox's, it finds out by itself.
+    effects.calls[call.call_id] = call if moved.delivery == "inline" else None
     if moved.delivery == "inbox" and tells_agent:
         yield from _push(effects, call)
     if moved.pauses and call.run_id is not None and not (yield from rows.pausing(call.run_id)):

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
 from toolspace.core.records import ENDED_RUN, RunRecord
-from toolspace.errors import RefusedError
+from toolspace.errors import RefusedError, StorageError
 from toolspace.orchestrator.run import Run
 from toolspace.spaces import runs
 from toolspace.spaces.ledger import Ledger
 from toolspace.stores.sql import runs as run_rows
 
 _MOST_KEPT = 10_000
+_LOOK_AGAIN_SECONDS = 1.0
 
 
 class Cycles:
@@ -23,6 +25,7 @@ class Cycles:
         self._ledger = ledger
         self._make = make
         self._runs: OrderedDict[str, _Kept] = OrderedDict()
+        self._looking: set[asyncio.Task[None]] = set()
 
     async def enter(self, run_id: str) -> tuple[RunRecord, Run]:
         """A run to make a call in. Raises where there is none, or it has ended."""
@@ -47,27 +50,32 @@ class Cycles:
         """A run was closed here."""
         self._drop(run_id)
 
-    async def stop_if_canceled(self, run_id: str) -> None:
-        """Stops the calls of a run that was canceled, here or elsewhere."""
-        kept = self._runs.get(run_id)
-        if kept is None:
-            return
-        record = await self._ledger.read(run_rows.one, run_id)
-        if record is None or record.status == "canceled":
-            kept.run.cancel()
-            self._drop(run_id)
+    async def aclose(self) -> None:
+        for task in self._looking:
+            task.cancel()
+        await asyncio.gather(*self._looking, return_exceptions=True)
 
     def _forget_when_over(self, run_id: str) -> Callable[[], None]:
-        import asyncio
-
-        tasks: set[Any] = set()
-
         def look(_: Any) -> None:
-            task = asyncio.get_running_loop().create_task(self.stop_if_canceled(run_id))
-            tasks.add(task)
-            task.add_done_callback(tasks.discard)
+            task = asyncio.get_running_loop().create_task(self._look(run_id))
+            self._looking.add(task)
+            task.add_done_callback(self._looking.discard)
 
         return self._ledger.waiters.listen(f"run:{run_id}", look)
+
+    async def _look(self, run_id: str) -> None:
+        """Something happened to a run, here or elsewhere: where it was canceled, its calls stop."""
+        while (kept := self._runs.get(run_id)) is not None:
+            try:
+                record = await self._ledger.read(run_rows.one, run_id)
+            except StorageError:
+                await asyncio.sleep(_LOOK_AGAIN_SECONDS)
+                continue
+            if record is None or record.status == "canceled":
+                kept.run.cancel()
+            if record is None or record.status in ENDED_RUN:
+                self._drop(run_id)
+            return
 
     def _drop(self, run_id: str) -> None:
         kept = self._runs.pop(run_id, None)

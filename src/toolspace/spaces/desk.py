@@ -22,8 +22,11 @@ from toolspace.errors import (
     ToolCanceledError,
     ToolExecutionError,
     ToolTimeoutError,
+    ToolValidationError,
 )
+from toolspace.orchestrator.call import lineage
 from toolspace.spaces import calls
+from toolspace.spaces.deadlines import Deadlines
 from toolspace.spaces.ledger import Ledger
 from toolspace.stores.sql import calls as rows
 from toolspace.stores.sql.calls import NewCall
@@ -32,8 +35,12 @@ if TYPE_CHECKING:
     from toolspace.spaces.host import CallRoom
 
 _log = logging.getLogger("toolspace.calls")
-_TARGETS: Mapping[str, ExecutionTarget] = {"external": "external", "space": "client"}
-_TIMED_OUT, _STOPPING = object(), object()
+TARGETS: Mapping[str, ExecutionTarget] = {"external": "external", "space": "client"}
+"""Who executes a tool of a type; all others are executed here."""
+_TIMED_OUT, _STOPPING, _PARKED = object(), object(), object()
+_ENDLESS_SECONDS = 365 * 86_400.0
+_LOOK_AGAIN_SECONDS = 1.0
+"""When to look at a call again that could not be looked at."""
 DEFAULT_TTL = 7 * 24 * 3600.0
 
 
@@ -47,6 +54,9 @@ class CallDesk:
         self.on_due: Callable[[], None] = _nothing
         """Told that a call was begun that answers itself."""
         self._waiting: dict[str, _Waiting] = {}
+        self._deadlines = Deadlines()
+        self._attending: set[_Waiting] = set()
+        """Those who ask again for a call that was begun before."""
         self._idle = asyncio.Event()
         """Set while nobody waits here, once it is stopping."""
         self._background: set[asyncio.Task[Any]] = set()
@@ -59,10 +69,12 @@ class CallDesk:
         """How many callers wait here."""
         return len(self._waiting)
 
-    async def answer(
+    def answer(
         self, room: CallRoom, tool: Tool, parameters: Mapping[str, Any], context: ToolContext
-    ) -> ToolResult:
+    ) -> Coroutine[Any, Any, ToolResult]:
         """Offers one call, and gives its answer, or says that it is pending or timed out."""
+        if jsontext.is_deep(parameters):
+            raise ToolValidationError(f"the arguments have more than {jsontext.KEPT_LEVELS} levels; leave some out")
         seconds = context.handle.allowed_seconds if context.handle is not None else 30.0
         later = tool.is_async or tool.pauses_run or self._stopping
         now = now_ms()
@@ -75,19 +87,20 @@ class CallDesk:
             tool_name=tool.name,
             args=parameters,
             execution_type=tool.execution_type,
-            execution_target=_TARGETS.get(tool.execution_type, "server"),
+            execution_target=TARGETS.get(tool.execution_type, "server"),
             visible=tool.visible,
             is_async=tool.is_async,
             exposure="full" if tool.visible else "none",
             status="pending" if later else "waiting",
             node_id=self.ledger.node_id,
+            created_at=now,
             expires_at=now + round(ttl * 1000),
             wait_until=None if later else now + round(seconds * 1000),
             due_at=_due(tool, parameters, now),
             pauses=tool.pauses_run,
         )
         needs_worker = tool.execution_type == "external" and not tool.is_async and not tool.pauses_run
-        return await self._hand_out(room, new, seconds, needs_worker=needs_worker, context=context)
+        return self._hand_out(room, new, seconds, needs_worker=needs_worker, context=context)
 
     async def ask(
         self, room: CallRoom, name: str, args: Mapping[str, Any], context: ToolContext, *, timeout: float
@@ -130,12 +143,53 @@ class CallDesk:
         context: ToolContext,
         late: bool = True,
     ) -> ToolResult:
-        waiting = _Waiting(self.ledger, new.call_id) if new.status == "waiting" else None
+        call_id = new.call_id
+        waiting = await self._begin(room, new, needs_worker=needs_worker, context=context, late=late)
+        del new  # Thousands may wait: what is in the row need not be kept here, too.
+        if waiting is None:
+            return _pending(call_id)
+        self._waiting[call_id] = waiting
+        if self._stopping:
+            waiting.stop(_STOPPING)
+        if seconds < _ENDLESS_SECONDS:
+            self._deadlines.add(waiting, seconds)
         try:
-            begun = await self.ledger.commit(calls.begin, new, needs_worker=needs_worker)
-        except BaseException:
+            call = await waiting.outcome()
+        except asyncio.CancelledError:
+            # Whoever waited is gone. Was the call itself canceled? Else the answer goes to the inbox.
+            self._own(self._give_up(call_id, canceled=_is_canceled(context), late=late))
+            raise
+        finally:
+            self._waiting.pop(call_id, None)
+            waiting.close()
+            self._deadlines.note_closed()
+            self._note_idle()
+        if isinstance(call, CallRecord):
+            room.take(call_id)
+            return result_of(call)
+        # Parked by others, because they took this process for dead: as if it were stopping.
+        later = call is _STOPPING or call is _PARKED
+        try:
+            return await self._stop_waiting(room, call_id, seconds, stopping=later, late=late)
+        except (asyncio.CancelledError, StorageError):
+            # The answer may have come just before: then it was this caller's, and now it is nobody's.
+            self._own(self._give_up(call_id, canceled=_is_canceled(context), late=late))
+            raise
+
+    async def _begin(
+        self, room: CallRoom, new: NewCall, *, needs_worker: bool, context: ToolContext, late: bool
+    ) -> _Waiting | None:
+        """Writes a call down. Gives whoever waits for it; None where nobody does."""
+        waiting = _Waiting(self.ledger, new.call_id) if new.status == "waiting" else None
+        beginning = self._own(self.ledger.commit(calls.begin, new, needs_worker=needs_worker))
+        beginning.add_done_callback(_heed)
+        try:
+            begun = await asyncio.shield(beginning)
+        except BaseException as error:
             if waiting is not None:
                 waiting.close()
+                if not isinstance(error, RefusedError):
+                    self._own(self._abandon(new.call_id, beginning, canceled=_is_canceled(context), late=late))
             raise
         room.open(new.call_id)
         if not begun.fresh:
@@ -144,41 +198,28 @@ class CallDesk:
             raise RefusedError("conflict", f'there is a call "{new.call_id}" already; give each call an id of its own')
         if new.due_at is not None:
             self.on_due()
-        if waiting is None:
-            return _pending(new.call_id)
-        self._waiting[new.call_id] = waiting
-        if self._stopping:
-            waiting.stop(_STOPPING)
-        waiting.start_timer(seconds)
-        try:
-            call = await waiting.outcome()
-        except asyncio.CancelledError:
-            # Whoever waited is gone. Was the call itself canceled? Else the answer goes to the inbox.
-            self._own(self._give_up(new.call_id, canceled=context.canceled or not late))
-            raise
-        finally:
-            self._waiting.pop(new.call_id, None)
-            waiting.close()
-            self._note_idle()
-        if isinstance(call, CallRecord):
-            room.take(new.call_id)
-            return result_of(call)
-        return await self._stop_waiting(room, new.call_id, seconds, stopping=call is _STOPPING, late=late)
+        return waiting
 
     async def _stop_waiting(
         self, room: CallRoom, call_id: str, seconds: float, *, stopping: bool, late: bool
     ) -> ToolResult:
         """The time is over. Where the answer came in the same moment, it is taken all the same."""
         if not late:
-            reason = "nobody answered in time"
-            ended = await self._finish(self.ledger.commit(calls.end_call, call_id, "canceled", reason))
+            end = self.ledger.commit(calls.end_call, call_id, "canceled", "nobody answered in time", tells_agent=False)
+            ended = await self._finish(end)
             if ended is None and (call := await self.ledger.read(rows.one, call_id)) is not None:
+                room.take(call_id)
                 return result_of(call)
             return ToolResult(False, error=f"nobody answered within {milliseconds(seconds)}ms", error_kind="timeout")
-        call, mine = await self._finish(self.ledger.commit(calls.park, call_id))
-        if mine:
-            room.take(call_id)
-            return result_of(call)
+        try:
+            call, mine = await self._finish(self.ledger.commit(calls.park, call_id))
+        except StorageError as error:
+            _log.warning("call %s is parked when the database is back: %s", call_id, error)
+            self._own(self._give_up(call_id, canceled=False))
+        else:
+            if mine:
+                room.take(call_id)
+                return result_of(call)
         if stopping:
             return _pending(call_id)
         return ToolResult(
@@ -192,12 +233,17 @@ class CallDesk:
     async def attend(self, call_id: str, seconds: float) -> CallRecord:
         """Waits for a call that was begun before, by whomever. As it is then; open, if the time was too short."""
         waiting = _Waiting(self.ledger, call_id)
-        waiting.start_timer(seconds)
+        self._deadlines.add(waiting, seconds)
+        self._attending.add(waiting)
         try:
             waiting.look()
+            if self._stopping:
+                waiting.stop(_STOPPING)
             await waiting.outcome()
         finally:
+            self._attending.discard(waiting)
             waiting.close()
+            self._deadlines.note_closed()
         call = await self.ledger.read(rows.one, call_id)
         if call is None:
             raise RefusedError("not_found", f'there is no call "{call_id}"')
@@ -229,6 +275,11 @@ class CallDesk:
                     await self.ledger.write(rows.delivered, confirmed)
                 except StorageError as error:
                     _log.warning("that answers arrived could not be written down: %s", error)
+                    if self._stopping:
+                        return
+                    # Else they would come to the inbox too, should this process be killed one day.
+                    self._to_confirm += confirmed
+                    await asyncio.sleep(_LOOK_AGAIN_SECONDS)
         finally:
             self._confirming = None
 
@@ -237,7 +288,7 @@ class CallDesk:
     async def drain(self) -> None:
         """Parks what waits: its callers are told that it is pending. New calls are pending from the start."""
         self._stopping = True
-        for waiting in tuple(self._waiting.values()):
+        for waiting in (*self._waiting.values(), *self._attending):
             waiting.stop(_STOPPING)
         self._note_idle()
         await self._idle.wait()
@@ -247,15 +298,34 @@ class CallDesk:
             self._idle.set()
 
     async def aclose(self) -> None:
+        """Waits for what is being written; calls may still be answered after that."""
+        self._stopping = True
         while self._background:
             await asyncio.gather(*self._background, return_exceptions=True)
 
-    async def _give_up(self, call_id: str, *, canceled: bool) -> None:
-        if canceled:
+    async def _give_up(self, call_id: str, *, canceled: bool, late: bool = True) -> None:
+        """Nobody waits for a call any more. `late`: an answer is wanted all the same, unless the call was canceled."""
+        if canceled or not late:
             await self._insist(calls.end_call, call_id, "canceled", "the call was canceled", tells_agent=False)
         else:
             await self._insist(calls.park, call_id)
-            await self._insist(calls.redirect, call_id)  # Where the answer was on its way to who went away.
+        # Where the answer was on its way to who went away.
+        if late:
+            await self._insist(calls.redirect, call_id)
+        else:
+            self.delivered((call_id,))
+
+    async def _abandon(self, call_id: str, beginning: asyncio.Task[calls.Begun], *, canceled: bool, late: bool) -> None:
+        """Nobody waits for a call that may have been written down as waited for."""
+        try:
+            begun = await beginning
+        except RefusedError:
+            return
+        except StorageError:  # Who knows.
+            await self._give_up(call_id, canceled=canceled, late=late)
+        else:
+            if begun.fresh:
+                await self._give_up(call_id, canceled=canceled, late=late)
 
     async def _insist(self, program: Any, *args: Any, **kwargs: Any) -> None:
         """Gets a write done, also if the database is away for a while."""
@@ -275,7 +345,9 @@ class CallDesk:
 
     async def _finish(self, work: Coroutine[Any, Any, Any]) -> Any:
         """Waits for a write that must not be cut off by a caller who goes away."""
-        return await asyncio.shield(self._own(work))
+        writing = self._own(work)
+        writing.add_done_callback(_heed)
+        return await asyncio.shield(writing)
 
     def _own(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = asyncio.get_running_loop().create_task(work)
@@ -287,7 +359,7 @@ class CallDesk:
 class _Waiting:
     """One caller who waits for one call."""
 
-    __slots__ = ("_key", "_ledger", "call_id", "future", "timer")
+    __slots__ = ("_key", "_ledger", "_why", "call_id", "closed", "future")
 
     def __init__(self, ledger: Ledger, call_id: str) -> None:
         self._ledger = ledger
@@ -295,13 +367,16 @@ class _Waiting:
         self.call_id = call_id
         # Registered before the row is there: an answer cannot come in between.
         self.future = ledger.waiters.expect(self._key)
-        self.timer: asyncio.TimerHandle | None = None
+        self.closed = False
+        self._why: object = None
+        """Why to stop waiting. Kept: whoever waits may have been woken for something else just now."""
 
-    def start_timer(self, seconds: float) -> None:
-        if seconds < 86_400 * 365:
-            self.timer = asyncio.get_running_loop().call_later(max(seconds, 0.0), self.stop, _TIMED_OUT)
+    def expire(self) -> None:
+        """The time is up."""
+        self.stop(_TIMED_OUT)
 
     def stop(self, why: object) -> None:
+        self._why = self._why or why
         if not self.future.done():
             self.future.set_result(why)
 
@@ -311,25 +386,34 @@ class _Waiting:
             self.future.set_result(None)
 
     async def outcome(self) -> CallRecord | object:
-        """The call once it has ended, or why waiting ended before."""
+        """The call once it has ended for its caller, or why waiting ended before."""
         while True:
             value = await self.future
+            if isinstance(value, CallRecord):
+                return value if value.status not in OPEN_CALL else _PARKED
             if value is not None:
                 return value
             # Something happened elsewhere. Registered again before looking: nothing may fall in between.
             self._ledger.waiters.forget(self._key, self.future)
             self.future = self._ledger.waiters.expect(self._key)
             try:
-                call = await self._ledger.read(rows.one, self.call_id)
+                found = await self._ledger.read(rows.for_caller, self.call_id)
             except StorageError as error:
-                _log.warning("call %s: %s", self.call_id, error)  # The next wake-up, or the time-out, looks again.
-                continue
-            if call is None or call.status not in (*OPEN_CALL, "running"):
-                return call if call is not None else _TIMED_OUT
+                _log.warning("call %s: %s", self.call_id, error)
+                asyncio.get_running_loop().call_later(_LOOK_AGAIN_SECONDS, self.look)
+            else:
+                if found is None:
+                    return _TIMED_OUT
+                call, is_inboxs = found
+                if is_inboxs:
+                    return _PARKED
+                if call.status not in ("waiting", "running"):
+                    return call
+            if self._why is not None:
+                return self._why
 
     def close(self) -> None:
-        if self.timer is not None:
-            self.timer.cancel()
+        self.closed = True
         self._ledger.waiters.forget(self._key, self.future)
 
 
@@ -343,6 +427,17 @@ def result_of(call: CallRecord) -> ToolResult:
     kind: ErrorKind = "timeout" if call.status == "expired" else "execution_error"
     extras: dict[str, Any] = {} if text is not None else {"result": call.result}
     return ToolResult(False, error=text or jsontext.describe(call.result, 500), error_kind=kind, extras=extras)
+
+
+def _is_canceled(context: ToolContext) -> bool:
+    """Whether a call was canceled, or one that it is part of; not just whoever waited for it."""
+    return context.canceled or any(call.cancel_requested for call in lineage())
+
+
+def _heed(task: asyncio.Task[Any]) -> None:
+    """A fault is for whoever waits; where they went away, for nobody."""
+    if not task.cancelled():
+        task.exception()
 
 
 def _nothing() -> None: ...

@@ -8,7 +8,14 @@ from typing import Any
 from toolspace.core.context import ToolContext
 from toolspace.core.result import ToolResult
 from toolspace.core.tool import Tool
-from toolspace.errors import RefusedError, StorageError, ToolError, ToolExecutionError, ToolPermissionError
+from toolspace.errors import (
+    RefusedError,
+    StorageError,
+    StorageUnavailable,
+    ToolError,
+    ToolExecutionError,
+    ToolPermissionError,
+)
 from toolspace.spaces import runs
 from toolspace.spaces.desk import CallDesk
 from toolspace.spaces.ledger import Ledger
@@ -19,6 +26,8 @@ class CallRoom:
 
     Where nobody `confirms` that answers arrived, because the way back is not seen, handing them over has to do.
     """
+
+    __slots__ = ("_confirms", "_opened", "agent_entity_id", "desk", "faults", "inline", "run_id", "space_id")
 
     def __init__(
         self,
@@ -37,7 +46,9 @@ class CallRoom:
         """Where visible calls show. `enter` changes it, for the calls that follow."""
         self.inline: list[str] = []
         """Calls whose answers go back with this request: whoever sends it says whether they arrived."""
-        self._opened: set[str] = set()
+        self.faults: dict[str, StorageUnavailable] = {}
+        """Calls of which nothing is known, because the database did not answer."""
+        self._opened: set[str] | None = None
 
     @property
     def ledger(self) -> Ledger:
@@ -46,10 +57,11 @@ class CallRoom:
     def open(self, call_id: str) -> None:
         """A call is written down while someone else answers it."""
         if self.run_id is not None:
+            self._opened = self._opened or set()
             self._opened.add(call_id)
 
     def has_opened(self, call_id: str) -> bool:
-        return call_id in self._opened
+        return self._opened is not None and call_id in self._opened
 
     def take(self, call_id: str) -> None:
         """The answer of a call goes to whoever made this request."""
@@ -67,10 +79,13 @@ class CallRoom:
 
     async def answer_elsewhere(self, tool: Tool, parameters: Mapping[str, Any], context: ToolContext) -> ToolResult:
         if tool.execution_type == "space" and self.space_id is None:
-            raise ToolPermissionError(not_in_a_space(tool.name))
+            where = not_in_a_space if self.run_id is not None else _not_in_a_run
+            raise ToolPermissionError(where(tool.name))
         try:
             return await self.desk.answer(self, tool, parameters, context)
         except (RefusedError, StorageError) as error:
+            if isinstance(error, StorageUnavailable):
+                self.faults[context.call_id or ""] = error
             raise as_tool_error(error) from error
 
     async def ask(self, name: str, args: Mapping[str, Any], context: ToolContext, *, timeout: float) -> Any:
@@ -84,6 +99,15 @@ def not_in_a_space(tool_name: str) -> str:
     return f'Tool "{tool_name}" is visible but you are not in a space. Call enter_space first.'
 
 
+def _not_in_a_run(tool_name: str) -> str:
+    return (
+        f'Tool "{tool_name}" asks the people in a space, and this call is in none: '
+        "open a run there (POST /api/runs) and call it in that (POST /api/runs/{runId}/calls)"
+    )
+
+
 def as_tool_error(error: RefusedError | StorageError) -> ToolError:
     """A refusal as the failure of a call that was not executed."""
+    if isinstance(error, StorageUnavailable):  # Where the database is, is not for everyone who may call a tool.
+        return ToolExecutionError("the database does not answer now; try again", executed=False)
     return ToolExecutionError(str(error), executed=False)

@@ -9,6 +9,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from toolspace.abc.database import Database, Program, WakeUps
 from toolspace.core.ids import new_id
 from toolspace.core.records import NewEvent, StreamEvent
+from toolspace.errors import StorageInDoubt
 from toolspace.stores.sql import events as event_rows
 from toolspace.streams.hub import Hub
 from toolspace.streams.waiters import Waiters
@@ -92,7 +93,12 @@ class Ledger:
                 self._tell(told)
 
         # Told by the database, not here: what is durable must be heard of even if whoever asked was canceled.
-        return await self.database.run(attempt, then=tell)
+        try:
+            return await self.database.run(attempt, then=tell)
+        except StorageInDoubt:
+            if told is not None:
+                self._have_a_look(told)
+            raise
 
     async def aclose(self) -> None:
         await self.hub.aclose()
@@ -115,17 +121,14 @@ class Ledger:
         for call_id in effects.stops:
             self.on_stop(call_id)
         if self._wakeups is not None:
-            last = {event.stream: event.id for event in effects.events}  # The highest of each: they are in order.
-            self._wakeups.send(
-                (
-                    *(f"e {number} {stream}" for stream, number in last.items()),
-                    *(f"c {call_id}" for call_id in effects.calls),
-                    *(f"i {agent}" for agent in effects.inbox),
-                    *(f"o {tool}" for tool in effects.offers),
-                    *(f"k {key}" for key in effects.keys),
-                    *(f"s {call_id}" for call_id in effects.stops),
-                )
-            )
+            self._wakeups.send(_hints(effects))
+
+    def _have_a_look(self, effects: Effects) -> None:
+        """Nobody knows whether it happened: everyone concerned looks, here and elsewhere, as if others had done it."""
+        hints = _hints(effects)
+        self._heard(hints)
+        if self._wakeups is not None:
+            self._wakeups.send(hints)
 
     def _heard(self, hints: Sequence[str]) -> None:
         for hint in hints:
@@ -151,6 +154,19 @@ class Ledger:
 
     async def _bounds(self, stream: str) -> tuple[int, int]:
         return await self.read(event_rows.bounds, stream)
+
+
+def _hints(effects: Effects) -> tuple[str, ...]:
+    """What to look at again, by id."""
+    last = {event.stream: event.id for event in effects.events}  # The highest of each: they are in order.
+    return (
+        *(f"e {number} {stream}" for stream, number in last.items()),
+        *(f"c {call_id}" for call_id in effects.calls),
+        *(f"i {agent}" for agent in effects.inbox),
+        *(f"o {tool}" for tool in effects.offers),
+        *(f"k {key}" for key in effects.keys),
+        *(f"s {call_id}" for call_id in effects.stops),
+    )
 
 
 def _nothing(_: str) -> None: ...

@@ -24,7 +24,7 @@ from toolspace.stores.sql import plans as rows
 from toolspace.stores.sql.plans import MOST_PLANS, Plan, PlanStatus
 
 
-class NewPlan(msgspec.Struct, frozen=True, kw_only=True):
+class NewPlan(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """A plan as an agent makes it, or with an id what becomes of one. Exactly one of the three says when."""
 
     name: str

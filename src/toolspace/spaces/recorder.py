@@ -8,17 +8,19 @@ from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from typing import Any
 
+from toolspace.abc.database import Program
 from toolspace.core import jsontext
 from toolspace.core.events import CallPartial, CallProgress, EventType
 from toolspace.core.records import CallRecord, CallStatus, Exposure, NewEvent
 from toolspace.core.result import ToolResult
 from toolspace.core.tool import ANSWERED_ELSEWHERE, Tool
-from toolspace.errors import RefusedError, StorageError
+from toolspace.errors import RefusedError, StorageError, StorageUnavailable
 from toolspace.orchestrator.bus import EventBus
 from toolspace.orchestrator.call import Call, outside
 from toolspace.orchestrator.stage import Handler, Plan
 from toolspace.spaces import calls
-from toolspace.spaces.host import CallRoom, not_in_a_space
+from toolspace.spaces.desk import TARGETS
+from toolspace.spaces.host import CallRoom, as_tool_error, not_in_a_space
 from toolspace.spaces.ledger import Effects, Ledger
 from toolspace.stores.sql.calls import NewCall
 
@@ -48,6 +50,9 @@ class Recorder:
         elsewhere = tool.execution_type in ANSWERED_ELSEWHERE and known
         exposure: Exposure = "full" if visible else "name" if tool.execution_type == "prebuilt" else "none"
 
+        if not plan.in_run:
+            return next  # Nothing of it is kept.
+
         async def run(call: Call) -> ToolResult:
             room = call.base.host
             if not isinstance(room, CallRoom) or room.run_id is None:
@@ -58,22 +63,32 @@ class Recorder:
             if visible and room.space_id is None:
                 result = call.fail("not_permitted", not_in_a_space(tool.name))
                 # It showed nowhere, so it is nobody's to see in a space that the run enters later.
-                await self._note_failure(call, room, "none", result)
+                await self._note(call, room, "none", result)
                 return result
             if elsewhere:  # Written down by the desk that hands it out.
                 result = await next(call)
                 if not room.has_opened(call.id):
-                    await self._note_failure(call, room, exposure, result)
+                    await self._note(call, room, exposure, result)
                 return result
             return await self._recorded(call, room, exposure, next)
 
         return run
 
     async def _recorded(self, call: Call, room: CallRoom, exposure: Exposure, next: Handler) -> ToolResult:
+        beginning = self._own(self._ledger.commit(calls.begin, self._new(call, room, exposure, "running")))
         try:
-            begun = await self._ledger.commit(calls.begin, self._new(call, room, exposure, "running"))
-        except (RefusedError, StorageError) as error:
+            begun = await asyncio.shield(beginning)
+        except RefusedError as error:
             return call.fail("execution_error", str(error), executed=False)
+        except StorageError as error:
+            if isinstance(error, StorageUnavailable):
+                room.faults[call.id] = error
+            result = call.fail("execution_error", str(as_tool_error(error)), executed=False)
+            self._own(self._abandon(call.id, beginning, result))
+            return result
+        except BaseException:
+            self._own(self._abandon(call.id, beginning, call.fail("canceled", "the caller was canceled")))
+            raise
         if not begun.fresh:
             message = f'there is a call "{call.id}" already; give each call an id of its own'
             return call.fail("limit_exceeded", message, executed=False)
@@ -88,43 +103,58 @@ class Recorder:
         await asyncio.shield(self._own(self._finish(live, result)))
         return result
 
+    async def _abandon(self, call_id: str, beginning: asyncio.Task[calls.Begun], result: ToolResult) -> None:
+        """Ends a call that may have been written down, though it never began."""
+        try:
+            if not (await beginning).fresh:
+                return
+        except RefusedError:
+            return
+        except StorageError:  # Who knows. A call of this id that runs here is another one.
+            if call_id in self._live:
+                return
+        await self._end(call_id, result, ())
+
     async def _finish(self, live: _Live, result: ToolResult) -> None:
         del self._live[live.call.call_id]
         async with live.lock:  # What is being flushed belongs in front.
             rest, live.events = live.events, []
+        await self._end(live.call.call_id, result, rest)
+
+    async def _end(self, call_id: str, result: ToolResult, rest: Sequence[NewEvent]) -> None:
         try:
-            await self._write_end(live, result, rest)
+            await self._write_end(call_id, result, rest)
         except StorageError as error:
             # The effect has happened, and its caller gets the result; the row follows when the database is back.
-            _log.warning("call %s ended, which is not written down yet: %s", live.call.call_id, error)
-            self._own(self._finish_later(live, result, rest))
+            _log.warning("call %s ended, which is not written down yet: %s", call_id, error)
+            self._own(self._end_later(call_id, result, rest))
 
-    async def _finish_later(self, live: _Live, result: ToolResult, rest: Sequence[NewEvent]) -> None:
+    async def _end_later(self, call_id: str, result: ToolResult, rest: Sequence[NewEvent]) -> None:
         delay = 0.2
         while not self._closing:
             await asyncio.sleep(delay)
             delay = min(delay * 2, 5.0)
             with suppress(StorageError):
-                await self._write_end(live, result, rest)
+                await self._write_end(call_id, result, rest)
                 break
 
-    async def _write_end(self, live: _Live, result: ToolResult, rest: Sequence[NewEvent]) -> None:
-        status: CallStatus = "completed" if result.ok else "canceled" if result.error_kind == "canceled" else "failed"
+    async def _write_end(self, call_id: str, result: ToolResult, rest: Sequence[NewEvent]) -> None:
         await self._ledger.commit(
             calls.finish,
-            live.call.call_id,
-            status=status,
-            result=jsontext.plain(result.result if result.ok else result.error),
+            call_id,
+            status=_status(result),
+            result=_outcome(result),
             is_error=not result.ok,
             error_kind=result.error_kind,
             before=rest,
+            node_id=self._ledger.node_id,
         )
 
-    async def _note_failure(self, call: Call, room: CallRoom, exposure: Exposure, result: ToolResult) -> None:
-        """Writes a call down that failed before anyone was asked."""
+    async def _note(self, call: Call, room: CallRoom, exposure: Exposure, result: ToolResult) -> None:
+        """Writes a call down that nobody was asked for: it failed before that, or its answer was known."""
         new = self._new(call, room, exposure, "running", shown=False)
         try:
-            await self._ledger.commit(_failed, new, result.error or "", result.error_kind)
+            await self._ledger.commit(_ended, new, result)
         except (RefusedError, StorageError) as error:
             _log.warning("call %s could not be written down: %s", call.id, error)
 
@@ -140,7 +170,7 @@ class Recorder:
             tool_name=tool.name if call.entry.known else call.requested,
             args=_arguments(call),
             execution_type=tool.execution_type,
-            execution_target="server",
+            execution_target=TARGETS.get(tool.execution_type, "server"),
             visible=shown and exposure == "full",
             is_async=tool.is_async,
             exposure=exposure,
@@ -211,10 +241,25 @@ class _Live:
         self.lock = asyncio.Lock()
 
 
-def _failed(effects: Effects, new: NewCall, error: str, kind: str | None) -> Any:
+def _ended(effects: Effects, new: NewCall, result: ToolResult) -> Program[None]:
     begun = yield from calls.begin(effects, new)
     if begun.fresh:
-        yield from calls.finish(effects, new.call_id, status="failed", result=error, is_error=True, error_kind=kind)
+        yield from calls.finish(
+            effects,
+            new.call_id,
+            status=_status(result),
+            result=_outcome(result),
+            is_error=not result.ok,
+            error_kind=result.error_kind,
+        )
+
+
+def _status(result: ToolResult) -> CallStatus:
+    return "completed" if result.ok else "canceled" if result.error_kind == "canceled" else "failed"
+
+
+def _outcome(result: ToolResult) -> Any:
+    return jsontext.plain(result.result if result.ok else result.error)
 
 
 def _arguments(call: Call) -> Any:

@@ -46,13 +46,24 @@ def open_run(
 
 
 def enter_space(effects: Effects, run_id: str, space_id: str | None) -> Program[RunRecord]:
-    """Makes a space the active one of a run, where its visible calls show; None leaves it."""
+    """Makes a space the active one of a run, where its visible calls show; None leaves it.
+
+    Each of the two spaces is told: nobody in the one should wait for what goes on in the other.
+    """
     run = yield from the_run(run_id)
     if run.status in ENDED_RUN:
         raise RefusedError("conflict", f'the run "{run_id}" has ended')
     if space_id is not None:
         yield from _check_member(space_id, run.agent_entity_id)
+    if space_id == run.space_id:
+        return run
     moved = yield from run_rows.enter(run_id, space_id)
+    told = {"runId": run.id, "agentEntityId": run.agent_entity_id}
+    if run.space_id is not None:
+        left = {**told, "spaceId": run.space_id, "status": run.status}
+        effects.emit(space_stream(run.space_id), NewEvent("run.done", left))
+    if space_id is not None:
+        effects.emit(space_stream(space_id), NewEvent("run.started", {**told, "spaceId": space_id}))
     return moved or run
 
 
@@ -71,6 +82,7 @@ def close_run(
         if run.status == status:
             return run  # Said twice.
         raise _ended(run)
+    effects.keys.add(f"run:{run_id}")  # Whoever keeps something for it need not any more.
     done(effects, moved)
     return moved
 
@@ -85,7 +97,9 @@ def cancel_run(effects: Effects, run_id: str) -> Program[RunRecord]:
         raise _ended(run)
     effects.keys.add(f"run:{run_id}")  # Whoever runs calls of it stops them.
     for call_id in (yield from call_rows.open_in(run_id)):
-        yield from calls.end_call(effects, call_id, "canceled", "the run was canceled", tells_agent=False)
+        reason = "the run was canceled"
+        if (yield from calls.end_call(effects, call_id, "canceled", reason, tells_agent=False)) is None:
+            effects.stops.add(call_id)  # It runs, wherever that is.
     done(effects, moved)
     return moved
 

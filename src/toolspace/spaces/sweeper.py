@@ -10,7 +10,7 @@ from typing import Any
 
 from toolspace.abc.database import Program
 from toolspace.core.ids import now_ms
-from toolspace.errors import RefusedError, StorageError
+from toolspace.errors import RefusedError, StorageError, StorageUnavailable
 from toolspace.spaces import calls, plans
 from toolspace.spaces.ledger import Effects, Ledger
 from toolspace.stores.sql import answers, claims, presence
@@ -18,17 +18,22 @@ from toolspace.stores.sql import calls as call_rows
 from toolspace.stores.sql import events as event_rows
 from toolspace.stores.sql import inbox as inbox_rows
 from toolspace.stores.sql import plans as plan_rows
+from toolspace.stores.sql import runs as run_rows
 
 _log = logging.getLogger("toolspace.sweeper")
 
 BEAT_SECONDS = 2.0
 DEAD_SECONDS = 10.0
 """A process that was silent for so long is taken for dead. Longer than any pause of a healthy one."""
+_BLIND_SECONDS = DEAD_SECONDS / 2
+"""Who could not look for so long knows nothing of the others: they may have had no way to be heard."""
 _LATE_MS = 5_000
 """By how much a caller may overstay before its call is parked for it."""
 _LONGEST_SLEEP, _SHORTEST_SLEEP = 1.0, 0.002
 _BATCH = 200
 _FORGET_EVERY = 300.0
+_FORGOTTEN_AT_ONCE = 1_000
+"""Not all: others write too."""
 _KEPT_ANSWERS_MS = 25 * 3_600_000
 """How long a repeated request finds the first one's answer: a day, and what passes until someone looks."""
 
@@ -36,13 +41,28 @@ _KEPT_ANSWERS_MS = 25 * 3_600_000
 class Sweeper:
     """One task for each process; what it does is safe to do in several at once. `async with` runs it."""
 
-    def __init__(self, ledger: Ledger, *, worker_grace: float = 3.0, event_retention: float = 7 * 86_400.0) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        *,
+        worker_grace: float = 3.0,
+        event_retention: float = 7 * 86_400.0,
+        retention: float = 30 * 86_400.0,
+    ) -> None:
         self._ledger = ledger
         self._worker_grace = worker_grace
         self._event_retention = event_retention
+        self._retention = retention
+        self.on_forgotten: Callable[[], Awaitable[None]] = _forgotten
+        """Told that the others took this process for dead, and forgot who is connected to it."""
         self._started_at = now_ms()
+        self._looked_at = float("-inf")
+        self._silent: dict[str, tuple[int, float]] = {}
+        """The last sign of each other process, and since when there was no other, by the clock of this one."""
         self._task: asyncio.Task[None] | None = None
         self._poked = asyncio.Event()
+        self._failed = False
+        """Whether something of the last round could not be done, and is due still."""
         self._next_beat = 0.0
         self._next_forget = 0.0
         self._forget: Callable[[], None] = _nothing
@@ -62,7 +82,8 @@ class Sweeper:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         try:
-            await self._ledger.commit(_bury, self._ledger.node_id)
+            # Whatever could not be written down while the database was away: nobody looks for it under this name again.
+            await self._clear_up_after(self._ledger.node_id)
         except StorageError as error:
             _log.warning("this process could not say goodbye: %s", error)
 
@@ -78,14 +99,14 @@ class Sweeper:
             try:
                 if self._ledger.database.shared and loop.time() >= self._next_beat:
                     self._next_beat = loop.time() + BEAT_SECONDS
-                    await self._ledger.write(presence.beat, self._ledger.node_id, started_at=self._started_at)
-                    await self.clear_up(now_ms() - round(DEAD_SECONDS * 1000))
+                    await self.beat()
+                    await self.bury_the_dead(loop.time())
                 await self.sweep()
                 if loop.time() >= self._next_forget:
                     self._next_forget = loop.time() + _FORGET_EVERY
-                    await self._forget_old_events()
+                    await self.forget_what_is_old()
                 due = await self._ledger.read(_next_due)
-                if due is not None:
+                if due is not None and not self._failed:
                     delay = min(max((due - now_ms()) / 1000, _SHORTEST_SLEEP), _LONGEST_SLEEP)
             except StorageError as error:
                 _log.warning("sweeping has to wait: %s", error)
@@ -97,6 +118,7 @@ class Sweeper:
 
     async def sweep(self) -> None:
         """Does once what is due now."""
+        self._failed = False
         for call in await self._ledger.read(call_rows.due, limit=_BATCH):
             waited = {"waited": now_ms() - call.created_at}
             await self._try(self._ledger.commit(calls.answer_itself, call.call_id, waited))
@@ -111,31 +133,72 @@ class Sweeper:
         await self._ledger.commit(_release_gone, gone_before)
         await self._ledger.commit(_take_back_inbox)
 
+    async def beat(self) -> None:
+        """Says that this process is alive."""
+        if await self._ledger.write(presence.beat, self._ledger.node_id, started_at=self._started_at):
+            _log.warning("other processes took this one for dead; it tells them who is connected to it")
+            await self.on_forgotten()
+
+    async def bury_the_dead(self, now: float) -> None:
+        """Sees to what processes left that gave no sign while this one was looking for it.
+
+        Their signs are compared with each other, never with a clock of here: theirs may be another, and while the
+        database was away nobody could give one.
+        """
+        if now - self._looked_at > _BLIND_SECONDS:
+            self._silent.clear()
+        before, self._silent = self._silent, {}
+        for node_id, sign in (await self._ledger.read(presence.beats, besides=self._ledger.node_id)).items():
+            last, since = before.get(node_id, (None, now))
+            self._silent[node_id] = (sign, since if sign == last else now)
+        self._looked_at = now
+        for node_id, (_, since) in self._silent.items():
+            if now - since >= DEAD_SECONDS:
+                _log.info("process %s is gone; clearing up after it", node_id)
+                await self._clear_up_after(node_id)
+
     async def clear_up(self, before: int) -> None:
         """Sees to what processes left that were not heard of since a time."""
         for node_id in await self._ledger.read(presence.dead_nodes, before=before, besides=self._ledger.node_id):
             _log.info("process %s is gone; clearing up after it", node_id)
-            while True:
-                left = await self._ledger.read(call_rows.left_behind, [node_id], limit=_BATCH)
-                for call_id, status in left:
-                    await self._try(self._ledger.commit(_inherit, call_id, status))
-                if not left:
-                    break
-            await self._ledger.commit(_bury, node_id)
+            await self._clear_up_after(node_id)
 
-    async def _forget_old_events(self) -> None:
-        before = now_ms() - round(self._event_retention * 1000)
-        while await self._ledger.write(event_rows.forget, before, 1_000):  # Some at once: others write too.
-            pass
-        while await self._ledger.write(answers.forget, now_ms() - _KEPT_ANSWERS_MS, 1_000):
-            pass
+    async def _clear_up_after(self, node_id: str) -> None:
+        while left := await self._ledger.read(call_rows.left_behind, [node_id], limit=_BATCH):
+            for call_id, status in left:
+                await self._try(self._ledger.commit(_inherit, call_id, status))
+        await self._ledger.commit(_bury, node_id)
+
+    async def forget_what_is_old(self) -> None:
+        now = now_ms()
+        ended_before = now - round(self._retention * 1000)
+        for forget, before in (
+            (event_rows.forget, now - round(self._event_retention * 1000)),
+            (answers.forget, now - _KEPT_ANSWERS_MS),
+            (call_rows.forget, ended_before),
+            (run_rows.forget, ended_before),  # After their calls.
+            (inbox_rows.forget, ended_before),
+        ):
+            while await self._ledger.write(forget, before, _FORGOTTEN_AT_ONCE):
+                pass
 
     async def _try(self, work: Awaitable[Any]) -> None:
-        with suppress(RefusedError):  # Someone else was faster.
+        """Does one thing of many: what is wrong with it must not keep the others from being done."""
+        try:
             await work
+        except RefusedError:
+            pass  # Someone else was faster.
+        except StorageUnavailable:
+            raise
+        except Exception:
+            self._failed = True
+            _log.exception("something that was due could not be done")
 
 
 def _nothing() -> None: ...
+
+
+async def _forgotten() -> None: ...
 
 
 def _next_due() -> Program[int | None]:

@@ -7,8 +7,9 @@ from typing import Literal
 
 from toolspace.core.records import CallRecord
 
-Ending = Literal["stopping", "replaced"]
-"""Why a line ends: the process stops, or the same worker has connected again, here or elsewhere."""
+Ending = Literal["stopping", "replaced", "forgotten"]
+"""Why a line ends: the process stops; the same worker has connected again, here or elsewhere; or others took the
+process for dead, and the worker for gone: it has to come again."""
 Fate = Literal["answered", "canceled"]
 News = tuple[Literal["offered"], CallRecord] | tuple[Fate, str]
 """A call to execute; or that one is answered already, or not wanted any more, by its id."""

@@ -250,7 +250,7 @@ class Workers:
             if worker.connection is not connection:
                 continue
             if held is None:
-                connection.end("replaced")
+                await self._end_line(connection)
                 continue
             self._moved |= dict.fromkeys(worker.held.keys() - {call.call_id for call in held})
             self._reconcile(worker, held)
@@ -274,12 +274,17 @@ class Workers:
                 raise
             for worker in ready:
                 if worker.id in deal.elsewhere and worker.connection is lines[worker.id] and worker.connection:
-                    worker.connection.end("replaced")
+                    await self._end_line(worker.connection)
                 if given := deal.given.get(worker.id):
                     self._turns += 1
                     worker.turn = self._turns
                     self._reconcile(worker, given)
             self._wanted = self._wanted or deal.more
+
+    async def _end_line(self, connection: Connection) -> None:
+        """The database does not say any more that a worker is connected here."""
+        taken = await self._ledger.read(claims.is_elsewhere, connection.worker_id, node_id=self._ledger.node_id)
+        connection.end("replaced" if taken else "forgotten")
 
     def _reconcile(self, worker: _Worker, calls: Iterable[CallRecord]) -> None:
         """These calls are in the worker's hands: it hears of those that its connection did not offer yet."""

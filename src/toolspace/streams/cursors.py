@@ -9,10 +9,14 @@ from typing import Final, Protocol, Self
 from toolspace.core.records import StreamEvent
 from toolspace.errors import ToolspaceError
 from toolspace.streams.everything import Everything
-from toolspace.streams.ring import Ring
+from toolspace.streams.ring import Ring, encoded_data
 
 PAGE: Final = 256
 """Events that are read, and handed out, at once."""
+_FIRST: Final = 16
+"""Stored events that are read before it is known how large they are."""
+_BYTES: Final = 64 * 1024
+"""Of stored events that are read at once, about: many readers may look back at large ones."""
 
 
 class TooSlow(ToolspaceError):
@@ -96,6 +100,7 @@ class Subscription(_Cursor):
         """Where the position that was asked for is not kept: the id of the oldest event that is."""
         self._live = False
         """Whether it reads from the ring: then it must keep up."""
+        self._page = _FIRST
 
     @property
     def stream(self) -> str:
@@ -155,7 +160,11 @@ class Subscription(_Cursor):
 
     async def replay(self) -> list[StreamEvent]:
         """The next events from the store, some at once."""
-        batch = await self._topic.load(self.cursor, PAGE)
+        batch = await self._topic.load(self.cursor, self._page)
+        if batch:
+            size = sum(len(encoded_data(event)) for event in batch)
+            # It grows slowly: behind a small one there may be large ones.
+            self._page = min(max(_BYTES * len(batch) // size, 1), 2 * self._page, PAGE)
         # Nothing there though the ring begins later: what was between was removed for its age.
         self.cursor = batch[-1].id if batch else max(self.cursor, self._topic.ring.first - 1)
         return batch

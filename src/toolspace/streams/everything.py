@@ -90,19 +90,24 @@ class Everything:
     async def _read(self) -> None:
         try:
             while self._wanted and self.subscriptions:
-                stream, wanted = self._wanted.popitem()
+                # Left there while it is read: what is told meanwhile must not be put in front of it.
+                stream, wanted = next(iter(self._wanted.items()))
                 after = self._last.get(stream, max(0, wanted - _BACK))
                 try:
                     events = await self._load(stream, after, _PAGE)
                 except Exception as error:  # Whoever watches sees that something is missing; nothing depends on it.
                     _log.warning("the events of %s cannot be read: %s", stream, error)
+                    self._wanted.pop(stream, None)
                     continue
                 for event in events:
                     if event.id > self._last.get(stream, 0) and event.at >= self._since:
                         self._append(event)
+                if self._wanted.get(stream) == wanted:
+                    del self._wanted[stream]
                 if len(events) == _PAGE:
                     self.expect(stream, events[-1].id + 1)
-                self.wake()
+                if events:
+                    self.wake()
         finally:
             self._reading = None
 

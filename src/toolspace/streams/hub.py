@@ -102,6 +102,13 @@ class Hub:
             raise StreamClosed("the streams are closed")
         return Follower(self._everything)
 
+    def end(self, stream: str) -> None:
+        """What the stream is about is gone: ends its readers here, and forgets what they read."""
+        topic = self._topics.get(stream)
+        if topic is not None:
+            for subscription in tuple(topic.subscriptions):
+                subscription.close()
+
     async def aclose(self) -> None:
         """Ends every subscription: its reader gets `StreamClosed`."""
         self.closed = True
@@ -200,6 +207,7 @@ class _Topic:
         try:
             while self._stale or self._known > self.ring.last:
                 self._stale = False
+                wanted = self._known
                 try:
                     events = await self.load(self.ring.last, PAGE)
                 except Exception as error:
@@ -210,13 +218,13 @@ class _Topic:
                     continue
                 failures = 0
                 self._stale = self._stale or len(events) == PAGE
+                if not events and self._known == wanted:
+                    self._known = self.ring.last  # What was heard of is not there: it was removed already.
                 self._merge(events)
         finally:
             self._catching_up = None
 
     def _merge(self, events: list[StreamEvent]) -> None:
-        if not events:
-            self._known = self.ring.last  # What was heard of is not there: it was removed already.
         for event in events:
             if event.id > self.ring.last:
                 if event.id > self.ring.last + 1:

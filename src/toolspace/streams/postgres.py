@@ -15,7 +15,7 @@ from typing import Any, Self
 from toolspace.abc.database import WakeUps
 from toolspace.core import jsontext
 from toolspace.core.ids import new_id
-from toolspace.core.postgres import load_driver, shown_address
+from toolspace.core.postgres import faults, load_driver, shown_address
 from toolspace.errors import StorageUnavailable
 
 _log = logging.getLogger("toolspace.streams")
@@ -77,7 +77,7 @@ class PostgresWakeUps(WakeUps):
 
     @property
     def _faults(self) -> tuple[type[Exception], ...]:
-        return OSError, self._driver.PostgresError, self._driver.InterfaceError
+        return faults(self._driver)
 
     # The connection
 

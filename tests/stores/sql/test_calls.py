@@ -90,7 +90,7 @@ async def test_what_was_parked_goes_to_the_inbox(database: Database) -> None:
     assert (moved.delivery, moved.call.is_error) == ("inbox", True)
     found = await database.read(lambda: calls.submission("call_1"))
     assert found is not None
-    assert found[1:] == ("key", "bob")
+    assert found[1:] == ("key", "bob", False)
     assert await database.read(lambda: calls.is_inline("call_1")) is False
     assert await database.run(lambda: calls.redirect("call_1")) is None
 
@@ -246,6 +246,7 @@ async def test_of_two_results_that_end_together_one_lets_the_run_go_on(database:
     await database.run(lambda: entities.add_entity("ada", "agent", "Ada", {}))
 
     def answer(run_id: str, call_id: str) -> Program[bool]:
+        yield from calls.hold_run(call_id)
         moved = yield from _resolve(call_id)
         assert moved is not None
         if (yield from calls.pausing(run_id)):

@@ -45,6 +45,8 @@ def cache(plan: Plan, next: Handler, /) -> Handler:
             if flight.landed is None:
                 flight.landed = loop.create_future()
             shared = await call.in_time(asyncio.shield(flight.landed))
+            if shared is not None and PENDING in shared.extras:
+                return await next(call)  # Its answer comes later, and to one caller: each asks for itself.
             if shared is not None:
                 return _share(call, shared)
             # It ended for reasons of its own: whoever waited looks again, and one of them runs it.

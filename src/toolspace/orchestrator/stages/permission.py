@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import cast
+from collections.abc import Coroutine
+from typing import Any, cast
 
 from toolspace.abc import Allow, Deny, Policy
 from toolspace.core.result import ToolResult
 from toolspace.orchestrator.call import Call
-from toolspace.orchestrator.stage import Handler, Plan
+from toolspace.orchestrator.stage import Handler, Plan, ended
 
 
 def permission(plan: Plan, next: Handler, /) -> Handler:
@@ -18,14 +19,14 @@ def permission(plan: Plan, next: Handler, /) -> Handler:
     async def refuse(call: Call) -> ToolResult:
         return call.fail("not_permitted", f"Permission denied: {refusal}")
 
-    async def run(call: Call) -> ToolResult:
+    def run(call: Call) -> Coroutine[Any, Any, ToolResult]:
         for policy in _all(policies, call):
             decision = cast("object", policy.decide(tool, call.base))  # Others' code: it may return anything.
             if isinstance(decision, Deny):
-                return call.fail("not_permitted", f"Permission denied: {decision.reason}")
+                return ended(call.fail("not_permitted", f"Permission denied: {decision.reason}"))
             if not isinstance(decision, Allow):
                 raise TypeError(f"the policy ({policy.rule}) decided {decision!r}; it has to be Allow or Deny")
-        return await next(call)
+        return next(call)
 
     if refusal is not None:
         return refuse

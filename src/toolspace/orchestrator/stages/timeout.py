@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Coroutine
+from typing import Any
+
 from toolspace.core.duration import milliseconds
 from toolspace.core.result import ToolResult
 from toolspace.core.tool import ANSWERED_ELSEWHERE
 from toolspace.orchestrator.bounded import Expired, finish_within
 from toolspace.orchestrator.call import Call
-from toolspace.orchestrator.stage import Handler, Plan
+from toolspace.orchestrator.stage import Handler, Plan, ended
 
 
 def timeout(plan: Plan, next: Handler, /) -> Handler:
@@ -18,18 +21,22 @@ def timeout(plan: Plan, next: Handler, /) -> Handler:
     def killed() -> None:
         services.killed += 1
 
-    async def run(call: Call) -> ToolResult:
+    def run(call: Call) -> Coroutine[Any, Any, ToolResult]:
         seconds = limit
         if in_run and call.run is not None and call.run.remaining_seconds < seconds:
             seconds = call.run.remaining_seconds
             if seconds <= 0:
-                return call.fail("timeout", "the run's deadline has passed", executed=False)
+                return ended(call.fail("timeout", "the run's deadline has passed", executed=False))
         if call.cancel_requested:
-            return call.fail("canceled", "the call was canceled")
+            return ended(call.fail("canceled", "the call was canceled"))
         call.allowed_seconds = seconds
         if elsewhere and call.base.host is not None:
             call.reached = True
-            return await next(call)  # Who hands it out keeps the time: what comes late is not lost.
+            call.watch()
+            return next(call)  # Who hands it out keeps the time: what comes late is not lost.
+        return timed(call, seconds)
+
+    async def timed(call: Call, seconds: float) -> ToolResult:
         coroutine = next(call)
         call.reached = True
         # Most fast tools end without suspending once: then no timer is needed.

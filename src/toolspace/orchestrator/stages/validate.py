@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Coroutine
+from typing import Any
+
 from toolspace.core.result import ToolResult
 from toolspace.core.schema import InvalidArguments
 from toolspace.orchestrator.call import Call
-from toolspace.orchestrator.stage import Handler, Plan
+from toolspace.orchestrator.stage import Handler, Plan, ended
 
 
 def validate(plan: Plan, next: Handler, /) -> Handler:
     validator = plan.entry.tool.validator
     from_json, from_mapping = validator.from_json, validator.from_mapping
 
-    async def run(call: Call) -> ToolResult:
+    def run(call: Call) -> Coroutine[Any, Any, ToolResult]:
         arguments = call.arguments
         try:
             if type(arguments) is str or isinstance(arguments, str | bytes):
@@ -20,7 +23,7 @@ def validate(plan: Plan, next: Handler, /) -> Handler:
             else:
                 call.values = from_mapping({} if arguments is None else arguments)
         except InvalidArguments as error:
-            return call.fail("invalid_parameters", f"Parameter validation failed: {error}")
-        return await next(call)
+            return ended(call.fail("invalid_parameters", f"Parameter validation failed: {error}"))
+        return next(call)
 
     return run

@@ -40,6 +40,8 @@ class NewCall(msgspec.Struct, frozen=True, kw_only=True):
     exposure: Exposure
     status: CallStatus
     node_id: str
+    created_at: int | None = None
+    """When it was asked for, which its other times are counted from; without it when it is written down."""
     expires_at: int | None = None
     wait_until: int | None = None
     """Until when its caller waits."""
@@ -72,7 +74,7 @@ def add(new: NewCall, *, seq: int, message_id: str | None) -> Program[CallRecord
             new.agent_entity_id,
             new.space_id,
             new.tool_name,
-            jsontext.encode(new.args),
+            jsontext.encode_kept(new.args),
             new.execution_type,
             new.execution_target,
             int(new.visible),
@@ -80,7 +82,7 @@ def add(new: NewCall, *, seq: int, message_id: str | None) -> Program[CallRecord
             new.exposure,
             new.status,
             message_id,
-            now_ms(),
+            new.created_at if new.created_at is not None else now_ms(),
             new.expires_at,
             new.wait_until,
             new.due_at,
@@ -105,24 +107,35 @@ def one(call_id: str) -> Program[CallRecord | None]:
     return _call(rows[0]) if rows else None
 
 
-def submission(call_id: str) -> Program[tuple[CallRecord, str | None, str | None] | None]:
-    """A call, and under which key and by whom its result was given."""
-    rows = yield f"SELECT {_COLUMNS}, submission, submitted_by FROM calls WHERE call_id = ?", (call_id,)
-    return (_call(rows[0]), rows[0][20], rows[0][21]) if rows else None
+def for_caller(call_id: str) -> Program[tuple[CallRecord, bool] | None]:
+    """A call, and whether its result went, or will go, to the inbox instead of to the caller who waited."""
+    rows = yield f"SELECT {_COLUMNS}, delivery FROM calls WHERE call_id = ?", (call_id,)
+    return (_call(rows[0]), rows[0][11] == "pending" or rows[0][20] == "inbox") if rows else None
+
+
+def submission(call_id: str) -> Program[tuple[CallRecord, str | None, str | None, bool] | None]:
+    """A call, under which key and by whom its result was given, and whether its run waits for it."""
+    rows = yield f"SELECT {_COLUMNS}, submission, submitted_by, pauses FROM calls WHERE call_id = ?", (call_id,)
+    return (_call(rows[0]), rows[0][20], rows[0][21], bool(rows[0][22])) if rows else None
 
 
 def finish(
-    call_id: str, *, status: CallStatus, result: Any, is_error: bool, error_kind: str | None
+    call_id: str,
+    *,
+    status: CallStatus,
+    result: Any,
+    is_error: bool,
+    error_kind: str | None,
+    node_id: str | None = None,
 ) -> Program[Moved | None]:
-    """running → completed, failed or canceled: a call that ran here has ended."""
-    return (
-        yield from _move(
-            call_id,
-            ("running",),
-            "status = ?, result = ?, is_error = ?, error_kind = ?, source = 'server', resolved_at = ?",
-            (status, jsontext.encode(result), int(is_error), error_kind, now_ms()),
-        )
+    """running → completed, failed or canceled: a call that ran has ended, in this process if one is named."""
+    rows = yield (
+        "UPDATE calls SET status = ?, result = ?, is_error = ?, error_kind = ?, source = 'server', resolved_at = ? "
+        "WHERE call_id = ? AND status = 'running' AND node_id = COALESCE(?, node_id) "
+        f"RETURNING {_COLUMNS}, exposure, delivery, pauses",
+        (status, jsontext.encode_kept(result), int(is_error), error_kind, now_ms(), call_id, node_id),
     )
+    return _moved(rows[0]) if rows else None
 
 
 def resolve(
@@ -141,9 +154,35 @@ def resolve(
             ("waiting", "pending"),
             "delivery = CASE status WHEN 'waiting' THEN 'inline' ELSE 'inbox' END, status = 'resolved', result = ?, "
             "is_error = ?, source = ?, submission = ?, submitted_by = ?, resolved_at = ?",
-            (jsontext.encode(result), int(is_error), source, submission, submitted_by, now_ms()),
+            (jsontext.encode_kept(result), int(is_error), source, submission, submitted_by, now_ms()),
         )
     )
+
+
+def resolve_simply(
+    call_id: str,
+    *,
+    result: Any,
+    is_error: bool,
+    source: ResultSource,
+    submission: str | None,
+    run_id: str | None,
+    space_id: str | None,
+) -> Program[Moved | None]:
+    """As `resolve`, at once, where nothing has to be looked at before: someone who may answer anything brings the
+    result of a call that others execute, that no run waits for, and that is where they say. None otherwise."""
+    where, values = "execution_target <> 'server' AND pauses = 0", list[Any]()
+    if run_id is not None:
+        where, values = f"{where} AND run_id = ?", [run_id]
+    if space_id is not None:
+        where, values = f"{where} AND space_id = ?", [*values, space_id]
+    rows = yield (
+        "UPDATE calls SET delivery = CASE status WHEN 'waiting' THEN 'inline' ELSE 'inbox' END, status = 'resolved', "
+        "result = ?, is_error = ?, source = ?, submission = ?, resolved_at = ? "
+        f"WHERE call_id = ? AND status IN {_OPEN} AND {where} RETURNING {_COLUMNS}, exposure, delivery, pauses",
+        (jsontext.encode_kept(result), int(is_error), source, submission, now_ms(), call_id, *values),
+    )
+    return _moved(rows[0]) if rows else None
 
 
 def park(call_id: str) -> Program[Moved | None]:
@@ -151,15 +190,18 @@ def park(call_id: str) -> Program[Moved | None]:
     return (yield from _move(call_id, ("waiting",), "status = 'pending', wait_until = NULL", ()))
 
 
-def end(call_id: str, status: CallStatus, *, error: str, error_kind: str) -> Program[Moved | None]:
-    """waiting or pending → expired or canceled."""
+def end(
+    call_id: str, status: CallStatus, *, error: str, error_kind: str, is_told: bool = False
+) -> Program[Moved | None]:
+    """waiting or pending → expired or canceled. `is_told`: whoever made the call needs no telling."""
+    now = now_ms()
     return (
         yield from _move(
             call_id,
             ("waiting", "pending"),
             "delivery = CASE status WHEN 'waiting' THEN 'inline' ELSE 'inbox' END, status = ?, result = ?, "
-            "is_error = 1, error_kind = ?, source = 'server', resolved_at = ?",
-            (status, jsontext.encode(error), error_kind, now_ms()),
+            "is_error = 1, error_kind = ?, source = 'server', resolved_at = ?, delivered_at = ?",
+            (status, jsontext.encode_kept(error), error_kind, now, now if is_told else None),
         )
     )
 
@@ -177,10 +219,10 @@ def delivered(call_ids: Sequence[str]) -> Program[None]:
 
 
 def collect(call_id: str) -> Program[bool]:
-    """Whoever made a call asks for its result again: whether it is theirs, not the inbox's. Then it stays theirs."""
+    """Whoever made a call asks for its result again: whether it is theirs, not an inbox's. Then it stays theirs."""
     rows = yield (
-        "UPDATE calls SET delivered_at = COALESCE(delivered_at, ?) WHERE call_id = ? AND delivery = 'inline' "
-        "RETURNING call_id",
+        "UPDATE calls SET delivered_at = COALESCE(delivered_at, ?) WHERE call_id = ? "
+        "AND (delivery = 'inline' OR agent_entity_id IS NULL) RETURNING call_id",
         (now_ms(), call_id),
     )
     return bool(rows)
@@ -245,16 +287,11 @@ def left_behind(node_ids: Sequence[str], *, limit: int) -> Program[list[tuple[st
         return []
     marks = ", ".join("?" * len(node_ids))
     rows = yield (
-        f"SELECT call_id, status FROM calls WHERE node_id IN ({marks}) AND status IN ('running', 'waiting') LIMIT ?",
+        f"SELECT call_id, status FROM calls WHERE node_id IN ({marks}) AND (status IN ('running', 'waiting') "
+        "OR (delivery = 'inline' AND delivered_at IS NULL)) LIMIT ?",
         (*node_ids, limit),
     )
-    found = [(row[0], row[1]) for row in rows]
-    rows = yield (
-        f"SELECT call_id, status FROM calls WHERE node_id IN ({marks}) AND delivery = 'inline' "
-        "AND delivered_at IS NULL AND status NOT IN ('running', 'waiting', 'pending') LIMIT ?",
-        (*node_ids, limit),
-    )
-    return found + [(row[0], row[1]) for row in rows]
+    return [(row[0], row[1]) for row in rows]
 
 
 def claim(worker_id: str, tools: Sequence[str], *, limit: int) -> Program[list[CallRecord]]:
@@ -346,11 +383,45 @@ def open_in(run_id: str) -> Program[list[str]]:
     return [row[0] for row in rows]
 
 
+def open_of(agent_entity_id: str) -> Program[list[str]]:
+    """Calls of an agent that someone else has to answer, in runs and outside."""
+    rows = yield (
+        f"SELECT call_id FROM calls WHERE agent_entity_id = ? AND status IN {_OPEN} ORDER BY call_id",
+        (agent_entity_id,),
+    )
+    return [row[0] for row in rows]
+
+
+def leave_space(space_id: str) -> Program[list[str]]:
+    """Open calls are not in a space any more. Says which were."""
+    rows = yield (
+        f"UPDATE calls SET space_id = NULL WHERE space_id = ? AND status IN {_OPEN} RETURNING call_id",
+        (space_id,),
+    )
+    return sorted(row[0] for row in rows)
+
+
+def hold_run(call_id: str) -> Program[None]:
+    """Takes hold of the run that waits for a call, before the call is moved: whoever ends a run does it in that order,
+    and of two calls that end at once the second sees the end of the first, and does not leave the run waiting."""
+    yield (
+        "UPDATE runs SET steps = steps WHERE id = (SELECT run_id FROM calls WHERE call_id = ? AND pauses = 1)",
+        (call_id,),
+    )
+
+
+def forget(before: int, limit: int) -> Program[int]:
+    """Removes calls that ended before a time, some at once; says how many."""
+    rows = yield (
+        "DELETE FROM calls WHERE call_id IN (SELECT call_id FROM calls WHERE created_at < ? AND resolved_at < ? "
+        "AND status NOT IN ('running', 'waiting', 'pending') ORDER BY created_at LIMIT ?) RETURNING call_id",
+        (before, before, limit),
+    )
+    return len(rows)
+
+
 def pausing(run_id: str) -> Program[bool]:
-    """Whether a run still waits for one of its calls."""
-    # Written to, so that of two calls that end at once the second sees the end of the first, and does not leave the
-    # run waiting for it.
-    yield "UPDATE runs SET steps = steps WHERE id = ?", (run_id,)
+    """Whether a run still waits for one of its calls. To be asked by who holds the run."""
     rows = yield (
         f"SELECT 1 FROM calls WHERE run_id = ? AND pauses = 1 AND status IN {_OPEN} LIMIT 1",
         (run_id,),

@@ -106,6 +106,15 @@ def holdings(worker_id: str, *, node_id: str) -> Program[list[CallRecord] | None
     return (yield from calls.claimed_by(worker_id)) if rows else None
 
 
+def is_elsewhere(worker_id: str, *, node_id: str) -> Program[bool]:
+    """Whether a worker is connected through another process now."""
+    rows = yield (
+        "SELECT 1 FROM presence WHERE topic = ? AND holder = ? AND node_id <> ? AND left_at IS NULL",
+        (_WORKER + worker_id, worker_id, node_id),
+    )
+    return bool(rows)
+
+
 def connected(*, node_id: str) -> Program[list[str]]:
     """The workers that are connected through a process."""
     rows = yield (

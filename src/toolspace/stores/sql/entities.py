@@ -18,7 +18,7 @@ def add_entity(entity_id: str, type: EntityType, name: str, metadata: Mapping[st
     """None where the id is taken."""
     rows = yield (
         f"INSERT INTO entities ({_ENTITY}) VALUES (?, ?, ?, ?, ?) ON CONFLICT (id) DO NOTHING RETURNING {_ENTITY}",
-        (entity_id, type, name, jsontext.encode(metadata), now_ms()),
+        (entity_id, type, name, jsontext.encode_kept(metadata), now_ms()),
     )
     return _entity(rows[0]) if rows else None
 
@@ -64,7 +64,7 @@ def change_entity(
     rows = yield (
         "UPDATE entities SET name = COALESCE(?, name), metadata = COALESCE(?, metadata) WHERE id = ? "
         f"RETURNING {_ENTITY}",
-        (name, None if metadata is None else jsontext.encode(metadata), entity_id),
+        (name, None if metadata is None else jsontext.encode_kept(metadata), entity_id),
     )
     return _entity(rows[0]) if rows else None
 
@@ -80,7 +80,7 @@ def add_space(space_id: str, name: str, metadata: Mapping[str, Any]) -> Program[
     rows = yield (
         f"INSERT INTO spaces ({_SPACE}, last_seq) VALUES (?, ?, ?, ?, 0) ON CONFLICT (id) DO NOTHING "
         f"RETURNING {_SPACE}",
-        (space_id, name, jsontext.encode(metadata), now_ms()),
+        (space_id, name, jsontext.encode_kept(metadata), now_ms()),
     )
     return _space(rows[0]) if rows else None
 
@@ -108,13 +108,24 @@ def change_space(
 ) -> Program[Space | None]:
     rows = yield (
         f"UPDATE spaces SET name = COALESCE(?, name), metadata = COALESCE(?, metadata) WHERE id = ? RETURNING {_SPACE}",
-        (name, None if metadata is None else jsontext.encode(metadata), space_id),
+        (name, None if metadata is None else jsontext.encode_kept(metadata), space_id),
     )
     return _space(rows[0]) if rows else None
 
 
+def hold_space(space_id: str) -> Program[bool]:
+    """Nobody shows anything new in a space until the transaction ends. False where there is none."""
+    rows = yield "UPDATE spaces SET last_seq = last_seq WHERE id = ? RETURNING id", (space_id,)
+    return bool(rows)
+
+
 def remove_space(space_id: str) -> Program[bool]:
-    """With its members and messages."""
+    """With its members and messages. Another one may get its id: what showed here must not show there."""
+    shown = "SELECT call_id FROM messages WHERE space_id = ? AND call_id IS NOT NULL"
+    yield f"UPDATE calls SET visible = 0, exposure = 'none' WHERE call_id IN ({shown})", (space_id,)
+    streams = "SELECT 'run:' || run_id FROM messages WHERE space_id = ? AND run_id IS NOT NULL"
+    yield f"UPDATE events SET exposure = 'none' WHERE stream IN ({streams})", (space_id,)
+    yield "UPDATE runs SET space_id = NULL WHERE space_id = ?", (space_id,)
     rows = yield "DELETE FROM spaces WHERE id = ? RETURNING id", (space_id,)
     return bool(rows)
 

@@ -31,7 +31,7 @@ def append(stream: str, events: Sequence[NewEvent]) -> Program[list[StreamEvent]
         marks = ", ".join(["(?, ?, ?, ?, ?, ?)"] * len(some))
         values: list[str | int] = []
         for event in some:
-            values += (stream, event.id, event.type, jsontext.encode(event.data), event.exposure, at)
+            values += (stream, event.id, event.type, jsontext.encode_kept(event.data), event.exposure, at)
         yield f"INSERT INTO events (stream, id, type, data, exposure, at) VALUES {marks}", values
     return stored
 
@@ -62,6 +62,11 @@ def forget(before: int, limit: int) -> Program[int]:
         (before, limit),
     )
     return len(rows)
+
+
+def clear(stream: str) -> Program[None]:
+    """Removes the events of a stream. Its counter stays: whoever read it finds no other event under an old id."""
+    yield "DELETE FROM events WHERE stream = ?", (stream,)
 
 
 def _event(row: Row) -> StreamEvent:

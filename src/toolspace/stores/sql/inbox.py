@@ -35,7 +35,7 @@ def push(
         "INSERT INTO inbox (agent_entity_id, event_id, type, priority, at, seq, data, status, attempts, available_at) "
         "VALUES (?, ?, ?, ?, ?, ?, ?, 'pending', 0, ?) "
         "ON CONFLICT (agent_entity_id, event_id) DO NOTHING RETURNING event_id",
-        (agent_entity_id, event_id, type, priority, at, seq, jsontext.encode(data), at),
+        (agent_entity_id, event_id, type, priority, at, seq, jsontext.encode_kept(data), at),
     )
     return bool(rows)
 
@@ -132,6 +132,11 @@ def one(agent_entity_id: str, event_id: str) -> Program[InboxEvent | None]:
     return _event(rows[0]) if rows else None
 
 
+def clear(agent_entity_id: str) -> Program[None]:
+    """Removes everything."""
+    yield "DELETE FROM inbox WHERE agent_entity_id = ?", (agent_entity_id,)
+
+
 def count(agent_entity_id: str) -> Program[int]:
     """How many events wait."""
     rows = yield (
@@ -148,6 +153,16 @@ def next_at(agent_entity_id: str, *, after: int = 0) -> Program[int | None]:
         (agent_entity_id, after),
     )
     return rows[0][0]
+
+
+def forget(before: int, limit: int) -> Program[int]:
+    """Removes processed events older than a time, some at once; says how many."""
+    rows = yield (
+        "DELETE FROM inbox WHERE (agent_entity_id, event_id) IN (SELECT agent_entity_id, event_id FROM inbox "
+        "WHERE status = 'processed' AND at < ? ORDER BY at LIMIT ?) RETURNING event_id",
+        (before, limit),
+    )
+    return len(rows)
 
 
 def _return(event: InboxEvent, claim: str, error: str | None) -> Program[list[InboxEvent]]:

@@ -40,8 +40,8 @@ def add(
             rows[0][0],
             sender_id,
             kind,
-            jsontext.encode(content),
-            jsontext.encode(metadata or {}),
+            jsontext.encode_kept(content),
+            jsontext.encode_kept(metadata or {}),
             status,
             run_id,
             call_id,
@@ -65,7 +65,7 @@ def change(
     rows = yield (
         "UPDATE messages SET status = ?, content = COALESCE(?, content), updated_at = ? "
         f"WHERE id = ? AND status NOT IN (?, ?) RETURNING {_COLUMNS}",
-        (status, None if content is None else jsontext.encode(content), now_ms(), message_id, *unless),
+        (status, None if content is None else jsontext.encode_kept(content), now_ms(), message_id, *unless),
     )
     return _message(rows[0]) if rows else None
 

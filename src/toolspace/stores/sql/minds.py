@@ -134,7 +134,7 @@ def set_memories(entity_id: str, values: Sequence[tuple[str, Any]]) -> Program[i
         yield (
             f"INSERT INTO memories ({_MEMORY}, entity_id) VALUES (?, ?, ?, ?, ?) "
             "ON CONFLICT (entity_id, key) DO UPDATE SET value = excluded.value, updated_at = excluded.updated_at",
-            (key, jsontext.encode(wanted[key]), at, at, entity_id),
+            (key, jsontext.encode_kept(wanted[key]), at, at, entity_id),
         )
     return len(wanted)
 

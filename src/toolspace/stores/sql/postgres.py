@@ -13,8 +13,8 @@ from types import CodeType
 from typing import Any, Self, TypeVar
 
 from toolspace.abc.database import SKIP_LOCKED, Database, Program, Row
-from toolspace.core.postgres import SCHEMES, load_driver, shown_address
-from toolspace.errors import StorageError, StorageUnavailable, UnkeepableError
+from toolspace.core.postgres import SCHEMES, faults, load_driver, shown_address
+from toolspace.errors import StorageError, StorageInDoubt, StorageUnavailable, UnkeepableError
 from toolspace.stores.sql.schema import migrate
 
 _log = logging.getLogger("toolspace.stores")
@@ -30,7 +30,9 @@ _WRITE = "BEGIN"
 _READ = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 _QUESTION_MARK = re.compile(r"'[^']*'|\?")
 
-_CONFLICTS = ("40001", "40P01")
+_CONFLICTS = ("40001", "40P01", "23503")
+"""Writers in each other's way. The last: what a program looked at was removed before it referred to it, which the next
+attempt sees."""
 _LOST = ("08", "57P01", "57P02", "57P05")
 """A connection that ended. What it had not committed never happened."""
 _UNAVAILABLE = ("25006", "53", "55", "57", "58")
@@ -50,6 +52,7 @@ class PostgresDatabase(Database):
     def __init__(self, pool: Any, address: str) -> None:
         self.address = address
         self._driver = load_driver()
+        self._faults: tuple[type[Exception], ...] = faults(self._driver)
         self._pool = pool
         self._closing = False
         self._running: set[asyncio.Task[Any]] = set()
@@ -79,7 +82,7 @@ class PostgresDatabase(Database):
                 f"the URL of the PostgreSQL at {address} is not understood; write "
                 "postgresql://user:password@host:5432/database, with %40 for @ and %2F for / in the password"
             ) from None
-        except (OSError, driver.PostgresError, driver.InterfaceError) as error:
+        except faults(driver) as error:
             raise StorageUnavailable(f"PostgreSQL at {address} does not answer: {_said(error)}") from error
         self = cls(pool, address)
         try:
@@ -96,6 +99,7 @@ class PostgresDatabase(Database):
         task = asyncio.create_task(self._run(program, then))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
+        task.add_done_callback(_heed)
         return await asyncio.shield(task)
 
     async def read(self, program: Callable[[], Program[T]]) -> T:
@@ -116,7 +120,7 @@ class PostgresDatabase(Database):
         self._closing = True
         try:
             await asyncio.wait_for(self._pool.close(), _POOL_TIMEOUT)
-        except (OSError, self._driver.PostgresError, self._driver.InterfaceError) as error:
+        except self._faults as error:
             _log.warning("closing the connections to PostgreSQL at %s: %s", self.address, _said(error))
         finally:
             self._pool.terminate()
@@ -141,7 +145,7 @@ class PostgresDatabase(Database):
             raise StorageUnavailable(f"the connections to PostgreSQL at {self.address} are closed")
         try:
             connection = await self._pool.acquire(timeout=_POOL_TIMEOUT)
-        except (OSError, self._driver.PostgresError, self._driver.InterfaceError) as error:
+        except self._faults as error:
             raise StorageUnavailable(f"PostgreSQL at {self.address} does not answer: {_said(error)}") from error
         try:
             yield connection
@@ -159,7 +163,7 @@ class PostgresDatabase(Database):
                 if connection.is_in_transaction():
                     await connection.execute("ROLLBACK", timeout=_ROLLBACK_TIMEOUT)
                 return
-            except (OSError, self._driver.PostgresError, self._driver.InterfaceError) as fault:
+            except self._faults as fault:
                 _log.debug("a connection to PostgreSQL at %s is given up: %s", self.address, fault)
         # Who knows what is left: the server ends it with the connection.
         with suppress(self._driver.InterfaceError):  # The pool noticed first that it is gone.
@@ -210,16 +214,16 @@ class PostgresDatabase(Database):
     async def _fetch(self, connection: Any, sql: str, values: Sequence[Any]) -> list[Row]:
         try:
             return await connection.fetch(sql, *values)
-        except (OSError, self._driver.PostgresError, self._driver.InterfaceError) as error:
+        except self._faults as error:
             raise self._explained(error, connection) from error
 
     async def _execute(self, connection: Any, command: str, *, committing: bool = False) -> None:
         try:
             await connection.execute(command)
-        except (OSError, self._driver.PostgresError, self._driver.InterfaceError) as error:
+        except self._faults as error:
             explained = self._explained(error, connection)
-            if committing and isinstance(explained, _LostError):
-                explained = StorageUnavailable(
+            if committing and isinstance(explained, StorageUnavailable) and not isinstance(explained, _ConflictError):
+                explained = StorageInDoubt(
                     f"PostgreSQL at {self.address} went away during a commit: it may have happened, or not"
                 )
             raise explained from error
@@ -229,7 +233,9 @@ class PostgresDatabase(Database):
         said = _said(error)
         if state in _CONFLICTS or isinstance(error, self._driver.InvalidCachedStatementError):
             return _ConflictError(f"PostgreSQL at {self.address} is too busy with other writers of the same: {said}")
-        if state.startswith(_LOST) or (not state and not isinstance(error, TimeoutError) and self._is_gone(connection)):
+        gone = not state and not isinstance(error, TimeoutError) and self._is_gone(connection)
+        # The driver lost its place in what the server said: that connection is of no more use.
+        if state.startswith(_LOST) or gone or isinstance(error, self._driver.InternalClientError):
             return _LostError(f"the connection to PostgreSQL at {self.address} was lost: {said}")
         if state.startswith(_UNAVAILABLE) or isinstance(error, OSError):
             return StorageUnavailable(f"PostgreSQL at {self.address} does not answer: {said}")
@@ -237,6 +243,12 @@ class PostgresDatabase(Database):
             # Without the value, which may be a secret.
             return UnkeepableError("a value cannot be kept: no NUL characters, no lone surrogates, integers of 64 bits")
         return StorageError(f"the database refuses this: {said}")
+
+
+def _heed(task: asyncio.Task[Any]) -> None:
+    """A fault is for whoever asked; where they went away, for nobody."""
+    if not task.cancelled():
+        task.exception()
 
 
 class _ConflictError(StorageUnavailable):

@@ -8,13 +8,19 @@ from toolspace.abc.database import Program
 from toolspace.core.ids import now_ms
 
 
-def beat(node_id: str, *, started_at: int) -> Program[None]:
-    """This process is alive."""
-    yield (
-        "INSERT INTO nodes (id, started_at, seen_at) VALUES (?, ?, ?) "
-        "ON CONFLICT (id) DO UPDATE SET seen_at = excluded.seen_at",
-        (node_id, started_at, now_ms()),
-    )
+def beat(node_id: str, *, started_at: int) -> Program[bool]:
+    """This process is alive. Whether the others did not know that, or not any more."""
+    rows = yield "UPDATE nodes SET seen_at = ? WHERE id = ? RETURNING id", (now_ms(), node_id)
+    if rows:
+        return False
+    yield "INSERT INTO nodes (id, started_at, seen_at) VALUES (?, ?, ?)", (node_id, started_at, now_ms())
+    return True
+
+
+def beats(*, besides: str) -> Program[dict[str, int]]:
+    """The other processes, and when each was heard of last, by its own clock."""
+    rows = yield "SELECT id, seen_at FROM nodes WHERE id <> ?", (besides,)
+    return {row[0]: row[1] for row in rows}
 
 
 def dead_nodes(*, before: int, besides: str) -> Program[list[str]]:

@@ -8,9 +8,10 @@ from typing import Any
 from toolspace.abc.database import Program, Row
 from toolspace.core import jsontext
 from toolspace.core.ids import now_ms
-from toolspace.core.records import RunRecord, RunStatus
+from toolspace.core.records import RunRecord, RunStatus, run_stream
 
 _COLUMNS = "id, agent_entity_id, space_id, status, trigger_data, steps, usage, error, created_at, completed_at"
+_OPEN = "('queued', 'running', 'waiting_tool')"
 
 
 def add(
@@ -20,7 +21,7 @@ def add(
     rows = yield (
         f"INSERT INTO runs ({_COLUMNS}, last_call_seq) VALUES (?, ?, ?, ?, ?, 0, '{{}}', NULL, ?, NULL, 0) "
         f"ON CONFLICT (id) DO NOTHING RETURNING {_COLUMNS}",
-        (run_id, agent_entity_id, space_id, status, jsontext.encode(trigger), now_ms()),
+        (run_id, agent_entity_id, space_id, status, jsontext.encode_kept(trigger), now_ms()),
     )
     return _run(rows[0]) if rows else None
 
@@ -71,7 +72,7 @@ def move(
         (
             status,
             error,
-            None if usage is None else jsontext.encode(usage),
+            None if usage is None else jsontext.encode_kept(usage),
             now_ms() if ends else None,
             run_id,
             *only_from,
@@ -86,10 +87,47 @@ def enter(run_id: str, space_id: str | None) -> Program[RunRecord | None]:
     return _run(rows[0]) if rows else None
 
 
+def leave_space(space_id: str, *, agent_entity_id: str | None = None) -> Program[None]:
+    """Open runs, of one agent if it is named, are not active in a space any more."""
+    yield (
+        "UPDATE runs SET space_id = NULL WHERE space_id = ? AND agent_entity_id = COALESCE(?, agent_entity_id) "
+        f"AND status IN {_OPEN}",
+        (space_id, agent_entity_id),
+    )
+
+
+def open_of(agent_entity_id: str) -> Program[list[str]]:
+    """The runs of an agent that have not ended."""
+    rows = yield (
+        f"SELECT id FROM runs WHERE agent_entity_id = ? AND status IN {_OPEN} ORDER BY id",
+        (agent_entity_id,),
+    )
+    return [row[0] for row in rows]
+
+
+def reach_step(run_id: str, step: int) -> Program[None]:
+    """A run is at this step now, if it was not further already."""
+    yield "UPDATE runs SET steps = ? WHERE id = ? AND steps < ?", (step, run_id, step)
+
+
 def step(run_id: str) -> Program[int | None]:
     """Counts one more step of a run."""
     rows = yield "UPDATE runs SET steps = steps + 1 WHERE id = ? RETURNING steps", (run_id,)
     return rows[0][0] if rows else None
+
+
+def forget(before: int, limit: int) -> Program[int]:
+    """Removes runs that ended before a time and have no calls any more, with their streams; says how many."""
+    rows = yield (
+        "DELETE FROM runs WHERE id IN (SELECT id FROM runs WHERE completed_at < ? "
+        "AND NOT EXISTS (SELECT 1 FROM calls WHERE calls.run_id = runs.id) ORDER BY completed_at LIMIT ?) RETURNING id",
+        (before, limit),
+    )
+    for (run_id,) in rows:
+        stream = (run_stream(run_id),)
+        yield "DELETE FROM events WHERE stream = ?", stream
+        yield "DELETE FROM streams WHERE stream = ?", stream
+    return len(rows)
 
 
 def _run(row: Row) -> RunRecord:

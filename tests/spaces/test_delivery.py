@@ -1,0 +1,247 @@
+"""Results whose callers leave, are canceled or time out in the very moment in which they come: once, and never lost."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.spaces.rig import Rig, elsewhere, rig
+from toolspace import ToolContext
+from toolspace.abc.database import Database, Program
+from toolspace.errors import StorageInDoubt, StorageUnavailable
+from toolspace.spaces import runs
+from toolspace.spaces.ledger import Effects, Ledger
+from toolspace.spaces.sweeper import Sweeper
+from toolspace.stores.sql import calls as call_rows
+from toolspace.stores.sql.postgres import PostgresDatabase
+from toolspace.stores.sql.sqlite import SqliteDatabase
+
+
+class _Watched(SqliteDatabase):
+    """Says when it is asked to write, may be away for a while, and may go away after a commit: nobody hears of it."""
+
+    asked: asyncio.Event | None = None
+    away = 0
+    loses = False
+
+    async def run(self, program: Any, *, then: Any = None) -> Any:
+        if self.away:
+            self.away -= 1
+            raise StorageUnavailable("the database does not answer")
+        if self.loses:
+            self.loses = False
+            await super().run(program)
+            raise StorageInDoubt("went away during a commit: it may have happened, or not")
+        working = super().run(program, then=then)
+        if self.asked is not None:
+            self.asked.set()
+        return await working
+
+
+async def _inbox_of(r: Rig, call_id: str) -> Any:
+    """What the inbox says of a call, once it says something."""
+    while True:
+        told = r.ledger.waiters.expect(f"inbox:{r.agent}")
+        found = [event.data for event in await r.inbox() if event.data["callId"] == call_id]
+        if found:
+            r.ledger.waiters.forget(f"inbox:{r.agent}", told)
+            (event,) = found
+            return event
+        await told
+
+
+async def _shown(r: Rig) -> None:
+    """Waits until someone is asked in the space."""
+    async with await r.ledger.hub.subscribe(f"space:{r.space}", after=0) as reader:
+        async for batch in reader:
+            if any(event.type == "tool.started" for event in batch):
+                return
+
+
+async def _ended(r: Rig, run: str, count: int) -> None:
+    """Waits until so many calls of a run have failed."""
+    seen = 0
+    async with await r.ledger.hub.subscribe(f"run:{run}", after=0) as reader:
+        async for batch in reader:
+            seen += sum(event.type == "tool.error" for event in batch)
+            if seen >= count:
+                return
+
+
+@pytest.mark.spec("6.4")
+@pytest.mark.parametrize("way", ["the call is canceled", "the caller is canceled"])
+async def test_a_result_that_comes_as_its_caller_is_canceled_goes_to_the_inbox(database: Database, way: str) -> None:
+    async with rig(database, elsewhere("fetch")) as r:
+        await r.serve("fetch")
+        run = await r.open_run()
+        calling = asyncio.create_task(r.call(run, "fetch", call_id="call_1"))
+        await r.began(run)
+        cancel = calling.cancel if way == "the caller is canceled" else lambda: r.ts.cancel("call_1")
+        r.ledger.waiters.listen("call:call_1", lambda _: cancel())
+        await r.submit("call_1", "here")
+        await asyncio.gather(calling, return_exceptions=True)
+        assert calling.cancelled() or calling.result().error_kind == "canceled"
+        assert (await _inbox_of(r, "call_1"))["result"] == "here"
+
+
+@pytest.mark.spec("6.4")
+async def test_a_result_that_beats_the_time_out_of_a_caller_who_leaves_goes_to_the_inbox(tmp_path: Path) -> None:
+    database = await _Watched.open(tmp_path / "a.db")
+    async with rig(database, elsewhere("fetch", timeout=0.2)) as r:
+        await r.serve("fetch")
+        run = await r.open_run()
+        calling = asyncio.create_task(r.call(run, "fetch", call_id="call_1"))
+        await r.began(run)
+        busy, go_on = threading.Event(), threading.Event()
+
+        def hold_up() -> Program[None]:
+            busy.set()
+            go_on.wait(10)
+            return
+            yield
+
+        holding = asyncio.create_task(r.ledger.write(hold_up))
+        await asyncio.to_thread(busy.wait)
+        database.asked = asyncio.Event()
+        submitting = asyncio.create_task(r.submit("call_1", "here"))
+        await database.asked.wait()
+        database.asked.clear()
+        await database.asked.wait()  # The time is over: the caller wants it parked, behind the result.
+        calling.cancel()
+        await asyncio.gather(calling, return_exceptions=True)
+        go_on.set()
+        await asyncio.gather(holding, submitting)
+        assert (await _inbox_of(r, "call_1"))["result"] == "here"
+
+
+@pytest.mark.spec("6.4")
+@pytest.mark.spec("15.3")
+async def test_a_call_that_times_out_while_the_database_is_away_is_pending_all_the_same(tmp_path: Path) -> None:
+    database = await _Watched.open(tmp_path / "a.db")
+    async with rig(database, elsewhere("fetch", timeout=0.2)) as r:
+        await r.serve("fetch")
+        run = await r.open_run()
+        await r.sweeper.__aexit__()  # It would write, too.
+        await r.serve("fetch")
+        calling = asyncio.create_task(r.call(run, "fetch", call_id="call_1"))
+        await r.began(run)
+        database.away = 1
+        result = await calling
+        assert (result.error, result.extras["pendingToolCallId"]) == ("Tool timed out after 200ms", "call_1")
+        assert result.executed
+        assert database.away == 0
+        await r.submit("call_1", "here")
+        assert (await _inbox_of(r, "call_1"))["result"] == "here"
+
+
+@pytest.mark.spec("3.32")
+@pytest.mark.spec("6.4")
+async def test_a_batch_gives_what_comes_in_time_and_the_inbox_what_comes_late(database: Database) -> None:
+    async with rig(database, elsewhere("fast"), elsewhere("slow", timeout=0.3), elsewhere("later", is_async=True)) as r:
+        await r.serve("fast", "slow")
+        run = await r.open_run()
+        batch = {"calls": [{"id": name, "tool": name} for name in ("fast", "slow", "later")]}
+        calling = asyncio.create_task(r.call(run, "agent__batch", batch))
+        async with await r.ledger.hub.subscribe(f"run:{run}", after=0) as reader:
+            asked: dict[str, str] = {}
+            while len(asked) < 4:
+                found = [event.data for event in await reader.next() if event.type == "tool.started"]
+                asked |= {data["toolName"]: data["toolCallId"] for data in found}
+        await r.submit(asked["fast"], 1)
+        fast, slow, later = (await calling).unwrap()["results"]
+        assert fast["output"] == 1
+        assert (slow["errorKind"], slow["pendingToolCallId"]) == ("timeout", asked["slow"])
+        assert later["output"]["pendingToolCallId"] == asked["later"]
+        for name in ("slow", "later"):
+            await r.submit(asked[name], name)
+        assert {event.data["result"] for event in await r.inbox()} == {"slow", "later"}
+
+
+@pytest.mark.spec("3.32")
+async def test_a_batch_that_is_canceled_asks_nobody_any_more(database: Database) -> None:
+    async with rig(database, elsewhere("confirm", "space", visible=True)) as r:
+        run = await r.open_run(in_space=True)
+        batch = {"calls": [{"id": "1", "tool": "confirm"}]}
+        calling = asyncio.create_task(r.call(run, "agent__batch", batch, call_id="call_batch"))
+        await _shown(r)
+        assert r.ts.cancel("call_batch")
+        assert (await calling).error_kind == "canceled"
+        await _ended(r, run, 2)
+        rows = {call.tool_name: call.status for call, _ in await r.ledger.read(call_rows.of_run, run)}
+        assert rows == {"agent__batch": "canceled", "confirm": "canceled"}
+        assert [message.status for message in await r.messages()] == ["error"]
+
+
+@pytest.mark.spec("6.4")
+@pytest.mark.spec("7.4")
+async def test_a_result_of_which_nobody_knows_whether_it_was_written_down_is_heard_of(tmp_path: Path) -> None:
+    database = await _Watched.open(tmp_path / "a.db")
+    async with rig(database, elsewhere("fetch", timeout=3600.0)) as r:
+        run = await r.open_run()
+        await r.sweeper.__aexit__()  # It would write, too.
+        await r.serve("fetch")
+        calling = asyncio.create_task(r.call(run, "fetch", call_id="call_1"))
+        await r.began(run)
+        reading = asyncio.create_task(r.seen(run, "tool.done"))
+        await asyncio.sleep(0)
+        database.loses = True
+        with pytest.raises(StorageInDoubt):
+            await r.submit("call_1", "here")
+        assert (await calling).unwrap() == "here"
+        assert (await reading).data["output"] == "here"
+
+
+@pytest.mark.spec("6.4")
+async def test_calls_that_ended_with_their_run_are_not_told_to_the_agent_after_a_restart(database: Database) -> None:
+    async with rig(database, elsewhere("fetch")) as r:
+        await r.serve("fetch")
+        run = await r.open_run()
+        room, limits = await r.room(run)
+        context = ToolContext(agent_entity_id=r.agent, host=room)
+        calling = asyncio.create_task(r.ts.call("fetch", context=context, run=limits, call_id="call_1"))
+        await r.began(run)
+        await r.ledger.commit(runs.cancel_run, run)
+        await asyncio.gather(calling, return_exceptions=True)
+        await r.desk.aclose()
+        await Sweeper(Ledger(database))._clear_up_after(r.ledger.node_id)  # pyright: ignore[reportPrivateUsage]
+        assert await r.inbox() == []
+
+
+@pytest.mark.spec("6.8")
+async def test_results_and_the_cancellation_of_a_paused_run_never_wait_for_each_other(
+    postgres_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    database = await PostgresDatabase.open(postgres_url)
+    async with rig(database, elsewhere("approve", pauses_run=True)) as r:
+        with caplog.at_level(logging.DEBUG, logger="toolspace.stores"):
+            for _ in range(20):
+                ids = [await r.open_run() for _ in range(4)]
+                asked = [(await r.call(run, "approve")).call_id for run in ids]
+                await asyncio.gather(
+                    *(r.submit(call_id, "yes") for call_id in asked),
+                    *(r.ledger.commit(runs.cancel_run, run) for run in ids),
+                    return_exceptions=True,
+                )
+                states = [(await r.row(call_id)).status for call_id in asked]
+                assert set(states) <= {"resolved", "canceled"}
+        assert "deadlock" not in caplog.text
+
+
+async def test_whoever_asks_again_for_a_call_is_let_go_when_the_process_stops(database: Database) -> None:
+    async with rig(database, elsewhere("approve", is_async=True)) as r:
+        run = await r.open_run()
+        call_id = (await r.call(run, "approve")).call_id
+        await r.ledger.commit(_wait_again, call_id)
+        attending = asyncio.create_task(r.desk.attend(call_id, 3600))
+        await asyncio.sleep(0)
+        await r.desk.drain()
+        assert (await attending).call_id == call_id
+
+
+def _wait_again(effects: Effects, call_id: str) -> Program[None]:
+    yield "UPDATE calls SET status = 'waiting' WHERE call_id = ?", (call_id,)
