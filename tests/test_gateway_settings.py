@@ -265,6 +265,22 @@ async def _(world: World) -> None:
     assert not kept[-1]
 
 
+@shows("server.retention")
+async def _(world: World) -> None:
+    async with world.api() as api:
+        await api.create("/api/entities", id="robot", type="agent", name="Robot")
+        await api.create("/api/runs", id="run", agentEntityId="robot")
+        assert (await api.post("/api/runs/run/close", {})).status == 200
+    async with world.api() as api:
+        assert (await api.get("/api/runs/run")).status == 200
+    async with world.api(retention=1) as api:
+        for _attempt in range(500):
+            if (reply := await api.get("/api/runs/run")).status == 404:
+                break
+            await asyncio.sleep(0.02)
+    assert reply.status == 404
+
+
 @shows("server.workerGrace")
 async def _(world: World) -> None:
     async with world.api(workerGrace=1) as api:

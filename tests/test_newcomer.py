@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import re
+import shutil
 import signal
 import sys
 from collections.abc import AsyncGenerator
@@ -95,6 +96,9 @@ async def test_what_the_pages_say_to_paste_works_from_the_first_key_to_an_mcp_cl
     (client,) = blocks("docs/gateway.md", "json")
 
     async with made_to_run(tmp_path) as gateway, asking_process(gateway, gateway.keys["secret"]) as api:
+        more_keys = re.search(r"\((\S+) keys new makes more\)", await gateway.says("shown this once"))
+        assert more_keys is not None
+        assert shutil.which(more_keys[1]) is not None  # Where nobody put it on the path, it is named by its own.
         terminal = Terminal(tmp_path, gateway)
         assert _data(await terminal.paste(readme))["result"]["timezone"] == "Asia/Tokyo"
         terminal.remember(settings)

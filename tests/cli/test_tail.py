@@ -124,6 +124,27 @@ async def test_tail_of_a_run_shows_its_calls(tmp_path: Path) -> None:
     assert " ms  " in done
 
 
+async def test_tail_of_everything_says_once_what_a_run_does_in_a_space(tmp_path: Path) -> None:
+    write_config(tmp_path)
+    async with served(tmp_path) as gateway, ToolspaceClient(gateway.url, secret_key=SECRET) as client:
+        await client.entities.create("agent", "Bot", id="bot")
+        await client.spaces.create("Support", members=["bot"], id="support")
+        async with tailing(tmp_path) as tail:
+            await tail.says("following everything")
+            await client.runs.open("bot", space_id="support", id="run_1")
+            await client.runs.call("run_1", "send_message", {"text": "Hello"})
+            await client.runs.close("run_1")
+            seen = [(await tail.line()).split() for _ in range(6)]
+    assert [(words[1], words[-1]) for words in seen] == [
+        ("run.started", "run:run_1"),
+        ("tool.started", "run:run_1"),
+        ("message.started", "space:support"),
+        ("message.done", "space:support"),
+        ("tool.done", "run:run_1"),
+        ("run.done", "run:run_1"),
+    ]
+
+
 async def test_tail_without_a_gateway_says_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "toolspace.json").write_text("{}")
     none = await command(tmp_path, "tail")

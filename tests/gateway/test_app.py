@@ -152,6 +152,14 @@ async def test_a_wrong_body_is_a_problem_that_names_the_place(frame: Api, body: 
     assert words in reply.detail
 
 
+async def test_a_value_that_is_none_of_the_choices_is_told_them(api: Api) -> None:
+    reply = await api.get("/api/runs?status=done")
+    assert (reply.status, reply.data["path"]) == (400, "$.status")
+    assert "'done'; expected one of canceled, completed, failed, queued, running, waiting_tool" in reply.detail
+    reply = await api.post("/api/entities", {"type": "person", "name": "Ann"})
+    assert "'person'; expected one of agent, human, service" in reply.detail
+
+
 @pytest.mark.parametrize(
     "body",
     [
@@ -170,6 +178,7 @@ async def test_what_is_no_json_or_too_deep_is_refused(frame: Api, body: bytes) -
     reply = await frame.post("/things", raw=body[:LIMIT])
     assert reply.status == 400
     assert "body" in reply.detail
+    assert "jSON" not in reply.detail
 
 
 async def test_a_wide_body_is_not_a_deep_one(frame: Api) -> None:
@@ -265,6 +274,7 @@ async def test_refusals_and_problems_are_told_as_they_are(frame: Api) -> None:
     assert (reply.status, reply.detail, reply.data["name"]) == (409, "it is there already", "x")
     reply = await frame.get("/fail/problem")
     assert (reply.status, reply.data["hint"], reply.data["title"]) == (418, "tea", "I'm a Teapot")
+    assert list(reply.data) == ["type", "title", "status", "detail", "hint"]  # What to read first comes first.
     reply = await frame.get("/fail/invalid")
     assert (reply.status, reply.data["path"]) == (400, "$.a[0]")
 
@@ -296,3 +306,15 @@ async def test_answers_are_observed_with_their_route_and_status(gateway: Gateway
         replies: list[Reply] = [await api.get("/things/a"), await api.get("/nowhere"), await api.get("/fail/bug")]
     assert [reply.status for reply in replies] == [200, 404, 500]
     assert seen == [("/things/{thingId}", 200), (None, 404), ("/fail/{how}", 500)]
+
+
+async def test_an_answer_does_not_repeat_all_that_was_sent(api: Api) -> None:
+    long = "x" * 100_000
+    for body in (
+        {long: 1},
+        {"type": long, "name": "Ann"},
+        {"type": "human", "name": "Ann", "metadata": {}, "id": long},
+    ):
+        reply = await api.post("/api/entities", body)
+        assert reply.status == 400
+        assert len(reply.body) < 2_000

@@ -124,3 +124,10 @@ async def test_the_token_of_a_removed_entity_is_good_for_nothing(api: Api) -> No
     assert (await ann.get("/api/spaces")).status == 200
     await api.delete("/api/entities/ann")
     assert (await ann.get("/api/spaces")).status == 401
+
+
+@pytest.mark.parametrize("name", ["id", "name"])
+async def test_a_line_break_at_the_end_is_a_part_of_no_id_and_no_name(api: Api, name: str) -> None:
+    reply = await api.post("/api/entities", {"id": "bot-7", "type": "agent", "name": "Bot", name: "bot-8\n"})
+    assert reply.status == 400
+    assert reply.data["path"] == f"$.{name}"

@@ -78,6 +78,10 @@ async def test_a_visible_tool_needs_an_active_space(agent: Agent) -> None:
     for name in ("fetch", "confirm", "show"):
         error = (await agent.call(name)).data["error"]
         assert f'Tool "{name}" is visible but you are not in a space. Call enter_space first.' in error
+    alone = (await agent.api.post("/api/tools/confirm/call", {"args": {"question": "Sure?"}})).data
+    assert (alone["errorKind"], alone["executed"]) == ("not_permitted", False)
+    assert "open a run there (POST /api/runs)" in alone["error"]  # There is no enter_space outside a run.
+    assert "enter_space" not in alone["error"]
     await agent.call("enter_space", spaceId=agent.space)
     assert (await agent.call("fetch")).data["result"] == {}
     assert (await agent.call("show", a=1)).data["result"] == {"success": True, "args": {"a": 1}}

@@ -309,3 +309,32 @@ async def test_a_key_of_this_process_alone_is_no_row(sqlite: Ledger, door: Authe
     assert await sqlite.read(rows.listing) == []
     other = await Authenticator.open(sqlite, Server())
     assert (await refusal(other, x_secret_key=key)).status == 401
+
+
+async def test_one_key_written_in_many_ways_is_not_remembered_as_many_long_ones(sqlite: Ledger) -> None:
+    who = await Authenticator.open(sqlite, Server())
+    _, key = await keys.create(sqlite, "secret", "one")
+    for spaces in range(10_000, 10_010):
+        assert isinstance(await entered(who, authorization=f"Bearer{' ' * spaces}{key}"), Secret)
+    assert not who._known
+
+
+@pytest.mark.spec("8.3")
+async def test_guessing_holds_up_no_token_and_not_the_operator_on_the_machine(
+    sqlite: Ledger, door: Authenticator
+) -> None:
+    await sqlite.write(entities.add_entity, "ann", "human", "Ann", {})
+    local = door.issue_local()
+    for number in range(100):
+        await refusal(door, x_secret_key=f"sk_guess_{number}")
+    assert (await refusal(door, x_secret_key=SECRET)).status == 429
+    assert isinstance(await entered(door, x_public_key=PUBLIC, authorization=f"Bearer {token('ann')}"), Public)
+    assert isinstance(await entered(door, authorization=f"Bearer {local}"), Secret)
+
+
+@pytest.mark.spec("8.3")
+async def test_expired_tokens_hold_up_nobody(door: Authenticator) -> None:
+    for number in range(100):
+        expired = token("ann", exp=1_000 + number)
+        assert (await refusal(door, x_public_key=PUBLIC, authorization=f"Bearer {expired}")).status == 401
+    assert isinstance(await entered(door, x_secret_key=SECRET), Secret)

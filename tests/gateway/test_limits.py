@@ -137,3 +137,34 @@ def test_the_table_of_callers_stays_bounded(monkeypatch: pytest.MonkeyPatch) -> 
         assert buckets.take(f"one-{number}") == 0
     assert len(buckets._full_at) <= 100
     assert buckets.take("one-999") > 0
+
+
+@pytest.mark.spec("8.3")
+def test_one_entity_does_not_take_the_room_of_all() -> None:
+    limits = Limits(Server(rate_limit=None, max_concurrent_requests=20))
+    leaves = [limits.enter(someone("ent_1")) for _ in range(2)]
+    with pytest.raises(Problem) as caught:
+        limits.enter(someone("ent_1"))
+    assert caught.value.status == 429
+    limits.enter(someone("ent_2"))()
+    for _ in range(18):
+        limits.enter(Secret(key_id="key_1"))
+    for leave in leaves:
+        leave()
+    limits.enter(someone("ent_1"))
+
+
+@pytest.mark.spec("8.3")
+def test_a_network_of_ipv6_is_one_address() -> None:
+    failures = Failures(Rate(count=10, seconds=10.0), clock=Clock())
+    for number in range(10):
+        failures.add(f"2001:db8:0:1::{number:x}")
+    with pytest.raises(Problem):
+        failures.check("2001:db8:0:1:ffff::1")
+    failures.check("2001:db8:0:2::1")
+    for _ in range(10):
+        failures.add("::ffff:192.0.2.1")
+    failures.check("::ffff:192.0.2.2")
+    failures.check("no address")
+    with pytest.raises(Problem):
+        failures.check("192.0.2.1")

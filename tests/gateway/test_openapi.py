@@ -22,6 +22,7 @@ from tests.gateway.serving import SECRET, Api, asking, write_config
 from toolspace.core.ids import is_id
 from toolspace.gateway.callers import Access
 from toolspace.gateway.gateway import Gateway
+from toolspace.gateway.glossary import GLOSSARY
 from toolspace.gateway.openapi import document
 from toolspace.gateway.table import ROUTES
 
@@ -72,6 +73,46 @@ def test_every_operation_has_a_name_of_its_own() -> None:
     assert len(set(names)) == len(names)
 
 
+def test_every_member_and_parameter_says_what_it_is() -> None:
+    described = msgspec.json.decode(document(ROUTES))
+    silent: list[str] = []
+    for name, schema in described["components"]["schemas"].items():
+        silent += [f"{name}.{member}" for member, one in _members(schema).items() if not _says(one)]
+    for path, operations in described["paths"].items():
+        for operation in operations.values():
+            silent += [f"{path} {one['name']}" for one in operation.get("parameters", ()) if not one.get("description")]
+    assert not silent
+    assert set(GLOSSARY) <= _names(described)  # Nothing is explained that is not there any more.
+
+
+def _members(schema: dict[str, Any]) -> dict[str, Any]:
+    return schema.get("properties", {})
+
+
+def _says(schema: dict[str, Any]) -> bool:
+    return "description" in schema or any("description" in one for one in schema.get("anyOf", ()))
+
+
+def _names(described: dict[str, Any]) -> set[str]:
+    schemas = described["components"]["schemas"].items()
+    members = {(name, one) for name, schema in schemas for one in _members(schema)}
+    operations = [operation for path in described["paths"].values() for operation in path.values()]
+    parameters = {one["name"] for operation in operations for one in operation.get("parameters", ())}
+    return {name for _, name in members} | {f"{schema}.{name}" for schema, name in members} | parameters
+
+
+def test_what_calls_answer_is_described_by_its_members() -> None:
+    described = msgspec.json.decode(document(ROUTES))
+    for path in ("/api/tools/{name}/call", "/api/runs/{runId}/calls"):
+        for status in ("200", "202"):
+            answer = described["paths"][path]["post"]["responses"][status]["content"]["application/json"]["schema"]
+            members = described["components"]["schemas"][answer["$ref"].rpartition("/")[2]]["properties"]
+            assert {"ok", "result", "error", "errorKind", "executed", "callId", "pendingToolCallId"} <= set(members)
+    for path in ("/api/runs/{runId}/tool-results", "/api/spaces/{spaceId}/tool-results", "/api/calls/{callId}/result"):
+        answer = described["paths"][path]["post"]["responses"]["200"]["content"]["application/json"]["schema"]
+        assert answer == {"$ref": "#/components/schemas/Call"}
+
+
 def test_every_route_says_whose_it_is() -> None:
     described = msgspec.json.decode(document(ROUTES))
     for route in ROUTES:
@@ -82,13 +123,18 @@ def test_every_route_says_whose_it_is() -> None:
 
 
 @pytest.mark.spec("12.1")
-def test_every_route_has_its_line_in_the_page() -> None:
+def test_every_route_has_one_line_in_the_page_that_says_who_may_and_what_it_does() -> None:
     page = (ROOT / "docs" / "http-api.md").read_text()
-    missing = [route.name for route in ROUTES if f"| `{route.method} {route.path}` |" not in page]
-    assert not missing
-    known = {route.name for route in ROUTES} | {"GET /openapi.json"}
-    named = re.findall(r"^\| `((?:GET|POST|PUT|PATCH|DELETE) [^`]+)` \|", page, re.MULTILINE)
-    assert set(named) <= known
+    who = {
+        Access.OPEN: "anyone",
+        Access.SECRET: "secret",
+        Access.MEMBER: "secret, member",
+        Access.TOOLS: "secret, tool key",
+        Access.ANY: "any key",
+    }
+    lines = re.findall(r"^\| `((?:GET|POST|PUT|PATCH|DELETE) [^`]+)` \| (.+?) \| (.+?) \|$", page, re.MULTILINE)
+    told = [(route.name, who[route.access], route.summary) for route in ROUTES]
+    assert sorted(lines) == sorted([*told, ("GET /openapi.json", "anyone", "The OpenAPI document of all this")])
 
 
 class _Background:

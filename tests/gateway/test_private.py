@@ -290,3 +290,21 @@ async def test_what_a_run_tried_outside_of_every_space_does_not_show_in_one_that
         assert marks_in(listed.body, "member") == []
         replayed = await _whole(made, "member", f"/api/runs/{run}/events?from=start&until=run.done")
         assert marks_in(replayed, "member") == []
+
+
+@pytest.mark.spec("8.2")
+@pytest.mark.parametrize("format", ["native", "ui-message-stream", "ag-ui"])
+async def test_an_event_that_is_not_shown_does_not_end_a_stream_either(tmp_path: Path, format: str) -> None:
+    """What someone may not see, they must not learn from when a stream `until` it ends."""
+    async with town(tmp_path) as made:
+        path = f"{made.api.url}/api/runs/run_a/events?from=start&until=tool.progress&format={format}"
+        async with made.api.session.get(path, headers=made.callers["member"]) as stream:
+            await made.call("run_a", "show", {"look": END})
+            seen = b""
+            async with asyncio.timeout(30):
+                while END.encode() not in seen:
+                    piece = await stream.content.readany()
+                    assert piece, f"it ended after {seen!r}"
+                    seen += piece
+        async with made.api.session.get(path, headers=made.callers["secret"]) as stream:
+            assert b"peek" in await stream.read()

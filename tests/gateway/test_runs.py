@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.gateway.serving import Api
+from tests.gateway.serving import Api, asking, write_config
 from toolspace.core.records import CallRecord, Exposure
 from toolspace.gateway.gateway import Gateway
 from toolspace.spaces import calls
@@ -90,6 +91,15 @@ async def test_a_canceled_run_ends_what_waits_in_it(gateway: Gateway, api: Api) 
 
 
 @pytest.mark.spec("7.1")
+async def test_a_run_counts_the_turns_of_its_model(api: Api) -> None:
+    await people(api)
+    run = await api.create("/api/runs", agentEntityId="bot")
+    for turn in (1, 2, 2, 1_000_000, 3):
+        await api.create(f"/api/runs/{run['id']}/calls", name="get_goals", turn=turn)
+    assert (await api.get(f"/api/runs/{run['id']}")).data["steps"] == 1_000_000
+
+
+@pytest.mark.spec("7.1")
 @pytest.mark.spec("8.1")
 @pytest.mark.spec("8.2")
 async def test_members_see_a_run_and_its_calls_as_far_as_they_may(gateway: Gateway, api: Api) -> None:
@@ -147,3 +157,33 @@ async def test_calls_are_listed_by_what_they_are(gateway: Gateway, api: Api) -> 
     assert await listed(await api.member("bob")) == []
     assert (await (await api.member("ann")).get("/api/calls/named")).status == 403
     assert (await api.get("/api/calls/lost")).status == 404
+
+
+@pytest.mark.spec("7.4")
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+async def test_what_is_nested_as_deeply_as_can_be_makes_nothing_unreadable(
+    request: pytest.FixtureRequest, tmp_path: Path, kind: str
+) -> None:
+    """A model or a tool may say anything: a space in which that shows must not be lost for all others."""
+    tools = [
+        {"name": "echo", "executionType": "internal", "visible": True},
+        {"name": "move", "executionType": "external", "isAsync": True},
+    ]
+    more = {"storage": {"url": request.getfixturevalue("postgres_url")}} if kind == "postgres" else {}
+    async with Gateway.open(write_config(tmp_path, tools=tools, **more)) as gateway, asking(gateway) as api:
+        await people(api)
+        await api.create("/api/runs", id="run_1", agentEntityId="bot", spaceId="den")
+        for depth in range(960, 975):
+            args = f'{{"deep": {"[" * depth}{"]" * depth}}}'
+            reply = await api.post("/api/runs/run_1/calls", {"name": "echo", "args": args})
+            assert reply.status == 200
+        refused = (await api.post("/api/runs/run_1/calls", {"name": "move", "args": args.replace("[[", "[")})).data
+        assert refused["errorKind"] == "invalid_parameters"
+        ann = await api.member("ann")
+        for path in ("/api/spaces/den/messages", "/api/calls", "/api/runs/run_1/calls"):
+            assert (await ann.get(path)).status == 200
+        await api.create("/api/runs/run_1/close")
+        for path in ("/api/spaces/den/stream", "/api/runs/run_1/events"):
+            url = f"{api.url}{path}?from=start&until=run.done"
+            async with ann.session.get(url, headers=ann.headers) as stream:
+                assert b"run.done" in await stream.read()

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
-from tests.gateway.serving import Api
+from tests.gateway.serving import Api, asking_app
+from toolspace.gateway.gateway import Gateway
+from toolspace.gateway.routes import outputs
 from toolspace.mcpserver import http
 
 pytestmark = pytest.mark.spec("8.3")
@@ -58,3 +61,31 @@ async def test_a_stream_may_be_silent_for_longer(api: Api, monkeypatch: pytest.M
             async for line in response.content:
                 if b"still here?" in line:
                     break
+
+
+@pytest.mark.parametrize("closing", ["keep-alive", "close"])
+async def test_an_answer_that_nobody_reads_is_not_kept_for_ever(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch, closing: str
+) -> None:
+    gone = asyncio.Event()
+    usual: Any = http.protocol()
+
+    class Watched(usual):
+        def connection_lost(self, exc: Exception | None) -> None:
+            super().connection_lost(exc)
+            gone.set()
+
+    monkeypatch.setattr(http, "protocol", lambda: Watched)
+    monkeypatch.setattr(http, "READ_SECONDS", 0.05)
+    writing = await gateway.toolspace.outputs.create(session="s1", owner="ann", tool="read_file")
+    await writing.write("x" * 16_000_000)
+    stored = await writing.commit()
+    async with asking_app(gateway, outputs.ROUTES) as api:
+        _, writer = await connect(api)
+        head = [f"GET /api/outputs/{stored.handle} HTTP/1.1", "Host: 127.0.0.1", f"Connection: {closing}"]
+        head += [f"{name}: {value}" for name, value in api.headers.items()]
+        writer.transport.pause_reading()
+        writer.write("\r\n".join([*head, "", ""]).encode())
+        async with asyncio.timeout(20):
+            await gone.wait()
+        writer.transport.abort()

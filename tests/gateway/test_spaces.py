@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.gateway.serving import Api
+from tests.gateway.serving import Api, asking, write_config
 from toolspace.core.records import CallRecord
 from toolspace.gateway.gateway import Gateway
 from toolspace.spaces import calls
@@ -212,3 +213,60 @@ async def test_who_was_removed_is_out_at_once(api: Api) -> None:
     await api.delete("/api/spaces/den/members/ann")
     assert (await ann.get("/api/spaces/den")).status == 403
     assert (await ann.post("/api/spaces/den/messages", {"content": "x"})).status == 403
+
+
+@pytest.mark.spec("8.3")
+async def test_a_page_of_large_messages_ends_before_it_is_too_large(api: Api) -> None:
+    await people(api)
+    ann = await api.member("ann")
+    for _ in range(20):
+        await ann.create("/api/spaces/den/messages", content="€" * 100_000, metadata={"x": "x" * 60_000})
+    for first in ("?limit=500", "?limit=500&after=0"):
+        seen: list[int] = []
+        query: str | None = first
+        while query is not None:
+            reply = await ann.get(f"/api/spaces/den/messages{query}")
+            assert len(reply.body) < 8_000_000
+            seqs = [message["seq"] for message in reply.data["items"]]
+            assert seqs == sorted(seqs)
+            seen = [*seen, *seqs] if "after" in first else [*seqs, *seen]
+            query = f"?limit=500&cursor={reply.data['next']}" if reply.data["next"] else None
+        assert seen == list(range(1, 21))
+
+
+@pytest.mark.spec("8.1")
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+async def test_a_space_under_the_id_of_a_removed_one_shows_nothing_of_it(
+    request: pytest.FixtureRequest, tmp_path: Path, kind: str
+) -> None:
+    tools = [{"name": "confirm", "executionType": "space", "isAsync": True}]
+    more = {"storage": {"url": request.getfixturevalue("postgres_url")}} if kind == "postgres" else {}
+    config = write_config(tmp_path, tools=tools, **more)
+    async with Gateway.open(config) as gateway, asking(gateway) as api:
+        await people(api)
+        await api.create("/api/runs", id="run_1", agentEntityId="bot", spaceId="den")
+        begun = await api.post("/api/runs/run_1/calls", {"name": "confirm", "args": {"question": "a secret"}})
+        call = begun.data["pendingToolCallId"]
+        await api.create("/api/spaces/den/messages", entityId="bot", content="a secret")
+        path = "/api/spaces/den/stream?from=start"
+        async with api.session.get(api.url + path, headers=api.headers) as operator:
+            assert operator.status == 200
+            assert (await api.delete("/api/spaces/den")).status == 204
+            assert b"a secret" in await operator.read()  # It ends.
+        await api.create("/api/spaces", id="den", name="Another", members=["bob", "bot"])
+        bob = await api.member("bob")
+        await bob.create("/api/spaces/den/messages", content="the first word here")
+        async with bob.session.get(f"{api.url}{path}&until=message.done", headers=bob.headers) as stream:
+            seen = await stream.read()
+        assert b"the first word here" in seen
+        assert b"a secret" not in seen
+        assert (await bob.get("/api/calls")).data["items"] == []
+        assert (await bob.get("/api/runs/run_1/events")).status == 403
+        assert (await api.post("/api/runs/run_1/calls", {"name": "enter_space", "args": {"spaceId": "den"}})).data["ok"]
+        for path in (f"/api/calls/{call}", "/api/calls", "/api/runs/run_1/calls"):
+            assert b"a secret" not in (await bob.get(path)).body
+        async with bob.session.get(
+            f"{api.url}/api/runs/run_1/events?from=start&until=run.done", headers=bob.headers
+        ) as stream:
+            await api.create("/api/runs/run_1/close")
+            assert b"a secret" not in await stream.read()

@@ -244,3 +244,9 @@ async def test_an_issuer_that_was_never_reached_is_no_verdict_on_the_token(issue
         await tokens.verify(token)
     issuer.fails = False
     assert (await tokens.verify(token)).entity_id == "ent_1"
+
+
+async def test_a_token_may_end_after_the_end_of_time() -> None:
+    named = await Tokens(secret=SECRET).verify(signed({"sub": "ent_1", "exp": 10**400}))
+    assert named.entity_id == "ent_1"
+    assert named.expires_at < 2**53

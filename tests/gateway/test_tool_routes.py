@@ -133,3 +133,21 @@ async def test_a_stored_output_is_read_by_an_operator(gateway: Gateway, api: Api
 
 async def test_a_gateway_without_servers_has_an_empty_list(api: Api) -> None:
     assert (await api.get("/api/servers")).data == {"items": [], "next": None}
+
+
+@pytest.mark.spec("8.1")
+@pytest.mark.spec("12.3")
+async def test_a_tool_key_is_proposed_no_tool_that_it_may_not_use(api: Api) -> None:
+    made = await api.create("/api/keys", kind="tools", name="ci", toolsAllowed=["ec*", "agent__batch"])
+    key = api.with_headers(authorization=f"Bearer {made['key']}")
+    assert '"lookup"' in (await api.post("/api/tools/lookups/call")).detail
+    missed = await key.post("/api/tools/lookups/call")
+    assert (missed.status, missed.detail) == (404, 'Tool "lookups" not found')
+    assert '"echo"' in (await key.post("/api/tools/echos/call")).detail
+    streamed = await key.post("/api/tools/lookups/call", headers={"accept": "text/event-stream"})
+    assert b"unknown_tool" in streamed.body
+    assert b"lookup\\" not in streamed.body
+    calls = [{"id": "1", "tool": "lookups", "parameters": {}}]
+    inside = await key.post("/api/tools/agent__batch/call", {"args": {"calls": calls}})
+    assert b"not found" in inside.body
+    assert b'lookup\\"' not in inside.body

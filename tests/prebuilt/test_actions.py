@@ -81,6 +81,20 @@ async def test_entering_a_space_gives_its_history_and_makes_it_the_active_one(r:
     assert record.space_id is None
 
 
+@pytest.mark.spec("7.5")
+async def test_a_space_hears_of_a_run_that_comes_and_goes(r: Rig, act: Acting) -> None:
+    await act("enter_space", spaceId=r.space)
+    await act("enter_space", spaceId=r.space)  # It is there already.
+    await act("leave_space")
+    await act("leave_space")
+    told = [event for event in await r.events(space_stream(r.space)) if event.type.startswith("run.")]
+    assert [event.type for event in told] == ["run.started", "run.done"]
+    assert told[0].data == {"runId": act.run_id, "agentEntityId": r.agent, "spaceId": r.space}
+    assert told[1].data == {**told[0].data, "status": "running"}
+    of_run = [event.type for event in await r.events(run_stream(act.run_id)) if event.type.startswith("run.")]
+    assert of_run == ["run.started"]
+
+
 @pytest.mark.spec("9.1")
 async def test_only_members_enter_and_read_a_space(r: Rig, act: Acting) -> None:
     other = await elsewhere_than(r)
@@ -209,6 +223,24 @@ async def test_goals_are_set_changed_and_deleted(r: Rig, act: Acting) -> None:
     _, error = await act.failure("delete_goals", goalIds=[now["id"], "goal_other"])
     assert error == '"goal_other" is not a goal of this agent; get_goals shows their ids'
     assert await act("delete_goals", goalIds=[now["id"]]) == {"success": True, "deleted": 1}
+
+
+@pytest.mark.spec("9.4")
+async def test_plans_are_made_changed_shown_and_deleted(r: Rig, act: Acting) -> None:
+    wanted = [
+        {"name": "Rest", "instruction": "Rest", "runAfter": "2 hours"},
+        {"name": "Fly", "instruction": "Fly", "scheduledAt": "2190-01-02T08:00:00", "timezone": "Europe/Berlin"},
+        {"name": "Wake", "instruction": "Wake up", "cron": "0 9 * * *"},
+    ]
+    made = await act("set_plans", plans=wanted)
+    rest, fly, wake = made["plans"]
+    assert made["success"] is True
+    assert (rest["runAfter"], fly["scheduledAt"], wake["cron"]) == ("2 hours", "2190-01-02T07:00:00Z", "0 9 * * *")
+    changed = {"id": wake["id"], "name": "Wake", "instruction": "Stay", "runAfter": "3 days"}
+    assert (await act("set_plans", plans=[changed]))["plans"][0]["instruction"] == "Stay"
+    assert [plan["id"] for plan in (await act("get_plans"))["plans"]] == [rest["id"], wake["id"], fly["id"]]
+    assert await act("delete_plans", planIds=[rest["id"], fly["id"], "plan_nobody"]) == {"success": True, "deleted": 2}
+    assert [plan["name"] for plan in (await act("get_plans", status="active"))["plans"]] == ["Wake"]
 
 
 @pytest.mark.spec("9.5")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import shutil
+import sys
 from typing import TYPE_CHECKING, Any
 
 from toolspace import __version__
@@ -39,10 +42,10 @@ def greet(options: Options, gateway: Gateway, url: str) -> None:
         _show_keys(output, keys)
         output.note("")
     elif gateway.config.server.secret_key is not None:
-        output.note("The secret key is the one that server.secretKey says. For others: toolspace keys new")
+        output.note(f"The secret key is the one that server.secretKey says. For others: {_program()} keys new")
         output.note("")
     else:
-        output.note("The keys were shown on the first start. For another one: toolspace keys new")
+        output.note(f"The keys were shown on the first start. For another one: {_program()} keys new")
         output.note("")
     output.note("Try it:")
     output.note(f"  {example(url, keys.secret if keys is not None else None)}")
@@ -58,10 +61,20 @@ def example(url: str, key: str | None) -> str:
 
 
 def _show_keys(output: Output, keys: FirstKeys) -> None:
-    output.note("Keys, shown this once (toolspace keys new makes more):")
+    output.note(f"Keys, shown this once ({_program()} keys new makes more):")
     for label, value in (("secret", keys.secret), ("public", keys.public), ("JWT", keys.jwt_secret)):
         if value is not None:
             output.line(f"  {label:<6} {value}")
+    if keys.jwt_secret is not None:
+        output.note("The last one is no token: it signs those that name people (docs/access.md).")
+
+
+def _program() -> str:
+    """How to start this program from the same terminal: `make run` does not put it on the path."""
+    given = sys.argv[0]
+    if shutil.which("toolspace") is not None or os.path.basename(given) != "toolspace":
+        return "toolspace"
+    return shlex.quote(given)
 
 
 def _document(url: str, data: str, keys: FirstKeys | None) -> dict[str, Any]:

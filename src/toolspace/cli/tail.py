@@ -127,7 +127,7 @@ class _Tail:
         fact = _fact(event, self._stream)
         if self._json:
             self._output.text(jsontext.encode(fact))
-        else:
+        elif self._stream is not None or not _is_told_twice(fact):
             self._output.line(_line(self._output, fact))
 
 
@@ -146,6 +146,11 @@ def _fact(event: Event, stream: str | None) -> dict[str, Any]:
     if stream is not None:
         return {"stream": stream, "id": event.id, "type": event.type, "at": now_ms(), "data": event.data}
     return event.data
+
+
+def _is_told_twice(fact: Mapping[str, Any]) -> bool:
+    """Whether this is what a space shows of a run, whose own stream has it too."""
+    return fact["stream"].startswith("space:") and fact["type"].startswith(("tool.", "run."))
 
 
 def _line(output: Output, fact: Mapping[str, Any]) -> str:

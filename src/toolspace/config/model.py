@@ -273,6 +273,7 @@ class Server(Section, frozen=True, kw_only=True):
     heartbeat: float = 15.0
     stop_timeout: float = 10.0
     event_retention: float = 604_800.0
+    retention: float = 2_592_000.0
     worker_grace: float = 3.0
 
 

@@ -478,6 +478,12 @@ SERVER = Record(
         "eventRetention", kinds.duration, "How long events of streams are kept for readers that return.", default="7d"
     ),
     Setting(
+        "retention",
+        kinds.duration,
+        "How long calls and runs that have ended and inbox events that are done are kept; messages stay.",
+        default="30d",
+    ),
+    Setting(
         "workerGrace",
         kinds.duration,
         "How long a worker that lost its connection may take to return before others get its calls.",

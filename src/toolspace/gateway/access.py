@@ -28,6 +28,8 @@ FRESH_SECONDS: Final = 3.0
 _KNOWN_SECONDS: Final = 3600.0
 """How long credentials that were good are not slowed down by the failures of others at the same address."""
 _MOST_KNOWN: Final = 20_000
+_LONGEST_KNOWN: Final = 4_096
+"""Bytes of credentials that are remembered. Longer ones are good too, but spaces in front of a key make many of one."""
 _LOCAL: Final = "key_local"
 _WAYS: Final = (
     "send a secret key (x-secret-key, or Authorization: Bearer sk_…), "
@@ -116,7 +118,7 @@ class Authenticator:
         now = time.monotonic()
         if known is not None and now < known.fresh_until:
             return known.caller
-        if known is None or now > known.known_until:
+        if (known is None or now > known.known_until) and not self._is_beyond_guessing(given):
             self._failures.check(address)
         return self._look_up(given, address)
 
@@ -140,19 +142,29 @@ class Authenticator:
             caller, seconds = await self._verify(given)
         except Problem as problem:
             self._known.pop(given, None)
-            if problem.status == 401 and given != _NOTHING and address is not None:
+            if problem.status == 401 and address is not None and given.public is None and given != _NOTHING:
                 self._failures.add(address)
             raise
         if isinstance(caller, Secret | Public | ToolKey):
             self.on_used(caller.key_id)
         if changes != self._changes:
             seconds = 0.0  # What was read may be from before the change.
+        if sum(len(value) for value in given if value is not None) > _LONGEST_KNOWN:
+            return caller
         now = time.monotonic()
         while len(self._known) >= _MOST_KNOWN:
             self._known.pop(next(iter(self._known)))
         self._known.pop(given, None)  # To the end: the oldest go first.
         self._known[given] = _Known(caller, now + min(seconds, FRESH_SECONDS), now + _KNOWN_SECONDS)
         return caller
+
+    def _is_beyond_guessing(self, given: _Given) -> bool:
+        """Nobody guesses a signature, and new tokens come all the time, also to addresses at which someone else guesses
+        keys, or has one that expired. Nor the key of this very process, by which its operator looks into it."""
+        if given.public is not None or not self._local:
+            return given.public is not None
+        key = given.secret or (given.authorization or b"").rpartition(b" ")[2]
+        return hashed(key.decode("latin-1")) in self._local
 
     async def _verify(self, given: _Given) -> tuple[Caller, float]:
         """The caller, and for how many seconds that holds at most."""

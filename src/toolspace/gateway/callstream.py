@@ -10,6 +10,7 @@ from toolspace.core import jsontext
 from toolspace.core.events import CallPartial, CallProgress, Event, EventType
 from toolspace.core.ids import new_id
 from toolspace.core.result import PENDING, ToolResult
+from toolspace.gateway.sse import transport_of
 from toolspace.mcpserver.wire import Receive, Scope, Send
 from toolspace.spaces.host import CallRoom
 from toolspace.toolspace import Toolspace
@@ -21,7 +22,10 @@ _HEADERS = [
 ]
 _MOST_WAITING = 1_000
 """Events that a slow reader may leave unread; later ones are left out, the result never."""
+_MOST_WAITING_BYTES = 1024 * 1024
 _HEARTBEAT_SECONDS = 15.0
+STALL_SECONDS = 20.0
+"""How long one write may be stuck before the reader counts as gone."""
 
 
 class CallStream:
@@ -39,6 +43,8 @@ class CallStream:
         self._room = room
         self._call_id = call_id or new_id("call")
         self._frames: list[bytes] = []
+        self._waiting = 0
+        """Bytes of them."""
         self._news = asyncio.Event()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -57,8 +63,10 @@ class CallStream:
                     self._frames.append(b": still there\n\n")
                 self._news.clear()
                 await self._write(send)
-            if calling.done():
+            if calling.done() and not leaving.done():  # Whoever left gets nothing of it, whatever is sent.
                 await self._end(calling.result(), send)
+        except TimeoutError:
+            cut_off(receive)
         finally:
             forget()
             leaving.cancel()
@@ -79,11 +87,12 @@ class CallStream:
 
     async def _write(self, send: Send) -> None:
         if self._frames:
-            frames, self._frames = self._frames, []
-            await send({"type": "http.response.body", "body": b"".join(frames), "more_body": True})
+            frames, self._frames, self._waiting = self._frames, [], 0
+            async with asyncio.timeout(STALL_SECONDS):
+                await send({"type": "http.response.body", "body": b"".join(frames), "more_body": True})
 
     def _heard(self, event: Event) -> None:
-        if len(self._frames) >= _MOST_WAITING:
+        if len(self._frames) >= _MOST_WAITING or self._waiting >= _MOST_WAITING_BYTES:
             return
         if isinstance(event, CallProgress) and event.call_id == self._call_id:
             data = {"progress": event.progress, "total": event.total, "message": event.message}
@@ -93,6 +102,7 @@ class CallStream:
             self._frames.append(_frame("tool.streaming", self._ids(event) | data))
         else:
             return
+        self._waiting += len(self._frames[-1])
         self._news.set()
 
     def _ids(self, event: CallProgress | CallPartial) -> dict[str, Any]:
@@ -101,6 +111,12 @@ class CallStream:
 
 def _frame(type: str, data: Any) -> bytes:
     return b"event: %s\ndata: %s\n\n" % (type.encode(), jsontext.encode_bytes(data))
+
+
+def cut_off(receive: Receive) -> None:
+    """Ends the connection of one who does not read."""
+    if (transport := transport_of(receive)) is not None:
+        transport.abort()
 
 
 async def _left(receive: Receive) -> None:

@@ -24,6 +24,8 @@ _MOST_BYTES: Final = 64 * 1024
 _SLICES: Final = 8
 _WINDOW: Final = 1_000
 """How many events a translator looks back to know what is open."""
+_LOOK: Final = 32
+"""How many of them it looks at at once: each may be large."""
 
 
 class Feed:
@@ -63,9 +65,26 @@ class Feed:
 
     def slice_until(self, ring: Ring, cursor: int, last: str) -> tuple[int, bytes, bool]:
         """As `slice`, but not beyond an event of this type; says whether it was there."""
-        events = _up_to(self._sharable(ring.after(cursor, PAGE)), last)
+        events = self.up_to(self._sharable(ring.after(cursor, PAGE)), last)
         end, data = join(cursor, events, self._shared)
-        return end, data, end == events[-1].id and events[-1].type == last
+        return end, data, self.ends(events, end, last)
+
+    def up_to(self, events: Iterable[StreamEvent], last: str | None) -> list[StreamEvent]:
+        """The events up to the first of a type that the audience sees, and that one."""
+        wanted: list[StreamEvent] = []
+        for event in events:
+            wanted.append(event)
+            if self._is_last(event, last):
+                break
+        return wanted
+
+    def ends(self, events: list[StreamEvent], end: int, last: str | None) -> bool:
+        """Whether what was written up to an id ends with the event that was wanted last."""
+        return end == events[-1].id and self._is_last(events[-1], last)
+
+    def _is_last(self, event: StreamEvent, last: str | None) -> bool:
+        # One that is not shown must not show by the end of the stream either.
+        return event.type == last and project(event, self.audience) is not None
 
     def knows(self, ring: Ring, cursor: int) -> bool:
         """Whether the shared translator can say what comes behind a place in the ring."""
@@ -106,7 +125,7 @@ class Feed:
         translator = self.dialect.translator(self.stream)
         after = max(0, cursor - _WINDOW)
         while after < cursor:
-            events = await self.hub.load(self.stream, after, min(PAGE, cursor - after))
+            events = await self.hub.load(self.stream, after, min(_LOOK, cursor - after))
             for event in events:
                 if event.id <= cursor and (seen := project(event, self.audience)) is not None:
                     translator.translate(seen)
@@ -234,11 +253,11 @@ class StreamSource:
         """Events that are not shared with other readers."""
         if not events:
             return b""
-        events = _up_to(events, self._until)
+        events = self._feed.up_to(events, self._until)
         cursor = self._subscription.cursor
         end, data = join(cursor, events, lambda event: b"".join(self._feed.encode(event, self._own)))
         self._subscription.cursor = end
-        self.complete = end == events[-1].id and events[-1].type == self._until
+        self.complete = self._feed.ends(events, end, self._until)
         return data
 
 
@@ -285,16 +304,6 @@ def join(end: int, events: Iterable[StreamEvent], encode: Callable[[StreamEvent]
         if size >= _MOST_BYTES:
             break
     return end, b"".join(parts)
-
-
-def _up_to(events: Iterable[StreamEvent], last: str | None) -> list[StreamEvent]:
-    """The events up to the first of a type, and that one."""
-    wanted: list[StreamEvent] = []
-    for event in events:
-        wanted.append(event)
-        if event.type == last:
-            break
-    return wanted
 
 
 def _numbered(id: int, payloads: list[Payload]) -> list[bytes]:

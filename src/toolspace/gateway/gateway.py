@@ -94,8 +94,19 @@ class Gateway:
         stack.push_async_callback(self.ledger.aclose)  # The last thing to close.
         self.readiness = Readiness(lambda: self.ledger.read(presence.served))
         stack.push_async_callback(self.readiness.aclose)
+        # Closed after all that writes: until then others must not take this process for dead, nor it say goodbye.
+        self.sweeper = await stack.enter_async_context(
+            Sweeper(
+                self.ledger,
+                worker_grace=server.worker_grace,
+                event_retention=server.event_retention,
+                retention=server.retention,
+            )
+        )
         self.calls = CallDesk(self.ledger, ttl=config.defaults.pending_call_ttl)
         stack.push_async_callback(self.calls.aclose)
+        self.calls.on_due = self.sweeper.poke
+        stack.push_async_callback(self.calls.aclose)  # Before the sweeper looks for what nobody was told.
         self.tool_keys.desk = self.calls
         self.toolspace = Toolspace.open(self._path, environ=self._environ, callbacks=ASK_THE_SPACE)
         self.toolspace.orchestrator.register(PrebuiltProvider())
@@ -108,12 +119,10 @@ class Gateway:
         await stack.enter_async_context(self.toolspace)
         self.ledger.on_stop = self.toolspace.cancel
         self.cycles = Cycles(self.ledger, self.toolspace.run)
-        self.sweeper = await stack.enter_async_context(
-            Sweeper(self.ledger, worker_grace=server.worker_grace, event_retention=server.event_retention)
-        )
-        self.calls.on_due = self.sweeper.poke
+        stack.push_async_callback(self.cycles.aclose)
         self.workers = await stack.enter_async_context(Workers(self.ledger, grace=server.worker_grace))
         self.audience = Audience(self.ledger)
+        self.sweeper.on_forgotten = self.audience.tell_again
         self.members = Members(self.ledger)
         self.readers = Readers(heartbeat=server.heartbeat)
         stack.push_async_callback(self.readers.aclose)

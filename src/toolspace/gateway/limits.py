@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ipaddress
 import math
 import time
 from collections.abc import Callable
+from itertools import islice
 from typing import Final
 
 from toolspace.config.model import Rate, Server
@@ -12,6 +14,7 @@ from toolspace.gateway.callers import Anonymous, Caller, Public
 from toolspace.gateway.problems import Problem, unavailable
 
 _MOST_REMEMBERED: Final = 50_000
+_SHARES: Final = 10
 
 
 class Buckets:
@@ -43,25 +46,27 @@ class Buckets:
         full = self._full_at
         if name not in full and len(full) >= _MOST_REMEMBERED:
             self._full_at = full = {one: at for one, at in full.items() if at > now}
-            while len(full) >= _MOST_REMEMBERED:  # More callers at once than are told apart: the oldest start anew.
-                full.pop(next(iter(full)))
+            if len(full) >= _MOST_REMEMBERED:  # More callers at once than are told apart: the oldest start anew.
+                # Many of them, so that not everyone who comes next has to look through all again.
+                for oldest in list(islice(full, _MOST_REMEMBERED // 10)):
+                    del full[oldest]
         full[name] = full_at
 
 
 class Failures:
-    """Slows down an address that tries one wrong key after another."""
+    """Slows down an address that tries one wrong key after another. One network of IPv6 counts as one address."""
 
     def __init__(self, rate: Rate | None, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._buckets = Buckets(rate, burst=rate.count, clock=clock) if rate is not None else None
 
     def check(self, address: str) -> None:
         """Raises where the address has to wait before it may try credentials that are not known yet."""
-        if self._buckets is not None and (wait := self._buckets.look(address)) > 0:
+        if self._buckets is not None and (wait := self._buckets.look(_network(address))) > 0:
             raise _later(wait, "too many wrong credentials came from this address (server.failedLoginLimit)")
 
     def add(self, address: str) -> None:
         if self._buckets is not None:
-            self._buckets.take(address)
+            self._buckets.take(_network(address))
 
 
 class Limits:
@@ -76,6 +81,9 @@ class Limits:
         self.streams = 0
         """Streams that are open."""
         self._streams_of: dict[str, int] = {}
+        self._requests_of: dict[str, int] = {}
+        self._share = max(1, server.max_concurrent_requests // _SHARES)
+        """Requests that one caller with a public key may have under way: none of them takes the room of all others."""
 
     def enter(self, caller: Caller, *, stream: bool = False) -> Callable[[], None]:
         """Lets a request in, or raises `Problem` 429 or 503. Call the answer when it has ended."""
@@ -88,11 +96,29 @@ class Limits:
             return self._open_stream(caller.subject)
         if self.requests >= self._server.max_concurrent_requests:
             raise unavailable("too many requests are under way (server.maxConcurrentRequests)")
+        if isinstance(caller, Public):
+            return self._enter_public(caller.subject)
         self.requests += 1
         return self._leave
 
     def _leave(self) -> None:
         self.requests -= 1
+
+    def _enter_public(self, subject: str) -> Callable[[], None]:
+        own = self._requests_of.get(subject, 0)
+        if own >= self._share:
+            limit = f"a tenth of server.maxConcurrentRequests is {self._share}"
+            raise _later(1.0, f"{own} requests are under way with these credentials ({limit})")
+        self.requests += 1
+        self._requests_of[subject] = own + 1
+
+        def leave() -> None:
+            self.requests -= 1
+            self._requests_of[subject] -= 1
+            if not self._requests_of[subject]:
+                del self._requests_of[subject]
+
+        return leave
 
     def _open_stream(self, subject: str) -> Callable[[], None]:
         own = self._streams_of.get(subject, 0)
@@ -114,6 +140,17 @@ class Limits:
                     del self._streams_of[subject]
 
         return leave
+
+
+def _network(address: str) -> str:
+    """Whoever has one address of IPv6 has as many of its network as they like."""
+    if ":" not in address:
+        return address
+    try:
+        found = ipaddress.IPv6Address(address.partition("%")[0])
+    except ValueError:
+        return address
+    return str(found.ipv4_mapped or found.packed[:8].hex())
 
 
 def _buckets(rate: Rate | None, clock: Callable[[], float]) -> Buckets | None:

@@ -11,6 +11,7 @@ import msgspec
 from toolspace.core import jsontext
 from toolspace.core.ids import ID_PATTERN
 from toolspace.gateway.callers import Access
+from toolspace.gateway.glossary import meaning
 from toolspace.gateway.problems import MEDIA_TYPE, ProblemBody
 from toolspace.gateway.routing import Route
 
@@ -119,6 +120,10 @@ class _Schemas:
         self._kinds = kinds
         schemas, self.components = msgspec.json.schema_components(kinds, ref_template=_REF)
         self._schemas = list(schemas)
+        for name, schema in self.components.items():
+            for member, one in schema.get("properties", {}).items():
+                if not _is_described(one) and (said := meaning(member, name)) is not None:
+                    one["description"] = said
         queries = {route.query.__name__ for route in routes if route.query is not None}
         self._queries = {name: self.components.pop(name) for name in queries}  # Shown as parameters instead.
 
@@ -169,7 +174,8 @@ def _parameters(route: Route, schemas: _Schemas) -> list[dict[str, Any]]:
         schema: dict[str, Any] = {"type": "string", "minLength": 1}
         if name.endswith("Id"):
             schema = {"type": "string", "pattern": ID_PATTERN}
-        found.append({"name": name, "in": "path", "required": True, "schema": schema})
+        said = "The name of it." if name == "name" else meaning(name)
+        found.append({"name": name, "in": "path", "required": True, "description": said, "schema": schema})
     if route.query is not None:
         shape = schemas.query(route.query)
         for name, schema in shape.get("properties", {}).items():
@@ -186,6 +192,10 @@ def _parameters(route: Route, schemas: _Schemas) -> list[dict[str, Any]]:
             _header("Idempotency-Key", "The same key gives the first answer again, and nothing happens twice.")
         )
     return found
+
+
+def _is_described(schema: dict[str, Any]) -> bool:
+    return "description" in schema or any("description" in one for one in schema.get("anyOf", ()))
 
 
 def _header(name: str, description: str) -> dict[str, Any]:

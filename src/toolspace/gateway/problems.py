@@ -18,6 +18,7 @@ _log = logging.getLogger("toolspace.gateway")
 MEDIA_TYPE: Final = b"application/problem+json"
 RETRY_SECONDS: Final = 1
 """When to try again while the database does not answer."""
+_LONGEST: Final = 500
 _REFUSED: Final[Mapping[RefusalReason, int]] = {
     "invalid": 400,
     "forbidden": 403,
@@ -60,7 +61,7 @@ class Problem(Exception):
 
     def body(self) -> bytes:
         shown = {"type": "about:blank", "title": self.title, "status": self.status, "detail": self.detail}
-        return jsontext.encode_bytes({**self.more, **shown})
+        return jsontext.encode_bytes({**shown, **self.more, **shown})  # In this order, and these as they are.
 
 
 def problem_of(error: BaseException) -> Problem:
@@ -91,9 +92,15 @@ def invalid(error: Exception, *, place: Literal["body", "query"] = "body") -> Pr
     """A body or a query that is not as it should be: names the place and what was expected there."""
     text = str(error)
     expected, _, path = text.partition(" - at `")
-    path = path.rstrip("`") or "$"
+    path = _short(path.rstrip("`") or "$")
+    expected = _short(expected)
     where = f"the {place}" if path == "$" else f"{place} {path}"
     return Problem(400, f"{where}: {expected[:1].lower()}{expected[1:]}", path=path)
+
+
+def _short(text: str) -> str:
+    """Some messages have in them what was sent, which may be long."""
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 
 def _phrase(status: int) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+import types
+from collections.abc import Awaitable, Coroutine, Generator, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 from urllib.parse import parse_qsl
 
@@ -13,7 +14,7 @@ from toolspace.core.names import did_you_mean
 from toolspace.gateway.callers import Anonymous, Caller
 from toolspace.gateway.problems import Problem, invalid
 from toolspace.gateway.routing import Route
-from toolspace.mcpserver.wire import Receive, Scope
+from toolspace.mcpserver.wire import Message, Receive, Scope
 
 if TYPE_CHECKING:
     from toolspace.gateway.gateway import Gateway
@@ -26,6 +27,8 @@ BODY_SECONDS: Final = 30.0
 MAX_DEPTH: Final = 100
 """Levels of a body. What is stored is put into events and messages, and must still be readable inside them."""
 _MOST_PARAMETERS: Final = 50
+_LONGEST_SHOWN: Final = 200
+"""Characters of what was sent that an answer says again."""
 _NOBODY: Final = Anonymous()
 _CLOSE: Final = ((b"connection", b"close"),)
 """On answers to a body that was not read to its end: the rest of it must not be taken for the next request."""
@@ -126,8 +129,7 @@ class Request:
         except RecursionError:
             raise Problem(400, "the body is nested too deeply") from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            text = str(error)
-            raise Problem(400, f"the body is not JSON: {text[:1].lower()}{text[1:]}") from None
+            raise Problem(400, f"the body cannot be read: {error}") from None
         if body.count(b"[") + body.count(b"{") > MAX_DEPTH and _is_deep(value):
             raise Problem(400, f"the body is nested too deeply; at most {MAX_DEPTH} levels are taken")
         return value
@@ -157,14 +159,16 @@ class Request:
         declared = self.header("content-length")
         if declared is not None and declared.isdecimal() and int(declared[:20]) > self._limit:
             raise _too_large(self._limit)
+        message, rest = _begin(self.receive())
+        if message is not None and message["type"] == "http.request" and not message.get("more_body", False):
+            body: bytes = message.get("body", b"")  # The way of most: it is there already, and no timer is needed.
+            if len(body) > self._limit:
+                raise _too_large(self._limit)
+            return body
         try:
             async with asyncio.timeout(BODY_SECONDS):
-                message = await self.receive()
-                if message["type"] == "http.request" and not message.get("more_body", False):  # The way of most.
-                    body: bytes = message.get("body", b"")
-                    if len(body) > self._limit:
-                        raise _too_large(self._limit)
-                    return body
+                if message is None:
+                    message = await rest
                 pieces = bytearray()
                 while message["type"] == "http.request":
                     pieces += message.get("body", b"")
@@ -176,6 +180,32 @@ class Request:
         except TimeoutError:
             raise Problem(408, "the body did not arrive in time", headers=_CLOSE) from None
         raise Problem(400, "the connection was closed before the body had arrived", headers=_CLOSE)
+
+
+def _begin(receiving: Awaitable[Message]) -> tuple[Message | None, Awaitable[Message]]:
+    """What is received without waiting; or None, and what to await for it."""
+    if not isinstance(receiving, Coroutine):
+        return None, receiving
+    coroutine = cast("Coroutine[Any, Any, Message]", receiving)
+    try:
+        return None, _resume(coroutine, coroutine.send(None))
+    except StopIteration as done:
+        return done.value, coroutine
+
+
+@types.coroutine
+def _resume(coroutine: Coroutine[Any, Any, Message], waiting: Any) -> Generator[Any, Any, Message]:
+    """Goes on with a coroutine that was stepped by hand, and waits for something."""
+    while True:
+        try:
+            try:
+                value = yield waiting
+            except BaseException as error:
+                waiting = coroutine.throw(error)
+            else:
+                waiting = coroutine.send(value)
+        except StopIteration as done:
+            return done.value
 
 
 def _too_large(limit: int) -> Problem:
@@ -207,6 +237,21 @@ def _explained(error: msgspec.ValidationError, kind: Any, place: Any) -> Problem
     if unknown and problem.more["path"] == "$":
         known: tuple[str, ...] = getattr(kind, "__struct_encode_fields__", ())
         name = rest.partition("`")[0]
+        name = name if len(name) <= _LONGEST_SHOWN else f"{name[:_LONGEST_SHOWN]}…"
         near = did_you_mean(name, known) or (f"; known are {', '.join(known)}" if known else "")
         return Problem(400, f'the {place} has "{name}", which means nothing here{near}', path=f"$.{name}")
+    if "enum value" in problem.detail and (choices := _choices(kind, problem.more["path"])):
+        return Problem(400, f"{problem.detail}; expected one of {', '.join(choices)}", path=problem.more["path"])
     return problem
+
+
+def _choices(kind: Any, path: str) -> list[str]:
+    """What a member of a struct may be, where it is one of a few texts."""
+    shape = msgspec.inspect.type_info(kind)
+    if not isinstance(shape, msgspec.inspect.StructType):
+        return []
+    for field in shape.fields:
+        if path == f"$.{field.encode_name}":
+            types = field.type.types if isinstance(field.type, msgspec.inspect.UnionType) else (field.type,)
+            return [str(v) for one in types if isinstance(one, msgspec.inspect.LiteralType) for v in one.values]
+    return []

@@ -27,11 +27,18 @@ NEW_ID_PATTERN: Final = "^[A-Za-z0-9_][A-Za-z0-9_.:@~-]{0,99}$"
 """An id that someone may choose: one that an address can carry as it is, so none that begins with a dot, and one that
 other ids can be made of."""
 
-Id = Annotated[str, Meta(pattern=ID_PATTERN, examples=["spc_01k9x3v7m2q8r4t6w0y5z1a3b7"])]
-NewId = Annotated[str, Meta(pattern=NEW_ID_PATTERN, description="An id of your own; one is made where none is given.")]
-Name = Annotated[
-    str, Meta(min_length=1, max_length=MAX_NAME, pattern="^[^\\u0000-\\u001f\\u007f]+$", examples=["Support"])
+
+def exactly(pattern: str) -> str:
+    """A pattern that ends in `$`, for Python: there `$` alone would also take a line break behind the text."""
+    return pattern.removesuffix("$") + "(?!\\n)$"
+
+
+Id = Annotated[str, Meta(pattern=exactly(ID_PATTERN), examples=["spc_01k9x3v7m2q8r4t6w0y5z1a3b7"])]
+NewId = Annotated[
+    str, Meta(pattern=exactly(NEW_ID_PATTERN), description="An id of your own; one is made where none is given.")
 ]
+ONE_LINE: Final = exactly("^[^\\u0000-\\u001f\\u007f]+$")
+Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME, pattern=ONE_LINE, examples=["Support"])]
 Text = Annotated[
     str, Meta(min_length=1, max_length=MAX_TEXT, description="Without NUL characters.", examples=["Hello!"])
 ]

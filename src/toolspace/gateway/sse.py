@@ -233,8 +233,7 @@ class EventStream:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._send = send
-        # uvicorn's `receive` belongs to the connection. Closing it politely would wait for a reader that does not read.
-        self._transport = getattr(getattr(receive, "__self__", None), "transport", None)
+        self._transport = transport_of(receive)
         self._task = asyncio.current_task()
         self._readers.add(self)
         leaving = asyncio.create_task(self._notice(receive))
@@ -350,6 +349,11 @@ class EventStream:
         while (await receive())["type"] != "http.disconnect":
             pass
         self._source.close()
+
+
+def transport_of(receive: Receive) -> Any:
+    """The connection of a request, to cut it off: closing it politely would wait for a reader that does not read."""
+    return getattr(getattr(receive, "__self__", None), "transport", None)  # uvicorn's `receive` belongs to it.
 
 
 def _stopping() -> Problem:

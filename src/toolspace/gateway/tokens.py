@@ -22,6 +22,8 @@ LEEWAY_SECONDS: Final = 30
 LONGEST_SECONDS: Final = 30 * 86_400
 _SHARED: Final = {"HS256": hashlib.sha256, "HS384": hashlib.sha384, "HS512": hashlib.sha512}
 _LONGEST_TOKEN: Final = 16 * 1024
+_LATEST: Final = 253_402_300_799
+"""The last second of the year 9999: a token may say any number, and one has to be able to compute with it."""
 
 
 class WrongToken(Exception):
@@ -139,7 +141,7 @@ class Tokens:
         found = _claim(claims, self._claim)
         if not isinstance(found, str) or not is_id(found):
             raise WrongToken(f"the token names no entity: its claim {self._claim!r} has to be an entity's id")
-        return Named(found, (int(claims["exp"]) + LEEWAY_SECONDS) * 1000)
+        return Named(found, (min(int(claims["exp"]), _LATEST) + LEEWAY_SECONDS) * 1000)
 
 
 class _WrongSignature(WrongToken):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Final, Self
+from collections.abc import Coroutine
+from typing import Any, Final, Self
 
 from toolspace.core.ids import now_ms
 from toolspace.core.result import ToolResult
@@ -44,9 +45,12 @@ class Usage:
     def stage(self, plan: Plan, next: Handler, /) -> Handler:
         counts = self._counts
 
-        async def run(call: Call) -> ToolResult:
+        def run(call: Call) -> Coroutine[Any, Any, ToolResult]:
             if call.parent is not None or (user := call.base.user_id) is None or (key_id := key_of(user)) is None:
-                return await next(call)
+                return next(call)
+            return counted(call, key_id)
+
+        async def counted(call: Call, key_id: str) -> ToolResult:
             try:
                 result = await next(call)
             except BaseException:

@@ -22,6 +22,8 @@ MAX_HEAD = 64 * 1024
 """Bytes of headers, or of what follows a body, about; a piece that was read at once may be larger."""
 HEAD_SECONDS = 30.0
 """How long a head may take to arrive; before that nothing is known of whoever holds the connection."""
+READ_SECONDS = 30.0
+"""How long a client may read nothing of an answer that is out: until then it has to be kept for it."""
 _TICK_SECONDS = 0.1
 _STOP_SECONDS = 2
 """How long requests may take to end once the server is asked to stop."""
@@ -79,6 +81,8 @@ def protocol() -> type[asyncio.Protocol] | Literal["h11"]:
         _in_head = True
         _patience: asyncio.TimerHandle | None = None
         """Runs while a head is expected or half there. One that comes in one piece, as most do, needs none."""
+        _waiting: asyncio.TimerHandle | None = None
+        """Runs while an answer is not read. Most are taken at once, and need none."""
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
@@ -86,6 +90,8 @@ def protocol() -> type[asyncio.Protocol] | Literal["h11"]:
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._stop_patience()
+            if self._waiting is not None:
+                self._waiting.cancel()
             super().connection_lost(exc)
 
         def data_received(self, data: bytes) -> None:
@@ -103,6 +109,20 @@ def protocol() -> type[asyncio.Protocol] | Literal["h11"]:
             if self._patience is not None:
                 self._patience.cancel()
                 self._patience = None
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            unread = self.transport.get_write_buffer_size()
+            if unread and self._waiting is None:
+                self._waiting = self.loop.call_later(READ_SECONDS, self._see_whether_it_reads, unread)
+
+        def _see_whether_it_reads(self, before: int) -> None:
+            self._waiting = None
+            unread = self.transport.get_write_buffer_size()
+            if unread >= before:
+                self.transport.abort()  # Closing it politely would wait for what is never read.
+            elif unread:
+                self._waiting = self.loop.call_later(READ_SECONDS, self._see_whether_it_reads, unread)
 
         def on_message_begin(self) -> None:
             self._unread = 0

@@ -18,12 +18,8 @@ MOST_TEXT = 10_000
 _plan_id = {"type": "string", "pattern": ID_PATTERN}
 
 
-class _Wire(NewPlan, frozen=True, kw_only=True, rename="camel"):
-    """A plan as it is on the wire."""
-
-
 async def _set_plans(actor: Actor, given: dict[str, Any]) -> Any:
-    new = msgspec.convert(given["plans"], list[_Wire])
+    new = msgspec.convert(given["plans"], list[NewPlan])
     made = await actor.ledger.commit(plans.set_plans, actor.agent_id, new)
     return {"success": True, "plans": [plans.shown(plan) for plan in made]}
 

@@ -248,3 +248,15 @@ def test_the_budget_is_spent_by_work_and_not_by_the_clock() -> None:
     with pytest.raises(ExpressionError, match="too many steps"):
         small.evaluate({"items": [1] * 100}, budget=100)
     assert BUDGET >= 100_000
+
+
+@pytest.mark.parametrize("source", ["[text for _ in many]", "{'all': [[many for _ in many] for _ in many]}"])
+def test_what_is_repeated_cannot_make_a_small_input_a_huge_result(source: str) -> None:
+    assert "too large" in fault(source, {"text": "x" * 1_000_000, "many": list(range(220))})
+
+
+def test_what_is_repeated_cannot_make_a_huge_text() -> None:
+    input = {"text": "x" * 1_000_000, "many": list(range(220))}
+    assert value("[input]", input) == [input]
+    assert "too many steps" in fault("len(str([text for _ in many]))", input)
+    assert "too many steps" in fault("f'{[text for _ in many]}'", input)

@@ -13,19 +13,22 @@ from toolspace.core.context import ToolContext
 from toolspace.core.ids import derived_id
 from toolspace.core.records import OPEN_CALL, CallRecord
 from toolspace.core.result import PENDING, ToolResult
+from toolspace.errors import ErrorKind, RefusedError
 from toolspace.gateway.answers import Answer, Stream
 from toolspace.gateway.callers import Access, Public, ToolKey
 from toolspace.gateway.callstream import CallStream
 from toolspace.gateway.problems import Problem
 from toolspace.gateway.requests import Request
+from toolspace.gateway.routes.calls import Call
 from toolspace.gateway.routing import Route
-from toolspace.gateway.shapes import Id, NewId
+from toolspace.gateway.shapes import Id, NewId, Shape
 from toolspace.orchestrator.run import Run
 from toolspace.spaces import calls
 from toolspace.spaces.calls import Submission
 from toolspace.spaces.desk import result_of
 from toolspace.spaces.host import CallRoom
 from toolspace.stores.sql import calls as call_rows
+from toolspace.stores.sql import runs as run_rows
 
 _LONGEST_KEY = 255
 
@@ -62,6 +65,31 @@ class SpaceResultBody(ResultBody, kw_only=True, rename="camel", forbid_unknown_f
     tool_call_id: Id
 
 
+class CallAnswer(Shape, frozen=True, kw_only=True):
+    """What became of a call. A failure is an answer too: `ok` is false, and `errorKind` says who should act next."""
+
+    ok: Annotated[bool, msgspec.Meta(description="Whether it went well; a pending call did so far.")]
+    tool: Annotated[str, msgspec.Meta(description="The tool, under its full name.")]
+    call_id: str
+    result: Annotated[Any, msgspec.Meta(description="What the tool gave.")] = None
+    error: Annotated[str, msgspec.Meta(description="Why it failed, for a model to read.")] | None = None
+    error_kind: ErrorKind | None = None
+    executed: Annotated[bool, msgspec.Meta(description="Whether the effect may have happened.")] = True
+    started_at: float = 0
+    completed_at: float = 0
+    duration_ms: Annotated[float, msgspec.Meta(description="How long it took.")] = 0
+    kind: Annotated[str, msgspec.Meta(description="Where the tool comes from.")] = ""
+    namespace: Annotated[str, msgspec.Meta(description="The server or service that it belongs to.")] = ""
+    content: Annotated[tuple[dict[str, Any], ...], msgspec.Meta(description="The result as typed parts.")] = ()
+    extras: Annotated[dict[str, Any], msgspec.Meta(description="What else is known of it.")] | msgspec.UnsetType = (
+        msgspec.UNSET
+    )
+    status: Annotated[Literal["pending"], msgspec.Meta(description="Where the result comes later.")] | None = None
+    pending_tool_call_id: (
+        Annotated[str, msgspec.Meta(description="Where the result comes later: the id of the call to ask for.")] | None
+    ) = None
+
+
 async def call_tool(request: Request) -> Answer | Stream:
     """Runs one tool outside a run."""
     gateway = request.gateway
@@ -93,8 +121,10 @@ async def call_in_run(request: Request) -> Answer | Stream:
     if (known := await _known_call(request, body.call_id, run_id, body.name, body.args)) is not None:
         return known
     record, run = await gateway.cycles.enter(run_id)
-    while body.turn is not None and run.turn < body.turn:
+    if body.turn is not None and run.turn < body.turn:
+        run.turn = body.turn - 1
         run.next_turn()
+        await gateway.ledger.write(run_rows.reach_step, run_id, body.turn)
     room = CallRoom(gateway.calls, run_id=run_id, agent_entity_id=record.agent_entity_id, space_id=record.space_id)
     if "text/event-stream" in (request.header("accept") or ""):
         return CallStream(
@@ -126,15 +156,18 @@ async def submit_to_call(request: Request) -> Any:
 async def cancel_call(request: Request) -> Any:
     gateway = request.gateway
     call_id = request.params["callId"]
-    if gateway.toolspace.cancel(call_id):
-        call = await gateway.ledger.read(call_rows.one, call_id)
-        return call.wire() if call is not None else {"callId": call_id, "status": "canceled"}
-    return (await gateway.calls.cancel(call_id)).wire()
+    try:
+        return (await gateway.calls.cancel(call_id)).wire()
+    except RefusedError as error:
+        # One outside a run is not written down; if it runs in this process, it is stopped.
+        if error.reason == "not_found" and gateway.toolspace.cancel(call_id):
+            return {"callId": call_id, "status": "canceled"}
+        raise
 
 
 async def _submit(
     request: Request, call_id: str, body: ResultBody, *, run_id: str | None = None, space_id: str | None = None
-) -> Any:
+) -> Answer:
     caller = request.caller
     key = request.header("idempotency-key")
     if key is not None and not 0 < len(key) <= _LONGEST_KEY:
@@ -151,7 +184,7 @@ async def _submit(
         key=None if key is None else f"{caller.subject} {key}",
     )
     call = await request.gateway.ledger.commit(calls.submit, submission)
-    return call.wire()
+    return Answer(call.wire_text(), media_type="application/json")
 
 
 def _make(
@@ -201,7 +234,8 @@ async def _while_connected(request: Request, room: CallRoom, work: Coroutine[Any
     if gone:
         if task is not None:
             task.uncancel()
-        request.gateway.calls.undelivered(room.inline)
+        inline, room.inline = room.inline, []  # Whatever is sent now, nobody gets it.
+        request.gateway.calls.undelivered(inline)
     return result
 
 
@@ -253,6 +287,8 @@ def _same_arguments(call: CallRecord, args: Any) -> bool:
 
 
 def _answer(request: Request, room: CallRoom, result: ToolResult) -> Answer:
+    if not result.ok and (fault := room.faults.get(result.call_id)) is not None:
+        raise fault
     data = result.to_dict()
     pending = result.extras.get(PENDING)
     if pending is not None:
@@ -286,8 +322,8 @@ ROUTES = [
             "`Accept: text/event-stream` as events: `tool.progress`, `tool.streaming`, and at the end `result`."
         ),
         body=CallBody,
-        answer=dict[str, Any],
-        also={202: dict[str, Any]},
+        answer=CallAnswer,
+        also={202: CallAnswer},
         problems=(403, 404, 409),
     ),
     Route(
@@ -299,8 +335,8 @@ ROUTES = [
         summary="Call a tool in a run",
         description="As `POST /api/tools/{name}/call`, under the run's limits and in its space; it is written down.",
         body=RunCallBody,
-        answer=dict[str, Any],
-        also={202: dict[str, Any]},
+        answer=CallAnswer,
+        also={202: CallAnswer},
         problems=(404, 409),
     ),
     Route(
@@ -311,7 +347,7 @@ ROUTES = [
         tag="runs",
         summary="Bring the result of a call of a run",
         body=RunResultBody,
-        answer=dict[str, Any],
+        answer=Call,
         problems=_RESULT_PROBLEMS,
         headers=_KEY,
     ),
@@ -323,7 +359,7 @@ ROUTES = [
         tag="spaces",
         summary="Bring the result of a call that is shown in a space",
         body=SpaceResultBody,
-        answer=dict[str, Any],
+        answer=Call,
         problems=_RESULT_PROBLEMS,
         headers=_KEY,
     ),
@@ -335,7 +371,7 @@ ROUTES = [
         tag="calls",
         summary="Bring the result of a call, also of one outside a run",
         body=ResultBody,
-        answer=dict[str, Any],
+        answer=Call,
         problems=_RESULT_PROBLEMS,
         headers=_KEY,
     ),

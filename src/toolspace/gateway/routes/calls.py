@@ -6,7 +6,9 @@ from typing import Annotated, Any, get_args
 
 from msgspec import UNSET, Meta, UnsetType
 
-from toolspace.core.records import CallRecord, CallStatus, ExecutionTarget, ResultSource
+from toolspace.abc.database import Program
+from toolspace.core import jsontext
+from toolspace.core.records import CallRecord, CallStatus, ExecutionTarget, Exposure, ResultSource
 from toolspace.gateway.callers import Access, Public
 from toolspace.gateway.membership import sees_call, sees_run
 from toolspace.gateway.problems import Problem
@@ -15,9 +17,12 @@ from toolspace.gateway.requests import Request
 from toolspace.gateway.routing import Route
 from toolspace.gateway.shapes import Id, Limit, Page, Paging, Query, Shape
 from toolspace.stores.sql import calls
+from toolspace.stores.sql.paging import page
 
 _STATUSES: tuple[str, ...] = get_args(CallStatus)
 _MOST = 2**53
+
+_Exposed = tuple[CallRecord, Exposure]
 
 ToolName = Annotated[str, Meta(min_length=1, max_length=256)]
 
@@ -66,19 +71,22 @@ class RunCallList(Query, frozen=True, kw_only=True):
 async def list_calls(request: Request) -> dict[str, Any]:
     query = request.query(CallList)
     caller = request.caller
-    found = await request.gateway.ledger.read(
-        calls.listing,
-        statuses=_statuses(query.status),
-        run_id=query.run_id,
-        agent_entity_id=query.agent_entity_id,
-        space_id=query.space_id,
-        member=caller.entity_id if isinstance(caller, Public) else None,
-        tool_name=query.tool_name,
-        before=query.cursor,
-        limit=query.limit + 1,
-    )
-    shown = found[: query.limit]
-    return {"items": [call.wire() for call in shown], "next": shown[-1].call_id if len(found) > query.limit else None}
+    wanted = _statuses(query.status)
+
+    def read(last: CallRecord | None, limit: int) -> Program[list[CallRecord]]:
+        return calls.listing(
+            statuses=wanted,
+            run_id=query.run_id,
+            agent_entity_id=query.agent_entity_id,
+            space_id=query.space_id,
+            member=caller.entity_id if isinstance(caller, Public) else None,
+            tool_name=query.tool_name,
+            before=query.cursor if last is None else last.call_id,
+            limit=limit,
+        )
+
+    shown, more = await request.gateway.ledger.read(page, read, _size, query.limit)
+    return {"items": [call.wire() for call in shown], "next": shown[-1].call_id if more else None}
 
 
 async def get_call(request: Request) -> dict[str, Any]:
@@ -88,11 +96,18 @@ async def get_call(request: Request) -> dict[str, Any]:
 async def list_calls_of_run(request: Request) -> dict[str, Any]:
     query = request.query(RunCallList)
     run = await sees_run(request.gateway.ledger, request.caller, request.params["runId"])
-    found = await request.gateway.ledger.read(calls.of_run, run.id, after=query.cursor, limit=query.limit + 1)
-    shown = found[: query.limit]
-    following = str(shown[-1][0].seq) if len(found) > query.limit else None
+
+    def read(last: _Exposed | None, limit: int) -> Program[list[_Exposed]]:
+        return calls.of_run(run.id, after=query.cursor if last is None else last[0].seq, limit=limit)
+
+    shown, more = await request.gateway.ledger.read(page, read, lambda one: _size(one[0]), query.limit)
+    following = str(shown[-1][0].seq) if more else None
     audience = "public" if isinstance(request.caller, Public) else "secret"
     return {"items": project_calls(shown, audience), "next": following}
+
+
+def _size(call: CallRecord) -> int:
+    return jsontext.size(call.args) + jsontext.size(call.result)
 
 
 def _statuses(text: str | None) -> list[str]:

@@ -19,6 +19,7 @@ from toolspace.gateway.repeats import once
 from toolspace.gateway.requests import Request
 from toolspace.gateway.routing import Route
 from toolspace.gateway.shapes import MAX_METADATA, Body, Metadata, Name, NewId, Page, Paging, check_size, given, page
+from toolspace.spaces import removal
 from toolspace.stores.sql import entities
 
 
@@ -87,7 +88,7 @@ async def change_entity(request: Request) -> Entity:
 
 async def remove_entity(request: Request) -> Answer:
     entity_id = request.params["entityId"]
-    if not await request.gateway.ledger.write(entities.remove_entity, entity_id):
+    if not await request.gateway.ledger.commit(removal.remove_entity, entity_id):
         raise Problem(404, f'there is no entity "{entity_id}"')
     request.gateway.authenticator.forget()  # Its tokens are nobody's from now on.
     request.gateway.readers.recheck()

@@ -13,7 +13,7 @@ from toolspace.gateway.callers import Access, Public, Secret, ToolKey
 from toolspace.gateway.problems import Problem
 from toolspace.gateway.requests import Request
 from toolspace.gateway.routing import Route
-from toolspace.gateway.shapes import Body, Id, Milliseconds, Name, Page, Paging, Shape, page
+from toolspace.gateway.shapes import ONE_LINE, Body, Id, Milliseconds, Name, Page, Paging, Shape, page
 from toolspace.gateway.tokens import LONGEST_SECONDS
 from toolspace.stores.sql import entities
 from toolspace.stores.sql import keys as rows
@@ -24,7 +24,7 @@ Pattern = Annotated[
     Meta(
         min_length=1,
         max_length=200,
-        pattern="^[^\\u0000-\\u001f\\u007f]+$",
+        pattern=ONE_LINE,
         description="A tool's name, `*` and `?` in it stand for any characters.",
         examples=["notes__*"],
     ),

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
+from toolspace.abc.database import Program
+from toolspace.core import jsontext
 from toolspace.core.ids import new_id
 from toolspace.core.records import Message
 from toolspace.gateway.answers import Answer
@@ -31,6 +34,7 @@ from toolspace.gateway.shapes import (
 )
 from toolspace.spaces.conversation import say
 from toolspace.stores.sql import messages
+from toolspace.stores.sql.paging import page
 
 _MOST = 2**53
 
@@ -71,14 +75,25 @@ async def list_messages(request: Request) -> Page[Message]:
         raise Problem(400, "give either after or before")
     ledger = request.gateway.ledger
     space = await member_of(ledger, request.caller, request.params["spaceId"])
-    limit = query.limit
     if after is not None:
-        found = await ledger.read(messages.between, space.id, after=after, limit=limit + 1)
-        shown = found[:limit]
-        return Page(items=shown, next=f"after.{shown[-1].seq}" if len(found) > limit else None)
-    found = await ledger.read(messages.between, space.id, before=_MOST if before is None else before, limit=limit + 1)
-    shown = found[-limit:]
-    return Page(items=shown, next=f"before.{shown[0].seq}" if len(found) > limit else None)
+        shown, more = await ledger.read(page, partial(_behind, space.id, after), _size, query.limit)
+        return Page(items=shown, next=f"after.{shown[-1].seq}" if more else None)
+    last = _MOST if before is None else before
+    shown, more = await ledger.read(page, partial(_in_front, space.id, last), _size, query.limit)
+    return Page(items=shown[::-1], next=f"before.{shown[-1].seq}" if more else None)
+
+
+def _behind(space_id: str, after: int, last: Message | None, limit: int) -> Program[list[Message]]:
+    return messages.between(space_id, after=after if last is None else last.seq, limit=limit)
+
+
+def _in_front(space_id: str, before: int, last: Message | None, limit: int) -> Program[list[Message]]:
+    found = yield from messages.between(space_id, before=before if last is None else last.seq, limit=limit)
+    return found[::-1]
+
+
+def _size(message: Message) -> int:
+    return jsontext.size(message.content) + jsontext.size(message.metadata)
 
 
 async def post_message(request: Request) -> Answer:

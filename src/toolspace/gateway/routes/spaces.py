@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from toolspace.abc.database import Program
 from toolspace.core.ids import new_id
-from toolspace.core.records import Member, Space
+from toolspace.core.records import Member, Space, space_stream
 from toolspace.errors import RefusedError
 from toolspace.gateway.answers import NO_CONTENT, Answer
 from toolspace.gateway.callers import Access, Public
@@ -32,6 +32,7 @@ from toolspace.gateway.shapes import (
     given,
     page,
 )
+from toolspace.spaces import removal
 from toolspace.stores.sql import entities
 
 MAX_FIRST_MEMBERS = 100
@@ -102,9 +103,10 @@ async def change_space(request: Request) -> Space:
 
 async def remove_space(request: Request) -> Answer:
     space_id = request.params["spaceId"]
-    if not await request.gateway.ledger.write(entities.remove_space, space_id):
+    if not await request.gateway.ledger.commit(removal.remove_space, space_id):
         raise Problem(404, f'there is no space "{space_id}"')
     _forget_members(request, space_id)
+    request.gateway.hub.end(space_stream(space_id))
     return NO_CONTENT
 
 
@@ -125,7 +127,7 @@ async def post_member(request: Request) -> Member:
 async def remove_member(request: Request) -> Answer:
     space_id, entity_id = request.params["spaceId"], request.params["entityId"]
     await member_of(request.gateway.ledger, request.caller, space_id)
-    removed = await request.gateway.ledger.write(entities.remove_member, space_id, entity_id)
+    removed = await request.gateway.ledger.commit(removal.remove_member, space_id, entity_id)
     _forget_members(request, space_id)
     if not removed:
         raise Problem(404, f'"{entity_id}" is not a member of the space "{space_id}"')
@@ -220,6 +222,7 @@ ROUTES = [
         access=Access.SECRET,
         tag="spaces",
         summary="Remove a space, its members and its messages",
+        description="Its streams end. Calls that showed there are shown nowhere any more.",
         status=204,
     ),
     Route(

@@ -20,6 +20,7 @@ from toolspace.providers.compute.values import (
     number,
     text,
     truth,
+    weight,
 )
 
 Function = Callable[..., Any]
@@ -136,7 +137,11 @@ def _parsed(written: str) -> int | float:
 
 def as_text(scope: Scope, value: Any) -> str:
     """A text as it is, anything else as JSON."""
-    made = value if isinstance(value, str) else jsontext.encode(value)
+    if isinstance(value, str):
+        made = value
+    else:
+        scope.check_text(weight(value))
+        made = jsontext.encode(value)
     scope.spend_text(len(made))
     return made
 

@@ -31,6 +31,7 @@ from toolspace.providers.compute.operations import (
 )
 from toolspace.providers.compute.values import (
     BUDGET,
+    LARGEST_RESULT,
     Absent,
     ExpressionError,
     Scope,
@@ -43,6 +44,7 @@ from toolspace.providers.compute.values import (
     power,
     text,
     truth,
+    weight,
 )
 
 LONGEST = 10_000
@@ -73,7 +75,10 @@ class Expression:
     def evaluate(self, input: Mapping[str, Any], *, budget: int = BUDGET) -> Any:
         """Its value for an input: JSON. Raises `ExpressionError` where it has none."""
         try:
-            return self._eval(Scope(input, budget))
+            value = self._eval(Scope(input, budget))
+            if weight(value) > LARGEST_RESULT:
+                raise ExpressionError("the result is too large")
+            return value
         except ExpressionError:
             raise
         except (ArithmeticError, RecursionError, TypeError, ValueError) as error:

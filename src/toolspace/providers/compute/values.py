@@ -8,6 +8,8 @@ from typing import Any, Final, TypeGuard, cast
 
 BUDGET: Final = 100_000
 """Steps of one evaluation: some tens of milliseconds. A step is one operation, one element, or 16 characters made."""
+LARGEST_RESULT: Final = 8 * 1024 * 1024
+"""Characters of a result: a text that is a thousand times in a list costs few steps, but is written so many times."""
 _CHARACTERS_A_STEP: Final = 16
 _LARGEST: Final = 2**63
 _MOST_BITS: Final = 63
@@ -39,6 +41,11 @@ class Scope:
     def spend_text(self, characters: int) -> None:
         """Said before a text is made: a short input must not become a long one."""
         self.spend(characters // _CHARACTERS_A_STEP + 1)
+
+    def check_text(self, characters: int) -> None:
+        """Raises where a text of that length could not be paid for."""
+        if characters // _CHARACTERS_A_STEP > self.left:
+            self.spend(self.left + 1)
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
@@ -93,6 +100,24 @@ def kind_of(value: object) -> str:
 def truth(value: object) -> bool:
     """Empty, zero, false and null are false."""
     return bool(value)
+
+
+def weight(value: object, _known: dict[int, int] | None = None) -> int:
+    """The characters that its JSON has at least. What is in it many times is looked at once."""
+    if isinstance(value, str):
+        return len(value) + 2
+    if not isinstance(value, list | tuple | Mapping):
+        return 1
+    known = {} if _known is None else _known
+    found = known.get(id(cast("object", value)))
+    if found is None:
+        if isinstance(value, Mapping):
+            members = cast("Mapping[str, Any]", value)
+            found = 2 + sum(len(key) + weight(one, known) for key, one in members.items())
+        else:
+            found = 2 + sum(weight(one, known) for one in cast("Sequence[Any]", value))
+        known[id(cast("object", value))] = found
+    return found
 
 
 def power(base: object, exponent: object) -> int | float:

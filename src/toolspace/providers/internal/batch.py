@@ -9,7 +9,7 @@ from typing import Any
 
 from toolspace.core.context import ToolContext
 from toolspace.core.function import FunctionTool, tool
-from toolspace.core.result import ToolResult
+from toolspace.core.result import PENDING, ToolResult
 from toolspace.core.tool import ToolCategory
 from toolspace.errors import ToolValidationError
 
@@ -69,4 +69,7 @@ def _entry(call: dict[str, Any], result: ToolResult) -> dict[str, Any]:
     entry: dict[str, Any] = {"id": call["id"], "tool": call["tool"], "ok": result.ok}
     if result.ok:
         return {**entry, "output": result.result}
-    return {**entry, "error": result.error, "errorKind": result.error_kind, "executed": result.executed}
+    entry |= {"error": result.error, "errorKind": result.error_kind, "executed": result.executed}
+    if (pending := result.extras.get(PENDING)) is not None:
+        entry[PENDING] = pending  # It is answered later: under which id.
+    return entry
