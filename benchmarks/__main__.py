@@ -11,11 +11,12 @@ import platform
 import sys
 from time import perf_counter
 
-from benchmarks.harness import Report, Row, child, show
+from benchmarks.harness import QUICK, Report, Row, child, show
 
 MEASURES = (
     "call", "cache", "imports", "register", "many", "memory", "stream", "queues", "threads", "telemetry",
     "mcp", "serve", "proxy", "rest", "openapi", "startup",
+    "gateway_results", "gateway_events", "gateway_memory", "gateway_mcp",
 )  # fmt: skip
 
 
@@ -24,7 +25,10 @@ def main() -> int:
     parser.add_argument("measures", nargs="*", metavar="MEASURE", help=f"of {', '.join(MEASURES)}; all if none")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     parser.add_argument("--strict", action="store_true", help="exit with 1 where a must is missed")
+    parser.add_argument("--quick", action="store_true", help="a third of the rounds, for a first look")
     options = parser.parse_args()
+    if options.quick:
+        os.environ[QUICK] = "1"
     names: list[str] = options.measures or list(MEASURES)
     if unknown := [name for name in names if name not in MEASURES]:
         parser.error(f"no measure is called {unknown[0]!r}; there are {', '.join(MEASURES)}")

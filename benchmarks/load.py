@@ -20,11 +20,13 @@ META = {
 class Call:
     """One `tools/call` of the stateless era that adds two numbers, and which answers to it are right."""
 
-    def __init__(self, target: Target, tool: str, number: int) -> None:
+    def __init__(self, target: Target, tool: str, number: int, headers: dict[str, str]) -> None:
         self.id = number + 1
         self.sum = str(3 * number)
         params = {"name": tool, "arguments": {"a": number, "b": 2 * number}, "_meta": META}
-        self.request = target.post(_encode(self.id, "tools/call", params), headers_of("tools/call", tool))
+        self.request = target.post(
+            _encode(self.id, "tools/call", params), {**headers_of("tools/call", tool), **headers}
+        )
         self.answers: set[bytes] = set()
         """What was read and found right: the same bytes are right again."""
 
@@ -59,9 +61,9 @@ class Load:
         self._over: asyncio.Future[None] | None = None
 
     @classmethod
-    async def open(cls, url: str, tool: str, *, callers: int) -> Load:
+    async def open(cls, url: str, tool: str, *, callers: int, headers: dict[str, str] | None = None) -> Load:
         target = Target.of(url)
-        load = cls(target, [Call(target, tool, number) for number in range(16)])
+        load = cls(target, [Call(target, tool, number, headers or {}) for number in range(16)])
         load._idle = [await load._connect() for _ in range(callers)]
         return load
 

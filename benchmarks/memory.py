@@ -43,12 +43,12 @@ def main(what: str) -> None:
     print(tracemalloc.get_traced_memory()[0] if what == "traced" else resident() - before)
 
 
-def resident(field: str = "VmRSS") -> int:
-    """Bytes of this process in memory now; with `VmHWM`, at most so far."""
-    for line in Path("/proc/self/status").read_text().splitlines():
+def resident(field: str = "VmRSS", *, pid: int | str = "self") -> int:
+    """Bytes of a process in memory now; with `VmHWM`, at most so far."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith(field):
             return int(line.split()[1]) * 1024
-    raise RuntimeError(f"/proc/self/status has no {field}")
+    raise RuntimeError(f"/proc/{pid}/status has no {field}")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-_FUNCTIONS = '''\
+FUNCTIONS = '''\
 from toolspace import tool
 
 
@@ -44,7 +44,7 @@ def serving(role: str, *arguments: str) -> Generator[Server]:
 def toolspace_serving(config: str = "functions: ./tools.py") -> Generator[Server]:
     """`toolspace mcp --http`, as a user starts it, with the function `add` at hand for the configuration."""
     with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "tools.py").write_text(_FUNCTIONS)
+        Path(folder, "tools.py").write_text(FUNCTIONS)
         Path(folder, "toolspace.yaml").write_text(f"{config}\nstorage: {{dir: {folder}/state}}\n")
         with _started("-m", "toolspace", "--config", f"{folder}/toolspace.yaml", "mcp", "--http", "0") as server:
             yield server

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from benchmarks.harness import Contestant, Report, Timings, race
 from benchmarks.load import Load
@@ -15,6 +15,8 @@ class Rival:
     name: str
     server: Server
     tool: str = "add"
+    headers: dict[str, str] = field(default_factory=dict[str, str])
+    """What its callers send besides, such as a key."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,9 @@ class Outcome:
 
 
 async def race_servers(rivals: Sequence[Rival], *, callers: int, rounds: int, slice_ms: float) -> Outcome:
-    loads = {one.name: await Load.open(one.server.url, one.tool, callers=callers) for one in rivals}
+    loads = {
+        one.name: await Load.open(one.server.url, one.tool, callers=callers, headers=one.headers) for one in rivals
+    }
     try:
         for load in loads.values():
             await load(2 * callers)  # What is compiled or opened by the first calls is not measured.

@@ -55,6 +55,18 @@ async def fastmcp_proxy(url: str) -> None:
         await _serve(create_proxy(client).http_app(json_response=True), lifespan="on")
 
 
+async def gateway(config: str) -> None:
+    from benchmarks.gateway_serving import serve_gateway
+
+    await serve_gateway(config)
+
+
+async def fan_out(writes: str) -> None:
+    from benchmarks.gateway_serving import fan_out
+
+    await _serve(fan_out(joins=writes == "joined"))
+
+
 async def rest() -> None:
     """Answers every request with the same small JSON, from a protocol of its own: no web framework in between."""
     loop = asyncio.get_running_loop()
@@ -109,6 +121,8 @@ ROLES: dict[str, Callable[..., Coroutine[Any, Any, None]]] = {
     "stdio": stdio,
     "fastmcp": fastmcp,
     "fastmcp-proxy": fastmcp_proxy,
+    "gateway": gateway,
+    "fan-out": fan_out,
     "rest": rest,
 }
 
