@@ -24,6 +24,20 @@ _COLUMNS = (
 _OPEN = "('waiting', 'pending')"
 
 
+_RESOLVE_SIMPLY = {
+    (in_run, in_space): (
+        "UPDATE calls SET delivery = CASE status WHEN 'waiting' THEN 'inline' ELSE 'inbox' END, status = 'resolved', "
+        "result = ?, is_error = ?, source = ?, submission = ?, resolved_at = ? "
+        f"WHERE call_id = ? AND status IN {_OPEN} AND execution_target <> 'server' AND pauses = 0"
+        f"{' AND run_id = ?' if in_run else ''}{' AND space_id = ?' if in_space else ''} "
+        f"RETURNING {_COLUMNS}, exposure, delivery, pauses"
+    )
+    for in_run in (False, True)
+    for in_space in (False, True)
+}
+"""Written once: results come in by the thousand, and SQLite finds a statement again by its text."""
+
+
 class NewCall(msgspec.Struct, frozen=True, kw_only=True):
     """A call that begins."""
 
@@ -171,16 +185,10 @@ def resolve_simply(
 ) -> Program[Moved | None]:
     """As `resolve`, at once, where nothing has to be looked at before: someone who may answer anything brings the
     result of a call that others execute, that no run waits for, and that is where they say. None otherwise."""
-    where, values = "execution_target <> 'server' AND pauses = 0", list[Any]()
-    if run_id is not None:
-        where, values = f"{where} AND run_id = ?", [run_id]
-    if space_id is not None:
-        where, values = f"{where} AND space_id = ?", [*values, space_id]
+    said = [one for one in (run_id, space_id) if one is not None]
     rows = yield (
-        "UPDATE calls SET delivery = CASE status WHEN 'waiting' THEN 'inline' ELSE 'inbox' END, status = 'resolved', "
-        "result = ?, is_error = ?, source = ?, submission = ?, resolved_at = ? "
-        f"WHERE call_id = ? AND status IN {_OPEN} AND {where} RETURNING {_COLUMNS}, exposure, delivery, pauses",
-        (jsontext.encode_kept(result), int(is_error), source, submission, now_ms(), call_id, *values),
+        _RESOLVE_SIMPLY[run_id is not None, space_id is not None],
+        (jsontext.encode_kept(result), int(is_error), source, submission, now_ms(), call_id, *said),
     )
     return _moved(rows[0]) if rows else None
 

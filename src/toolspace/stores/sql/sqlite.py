@@ -1,4 +1,9 @@
-"""SQLite: one writer thread that commits many programs together, and readers beside it."""
+"""SQLite: many programs in one commit, which a thread waits for, and readers beside it.
+
+Programs that write run on the event loop: their statements take some microseconds each, and a thread that takes turns
+with the loop for every statement takes several times as long. What takes long is the disk, so a thread commits; what
+comes meanwhile is in the next commit.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +14,7 @@ import os
 import queue
 import sqlite3
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -56,7 +62,15 @@ class SqliteDatabase(Database):
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._writes: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._loop = asyncio.get_running_loop()
+        self._connection: sqlite3.Connection | None = None
+        """The one that writes: the loop's, or while a commit is under way the thread's."""
+        self._waiting: deque[_Job] = deque()
+        self._is_due = False
+        """Whether what waits is about to be run."""
+        self._is_committing = False
+        self._idle = asyncio.Event()
+        self._commits: queue.SimpleQueue[list[_Job] | None] = queue.SimpleQueue()
         self._reads: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._checkpoint = threading.Event()
@@ -75,6 +89,7 @@ class SqliteDatabase(Database):
         except asyncio.CancelledError:
             opening.add_done_callback(self._give_up)
             raise
+        self._connection = writer
         self._start("writer", self._write, writer)
         self._start("checkpoint", self._check_point, checkpointer)
         for reader in readers:
@@ -82,17 +97,26 @@ class SqliteDatabase(Database):
         return self
 
     async def run(self, program: Callable[[], Program[T]], *, then: Callable[[T], None] | None = None) -> T:
-        return await self._ask(self._writes, program, then)
+        job = self._job(program, then)
+        self._waiting.append(job)
+        if not self._is_due and not self._is_committing:
+            self._is_due = True
+            self._loop.call_soon(self._run_waiting)  # Not at once: what comes in the same moment goes with it.
+        return await job.answer
 
     async def read(self, program: Callable[[], Program[T]]) -> T:
-        return await self._ask(self._reads, program, None)
+        job = self._job(program, None)
+        self._reads.put(job)
+        return await job.answer
 
     async def aclose(self) -> None:
         if not self._closing:
             self._closing = True
-            self._writes.put(None)
             for _ in range(_READERS):
                 self._reads.put(None)
+            if self._waiting or self._is_committing:
+                await self._idle.wait()
+            self._commits.put(None)
         await asyncio.get_running_loop().run_in_executor(None, self._join)
 
     def _join(self) -> None:
@@ -102,17 +126,12 @@ class SqliteDatabase(Database):
         if self._lock is not None:
             self._lock.close()
 
-    def _ask(
-        self,
-        jobs: queue.SimpleQueue[_Job | None],
-        program: Callable[[], Program[Any]],
-        then: Callable[[Any], None] | None,
-    ) -> asyncio.Future[Any]:
+    def _job(self, program: Callable[[], Program[Any]], then: Callable[[Any], None] | None) -> _Job:
         if self._closing:
             raise StorageUnavailable(f"the database {self.path} is closed")
-        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        jobs.put(_Job(program, answer, then))
-        return answer
+        if asyncio.get_running_loop() is not self._loop:
+            raise StorageError(f"the database {self.path} was opened on another event loop; open it on this one")
+        return _Job(program, self._loop.create_future(), then)
 
     # Opening
 
@@ -183,20 +202,38 @@ class SqliteDatabase(Database):
 
     # The writer
 
+    def _run_waiting(self) -> None:
+        """Runs what waits, as one transaction, and leaves it to the thread to commit it."""
+        self._is_due = False
+        connection = self._connection
+        assert connection is not None
+        while self._waiting:
+            batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), _MOST_AT_ONCE))]
+            if _run(connection, batch):
+                self._is_committing = True
+                self._commits.put(batch)
+                return
+            _settle(batch)  # None of them wrote anything.
+        if self._closing:
+            self._idle.set()
+
+    def _committed(self, batch: Sequence[_Job]) -> None:
+        self._is_committing = False
+        self._written += len(batch)
+        _settle(batch)
+        self._run_waiting()
+
     def _write(self, connection: sqlite3.Connection) -> None:
-        going = True
+        """Commits, in a thread: nobody else waits for the disk."""
         size = 0
         log = f"{self.path}-wal"
-        while going:
-            batch, going = _next_of(self._writes)
-            if not batch:
-                continue
+        while (batch := self._commits.get()) is not None:
             _commit(connection, batch)
-            self._written += len(batch)
-            _answer(batch)
             if self._log_is_long:
                 _copy_log(connection, self.path)
                 self._log_is_long = False
+            with contextlib.suppress(RuntimeError):  # The loop is closed: nobody waits there.
+                self._loop.call_soon_threadsafe(self._committed, batch)
             with contextlib.suppress(OSError):
                 now = os.stat(log).st_size
                 if not size <= now < size + _CHECKPOINT_BYTES:
@@ -229,12 +266,13 @@ class SqliteDatabase(Database):
             except BaseException as error:
                 job.error = _explained(error)
             _roll_back(connection)
-            _answer([job])
+            with contextlib.suppress(RuntimeError):  # The loop is closed: nobody waits there.
+                self._loop.call_soon_threadsafe(job.settle)
         connection.close()
 
 
 class _Job:
-    __slots__ = ("answer", "error", "loop", "program", "result", "then")
+    __slots__ = ("answer", "error", "program", "result", "then")
 
     def __init__(
         self,
@@ -244,7 +282,6 @@ class _Job:
     ) -> None:
         self.program = program
         self.answer = answer
-        self.loop = answer.get_loop()
         self.then = then
         self.result: Any = None
         self.error: BaseException | None = None
@@ -263,37 +300,34 @@ class _Job:
             self.answer.set_result(self.result)
 
 
-def _next_of(jobs: queue.SimpleQueue[_Job | None]) -> tuple[list[_Job], bool]:
-    """Everything that waits, up to a limit; and whether there may be more."""
-    batch: list[_Job] = []
-    job = jobs.get()
-    while job is not None:
-        batch.append(job)
-        if len(batch) >= _MOST_AT_ONCE:
-            return batch, True
-        try:
-            job = jobs.get_nowait()
-        except queue.Empty:
-            return batch, True
-    return batch, False
+def _run(connection: sqlite3.Connection, batch: Sequence[_Job]) -> bool:
+    """Runs the programs of a batch in one transaction, which stays open. False where they could not be run."""
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+        if not _run_plainly(connection, batch):
+            connection.execute("ROLLBACK")
+            for job in batch:
+                job.error = None
+            connection.execute("BEGIN IMMEDIATE")
+            _run_apart(connection, batch)
+    except BaseException as error:
+        _fail(connection, batch, error)
+        return False
+    return True
 
 
 def _commit(connection: sqlite3.Connection, batch: Sequence[_Job]) -> None:
-    """Runs the programs of a batch and commits them together."""
-    for attempt in (_run_plainly, _run_apart):
-        for job in batch:
-            job.error = None
-        try:
-            connection.execute("BEGIN IMMEDIATE")
-            done = attempt(connection, batch)
-            connection.execute("COMMIT" if done else "ROLLBACK")
-        except BaseException as error:
-            _roll_back(connection)
-            for job in batch:
-                job.error = job.error or _explained(error)
-            return
-        if done:
-            return
+    try:
+        connection.execute("COMMIT")
+    except BaseException as error:
+        _fail(connection, batch, error)
+
+
+def _fail(connection: sqlite3.Connection, batch: Sequence[_Job], error: BaseException) -> None:
+    """All of it is taken back, whatever became of each."""
+    _roll_back(connection)
+    for job in batch:
+        job.error = job.error or _explained(error)
 
 
 def _run_plainly(connection: sqlite3.Connection, batch: Sequence[_Job]) -> bool:
@@ -311,7 +345,7 @@ def _run_plainly(connection: sqlite3.Connection, batch: Sequence[_Job]) -> bool:
     return True
 
 
-def _run_apart(connection: sqlite3.Connection, batch: Sequence[_Job]) -> bool:
+def _run_apart(connection: sqlite3.Connection, batch: Sequence[_Job]) -> None:
     for job in batch:
         connection.execute("SAVEPOINT program")
         try:
@@ -322,7 +356,6 @@ def _run_apart(connection: sqlite3.Connection, batch: Sequence[_Job]) -> bool:
             connection.execute("ROLLBACK TO program")
             job.error = _explained(error)
         connection.execute("RELEASE program")
-    return True
 
 
 def _roll_back(connection: sqlite3.Connection) -> None:
@@ -340,15 +373,6 @@ def _copy_log(connection: sqlite3.Connection, path: Path) -> int:
         _log.warning("copying the log of %s: %s", path, error)
         return 0
     return frames * page
-
-
-def _answer(batch: Sequence[_Job]) -> None:
-    by_loop: dict[asyncio.AbstractEventLoop, list[_Job]] = {}
-    for job in batch:
-        by_loop.setdefault(job.loop, []).append(job)
-    for loop, jobs in by_loop.items():
-        with contextlib.suppress(RuntimeError):  # That loop is closed: nobody waits there.
-            loop.call_soon_threadsafe(_settle, jobs)
 
 
 def _settle(jobs: Sequence[_Job]) -> None:
