@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.spaces.rig import Rig, elsewhere, rig
+from tests.spaces.rig import Rig, elsewhere, locked, rig
 from toolspace import ToolContext
 from toolspace.abc.database import Database, Program
 from toolspace.errors import StorageInDoubt, StorageUnavailable
@@ -29,15 +28,15 @@ class _Watched(SqliteDatabase):
     away = 0
     loses = False
 
-    async def run(self, program: Any, *, then: Any = None) -> Any:
+    async def run(self, program: Any, *, then: Any = None, tail: Any = None) -> Any:
         if self.away:
             self.away -= 1
             raise StorageUnavailable("the database does not answer")
         if self.loses:
             self.loses = False
-            await super().run(program)
+            await super().run(program, tail=tail)
             raise StorageInDoubt("went away during a commit: it may have happened, or not")
-        working = super().run(program, then=then)
+        working = super().run(program, then=then, tail=tail)
         if self.asked is not None:
             self.asked.set()
         return await working
@@ -97,25 +96,15 @@ async def test_a_result_that_beats_the_time_out_of_a_caller_who_leaves_goes_to_t
         run = await r.open_run()
         calling = asyncio.create_task(r.call(run, "fetch", call_id="call_1"))
         await r.began(run)
-        busy, go_on = threading.Event(), threading.Event()
-
-        def hold_up() -> Program[None]:
-            busy.set()
-            go_on.wait(10)
-            return
-            yield
-
-        holding = asyncio.create_task(r.ledger.write(hold_up))
-        await asyncio.to_thread(busy.wait)
-        database.asked = asyncio.Event()
-        submitting = asyncio.create_task(r.submit("call_1", "here"))
-        await database.asked.wait()
-        database.asked.clear()
-        await database.asked.wait()  # The time is over: the caller wants it parked, behind the result.
-        calling.cancel()
-        await asyncio.gather(calling, return_exceptions=True)
-        go_on.set()
-        await asyncio.gather(holding, submitting)
+        async with locked(tmp_path / "a.db"):
+            database.asked = asyncio.Event()
+            submitting = asyncio.create_task(r.submit("call_1", "here"))
+            await database.asked.wait()
+            database.asked.clear()
+            await database.asked.wait()  # The time is over: the caller wants it parked, behind the result.
+            calling.cancel()
+            await asyncio.gather(calling, return_exceptions=True)
+        await submitting
         assert (await _inbox_of(r, "call_1"))["result"] == "here"
 
 

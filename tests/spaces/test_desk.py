@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.spaces.rig import elsewhere, rig
-from toolspace.abc.database import Database, Program
+from tests.spaces.rig import elsewhere, locked, rig
+from toolspace.abc.database import Database
 from toolspace.errors import RefusedError
 from toolspace.spaces import calls
 from toolspace.spaces.calls import Submission
@@ -389,23 +388,12 @@ async def test_a_caller_who_goes_away_while_its_call_is_written_down_leaves_the_
     async with rig(await SqliteDatabase.open(tmp_path / "a.db"), elsewhere("fetch")) as r:
         await r.serve("fetch")
         run = await r.open_run()
-        busy, go_on = threading.Event(), threading.Event()
-
-        def hold_up() -> Program[None]:
-            busy.set()
-            go_on.wait(10)
-            return
-            yield
-
-        holding = asyncio.create_task(r.ledger.write(hold_up))
-        await asyncio.to_thread(busy.wait)
-        calling = asyncio.create_task(r.call(run, "fetch", call_id="call_1"))
-        await r.awaited("call_1")
-        calling.cancel()
-        await asyncio.gather(calling, return_exceptions=True)
-        parked = r.ledger.waiters.expect("call:call_1")
-        go_on.set()
-        await holding
+        async with locked(tmp_path / "a.db"):
+            calling = asyncio.create_task(r.call(run, "fetch", call_id="call_1"))
+            await r.awaited("call_1")
+            calling.cancel()
+            await asyncio.gather(calling, return_exceptions=True)
+            parked = r.ledger.waiters.expect("call:call_1")
         await parked
         await r.submit("call_1", "here")
         assert [event.data["callId"] for event in await r.inbox()] == ["call_1"]

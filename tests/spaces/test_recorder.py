@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.spaces.rig import elsewhere, rig
+from tests.spaces.rig import elsewhere, locked, rig
 from toolspace import ToolContext, tool
-from toolspace.abc.database import Database, Program
+from toolspace.abc.database import Database
 from toolspace.errors import StorageInDoubt
 from toolspace.stores.sql import calls as call_rows
 from toolspace.stores.sql.sqlite import SqliteDatabase
@@ -150,14 +149,14 @@ class _Unsteady(SqliteDatabase):
     loses = False
     asked: asyncio.Event | None = None
 
-    async def run(self, program: Any, *, then: Any = None) -> Any:
+    async def run(self, program: Any, *, then: Any = None, tail: Any = None) -> Any:
         if self.asked is not None:
             self.asked.set()
         if self.loses:
             self.loses = False
-            await super().run(program)
+            await super().run(program, tail=tail)
             raise StorageInDoubt("went away during a commit: it may have happened, or not")
-        return await super().run(program, then=then)
+        return await super().run(program, then=then, tail=tail)
 
 
 async def test_a_call_whose_caller_goes_away_while_it_is_written_down_ends(tmp_path: Path) -> None:
@@ -167,23 +166,12 @@ async def test_a_call_whose_caller_goes_away_while_it_is_written_down_ends(tmp_p
     database = await _Unsteady.open(tmp_path / "a.db")
     async with rig(database, effect) as r:
         run = await r.open_run(in_space=True)
-        busy, go_on = threading.Event(), threading.Event()
-
-        def hold_up() -> Program[None]:
-            busy.set()
-            go_on.wait(10)
-            return
-            yield
-
-        holding = asyncio.create_task(r.ledger.write(hold_up))
-        await asyncio.to_thread(busy.wait)
-        database.asked = asyncio.Event()
-        calling = asyncio.create_task(r.call(run, "effect", call_id="call_1"))
-        await database.asked.wait()
-        calling.cancel()
-        await asyncio.gather(calling, return_exceptions=True)
-        go_on.set()
-        await holding
+        async with locked(tmp_path / "a.db"):
+            database.asked = asyncio.Event()
+            calling = asyncio.create_task(r.call(run, "effect", call_id="call_1"))
+            await database.asked.wait()
+            calling.cancel()
+            await asyncio.gather(calling, return_exceptions=True)
         await r.seen(run, "tool.error")
         assert (await r.row("call_1")).status == "canceled"
         assert [message.status for message in await r.messages()] == ["error"]

@@ -15,7 +15,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Sequence
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
+
+from toolspace.core.records import NewEvent, StreamEvent
 
 T = TypeVar("T")
 Row = Sequence[Any]
@@ -27,6 +29,18 @@ SKIP_LOCKED = "/*skip locked*/"
 """Write it at the end of a SELECT that picks rows to update: where several writers exist, taken rows are passed by."""
 
 
+class Tail(Protocol):
+    """What a program leaves to be written at the end of its transaction: events, by the streams that get them.
+
+    Last, so that nobody waits long for a stream's counter; and a database that commits many programs together may
+    write theirs together.
+    """
+
+    new: dict[str, list[NewEvent]]
+    events: list[StreamEvent]
+    """As they were stored."""
+
+
 class Database(ABC):
     """Runs programs. Every acknowledged write survives a crash of the process."""
 
@@ -34,8 +48,16 @@ class Database(ABC):
     """Whether other processes write to it too, so that what they did has to be heard of."""
 
     @abstractmethod
-    async def run(self, program: Callable[[], Program[T]], *, then: Callable[[T], None] | None = None) -> T:
+    async def run(
+        self,
+        program: Callable[[], Program[T]],
+        *,
+        then: Callable[[T], None] | None = None,
+        tail: Callable[[], Tail] | None = None,
+    ) -> T:
         """Runs a program as one transaction: all of it is durable when this returns, or nothing happened.
+
+        `tail` is asked, once the program has ended well, for what belongs at the end of the transaction.
 
         What was begun is brought to its end even if whoever asked is canceled. `then` is called with the result once
         it is durable, on the event loop, in that case too: others must hear of what happened.

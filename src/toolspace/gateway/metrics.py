@@ -16,7 +16,7 @@ from typing import TypeVar, get_args
 import msgspec
 
 from toolspace import __version__
-from toolspace.abc.database import Database, Program
+from toolspace.abc.database import Database, Program, Tail
 from toolspace.core.stats import CallStats
 from toolspace.errors import StorageError
 from toolspace.gateway.exposition import SECONDS, Counter, Family, Figures, Histogram, exposition, gauge
@@ -85,10 +85,16 @@ class _Measured(Database):
         self._seconds = metrics.database_seconds
         self._errors = metrics.database_errors
 
-    async def run(self, program: Callable[[], Program[T]], *, then: Callable[[T], None] | None = None) -> T:
+    async def run(
+        self,
+        program: Callable[[], Program[T]],
+        *,
+        then: Callable[[T], None] | None = None,
+        tail: Callable[[], Tail] | None = None,
+    ) -> T:
         began = time.perf_counter()
         try:
-            return await self.inner.run(program, then=then)
+            return await self.inner.run(program, then=then, tail=tail)
         except StorageError:
             self._errors.add(_WRITE)
             raise

@@ -22,10 +22,11 @@ T = TypeVar("T")
 class Effects:
     """What one attempt at a program did that others must hear of. Filled by the program, told after the commit."""
 
-    __slots__ = ("_new", "calls", "events", "inbox", "keys", "offers", "stops")
+    __slots__ = ("calls", "events", "inbox", "keys", "new", "offers", "stops")
 
     def __init__(self) -> None:
-        self._new: dict[str, list[NewEvent]] = {}
+        self.new: dict[str, list[NewEvent]] = {}
+        """Events for streams, to be stored at the end of the transaction."""
         self.events: list[StreamEvent] = []
         self.calls: dict[str, Any] = {}
         """Calls that moved, by id, with what they became."""
@@ -40,13 +41,7 @@ class Effects:
 
     def emit(self, stream: str, event: NewEvent) -> None:
         """Appends an event to a stream, at the end of the transaction."""
-        self._new.setdefault(stream, []).append(event)
-
-    def append(self) -> Program[None]:
-        """Stores the events. Last, and in the order of their streams' names: nobody else waits long for a counter, and
-        no two transactions wait for each other."""
-        for stream in sorted(self._new):
-            self.events += yield from event_rows.append(stream, self._new[stream])
+        self.new.setdefault(stream, []).append(event)
 
 
 class Ledger:
@@ -78,26 +73,18 @@ class Ledger:
         self, program: Callable[Concatenate[Effects, P], Program[T]], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """Runs a program, and tells of its effects once they are durable."""
-        told: Effects | None = None
+        effects = Effects()
 
         def attempt() -> Program[T]:
-            nonlocal told
-            effects = Effects()
-            result = yield from program(effects, *args, **kwargs)
-            yield from effects.append()
-            told = effects
-            return result
-
-        def tell(result: T) -> None:
-            if told is not None:
-                self._tell(told)
+            nonlocal effects
+            effects = Effects()  # Of this attempt: there may be more than one.
+            return program(effects, *args, **kwargs)
 
         # Told by the database, not here: what is durable must be heard of even if whoever asked was canceled.
         try:
-            return await self.database.run(attempt, then=tell)
+            return await self.database.run(attempt, then=lambda _: self._tell(effects), tail=lambda: effects)
         except StorageInDoubt:
-            if told is not None:
-                self._have_a_look(told)
+            self._have_a_look(effects)
             raise
 
     async def aclose(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from toolspace.abc.database import Program, Row
+from toolspace.abc.database import Program, Row, Tail
 from toolspace.core import jsontext
 from toolspace.core.ids import now_ms
 from toolspace.core.records import NewEvent, StreamEvent
@@ -34,6 +34,23 @@ def append(stream: str, events: Sequence[NewEvent]) -> Program[list[StreamEvent]
             values += (stream, event.id, event.type, jsontext.encode_kept(event.data), event.exposure, at)
         yield f"INSERT INTO events (stream, id, type, data, exposure, at) VALUES {marks}", values
     return stored
+
+
+def append_all(tails: Sequence[Tail]) -> Program[None]:
+    """Stores what programs left to the end, each stream's events together, streams in the order of their names: no two
+    transactions wait for each other."""
+    streams: dict[str, list[Tail]] = {}
+    for tail in tails:
+        for stream in tail.new:
+            streams.setdefault(stream, []).append(tail)
+    for stream in sorted(streams):
+        given = streams[stream]
+        stored = yield from append(stream, [event for tail in given for event in tail.new[stream]])
+        start = 0
+        for tail in given:
+            end = start + len(tail.new[stream])
+            tail.events += stored[start:end]
+            start = end
 
 
 def after(stream: str, last: int, limit: int) -> Program[list[StreamEvent]]:

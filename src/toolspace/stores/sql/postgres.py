@@ -12,9 +12,10 @@ from functools import lru_cache
 from types import CodeType
 from typing import Any, Self, TypeVar
 
-from toolspace.abc.database import SKIP_LOCKED, Database, Program, Row
+from toolspace.abc.database import SKIP_LOCKED, Database, Program, Row, Tail
 from toolspace.core.postgres import SCHEMES, faults, load_driver, shown_address
 from toolspace.errors import StorageError, StorageInDoubt, StorageUnavailable, UnkeepableError
+from toolspace.stores.sql.events import append_all
 from toolspace.stores.sql.schema import migrate
 
 _log = logging.getLogger("toolspace.stores")
@@ -94,9 +95,21 @@ class PostgresDatabase(Database):
             raise
         return self
 
-    async def run(self, program: Callable[[], Program[T]], *, then: Callable[[T], None] | None = None) -> T:
+    async def run(
+        self,
+        program: Callable[[], Program[T]],
+        *,
+        then: Callable[[T], None] | None = None,
+        tail: Callable[[], Tail] | None = None,
+    ) -> T:
+        def whole() -> Program[T]:
+            result = yield from program()
+            if tail is not None:
+                yield from append_all((tail(),))
+            return result
+
         # Shielded: whoever is canceled during the commit would never know whether it happened, nor would anyone else.
-        task = asyncio.create_task(self._run(program, then))
+        task = asyncio.create_task(self._run(whole, then))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
         task.add_done_callback(_heed)

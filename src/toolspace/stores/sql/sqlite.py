@@ -17,11 +17,12 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
-from toolspace.abc.database import Database, Program, Row
+from toolspace.abc.database import Database, Program, Row, Tail
 from toolspace.errors import StorageError, StorageUnavailable, UnkeepableError
 from toolspace.stores.private import make_private_folder
+from toolspace.stores.sql.events import append_all
 from toolspace.stores.sql.schema import migrate
 
 _log = logging.getLogger("toolspace.stores")
@@ -30,6 +31,7 @@ T = TypeVar("T")
 _APPLICATION = 0x746F6F73  # "toos": tells our files from any other SQLite database.
 _MOST_AT_ONCE = 512
 """Programs in one commit."""
+_BUSY_MS = 30_000
 _READERS = 2
 _STATEMENTS = 512
 _CHECKPOINT_BYTES, _CHECKPOINT_SECONDS = 4 << 20, 5.0
@@ -70,7 +72,7 @@ class SqliteDatabase(Database):
         """Whether what waits is about to be run."""
         self._is_committing = False
         self._idle = asyncio.Event()
-        self._commits: queue.SimpleQueue[list[_Job] | None] = queue.SimpleQueue()
+        self._commits: queue.SimpleQueue[_Commit | None] = queue.SimpleQueue()
         self._reads: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._checkpoint = threading.Event()
@@ -89,6 +91,7 @@ class SqliteDatabase(Database):
         except asyncio.CancelledError:
             opening.add_done_callback(self._give_up)
             raise
+        writer.execute("PRAGMA busy_timeout = 0")  # On the loop nobody waits.
         self._connection = writer
         self._start("writer", self._write, writer)
         self._start("checkpoint", self._check_point, checkpointer)
@@ -96,16 +99,21 @@ class SqliteDatabase(Database):
             self._start("reader", self._read, reader)
         return self
 
-    async def run(self, program: Callable[[], Program[T]], *, then: Callable[[T], None] | None = None) -> T:
-        job = self._job(program, then)
+    async def run(
+        self,
+        program: Callable[[], Program[T]],
+        *,
+        then: Callable[[T], None] | None = None,
+        tail: Callable[[], Tail] | None = None,
+    ) -> T:
+        job = self._job(program, then, tail)
         self._waiting.append(job)
         if not self._is_due and not self._is_committing:
-            self._is_due = True
-            self._loop.call_soon(self._run_waiting)  # Not at once: what comes in the same moment goes with it.
+            self._soon()
         return await job.answer
 
     async def read(self, program: Callable[[], Program[T]]) -> T:
-        job = self._job(program, None)
+        job = self._job(program)
         self._reads.put(job)
         return await job.answer
 
@@ -126,12 +134,17 @@ class SqliteDatabase(Database):
         if self._lock is not None:
             self._lock.close()
 
-    def _job(self, program: Callable[[], Program[Any]], then: Callable[[Any], None] | None) -> _Job:
+    def _job(
+        self,
+        program: Callable[[], Program[Any]],
+        then: Callable[[Any], None] | None = None,
+        tail: Callable[[], Tail] | None = None,
+    ) -> _Job:
         if self._closing:
             raise StorageUnavailable(f"the database {self.path} is closed")
         if asyncio.get_running_loop() is not self._loop:
             raise StorageError(f"the database {self.path} was opened on another event loop; open it on this one")
-        return _Job(program, self._loop.create_future(), then)
+        return _Job(program, self._loop.create_future(), then, tail)
 
     # Opening
 
@@ -175,7 +188,11 @@ class SqliteDatabase(Database):
         if not self.path.exists():
             os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))  # Nobody else's to read, from the start.
         connection = sqlite3.connect(
-            self.path, isolation_level=None, check_same_thread=False, cached_statements=_STATEMENTS, timeout=30.0
+            self.path,
+            isolation_level=None,
+            check_same_thread=False,
+            cached_statements=_STATEMENTS,
+            timeout=_BUSY_MS / 1000,
         )
         opened.append(connection)
         connection.execute("PRAGMA synchronous = FULL")
@@ -202,6 +219,11 @@ class SqliteDatabase(Database):
 
     # The writer
 
+    def _soon(self) -> None:
+        """Has what waits run, but not at once: what comes in the same moment goes with it."""
+        self._is_due = True
+        self._loop.call_soon(self._run_waiting)
+
     def _run_waiting(self) -> None:
         """Runs what waits, as one transaction, and leaves it to the thread to commit it."""
         self._is_due = False
@@ -209,11 +231,18 @@ class SqliteDatabase(Database):
         assert connection is not None
         while self._waiting:
             batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), _MOST_AT_ONCE))]
-            if _run(connection, batch):
-                self._is_committing = True
-                self._commits.put(batch)
-                return
-            _settle(batch)  # None of them wrote anything.
+            try:
+                connection.execute("BEGIN IMMEDIATE")
+            except sqlite3.Error:
+                is_begun = False  # Another program writes to the file. The thread waits for it, not the loop.
+            else:
+                is_begun = True
+                if not _run(connection, batch):
+                    _settle(batch)  # None of them wrote anything.
+                    continue
+            self._is_committing = True
+            self._commits.put(_Commit(batch, is_begun))
+            return
         if self._closing:
             self._idle.set()
 
@@ -221,14 +250,16 @@ class SqliteDatabase(Database):
         self._is_committing = False
         self._written += len(batch)
         _settle(batch)
-        self._run_waiting()
+        self._soon()
 
     def _write(self, connection: sqlite3.Connection) -> None:
         """Commits, in a thread: nobody else waits for the disk."""
         size = 0
         log = f"{self.path}-wal"
-        while (batch := self._commits.get()) is not None:
-            _commit(connection, batch)
+        while (commit := self._commits.get()) is not None:
+            batch = commit.batch
+            if commit.is_begun or _begin(connection, batch):
+                _commit(connection, batch)
             if self._log_is_long:
                 _copy_log(connection, self.path)
                 self._log_is_long = False
@@ -272,15 +303,17 @@ class SqliteDatabase(Database):
 
 
 class _Job:
-    __slots__ = ("answer", "error", "program", "result", "then")
+    __slots__ = ("answer", "error", "program", "result", "tail", "then")
 
     def __init__(
         self,
         program: Callable[[], Program[Any]],
         answer: asyncio.Future[Any],
         then: Callable[[Any], None] | None,
+        tail: Callable[[], Tail] | None,
     ) -> None:
         self.program = program
+        self.tail = tail
         self.answer = answer
         self.then = then
         self.result: Any = None
@@ -300,16 +333,39 @@ class _Job:
             self.answer.set_result(self.result)
 
 
-def _run(connection: sqlite3.Connection, batch: Sequence[_Job]) -> bool:
-    """Runs the programs of a batch in one transaction, which stays open. False where they could not be run."""
+class _Commit(NamedTuple):
+    """Programs to be committed together."""
+
+    batch: list[_Job]
+    is_begun: bool
+    """Whether they were run already; else they are, once nobody else writes."""
+
+
+def _begin(connection: sqlite3.Connection, batch: Sequence[_Job]) -> bool:
+    """Begins, waiting for whoever else writes to the file, and runs the programs. False where that failed."""
     try:
-        connection.execute("BEGIN IMMEDIATE")
+        connection.execute(f"PRAGMA busy_timeout = {_BUSY_MS}")
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+        finally:
+            connection.execute("PRAGMA busy_timeout = 0")
+    except BaseException as error:
+        _fail(connection, batch, error)
+        return False
+    return _run(connection, batch)
+
+
+def _run(connection: sqlite3.Connection, batch: Sequence[_Job]) -> bool:
+    """Runs the programs of a batch in the transaction that was begun. False where they could not be run."""
+    try:
         if not _run_plainly(connection, batch):
             connection.execute("ROLLBACK")
             for job in batch:
                 job.error = None
             connection.execute("BEGIN IMMEDIATE")
             _run_apart(connection, batch)
+        tails = [job.tail() for job in batch if job.tail is not None and job.error is None]
+        _step_through(connection, lambda: append_all(tails))
     except BaseException as error:
         _fail(connection, batch, error)
         return False
