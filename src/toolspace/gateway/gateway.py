@@ -104,7 +104,6 @@ class Gateway:
             )
         )
         self.calls = CallDesk(self.ledger, ttl=config.defaults.pending_call_ttl)
-        stack.push_async_callback(self.calls.aclose)
         self.calls.on_due = self.sweeper.poke
         stack.push_async_callback(self.calls.aclose)  # Before the sweeper looks for what nobody was told.
         self.tool_keys.desk = self.calls

@@ -32,7 +32,7 @@ _LATE_MS = 5_000
 _LONGEST_SLEEP, _SHORTEST_SLEEP = 1.0, 0.002
 _BATCH = 200
 _FORGET_EVERY = 300.0
-_FORGOTTEN_AT_ONCE = 1_000
+_FORGOTTEN_AT_ONCE = 200
 """Not all: others write too."""
 _KEPT_ANSWERS_MS = 25 * 3_600_000
 """How long a repeated request finds the first one's answer: a day, and what passes until someone looks."""
@@ -164,9 +164,13 @@ class Sweeper:
             await self._clear_up_after(node_id)
 
     async def _clear_up_after(self, node_id: str) -> None:
+        before: list[tuple[str, str]] = []
         while left := await self._ledger.read(call_rows.left_behind, [node_id], limit=_BATCH):
+            if left == before:
+                return  # What could not be done, and was logged, is tried again at the next look.
             for call_id, status in left:
                 await self._try(self._ledger.commit(_inherit, call_id, status))
+            before = left
         await self._ledger.commit(_bury, node_id)
 
     async def forget_what_is_old(self) -> None:
