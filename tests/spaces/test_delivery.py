@@ -28,7 +28,7 @@ class _Watched(SqliteDatabase):
     away = 0
     loses = False
 
-    async def run(self, program: Any, *, then: Any = None, tail: Any = None) -> Any:
+    async def run(self, program: Any, *, then: Any = None, tail: Any = None, aside: bool = False) -> Any:
         if self.away:
             self.away -= 1
             raise StorageUnavailable("the database does not answer")
@@ -36,7 +36,7 @@ class _Watched(SqliteDatabase):
             self.loses = False
             await super().run(program, tail=tail)
             raise StorageInDoubt("went away during a commit: it may have happened, or not")
-        working = super().run(program, then=then, tail=tail)
+        working = super().run(program, then=then, tail=tail, aside=aside)
         if self.asked is not None:
             self.asked.set()
         return await working

@@ -149,14 +149,14 @@ class _Unsteady(SqliteDatabase):
     loses = False
     asked: asyncio.Event | None = None
 
-    async def run(self, program: Any, *, then: Any = None, tail: Any = None) -> Any:
+    async def run(self, program: Any, *, then: Any = None, tail: Any = None, aside: bool = False) -> Any:
         if self.asked is not None:
             self.asked.set()
         if self.loses:
             self.loses = False
             await super().run(program, tail=tail)
             raise StorageInDoubt("went away during a commit: it may have happened, or not")
-        return await super().run(program, then=then, tail=tail)
+        return await super().run(program, then=then, tail=tail, aside=aside)
 
 
 async def test_a_call_whose_caller_goes_away_while_it_is_written_down_ends(tmp_path: Path) -> None:

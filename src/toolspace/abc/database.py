@@ -25,6 +25,19 @@ Statement = tuple[str, Sequence[Any]]
 """SQL with `?` for each value, and the values: text, integers, None. Nothing else, so that both databases agree."""
 Program = Generator[Statement, list[Row], T]
 
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def large(program: F) -> F:
+    """Marks a program that may touch many rows at once: nobody else should wait while it does."""
+    program.is_large = True  # type: ignore[attr-defined]
+    return program
+
+
+def is_large(program: object) -> bool:
+    return getattr(program, "is_large", False)
+
+
 SKIP_LOCKED = "/*skip locked*/"
 """Write it at the end of a SELECT that picks rows to update: where several writers exist, taken rows are passed by."""
 
@@ -54,10 +67,12 @@ class Database(ABC):
         *,
         then: Callable[[T], None] | None = None,
         tail: Callable[[], Tail] | None = None,
+        aside: bool = False,
     ) -> T:
         """Runs a program as one transaction: all of it is durable when this returns, or nothing happened.
 
-        `tail` is asked, once the program has ended well, for what belongs at the end of the transaction.
+        `tail` is asked, once the program has ended well, for what belongs at the end of the transaction. `aside`: it
+        may take long, and must not hold up the event loop.
 
         What was begun is brought to its end even if whoever asked is canceled. `then` is called with the result once
         it is durable, on the event loop, in that case too: others must hear of what happened.

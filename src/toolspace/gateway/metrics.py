@@ -91,10 +91,11 @@ class _Measured(Database):
         *,
         then: Callable[[T], None] | None = None,
         tail: Callable[[], Tail] | None = None,
+        aside: bool = False,
     ) -> T:
         began = time.perf_counter()
         try:
-            return await self.inner.run(program, then=then, tail=tail)
+            return await self.inner.run(program, then=then, tail=tail, aside=aside)
         except StorageError:
             self._errors.add(_WRITE)
             raise

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from toolspace.abc.database import Database, Program, WakeUps
+from toolspace.abc.database import Database, Program, WakeUps, is_large
 from toolspace.core.ids import new_id
 from toolspace.core.records import NewEvent, StreamEvent
 from toolspace.errors import StorageInDoubt
@@ -67,7 +67,7 @@ class Ledger:
 
     async def write(self, program: Callable[P, Program[T]], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Runs a program that nobody needs to hear of."""
-        return await self.database.run(lambda: program(*args, **kwargs))
+        return await self.database.run(lambda: program(*args, **kwargs), aside=is_large(program))
 
     async def commit(
         self, program: Callable[Concatenate[Effects, P], Program[T]], /, *args: P.args, **kwargs: P.kwargs
@@ -82,7 +82,9 @@ class Ledger:
 
         # Told by the database, not here: what is durable must be heard of even if whoever asked was canceled.
         try:
-            return await self.database.run(attempt, then=lambda _: self._tell(effects), tail=lambda: effects)
+            return await self.database.run(
+                attempt, then=lambda _: self._tell(effects), tail=lambda: effects, aside=is_large(program)
+            )
         except StorageInDoubt:
             self._have_a_look(effects)
             raise

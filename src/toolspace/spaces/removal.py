@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from toolspace.abc.database import Program
+from toolspace.abc.database import Program, large
 from toolspace.core.records import space_stream
 from toolspace.spaces import calls, runs
 from toolspace.spaces.ledger import Effects
@@ -11,6 +11,7 @@ from toolspace.stores.sql import entities, events, inbox
 from toolspace.stores.sql import runs as run_rows
 
 
+@large
 def remove_space(effects: Effects, space_id: str) -> Program[bool]:
     """With its members, its messages and its stream. Runs leave it; who waits for an answer from there is told."""
     if not (yield from entities.hold_space(space_id)):
@@ -22,6 +23,7 @@ def remove_space(effects: Effects, space_id: str) -> Program[bool]:
     return (yield from entities.remove_space(space_id))
 
 
+@large
 def remove_member(effects: Effects, space_id: str, entity_id: str) -> Program[bool]:
     """Runs of an agent that were active there leave: they show nothing there any more."""
     removed = yield from entities.remove_member(space_id, entity_id)
@@ -29,6 +31,7 @@ def remove_member(effects: Effects, space_id: str, entity_id: str) -> Program[bo
     return removed
 
 
+@large
 def remove_entity(effects: Effects, entity_id: str) -> Program[bool]:
     """With its memberships; of an agent also its runs, its inbox and what it waits for. What it said stays."""
     for run_id in (yield from run_rows.open_of(entity_id)):

@@ -9,6 +9,7 @@ import sqlite3
 import stat
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -219,4 +220,21 @@ async def test_a_full_disk_fails_the_write_and_not_the_process(tmp_path: Path) -
     assert [type(end) for end in ends] == [StorageUnavailable] * 3
     await database.run(lambda: limit(1_000_000))
     await database.run(lambda: fill("a"))
+    await database.aclose()
+
+
+async def test_a_program_that_may_take_long_does_not_run_on_the_loop(tmp_path: Path) -> None:
+    database = await SqliteDatabase.open(tmp_path / "a.db")
+    ran: list[str] = []
+
+    def write(name: str) -> Program[None]:
+        ran.append(f"{name} {threading.current_thread() is threading.main_thread()}")
+        yield "INSERT INTO secrets (name, value, created_at) VALUES (?, 'v', 1)", (name,)
+
+    await asyncio.gather(
+        database.run(lambda: write("a")),
+        database.run(lambda: write("b"), aside=True),
+        database.run(lambda: write("c")),
+    )
+    assert ran == ["a True", "b False", "c True"]
     await database.aclose()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from toolspace.abc.database import Program
+from toolspace.abc.database import Program, large
 from toolspace.core.ids import now_ms
 
 
@@ -37,6 +37,7 @@ def keep(key: str, status: int, body: str) -> Program[None]:
     yield "UPDATE answers SET status = ?, body = ? WHERE key = ?", (status, body, key)
 
 
+@large
 def forget(before: int, limit: int) -> Program[int]:
     """Removes answers older than a time, some at once; says how many."""
     rows = yield (

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from toolspace.abc.database import SKIP_LOCKED, Program, Row
+from toolspace.abc.database import SKIP_LOCKED, Program, Row, large
 from toolspace.core import jsontext
 from toolspace.core.ids import now_ms
 from toolspace.core.records import CallRecord, CallStatus, ExecutionTarget, Exposure, ResultSource
@@ -418,6 +418,7 @@ def hold_run(call_id: str) -> Program[None]:
     )
 
 
+@large
 def forget(before: int, limit: int) -> Program[int]:
     """Removes calls that ended before a time, some at once; says how many."""
     rows = yield (

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from toolspace.abc.database import Program, Row, Tail
+from toolspace.abc.database import Program, Row, Tail, large
 from toolspace.core import jsontext
 from toolspace.core.ids import now_ms
 from toolspace.core.records import NewEvent, StreamEvent
@@ -71,6 +71,7 @@ def bounds(stream: str) -> Program[tuple[int, int]]:
     return (newest + 1 if oldest is None else oldest), newest
 
 
+@large
 def forget(before: int, limit: int) -> Program[int]:
     """Removes events older than a time, some at once; says how many. Their ids are never given again."""
     rows = yield (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from toolspace.abc.database import SKIP_LOCKED, Program, Row
+from toolspace.abc.database import SKIP_LOCKED, Program, Row, large
 from toolspace.core import jsontext
 from toolspace.core.ids import now_ms
 from toolspace.core.records import InboxEvent, InboxType
@@ -155,6 +155,7 @@ def next_at(agent_entity_id: str, *, after: int = 0) -> Program[int | None]:
     return rows[0][0]
 
 
+@large
 def forget(before: int, limit: int) -> Program[int]:
     """Removes processed events older than a time, some at once; says how many."""
     rows = yield (

@@ -101,6 +101,7 @@ class PostgresDatabase(Database):
         *,
         then: Callable[[T], None] | None = None,
         tail: Callable[[], Tail] | None = None,
+        aside: bool = False,
     ) -> T:
         def whole() -> Program[T]:
             result = yield from program()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from toolspace.abc.database import Program, Row
+from toolspace.abc.database import Program, Row, large
 from toolspace.core import jsontext
 from toolspace.core.ids import now_ms
 from toolspace.core.records import RunRecord, RunStatus, run_stream
@@ -116,6 +116,7 @@ def step(run_id: str) -> Program[int | None]:
     return rows[0][0] if rows else None
 
 
+@large
 def forget(before: int, limit: int) -> Program[int]:
     """Removes runs that ended before a time and have no calls any more, with their streams; says how many."""
     rows = yield (

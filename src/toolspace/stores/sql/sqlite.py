@@ -105,8 +105,10 @@ class SqliteDatabase(Database):
         *,
         then: Callable[[T], None] | None = None,
         tail: Callable[[], Tail] | None = None,
+        aside: bool = False,
     ) -> T:
         job = self._job(program, then, tail)
+        job.aside = aside
         self._waiting.append(job)
         if not self._is_due and not self._is_committing:
             self._soon()
@@ -230,21 +232,23 @@ class SqliteDatabase(Database):
         connection = self._connection
         assert connection is not None
         while self._waiting:
-            batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), _MOST_AT_ONCE))]
-            try:
-                connection.execute("BEGIN IMMEDIATE")
-            except sqlite3.Error:
-                is_begun = False  # Another program writes to the file. The thread waits for it, not the loop.
-            else:
-                is_begun = True
-                if not _run(connection, batch):
-                    _settle(batch)  # None of them wrote anything.
-                    continue
+            batch = self._next_batch()
+            is_begun = not batch[0].aside and _is_begun(connection)
+            if is_begun and not _run(connection, batch):
+                _settle(batch)  # None of them wrote anything.
+                continue
             self._is_committing = True
             self._commits.put(_Commit(batch, is_begun))
             return
         if self._closing:
             self._idle.set()
+
+    def _next_batch(self) -> list[_Job]:
+        """What goes into one commit: all that wait, up to a limit; one that may take long goes alone."""
+        batch = [self._waiting.popleft()]
+        while not batch[0].aside and self._waiting and not self._waiting[0].aside and len(batch) < _MOST_AT_ONCE:
+            batch.append(self._waiting.popleft())
+        return batch
 
     def _committed(self, batch: Sequence[_Job]) -> None:
         self._is_committing = False
@@ -303,7 +307,7 @@ class SqliteDatabase(Database):
 
 
 class _Job:
-    __slots__ = ("answer", "error", "program", "result", "tail", "then")
+    __slots__ = ("answer", "aside", "error", "program", "result", "tail", "then")
 
     def __init__(
         self,
@@ -314,6 +318,8 @@ class _Job:
     ) -> None:
         self.program = program
         self.tail = tail
+        self.aside = False
+        """Whether it may take long: then the thread runs it, alone."""
         self.answer = answer
         self.then = then
         self.result: Any = None
@@ -339,6 +345,15 @@ class _Commit(NamedTuple):
     batch: list[_Job]
     is_begun: bool
     """Whether they were run already; else they are, once nobody else writes."""
+
+
+def _is_begun(connection: sqlite3.Connection) -> bool:
+    """Begins to write, if no other program writes to the file. The thread waits for that, not the loop."""
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+    except sqlite3.Error:
+        return False
+    return True
 
 
 def _begin(connection: sqlite3.Connection, batch: Sequence[_Job]) -> bool:
