@@ -37,11 +37,11 @@ def encode_kept(value: object) -> str:
     return text
 
 
-def is_deep(value: object) -> bool:
-    """Whether data is nested too deeply to be stored whole."""
+def is_deep(value: object, levels: int = KEPT_LEVELS) -> bool:
+    """Whether data has more levels than that; without a number, too many to be stored whole."""
     level = [value]
-    for _ in range(KEPT_LEVELS):
-        level = [child for one in level for child in _children(one) if isinstance(child, Mapping | list | tuple)]
+    for _ in range(levels):
+        level = [child for one in level for child in _children(one) if isinstance(child, _NESTING)]
         if not level:
             return False
     return True
@@ -146,8 +146,17 @@ def _hook(value: object) -> object:
     return str(value)
 
 
+_NESTING = (Mapping, list, tuple, msgspec.Struct)
+
+
 def _children(value: Any) -> Iterable[Any]:
-    return cast("Mapping[Any, Any]", value).values() if isinstance(value, Mapping) else value
+    if isinstance(value, Mapping):
+        return cast("Mapping[Any, Any]", value).values()
+    if isinstance(value, list | tuple):
+        return cast("Iterable[Any]", value)
+    if isinstance(value, msgspec.Struct):
+        return [getattr(value, name) for name in value.__struct_fields__]
+    return ()
 
 
 def _cut(value: Any, levels: int) -> Any:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import types
-from collections.abc import Awaitable, Coroutine, Generator, Iterable, Mapping
+from collections.abc import Awaitable, Coroutine, Generator, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 from urllib.parse import parse_qsl
 
 import msgspec
 
+from toolspace.core import jsontext
 from toolspace.core.names import did_you_mean
 from toolspace.gateway.callers import Anonymous, Caller
 from toolspace.gateway.problems import Problem, invalid
@@ -130,7 +131,7 @@ class Request:
             raise Problem(400, "the body is nested too deeply") from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise Problem(400, f"the body cannot be read: {error}") from None
-        if body.count(b"[") + body.count(b"{") > MAX_DEPTH and _is_deep(value):
+        if body.count(b"[") + body.count(b"{") > MAX_DEPTH and jsontext.is_deep(value, MAX_DEPTH):
             raise Problem(400, f"the body is nested too deeply; at most {MAX_DEPTH} levels are taken")
         return value
 
@@ -210,25 +211,6 @@ def _resume(coroutine: Coroutine[Any, Any, Message], waiting: Any) -> Generator[
 
 def _too_large(limit: int) -> Problem:
     return Problem(413, f"the body is too large; at most {limit} bytes are taken", headers=_CLOSE)
-
-
-def _is_deep(value: object) -> bool:
-    level: list[Any] = [value]
-    for _ in range(MAX_DEPTH):
-        level = [child for one in level for child in _children(one)]
-        if not level:
-            return False
-    return True
-
-
-def _children(value: Any) -> Iterable[Any]:
-    if isinstance(value, dict):
-        return cast("dict[Any, Any]", value).values()
-    if isinstance(value, list):
-        return cast("list[Any]", value)
-    if isinstance(value, msgspec.Struct):
-        return [getattr(value, name) for name in value.__struct_fields__]
-    return ()
 
 
 def _explained(error: msgspec.ValidationError, kind: Any, place: Any) -> Problem:

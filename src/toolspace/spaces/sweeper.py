@@ -228,8 +228,7 @@ def _bury(effects: Effects, node_id: str) -> Program[None]:
 
 
 def _release_gone(effects: Effects, before: int) -> Program[None]:
-    for holder in (yield from presence.gone(before=before)):
-        effects.offers.update((yield from call_rows.release(holder)))
+    effects.offers.update((yield from claims.depart(before=before)))
 
 
 def _take_back_inbox(effects: Effects) -> Program[None]:

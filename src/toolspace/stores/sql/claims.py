@@ -149,17 +149,13 @@ def strand(node_id: str) -> Program[None]:
     )
 
 
-def depart(*, before: int) -> Program[list[str]]:
-    """Workers that left before a time and did not come back are forgotten, and what they took is for others. Says which
-    tools that concerns."""
-    rows = yield f"SELECT DISTINCT holder FROM presence WHERE topic LIKE '{_WORKER}%' AND left_at < ?", (before,)
+def depart(*, before: int) -> Program[set[str]]:
+    """Those who left before a time and did not come back are forgotten, and what workers among them took is for others.
+    Says which tools that concerns."""
     tools: set[str] = set()
-    for (worker_id,) in rows:
-        # Asked again while the row is ours: it may have come back just now.
-        gone = yield "DELETE FROM presence WHERE holder = ? AND left_at < ? RETURNING topic", (worker_id, before)
-        if gone:
-            tools.update((yield from calls.release(worker_id)))
-    return sorted(tools)
+    for holder in (yield from presence.gone(before=before)):
+        tools.update((yield from calls.release(holder)))
+    return tools
 
 
 def listing() -> Program[list[tuple[str, list[str], bool]]]:

@@ -110,12 +110,6 @@ def reach_step(run_id: str, step: int) -> Program[None]:
     yield "UPDATE runs SET steps = ? WHERE id = ? AND steps < ?", (step, run_id, step)
 
 
-def step(run_id: str) -> Program[int | None]:
-    """Counts one more step of a run."""
-    rows = yield "UPDATE runs SET steps = steps + 1 WHERE id = ? RETURNING steps", (run_id,)
-    return rows[0][0] if rows else None
-
-
 @large
 def forget(before: int, limit: int) -> Program[int]:
     """Removes runs that ended before a time and have no calls any more, with their streams; says how many."""
