@@ -67,6 +67,12 @@ async def fan_out(writes: str) -> None:
     await _serve(fan_out(joins=writes == "joined"))
 
 
+async def chat() -> None:
+    from benchmarks.chatserver import serve
+
+    await serve()
+
+
 async def rest() -> None:
     """Answers every request with the same small JSON, from a protocol of its own: no web framework in between."""
     loop = asyncio.get_running_loop()
@@ -114,6 +120,7 @@ async def _serve(app: Any, *, lifespan: Literal["on", "off"] = "off") -> None:
 
 
 ROLES: dict[str, Callable[..., Coroutine[Any, Any, None]]] = {
+    "chat": chat,
     "byhand": byhand,
     "forwarder": forwarder,
     "aiohttp-forwarder": aiohttp_forwarder,

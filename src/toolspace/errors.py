@@ -11,6 +11,7 @@
     │   ├── UnkeepableError     a value that no database here can keep
     │   └── StorageUnavailable  the database does not answer now; trying again later may help
     │       └── StorageInDoubt  it went away during a commit: what was asked may have happened, or not
+    ├── ModelError              a model did not answer: no key, refused, overloaded; `kind` says which
     ├── ApiError, Unreachable   what a gateway refused, or did not answer, to a client: `toolspace.client.errors`
     └── ToolError               one call failed; `result.unwrap()` raises its children
         ├── ToolNotFoundError   unknown_tool
@@ -97,6 +98,31 @@ class StorageUnavailable(StorageError):
 
 class StorageInDoubt(StorageUnavailable):
     """The database went away during a commit: what was asked may have happened, or not. Whoever needs to know looks."""
+
+
+ModelErrorKind = Literal[
+    "no_key", "not_permitted", "not_found", "invalid", "too_long", "rate_limited", "overloaded", "unavailable", "broken"
+]
+"""No key is set; the key is refused; there is no such model; the request is refused; it does not fit the context
+window; too many requests; the provider is busy; it cannot be reached; its answer broke off or makes no sense."""
+
+
+class ModelError(ToolspaceError):
+    """A model did not answer. The message names the model and the way out."""
+
+    def __init__(
+        self, kind: ModelErrorKind, message: str, *, status: int | None = None, retry_after: float | None = None
+    ) -> None:
+        super().__init__(message)
+        self.kind: ModelErrorKind = kind
+        self.status = status
+        self.retry_after = retry_after
+        """Seconds that the provider asks to wait."""
+
+    @property
+    def passing(self) -> bool:
+        """Whether the same request may go well later."""
+        return self.kind in ("rate_limited", "overloaded", "unavailable", "broken")
 
 
 class ToolError(ToolspaceError):

@@ -24,6 +24,8 @@ class ToolProvider(ABC):
     """What sort of provider this is: `local`, `mcp`, `rest`, `agent`, …"""
     namespace: str = ""
     """The first half of its tools' names; empty for tools with bare names."""
+    exact_names: bool = False
+    """Whether its names stand behind the namespace just as they are, because models are known to take them."""
 
     def __init__(self) -> None:
         self._listeners: list[Callable[[], None]] = []

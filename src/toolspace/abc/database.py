@@ -43,12 +43,15 @@ SKIP_LOCKED = "/*skip locked*/"
 
 
 class Tail(Protocol):
-    """What a program leaves to be written at the end of its transaction: events, by the streams that get them.
+    """What a program leaves to be written at the end of its transaction: what goes to inboxes, and events, by the
+    streams that get them.
 
     Last, so that nobody waits long for a stream's counter; and a database that commits many programs together may
     write theirs together.
     """
 
+    pushed: list[Sequence[Any]]
+    """Rows for inboxes, as `stores.sql.inbox` makes them."""
     new: dict[str, list[NewEvent]]
     events: list[StreamEvent]
     """As they were stored."""

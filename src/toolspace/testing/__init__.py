@@ -17,6 +17,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from toolspace.models.scripted import ScriptedModel as ScriptedModel
+    from toolspace.models.scripted import call as call
     from toolspace.stores.cache_memory import MemoryCache as MemoryCache
     from toolspace.stores.outputs_memory import MemoryOutputs as MemoryOutputs
     from toolspace.testing.cache_contract import CacheContract as CacheContract
@@ -33,6 +35,8 @@ _PLACES = {
     "OutputsContract": "toolspace.testing.outputs_contract",
     "ProviderContract": "toolspace.testing.provider_contract",
     "Recorder": "toolspace.testing.recorder",
+    "ScriptedModel": "toolspace.models.scripted",
+    "call": "toolspace.models.scripted",
 }
 
 __all__ = list(_PLACES)  # pyright: ignore[reportUnsupportedDunderAll]

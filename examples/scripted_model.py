@@ -1,0 +1,39 @@
+"""A test of a model loop that needs no provider and no key: the script says what the model says."""
+
+import asyncio
+
+from toolspace import Toolspace, tool
+from toolspace.core.dialogue import CallAnswer, ModelRequest, ResultsTurn, Turn, UserTurn
+from toolspace.testing import ScriptedModel, call
+
+
+@tool
+async def look_up(city: str) -> int:
+    """Looks the temperature of a city up."""
+    return {"Lisbon": 21, "Oslo": 9}[city]
+
+
+async def main() -> None:
+    model = ScriptedModel(
+        [
+            [call("look_up", {"city": "Lisbon"}), call("look_up", {"city": "Oslo"})],  # Two calls at once.
+            lambda request: f"They have {' and '.join(one.text for one in request.turns[-1].answers)} degrees.",
+        ]
+    )
+    turns: list[Turn] = [UserTurn("How warm is it in Lisbon and Oslo?")]
+    async with Toolspace(tools=[look_up]) as ts:
+        tools = tuple(tool for tool in ts.list_tools() if tool.name == "look_up")
+        while True:
+            turn = await model.respond(ModelRequest(system="Be brief.", turns=turns, tools=tools))
+            turns.append(turn)
+            if not turn.calls:
+                break
+            answers = [
+                CallAnswer(one.id, one.name, (await ts.call(one.name, one.arguments)).text) for one in turn.calls
+            ]
+            turns.append(ResultsTurn(tuple(answers)))
+    print(turn.text)
+    print(len(model.requests), "requests;", model.left, "turns left")
+
+
+asyncio.run(main())

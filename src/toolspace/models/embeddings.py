@@ -1,0 +1,99 @@
+"""Embeddings from any endpoint that speaks OpenAI's `/v1/embeddings`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from toolspace.core import jsontext
+from toolspace.errors import ModelError
+from toolspace.models.faults import lost, make, refused
+from toolspace.models.http import ModelHttp
+
+OPENAI = "https://api.openai.com/v1"
+_MOST_BYTES = 64 * 1024 * 1024
+"""Of one answer: 100 texts with 3,072 numbers each are about 6 MB."""
+_AT_ONCE = 100
+
+
+class _One(msgspec.Struct):
+    embedding: list[float]
+    index: int | None = None
+
+
+class _Answer(msgspec.Struct):
+    data: list[_One]
+
+
+class HttpEmbedder:
+    """An `Embedder`. `base_url` is everything before `/embeddings`."""
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        api_key: str | None = None,
+        base_url: str = OPENAI,
+        headers: Mapping[str, str] | None = None,
+        timeout: float = 30.0,
+        http: ModelHttp | None = None,
+    ) -> None:
+        self.name = f"embeddings:{model}"
+        self._model = model
+        self._url = f"{base_url.rstrip('/')}/embeddings"
+        self._headers = {"Content-Type": "application/json", **(headers or {})}
+        if api_key:
+            self._headers["Authorization"] = f"Bearer {api_key}"
+        self._timeout = timeout
+        self._http = http or ModelHttp()
+
+    async def embed(self, texts: Sequence[str]) -> list[list[float]]:
+        vectors: list[list[float]] = []
+        for start in range(0, len(texts), _AT_ONCE):
+            vectors += await self._embed(texts[start : start + _AT_ONCE])
+        return vectors
+
+    async def aclose(self) -> None:
+        """Lets go of its connections, also those that it was given."""
+        await self._http.aclose()
+
+    async def _embed(self, texts: Sequence[str]) -> list[list[float]]:
+        from yarl import URL
+
+        from toolspace.core.httpfaults import FAULTS
+
+        url = URL(self._url)
+        body = jsontext.encode_bytes({"model": self._model, "input": [jsontext.valid_text(text) for text in texts]})
+        try:
+            response = await self._http.post(url, self._headers, body, self._timeout)
+            async with response:
+                answer = await _read(response)
+                status, headers = response.status, response.headers
+        except FAULTS as fault:
+            raise lost(self.name, fault, url, timeout=self._timeout, begun=False) from fault
+        if status != 200:
+            raise refused(self.name, status, headers, answer, check="its key")
+        return self._vectors(answer, len(texts))
+
+    def _vectors(self, answer: bytes, count: int) -> list[list[float]]:
+        try:
+            found = msgspec.json.decode(answer, type=_Answer).data
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise make(self.name, "broken", str(error)) from None
+        # In the order of their numbers, where the endpoint says them: it may answer in another.
+        found.sort(key=lambda one: one.index or 0)
+        lengths = {len(one.embedding) for one in found}
+        if len(found) != count or len(lengths) > 1 or lengths == {0}:
+            raise make(self.name, "broken", f"{len(found)} vectors of {sorted(lengths)} numbers for {count} texts")
+        return [one.embedding for one in found]
+
+
+async def _read(response: Any) -> bytes:
+    body = bytearray()
+    async for piece in response.content.iter_any():
+        body += piece
+        if len(body) > _MOST_BYTES:
+            raise ModelError("broken", f"the answer has more than {_MOST_BYTES} bytes")
+    return bytes(body)

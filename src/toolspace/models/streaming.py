@@ -1,0 +1,391 @@
+"""What the models of all providers that are asked over HTTP share: sending, listening, and the end of an answer.
+
+Each provider's module says how a request is written (`StreamingModel.write`) and what an event means (`Answer.take`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+import msgspec
+
+from toolspace.abc.model import Model
+from toolspace.core import jsontext, tokens
+from toolspace.core.dialogue import (
+    CallBegan,
+    CallDelta,
+    Finish,
+    Listener,
+    ModelCall,
+    ModelRequest,
+    ModelTurn,
+    TextDelta,
+    ThinkingDelta,
+    Usage,
+)
+from toolspace.errors import ModelError
+from toolspace.models import faults
+from toolspace.models.history import Layout
+from toolspace.models.http import ModelHttp
+from toolspace.models.prices import Price, cost_of, price_of
+from toolspace.models.sse import EventReader
+
+if TYPE_CHECKING:
+    import aiohttp
+    from yarl import URL
+
+MAX_ANSWER = 32 << 20
+"""Characters of one answer, with its arguments and thoughts."""
+_MAX_REFUSAL = 1 << 16
+_LAST_SECONDS = 5.0
+"""How long more is waited for after the model stopped: mostly it is what it cost."""
+_PARTING_SECONDS = 0.25
+"""How long the end of a stream is waited for after the answer is complete, so that its connection can be used again."""
+
+_log = logging.getLogger("toolspace.models")
+
+
+class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a model is, and how its provider knows who asks. Its text shows no key."""
+
+    url: str
+    headers: Mapping[str, str] = {}
+    check: str = ""
+    """What to look at where the key is refused: `OPENAI_API_KEY`, `model.apiKey`."""
+
+    def __repr__(self) -> str:
+        return f"Endpoint(url={self.url.partition('?')[0]!r})"
+
+
+class Answer:
+    """One answer as it comes. A provider's own kind of it takes the events."""
+
+    def __init__(self, name: str, check: str, listen: Listener | None) -> None:
+        self.name = name
+        self.check = check
+        self.spellings: Mapping[str, str] = {}
+        """What the provider calls a tool → its name, where those differ."""
+        self.done = False
+        """The provider has said all: what still comes matters no more."""
+        self.finish: Finish | None = None
+        """Why the model stopped, once the provider has said so: little comes after that."""
+        self.refused = False
+        self.usage: Usage | None = None
+        self.cost: float | None = None
+        """Where the provider itself says what it cost."""
+        self.written = 0
+        """Tokens that the provider keeps for the next request, and charges more for."""
+        self.layout = Layout()
+        self._listen = listen
+        self._texts: list[str] = []
+        self._calls: list[_Call] = []
+        self._ids: set[str] = set()
+        self._room = MAX_ANSWER
+
+    def take(self, data: bytes) -> None:
+        """Takes one event. Raises `ModelError`, or one of msgspec's errors for what is not of the provider's form."""
+        raise NotImplementedError
+
+    def text(self, piece: str) -> None:
+        self._fill(len(piece))
+        self._texts.append(piece)
+        self.layout.text(len(piece))
+        if self._listen is not None:
+            self._listen(TextDelta(piece))
+
+    def refuse(self, piece: str) -> None:
+        """A piece of what the model says instead of an answer."""
+        self.refused = True
+        self.text(piece)
+
+    def think(self, piece: str) -> None:
+        self._fill(len(piece))
+        if self._listen is not None and piece:
+            self._listen(ThinkingDelta(piece))
+
+    def begin(self, identity: str | None, name: str) -> int:
+        """A call begins. Gives its index, under which its arguments come."""
+        index = len(self._calls)
+        name = self.spellings.get(name, name)
+        identity = identity or f"call_{index}"
+        if identity in self._ids:  # Some servers call all of them alike.
+            identity = f"{identity}_{index}"
+        self._ids.add(identity)
+        self._calls.append(_Call(identity, name))
+        self._fill(len(name) + 50)
+        self.layout.call(index)
+        if self._listen is not None:
+            self._listen(CallBegan(index, identity, name))
+        return index
+
+    def argue(self, index: int, piece: str) -> None:
+        """A piece of a call's arguments."""
+        self._fill(len(piece))
+        self._calls[index].pieces.append(piece)
+        if self._listen is not None and piece:
+            self._listen(CallDelta(index, piece))
+
+    def has_arguments(self, index: int) -> bool:
+        return bool(self._calls[index].pieces)
+
+    @property
+    def count(self) -> int:
+        """How many calls have begun."""
+        return len(self._calls)
+
+    def make(self, model: str, price: Price | None, asked: int) -> ModelTurn:
+        """The whole turn. `asked`: the bytes of the request, which tell what it cost where the provider does not."""
+        calls = tuple(ModelCall(one.id, one.name, "".join(one.pieces)) for one in self._calls)
+        finish = "filter" if self.refused else self.finish or "other"
+        if calls and finish in ("stop", "other"):
+            finish = "tools"
+        text = "".join(self._texts)
+        usage = self.usage
+        if usage is None:
+            said = tokens.estimate(text) + sum(tokens.estimate(call.arguments) for call in calls)
+            usage = Usage(input_tokens=asked // 4, output_tokens=said)
+        cost = self.cost
+        if cost is None:
+            read, cached = usage.input_tokens, usage.cached_tokens
+            cost = cost_of(price, input=read, cached=cached, output=usage.output_tokens, written=self.written)
+        return ModelTurn(
+            text=text,
+            calls=calls,
+            finish=finish,
+            usage=Usage(
+                requests=1,
+                input_tokens=usage.input_tokens,
+                cached_tokens=usage.cached_tokens,
+                output_tokens=usage.output_tokens,
+                cost=cost,
+            ),
+            model=model,
+            thinking=self.layout.entries,
+        )
+
+    def _fill(self, size: int) -> None:
+        self._room -= size
+        if self._room < 0:
+            most = f"{MAX_ANSWER:,} characters"
+            raise ModelError("invalid", f"{self.name}: its answer has more than {most}; set model.maxOutputTokens")
+
+
+class _Call:
+    __slots__ = ("id", "name", "pieces")
+
+    def __init__(self, identity: str, name: str) -> None:
+        self.id = identity
+        self.name = name
+        self.pieces: list[str] = []
+
+
+class StreamingModel(Model):
+    """A model that is asked over HTTP and answers with a stream of events."""
+
+    concessions: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """What a request can do without, and the words in a refusal that mean it.
+
+    Models of one provider differ in what they take, and no list of them stays true: what is refused by name is left
+    out, and not sent again.
+    """
+    for_once: ClassVar[frozenset[str]] = frozenset(("images", "thoughts"))
+    """Of these, the ones that may be fine in another request."""
+    answer: ClassVar[type[Answer]]
+
+    def __init__(self, provider: str, model: str, endpoint: Endpoint, *, http: ModelHttp | None = None) -> None:
+        self.name = f"{provider}:{model}"
+        self.model = model
+        self.endpoint = endpoint
+        self.price = price_of(model)
+        self.context_window = self.price.context_window if self.price is not None else None
+        self._http = http or ModelHttp()
+        self._owns_http = http is None
+        self._url: URL | None = None
+        self._headers: Mapping[str, str] = {**endpoint.headers, "Content-Type": "application/json"}
+        self._without: frozenset[str] = frozenset()
+
+    @abstractmethod
+    def write(self, request: ModelRequest, without: frozenset[str]) -> dict[str, Any]:
+        """The body of a request, without what was refused."""
+
+    def expect(self, request: ModelRequest, listen: Listener | None) -> Answer:
+        """What takes the answer to a request."""
+        return self.answer(self.name, self.endpoint.check, listen)
+
+    async def respond(self, request: ModelRequest, listen: Listener | None = None) -> ModelTurn:
+        without = self._without
+        body = encode(self.write(request, without))
+        while True:
+            try:
+                return await self._ask(body, request.settings.timeout, self.expect(request, listen))
+            except ModelError as error:
+                conceded = self._concede(error, request, without, body)
+                if conceded is None:
+                    raise
+                word, body = conceded
+                without |= {word}
+                if word not in self.for_once:
+                    self._without |= {word}
+                _log.warning("%s; asking again without %s", error, word)
+
+    async def aclose(self) -> None:
+        if self._owns_http:
+            await self._http.aclose()
+
+    def _concede(
+        self, error: ModelError, request: ModelRequest, without: frozenset[str], body: bytes
+    ) -> tuple[str, bytes] | None:
+        if error.kind not in ("invalid", "not_found") or error.status is None:
+            return None
+        text = str(error).lower()
+        for word, signs in self.concessions.items():
+            if word not in without and any(sign in text for sign in signs):
+                shorter = encode(self.write(request, without | {word}))
+                if shorter != body:
+                    return word, shorter
+        return None
+
+    async def _ask(self, body: bytes, timeout: float, answer: Answer) -> ModelTurn:
+        from toolspace.core.httpfaults import FAULTS
+
+        begun = False
+        try:
+            url = self._url or self._parse_url()
+            response = await self._http.post(url, self._headers, body, timeout)
+            try:
+                if response.status != 200:
+                    raise await self._refusal(response)
+                begun = True
+                await self._read(response, answer)
+            finally:
+                response.close()  # The connection too, unless all was read and it is in the pool again.
+        # `from None`: the errors of aiohttp carry the whole URL.
+        except FAULTS as fault:
+            if answer.finish is None:
+                raise faults.lost(self.name, fault, self._parse_url(), timeout=timeout, begun=begun) from None
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as fault:
+            raise ModelError("broken", f"{self.name}: its answer is not of the form of its API: {fault}") from None
+        if answer.finish is None and not answer.done:
+            raise ModelError("broken", f"{self.name}: its answer broke off before its end")
+        return answer.make(self.name, self.price, len(body))
+
+    async def _read(self, response: aiohttp.ClientResponse, answer: Answer) -> None:
+        content = response.content
+        if response.content_type != "text/event-stream" and await self._is_whole(response, answer):
+            return
+        reader = EventReader()
+        take = answer.take
+        try:
+            while chunk := await content.readany():
+                for data in reader.feed(chunk):
+                    take(data)
+                if answer.done:
+                    await _part(content)
+                    return
+                if answer.finish is not None:
+                    break
+            if answer.finish is None or await _come_to_an_end(content, reader, answer):
+                for data in reader.finish():
+                    take(data)
+        except ValueError as error:
+            if isinstance(error, msgspec.MsgspecError | UnicodeError):
+                raise
+            raise ModelError("invalid", f"{self.name}: its answer cannot be read: {error}") from None
+
+    async def _is_whole(self, response: aiohttp.ClientResponse, answer: Answer) -> bool:
+        """Takes an answer that is one JSON document: some servers do not stream, though asked to."""
+        if response.content_type != "application/json":
+            if response.content_type in ("text/html", "application/xhtml+xml"):
+                raise faults.make(self.name, "not_found", f"a web page is at {self._shown_url()}; check base_url")
+            return False  # Many send events under other names, or none.
+        body = await _read_some(response, MAX_ANSWER)
+        if not body.lstrip().startswith(b"{"):
+            for data in (*(reader := EventReader()).feed(body), *reader.finish()):
+                answer.take(data)
+            return True
+        answer.take(body)
+        answer.done = True
+        return True
+
+    async def _refusal(self, response: aiohttp.ClientResponse) -> ModelError:
+        body = await _read_some(response, _MAX_REFUSAL)
+        headers = {name.lower(): value for name, value in response.headers.items()}
+        if 300 <= response.status < 400:
+            message = f"{self._shown_url()} leads elsewhere; set base_url to where the API is"
+            return faults.make(self.name, "not_found", message, status=response.status)
+        return faults.refused(self.name, response.status, headers, body, check=self.endpoint.check)
+
+    def _parse_url(self) -> URL:
+        from yarl import URL
+
+        if self._url is None:
+            try:
+                self._url = URL(self.endpoint.url)
+            except ValueError as error:
+                raise ModelError("not_found", f"{self.name}: its address is no URL: {error}; check base_url") from None
+            if self._url.scheme not in ("http", "https") or not self._url.raw_host:
+                self._url = None
+                raise ModelError("not_found", f"{self.name}: its address must begin with http:// or https://")
+        return self._url
+
+    def _shown_url(self) -> str:
+        return self.endpoint.url.partition("?")[0]
+
+
+def encode(body: dict[str, Any]) -> bytes:
+    """The bytes of a body. What comes from tools and people may hold characters that UTF-8 cannot carry."""
+    try:
+        return _encoder.encode(body)
+    except UnicodeEncodeError:
+        return _encoder.encode(_valid(body))
+
+
+def _valid(value: Any) -> Any:
+    if isinstance(value, str):
+        return jsontext.valid_text(value)
+    if isinstance(value, dict):
+        fields = cast("dict[str, Any]", value)
+        return {jsontext.valid_text(key): _valid(one) for key, one in fields.items()}
+    if isinstance(value, list | tuple):
+        return [_valid(one) for one in cast("list[Any]", value)]
+    return value
+
+
+async def _read_some(response: aiohttp.ClientResponse, limit: int) -> bytes:
+    body = bytearray()
+    while len(body) <= limit and (chunk := await response.content.readany()):
+        body += chunk
+    return bytes(body[:limit])
+
+
+async def _come_to_an_end(content: aiohttp.StreamReader, reader: EventReader, answer: Answer) -> bool:
+    """Takes what comes after the reason of the end; not for long, as some servers then leave the stream open."""
+    try:
+        async with asyncio.timeout(_LAST_SECONDS):
+            while not answer.done and (chunk := await content.readany()):
+                for data in reader.feed(chunk):
+                    answer.take(data)
+    except TimeoutError:
+        return False
+    if answer.done:
+        await _part(content)
+    return not answer.done
+
+
+async def _part(content: aiohttp.StreamReader) -> None:
+    """Reads on to the end of a stream whose answer is complete, if that comes at once."""
+    if content.at_eof():
+        return
+    try:
+        async with asyncio.timeout(_PARTING_SECONDS):
+            while await content.readany():
+                pass
+    except Exception:  # Whatever it is, the answer is there.
+        return
+
+
+_encoder = msgspec.json.Encoder()

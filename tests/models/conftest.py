@@ -1,0 +1,26 @@
+"""What the tests of models share: a server of the test's own, and a model behind it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tests.models.servers import Loopback
+from toolspace.abc.model import Model
+from toolspace.models.opening import open_model
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Loopback]:
+    async with Loopback().serve() as loopback:
+        yield loopback
+
+
+@pytest.fixture
+async def chat_model(server: Loopback) -> AsyncIterator[Model]:
+    made = open_model(
+        "openai", "gpt-4.1", base_url=f"{server.url}/v1", api_key="sk-secret-1234567890", environ={}, retries=0
+    )
+    yield made
+    await made.aclose()

@@ -1,0 +1,309 @@
+"""A server of one test's own that speaks HTTP by hand, and the formats of the model providers, byte for byte."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+
+class Asked:
+    """One request as it came."""
+
+    def __init__(self, method: str, path: str, headers: dict[str, str], body: bytes) -> None:
+        self.method = method
+        self.path = path
+        self.headers = headers
+        self.body = body
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+Reply = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+class Loopback:
+    """Answers each request with the next reply; the last one again and again."""
+
+    def __init__(self) -> None:
+        self.asked: list[Asked] = []
+        self.replies: list[Reply] = []
+        self.connections = 0
+        self.came = asyncio.Event()
+        """A request is there."""
+        self.hung_up = asyncio.Event()
+        """A client went away without its answer."""
+        self.url = ""
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def reply(self, *replies: Reply) -> None:
+        self.replies = list(replies)
+
+    @contextlib.asynccontextmanager
+    async def serve(self) -> AsyncIterator[Loopback]:
+        server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
+        self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        try:
+            yield self
+        finally:
+            server.close()
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        self.connections += 1
+        try:
+            while await self._answer(reader, writer):
+                pass
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            writer.close()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        try:
+            head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+        except asyncio.IncompleteReadError:
+            return False
+        first, *lines = head.split("\r\n")
+        method, path, _ = first.split(" ")
+        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines if line)}
+        if "chunked" in headers.get("transfer-encoding", ""):
+            body = b""
+            while size := int(await reader.readline(), 16):
+                body += (await reader.readexactly(size + 2))[:-2]
+            await reader.readline()
+        else:
+            body = await reader.readexactly(int(headers.get("content-length", 0)))
+        self.asked.append(Asked(method, path, headers, body))
+        reply = self.replies.pop(0) if len(self.replies) > 1 else self.replies[0]
+        self.came.set()
+        await reply(reader, writer)
+        return not writer.is_closing()
+
+    async def silence(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Takes the request, and never answers."""
+        await reader.read()  # The client sends nothing while it waits: this ends when it hangs up.
+        self.hung_up.set()
+        writer.close()
+
+
+def stream(body: bytes, *, split: int = 0, kind: str = "text/event-stream", end: bool = True) -> Reply:
+    """An answer in chunks, of `split` bytes each; without an `end` the connection breaks off in the middle."""
+
+    async def write(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(f"HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\nTransfer-Encoding: chunked\r\n\r\n".encode())
+        pieces = [body[at : at + split] for at in range(0, len(body), split)] if split else [body]
+        for piece in filter(None, pieces):
+            writer.write(f"{len(piece):x}\r\n".encode() + piece + b"\r\n")
+            await writer.drain()
+            if split:
+                await asyncio.sleep(0)
+        if not end:
+            writer.close()
+            return
+        writer.write(b"0\r\n\r\n")
+        await writer.drain()
+
+    return write
+
+
+def status(code: int, body: object = b"", **headers: str) -> Reply:
+    """An answer with another status, and a body in the provider's form."""
+
+    async def write(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        kind = "application/octet-stream" if isinstance(body, bytes) else "application/json"
+        lines = {"content-type": kind, "content-length": str(len(data)), **headers}
+        head = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in lines.items())
+        writer.write(f"HTTP/1.1 {code} Whatever\r\n{head}\r\n".encode() + data)
+        await writer.drain()
+
+    return write
+
+
+async def hangs_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """A server that closes the connection without a word."""
+    writer.close()
+
+
+def events(*data: object, named: bool = False) -> bytes:
+    """Server-sent events; `named` as Anthropic and the responses API send them."""
+    lines: list[str] = []
+    for one in data:
+        text = one if isinstance(one, str) else json.dumps(one, ensure_ascii=False, separators=(",", ":"))
+        if named and isinstance(one, dict):
+            lines.append(f"event: {one['type']}\n")
+        lines.append(f"data: {text}\n\n")
+    return "".join(lines).encode()
+
+
+# OpenAI, chat completions
+
+
+def chunk(delta: dict[str, Any] | None = None, finish: str | None = None, **more: Any) -> dict[str, Any]:
+    return {
+        "id": "chatcmpl-123",
+        "object": "chat.completion.chunk",
+        "created": 1_760_000_000,
+        "model": "gpt-4.1-2025-04-14",
+        "system_fingerprint": "fp_1",
+        "choices": [{"index": 0, "delta": delta or {}, "logprobs": None, "finish_reason": finish}],
+        **more,
+    }
+
+
+def called(index: int, *, id: str | None = None, name: str | None = None, arguments: str = "") -> dict[str, Any]:
+    call: dict[str, Any] = {"index": index, "function": {"arguments": arguments}}
+    if id is not None:
+        call |= {"id": id, "type": "function"}
+        call["function"] = {"name": name, "arguments": arguments}
+    return {"tool_calls": [call]}
+
+
+USED = {
+    "prompt_tokens": 1000,
+    "completion_tokens": 50,
+    "total_tokens": 1050,
+    "prompt_tokens_details": {"cached_tokens": 400, "audio_tokens": 0},
+    "completion_tokens_details": {"reasoning_tokens": 10},
+}
+
+
+def completion(*deltas: dict[str, Any], finish: str = "stop") -> bytes:
+    """A whole chat completion as OpenAI streams it."""
+    return events(
+        chunk({"role": "assistant", "content": "", "refusal": None}),
+        *(chunk(delta) for delta in deltas),
+        chunk({}, finish),
+        {**chunk(), "choices": [], "usage": USED},
+        "[DONE]",
+    )
+
+
+def said(*words: str) -> bytes:
+    return completion(*({"content": word} for word in words))
+
+
+# OpenAI, responses
+
+
+def response(*items: tuple[dict[str, Any], list[dict[str, Any]]], status: str = "completed", **more: Any) -> bytes:
+    """A whole response. Each item is given as it is at its end, with the deltas that lead there."""
+    whole = {"id": "resp_1", "object": "response", "status": "in_progress", "output": [], "error": None}
+    sent: list[dict[str, Any]] = [
+        {"type": "response.created", "response": whole},
+        {"type": "response.in_progress", "response": whole},
+    ]
+    for place, (item, deltas) in enumerate(items):
+        begun = {**item, "status": "in_progress"}
+        if "arguments" in begun:
+            begun["arguments"] = ""
+        sent.append({"type": "response.output_item.added", "output_index": place, "item": begun})
+        sent.extend({"output_index": place, "item_id": item["id"], **delta} for delta in deltas)
+        sent.append({"type": "response.output_item.done", "output_index": place, "item": item})
+    usage = {
+        "input_tokens": 1000,
+        "input_tokens_details": {"cached_tokens": 400},
+        "output_tokens": 50,
+        "output_tokens_details": {"reasoning_tokens": 10},
+        "total_tokens": 1050,
+    }
+    output = [item for item, _ in items]
+    sent.append(
+        {
+            "type": f"response.{status}",
+            "response": {**whole, "status": status, "output": output, "usage": usage, **more},
+        }
+    )
+    return events(*({**one, "sequence_number": number} for number, one in enumerate(sent)), named=True)
+
+
+# Anthropic
+
+
+def message(*blocks: tuple[dict[str, Any], list[dict[str, Any]]], stop: str = "end_turn") -> bytes:
+    """A whole message. Each block is given as it begins, with its deltas."""
+    begun = {
+        "id": "msg_1",
+        "type": "message",
+        "role": "assistant",
+        "model": "claude-sonnet-4-5-20250929",
+        "content": [],
+        "stop_reason": None,
+        "stop_sequence": None,
+        "usage": {
+            "input_tokens": 100,
+            "cache_creation_input_tokens": 300,
+            "cache_read_input_tokens": 600,
+            "output_tokens": 1,
+        },
+    }
+    sent: list[dict[str, Any]] = [{"type": "message_start", "message": begun}, {"type": "ping"}]
+    for place, (block, deltas) in enumerate(blocks):
+        sent.append({"type": "content_block_start", "index": place, "content_block": block})
+        sent.extend({"type": "content_block_delta", "index": place, "delta": delta} for delta in deltas)
+        sent.append({"type": "content_block_stop", "index": place})
+    sent.append(
+        {
+            "type": "message_delta",
+            "delta": {"stop_reason": stop, "stop_sequence": None},
+            "usage": {"output_tokens": 50},
+        }
+    )
+    sent.append({"type": "message_stop"})
+    return events(*sent, named=True)
+
+
+def text_block(*words: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    return {"type": "text", "text": ""}, [{"type": "text_delta", "text": word} for word in words]
+
+
+def use_block(id: str, name: str, *pieces: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    begun = {"type": "tool_use", "id": id, "name": name, "input": {}}
+    return begun, [{"type": "input_json_delta", "partial_json": piece} for piece in pieces]
+
+
+def thought_block(*words: str, signature: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    deltas: list[dict[str, Any]] = [{"type": "thinking_delta", "thinking": word} for word in words]
+    return {"type": "thinking", "thinking": "", "signature": ""}, [
+        *deltas,
+        {"type": "signature_delta", "signature": signature},
+    ]
+
+
+# Google
+
+
+def generated(*parts: dict[str, Any], finish: str | None = "STOP", one_each: bool = True) -> bytes:
+    """A whole answer: a chunk for each part, the last with the reason of its end."""
+    chunks: list[dict[str, Any]] = []
+    for number, part in enumerate(parts):
+        candidate: dict[str, Any] = {"content": {"parts": [part], "role": "model"}, "index": 0}
+        if finish is not None and number == len(parts) - 1:
+            candidate["finishReason"] = finish
+        chunks.append(
+            {
+                "candidates": [candidate],
+                "usageMetadata": {
+                    "promptTokenCount": 1000,
+                    "candidatesTokenCount": 40,
+                    "thoughtsTokenCount": 10,
+                    "cachedContentTokenCount": 400,
+                    "totalTokenCount": 1050,
+                },
+                "modelVersion": "gemini-2.5-flash",
+                "responseId": "r1",
+            }
+        )
+    # Google ends its lines with CR and LF.
+    return events(*chunks).replace(b"\n", b"\r\n")

@@ -1,0 +1,301 @@
+"""Anthropic's messages API."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from tests.models.asking import ADD, HELLO, hear
+from tests.models.servers import (
+    Loopback,
+    events,
+    message,
+    status,
+    stream,
+    text_block,
+    thought_block,
+    use_block,
+)
+from toolspace import ImagePart
+from toolspace.abc.model import Model
+from toolspace.core.dialogue import (
+    CallAnswer,
+    CallBegan,
+    CallDelta,
+    ModelCall,
+    ModelRequest,
+    ModelSettings,
+    ModelTurn,
+    ResultsTurn,
+    TextDelta,
+    ThinkingDelta,
+    UserTurn,
+)
+from toolspace.errors import ModelError
+from toolspace.models.opening import open_model
+
+KEPT = {"cache_control": {"type": "ephemeral"}}
+
+
+def opened(server: Loopback, name: str = "claude-sonnet-4-5") -> Model:
+    return open_model("anthropic", name, base_url=server.url, api_key="sk-ant-secret-1234567890", environ={}, retries=0)
+
+
+@pytest.fixture
+async def model(server: Loopback) -> AsyncIterator[Model]:
+    made = opened(server)
+    yield made
+    await made.aclose()
+
+
+@pytest.mark.spec("11.7")
+@pytest.mark.parametrize("split", [0, 1, 3])
+async def test_text_and_parallel_calls_are_heard_as_they_are_written(
+    server: Loopback, model: Model, split: int
+) -> None:
+    body = message(
+        text_block("Größe ", "🎉"),
+        use_block("toolu_1", "add", "", '{"a"', ": 1}"),
+        use_block("toolu_2", "now"),
+        stop="tool_use",
+    )
+    server.reply(stream(body, split=split))
+    turn, heard = await hear(model)
+    assert turn.text == "Größe 🎉"
+    assert turn.calls == (ModelCall("toolu_1", "add", '{"a": 1}'), ModelCall("toolu_2", "now", "{}"))
+    assert turn.finish == "tools"
+    assert heard == [
+        TextDelta("Größe "),
+        TextDelta("🎉"),
+        CallBegan(0, "toolu_1", "add"),
+        CallDelta(0, '{"a"'),
+        CallDelta(0, ": 1}"),
+        CallBegan(1, "toolu_2", "now"),
+        CallDelta(1, "{}"),
+    ]
+    usage = turn.usage
+    assert (usage.input_tokens, usage.cached_tokens, usage.output_tokens) == (1000, 600, 50)
+    assert usage.cost == pytest.approx((100 * 3 + 600 * 0.3 + 300 * 3.75 + 50 * 15) / 1e6)
+
+
+async def test_a_request_is_what_the_api_documents(server: Loopback, model: Model) -> None:
+    server.reply(stream(message(text_block("ok"))))
+    settings = ModelSettings(temperature=1.5, max_output_tokens=100)
+    await model.respond(
+        ModelRequest(
+            system="Be brief.", turns=[UserTurn("Hello")], tools=(ADD,), tool_choice="required", settings=settings
+        )
+    )
+    asked = server.asked[0]
+    assert (asked.method, asked.path) == ("POST", "/v1/messages")
+    assert asked.headers["x-api-key"] == "sk-ant-secret-1234567890"
+    assert asked.headers["anthropic-version"] == "2023-06-01"
+    assert asked.json == {
+        "model": "claude-sonnet-4-5",
+        "max_tokens": 100,
+        "stream": True,
+        "system": [{"type": "text", "text": "Be brief.", **KEPT}],
+        "messages": [{"role": "user", "content": [{"type": "text", "text": "Hello", **KEPT}]}],
+        "tools": [{"name": "add", "description": "Adds.", "input_schema": ADD.input_schema, **KEPT}],
+        "tool_choice": {"type": "any"},
+        "temperature": 1.0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "reasoning", "sent"),
+    [
+        ("claude-opus-5-5", "high", {"thinking": {"type": "adaptive", "display": "summarized"}, "effort": "high"}),
+        ("claude-opus-4-6", "low", {"thinking": {"type": "adaptive", "display": "summarized"}, "effort": "low"}),
+        ("claude-haiku-4-5-20251001", "low", {"thinking": {"type": "enabled", "budget_tokens": 2048}}),
+        ("claude-3-7-sonnet-20250219", "medium", {"thinking": {"type": "enabled", "budget_tokens": 8192}}),
+        ("claude-3-5-haiku-latest", "high", {}),
+        ("claude-opus-5-5", "none", {"thinking": {"type": "disabled"}}),
+        ("claude-opus-5-5", None, {}),
+    ],
+)
+async def test_each_generation_is_told_how_much_to_think_in_its_own_words(
+    server: Loopback, name: str, reasoning: str | None, sent: dict[str, Any]
+) -> None:
+    server.reply(stream(message(text_block("ok"))))
+    model = opened(server, name)
+    settings = ModelSettings(reasoning=reasoning, max_output_tokens=1000)
+    await model.respond(ModelRequest(system="", turns=[UserTurn("x")], settings=settings))
+    await model.aclose()
+    body = server.asked[0].json
+    assert body.get("thinking") == sent.get("thinking")
+    assert body.get("output_config", {}).get("effort") == sent.get("effort")
+    assert body["max_tokens"] == 1000 + sent.get("thinking", {}).get("budget_tokens", 0)
+
+
+async def test_thoughts_go_back_sealed_and_in_their_place(server: Loopback, model: Model) -> None:
+    first = message(
+        thought_block("Let me ", "see.", signature="c2VhbA=="),
+        text_block("I look."),
+        ({"type": "redacted_thinking", "data": "b3BhcXVl"}, []),
+        use_block("toolu_1", "add", '{"a":1}'),
+        stop="tool_use",
+    )
+    server.reply(stream(first), stream(message(text_block("2"))))
+    turn, heard = await hear(model)
+    assert heard[:3] == [ThinkingDelta("Let me "), ThinkingDelta("see."), TextDelta("I look.")]
+    turns = [UserTurn("x"), turn, ResultsTurn((CallAnswer("toolu_1", "add", "2"),))]
+    await hear(model, ModelRequest(system="", turns=turns))
+    assert server.asked[1].json["messages"][1]["content"] == [
+        {"type": "thinking", "thinking": "Let me see.", "signature": "c2VhbA=="},
+        {"type": "text", "text": "I look."},
+        {"type": "redacted_thinking", "data": "b3BhcXVl"},
+        {"type": "tool_use", "id": "toolu_1", "name": "add", "input": {"a": 1}},
+    ]
+    # Another model cannot read them.
+    other = opened(server, "claude-opus-5-5")
+    await other.respond(ModelRequest(system="", turns=turns))
+    await other.aclose()
+    assert [one["type"] for one in server.asked[2].json["messages"][1]["content"]] == ["text", "tool_use"]
+
+
+async def test_a_conversation_is_written_so_that_it_is_accepted(server: Loopback, model: Model) -> None:
+    server.reply(stream(message(text_block("ok"))))
+    picture = ImagePart(data="AAAA", mime_type="image/png")
+    odd = ImagePart(data="AAAA", mime_type="image/tiff")
+    turns = [
+        ModelTurn(text="I was here."),
+        UserTurn(" "),
+        UserTurn("look", (picture, odd)),
+        ModelTurn(calls=(ModelCall("call:1", "add", "[1]"), ModelCall("b", "draw", ""))),
+        ResultsTurn(
+            (
+                CallAnswer("call:1", "add", "wrong", is_error=True, media=(picture,)),
+                CallAnswer("b", "draw", "", media=(picture,)),
+            )
+        ),
+        UserTurn("and now?"),
+    ]
+    await model.respond(ModelRequest(system=" ", turns=turns))
+    body = server.asked[0].json
+    assert "system" not in body
+    block = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
+    assert body["messages"] == [
+        {"role": "user", "content": [{"type": "text", "text": "(The conversation began earlier.)"}]},
+        {"role": "assistant", "content": [{"type": "text", "text": "I was here."}]},
+        {"role": "user", "content": [block, {"type": "text", "text": "look\n[image image/tiff, 3 bytes]", **KEPT}]},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "tool_use", "id": "call_3_0", "name": "add", "input": {"_malformed": "[1]"}},
+                {"type": "tool_use", "id": "b", "name": "draw", "input": {}},
+            ],
+        },
+        {
+            "role": "user",
+            "content": [
+                {"type": "tool_result", "tool_use_id": "call_3_0", "is_error": True, "content": "wrong"},
+                {"type": "tool_result", "tool_use_id": "b", "content": [block]},
+                {"type": "text", "text": "and now?", **KEPT},
+            ],
+        },
+    ]
+
+
+@pytest.mark.spec("11.7")
+@pytest.mark.parametrize(
+    ("code", "body", "kind"),
+    [
+        (529, {"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}}, "overloaded"),
+        (429, {"type": "error", "error": {"type": "rate_limit_error", "message": "slow"}}, "rate_limited"),
+        (401, {"type": "error", "error": {"type": "authentication_error", "message": "bad key"}}, "not_permitted"),
+        (
+            400,
+            {"type": "error", "error": {"type": "invalid_request_error", "message": "Your credit balance is too low"}},
+            "not_permitted",
+        ),
+        (404, {"type": "error", "error": {"type": "not_found_error", "message": "model: x"}}, "not_found"),
+        (
+            400,
+            {
+                "type": "error",
+                "error": {"type": "invalid_request_error", "message": "prompt is too long: 210000 tokens > 200000"},
+            },
+            "too_long",
+        ),
+        (413, {"type": "error", "error": {"type": "request_too_large", "message": "too large"}}, "too_long"),
+        (500, {"type": "error", "error": {"type": "api_error", "message": "oops"}}, "unavailable"),
+    ],
+)
+async def test_a_refusal_says_who_acts_next(server: Loopback, model: Model, code: int, body: object, kind: str) -> None:
+    server.reply(status(code, body, retry_after="3"))
+    with pytest.raises(ModelError) as caught:
+        await model.respond(HELLO)
+    assert (caught.value.kind, caught.value.status, caught.value.retry_after) == (kind, code, 3.0)
+
+
+@pytest.mark.parametrize(
+    ("named", "kind"),
+    [("overloaded_error", "overloaded"), ("api_error", "unavailable"), ("rate_limit_error", "rate_limited")],
+)
+async def test_an_error_event_ends_the_answer(server: Loopback, model: Model, named: str, kind: str) -> None:
+    begun = message(text_block("Hel")).partition(b"event: content_block_stop")[0]
+    error = events({"type": "error", "error": {"type": named, "message": "Overloaded"}}, named=True)
+    server.reply(stream(begun + error))
+    with pytest.raises(ModelError, match="Overloaded") as caught:
+        await model.respond(HELLO)
+    assert caught.value.kind == kind
+
+
+@pytest.mark.parametrize("end", [True, False])
+async def test_a_stream_that_breaks_off_is_no_answer(server: Loopback, model: Model, end: bool) -> None:
+    server.reply(stream(message(text_block("Hel")).partition(b"event: content_block_stop")[0], end=end))
+    with pytest.raises(ModelError) as caught:
+        await model.respond(HELLO)
+    assert caught.value.kind == "broken"
+
+
+@pytest.mark.parametrize(
+    ("stop", "finish"),
+    [("refusal", "filter"), ("max_tokens", "length"), ("pause_turn", "other"), ("stop_sequence", "stop")],
+)
+async def test_why_it_stopped_is_told(server: Loopback, model: Model, stop: str, finish: str) -> None:
+    server.reply(stream(message(text_block("hi"), stop=stop)))
+    turn, _ = await hear(model)
+    assert turn.finish == finish
+
+
+async def test_new_kinds_of_events_and_blocks_are_passed_over(server: Loopback, model: Model) -> None:
+    body = message(
+        ({"type": "server_tool_use", "id": "x", "name": "web"}, [{"type": "new_delta", "x": 1}]), text_block("hi")
+    )
+    server.reply(stream(events({"type": "brand_new", "delta": {"type": "what"}}, named=True) + body))
+    turn, _ = await hear(model)
+    assert (turn.text, turn.calls) == ("hi", ())
+
+
+async def test_temperature_that_a_model_no_longer_takes_is_left_out(server: Loopback, model: Model) -> None:
+    error = {"type": "invalid_request_error", "message": "`temperature` is deprecated for this model."}
+    server.reply(status(400, {"type": "error", "error": error}), stream(message(text_block("ok"))))
+    request = ModelRequest(system="", turns=[UserTurn("x")], settings=ModelSettings(temperature=0.3))
+    assert (await model.respond(request)).text == "ok"
+    assert "temperature" not in server.asked[1].json
+
+
+async def test_the_real_sdk_understands_the_server(server: Loopback) -> None:
+    anthropic = pytest.importorskip("anthropic")
+    body = message(
+        thought_block("Hm", signature="c2VhbA=="),
+        text_block("Wait."),
+        use_block("toolu_1", "add", '{"a"', ": 1}"),
+        stop="tool_use",
+    )
+    server.reply(stream(body, split=7))
+    async with (
+        anthropic.AsyncAnthropic(base_url=server.url, api_key="k", max_retries=0) as client,
+        client.messages.stream(
+            model="claude-opus-5-5", max_tokens=100, messages=[{"role": "user", "content": "hi"}]
+        ) as heard,
+    ):
+        whole = await heard.get_final_message()
+    assert [block.type for block in whole.content] == ["thinking", "text", "tool_use"]
+    assert whole.content[2].input == {"a": 1}
+    assert whole.stop_reason == "tool_use"
+    assert whole.usage.cache_read_input_tokens == 600

@@ -1,0 +1,52 @@
+"""docs/models.md tells the truth: its example runs, its configurations load, every provider and error has its line."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from toolspace.config.load import load_config
+from toolspace.errors import ModelErrorKind
+from toolspace.models.images import MODELS
+from toolspace.models.opening import OTHERS, PROVIDERS
+from toolspace.models.prices import AS_OF
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "models.md").read_text()
+
+
+def test_the_example_prints_what_the_page_says() -> None:
+    example = ROOT / "examples" / "scripted_model.py"
+    done = subprocess.run([sys.executable, str(example)], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("They have 21 and 9 degrees.\n")
+    assert "It prints `They have 21 and 9 degrees.`" in PAGE
+
+
+@pytest.mark.parametrize("name", PROVIDERS)
+def test_every_provider_has_its_line(name: str) -> None:
+    provider = PROVIDERS[name]
+    line = next((line for line in PAGE.splitlines() if line.startswith(f"| `{name}`")), "")
+    assert all(f"`{word}`" in line for word in (*provider.keys, *([provider.model] if provider.model else [])))
+    assert not provider.base_variable or f"`{provider.base_variable}`" in PAGE
+
+
+def test_the_others_are_named() -> None:
+    assert all(f"`{name}`" in PAGE for name in (*OTHERS, *MODELS.values()))
+    assert AS_OF in PAGE
+
+
+@pytest.mark.parametrize("kind", get_args(ModelErrorKind))
+def test_every_error_kind_has_its_line(kind: str) -> None:
+    assert f"\n| `{kind}` |" in PAGE
+
+
+def test_every_configuration_loads(tmp_path: Path) -> None:
+    for text in re.findall(r"^```yaml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL):
+        path = tmp_path / "toolspace.yaml"
+        path.write_text(text)
+        assert load_config(path, environ={}).warnings == ()

@@ -1,0 +1,85 @@
+"""Embeddings over HTTP, from a loopback server that speaks OpenAI's format."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from tests.builtin.http_servers import Server, http_server
+from toolspace.errors import ModelError
+from toolspace.models.embeddings import HttpEmbedder
+
+pytestmark = [pytest.mark.spec("9.5")]
+
+Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+async def of_lengths(request: web.Request) -> web.Response:
+    """Vectors that say how long each text is, not in the order of the texts."""
+    texts = json.loads(await request.text())["input"]
+    data = [{"object": "embedding", "index": n, "embedding": [len(text), n]} for n, text in enumerate(texts)]
+    return web.json_response({"object": "list", "data": data[::-1], "model": "small"})
+
+
+def embedder(server: Server, **options: Any) -> HttpEmbedder:
+    return HttpEmbedder("small", api_key="sk-secret", base_url=server.url("/v1/"), **options)
+
+
+async def test_each_text_gets_its_vector_in_the_order_of_the_texts() -> None:
+    async with http_server(of_lengths) as server:
+        made = embedder(server, headers={"x-team": "search"})
+        texts = ["a" * n for n in range(250)]
+        vectors = await made.embed(texts)
+        await made.aclose()
+    assert [vector[0] for vector in vectors] == list(range(250))
+    assert [len(json.loads(seen.body)["input"]) for seen in server.seen] == [100, 100, 50]
+    first = server.seen[0]
+    assert (first.method, first.path, json.loads(first.body)["model"]) == ("POST", "/v1/embeddings", "small")
+    assert (first.headers["authorization"], first.headers["x-team"]) == ("Bearer sk-secret", "search")
+
+
+async def test_nothing_is_asked_for_no_texts() -> None:
+    async with http_server(of_lengths) as server:
+        assert await embedder(server).embed([]) == []
+    assert server.seen == []
+
+
+BAD: list[tuple[int, Any, str]] = [
+    (401, {"error": {"message": "Incorrect API key"}}, "not_permitted"),
+    (429, {"error": {"message": "Slow down"}}, "rate_limited"),
+    (302, {}, "not_found"),
+    (200, {"data": []}, "broken"),
+    (200, {"data": [{"embedding": [1.0]}, {"embedding": [1.0]}]}, "broken"),
+    (200, {"data": [{"embedding": []}]}, "broken"),
+    (200, {"data": [{"embedding": "AAAA"}]}, "broken"),
+    (200, [1], "broken"),
+]
+
+
+@pytest.mark.parametrize(("status", "body", "kind"), BAD)
+async def test_an_answer_that_is_no_good_is_an_error_of_its_kind(status: int, body: Any, kind: str) -> None:
+    async def answer(_: web.Request) -> web.Response:
+        return web.json_response(body, status=status, headers={"location": "/elsewhere"} if status == 302 else None)
+
+    async with http_server(answer) as server:
+        made = embedder(server)
+        with pytest.raises(ModelError) as raised:
+            await made.embed(["text"])
+        await made.aclose()
+    assert raised.value.kind == kind
+    assert "sk-secret" not in str(raised.value)
+    assert len(server.seen) == 1
+
+
+async def test_nobody_at_home_is_an_error_that_may_pass() -> None:
+    async with http_server(of_lengths) as server:
+        pass
+    made = embedder(server)
+    with pytest.raises(ModelError) as raised:
+        await made.embed(["text"])
+    await made.aclose()
+    assert raised.value.kind == "unavailable"

@@ -1,0 +1,148 @@
+"""Conversations as every provider accepts them, and tools as they take them."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from toolspace import Tool
+from toolspace.core.dialogue import CallAnswer, ModelCall, ModelTurn, ResultsTurn, Turn, UserTurn
+from toolspace.models.history import Layout, arguments_of, pieces, settled
+from toolspace.models.toolbox import Toolbox, object_schema
+
+texts = st.sampled_from(["", " ", "a", "b\n", "\x00", "ä"])
+ids = st.sampled_from(["", "x", "y", "toolu_1", "a b", "z" * 80])
+names = st.sampled_from(["add", "", "no such!", "2fa", "n" * 90])
+calls = st.builds(ModelCall, ids, names, st.sampled_from(["", "{}", "{bad", "[1]", '{"a":1}', "null"]))
+answers = st.builds(CallAnswer, ids, names, texts, st.booleans())
+turns = st.one_of(
+    st.builds(UserTurn, texts),
+    st.builds(lambda text, made: ModelTurn(text=text, calls=tuple(made)), texts, st.lists(calls, max_size=4)),
+    st.builds(lambda made: ResultsTurn(tuple(made)), st.lists(answers, max_size=4)),
+)
+
+
+@given(st.lists(turns, max_size=8))
+def test_any_conversation_becomes_one_that_is_accepted(conversation: list[Turn]) -> None:
+    made = settled(conversation)
+    assert isinstance(made[0], UserTurn)
+    assert not isinstance(made[-1], ModelTurn)
+    seen: set[str] = set()
+    for place, turn in enumerate(made):
+        before = made[place - 1] if place else None
+        match turn:
+            case UserTurn():
+                assert turn.text.strip()
+                assert not isinstance(before, UserTurn)
+            case ModelTurn():
+                assert turn.calls or turn.text.strip()
+                for call in turn.calls:
+                    assert re.fullmatch(r"[A-Za-z0-9_-]{1,64}", call.id)
+                    assert re.fullmatch(r"[A-Za-z0-9_-]{1,64}", call.name)
+                    assert call.id not in seen
+                    seen.add(call.id)
+                following = made[place + 1] if place + 1 < len(made) else None
+                assert isinstance(following, ResultsTurn) == bool(turn.calls)
+            case ResultsTurn():
+                assert isinstance(before, ModelTurn)
+                assert [one.id for one in turn.answers] == [call.id for call in before.calls]
+    assert settled(made) == made
+
+
+def test_a_clean_conversation_is_left_as_it_is() -> None:
+    conversation: list[Turn] = [
+        UserTurn("hi"),
+        ModelTurn(calls=(ModelCall("a", "add", "{}"), ModelCall("b", "add", "{}"))),
+        ResultsTurn((CallAnswer("a", "add", "1"), CallAnswer("b", "add", "2"))),
+        ModelTurn(text="ok"),
+        UserTurn("more"),
+    ]
+    assert all(one is other for one, other in zip(settled(conversation), conversation, strict=True))
+
+
+def test_answers_find_their_calls_in_any_order() -> None:
+    asked = ModelTurn(calls=(ModelCall("a", "f", "{}"), ModelCall("b", "g", "{}"), ModelCall("c", "h", "{}")))
+    answered = ResultsTurn((CallAnswer("c", "h", "3"), CallAnswer("stray", "x", "0"), CallAnswer("a", "f", "1")))
+    _, _, results = settled([UserTurn("x"), asked, answered])
+    assert isinstance(results, ResultsTurn)
+    assert [one.text for one in results.answers] == ["1", "(no result: the call was interrupted)", "3"]
+
+
+@pytest.mark.parametrize(
+    ("written", "sent"),
+    [
+        ("", {}),
+        ("{}", {}),
+        ('{"a": 1}', {"a": 1}),
+        ('{"a": 123456789012345678901234567890}', {"a": 123456789012345678901234567890}),
+        ("{bad", {"_malformed": "{bad"}),
+        ("[1]", {"_malformed": "[1]"}),
+        ("[" * 100_000, {"_malformed": "[" * 100_000}),
+        ('{"a": "\ud800"}', {"_malformed": '{"a": "?"}'}),
+    ],
+)
+def test_arguments_go_back_as_an_object(written: str, sent: dict[str, Any]) -> None:
+    assert json.loads(bytes(arguments_of(ModelCall("a", "f", written)))) == sent
+
+
+def test_a_turn_is_said_again_in_its_order() -> None:
+    layout = Layout()
+    layout.text(2)
+    layout.text(1)
+    layout.keep({"type": "seal", "value": "s"})
+    layout.call(0)
+    layout.text(2)
+    layout.call(1)
+    one, two = ModelCall("a", "f", "{}"), ModelCall("b", "g", "{}")
+    turn = ModelTurn(text="abcde", calls=(one, two), thinking=layout.entries, model="m")
+    assert list(pieces(turn, "m")) == ["abc", {"type": "seal", "value": "s"}, one, "de", two]
+    assert list(pieces(turn, "another")) == ["abcde", one, two]
+    # Whoever kept less of it than was said still gets what is left.
+    cut = ModelTurn(text="ab", calls=(two,), thinking=layout.entries, model="m")
+    assert list(pieces(cut, "m")) == ["ab", {"type": "seal", "value": "s"}, two]
+
+
+@pytest.mark.parametrize(
+    ("schema", "made"),
+    [
+        ({"type": "object", "properties": {"a": {}}}, {"type": "object", "properties": {"a": {}}}),
+        ({"type": "object"}, {"type": "object", "properties": {}}),
+        ({}, {"type": "object", "properties": {}}),
+        (
+            {
+                "anyOf": [
+                    {"properties": {"a": {}, "c": {}}, "required": ["a", "c"]},
+                    {"properties": {"b": {}}, "required": ["c"]},
+                ]
+            },
+            {"type": "object", "properties": {"a": {}, "c": {}, "b": {}}, "required": ["c"]},
+        ),
+        (
+            {
+                "type": "object",
+                "properties": {"x": {}},
+                "required": ["x"],
+                "additionalProperties": False,
+                "allOf": [{"properties": {"a": {}}, "required": ["a"]}, True],
+            },
+            {"type": "object", "properties": {"x": {}, "a": {}}, "required": ["x", "a"]},
+        ),
+    ],
+)
+def test_schemas_are_plainly_objects(schema: dict[str, Any], made: dict[str, Any]) -> None:
+    assert object_schema(schema) == made
+
+
+def test_tools_are_encoded_once_for_the_same_tuple() -> None:
+    toolbox = Toolbox("anthropic")
+    tools = (Tool("add", "Adds."),)
+    assert toolbox.encode(tools) is toolbox.encode(tools)
+    assert toolbox.encode(tools, brief=True) is not toolbox.encode(tools)
+    for number in range(40):  # It remembers a few, not all.
+        toolbox.encode((Tool(f"t{number}", ""),))
+    assert toolbox.encode(tools).names == {"add"}

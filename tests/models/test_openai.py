@@ -1,0 +1,271 @@
+"""Answers over OpenAI's chat completions, and from the many servers that speak them in their own way."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.models.asking import hear
+from tests.models.servers import (
+    USED,
+    Loopback,
+    called,
+    chunk,
+    completion,
+    events,
+    said,
+    status,
+    stream,
+)
+from toolspace.abc.model import Model
+from toolspace.core.dialogue import (
+    CallBegan,
+    CallDelta,
+    ModelCall,
+    ModelRequest,
+    TextDelta,
+    ThinkingDelta,
+    UserTurn,
+)
+
+
+@pytest.mark.spec("11.7")
+async def test_an_answer_is_heard_as_it_is_written(server: Loopback, chat_model: Model) -> None:
+    server.reply(stream(said("Hel", "lo, ", "wörld")))
+    turn, heard = await hear(chat_model)
+    assert turn.text == "Hello, wörld"
+    assert heard == [TextDelta("Hel"), TextDelta("lo, "), TextDelta("wörld")]
+    assert (turn.finish, turn.model) == ("stop", "openai:gpt-4.1")
+    usage = turn.usage
+    assert (usage.requests, usage.input_tokens, usage.cached_tokens, usage.output_tokens) == (1, 1000, 400, 50)
+    assert usage.cost == pytest.approx((600 * 2 + 400 * 0.5 + 50 * 8) / 1e6)
+
+
+@pytest.mark.parametrize("split", [1, 2, 3, 7, 64])
+async def test_chunks_may_be_split_anywhere(server: Loopback, chat_model: Model, split: int) -> None:
+    body = completion(
+        {"content": "Größe: 🎉 "},
+        called(0, id="call_a", name="add", arguments=""),
+        called(0, arguments='{"a"'),
+        called(0, arguments=": 1}"),
+        finish="tool_calls",
+    )
+    server.reply(stream(body, split=split))
+    turn, _ = await hear(chat_model)
+    assert turn.text == "Größe: 🎉 "
+    assert turn.calls == (ModelCall("call_a", "add", '{"a": 1}'),)
+    assert turn.finish == "tools"
+
+
+@pytest.mark.spec("11.7")
+async def test_parallel_calls_may_come_interleaved(server: Loopback, chat_model: Model) -> None:
+    server.reply(
+        stream(
+            completion(
+                called(0, id="call_a", name="add", arguments=""),
+                called(1, id="call_b", name="mul", arguments='{"x"'),
+                called(0, arguments='{"a":'),
+                called(1, arguments=":2}"),
+                called(0, arguments="1}"),
+                finish="tool_calls",
+            )
+        )
+    )
+    turn, heard = await hear(chat_model)
+    assert turn.calls == (ModelCall("call_a", "add", '{"a":1}'), ModelCall("call_b", "mul", '{"x":2}'))
+    assert heard == [
+        CallBegan(0, "call_a", "add"),
+        CallBegan(1, "call_b", "mul"),
+        CallDelta(1, '{"x"'),
+        CallDelta(0, '{"a":'),
+        CallDelta(1, ":2}"),
+        CallDelta(0, "1}"),
+    ]
+
+
+def delta(**fields: Any) -> dict[str, Any]:
+    return {"choices": [{"delta": fields}]}
+
+
+@pytest.mark.parametrize(
+    ("sent", "calls"),
+    [
+        pytest.param(
+            [
+                delta(tool_calls=[{"id": "a", "function": {"name": "f", "arguments": '{"x":'}}]),
+                delta(tool_calls=[{"function": {"arguments": "1}"}}]),
+                delta(tool_calls=[{"id": "b", "function": {"name": "g", "arguments": "{}"}}]),
+            ],
+            [("a", "f", '{"x":1}'), ("b", "g", "{}")],
+            id="no index",
+        ),
+        pytest.param(
+            [
+                delta(tool_calls=[{"function": {"name": "f", "arguments": '{"x":1}'}}]),
+                delta(tool_calls=[{"function": {"name": "g", "arguments": "{}"}}]),
+            ],
+            [("call_0", "f", '{"x":1}'), ("call_1", "g", "{}")],
+            id="neither index nor id",
+        ),
+        pytest.param(
+            [delta(tool_calls=[{"index": 0, "id": "a", "function": {"name": "f", "arguments": {"x": 1}}}])],
+            [("a", "f", '{"x":1}')],
+            id="arguments as an object",
+        ),
+        pytest.param(
+            [
+                delta(tool_calls=[{"index": 0, "id": "a", "function": {"name": "f", "arguments": "{}"}}]),
+                delta(tool_calls=[{"index": 0, "id": "b", "function": {"name": "g", "arguments": "{}"}}]),
+            ],
+            [("a", "f", "{}"), ("b", "g", "{}")],
+            id="all under one index",
+        ),
+        pytest.param(
+            [
+                delta(tool_calls=[{"index": 0, "id": "x", "function": {"name": "f", "arguments": "{}"}}]),
+                delta(tool_calls=[{"index": 1, "id": "x", "function": {"name": "g", "arguments": "{}"}}]),
+            ],
+            [("x", "f", "{}"), ("x_1", "g", "{}")],
+            id="all under one id",
+        ),
+        pytest.param(
+            [
+                delta(tool_calls=[{"index": 0, "id": "a", "function": {"name": None, "arguments": '{"x"'}}]),
+                delta(tool_calls=[{"index": 0, "function": {"name": "f", "arguments": ":1}"}}]),
+            ],
+            [("a", "f", '{"x":1}')],
+            id="name after the arguments",
+        ),
+        pytest.param(
+            [
+                delta(tool_calls=[{"index": 0, "id": "a", "function": {"name": "f", "arguments": '{"x"'}}]),
+                delta(tool_calls=[{"index": 0, "id": "a", "function": {"name": "f", "arguments": ":1}"}}]),
+            ],
+            [("a", "f", '{"x":1}')],
+            id="id and name in every chunk",
+        ),
+        pytest.param(
+            [
+                delta(tool_calls=[{"index": "0", "id": "a", "function": {"name": "f", "arguments": None}}]),
+                delta(tool_calls=[{"index": 0, "id": "", "function": {"name": "", "arguments": "{}"}}]),
+            ],
+            [("a", "f", "{}")],
+            id="numbers as texts, empty texts for nothing",
+        ),
+        pytest.param(
+            [delta(function_call={"name": "f", "arguments": '{"x"'}), delta(function_call={"arguments": ":1}"})],
+            [("call_0", "f", '{"x":1}')],
+            id="function_call of old",
+        ),
+    ],
+)
+async def test_calls_are_put_together_however_a_server_writes_them(
+    server: Loopback, chat_model: Model, sent: list[Any], calls: list[tuple[str, str, str]]
+) -> None:
+    server.reply(stream(events(*sent, "[DONE]")))
+    turn, heard = await hear(chat_model)
+    assert [(one.id, one.name, one.arguments) for one in turn.calls] == calls
+    assert turn.finish == "tools"
+    began = [part for part in heard if isinstance(part, CallBegan)]
+    assert [(part.id, part.name) for part in began] == [(id, name) for id, name, _ in calls]
+
+
+async def test_malformed_arguments_are_given_as_they_came(server: Loopback, chat_model: Model) -> None:
+    server.reply(stream(completion(called(0, id="a", name="add", arguments='{"a": '), finish="tool_calls")))
+    turn, _ = await hear(chat_model)
+    assert turn.calls == (ModelCall("a", "add", '{"a": '),)
+
+
+@pytest.mark.parametrize(
+    ("body", "finish"),
+    [
+        pytest.param(events(delta(content="hi"), "[DONE]"), "other", id="no reason"),
+        pytest.param(events(chunk({"content": "hi"}, "stop")), "stop", id="no DONE"),
+        pytest.param(events(chunk({"content": "hi"}, "stop"), "[DONE]").rstrip(), "stop", id="no last line"),
+        pytest.param(b"\xef\xbb\xbf" + said("hi").replace(b"\n", b"\r\n"), "stop", id="byte order mark and CRLF"),
+        pytest.param(said("hi").replace(b"\n", b"\r"), "stop", id="CR"),
+        pytest.param(b": OPENROUTER PROCESSING\n\n" * 3 + b":\n" + said("hi"), "stop", id="comments"),
+        pytest.param(b"id: 1\nretry: 10\nevent: x\n" + said("hi").replace(b"data: ", b"data:"), "stop", id="fields"),
+        pytest.param(events(chunk({"content": "hi"}, "length"), "[DONE]"), "length", id="length"),
+        pytest.param(events(chunk({"content": "hi"}, "content_filter"), "[DONE]"), "filter", id="content filter"),
+        pytest.param(events(chunk({"refusal": "hi"}, "stop"), "[DONE]"), "filter", id="refusal"),
+        pytest.param(events(chunk({"content": [{"type": "text", "text": "hi"}]}, "stop")), "stop", id="parts"),
+        pytest.param(events({"choices": []}, chunk({"content": "hi"}, "stop"), ""), "stop", id="empty events"),
+    ],
+)
+async def test_servers_may_leave_out_what_is_not_needed(
+    server: Loopback, chat_model: Model, body: bytes, finish: str
+) -> None:
+    server.reply(stream(body))
+    turn, _ = await hear(chat_model)
+    assert (turn.text, turn.finish) == ("hi", finish)
+
+
+async def test_what_a_model_thinks_is_heard_apart(server: Loopback, chat_model: Model) -> None:
+    sent = [chunk({"reasoning_content": "Hm"}), chunk({"reasoning": "m."}), chunk({"content": "Yes"}, "stop")]
+    server.reply(stream(events(*sent)))
+    turn, heard = await hear(chat_model)
+    assert turn.text == "Yes"
+    assert heard == [ThinkingDelta("Hm"), ThinkingDelta("m."), TextDelta("Yes")]
+    assert turn.thinking == ()
+
+
+async def test_usage_is_estimated_where_a_server_says_nothing_of_it(server: Loopback, chat_model: Model) -> None:
+    server.reply(stream(events(chunk({"content": "word " * 100}, "stop"))))
+    turn, _ = await hear(chat_model, ModelRequest(system="long " * 1000, turns=[UserTurn("x")]))
+    assert 50 < turn.usage.output_tokens < 200
+    assert 1000 < turn.usage.input_tokens < 2500
+
+
+async def test_an_answer_in_one_piece_is_taken(server: Loopback, chat_model: Model) -> None:
+    whole = {
+        "id": "chatcmpl-1",
+        "object": "chat.completion",
+        "choices": [
+            {
+                "index": 0,
+                "message": {
+                    "role": "assistant",
+                    "content": "Wait.",
+                    "tool_calls": [{"id": "a", "type": "function", "function": {"name": "add", "arguments": "{}"}}],
+                },
+                "finish_reason": "tool_calls",
+            }
+        ],
+        "usage": USED,
+    }
+    server.reply(status(200, whole))
+    turn, _ = await hear(chat_model)
+    assert (turn.text, turn.calls, turn.finish) == ("Wait.", (ModelCall("a", "add", "{}"),), "tools")
+    assert turn.usage.input_tokens == 1000
+
+
+async def test_the_real_sdk_understands_the_server(server: Loopback) -> None:
+    openai = pytest.importorskip("openai")
+    body = completion(
+        {"content": "Wait. "},
+        called(0, id="call_a", name="add", arguments=""),
+        called(1, id="call_b", name="mul", arguments='{"x"'),
+        called(0, arguments='{"a":1}'),
+        called(1, arguments=":2}"),
+        finish="tool_calls",
+    )
+    server.reply(stream(body, split=5))
+    async with (
+        openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="k", max_retries=0) as client,
+        client.chat.completions.stream(
+            model="gpt-4.1",
+            messages=[{"role": "user", "content": "hi"}],
+            stream_options={"include_usage": True},
+        ) as heard,
+    ):
+        whole = await heard.get_final_completion()
+    message = whole.choices[0].message
+    assert message.content == "Wait. "
+    assert [(one.id, json.loads(one.function.arguments)) for one in message.tool_calls] == [
+        ("call_a", {"a": 1}),
+        ("call_b", {"x": 2}),
+    ]
+    assert whole.usage.prompt_tokens == 1000

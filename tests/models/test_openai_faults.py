@@ -1,0 +1,176 @@
+"""What goes wrong between a model and its listener."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.models.asking import HELLO, hear
+from tests.models.servers import (
+    Loopback,
+    chunk,
+    events,
+    hangs_up,
+    status,
+    stream,
+)
+from toolspace.abc.model import Model
+from toolspace.core.dialogue import (
+    ModelRequest,
+    ModelSettings,
+    UserTurn,
+)
+from toolspace.errors import ModelError
+from toolspace.models.opening import open_model
+
+REFUSALS = [
+    (401, {"error": {"message": "Incorrect API key provided", "code": "invalid_api_key"}}, "not_permitted"),
+    (403, {"error": {"message": "Country not supported"}}, "not_permitted"),
+    (404, {"error": {"message": "The model `x` does not exist", "code": "model_not_found"}}, "not_found"),
+    (400, {"error": {"message": "Invalid schema", "type": "invalid_request_error"}}, "invalid"),
+    (422, {"detail": [{"msg": "field required"}]}, "invalid"),
+    (
+        400,
+        {
+            "error": {
+                "message": "This model's maximum context length is 8192 tokens.",
+                "code": "context_length_exceeded",
+            }
+        },
+        "too_long",
+    ),
+    (413, b"<html>", "too_long"),
+    (429, {"error": {"message": "Rate limit reached", "code": "rate_limit_exceeded"}}, "rate_limited"),
+    (
+        429,
+        {"error": {"message": "You exceeded your current quota", "code": "insufficient_quota"}},
+        "not_permitted",
+    ),
+    (402, {"error": {"message": "Insufficient Balance"}}, "not_permitted"),
+    (500, {"error": {"message": "The server had an error", "type": "server_error"}}, "unavailable"),
+    (502, b"<html>Bad gateway</html>", "unavailable"),
+    (503, {"error": {"message": "overloaded"}}, "overloaded"),
+    (529, {"error": {"type": "overloaded_error", "message": "Overloaded"}}, "overloaded"),
+    (307, b"", "not_found"),
+]
+
+
+@pytest.mark.parametrize(("code", "body", "kind"), REFUSALS)
+async def test_a_refusal_says_who_acts_next(
+    server: Loopback, chat_model: Model, code: int, body: object, kind: str
+) -> None:
+    server.reply(status(code, body))
+    with pytest.raises(ModelError) as caught:
+        await chat_model.respond(HELLO)
+    assert (caught.value.kind, caught.value.status) == (kind, code)
+    assert str(caught.value).startswith("openai:gpt-4.1: ")
+    assert "sk-secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [({"retry_after": "7"}, 7.0), ({"retry_after_ms": "250"}, 0.25), ({"retry_after": "soon"}, None), ({}, None)],
+)
+async def test_how_long_to_wait_is_what_the_provider_asks(
+    server: Loopback, chat_model: Model, headers: dict[str, str], seconds: float | None
+) -> None:
+    server.reply(status(429, {"error": {"message": "slow down"}}, **headers))
+    with pytest.raises(ModelError) as caught:
+        await chat_model.respond(HELLO)
+    assert caught.value.retry_after == seconds
+
+
+async def test_an_error_in_the_middle_of_a_stream_is_an_error(server: Loopback, chat_model: Model) -> None:
+    server.reply(stream(events(chunk({"content": "Hel"}), {"error": {"message": "Overloaded", "code": 529}})))
+    with pytest.raises(ModelError, match="Overloaded") as caught:
+        await chat_model.respond(HELLO)
+    assert caught.value.kind == "overloaded"
+
+
+@pytest.mark.spec("11.7")
+@pytest.mark.parametrize("end", [True, False], ids=["ended", "cut off"])
+async def test_a_stream_that_breaks_off_is_no_answer(server: Loopback, chat_model: Model, end: bool) -> None:
+    server.reply(stream(events(chunk({"content": "Hel"}), chunk({"content": "lo"})), end=end))
+    with pytest.raises(ModelError) as caught:
+        await chat_model.respond(HELLO)
+    assert caught.value.kind == "broken"
+    assert caught.value.passing
+
+
+async def test_a_stream_cut_off_after_the_reason_of_its_end_is_an_answer(server: Loopback, chat_model: Model) -> None:
+    server.reply(stream(events(chunk({"content": "Hello"}, "stop")), end=False))
+    turn, _ = await hear(chat_model)
+    assert turn.text == "Hello"
+
+
+@pytest.mark.parametrize("body", [b"data: {bad\n\n", b'data: {"choices": 3}\n\n', b"data: \xff\n\n", b"data: [[[\n\n"])
+async def test_events_that_make_no_sense_are_an_error(server: Loopback, chat_model: Model, body: bytes) -> None:
+    server.reply(stream(body))
+    with pytest.raises(ModelError) as caught:
+        await chat_model.respond(HELLO)
+    assert caught.value.kind == "broken"
+
+
+async def test_a_web_page_in_place_of_an_answer_is_explained(server: Loopback, chat_model: Model) -> None:
+    server.reply(stream(b"<!doctype html><title>Welcome</title>", kind="text/html"))
+    with pytest.raises(ModelError, match="check base_url") as caught:
+        await chat_model.respond(HELLO)
+    assert caught.value.kind == "not_found"
+
+
+async def test_a_server_that_hangs_up_or_is_not_there_is_unavailable(server: Loopback, chat_model: Model) -> None:
+    server.reply(hangs_up)
+    with pytest.raises(ModelError, match="closed the connection") as caught:
+        await chat_model.respond(HELLO)
+    assert caught.value.kind == "unavailable"
+    nobody = open_model("openai", "x", base_url="http://127.0.0.1:1/v1", api_key="k", environ={}, retries=0)
+    with pytest.raises(ModelError, match=r"cannot connect to 127\.0\.0\.1:1") as caught:
+        await nobody.respond(HELLO)
+    assert caught.value.kind == "unavailable"
+    await nobody.aclose()
+
+
+@pytest.mark.spec("11.7")
+async def test_cancelling_closes_the_connection(server: Loopback, chat_model: Model) -> None:
+    server.reply(server.silence)
+    asking = asyncio.create_task(chat_model.respond(HELLO))
+    async with asyncio.timeout(10):
+        await server.came.wait()
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        await server.hung_up.wait()
+
+
+async def test_a_slow_answer_is_given_up_in_time(server: Loopback, chat_model: Model) -> None:
+    server.reply(server.silence)
+    request = ModelRequest(system="", turns=[UserTurn("x")], settings=ModelSettings(timeout=0.05))
+    with pytest.raises(ModelError, match=r"no answer within 0.05 s") as caught:
+        await chat_model.respond(request)
+    assert caught.value.kind == "unavailable"
+
+
+async def test_a_stream_that_is_left_open_after_its_end_is_not_waited_for(
+    server: Loopback, chat_model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("toolspace.models.streaming._LAST_SECONDS", 0.05)
+
+    async def left_open(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        body = events(chunk({"content": "Hello"}, "stop"))
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n" + body)
+        await server.silence(reader, writer)
+
+    server.reply(left_open)
+    async with asyncio.timeout(10):
+        turn, _ = await hear(chat_model)
+        await server.hung_up.wait()
+    assert (turn.text, turn.finish) == ("Hello", "stop")
+
+
+async def test_answers_are_bounded(server: Loopback, chat_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("toolspace.models.streaming.MAX_ANSWER", 10_000)
+    server.reply(stream(events(*[chunk({"content": "x" * 1000})] * 20)))
+    with pytest.raises(ModelError, match="more than") as caught:
+        await chat_model.respond(HELLO)
+    assert not caught.value.passing

@@ -1,0 +1,192 @@
+"""How requests are written for OpenAI's chat completions."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.models.asking import ADD, HELLO, hear
+from tests.models.servers import (
+    Loopback,
+    called,
+    chunk,
+    events,
+    said,
+    status,
+    stream,
+)
+from toolspace import ImagePart, Tool
+from toolspace.abc.model import Model
+from toolspace.core.dialogue import (
+    CallAnswer,
+    ModelCall,
+    ModelRequest,
+    ModelSettings,
+    ModelTurn,
+    ResultsTurn,
+    UserTurn,
+)
+from toolspace.errors import ModelError
+
+
+async def test_a_request_is_what_the_api_documents(server: Loopback, chat_model: Model) -> None:
+    server.reply(stream(said("ok")))
+    settings = ModelSettings(temperature=0.5, max_output_tokens=100, reasoning="low")
+    await chat_model.respond(
+        ModelRequest(system="Be brief.", turns=[UserTurn("Hello")], tools=(ADD,), tool_choice="add", settings=settings)
+    )
+    asked = server.asked[0]
+    assert (asked.method, asked.path) == ("POST", "/v1/chat/completions")
+    assert asked.headers["authorization"] == "Bearer sk-secret-1234567890"
+    assert asked.json == {
+        "model": "gpt-4.1",
+        "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}],
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "tools": [
+            {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": ADD.input_schema}}
+        ],
+        "tool_choice": {"type": "function", "function": {"name": "add"}},
+        "temperature": 0.5,
+        "max_tokens": 100,
+        "reasoning_effort": "low",
+    }
+
+
+async def test_thoughts_before_a_call_go_back_with_it(server: Loopback, chat_model: Model) -> None:
+    sent = [chunk({"reasoning_content": "Hm"}), chunk(called(0, id="a", name="add", arguments="{}"), "tool_calls")]
+    server.reply(stream(events(*sent)), stream(said("ok")))
+    turn, _ = await hear(chat_model)
+    await hear(
+        chat_model, ModelRequest(system="", turns=[UserTurn("x"), turn, ResultsTurn((CallAnswer("a", "add", "1"),))])
+    )
+    assert server.asked[1].json["messages"][1] == {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": "a", "type": "function", "function": {"name": "add", "arguments": "{}"}}],
+        "reasoning_content": "Hm",
+    }
+
+
+async def test_connections_are_used_again(server: Loopback, chat_model: Model) -> None:
+    server.reply(stream(said("ok")))
+    for _ in range(5):
+        await chat_model.respond(HELLO)
+    assert server.connections == 1
+
+
+async def test_a_conversation_is_written_so_that_it_is_accepted(server: Loopback, chat_model: Model) -> None:
+    server.reply(stream(said("ok")))
+    turns = [
+        UserTurn("one"),
+        UserTurn("two"),
+        ModelTurn(),
+        ModelTurn(
+            text=" ",
+            calls=(
+                ModelCall("a", "add", "{bad"),
+                ModelCall("a", "no such tool!", ""),
+                ModelCall("", "add", '{"a":1}'),
+            ),
+        ),
+        ResultsTurn((CallAnswer("a", "add", "bad"), CallAnswer("a", "no such tool!", "none"))),
+        UserTurn("\n"),
+        ModelTurn(text="done"),
+    ]
+    await chat_model.respond(ModelRequest(system="", turns=turns))
+    sent = server.asked[0].json["messages"]
+    ids = ["a", "call_3_1", "call_3_2"]
+    assert sent == [
+        {"role": "user", "content": "one\n\ntwo"},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [
+                {"id": ids[0], "type": "function", "function": {"name": "add", "arguments": '{"_malformed":"{bad"}'}},
+                {"id": ids[1], "type": "function", "function": {"name": "no_such_tool_", "arguments": "{}"}},
+                {"id": ids[2], "type": "function", "function": {"name": "add", "arguments": '{"a":1}'}},
+            ],
+        },
+        {"role": "tool", "tool_call_id": ids[0], "content": "bad"},
+        {"role": "tool", "tool_call_id": ids[1], "content": "none"},
+        {"role": "tool", "tool_call_id": ids[2], "content": "(no result: the call was interrupted)"},
+        {"role": "assistant", "content": "done"},
+        {"role": "user", "content": "(Go on.)"},
+    ]
+
+
+async def test_pictures_in_results_are_shown_in_the_next_message(server: Loopback, chat_model: Model) -> None:
+    server.reply(stream(said("ok")))
+    picture = ImagePart(data="AAAA", mime_type="image/png")
+    turns = [
+        UserTurn("draw"),
+        ModelTurn(calls=(ModelCall("a", "draw", "{}"), ModelCall("b", "add", "{}"))),
+        ResultsTurn((CallAnswer("a", "draw", "[image]", media=(picture,)), CallAnswer("b", "add", "2"))),
+        UserTurn("well?"),
+    ]
+    await chat_model.respond(ModelRequest(system="", turns=turns))
+    assert [one["role"] for one in server.asked[0].json["messages"]] == ["user", "assistant", "tool", "tool", "user"]
+    assert server.asked[0].json["messages"][-1]["content"] == [
+        {"type": "text", "text": "From the result of draw:"},
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}},
+        {"type": "text", "text": "well?"},
+    ]
+
+
+async def test_lone_surrogates_and_nul_do_not_stop_a_request(server: Loopback, chat_model: Model) -> None:
+    server.reply(stream(said("ok")))
+    await chat_model.respond(ModelRequest(system="a\udc80b", turns=[UserTurn("nul \0 and \ud800")], tools=(ADD,)))
+    sent = server.asked[0].json
+    assert sent["messages"][0]["content"] == "a?b"
+    assert sent["messages"][1]["content"] == "nul \0 and ?"
+    assert sent["tools"][0]["function"]["name"] == "add"
+
+
+async def test_large_requests_are_sent(server: Loopback, chat_model: Model) -> None:
+    server.reply(stream(said("ok")))
+    await chat_model.respond(ModelRequest(system="x" * 3_000_000, turns=[UserTurn("hi")]))
+    assert len(server.asked[0].body) > 3_000_000
+
+
+@pytest.mark.parametrize(
+    ("message", "gone", "there"),
+    [
+        ("Unsupported value: 'temperature' does not support 0.5 with this model.", "temperature", None),
+        (
+            "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens'.",
+            "max_tokens",
+            "max_completion_tokens",
+        ),
+        ("Function tools with reasoning_effort are not supported for gpt-5.6-sol", "reasoning_effort", None),
+        ("Unknown parameter: stream_options", "stream_options", None),
+    ],
+)
+async def test_what_a_model_refuses_by_name_is_left_out_from_then_on(
+    server: Loopback, chat_model: Model, message: str, gone: str, there: str | None
+) -> None:
+    server.reply(status(400, {"error": {"message": message}}), stream(said("ok")))
+    settings = ModelSettings(temperature=0.5, max_output_tokens=100, reasoning="low")
+    request = ModelRequest(system="", turns=[UserTurn("x")], settings=settings)
+    for _ in range(2):
+        turn, _ = await hear(chat_model, request)
+        assert turn.text == "ok"
+    first, *later = [one.json for one in server.asked]
+    assert len(later) == 2
+    assert gone in first
+    assert all(gone not in one and (there is None or there in one) for one in later)
+
+
+async def test_a_refusal_that_names_nothing_that_was_sent_is_final(server: Loopback, chat_model: Model) -> None:
+    server.reply(status(400, {"error": {"message": "temperature is not supported"}}))
+    with pytest.raises(ModelError):
+        await chat_model.respond(HELLO)
+    assert len(server.asked) == 1
+
+
+async def test_tools_are_written_once(server: Loopback, chat_model: Model) -> None:
+    server.reply(stream(said("ok")))
+    tools = (ADD, Tool("mul", "Multiplies.", {"anyOf": [{"required": ["a"], "properties": {"a": {}}}]}))
+    for _ in range(2):
+        await chat_model.respond(ModelRequest(system="", turns=[UserTurn("x")], tools=tools))
+    first, second = (one.json["tools"] for one in server.asked)
+    assert first == second
+    assert first[1]["function"]["parameters"] == {"type": "object", "properties": {"a": {}}, "required": ["a"]}

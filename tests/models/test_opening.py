@@ -1,0 +1,186 @@
+"""Which model a configuration means, where it is, and what to do where its key is missing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from toolspace.abc.model import Model
+from toolspace.core.redact import redact
+from toolspace.errors import ModelError
+from toolspace.models.anthropic import AnthropicModel
+from toolspace.models.google import GoogleModel
+from toolspace.models.openai import OpenAIModel
+from toolspace.models.opening import OTHERS, PROVIDERS, choose, default_model, find_key, open_model, parse_name
+from toolspace.models.prices import price_of
+from toolspace.models.pydantic import PydanticModel
+from toolspace.models.responses import ResponsesModel
+from toolspace.models.retrying import Retrying
+
+
+def inner(model: Model) -> Any:
+    assert isinstance(model, Retrying)
+    return model.model
+
+
+@pytest.mark.spec("11.7")
+@pytest.mark.parametrize(
+    ("provider", "name", "environ", "kind", "url"),
+    [
+        ("openai", "gpt-6-sol", {}, ResponsesModel, "https://api.openai.com/v1/responses"),
+        ("openai-chat", "gpt-4.1", {}, OpenAIModel, "https://api.openai.com/v1/chat/completions"),
+        (
+            "openai",
+            "qwen3",
+            {"OPENAI_BASE_URL": "http://localhost:8000/v1/"},
+            OpenAIModel,
+            "http://localhost:8000/v1/chat/completions",
+        ),
+        ("Anthropic", "claude-opus-5-5", {}, AnthropicModel, "https://api.anthropic.com/v1/messages"),
+        (
+            "anthropic",
+            "claude-opus-5-5",
+            {"ANTHROPIC_BASE_URL": "http://localhost:1/v1"},
+            AnthropicModel,
+            "http://localhost:1/v1/messages",
+        ),
+        (
+            "gemini",
+            "gemini-3.8-flash",
+            {},
+            GoogleModel,
+            "https://generativelanguage.googleapis.com/v1beta/models/gemini-3.8-flash:streamGenerateContent?alt=sse",
+        ),
+        ("groq", "x", {}, OpenAIModel, "https://api.groq.com/openai/v1/chat/completions"),
+        ("ollama", "llama3", {}, OpenAIModel, "http://127.0.0.1:11434/v1/chat/completions"),
+    ],
+)
+def test_each_provider_is_asked_at_its_own_address(
+    provider: str, name: str, environ: dict[str, str], kind: type[Any], url: str
+) -> None:
+    keys = {"OPENAI_API_KEY": "k1", "ANTHROPIC_API_KEY": "k2", "GEMINI_API_KEY": "k3", "GROQ_API_KEY": "k4"}
+    model = inner(open_model(provider, name, environ={**keys, **environ}))
+    assert type(model) is kind
+    assert model.endpoint.url == url
+    assert model.name == f"{provider.lower()}:{name}"
+
+
+@pytest.mark.spec("11.7")
+@pytest.mark.parametrize("provider", [name for name, one in PROVIDERS.items() if one.keys])
+def test_a_missing_key_is_named_with_the_way_out(provider: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        open_model(provider, "some-model", environ={})
+    assert caught.value.kind == "no_key"
+    assert f"set {PROVIDERS[provider].keys[0]} in the environment" in str(caught.value)
+    assert not caught.value.passing
+
+
+def test_a_server_of_ones_own_needs_no_key() -> None:
+    model = inner(open_model("openai", "qwen3", base_url="http://localhost:8000/v1", environ={}))
+    assert model.endpoint.headers == {}
+    assert isinstance(inner(open_model("openai-compatible", "x", base_url="http://h/v1", environ={})), OpenAIModel)
+    bare = inner(open_model(None, "gpt-4.1", base_url="http://h/v1", environ={"OPENAI_API_KEY": "not-for-them"}))
+    assert (bare.name, bare.endpoint.headers) == ("openai-compatible:gpt-4.1", {})
+
+
+def test_keys_are_shown_nowhere() -> None:
+    key = "not-of-a-known-form-4711"
+    model = open_model("openai", "gpt-4.1", environ={"OPENAI_API_KEY": key}, headers={"X-Api-Key": "another-secret-9"})
+    assert key not in repr(inner(model).endpoint)
+    assert redact(f"it said {key} and another-secret-9") == "it said [hidden] and [hidden]"
+
+
+def test_headers_of_the_configuration_go_along() -> None:
+    model = inner(open_model("openai-chat", "x", api_key="k", headers={"X-Team": "blue"}, environ={}))
+    assert model.endpoint.headers == {"Authorization": "Bearer k", "X-Team": "blue"}
+
+
+def test_anthropic_takes_tokens_too() -> None:
+    model = inner(open_model("anthropic", "x", environ={"ANTHROPIC_AUTH_TOKEN": "tok"}))
+    assert model.endpoint.headers == {"Authorization": "Bearer tok", "anthropic-version": "2023-06-01"}
+
+
+@pytest.mark.parametrize("key", ["ab\ncd", "sk-\u200bx", "a\0b"])
+def test_a_key_that_cannot_be_sent_is_refused_without_showing_it(key: str) -> None:
+    with pytest.raises(ModelError, match="'OPENAI_API_KEY' has characters") as caught:
+        open_model("openai", "x", environ={"OPENAI_API_KEY": key})
+    assert key not in str(caught.value)
+    assert inner(open_model("openai-chat", "x", api_key="sk-1\n", environ={})).endpoint.headers == {
+        "Authorization": "Bearer sk-1"
+    }
+
+
+@pytest.mark.parametrize(
+    ("provider", "hint"), [("opnai", 'did you mean "openai"'), ("qqq", "it is one of openai, anthropic, google")]
+)
+def test_an_unknown_provider_is_answered_with_the_nearest(provider: str, hint: str) -> None:
+    with pytest.raises(ModelError, match=hint) as caught:
+        open_model(provider, "x", environ={})
+    assert caught.value.kind == "not_found"
+
+
+@pytest.mark.parametrize("url", ["ftp://h/v1", "localhost:8000", "http://", "http://user:pass@h/v1"])
+def test_an_address_that_is_none_is_refused(url: str) -> None:
+    with pytest.raises(ModelError, match=r"model\.baseUrl"):
+        open_model("openai", "x", base_url=url, api_key="k", environ={})
+    with pytest.raises(ModelError, match="has no address of its own"):
+        open_model("openai-compatible", "x", environ={})
+
+
+@pytest.mark.parametrize("provider", OTHERS)
+def test_all_others_are_asked_through_pydantic_ai(provider: str) -> None:
+    assert isinstance(inner(open_model(provider, "x", environ={})), PydanticModel)
+
+
+@pytest.mark.parametrize(
+    ("environ", "found"),
+    [
+        ({}, None),
+        ({"OPENAI_API_KEY": " "}, None),
+        ({"OPENAI_API_KEY": "k", "ANTHROPIC_API_KEY": "k"}, "openai"),
+        ({"ANTHROPIC_API_KEY": "k"}, "anthropic"),
+        ({"GOOGLE_API_KEY": "k"}, "google"),
+        ({"OPENROUTER_API_KEY": "k"}, "openrouter"),
+    ],
+)
+def test_the_model_of_the_key_that_is_set_is_used(environ: dict[str, str], found: str | None) -> None:
+    chosen = default_model(environ)
+    assert (chosen and chosen[0]) == found
+    if chosen is not None:
+        assert chosen[1] == PROVIDERS[chosen[0]].model
+        assert inner(open_model(None, None, environ=environ)).name == ":".join(chosen)
+
+
+@pytest.mark.parametrize("provider", ["openai", "anthropic", "google"])
+def test_what_the_usual_models_cost_is_known(provider: str) -> None:
+    assert price_of(PROVIDERS[provider].model or "") is not None
+
+
+@pytest.mark.parametrize(
+    ("provider", "name", "chosen"),
+    [
+        ("openai", None, ("openai", PROVIDERS["openai"].model)),
+        (None, "openai:gpt-4.1", ("openai", "gpt-4.1")),
+        (None, "claude-opus-5-5", ("anthropic", "claude-opus-5-5")),
+        (None, "gemini-2.5-flash", ("google", "gemini-2.5-flash")),
+        (None, "llama3:8b", ("mistral", "llama3:8b")),
+        ("ollama", "llama3:8b", ("ollama", "llama3:8b")),
+    ],
+)
+def test_what_a_configuration_leaves_open_is_filled_in(
+    provider: str | None, name: str | None, chosen: tuple[str, str]
+) -> None:
+    assert choose(provider, name, {"MISTRAL_API_KEY": "k"}) == chosen
+
+
+def test_without_any_key_the_way_out_is_told() -> None:
+    with pytest.raises(ModelError, match="set one of OPENAI_API_KEY, ANTHROPIC_API_KEY, GEMINI_API_KEY") as caught:
+        open_model(None, None, environ={})
+    assert caught.value.kind == "no_key"
+
+
+def test_names_with_their_provider_are_understood() -> None:
+    assert parse_name("anthropic:claude-opus-5-5") == ("anthropic", "claude-opus-5-5")
+    assert parse_name("gpt-4.1") == ("", "gpt-4.1")
+    assert find_key("google", {"GOOGLE_API_KEY": "k"}) == ("GOOGLE_API_KEY", "k")

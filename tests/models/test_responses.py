@@ -1,0 +1,187 @@
+"""OpenAI's responses API."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from tests.models.asking import ADD, HELLO, hear
+from tests.models.servers import Loopback, events, response, status, stream
+from toolspace import ImagePart
+from toolspace.abc.model import Model
+from toolspace.core.dialogue import (
+    CallAnswer,
+    CallBegan,
+    CallDelta,
+    ModelCall,
+    ModelRequest,
+    ModelSettings,
+    ResultsTurn,
+    TextDelta,
+    ThinkingDelta,
+    UserTurn,
+)
+from toolspace.errors import ModelError
+from toolspace.models.opening import open_model
+
+SEALED = {"id": "rs_1", "type": "reasoning", "summary": [], "encrypted_content": "c2VhbA=="}
+
+
+def spoken(*words: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    content = [{"type": "output_text", "text": "".join(words), "annotations": []}]
+    item = {"id": "msg_1", "type": "message", "role": "assistant", "status": "completed", "content": content}
+    deltas = [
+        {"type": "response.output_text.delta", "content_index": 0, "delta": word, "logprobs": []} for word in words
+    ]
+    return item, deltas
+
+
+def called(id: str, name: str, *pieces: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    item = {
+        "id": f"fc_{id}",
+        "type": "function_call",
+        "status": "completed",
+        "call_id": id,
+        "name": name,
+        "arguments": "".join(pieces),
+    }
+    return item, [{"type": "response.function_call_arguments.delta", "delta": piece} for piece in pieces]
+
+
+@pytest.fixture
+async def model(server: Loopback) -> AsyncIterator[Model]:
+    made = open_model("openai-responses", "gpt-6-sol", base_url=f"{server.url}/v1", api_key="k", environ={}, retries=0)
+    yield made
+    await made.aclose()
+
+
+@pytest.mark.spec("11.7")
+@pytest.mark.parametrize("split", [0, 1])
+async def test_text_thoughts_and_parallel_calls_are_heard(server: Loopback, model: Model, split: int) -> None:
+    thoughts = [{"type": "response.reasoning_summary_text.delta", "summary_index": 0, "delta": "Hm."}]
+    body = response(
+        (SEALED, thoughts),
+        spoken("Wa", "it."),
+        called("call_1", "add", '{"a"', ":1}"),
+        called("call_2", "now", "{}"),
+    )
+    server.reply(stream(body, split=split))
+    turn, heard = await hear(model)
+    assert turn.text == "Wait."
+    assert turn.calls == (ModelCall("call_1", "add", '{"a":1}'), ModelCall("call_2", "now", "{}"))
+    assert turn.finish == "tools"
+    assert heard == [
+        ThinkingDelta("Hm."),
+        TextDelta("Wa"),
+        TextDelta("it."),
+        CallBegan(0, "call_1", "add"),
+        CallDelta(0, '{"a"'),
+        CallDelta(0, ":1}"),
+        CallBegan(1, "call_2", "now"),
+        CallDelta(1, "{}"),
+    ]
+    usage = turn.usage
+    assert (usage.input_tokens, usage.cached_tokens, usage.output_tokens) == (1000, 400, 50)
+    assert usage.cost == pytest.approx((600 * 2 + 400 * 0.2 + 50 * 10) / 1e6)
+
+
+async def test_nothing_is_kept_there_and_thoughts_go_back_sealed(server: Loopback, model: Model) -> None:
+    server.reply(stream(response((SEALED, []), called("call_1", "draw", "{}"))), stream(response(spoken("ok"))))
+    settings = ModelSettings(temperature=0.5, max_output_tokens=10, reasoning="high")
+    tools = (ADD,)
+    request = ModelRequest(system="Be brief.", turns=[UserTurn("x")], tools=tools, tool_choice="add", settings=settings)
+    turn = await model.respond(request)
+    answer = CallAnswer("call_1", "draw", "[image]", media=(ImagePart(data="AAAA"),))
+    await model.respond(ModelRequest(system="", turns=[UserTurn("x"), turn, ResultsTurn((answer,))], tools=tools))
+    first, second = (one.json for one in server.asked)
+    assert server.asked[0].path == "/v1/responses"
+    assert first == {
+        "model": "gpt-6-sol",
+        "input": [{"role": "user", "content": "x"}],
+        "stream": True,
+        "store": False,
+        "instructions": "Be brief.",
+        "include": ["reasoning.encrypted_content"],
+        "tools": [
+            {
+                "type": "function",
+                "name": "add",
+                "description": "Adds.",
+                "parameters": ADD.input_schema,
+                "strict": False,
+            }
+        ],
+        "tool_choice": {"type": "function", "name": "add"},
+        "temperature": 0.5,
+        "max_output_tokens": 16,
+        "reasoning": {"effort": "high"},
+    }
+    assert second["input"] == [
+        {"role": "user", "content": "x"},
+        {"type": "reasoning", "summary": [], "encrypted_content": "c2VhbA=="},
+        {"type": "function_call", "call_id": "call_1", "name": "draw", "arguments": "{}"},
+        {
+            "type": "function_call_output",
+            "call_id": "call_1",
+            "output": [
+                {"type": "input_text", "text": "[image]"},
+                {"type": "input_image", "image_url": "data:image/png;base64,AAAA"},
+            ],
+        },
+    ]
+
+
+@pytest.mark.parametrize(
+    ("reason", "finish"), [("max_output_tokens", "length"), ("content_filter", "filter"), (None, "other")]
+)
+async def test_an_incomplete_answer_says_why(server: Loopback, model: Model, reason: str | None, finish: str) -> None:
+    details = {"reason": reason} if reason else None
+    server.reply(stream(response(spoken("hi"), status="incomplete", incomplete_details=details)))
+    turn, _ = await hear(model)
+    assert (turn.text, turn.finish) == ("hi", finish)
+
+
+async def test_a_refusal_is_told(server: Loopback, model: Model) -> None:
+    item, _ = spoken("No.")
+    server.reply(stream(response((item, [{"type": "response.refusal.delta", "delta": "No."}]))))
+    turn, _ = await hear(model)
+    assert (turn.text, turn.finish) == ("No.", "filter")
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        (response(status="failed", error={"code": "server_error", "message": "oops"}), "unavailable"),
+        (response(status="failed", error={"code": "rate_limit_exceeded", "message": "slow"}), "rate_limited"),
+        (
+            events({"type": "error", "code": "server_error", "message": "oops", "param": None}, named=True),
+            "unavailable",
+        ),
+        (response(spoken("Hel")).partition(b"event: response.output_item.done")[0], "broken"),
+    ],
+)
+async def test_failures_in_the_stream_are_errors(server: Loopback, model: Model, body: bytes, kind: str) -> None:
+    server.reply(stream(body))
+    with pytest.raises(ModelError) as caught:
+        await model.respond(HELLO)
+    assert caught.value.kind == kind
+
+
+async def test_models_that_do_not_think_are_asked_without(server: Loopback, model: Model) -> None:
+    error = {"message": "Encrypted content is not supported with this model.", "param": "include"}
+    server.reply(status(400, {"error": error}), stream(response(spoken("ok"))))
+    assert (await model.respond(HELLO)).text == "ok"
+    assert "include" not in server.asked[1].json
+
+
+async def test_the_real_sdk_understands_the_server(server: Loopback) -> None:
+    openai = pytest.importorskip("openai")
+    server.reply(stream(response((SEALED, []), called("call_1", "add", '{"a"', ":1}")), split=9))
+    async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="k", max_retries=0) as client:
+        heard = await client.responses.create(model="gpt-6-sol", input="hi", stream=True)
+        kinds = [event.type async for event in heard]
+    assert kinds[0] == "response.created"
+    assert "response.function_call_arguments.delta" in kinds
+    assert kinds[-1] == "response.completed"

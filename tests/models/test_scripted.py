@@ -1,0 +1,98 @@
+"""The model for tests, which says what a script tells it to."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from toolspace.core.dialogue import (
+    CallBegan,
+    CallDelta,
+    ModelCall,
+    ModelPart,
+    ModelRequest,
+    ModelTurn,
+    TextDelta,
+    Turn,
+    Usage,
+    UserTurn,
+)
+from toolspace.errors import ModelError
+from toolspace.testing import ScriptedModel, call
+
+HELLO = ModelRequest(system="", turns=[UserTurn("Hello")])
+
+
+@pytest.mark.spec("11.7")
+async def test_a_script_is_said_turn_by_turn() -> None:
+    whole = ModelTurn(text="Hm", calls=(ModelCall("x", "f", "{}"),), usage=Usage(input_tokens=7))
+    model = ScriptedModel(["Hello", call("add", {"a": 1}), [call("f"), call("g", "{bad", id="mine")], whole])
+    first, second, third, fourth = [await model.respond(HELLO) for _ in range(4)]
+    assert (first.text, first.calls, first.finish) == ("Hello", (), "stop")
+    assert (second.calls, second.finish) == ((ModelCall("call_2_1", "add", '{"a":1}'),), "tools")
+    assert third.calls == (ModelCall("call_3_1", "f", "{}"), ModelCall("mine", "g", "{bad"))
+    assert (fourth.text, fourth.usage.input_tokens) == ("Hm", 7)
+    assert first.usage.requests == 1
+    assert model.left == 0
+
+
+async def test_a_step_may_be_made_of_the_request_or_be_an_error() -> None:
+    async def later(request: ModelRequest) -> ModelCall:
+        await asyncio.sleep(0)
+        return call("f")
+
+    model = ScriptedModel([lambda request: f"{len(request.turns)} turn", later, ValueError("no"), KeyError])
+    assert (await model.respond(HELLO)).text == "1 turn"
+    assert (await model.respond(HELLO)).calls[0].name == "f"
+    with pytest.raises(ValueError, match="no"):
+        await model.respond(HELLO)
+    with pytest.raises(KeyError):
+        await model.respond(HELLO)
+
+
+async def test_a_function_in_place_of_a_script_answers_every_request() -> None:
+    model = ScriptedModel(lambda request: f"You said: {request.turns[-1].text}")  # pyright: ignore
+    for _ in range(3):
+        assert (await model.respond(HELLO)).text == "You said: Hello"
+    assert model.left is None
+
+
+async def test_a_looping_script_begins_again() -> None:
+    model = ScriptedModel.looping([call("f"), "done"])
+    turns = [await model.respond(HELLO) for _ in range(4)]
+    assert [turn.text for turn in turns] == ["", "done", "", "done"]
+
+
+async def test_a_script_that_ran_out_says_how_long_it_was() -> None:
+    model = ScriptedModel(["a", "b"])
+    await model.respond(HELLO)
+    await model.respond(HELLO)
+    with pytest.raises(ModelError, match="has 2 turns, and this is request 3") as caught:
+        await model.respond(HELLO)
+    assert caught.value.kind == "invalid"
+
+
+async def test_what_is_no_turn_is_refused() -> None:
+    with pytest.raises(ModelError, match="turn 1 of the script is int"):
+        await ScriptedModel([3]).respond(HELLO)  # pyright: ignore
+
+
+async def test_turns_are_heard_in_pieces() -> None:
+    heard: list[ModelPart] = []
+    model = ScriptedModel([ModelTurn(text="It is  3.\n", calls=(call("say", {"text": "a long text"}),))])
+    turn = await model.respond(HELLO, heard.append)
+    assert [part.text for part in heard if isinstance(part, TextDelta)] == ["It ", "is  ", "3.\n"]
+    assert CallBegan(0, "call_1_1", "say") in heard
+    written = [part.text for part in heard if isinstance(part, CallDelta)]
+    assert len(written) > 1
+    assert "".join(written) == turn.calls[0].arguments
+
+
+async def test_requests_are_remembered_as_they_were() -> None:
+    turns: list[Turn] = [UserTurn("one")]
+    model = ScriptedModel(["a", "b"])
+    await model.respond(ModelRequest(system="s", turns=turns))
+    turns.append(UserTurn("two"))
+    await model.respond(ModelRequest(system="s", turns=turns))
+    assert [len(request.turns) for request in model.requests] == [1, 2]
