@@ -86,12 +86,12 @@ class Script:
     def message(self, id: str, run: str | None = None) -> None:
         self.add("message.started", messageId=id, spaceId="spc_1", senderId="ent_x", seq=1, runId=run)
 
-    def delta(self, id: str, delta: str) -> None:
-        self.add("message.delta", messageId=id, delta=delta)
+    def delta(self, id: str, delta: str, **more: Any) -> None:
+        self.add("message.delta", messageId=id, delta=delta, **more)
 
-    def message_done(self, id: str, content: Any, run: str | None = None) -> None:
+    def message_done(self, id: str, content: Any, run: str | None = None, status: str = "complete") -> None:
         message = {"id": id, "spaceId": "spc_1", "seq": 1, "senderId": "ent_x", "kind": "message", "content": content}
-        self.add("message.done", message={**message, "metadata": {}, "status": "complete", "runId": run})
+        self.add("message.done", message={**message, "metadata": {}, "status": status, "runId": run})
 
     def tool(self, id: str, exposure: Exposure = "full", /, **more: Any) -> None:
         data = {"toolCallId": id, "toolName": "confirm", "runId": "run_1", "agentEntityId": "ent_bot"}
@@ -220,7 +220,65 @@ def test_a_reader_who_comes_in_the_middle_is_told_what_is_open(script: Script) -
     assert texts == ["It is."]
 
 
+@pytest.mark.spec("9.1")
+@pytest.mark.spec("7.5")
+def test_the_ai_sdk_is_told_what_of_a_text_does_not_count(script: Script) -> None:
+    script.message("msg_1", "run_1")
+    script.delta("msg_1", "It is w")
+    script.delta("msg_1", "", restart=True)
+    script.delta("msg_1", "It is")
+    script.message_done("msg_1", "It is cold.", "run_1")
+    answer = read(UI_MESSAGE_STREAM, said(UI_MESSAGE_STREAM, script.events))
+    void, text = answer["message"]["parts"]
+    assert (void["text"], void["providerMetadata"]["toolspace"]["void"]) == ("It is w", True)
+    assert (text["text"], text["state"]) == ("It is cold.", "done")  # With what no delta said.
+    assert text["providerMetadata"]["toolspace"]["status"] == "complete"
+
+
+@pytest.mark.spec("9.1")
+def test_the_ai_sdk_reads_a_message_that_was_abandoned_and_said_later(script: Script) -> None:
+    script.message("msg_1", "run_1")
+    script.delta("msg_1", "It i")
+    script.message_done("msg_1", "", "run_1", status="error")
+    script.message("msg_1", "run_1")
+    script.delta("msg_1", "Snow.")
+    script.message_done("msg_1", "Snow.", "run_1")
+    script.message("msg_2", "run_1")
+    script.delta("msg_2", "Rain")
+    script.message_done("msg_2", "Hail.", "run_1")  # Not what was streamed: what is kept is right.
+    answer = read(UI_MESSAGE_STREAM, said(UI_MESSAGE_STREAM, script.events))
+    parts = [(part["text"], part["providerMetadata"]["toolspace"]) for part in answer["message"]["parts"]]
+    assert [text for text, _ in parts] == ["It i", "Snow.", "Rain", "Hail."]
+    assert [ours.get("void") or ours["status"] for _, ours in parts] == ["error", "complete", True, "complete"]
+
+
 # AG-UI
+
+
+@pytest.mark.spec("9.1")
+@pytest.mark.spec("7.5")
+def test_ag_ui_gets_a_text_that_begins_anew_under_another_id(script: Script) -> None:
+    script.run("run_1")
+    script.message("msg_1", "run_1")
+    script.delta("msg_1", "It is w")
+    script.delta("msg_1", "", restart=True)
+    script.delta("msg_1", "It is")
+    joins = len(script.events)
+    script.message_done("msg_1", "It is cold.", "run_1")
+    script.message("msg_2", "run_1")
+    script.delta("msg_2", "Ra")
+    script.message_done("msg_2", "", "run_1", status="error")
+    script.message("msg_2", "run_1")
+    script.delta("msg_2", "Snow.")
+    script.message_done("msg_2", "Snow.", "run_1")
+    script.run_done("run_1")
+    answer = read(AG_UI, said(AG_UI, script.events))
+    texts = {one["id"]: one["content"] for one in answer["messages"] if isinstance(one.get("content"), str)}
+    assert texts == {"msg_1": "It is w", "msg_1.2": "It is cold.", "msg_2": "Ra", "msg_2.2": "Snow."}
+    assert answer["types"].count("TEXT_MESSAGE_START") == answer["types"].count("TEXT_MESSAGE_END") == 4
+    answer = read(AG_UI, said(AG_UI, script.events, joins=joins))
+    texts = {one["id"]: one["content"] for one in answer["messages"] if isinstance(one.get("content"), str)}
+    assert texts["msg_1.2"] == "It is cold."
 
 
 @pytest.mark.spec("7.5")
@@ -310,9 +368,11 @@ def anything(seed: int) -> list[StreamEvent]:
             case 2:
                 script.message(f"msg_{n}", chance.choice((None, f"run_{n}")))
             case 3:
-                script.delta(f"msg_{n}", chance.choice(("", "a", "é\n\u2028")))
+                more = {"restart": True} if chance.random() < 0.3 else {}
+                script.delta(f"msg_{n}", chance.choice(("", "a", "é\n\u2028")), **more)
             case 4:
-                script.message_done(f"msg_{n}", chance.choice(("text", "", None, {"a": [1]}, 2**60)))
+                ends = chance.choice(("complete", "complete", "error"))
+                script.message_done(f"msg_{n}", chance.choice(("text", "", None, {"a": [1]}, 2**60)), status=ends)
             case 5:
                 script.tool(f"call_{n}", exposure, status=status, input=chance.choice(({}, None, [1], "x")))
             case 6:

@@ -53,13 +53,22 @@ class CallHandle(Protocol):
     async def collect(self, values: AsyncGenerator[Any, None], *, announced: bool, is_json: bool) -> ToolResult: ...
 
 
+class AgentHandle(Protocol):
+    """The agent around a call, as others see it."""
+
+    @property
+    def name(self) -> str: ...
+
+
 class TaskHost(Protocol):
     """The agent around a call, as the task tools see it: its tasks, and the people it talks to."""
 
-    async def list_tasks(self, date: str | None) -> Sequence[Mapping[str, Any]]: ...
-    async def replay_task(self, task_id: str) -> Sequence[Mapping[str, Any]]: ...
-    async def spawn_task(self, description: str, input: str) -> str: ...
-    async def reply(self, text: str, channel_id: str, reply_to: str | None) -> Mapping[str, Any]: ...
+    async def list_tasks(self, date: str | None, context: ToolContext) -> Sequence[Mapping[str, Any]]: ...
+    async def replay_task(self, task_id: str, context: ToolContext) -> Sequence[Mapping[str, Any]]: ...
+    async def spawn_task(self, description: str, input: str, context: ToolContext) -> str: ...
+    async def reply(
+        self, text: str, channel_id: str, reply_to: str | None, context: ToolContext
+    ) -> Mapping[str, Any]: ...
 
 
 class CallHost(Protocol):
@@ -87,6 +96,7 @@ class ToolContext:
     """
 
     __slots__ = (
+        "agent",
         "agent_entity_id",
         "agent_id",
         "allowed_env",
@@ -127,6 +137,7 @@ class ToolContext:
         space_id: str | None = None,
         questions: Questions | None = None,
         host: CallHost | None = None,
+        agent: AgentHandle | None = None,
     ) -> None:
         self.task_id = task_id
         self.user_id = user_id
@@ -148,14 +159,33 @@ class ToolContext:
         """Leads what the tool asks to whoever called; None where they cannot be asked."""
         self.host = host
         """The gateway that the call came through; None in a library or a command."""
+        self.agent = agent
+        """The agent whose run the call belongs to; None where no agent calls."""
         self.handle: CallHandle | None = None
 
     def within(self, base: ToolContext) -> ToolContext:
         """This context, with what it leaves open taken from `base`."""
+        # One by one, as in `bind`: every call that brings a context takes this way.
         copy = ToolContext.__new__(ToolContext)
-        for name in ToolContext.__slots__:
-            own = getattr(self, name)
-            setattr(copy, name, own if own is not None and own != "" else getattr(base, name))
+        copy.task_id = self.task_id or base.task_id
+        copy.user_id = self.user_id or base.user_id
+        copy.allowed_paths = base.allowed_paths if self.allowed_paths is None else self.allowed_paths
+        copy.protected_paths = base.protected_paths if self.protected_paths is None else self.protected_paths
+        copy.allowed_env = base.allowed_env if self.allowed_env is None else self.allowed_env
+        copy.allowed_hosts = base.allowed_hosts if self.allowed_hosts is None else self.allowed_hosts
+        copy.memory_dir = base.memory_dir if self.memory_dir is None else self.memory_dir
+        copy.session_dir = base.session_dir if self.session_dir is None else self.session_dir
+        copy.session_id = self.session_id or base.session_id
+        copy.web_search = base.web_search if self.web_search is None else self.web_search
+        copy.tasks = base.tasks if self.tasks is None else self.tasks
+        copy.run_id = self.run_id or base.run_id
+        copy.agent_id = self.agent_id or base.agent_id
+        copy.agent_entity_id = self.agent_entity_id or base.agent_entity_id
+        copy.space_id = self.space_id or base.space_id
+        copy.questions = base.questions if self.questions is None else self.questions
+        copy.host = base.host if self.host is None else self.host
+        copy.agent = base.agent if self.agent is None else self.agent
+        copy.handle = base.handle if self.handle is None else self.handle
         return copy
 
     def bind(self, handle: CallHandle, *, run_id: str | None, session_id: str) -> ToolContext:
@@ -177,6 +207,7 @@ class ToolContext:
         copy.space_id = self.space_id
         copy.questions = self.questions
         copy.host = self.host
+        copy.agent = self.agent
         copy.handle = handle
         copy.run_id = run_id
         copy.session_id = session_id

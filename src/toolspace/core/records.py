@@ -5,7 +5,7 @@ Times are Unix milliseconds. On the wire the names are camelCase.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -23,6 +23,9 @@ CallStatus = Literal["running", "completed", "failed", "waiting", "pending", "re
 resolved, waiting → pending → resolved, and expired or canceled."""
 InboxType = Literal["space_message", "plan", "service", "tool_result", "task"]
 InboxStatus = Literal["pending", "processing", "processed", "failed"]
+TaskStatus = Literal["running", "completed", "failed", "canceled"]
+DocumentOrigin = Literal["api", "folder"]
+"""Who added a document: someone over the API, or a folder that is configured."""
 Exposure = Literal["full", "name", "none"]
 """What a public reader sees of an event: all of it, the tool's name and the call's id, or nothing."""
 
@@ -144,6 +147,79 @@ class InboxEvent(Record, frozen=True):
     status: InboxStatus
     attempts: int
     error: str | None = None
+
+
+class Document(Record, frozen=True):
+    """Something that an agent can look up, without its text."""
+
+    id: str
+    entity_id: str
+    title: str
+    source: str | None
+    """Where it is from: a URL, a path, or whatever whoever added it says."""
+    origin: DocumentOrigin
+    size: int
+    """Bytes of its text."""
+    passages: int
+    """How many passages of it can be found."""
+    metadata: Mapping[str, Any]
+    created_at: int
+    updated_at: int
+
+
+class WholeDocument(Document, frozen=True):
+    """The same with its text."""
+
+    text: str
+
+
+class TaskRecord(Record, frozen=True):
+    """Work that an agent has done in the background."""
+
+    id: str
+    agent_entity_id: str
+    description: str
+    input: str
+    status: TaskStatus
+    run_id: str
+    result: Any
+    """What came of it; null while it is under way."""
+    reflection: Any
+    """`{assessment, toolCallsCount}`, once someone has looked back on it; `error` where that failed."""
+    created_at: int
+    completed_at: int | None
+
+
+class CallSaid(Record, frozen=True):
+    """A tool call in a conversation."""
+
+    call_id: str
+    name: str
+    arguments: Any
+    """As data; as the model's text where that could not be read."""
+
+
+class ResultSaid(Record, frozen=True):
+    """What a tool call was answered, as the model read it."""
+
+    call_id: str
+    name: str
+    text: str
+    is_error: bool
+
+
+class TurnRecord(Record, frozen=True, omit_defaults=True):
+    """A turn of a conversation with a model."""
+
+    role: Literal["user", "assistant", "tool"]
+    """Who spoke: whoever tells the model something, the model, or the tools that it called."""
+    seq: int
+    cycle: int
+    run_id: str | None
+    at: int
+    text: str = ""
+    calls: Sequence[CallSaid] = ()
+    results: Sequence[ResultSaid] = ()
 
 
 class StreamEvent:

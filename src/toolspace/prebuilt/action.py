@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Final
+from typing import Any, Concatenate, Final, ParamSpec
 
 import msgspec
 
+from toolspace.abc.database import Program
 from toolspace.core.context import ToolContext
 from toolspace.core.tool import NO_ANNOTATIONS, Annotations, ToolCategory
 from toolspace.errors import (
@@ -18,25 +19,55 @@ from toolspace.errors import (
     ToolValidationError,
 )
 from toolspace.spaces.host import CallRoom, as_tool_error
-from toolspace.spaces.ledger import Ledger
+from toolspace.spaces.ledger import Effects, Ledger
+from toolspace.stores.sql import receipts
+
+P = ParamSpec("P")
 
 NO_NUL: Final = "^[^\\u0000]*$"
 """What a database can keep as text."""
 READ_ONLY: Final = Annotations(read_only=True)
+ADDS: Final = Annotations(idempotent=True, destructive=False)
+CHANGES: Final = Annotations(idempotent=True)
+DELETES: Final = Annotations(idempotent=True, destructive=True)
+"""What actions do to what is kept. Idempotent: a call that is made again under its id does nothing more, and is
+answered as before."""
 
 
 class Actor:
     """The agent whose call it is, and where it is."""
 
-    __slots__ = ("agent_id", "room")
+    __slots__ = ("agent_id", "call_id", "room")
 
-    def __init__(self, room: CallRoom, agent_id: str) -> None:
+    def __init__(self, room: CallRoom, agent_id: str, call_id: str | None = None) -> None:
         self.room = room
         self.agent_id = agent_id
+        self.call_id = call_id
+        """What is done again under it has been done already."""
 
     @property
     def ledger(self) -> Ledger:
         return self.room.ledger
+
+    def run_id(self) -> str:
+        """The run that it is in."""
+        if self.room.run_id is None:
+            raise ToolExecutionError("there is no run that could enter a space", executed=False)
+        return self.room.run_id
+
+    async def once(self, program: Callable[P, Program[Any]], /, *args: P.args, **kwargs: P.kwargs) -> Any:
+        """Runs a program that nobody needs to hear of: once for this call, whose answer it gives as JSON has it."""
+        return await self.ledger.write(lambda: receipts.once(self.agent_id, self.call_id, program(*args, **kwargs)))
+
+    async def commit_once(
+        self, program: Callable[Concatenate[Effects, P], Program[Any]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Any:
+        """As `once`, and tells of its effects."""
+
+        def attempt(effects: Effects) -> Program[Any]:
+            return receipts.once(self.agent_id, self.call_id, program(effects, *args, **kwargs))
+
+        return await self.ledger.commit(attempt)
 
     def space(self, named: str | None = None) -> str:
         """The space that is meant: the one that is named, else the active one."""
@@ -66,7 +97,7 @@ def actor_of(action: str, context: ToolContext) -> Actor:
             "and call it there",
             executed=False,
         )
-    return Actor(room, room.agent_entity_id)
+    return Actor(room, room.agent_entity_id, context.call_id or None)
 
 
 def as_failure(error: RefusedError | StorageError) -> ToolError:

@@ -8,8 +8,8 @@ from typing import Any
 from toolspace.abc.database import Program
 from toolspace.core import jsontext
 from toolspace.core.ids import ID_PATTERN
-from toolspace.core.tool import Annotations, ToolCategory
-from toolspace.prebuilt.action import NO_NUL, READ_ONLY, Action, Actor, takes
+from toolspace.core.tool import ToolCategory
+from toolspace.prebuilt.action import CHANGES, DELETES, NO_NUL, READ_ONLY, Action, Actor, takes
 from toolspace.stores.sql import minds
 from toolspace.stores.sql.minds import Goal, GoalChange
 
@@ -21,8 +21,22 @@ _goal_id = {"type": "string", "pattern": ID_PATTERN}
 
 async def _set_goals(actor: Actor, given: dict[str, Any]) -> Any:
     changes = [change_of(one) for one in given["goals"]]
-    clear = bool(given.get("clearExisting", False))
-    modified, current = await actor.ledger.write(_set, actor.agent_id, changes, clear)
+    return await actor.once(_set, actor.agent_id, changes, bool(given.get("clearExisting", False)))
+
+
+async def _get_goals(actor: Actor, given: dict[str, Any]) -> Any:
+    found = await actor.ledger.read(minds.goals, actor.agent_id)
+    return {"goals": [shown(goal) for goal in found], "totalGoals": len(found)}
+
+
+async def _delete_goals(actor: Actor, given: dict[str, Any]) -> Any:
+    deleted = await actor.once(minds.delete_goals, actor.agent_id, given["goalIds"])
+    return {"success": True, "deleted": deleted}
+
+
+def _set(agent_id: str, changes: list[GoalChange], clear: bool) -> Program[dict[str, Any]]:
+    modified = yield from minds.set_goals(agent_id, changes, clear=clear)
+    current = yield from minds.goals(agent_id)
     return {
         "success": True,
         "goalsModified": [
@@ -32,21 +46,6 @@ async def _set_goals(actor: Actor, given: dict[str, Any]) -> Any:
         "currentGoals": [shown(goal) for goal in current],
         "totalGoals": len(current),
     }
-
-
-async def _get_goals(actor: Actor, given: dict[str, Any]) -> Any:
-    found = await actor.ledger.read(minds.goals, actor.agent_id)
-    return {"goals": [shown(goal) for goal in found], "totalGoals": len(found)}
-
-
-async def _delete_goals(actor: Actor, given: dict[str, Any]) -> Any:
-    deleted = await actor.ledger.write(minds.delete_goals, actor.agent_id, given["goalIds"])
-    return {"success": True, "deleted": deleted}
-
-
-def _set(agent_id: str, changes: list[GoalChange], clear: bool) -> Program[tuple[list[tuple[Goal, bool]], list[Goal]]]:
-    modified = yield from minds.set_goals(agent_id, changes, clear=clear)
-    return modified, (yield from minds.goals(agent_id))
 
 
 def change_of(given: Mapping[str, Any]) -> GoalChange:
@@ -118,6 +117,7 @@ ACTIONS = (
         ),
         run=_set_goals,
         category=ToolCategory.AGENT,
+        annotations=CHANGES,
     ),
     Action(
         name="get_goals",
@@ -135,6 +135,6 @@ ACTIONS = (
         ),
         run=_delete_goals,
         category=ToolCategory.AGENT,
-        annotations=Annotations(destructive=True),
+        annotations=DELETES,
     ),
 )

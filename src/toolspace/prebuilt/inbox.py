@@ -8,8 +8,8 @@ from typing import Any, get_args
 from toolspace.abc.database import Program
 from toolspace.core.ids import new_id
 from toolspace.core.records import InboxEvent, InboxType
-from toolspace.core.tool import Annotations, ToolCategory
-from toolspace.prebuilt.action import NO_NUL, Action, Actor, takes
+from toolspace.core.tool import ToolCategory
+from toolspace.prebuilt.action import DELETES, NO_NUL, READ_ONLY, Action, Actor, takes
 from toolspace.stores.sql import inbox
 
 _MOST_EVENTS = 50
@@ -18,22 +18,34 @@ _LEASE_MS = 60_000
 
 async def _peek_inbox(actor: Actor, given: dict[str, Any]) -> Any:
     types = (given["filter"],) if given.get("filter") else ()
-    events, remaining = await actor.ledger.write(_take, actor.agent_id, int(given.get("count", 1)), types)
+    taken = await actor.once(_take, actor.agent_id, int(given.get("count", 1)), types)
+    # Read again rather than kept with the receipt: they are as large as their senders liked.
+    events = await actor.ledger.read(_events, actor.agent_id, taken["eventIds"])
     return {
         "events": [
             {"eventId": event.event_id, "type": event.type, "timestamp": event.timestamp, "data": event.data}
             for event in events
         ],
-        "remaining": remaining,
+        "remaining": taken["remaining"],
     }
 
 
-def _take(agent_id: str, count: int, types: Sequence[str]) -> Program[tuple[list[InboxEvent], int]]:
+def _take(agent_id: str, count: int, types: Sequence[str]) -> Program[dict[str, Any]]:
     """Takes events for good: whoever reads the inbox next does not see them again."""
     claim = new_id("clm")
     events = yield from inbox.claim(agent_id, claim, count=count, lease_ms=_LEASE_MS, types=types)
-    yield from inbox.finish(agent_id, claim, [event.event_id for event in events])
-    return events, (yield from inbox.count(agent_id))
+    taken = [event.event_id for event in events]
+    yield from inbox.finish(agent_id, claim, taken)
+    return {"eventIds": taken, "remaining": (yield from inbox.count(agent_id))}
+
+
+def _events(agent_id: str, event_ids: Sequence[str]) -> Program[list[InboxEvent]]:
+    events: list[InboxEvent] = []
+    for event_id in event_ids:
+        event = yield from inbox.one(agent_id, event_id)
+        if event is not None:
+            events.append(event)
+    return events
 
 
 async def _skip(actor: Actor, given: dict[str, Any]) -> Any:
@@ -47,7 +59,7 @@ ACTIONS = (
         input_schema=takes({"reason": {"type": "string", "maxLength": 2_000, "pattern": NO_NUL}}),
         run=_skip,
         category=ToolCategory.AGENT,
-        annotations=Annotations(read_only=True),
+        annotations=READ_ONLY,
     ),
     Action(
         name="peek_inbox",
@@ -63,6 +75,6 @@ ACTIONS = (
         ),
         run=_peek_inbox,
         category=ToolCategory.AGENT,
-        annotations=Annotations(destructive=True),
+        annotations=DELETES,
     ),
 )

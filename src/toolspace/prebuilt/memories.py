@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from toolspace.core import jsontext
-from toolspace.core.tool import Annotations, ToolCategory
+from toolspace.core.tool import ToolCategory
 from toolspace.errors import ToolValidationError
-from toolspace.prebuilt.action import NO_NUL, READ_ONLY, Action, Actor, takes
+from toolspace.prebuilt.action import CHANGES, DELETES, NO_NUL, READ_ONLY, Action, Actor, takes
 from toolspace.stores.sql import minds
 
 MOST_BYTES = 16 * 1024
@@ -36,7 +36,7 @@ async def _set_memories(actor: Actor, given: dict[str, Any]) -> Any:
                 f'the value of "{one["key"]}" is too large; a memory has at most {MOST_BYTES} bytes'
             )
     values = [(jsontext.valid_text(one["key"]), one["value"]) for one in wanted]
-    return {"success": True, "count": await actor.ledger.write(minds.set_memories, actor.agent_id, values)}
+    return {"success": True, "count": await actor.once(minds.set_memories, actor.agent_id, values)}
 
 
 async def _get_memories(actor: Actor, given: dict[str, Any]) -> Any:
@@ -46,11 +46,9 @@ async def _get_memories(actor: Actor, given: dict[str, Any]) -> Any:
 
 
 async def _delete_memories(actor: Actor, given: dict[str, Any]) -> Any:
-    deleted = await actor.ledger.write(minds.delete_memories, actor.agent_id, given["keys"])
+    deleted = await actor.once(minds.delete_memories, actor.agent_id, given["keys"])
     return {"success": True, "deleted": deleted}
 
-
-_KEEPS = Annotations(idempotent=True)
 
 ACTIONS = (
     Action(
@@ -59,7 +57,7 @@ ACTIONS = (
         input_schema=takes({"memories": _memories}, "memories"),
         run=_set_memories,
         category=ToolCategory.MEMORY,
-        annotations=_KEEPS,
+        annotations=CHANGES,
     ),
     Action(
         name="get_memories",
@@ -75,7 +73,7 @@ ACTIONS = (
         input_schema=takes({"keys": {**_keys, "minItems": 1}}, "keys"),
         run=_delete_memories,
         category=ToolCategory.MEMORY,
-        annotations=Annotations(idempotent=True, destructive=True),
+        annotations=DELETES,
     ),
 )
 
@@ -86,7 +84,7 @@ SINGULAR = (
         input_schema=takes({"key": _key, "value": _value, "memories": _memories}),
         run=_set_memories,
         category=ToolCategory.MEMORY,
-        annotations=_KEEPS,
+        annotations=CHANGES,
     ),
     Action(
         name="getMemory",

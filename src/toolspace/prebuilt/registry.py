@@ -10,16 +10,25 @@ from toolspace.core.context import ToolContext
 from toolspace.core.names import did_you_mean
 from toolspace.core.schema import InvalidArguments, SchemaValidator
 from toolspace.errors import RefusedError, StorageError, ToolDefinitionError, ToolValidationError
-from toolspace.prebuilt import goals, inbox, memories, plans, spaces
+from toolspace.prebuilt import goals, inbox, knowledge, memories, notifications, plans, spaces
 from toolspace.prebuilt.action import Action, actor_of, as_failure
 from toolspace.providers.configured import Handler
 
 ACTIONS: Mapping[str, Action] = {
     action.name: action
-    for action in (*spaces.ACTIONS, *inbox.ACTIONS, *memories.ACTIONS, *goals.ACTIONS, *plans.ACTIONS)
+    for action in (
+        *spaces.ACTIONS,
+        *inbox.ACTIONS,
+        *memories.ACTIONS,
+        *goals.ACTIONS,
+        *plans.ACTIONS,
+        *knowledge.ACTIONS,
+        *notifications.ACTIONS,
+    )
 }
 """What every agent has as a tool."""
-_SINGULAR: Mapping[str, Action] = {action.name: action for action in memories.SINGULAR}
+_SINGULAR: Mapping[str, Action] = {action.name: action for action in (*memories.SINGULAR, *plans.SINGULAR)}
+"""Names of older configurations that mean one thing at a time."""
 _HUMP = re.compile(r"(?<=[a-z])(?=[A-Z])")
 
 

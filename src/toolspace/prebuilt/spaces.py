@@ -11,13 +11,13 @@ from toolspace.abc.database import Program
 from toolspace.core import jsontext
 from toolspace.core.ids import ID_PATTERN
 from toolspace.core.records import Member, Message, Space
-from toolspace.core.tool import Annotations, ToolCategory
+from toolspace.core.tool import ToolCategory
 from toolspace.errors import RefusedError
-from toolspace.prebuilt.action import NO_NUL, READ_ONLY, Action, Actor, takes
-from toolspace.spaces import conversation
-from toolspace.stores.sql import entities, messages
+from toolspace.prebuilt.action import ADDS, CHANGES, NO_NUL, READ_ONLY, Action, Actor, takes
+from toolspace.spaces import conversation, runs
+from toolspace.spaces.ledger import Effects
+from toolspace.stores.sql import entities, messages, receipts
 
-_MOST_TEXT = 100_000
 _MOST_METADATA = 64 * 1024
 _MOST_MESSAGES = 200
 _FARTHEST = 1_000_000_000
@@ -40,7 +40,7 @@ class _History(msgspec.Struct, frozen=True):
 
 async def _enter_space(actor: Actor, given: dict[str, Any]) -> Any:
     space_id = given["spaceId"]
-    await actor.room.enter(space_id)
+    await _move(actor, space_id)
     found = await actor.ledger.read(_history, actor.agent_id, space_id, limit=int(given.get("limit", 50)))
     return {
         "success": True,
@@ -52,18 +52,37 @@ async def _enter_space(actor: Actor, given: dict[str, Any]) -> Any:
 
 
 async def _leave_space(actor: Actor, given: dict[str, Any]) -> Any:
-    left = actor.room.space_id
-    await actor.room.enter(None)
-    return {"success": True, "spaceId": left}
+    return {"success": True, "spaceId": await _move(actor, None)}
+
+
+async def _move(actor: Actor, space_id: str | None) -> str | None:
+    """Moves the run into a space, or out of it: the space that it was in. Not again where it went on since."""
+    before, now = await actor.ledger.commit(_moved, actor.agent_id, actor.call_id, actor.run_id(), space_id)
+    actor.room.space_id = now
+    return before
+
+
+def _moved(
+    effects: Effects, agent_id: str, call_id: str | None, run_id: str, space_id: str | None
+) -> Program[tuple[str | None, str | None]]:
+    before = yield from receipts.once(agent_id, call_id, _enter(effects, run_id, space_id))
+    return before, (yield from runs.the_run(run_id)).space_id
+
+
+def _enter(effects: Effects, run_id: str, space_id: str | None) -> Program[str | None]:
+    before = (yield from runs.the_run(run_id)).space_id
+    yield from runs.enter_space(effects, run_id, space_id)
+    return before
 
 
 async def _send_message(actor: Actor, given: dict[str, Any]) -> Any:
-    message = await actor.ledger.commit(
-        conversation.say,
-        actor.space(),
-        actor.agent_id,
-        jsontext.valid_text(given["text"]),
-        run_id=actor.room.run_id,
+    message_id = conversation.message_id_of(actor.call_id) if actor.call_id is not None else None
+    return await actor.commit_once(_say, actor, jsontext.valid_text(given["text"]), message_id)
+
+
+def _say(effects: Effects, actor: Actor, text: str, message_id: str | None) -> Program[dict[str, Any]]:
+    message = yield from conversation.say(
+        effects, actor.space(), actor.agent_id, text, message_id=message_id, run_id=actor.room.run_id
     )
     return {"success": True, "messageId": message.id, "status": "delivered"}
 
@@ -90,9 +109,7 @@ async def _get_space_context(actor: Actor, given: dict[str, Any]) -> Any:
 
 
 async def _update_space_metadata(actor: Actor, given: dict[str, Any]) -> Any:
-    space_id = actor.space(given.get("spaceId"))
-    metadata = await actor.ledger.write(_merge_metadata, actor.agent_id, space_id, given["metadata"])
-    return {"success": True, "spaceId": space_id, "metadata": metadata}
+    return await actor.once(_merge_metadata, actor, given.get("spaceId"), given["metadata"])
 
 
 def _the_space(agent_id: str, space_id: str) -> Program[Space]:
@@ -107,7 +124,7 @@ def _the_space(agent_id: str, space_id: str) -> Program[Space]:
 
 def _history(agent_id: str, space_id: str, *, limit: int, offset: int = 0) -> Program[_History]:
     space = yield from _the_space(agent_id, space_id)
-    found, total = yield from messages.latest(space_id, limit=limit, offset=offset)
+    found, total = yield from messages.latest(space_id, limit=limit, offset=offset, said=True)
     shown: list[dict[str, Any]] = []
     names: dict[str, dict[str, str]] = {}
     for message in found:
@@ -131,8 +148,9 @@ def _context(agent_id: str, space_id: str) -> Program[tuple[Space, list[Member]]
     return space, (yield from entities.members(space_id))
 
 
-def _merge_metadata(agent_id: str, space_id: str, changes: Mapping[str, Any]) -> Program[Mapping[str, Any]]:
-    yield from _the_space(agent_id, space_id)
+def _merge_metadata(actor: Actor, named: str | None, changes: Mapping[str, Any]) -> Program[dict[str, Any]]:
+    space_id = actor.space(named)
+    yield from _the_space(actor.agent_id, space_id)
     # Written before it is read: nobody else changes it in between.
     rows = yield "UPDATE spaces SET metadata = metadata WHERE id = ? RETURNING metadata", (space_id,)
     merged = {**jsontext.decode(rows[0][0]), **changes} if rows else dict(changes)
@@ -140,7 +158,7 @@ def _merge_metadata(agent_id: str, space_id: str, changes: Mapping[str, Any]) ->
     if (size := jsontext.size(merged)) > _MOST_METADATA:
         raise RefusedError("invalid", f"the metadata would have {size} bytes; a space has at most {_MOST_METADATA}")
     yield from entities.change_space(space_id, metadata=merged)
-    return merged
+    return {"success": True, "spaceId": space_id, "metadata": merged}
 
 
 ACTIONS = (
@@ -153,7 +171,7 @@ ACTIONS = (
         input_schema=takes({"spaceId": _space_id, "limit": _limit}, "spaceId"),
         run=_enter_space,
         category=ToolCategory.SPACE,
-        annotations=Annotations(idempotent=True, destructive=False),
+        annotations=ADDS,
     ),
     Action(
         name="leave_space",
@@ -161,7 +179,7 @@ ACTIONS = (
         input_schema=takes(),
         run=_leave_space,
         category=ToolCategory.SPACE,
-        annotations=Annotations(idempotent=True, destructive=False),
+        annotations=ADDS,
     ),
     Action(
         name="send_message",
@@ -169,11 +187,11 @@ ACTIONS = (
             "Say something in the active space. Everyone there reads it. It is delivered once; do not send it again."
         ),
         input_schema=takes(
-            {"text": {"type": "string", "minLength": 1, "maxLength": _MOST_TEXT, "pattern": NO_NUL}}, "text"
+            {"text": {"type": "string", "minLength": 1, "maxLength": conversation.MOST_TEXT, "pattern": NO_NUL}}, "text"
         ),
         run=_send_message,
         category=ToolCategory.SPACE,
-        annotations=Annotations(destructive=False),
+        annotations=ADDS,
     ),
     Action(
         name="read_messages",
@@ -208,6 +226,6 @@ ACTIONS = (
         input_schema=takes({"metadata": {"type": "object"}, "spaceId": _space_id}, "metadata"),
         run=_update_space_metadata,
         category=ToolCategory.SPACE,
-        annotations=Annotations(idempotent=True),
+        annotations=CHANGES,
     ),
 )

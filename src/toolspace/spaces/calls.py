@@ -9,6 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from toolspace.abc.database import Program
+from toolspace.core import jsontext
 from toolspace.core.ids import new_id
 from toolspace.core.records import (
     ENDED_RUN,
@@ -24,9 +25,12 @@ from toolspace.core.records import (
 from toolspace.errors import RefusedError
 from toolspace.spaces.ledger import Effects
 from toolspace.stores.sql import calls as rows
-from toolspace.stores.sql import entities, inbox, messages, presence
+from toolspace.stores.sql import entities, inbox, messages, presence, sessions, tasks
 from toolspace.stores.sql import runs as run_rows
 from toolspace.stores.sql.calls import Moved, NewCall
+
+_SMALL = 512
+"""Bytes of arguments that may be kept in memory while their call is open."""
 
 
 class Begun(msgspec.Struct, frozen=True):
@@ -108,6 +112,8 @@ def begin(effects: Effects, new: NewCall, *, needs_worker: bool = False) -> Prog
         "status": "requires_action" if new.status in OPEN_CALL else "running",
     }
     _tell(effects, call, new.exposure, "tool.started", started)
+    if new.status in OPEN_CALL and message_id is None and jsontext.size(call.args) <= _SMALL:
+        effects.begun = Moved(call, new.exposure, None, new.pauses)
     return Begun(call, fresh=True)
 
 
@@ -139,6 +145,19 @@ def finish(
 def submit(effects: Effects, submission: Submission) -> Program[CallRecord]:
     """Takes a result in, once. It goes to the caller who waits, or to the agent's inbox; never both, never neither."""
     if submission.entity_id is None:
+        known = effects.known.get(submission.call_id)
+        if known is not None and _is_simple(submission, known):
+            moved = yield from rows.resolve_known(
+                known,
+                result=submission.result,
+                is_error=submission.is_error,
+                source=submission.source,
+                submission=submission.key,
+            )
+            if moved is not None:
+                _hand_on(effects, moved)
+                _tell_end(effects, moved)
+                return moved.call
         moved = yield from rows.resolve_simply(
             submission.call_id,
             result=submission.result,
@@ -257,7 +276,7 @@ def redirect(effects: Effects, call_id: str) -> Program[CallRecord | None]:
     moved = yield from rows.redirect(call_id)
     if moved is None:
         return None
-    yield from _push(effects, moved.call)
+    _push(effects, moved.call)
     return moved.call
 
 
@@ -283,6 +302,17 @@ def stream_part(effects: Effects, call: CallRecord, exposure: Exposure, events: 
     yield  # A program, though it asks for nothing itself.
 
 
+def _is_simple(submission: Submission, known: Moved) -> bool:
+    """Whether nothing has to be looked at before a known call takes its result, and it is where they say."""
+    call = known.call
+    return (
+        not known.pauses
+        and call.execution_target != "server"
+        and (submission.run_id is None or submission.run_id == call.run_id)
+        and (submission.space_id is None or submission.space_id == call.space_id)
+    )
+
+
 def _check_submission(submission: Submission, call: CallRecord) -> Program[None]:
     name = f'the call "{call.call_id}"'
     if submission.entity_id is not None:
@@ -303,16 +333,37 @@ def _check_submission(submission: Submission, call: CallRecord) -> Program[None]
 
 def _settle(effects: Effects, moved: Moved, *, tells_agent: bool = True) -> Program[None]:
     call = moved.call
-    # A caller who waits takes what comes here for its own. What is the inbox's, it finds out by itself.
-    effects.calls[call.call_id] = call if moved.delivery == "inline" else None
-    if moved.delivery == "inbox" and tells_agent:
-        yield from _push(effects, call)
-    if moved.pauses and call.run_id is not None and not (yield from rows.pausing(call.run_id)):
-        yield from run_rows.move(call.run_id, "running", only_from=("waiting_tool",))
+    goes_on = moved.pauses and call.run_id is not None and (yield from _go_on(effects, call.run_id))
+    _hand_on(effects, moved, tells_agent=tells_agent and not goes_on)
     yield from _show_end(effects, moved)
 
 
-def _push(effects: Effects, call: CallRecord) -> Program[None]:
+def _go_on(effects: Effects, run_id: str) -> Program[bool]:
+    """A run that waited goes on, once nothing of it is awaited any more. Whether it takes its results by itself: the
+    run of a task does, and its agent need not hear of them."""
+    if not (yield from rows.pausing(run_id)):
+        yield from run_rows.move(run_id, "running", only_from=("waiting_tool",))
+    session_id = tasks.session_of(run_id)
+    if session_id is None or (yield from sessions.one(session_id)) is None:
+        return False
+    run = yield from run_rows.one(run_id)
+    if run is None or run.status in ENDED_RUN:
+        return False
+    if run.status == "running":
+        yield from sessions.resume(session_id, run_id)
+        effects.keys.add("sessions")
+    return True
+
+
+def _hand_on(effects: Effects, moved: Moved, *, tells_agent: bool = True) -> None:
+    call = moved.call
+    # A caller who waits takes what comes here for its own. What is the inbox's, it finds out by itself.
+    effects.calls[call.call_id] = call if moved.delivery == "inline" else None
+    if moved.delivery == "inbox" and tells_agent:
+        _push(effects, call)
+
+
+def _push(effects: Effects, call: CallRecord) -> None:
     if call.agent_entity_id is None:
         return  # Nobody's inbox: whoever called looks the call up.
     data = {
@@ -325,10 +376,11 @@ def _push(effects: Effects, call: CallRecord) -> Program[None]:
         "result": call.result,
         "isError": call.is_error,
     }
-    yield from inbox.push(
-        call.agent_entity_id, f"tool_result:{call.call_id}", "tool_result", data, priority=inbox.TOOL_RESULT
-    )
-    effects.inbox.add(call.agent_entity_id)
+    if call.run_id is not None and (session_id := tasks.session_of(call.run_id)) is not None:
+        data["taskId"] = tasks.task_of(session_id)
+    agent, event_id = call.agent_entity_id, f"tool_result:{call.call_id}"
+    effects.pushed.append(inbox.entry(agent, event_id, "tool_result", data, priority=inbox.TOOL_RESULT))
+    effects.inbox.add(agent)
 
 
 def _show_end(effects: Effects, moved: Moved) -> Program[None]:
@@ -337,6 +389,11 @@ def _show_end(effects: Effects, moved: Moved) -> Program[None]:
         yield from messages.change(
             call.message_id, status="error" if call.is_error else "complete", content=_content(call)
         )
+    _tell_end(effects, moved)
+
+
+def _tell_end(effects: Effects, moved: Moved) -> None:
+    call = moved.call
     ids = {"toolCallId": call.call_id, "toolName": call.tool_name, "runId": call.run_id, "messageId": call.message_id}
     took = (call.resolved_at or call.created_at) - call.created_at
     if call.is_error:

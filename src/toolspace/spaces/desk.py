@@ -28,6 +28,7 @@ from toolspace.orchestrator.call import lineage
 from toolspace.spaces import calls
 from toolspace.spaces.deadlines import Deadlines
 from toolspace.spaces.ledger import Ledger
+from toolspace.spaces.services import AgentServices
 from toolspace.stores.sql import calls as rows
 from toolspace.stores.sql.calls import NewCall
 
@@ -51,6 +52,7 @@ class CallDesk:
         self.ledger = ledger
         self.ttl = ttl
         """How long a call may wait for its answer, where the tool does not say; seconds."""
+        self.services = AgentServices()
         self.on_due: Callable[[], None] = _nothing
         """Told that a call was begun that answers itself."""
         self._waiting: dict[str, _Waiting] = {}

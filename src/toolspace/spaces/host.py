@@ -17,8 +17,10 @@ from toolspace.errors import (
     ToolPermissionError,
 )
 from toolspace.spaces import runs
+from toolspace.spaces.calls import Begun
 from toolspace.spaces.desk import CallDesk
 from toolspace.spaces.ledger import Ledger
+from toolspace.spaces.services import AgentServices
 
 
 class CallRoom:
@@ -27,7 +29,7 @@ class CallRoom:
     Where nobody `confirms` that answers arrived, because the way back is not seen, handing them over has to do.
     """
 
-    __slots__ = ("_confirms", "_opened", "agent_entity_id", "desk", "faults", "inline", "run_id", "space_id")
+    __slots__ = ("_confirms", "_opened", "agent_entity_id", "desk", "faults", "inline", "run_id", "space_id", "written")
 
     def __init__(
         self,
@@ -48,11 +50,17 @@ class CallRoom:
         """Calls whose answers go back with this request: whoever sends it says whether they arrived."""
         self.faults: dict[str, StorageUnavailable] = {}
         """Calls of which nothing is known, because the database did not answer."""
+        self.written: dict[str, Begun] = {}
+        """Calls that were written down before they are made, by their ids."""
         self._opened: set[str] | None = None
 
     @property
     def ledger(self) -> Ledger:
         return self.desk.ledger
+
+    @property
+    def services(self) -> AgentServices:
+        return self.desk.services
 
     def open(self, call_id: str) -> None:
         """A call is written down while someone else answers it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from toolspace.abc.database import Database, Program, WakeUps, is_large
@@ -11,20 +11,29 @@ from toolspace.core.ids import new_id
 from toolspace.core.records import NewEvent, StreamEvent
 from toolspace.errors import StorageInDoubt
 from toolspace.stores.sql import events as event_rows
+from toolspace.stores.sql.calls import Moved
 from toolspace.streams.hub import Hub
 from toolspace.streams.waiters import Waiters
 
 _log = logging.getLogger("toolspace.ledger")
 P = ParamSpec("P")
 T = TypeVar("T")
+_MOST_KNOWN = 4096
+"""Open calls that are kept in memory. The results of others read them from the database."""
 
 
 class Effects:
     """What one attempt at a program did that others must hear of. Filled by the program, told after the commit."""
 
-    __slots__ = ("calls", "events", "inbox", "keys", "new", "offers", "stops")
+    __slots__ = ("begun", "calls", "events", "inbox", "keys", "known", "new", "offers", "pushed", "stops")
 
-    def __init__(self) -> None:
+    def __init__(self, known: Mapping[str, Moved] | None = None) -> None:
+        self.known: Mapping[str, Moved] = known if known is not None else {}
+        """Open calls as they were begun: to be compared with their rows, not believed."""
+        self.begun: Moved | None = None
+        """A call that was begun, to be known from now on."""
+        self.pushed: list[Sequence[Any]] = []
+        """What goes to inboxes, at the end of the transaction."""
         self.new: dict[str, list[NewEvent]] = {}
         """Events for streams, to be stored at the end of the transaction."""
         self.events: list[StreamEvent] = []
@@ -53,6 +62,8 @@ class Ledger:
         """This process, for as long as it lives."""
         self.appended = 0
         """Events that were stored by this process."""
+        self.known: dict[str, Moved] = {}
+        """Open calls that were begun here lately: their results come soon, and need not read them again."""
         self.waiters = Waiters()
         self.hub = Hub(self._load, self._bounds)
         self.on_stop: Callable[[str], object] = _nothing
@@ -73,11 +84,11 @@ class Ledger:
         self, program: Callable[Concatenate[Effects, P], Program[T]], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """Runs a program, and tells of its effects once they are durable."""
-        effects = Effects()
+        effects = _NO_EFFECTS
 
         def attempt() -> Program[T]:
             nonlocal effects
-            effects = Effects()  # Of this attempt: there may be more than one.
+            effects = Effects(self.known)  # Of this attempt: there may be more than one.
             return program(effects, *args, **kwargs)
 
         # Told by the database, not here: what is durable must be heard of even if whoever asked was canceled.
@@ -99,7 +110,10 @@ class Ledger:
         if effects.events:
             self.appended += len(effects.events)
             self.hub.publish(effects.events)
+        if effects.begun is not None:
+            self._know(effects.begun)
         for call_id, moved in effects.calls.items():
+            self.known.pop(call_id, None)
             self.waiters.wake(f"call:{call_id}", moved)
         for agent in effects.inbox:
             self.waiters.wake(f"inbox:{agent}")
@@ -111,6 +125,11 @@ class Ledger:
             self.on_stop(call_id)
         if self._wakeups is not None:
             self._wakeups.send(_hints(effects))
+
+    def _know(self, begun: Moved) -> None:
+        if len(self.known) >= _MOST_KNOWN:
+            del self.known[next(iter(self.known))]  # The oldest.
+        self.known[begun.call.call_id] = begun
 
     def _have_a_look(self, effects: Effects) -> None:
         """Nobody knows whether it happened: everyone concerned looks, here and elsewhere, as if others had done it."""
@@ -156,6 +175,10 @@ def _hints(effects: Effects) -> tuple[str, ...]:
         *(f"k {key}" for key in effects.keys),
         *(f"s {call_id}" for call_id in effects.stops),
     )
+
+
+_NO_EFFECTS = Effects()
+"""Of a program that was not begun."""
 
 
 def _nothing(_: str) -> None: ...

@@ -45,10 +45,9 @@ class Recorder:
 
     def stage(self, plan: Plan, next: Handler, /) -> Handler:
         tool, known = plan.entry.tool, plan.entry.known
-        # What an agent keeps in mind is never shown, whatever configuration says of its tools.
-        visible = tool.visible and known and tool.execution_type != "prebuilt"
+        exposure: Exposure = exposure_of(tool) if known else "none"
+        visible = exposure == "full"
         elsewhere = tool.execution_type in ANSWERED_ELSEWHERE and known
-        exposure: Exposure = "full" if visible else "name" if tool.execution_type == "prebuilt" else "none"
 
         if not plan.in_run:
             return next  # Nothing of it is kept.
@@ -75,6 +74,24 @@ class Recorder:
         return run
 
     async def _recorded(self, call: Call, room: CallRoom, exposure: Exposure, next: Handler) -> ToolResult:
+        begun = room.written.pop(call.id, None)
+        if begun is None:
+            begun = await self._begin(call, room, exposure)
+            if isinstance(begun, ToolResult):
+                return begun
+        live = self._live[call.id] = _Live(begun.call, exposure)
+        try:
+            result = await next(call)
+        except BaseException:
+            # Its caller is gone: what became of it is written down all the same.
+            ended = call.outcome or call.fail("canceled", "the caller was canceled")
+            self._own(self._finish(live, ended))
+            raise
+        await asyncio.shield(self._own(self._finish(live, result)))
+        return result
+
+    async def _begin(self, call: Call, room: CallRoom, exposure: Exposure) -> calls.Begun | ToolResult:
+        """Writes down that a call begins. A result where it may not."""
         beginning = self._own(self._ledger.commit(calls.begin, self._new(call, room, exposure, "running")))
         try:
             begun = await asyncio.shield(beginning)
@@ -92,16 +109,7 @@ class Recorder:
         if not begun.fresh:
             message = f'there is a call "{call.id}" already; give each call an id of its own'
             return call.fail("limit_exceeded", message, executed=False)
-        live = self._live[call.id] = _Live(begun.call, exposure)
-        try:
-            result = await next(call)
-        except BaseException:
-            # Its caller is gone: what became of it is written down all the same.
-            ended = call.outcome or call.fail("canceled", "the caller was canceled")
-            self._own(self._finish(live, ended))
-            raise
-        await asyncio.shield(self._own(self._finish(live, result)))
-        return result
+        return begun
 
     async def _abandon(self, call_id: str, beginning: asyncio.Task[calls.Begun], result: ToolResult) -> None:
         """Ends a call that may have been written down, though it never began."""
@@ -168,7 +176,7 @@ class Recorder:
             agent_entity_id=room.agent_entity_id,
             space_id=room.space_id,
             tool_name=tool.name if call.entry.known else call.requested,
-            args=_arguments(call),
+            args=kept_arguments(call.arguments),
             execution_type=tool.execution_type,
             execution_target=TARGETS.get(tool.execution_type, "server"),
             visible=shown and exposure == "full",
@@ -262,9 +270,40 @@ def _outcome(result: ToolResult) -> Any:
     return jsontext.plain(result.result if result.ok else result.error)
 
 
-def _arguments(call: Call) -> Any:
+def exposure_of(tool: Tool) -> Exposure:
+    """What public readers see of the calls of a tool."""
+    if tool.execution_type == "prebuilt":
+        return "name"  # What an agent keeps in mind is never shown, whatever configuration says of its tools.
+    return "full" if tool.visible else "none"
+
+
+def written_ahead(tool: Tool, arguments: Any, call_id: str, room: CallRoom, node_id: str) -> NewCall | None:
+    """A call as it can be written down before it is made, together with others; None where it has to be the call itself
+    that does it, because someone else answers it, or it would show where it may not."""
+    exposure = exposure_of(tool)
+    if tool.execution_type in ANSWERED_ELSEWHERE or (exposure == "full" and room.space_id is None):
+        return None
+    return NewCall(
+        call_id=call_id,
+        run_id=room.run_id,
+        agent_entity_id=room.agent_entity_id,
+        space_id=room.space_id,
+        tool_name=tool.name,
+        args=kept_arguments(arguments),
+        execution_type=tool.execution_type,
+        execution_target=TARGETS.get(tool.execution_type, "server"),
+        visible=exposure == "full",
+        is_async=tool.is_async,
+        exposure=exposure,
+        status="running",
+        node_id=node_id,
+    )
+
+
+def kept_arguments(arguments: Any) -> Any:
+    """Arguments as they are kept: as data, or as the text that could not be read."""
     try:
-        return jsontext.plain(jsontext.parse_arguments(call.arguments))
+        return jsontext.plain(jsontext.parse_arguments(arguments))
     except ValueError:
-        text = call.arguments
+        text = arguments
         return jsontext.valid_text(text if isinstance(text, str) else bytes(text).decode("utf-8", "replace"))  # pyright: ignore

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Any, Literal
 
 from toolspace.abc.database import Program
-from toolspace.core.ids import new_id
-from toolspace.core.records import ENDED_RUN, NewEvent, RunRecord, RunStatus, run_stream, space_stream
+from toolspace.core.ids import derived_id, new_id
+from toolspace.core.records import ENDED_RUN, CallRecord, NewEvent, RunRecord, RunStatus, run_stream, space_stream
 from toolspace.errors import RefusedError
 from toolspace.spaces import calls
 from toolspace.spaces.ledger import Effects
 from toolspace.stores.sql import calls as call_rows
-from toolspace.stores.sql import entities
+from toolspace.stores.sql import entities, sessions, tasks
 from toolspace.stores.sql import runs as run_rows
 
 _OPEN: tuple[RunStatus, ...] = ("queued", "running", "waiting_tool")
@@ -83,6 +84,7 @@ def close_run(
             return run  # Said twice.
         raise _ended(run)
     effects.keys.add(f"run:{run_id}")  # Whoever keeps something for it need not any more.
+    yield from _see_to_task(effects, run_id)
     done(effects, moved)
     return moved
 
@@ -100,8 +102,28 @@ def cancel_run(effects: Effects, run_id: str) -> Program[RunRecord]:
         reason = "the run was canceled"
         if (yield from calls.end_call(effects, call_id, "canceled", reason, tells_agent=False)) is None:
             effects.stops.add(call_id)  # It runs, wherever that is.
+    yield from _see_to_task(effects, run_id)
     done(effects, moved)
     return moved
+
+
+def run_below(call_id: str, leg: int = 0) -> str:
+    """The id of the run that a call of an agent is; of another one for each agent that the request is handed to."""
+    return derived_id("run", "below", call_id, str(leg))
+
+
+def interrupt_call(effects: Effects, call_id: str) -> Program[CallRecord | None]:
+    """The process that ran a call is gone, and with it the runs that the call was."""
+    call = yield from calls.interrupt(effects, call_id)
+    for leg in itertools.count():
+        run = yield from run_rows.one(run_below(call_id, leg))
+        if run is None:
+            break
+        error = "interrupted: the process that ran it ended before it did"
+        moved = yield from run_rows.move(run.id, "failed", only_from=_OPEN, error=error, ends=True)
+        if moved is not None:
+            done(effects, moved)
+    return call
 
 
 def done(effects: Effects, run: RunRecord) -> None:
@@ -122,6 +144,14 @@ def the_run(run_id: str) -> Program[RunRecord]:
     if run is None:
         raise RefusedError("not_found", f'there is no run "{run_id}"')
     return run
+
+
+def _see_to_task(effects: Effects, run_id: str) -> Program[None]:
+    """The run of a task has ended, perhaps while nobody was at it: whoever lets agents think ends the task, too."""
+    session_id = tasks.session_of(run_id)
+    if session_id is not None:
+        yield from sessions.resume(session_id, run_id)
+        effects.keys.add("sessions")
 
 
 def _ended(run: RunRecord) -> RefusedError:

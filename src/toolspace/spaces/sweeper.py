@@ -11,9 +11,9 @@ from typing import Any
 from toolspace.abc.database import Program
 from toolspace.core.ids import now_ms
 from toolspace.errors import RefusedError, StorageError, StorageUnavailable
-from toolspace.spaces import calls, plans
+from toolspace.spaces import calls, plans, runs
 from toolspace.spaces.ledger import Effects, Ledger
-from toolspace.stores.sql import answers, claims, presence
+from toolspace.stores.sql import answers, claims, presence, receipts, tasks
 from toolspace.stores.sql import calls as call_rows
 from toolspace.stores.sql import events as event_rows
 from toolspace.stores.sql import inbox as inbox_rows
@@ -182,6 +182,8 @@ class Sweeper:
             (call_rows.forget, ended_before),
             (run_rows.forget, ended_before),  # After their calls.
             (inbox_rows.forget, ended_before),
+            (receipts.forget, ended_before),
+            (tasks.forget, ended_before),
         ):
             while await self._ledger.write(forget, before, _FORGOTTEN_AT_ONCE):
                 pass
@@ -214,7 +216,7 @@ def _next_due() -> Program[int | None]:
 def _inherit(effects: Effects, call_id: str, status: str) -> Program[None]:
     """What becomes of a call whose process is dead."""
     if status == "running":
-        yield from calls.interrupt(effects, call_id)
+        yield from runs.interrupt_call(effects, call_id)
     elif status == "waiting":
         yield from calls.park(effects, call_id)
     else:

@@ -40,6 +40,16 @@ def _resolve(call_id: str = "call_1", result: Any = 1, **given: Any) -> Program[
     return calls.resolve(call_id, result=result, **(usual | given))
 
 
+async def _known(database: Database, **given: Any) -> Moved:
+    call = await database.run(lambda: calls.add(_new(**given), seq=1, message_id=None))
+    assert call is not None
+    return Moved(call, "none", None, pauses=False)
+
+
+def _resolve_known(known: Moved, result: Any = 1) -> Program[Moved | None]:
+    return calls.resolve_known(known, result=result, is_error=False, source="client", submission="key")
+
+
 def _expire(call_id: str = "call_1") -> Program[Moved | None]:
     return calls.end(call_id, "expired", error="too late", error_kind="timeout")
 
@@ -76,6 +86,55 @@ async def test_any_result_is_a_result(database: Database, result: Any) -> None:
     assert there is not None
     assert there.result == result
     assert type(there.result) is type(result)
+
+
+@pytest.mark.spec("6.4")
+@pytest.mark.parametrize("space_id", [None, "one"])
+@pytest.mark.parametrize("status", ["waiting", "pending"])
+async def test_a_call_that_is_known_is_resolved_as_any_other(
+    database: Database, status: str, space_id: str | None
+) -> None:
+    known = await _known(database, status=status, space_id=space_id)
+    moved = await database.run(lambda: _resolve_known(known, {"deep": [None, 1.5]}))
+    assert moved is not None
+    there = await database.read(lambda: calls.submission("call_1"))
+    assert there is not None
+    assert moved.call.wire() == there[0].wire()
+    assert (there[0].status, there[0].result, there[1:]) == ("resolved", {"deep": [None, 1.5]}, ("key", None, False))
+    assert moved.delivery == ("inline" if status == "waiting" else "inbox")
+    assert await database.read(lambda: calls.is_inline("call_1")) is (status == "waiting")
+    assert await database.run(lambda: _resolve_known(known)) is None
+
+
+@pytest.mark.spec("6.4")
+@pytest.mark.parametrize("change", ["parked", "expired", "moved", "replaced"])
+async def test_a_call_that_is_not_as_it_was_known_is_left_alone(database: Database, change: str) -> None:
+    known = await _known(database, status="waiting", space_id="one", created_at=now_ms() - 5)
+
+    def replace() -> Program[None]:
+        yield "UPDATE calls SET created_at = created_at + 1", ()
+
+    changes: dict[str, Any] = {
+        "parked": lambda: calls.park("call_1"),
+        "expired": _expire,
+        "moved": lambda: calls.leave_space("one"),
+        "replaced": replace,
+    }
+    await database.run(changes[change])
+    before = await database.read(lambda: calls.one("call_1"))
+    assert await database.run(lambda: _resolve_known(known)) is None
+    after = await database.read(lambda: calls.one("call_1"))
+    assert before is not None
+    assert after is not None
+    assert before.wire() == after.wire()
+
+
+@pytest.mark.spec("6.4")
+async def test_of_many_who_resolve_a_known_call_one_does(database: Database) -> None:
+    known = await _known(database)
+    ways = [lambda: _resolve_known(known), _resolve, _expire] * 8
+    ends = await asyncio.gather(*(database.run(way) for way in ways))
+    assert len([end for end in ends if end is not None]) == 1
 
 
 @pytest.mark.spec("6.4")

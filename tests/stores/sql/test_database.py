@@ -206,6 +206,15 @@ async def test_of_many_who_compare_and_set_exactly_one_wins(database: Database) 
         await database.run(clear)
 
 
+async def test_a_program_learns_how_many_rows_it_changed(database: Database) -> None:
+    def change(names: str) -> Program[int]:
+        return len((yield f"UPDATE secrets SET value = 'new' WHERE name IN ({names}) RETURNING 1", ()))
+
+    await database.run(lambda: _keep("a"))
+    await database.run(lambda: _keep("b"))
+    assert [await database.run(lambda names=names: change(names)) for names in ("'x'", "'a'", "'a', 'b'")] == [0, 1, 2]
+
+
 async def test_a_first_row_is_added_by_exactly_one_of_many(database: Database) -> None:
     added = await asyncio.gather(
         *(database.run(lambda who=who: entities.add_entity("ent_1", "human", str(who), {})) for who in range(30))

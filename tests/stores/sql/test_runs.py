@@ -8,8 +8,8 @@ import pytest
 
 from toolspace.abc.database import Database
 from toolspace.core.ids import now_ms
-from toolspace.core.records import NewEvent
-from toolspace.stores.sql import calls, entities, events, figures, presence, runs
+from toolspace.core.records import NewEvent, StreamEvent
+from toolspace.stores.sql import calls, entities, events, figures, inbox, presence, runs, tails
 
 
 async def _agent(database: Database, name: str = "ada") -> None:
@@ -103,6 +103,29 @@ async def test_each_stream_counts_for_itself_and_never_gives_an_id_twice(databas
     (third,) = await database.run(lambda: events.append("space:1", [NewEvent("d", {})]))
     assert third.id == 3
     assert await database.read(lambda: events.bounds("space:1")) == (3, 3)
+
+
+@pytest.mark.spec("7.4")
+async def test_what_many_leave_to_the_end_is_kept_in_the_order_of_each_stream(database: Database) -> None:
+    class Left:
+        def __init__(self, number: int) -> None:
+            self.pushed = [inbox.entry("ada", f"{number % 130}", "service", {"n": number}, priority=1)]
+            self.new = {"space:all": [NewEvent("n", {"n": number}), NewEvent("n", {"n": -number})]}
+            self.new[f"run:{number}"] = [NewEvent("n", {})]
+            self.events: list[StreamEvent] = []
+
+    left = [Left(number) for number in range(150)]
+    await database.run(lambda: tails.write(left))
+    for number, one in enumerate(left):
+        mine = [(event.id, event.data["n"]) for event in one.events if event.stream == "space:all"]
+        assert mine == [(2 * number + 1, number), (2 * number + 2, -number)]
+        assert [event.id for event in one.events if event.stream == f"run:{number}"] == [1]
+        assert len(one.events) == 3
+    read = await database.read(lambda: events.after("space:all", 0, 1000))
+    assert [event.data["n"] for event in read] == [n for number in range(150) for n in (number, -number)]
+    told = await database.read(lambda: inbox.listing("ada", limit=1000))
+    assert sorted(event.data["n"] for event in told) == list(range(130))
+    await database.run(lambda: tails.write([]))
 
 
 async def test_a_long_burst_of_events_is_kept_in_its_order(database: Database) -> None:

@@ -192,6 +192,7 @@ async def test_the_log_does_not_grow_for_ever_under_constant_writing(
 ) -> None:
     monkeypatch.setattr("toolspace.stores.sql.sqlite._LONGEST_LOG", 1 << 20)
     monkeypatch.setattr("toolspace.stores.sql.sqlite._CHECKPOINT_BYTES", 1 << 18)
+    monkeypatch.setattr("toolspace.stores.sql.sqlite._LOG_BYTES", 1 << 18)
     path = tmp_path / "toolspace.db"
     database = await SqliteDatabase.open(path)
     text = "x" * 4000
@@ -203,6 +204,29 @@ async def test_the_log_does_not_grow_for_ever_under_constant_writing(
     await asyncio.gather(*(write(str(number)) for number in range(8)))
     written, log = 8 * 250 * len(text), (tmp_path / "toolspace.db-wal").stat().st_size
     assert log < written
+    await database.aclose()
+
+
+async def test_a_commit_does_not_make_the_log_longer(tmp_path: Path) -> None:
+    database = await SqliteDatabase.open(tmp_path / "toolspace.db")
+    log = tmp_path / "toolspace.db-wal"
+    length = log.stat().st_size
+    for number in range(50):
+        await database.run(lambda number=number: inbox.push("ada", str(number), "service", "x" * 400, priority=1))
+    assert log.stat().st_size == length
+    await database.aclose()
+
+
+async def test_what_is_in_a_log_that_is_longer_than_written_is_found_again(tmp_path: Path) -> None:
+    first, second = tmp_path / "one", tmp_path / "two"
+    database = await SqliteDatabase.open(first / "toolspace.db")
+    await database.run(lambda: inbox.push("ada", "1", "service", {}, priority=1))
+    second.mkdir()
+    for name in ("toolspace.db", "toolspace.db-wal"):  # As if the machine had stopped here.
+        (second / name).write_bytes((first / name).read_bytes())
+    await database.aclose()
+    database = await SqliteDatabase.open(second / "toolspace.db")
+    assert [event.event_id for event in await database.read(lambda: inbox.listing("ada"))] == ["1"]
     await database.aclose()
 
 

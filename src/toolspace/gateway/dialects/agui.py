@@ -19,12 +19,26 @@ Data = Mapping[str, Any]
 
 
 class _Text:
-    __slots__ = ("deltas", "start")
+    """A message that is being said."""
+
+    __slots__ = ("deltas", "start", "tries")
 
     def __init__(self, start: Data) -> None:
         self.start = start
         """Its opening, to be said again where it goes on in another run."""
         self.deltas: list[str] = []
+        self.tries = 1
+
+    @property
+    def id(self) -> str:
+        return str(self.start["messageId"])
+
+    def begin_anew(self) -> None:
+        """Its text cannot be taken back, so that the rest of it is a message of another id: `msg_1`, then `msg_1.2`."""
+        first = self.id if self.tries == 1 else self.id.rpartition(".")[0]
+        self.tries += 1
+        self.start = {**self.start, "messageId": f"{first}.{self.tries}"}
+        self.deltas.clear()
 
 
 class AgUi:
@@ -40,7 +54,7 @@ class AgUi:
         self._calls: OpenParts[list[str]] = OpenParts()
         """Calls whose input is being written, with what there is of it."""
         self._said_texts: set[str] = set()
-        """Messages that are open for readers, within the run."""
+        """Messages that are open for readers, within the run, by the ids that readers know."""
         self._said_calls: set[str] = set()
         self._say: Mapping[str, Callable[[StreamEvent, Data], list[Payload]]] = {
             "message.started": self._message_started,
@@ -67,11 +81,11 @@ class AgUi:
         if self._run_id is None:
             return []
         said: list[Payload] = [self._started(self._run_id)]
-        for id, text in self._texts:
-            if id in self._said_texts:
+        for _, text in self._texts:
+            if text.id in self._said_texts:
                 said.append(text.start)
                 if text.deltas:
-                    said.append(_text(id, "".join(text.deltas)))
+                    said.append(_text(text.id, "".join(text.deltas)))
         for id, deltas in self._calls:
             if id in self._said_calls:
                 said += [{"type": "TOOL_CALL_START", "toolCallId": id, "toolCallName": deltas[0]}]
@@ -142,43 +156,61 @@ class AgUi:
 
     def _message_started(self, event: StreamEvent, data: Data) -> list[Payload]:
         id = str(data.get("messageId"))
-        if id in self._texts:
-            return []
-        return self._open_text(id, _text_start(id, data), len(encoded_data(event)))
+        text = self._texts.get(id) or _Text(_text_start(id, data))
+        self._texts.put(id, text, len(encoded_data(event)))
+        return self._opened(text)
 
     def _message_delta(self, event: StreamEvent, data: Data) -> list[Payload]:
         id, delta = str(data.get("messageId")), str(data.get("delta") or "")
         text = self._texts.get(id)
-        if text is None or not delta:
+        if text is None:
             return []  # Its beginning is not known any more; the whole text comes at its end.
-        said = [_text(id, delta)]
-        if id not in self._said_texts:
-            self._said_texts.add(id)
-            said.insert(0, text.start)
-        text.deltas.append(delta)
-        self._texts.put(id, text, len(delta))
+        said: list[Payload] = [*self._void(text), _custom(event)] if data.get("restart") else []
+        if delta:
+            said += [*self._opened(text), _text(text.id, delta)]
+            text.deltas.append(delta)
+            self._texts.put(id, text, len(delta))
         return said
 
     def _message_done(self, event: StreamEvent, data: Data) -> list[Payload]:
         message = cast("Data", data.get("message") or {})
         id, content = str(message.get("id")), message.get("content")
-        text = self._texts.pop(id)
-        said: list[Payload] = []
-        if not (text and text.deltas):
-            if id not in self._said_texts:
-                said.append(text.start if text else _text_start(id, message))
-                self._said_texts.add(id)
-            if content:
-                said.append(_text(id, content if isinstance(content, str) else jsontext.encode(content)))
-        if id in self._said_texts:
-            self._said_texts.discard(id)
-            said.append({"type": "TEXT_MESSAGE_END", "messageId": id})
-        return [*said, {"type": "CUSTOM", "name": "message.done", "value": data}]
+        text = self._texts.pop(id) or _Text(_text_start(id, message))
+        whole = content if isinstance(content, str) else jsontext.encode(content) if content else ""
+        custom: Payload = {"type": "CUSTOM", "name": "message.done", "value": data}
+        if message.get("status") == "error":  # What there is of it was never said, but may be yet, from its beginning.
+            said = self._ended(text)
+            if text.deltas:
+                text.begin_anew()
+                self._texts.put(id, text, len(id))
+            return [*said, custom]
+        said = [] if whole.startswith("".join(text.deltas)) else self._void(text)
+        rest = whole[sum(map(len, text.deltas)) :]
+        if rest or not text.deltas:
+            said += self._opened(text)
+        if rest:
+            said.append(_text(text.id, rest))
+        return [*said, *self._ended(text), custom]
 
-    def _open_text(self, id: str, start: Payload, size: int) -> list[Payload]:
-        self._texts.put(id, _Text(start), size)
-        self._said_texts.add(id)
-        return [start]
+    def _opened(self, text: _Text) -> list[Payload]:
+        if text.id in self._said_texts:
+            return []
+        self._said_texts.add(text.id)
+        return [text.start]
+
+    def _ended(self, text: _Text) -> list[Payload]:
+        if text.id not in self._said_texts:
+            return []
+        self._said_texts.discard(text.id)
+        return [{"type": "TEXT_MESSAGE_END", "messageId": text.id}]
+
+    def _void(self, text: _Text) -> list[Payload]:
+        """What was written so far does not count."""
+        if not text.deltas:
+            return []
+        ended = self._ended(text)
+        text.begin_anew()
+        return ended
 
     # Calls
 

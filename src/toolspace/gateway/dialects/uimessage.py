@@ -104,11 +104,14 @@ class UiMessageStream:
     def _message_delta(self, event: StreamEvent, data: Data) -> list[Payload]:
         id, delta = str(data.get("messageId")), str(data.get("delta") or "")
         text = self._texts.get(id)
-        if text is None or not delta:
+        if text is None:
             return []  # Its beginning is not known any more; the whole text comes at its end.
-        text.deltas.append(delta)
-        self._texts.put(id, text, len(delta))
-        return [{"type": "text-delta", "id": id, "delta": delta}]
+        parts = self._void(id, text) if data.get("restart") else []
+        if delta:
+            text.deltas.append(delta)
+            self._texts.put(id, text, len(delta))
+            parts.append({"type": "text-delta", "id": id, "delta": delta})
+        return parts
 
     def _message_done(self, event: StreamEvent, data: Data) -> list[Payload]:
         message = _mapping(data.get("message"))
@@ -117,10 +120,26 @@ class UiMessageStream:
         end = {"type": "text-end", "id": id, "providerMetadata": _ours(_without(message, "content"))}
         if not isinstance(content, str):
             return [*([end] if text else []), {"type": "data-message", "id": id, "data": message}]
-        parts: list[Payload] = [] if text else [_text_start(id, _pick(message, "spaceId", "senderId", "seq", "runId"))]
-        if content and not (text and text.deltas):
-            parts.append({"type": "text-delta", "id": id, "delta": content})
+        if message.get("status") == "error":
+            return [end] if text else []  # What there is of it was never said.
+        parts: list[Payload] = []
+        if text is None:
+            parts.append(_text_start(id, _pick(message, "spaceId", "senderId", "seq", "runId")))
+        so_far = "".join(text.deltas) if text else ""
+        if text and not content.startswith(so_far):
+            parts += self._void(id, text)
+            so_far = ""
+        if rest := content[len(so_far) :]:
+            parts.append({"type": "text-delta", "id": id, "delta": rest})
         return [*parts, end]
+
+    def _void(self, id: str, text: _Text) -> list[Payload]:
+        """What was written so far does not count. A part cannot be taken back, so it is marked, and another begins."""
+        if not text.deltas:
+            return []
+        text.deltas.clear()
+        void = {"type": "text-end", "id": id, "providerMetadata": _ours({"messageId": id, "void": True})}
+        return [void, _text_start(id, text.metadata)]
 
     def _tool_started(self, event: StreamEvent, data: Data) -> list[Payload]:
         id = str(data.get("toolCallId"))

@@ -23,7 +23,7 @@ def take(key: str, fingerprint: str, node_id: str) -> Program[Kept | None]:
     """
     rows = yield (
         "INSERT INTO answers (key, fingerprint, node_id, status, body, created_at) VALUES (?, ?, ?, NULL, NULL, ?) "
-        "ON CONFLICT (key) DO NOTHING RETURNING key",
+        "ON CONFLICT (key) DO NOTHING RETURNING 1",
         (key, fingerprint, node_id, now_ms()),
     )
     if rows:

@@ -37,6 +37,17 @@ _RESOLVE_SIMPLY = {
 }
 """Written once: results come in by the thousand, and SQLite finds a statement again by its text."""
 
+_RESOLVE_KNOWN = {
+    in_space: (
+        "UPDATE calls SET delivery = ?, status = 'resolved', result = ?, is_error = ?, source = ?, submission = ?, "
+        "resolved_at = ? WHERE call_id = ? AND status = ? AND created_at = ? "
+        f"AND space_id {'= ?' if in_space else 'IS NULL'} RETURNING 1"
+    )
+    for in_space in (False, True)
+}
+"""What a call that is shown nowhere can lose while it is open is its status and its space. Nobody else has its id, and
+had it been given again, it would be that of another time."""
+
 
 class NewCall(msgspec.Struct, frozen=True, kw_only=True):
     """A call that begins."""
@@ -193,6 +204,23 @@ def resolve_simply(
     return _moved(rows[0]) if rows else None
 
 
+def resolve_known(
+    known: Moved, *, result: Any, is_error: bool, source: ResultSource, submission: str | None
+) -> Program[Moved | None]:
+    """As `resolve_simply`, of a call that is known from when it was begun, and shown nowhere: nothing of its row has to
+    be read. What may have changed since is compared; None where it has."""
+    call = known.call
+    delivery, kept, now = "inline" if call.status == "waiting" else "inbox", jsontext.encode_kept(result), now_ms()
+    space = () if call.space_id is None else (call.space_id,)
+    values = (delivery, kept, int(is_error), source, submission, now, call.call_id, call.status, call.created_at)
+    if not (yield _RESOLVE_KNOWN[call.space_id is not None], (*values, *space)):
+        return None
+    resolved = msgspec.structs.replace(
+        call, status="resolved", result=jsontext.decode(kept), is_error=is_error, source=source, resolved_at=now
+    )
+    return Moved(resolved, known.exposure, delivery, pauses=False)
+
+
 def park(call_id: str) -> Program[Moved | None]:
     """waiting → pending: its caller stopped waiting. None where it did not wait any more."""
     return (yield from _move(call_id, ("waiting",), "status = 'pending', wait_until = NULL", ()))
@@ -296,10 +324,17 @@ def left_behind(node_ids: Sequence[str], *, limit: int) -> Program[list[tuple[st
     marks = ", ".join("?" * len(node_ids))
     rows = yield (
         f"SELECT call_id, status FROM calls WHERE node_id IN ({marks}) AND (status IN ('running', 'waiting') "
-        "OR (delivery = 'inline' AND delivered_at IS NULL)) LIMIT ?",
+        "OR (delivery = 'inline' AND delivered_at IS NULL)) "
+        # Whoever goes on with a session sees to the calls of its run.
+        "AND NOT EXISTS (SELECT 1 FROM sessions WHERE sessions.run_id = calls.run_id) LIMIT ?",
         (*node_ids, limit),
     )
     return [(row[0], row[1]) for row in rows]
+
+
+def adopt(call_id: str, node_id: str) -> Program[None]:
+    """A call that runs is this process's: the one that ran it is gone, and it is made again here, or ended."""
+    yield "UPDATE calls SET node_id = ? WHERE call_id = ? AND status = 'running'", (node_id, call_id)
 
 
 def claim(worker_id: str, tools: Sequence[str], *, limit: int) -> Program[list[CallRecord]]:

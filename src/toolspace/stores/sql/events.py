@@ -3,54 +3,79 @@ that ids become visible in their order and a reader of `id > last` misses none."
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 from toolspace.abc.database import Program, Row, Tail, large
 from toolspace.core import jsontext
 from toolspace.core.ids import now_ms
 from toolspace.core.records import NewEvent, StreamEvent
 
+_COLUMNS = 6
 _AT_ONCE = 100
-"""Events that are stored with one statement."""
+"""Events that are stored, and streams that count, with one statement."""
 
 
 def append(stream: str, events: Sequence[NewEvent]) -> Program[list[StreamEvent]]:
     """Adds events to the end of a stream."""
-    rows = yield (
-        "INSERT INTO streams (stream, last_id) VALUES (?, ?) "
-        "ON CONFLICT (stream) DO UPDATE SET last_id = streams.last_id + excluded.last_id RETURNING last_id",
-        (stream, len(events)),
-    )
-    first, at = rows[0][0] - len(events) + 1, now_ms()
-    stored = [
-        StreamEvent(stream, number, event.type, event.data, exposure=event.exposure, at=at)
-        for number, event in enumerate(events, first)
-    ]
-    for start in range(0, len(stored), _AT_ONCE):
-        some = stored[start : start + _AT_ONCE]
-        marks = ", ".join(["(?, ?, ?, ?, ?, ?)"] * len(some))
-        values: list[str | int] = []
-        for event in some:
-            values += (stream, event.id, event.type, jsontext.encode_kept(event.data), event.exposure, at)
-        yield f"INSERT INTO events (stream, id, type, data, exposure, at) VALUES {marks}", values
-    return stored
+    return (yield from _append({stream: events}))[stream]
 
 
 def append_all(tails: Sequence[Tail]) -> Program[None]:
-    """Stores what programs left to the end, each stream's events together, streams in the order of their names: no two
+    """Stores what programs left to the end, all of it together, streams in the order of their names: no two
     transactions wait for each other."""
-    streams: dict[str, list[Tail]] = {}
+    new: dict[str, list[NewEvent]] = {}
     for tail in tails:
-        for stream in tail.new:
-            streams.setdefault(stream, []).append(tail)
-    for stream in sorted(streams):
-        given = streams[stream]
-        stored = yield from append(stream, [event for tail in given for event in tail.new[stream]])
-        start = 0
-        for tail in given:
-            end = start + len(tail.new[stream])
-            tail.events += stored[start:end]
-            start = end
+        for stream, events in tail.new.items():
+            new.setdefault(stream, []).extend(events)
+    if not new:
+        return
+    stored = yield from _append(new)
+    told = dict.fromkeys(new, 0)
+    for tail in tails:
+        for stream, events in tail.new.items():
+            start, told[stream] = told[stream], told[stream] + len(events)
+            tail.events += stored[stream][start : told[stream]]
+
+
+def _append(new: Mapping[str, Sequence[NewEvent]]) -> Program[dict[str, list[StreamEvent]]]:
+    streams = sorted(new)
+    last: dict[str, int] = {}
+    for start in range(0, len(streams), _AT_ONCE):
+        counts: list[str | int] = []
+        for stream in streams[start : start + _AT_ONCE]:
+            counts += (stream, len(new[stream]))
+        rows = yield _count(len(counts) // 2), counts
+        last |= {row[0]: row[1] for row in rows}
+    at = now_ms()
+    stored: dict[str, list[StreamEvent]] = {}
+    values: list[str | int] = []
+    for stream in streams:
+        events = new[stream]
+        first = last[stream] - len(events) + 1
+        mine = stored[stream] = []
+        for number, event in enumerate(events, first):
+            mine.append(StreamEvent(stream, number, event.type, event.data, exposure=event.exposure, at=at))
+            values += (stream, number, event.type, jsontext.encode_kept(event.data), event.exposure, at)
+    width = _COLUMNS * _AT_ONCE
+    for start in range(0, len(values), width):
+        some = values[start : start + width] if len(values) > width else values
+        yield _insert(len(some) // _COLUMNS), some
+    return stored
+
+
+@lru_cache(maxsize=_AT_ONCE)
+def _count(streams: int) -> str:
+    return (
+        f"INSERT INTO streams (stream, last_id) VALUES {', '.join(['(?, ?)'] * streams)} ON CONFLICT (stream) "
+        "DO UPDATE SET last_id = streams.last_id + excluded.last_id RETURNING stream, last_id"
+    )
+
+
+@lru_cache(maxsize=_AT_ONCE)
+def _insert(events: int) -> str:
+    marks = ", ".join(["(?, ?, ?, ?, ?, ?)"] * events)
+    return f"INSERT INTO events (stream, id, type, data, exposure, at) VALUES {marks}"
 
 
 def after(stream: str, last: int, limit: int) -> Program[list[StreamEvent]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from toolspace.abc.database import SKIP_LOCKED, Program, Row, large
@@ -14,6 +15,9 @@ _COLUMNS = "event_id, agent_entity_id, type, at, data, priority, status, attempt
 
 HUMAN_MESSAGE, TOOL_RESULT, PLAN_OR_SERVICE, AGENT_MESSAGE = range(4)
 """Priorities: the lowest number is looked at first."""
+
+_AT_ONCE = 100
+"""Events that are stored with one statement."""
 
 MOST_ATTEMPTS = 5
 _FIRST_DELAY, _LONGEST_DELAY = 1_000, 60_000
@@ -30,14 +34,39 @@ def push(
     seq: int = 0,
 ) -> Program[bool]:
     """Adds an event. False where this agent was told of it already. `seq` orders what happened at one moment."""
-    at = now_ms() if at is None else at
-    rows = yield (
-        "INSERT INTO inbox (agent_entity_id, event_id, type, priority, at, seq, data, status, attempts, available_at) "
-        "VALUES (?, ?, ?, ?, ?, ?, ?, 'pending', 0, ?) "
-        "ON CONFLICT (agent_entity_id, event_id) DO NOTHING RETURNING event_id",
-        (agent_entity_id, event_id, type, priority, at, seq, jsontext.encode_kept(data), at),
-    )
+    rows = yield _insert(1), entry(agent_entity_id, event_id, type, data, priority=priority, at=at, seq=seq)
     return bool(rows)
+
+
+def entry(
+    agent_entity_id: str,
+    event_id: str,
+    type: InboxType,
+    data: Any,
+    *,
+    priority: int,
+    at: int | None = None,
+    seq: int = 0,
+) -> Sequence[Any]:
+    """An event as a row, which `push_all` adds."""
+    at = now_ms() if at is None else at
+    return (agent_entity_id, event_id, type, priority, at, seq, jsontext.encode_kept(data), at)
+
+
+def push_all(entries: Sequence[Sequence[Any]]) -> Program[None]:
+    """Adds events, but for those that their agents were told of already."""
+    for start in range(0, len(entries), _AT_ONCE):
+        some = entries[start : start + _AT_ONCE]
+        yield _insert(len(some)), [value for one in some for value in one]
+
+
+@lru_cache(maxsize=_AT_ONCE)
+def _insert(count: int) -> str:
+    marks = ", ".join(["(?, ?, ?, ?, ?, ?, ?, 'pending', 0, ?)"] * count)
+    return (
+        "INSERT INTO inbox (agent_entity_id, event_id, type, priority, at, seq, data, status, attempts, available_at) "
+        f"VALUES {marks} ON CONFLICT (agent_entity_id, event_id) DO NOTHING RETURNING 1"
+    )
 
 
 def claim(
@@ -92,6 +121,44 @@ def give_back(
     return returned
 
 
+def put_back(agent_entity_id: str, claim: str, event_ids: Sequence[str]) -> Program[None]:
+    """processing → pending at once, as if they had not been taken: it is not their turn yet."""
+    for event_id in event_ids:
+        yield (
+            "UPDATE inbox SET status = 'pending', lease_until = NULL, claim = NULL, attempts = attempts - 1 "
+            "WHERE agent_entity_id = ? AND event_id = ? AND status = 'processing' AND claim = ?",
+            (agent_entity_id, event_id, claim),
+        )
+
+
+def claimed(agent_entity_id: str, claim: str) -> Program[list[str]]:
+    """The events that a claim holds."""
+    rows = yield (
+        "SELECT event_id FROM inbox WHERE claim = ? AND status = 'processing' AND agent_entity_id = ? "
+        "ORDER BY event_id",
+        (claim, agent_entity_id),
+    )
+    return [row[0] for row in rows]
+
+
+def waiting(agent_entity_id: str, *, limit: int) -> Program[tuple[list[InboxEvent], int]]:
+    """The oldest events that wait and can be taken, and how many there are."""
+    now = now_ms()
+    rows = yield (
+        f"SELECT {_COLUMNS} FROM inbox WHERE agent_entity_id = ? AND status = 'pending' AND available_at <= ? "
+        "ORDER BY at, seq LIMIT ?",
+        (agent_entity_id, now, limit),
+    )
+    events = [_event(row) for row in rows]
+    if len(events) < limit:
+        return events, len(events)
+    rows = yield (
+        "SELECT COUNT(*) FROM inbox WHERE agent_entity_id = ? AND status = 'pending' AND available_at <= ?",
+        (agent_entity_id, now),
+    )
+    return events, rows[0][0]
+
+
 def take_back(*, limit: int = 100) -> Program[list[InboxEvent]]:
     """What was taken by someone who went away: back to pending, or failed, when its lease has ended."""
     rows = yield (
@@ -108,7 +175,7 @@ def retry(agent_entity_id: str, event_id: str) -> Program[bool]:
     """failed → pending, from the first attempt: an operator asked for it."""
     rows = yield (
         "UPDATE inbox SET status = 'pending', attempts = 0, available_at = ?, error = NULL "
-        "WHERE agent_entity_id = ? AND event_id = ? AND status = 'failed' RETURNING event_id",
+        "WHERE agent_entity_id = ? AND event_id = ? AND status = 'failed' RETURNING 1",
         (now_ms(), agent_entity_id, event_id),
     )
     return bool(rows)

@@ -12,6 +12,7 @@ from toolspace.core.records import Message, MessageKind, MessageStatus
 from toolspace.errors import RefusedError
 
 _COLUMNS = "id, space_id, seq, sender_id, kind, content, metadata, status, run_id, call_id, created_at, updated_at"
+_UNSAID = "kind = 'message' AND status <> 'complete'"
 
 
 def add(
@@ -70,17 +71,77 @@ def change(
     return _message(rows[0]) if rows else None
 
 
+def say(message_id: str, content: Any, metadata: Mapping[str, Any] | None = None) -> Program[Message | None]:
+    """Completes a message that was begun, or begun and abandoned. None where it is complete."""
+    rows = yield (
+        "UPDATE messages SET status = 'complete', content = ?, metadata = ?, updated_at = ? "
+        f"WHERE id = ? AND kind = 'message' AND status IN ('running', 'error') RETURNING {_COLUMNS}",
+        (jsontext.encode_kept(content), jsontext.encode_kept(metadata or {}), now_ms(), message_id),
+    )
+    return _message(rows[0]) if rows else None
+
+
+def resume(message_id: str) -> Program[Message | None]:
+    """Begins a message anew that was abandoned. None where it was not."""
+    rows = yield (
+        "UPDATE messages SET status = 'running', metadata = '{}', updated_at = ? "
+        f"WHERE id = ? AND kind = 'message' AND status = 'error' RETURNING {_COLUMNS}",
+        (now_ms(), message_id),
+    )
+    return _message(rows[0]) if rows else None
+
+
+def abandon(message_id: str, reason: str) -> Program[Message | None]:
+    """Ends a message that was begun, with what kept it from being said. None where it is not being said."""
+    rows = yield (
+        "UPDATE messages SET status = 'error', metadata = ?, updated_at = ? "
+        f"WHERE id = ? AND kind = 'message' AND status = 'running' RETURNING {_COLUMNS}",
+        (jsontext.encode_kept({"error": reason}), now_ms(), message_id),
+    )
+    return _message(rows[0]) if rows else None
+
+
+def being_said(message_id: str) -> Program[Message | None]:
+    """A message that was begun, as long as its sender may go on."""
+    rows = yield (
+        f"SELECT {_COLUMNS} FROM messages WHERE id = ? AND kind = 'message' AND status = 'running' AND EXISTS "
+        "(SELECT 1 FROM members WHERE members.space_id = messages.space_id AND entity_id = sender_id)",
+        (message_id,),
+    )
+    return _message(rows[0]) if rows else None
+
+
+def begun_in(run_id: str) -> Program[list[str]]:
+    """The ids of the messages that a run has begun."""
+    rows = yield (
+        "SELECT id FROM messages WHERE run_id = ? AND kind = 'message' AND status = 'running' ORDER BY seq",
+        (run_id,),
+    )
+    return [row[0] for row in rows]
+
+
 def one(message_id: str) -> Program[Message | None]:
     rows = yield f"SELECT {_COLUMNS} FROM messages WHERE id = ?", (message_id,)
     return _message(rows[0]) if rows else None
 
 
-def latest(space_id: str, *, limit: int = 50, offset: int = 0) -> Program[tuple[list[Message], int]]:
-    """The last messages of a space, oldest first, and how many it has; `offset` skips newer ones."""
+def latest(
+    space_id: str, *, limit: int = 50, offset: int = 0, said: bool = False
+) -> Program[tuple[list[Message], int]]:
+    """The last messages of a space, oldest first, and how many it has; `offset` skips newer ones.
+
+    `said`: without those that are only begun, or were abandoned.
+    """
     rows = yield "SELECT COUNT(*) FROM messages WHERE space_id = ?", (space_id,)
     total: int = rows[0][0]
+    only = ""
+    if said:
+        # Not counted together: all and these few are each in an index, those that are left are not.
+        rows = yield f"SELECT COUNT(*) FROM messages WHERE space_id = ? AND {_UNSAID}", (space_id,)
+        total -= rows[0][0]
+        only = f"AND NOT ({_UNSAID}) "
     rows = yield (
-        f"SELECT {_COLUMNS} FROM messages WHERE space_id = ? ORDER BY seq DESC LIMIT ? OFFSET ?",
+        f"SELECT {_COLUMNS} FROM messages WHERE space_id = ? {only}ORDER BY seq DESC LIMIT ? OFFSET ?",
         (space_id, limit, offset),
     )
     return [_message(row) for row in reversed(rows)], total

@@ -15,7 +15,7 @@ from typing import Any, Self, TypeVar
 from toolspace.abc.database import SKIP_LOCKED, Database, Program, Row, Tail
 from toolspace.core.postgres import SCHEMES, faults, load_driver, shown_address
 from toolspace.errors import StorageError, StorageInDoubt, StorageUnavailable, UnkeepableError
-from toolspace.stores.sql.events import append_all
+from toolspace.stores.sql import tails
 from toolspace.stores.sql.schema import migrate
 
 _log = logging.getLogger("toolspace.stores")
@@ -106,7 +106,7 @@ class PostgresDatabase(Database):
         def whole() -> Program[T]:
             result = yield from program()
             if tail is not None:
-                yield from append_all((tail(),))
+                yield from tails.write((tail(),))
             return result
 
         # Shielded: whoever is canceled during the commit would never know whether it happened, nor would anyone else.

@@ -105,6 +105,15 @@ def open_of(agent_entity_id: str) -> Program[list[str]]:
     return [row[0] for row in rows]
 
 
+def step(run_id: str, number: int, usage: str | None) -> Program[bool]:
+    """A run takes a step, at this cost so far. False where it is not running any more."""
+    rows = yield (
+        "UPDATE runs SET steps = ?, usage = COALESCE(?, usage) WHERE id = ? AND status = 'running' RETURNING id",
+        (number, usage, run_id),
+    )
+    return bool(rows)
+
+
 def reach_step(run_id: str, step: int) -> Program[None]:
     """A run is at this step now, if it was not further already."""
     yield "UPDATE runs SET steps = ? WHERE id = ? AND steps < ?", (step, run_id, step)

@@ -69,6 +69,7 @@ _FIRST = (
     "CREATE INDEX inbox_next ON inbox (agent_entity_id, priority, at, seq) WHERE status = 'pending'",
     "CREATE INDEX inbox_done ON inbox (at) WHERE status = 'processed'",
     "CREATE INDEX inbox_leased ON inbox (lease_until) WHERE status = 'processing'",
+    "CREATE INDEX inbox_claimed ON inbox (claim) WHERE status = 'processing'",
     "CREATE TABLE streams (stream TEXT PRIMARY KEY, last_id BIGINT NOT NULL)",
     """CREATE TABLE events (
         stream TEXT NOT NULL, id BIGINT NOT NULL, type TEXT NOT NULL, data TEXT NOT NULL, exposure TEXT NOT NULL,
@@ -109,9 +110,59 @@ _FIRST = (
     )""",
     "CREATE INDEX plans_entity ON plans (entity_id)",
     "CREATE INDEX plans_due ON plans (next_run_at) WHERE status = 'active'",
+    """CREATE TABLE sessions (
+        id TEXT PRIMARY KEY, agent_entity_id TEXT NOT NULL REFERENCES entities (id) ON DELETE CASCADE,
+        kind TEXT NOT NULL, run_id TEXT, node_id TEXT, token BIGINT NOT NULL, lease_until BIGINT NOT NULL,
+        cycle BIGINT NOT NULL, last_seq BIGINT NOT NULL, summary TEXT, agent_turns BIGINT NOT NULL,
+        attempts BIGINT NOT NULL, created_at BIGINT NOT NULL
+    )""",
+    "CREATE INDEX sessions_agent ON sessions (agent_entity_id)",
+    "CREATE INDEX sessions_run ON sessions (run_id) WHERE run_id IS NOT NULL",
+    """CREATE TABLE history (
+        session_id TEXT NOT NULL REFERENCES sessions (id) ON DELETE CASCADE, seq BIGINT NOT NULL, cycle BIGINT NOT NULL,
+        run_id TEXT, turn TEXT NOT NULL, tokens BIGINT NOT NULL, at BIGINT NOT NULL, PRIMARY KEY (session_id, seq)
+    )""",
+    "CREATE INDEX history_run ON history (run_id) WHERE run_id IS NOT NULL",
+    """CREATE TABLE tasks (
+        id TEXT PRIMARY KEY, agent_entity_id TEXT NOT NULL REFERENCES entities (id) ON DELETE CASCADE,
+        description TEXT NOT NULL, input TEXT NOT NULL, status TEXT NOT NULL, run_id TEXT NOT NULL, result TEXT,
+        reflection TEXT, created_at BIGINT NOT NULL, completed_at BIGINT
+    )""",
+    "CREATE INDEX tasks_agent ON tasks (agent_entity_id, created_at)",
+    "CREATE INDEX tasks_running ON tasks (agent_entity_id) WHERE status = 'running'",
+    "CREATE INDEX tasks_ended ON tasks (completed_at) WHERE completed_at IS NOT NULL",
 )
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST,)
+_SECOND = (
+    # Few messages are not said yet, or never were.
+    "CREATE INDEX messages_begun ON messages (run_id) WHERE kind = 'message' AND status = 'running'",
+    "CREATE INDEX messages_unsaid ON messages (space_id) WHERE kind = 'message' AND status <> 'complete'",
+    """CREATE TABLE receipts (
+        entity_id TEXT NOT NULL REFERENCES entities (id) ON DELETE CASCADE, call_id TEXT NOT NULL, answer TEXT,
+        at BIGINT NOT NULL, PRIMARY KEY (entity_id, call_id)
+    )""",
+    "CREATE INDEX receipts_at ON receipts (at)",
+    """CREATE TABLE documents (
+        entity_id TEXT NOT NULL REFERENCES entities (id) ON DELETE CASCADE, id TEXT NOT NULL, title TEXT NOT NULL,
+        source TEXT, origin TEXT NOT NULL, stamp TEXT, size BIGINT NOT NULL, passages BIGINT NOT NULL,
+        words BIGINT NOT NULL, created_at BIGINT NOT NULL, updated_at BIGINT NOT NULL, digest TEXT NOT NULL,
+        metadata TEXT NOT NULL, PRIMARY KEY (entity_id, id)
+    )""",
+    "CREATE INDEX documents_figures ON documents (entity_id, size, passages, words)",
+    """CREATE TABLE document_passages (
+        entity_id TEXT NOT NULL, document_id TEXT NOT NULL, number BIGINT NOT NULL, start BIGINT NOT NULL,
+        text TEXT NOT NULL, PRIMARY KEY (entity_id, document_id, number),
+        FOREIGN KEY (entity_id, document_id) REFERENCES documents (entity_id, id) ON DELETE CASCADE
+    )""",
+    """CREATE TABLE document_words (
+        entity_id TEXT NOT NULL, word TEXT NOT NULL, document_id TEXT NOT NULL, passages BIGINT NOT NULL,
+        postings TEXT NOT NULL, PRIMARY KEY (entity_id, word, document_id),
+        FOREIGN KEY (entity_id, document_id) REFERENCES documents (entity_id, id) ON DELETE CASCADE
+    )""",
+    "CREATE INDEX document_words_of ON document_words (entity_id, document_id)",
+)
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _SECOND)
 
 
 def migrate() -> Program[int]:

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, Self, TypeVar
 from toolspace.abc.database import Database, Program, Row, Tail
 from toolspace.errors import StorageError, StorageUnavailable, UnkeepableError
 from toolspace.stores.private import make_private_folder
-from toolspace.stores.sql.events import append_all
+from toolspace.stores.sql import tails
 from toolspace.stores.sql.schema import migrate
 
 _log = logging.getLogger("toolspace.stores")
@@ -33,10 +33,15 @@ _MOST_AT_ONCE = 512
 """Programs in one commit."""
 _BUSY_MS = 30_000
 _READERS = 2
+_TAKING_SECONDS = 0.001
+"""How long the loop waits at most for the thread to begin a commit."""
 _STATEMENTS = 512
-_CHECKPOINT_BYTES, _CHECKPOINT_SECONDS = 4 << 20, 5.0
-_LONGEST_LOG = 32 << 20
-"""Beyond that the writer itself brings the log to its end, so that it starts again at its beginning."""
+_CHECKPOINT_BYTES, _CHECKPOINT_SECONDS = 16 << 20, 5.0
+"""How long the log may be, and how old what is in it, before it is copied into the file."""
+_LOG_BYTES, _LONGEST_LOG = 8 << 20, 32 << 20
+"""How long the log's file is made beforehand, and how long it may stay."""
+_LOG_HEAD, _FRAME_HEAD = 32, 24
+"""Bytes at the beginning of the log, and of each page in it."""
 
 _UNAVAILABLE = frozenset(
     (
@@ -74,8 +79,12 @@ class SqliteDatabase(Database):
         self._idle = asyncio.Event()
         self._commits: queue.SimpleQueue[_Commit | None] = queue.SimpleQueue()
         self._reads: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._taken = threading.Lock()
+        """Held, but for the moment in which the thread takes what it is to commit."""
+        self._taken.acquire()
         self._threads: list[threading.Thread] = []
         self._checkpoint = threading.Event()
+        self._log: _Log | None = None
         self._log_is_long = False
         self._closing = False
         self._written = 0
@@ -133,6 +142,8 @@ class SqliteDatabase(Database):
         self._checkpoint.set()
         for thread in self._threads:
             thread.join()
+        if self._log is not None:
+            self._log.close()
         if self._lock is not None:
             self._lock.close()
 
@@ -156,6 +167,7 @@ class SqliteDatabase(Database):
             make_private_folder(self.path.parent)
             self._lock = _lock(self.path)
             self._prepare(self._connect(opened))
+            self._log = _Log(opened[0], self.path)
             for _ in range(1 + _READERS):
                 self._connect(opened)
             for reader in opened[2:]:
@@ -206,6 +218,8 @@ class SqliteDatabase(Database):
     def _close_all(self, opened: Sequence[sqlite3.Connection]) -> None:
         for connection in opened:
             connection.close()
+        if self._log is not None:
+            self._log.close()
         if self._lock is not None:
             self._lock.close()
 
@@ -239,6 +253,10 @@ class SqliteDatabase(Database):
                 continue
             self._is_committing = True
             self._commits.put(_Commit(batch, is_begun))
+            if len(batch) > 1:
+                # Where many write there is much to do here, and until all of it was done the thread would not get its
+                # turn to begin: the disk would stand still while the loop works, and the loop while the disk does.
+                self._taken.acquire(timeout=_TAKING_SECONDS)
             return
         if self._closing:
             self._idle.set()
@@ -251,17 +269,17 @@ class SqliteDatabase(Database):
         return batch
 
     def _committed(self, batch: Sequence[_Job]) -> None:
-        self._is_committing = False
         self._written += len(batch)
         _settle(batch)
-        self._soon()
+        self._is_committing = False
+        self._run_waiting()  # Before those who asked go on: the disk has something to do meanwhile.
 
     def _write(self, connection: sqlite3.Connection) -> None:
         """Commits, in a thread: nobody else waits for the disk."""
-        size = 0
-        log = f"{self.path}-wal"
         while (commit := self._commits.get()) is not None:
             batch = commit.batch
+            if len(batch) > 1 and self._taken.locked():
+                self._taken.release()
             if commit.is_begun or _begin(connection, batch):
                 _commit(connection, batch)
             if self._log_is_long:
@@ -269,18 +287,15 @@ class SqliteDatabase(Database):
                 self._log_is_long = False
             with contextlib.suppress(RuntimeError):  # The loop is closed: nobody waits there.
                 self._loop.call_soon_threadsafe(self._committed, batch)
-            with contextlib.suppress(OSError):
-                now = os.stat(log).st_size
-                if not size <= now < size + _CHECKPOINT_BYTES:
-                    size = now
-                    self._checkpoint.set()
+            if self._log is not None and self._log.is_long():
+                self._checkpoint.set()
         connection.close()
 
     def _check_point(self, connection: sqlite3.Connection) -> None:
         """Copies what was written from the log into the file, beside the writer, which must not wait for that.
 
         Under constant writing there is always more in the log than was copied, and it would grow for ever: then the
-        writer is asked to copy the rest.
+        writer is asked to copy the rest, so that it starts again at its beginning.
         """
         copied = 0
         while not self._closing:
@@ -288,7 +303,7 @@ class SqliteDatabase(Database):
             self._checkpoint.clear()
             if copied != self._written:
                 copied = self._written
-                self._log_is_long = _copy_log(connection, self.path) > _LONGEST_LOG
+                self._log_is_long = _copy_log(connection, self.path) >= _CHECKPOINT_BYTES
         connection.close()
 
     # The readers
@@ -379,8 +394,9 @@ def _run(connection: sqlite3.Connection, batch: Sequence[_Job]) -> bool:
                 job.error = None
             connection.execute("BEGIN IMMEDIATE")
             _run_apart(connection, batch)
-        tails = [job.tail() for job in batch if job.tail is not None and job.error is None]
-        _step_through(connection, lambda: append_all(tails))
+        left = [job.tail() for job in batch if job.tail is not None and job.error is None]
+        if left:
+            _step_through(connection, lambda: tails.write(left))
     except BaseException as error:
         _fail(connection, batch, error)
         return False
@@ -435,6 +451,33 @@ def _roll_back(connection: sqlite3.Connection) -> None:
             connection.execute("ROLLBACK")
 
 
+class _Log:
+    """The file of the log: made long beforehand, and looked at to see how far it is written.
+
+    A commit that makes a file longer waits for the books of the file system too, longer than for all the rest. What is
+    behind the last page that was written means nothing to SQLite.
+    """
+
+    def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
+        (page,) = connection.execute("PRAGMA page_size").fetchone()
+        self._mark = _LOG_HEAD + _CHECKPOINT_BYTES // page * (_FRAME_HEAD + page)
+        self._file = open(f"{path}-wal", "r+b", buffering=0)  # noqa: SIM115 - it stays open
+        with contextlib.suppress(OSError):  # The disk is full. Whatever has to be written says so.
+            missing = _LOG_BYTES - self._file.seek(0, os.SEEK_END)
+            if missing > 0:
+                self._file.write(bytes(missing))
+
+    def is_long(self) -> bool:
+        """Whether it should be copied: the page at the mark has the log's salts, so it is not of an earlier turn."""
+        try:
+            return os.pread(self._file.fileno(), 8, self._mark + 8) == os.pread(self._file.fileno(), 8, 16)
+        except OSError:
+            return False
+
+    def close(self) -> None:
+        self._file.close()
+
+
 def _copy_log(connection: sqlite3.Connection, path: Path) -> int:
     """Copies as much of the log as can be without waiting for anyone. Says how long it is."""
     try:
@@ -469,11 +512,16 @@ def _execute(connection: sqlite3.Connection, sql: str, values: Sequence[Any]) ->
         if type(value) is str and "\0" in value:  # SQLite would take it, PostgreSQL does not.
             raise UnkeepableError(_UNKEEPABLE)
     try:
+        if sql.endswith(_WHETHER):
+            # SQLite would put the rows into a table and read them from there, which takes as long as changing them.
+            return [(1,)] * connection.execute(sql[: -len(_WHETHER)], values).rowcount
         return connection.execute(sql, values).fetchall()
     except (OverflowError, UnicodeEncodeError):
         raise UnkeepableError(_UNKEEPABLE) from None
 
 
+_WHETHER = " RETURNING 1"
+"""At the end of what wants to know only whether a row was changed."""
 _UNKEEPABLE = "a value cannot be kept: no NUL characters, no lone surrogates, integers of 64 bits"
 
 

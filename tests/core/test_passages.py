@@ -1,0 +1,61 @@
+"""How text is taken apart for a search."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from toolspace.core.passages import OVERLAP, PASSAGE, cut, index, joined, query_words, words
+
+pytestmark = [pytest.mark.spec("9.5")]
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("Invoices, invoice & INVOICE", ["invoice"] * 3),
+        ("policies addresses statuses status bus", ["policy", "address", "statuse", "status", "bus"]),
+        ("max_output_tokens=4096", ["max", "output", "token", "4096"]),
+        ("Straße ÜBER ﬁne café", ["strasse", "über", "fine", "café"]),
+        ("cafe\u0301", ["café"]),
+        ("東京", ["東", "東京", "京"]),
+        ("iPhone東京", ["iphone", "東", "東京", "京"]),
+        ("x" * 100, ["x" * 64]),
+        ("… — !", []),
+    ],
+)
+def test_words_are_folded_and_unspaced_scripts_are_taken_in_pairs(text: str, found: list[str]) -> None:
+    assert words(text) == found
+
+
+def test_a_query_asks_for_pairs_and_for_a_letter_only_where_it_stands_alone() -> None:
+    assert query_words("東京タワー") == ["東京", "京タ", "タワ", "ワー"]
+    assert query_words("猫 cat cat") == ["猫", "cat"]
+
+
+def test_passages_end_between_paragraphs_where_they_can_and_overlap() -> None:
+    paragraph = "A sentence that says something. " * 25
+    text = "\n\n".join([paragraph.strip()] * 5)
+    parts = cut(text)
+    assert all(len(text[start:end]) <= PASSAGE + OVERLAP for start, end in parts)
+    assert text[parts[0][0] : parts[0][1]].endswith("\n\n")
+    for (_, end), (start, _) in pairwise(parts):
+        assert start < end
+
+
+@given(st.text(alphabet=st.characters(codec="utf-8"), max_size=6000) | st.text("a \n.東", max_size=6000))
+def test_passages_are_bounded_and_make_up_the_text_again(text: str) -> None:
+    for start, end in cut(text):
+        assert 0 <= start <= end <= len(text)
+        assert end - start <= PASSAGE + OVERLAP
+    assert joined(index("", text).passages) == text
+
+
+def test_the_title_counts_for_every_passage() -> None:
+    indexed = index("Parental leave", "word " * 1000)
+    assert len(indexed.passages) > 3
+    numbers = indexed.postings["parental"][::3]
+    assert numbers == list(range(len(indexed.passages)))
