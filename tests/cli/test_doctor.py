@@ -73,6 +73,47 @@ def test_a_folder_that_others_may_write_and_a_cache_on_disk_are_looked_at(toolsp
     assert {"state": "ok", "what": "cache", "found": str(tmp_path / "open" / "cache.db")} in found(done, "ok")
 
 
+AGENTS = """\
+agents:
+  ready: {model: "openai:gpt-5"}
+  demo: {model: demo}
+  own: {model: {provider: anthropic, name: claude, apiKey: hunter2}}
+  poor: {model: "google:gemini", knowledge: ./nowhere}
+  lost: {model: "opnai:gpt-5"}
+"""
+
+
+@pytest.mark.spec("11.7")
+def test_each_agent_is_told_with_its_model_and_whether_its_key_is_there(toolspace: Toolspace, project: Path) -> None:
+    (project / "toolspace.yaml").write_text(AGENTS)
+
+    done = toolspace("doctor", "--json", OPENAI_API_KEY="hunter2", GEMINI_API_KEY="", GOOGLE_API_KEY="")
+
+    checks = [check for check in json.loads(done.stdout)["checks"] if check["what"] == "agents"]
+    assert [check["found"] for check in checks if check["state"] == "ok"] == [
+        "ready: openai:gpt-5",
+        "demo: demo",
+        "own: anthropic:claude",
+    ]
+    poor, lost = [check for check in checks if check["state"] == "problem"]
+    assert (poor["found"], "GEMINI_API_KEY" in poor["fix"]) == ("poor: google:gemini: no key is set", True)
+    assert (lost["found"], "openai" in lost["fix"]) == ("lost: unknown model provider 'opnai'", True)
+    (nowhere,) = [check for check in checks if check["state"] == "warning"]
+    assert nowhere["found"] == f"poor: there is no {project / 'nowhere'} to know"
+    assert "hunter2" not in done.stdout
+
+
+def test_an_agent_without_a_model_needs_a_key_of_some_provider(toolspace: Toolspace, project: Path) -> None:
+    (project / "toolspace.yaml").write_text("agents: {any: {system: Help.}}\n")
+    keys = {"OPENAI_API_KEY": "", "GEMINI_API_KEY": "", "GOOGLE_API_KEY": "", "ANTHROPIC_API_KEY": "k"}
+
+    assert "✓ agents: any: anthropic:" in toolspace("doctor", **keys).stdout
+
+    done = toolspace("doctor", **{**keys, "ANTHROPIC_API_KEY": ""})
+    assert "✗ agents: any: names no model, and no key is set" in done.stdout
+    assert done.returncode == 1
+
+
 SERVERS = f"""\
 tools: {{builtins: false}}
 mcpServers:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from toolspace.config.load import Config, load_agent, load_config
+from toolspace.config.load import Config, load_config
 from toolspace.config.model import Defaults, Queue, Rate, Storage
 from toolspace.errors import ConfigError
 
@@ -91,6 +91,7 @@ storage: {url: "postgresql://h/db", redis: "redis://h", cache: disk}
 server: {host: 0.0.0.0, port: 80}
 functions: ./tools.py
 router: {destinations: [a, b]}
+agents: {a: {system: x}, b: {system: y}}
 """
     )
     assert config.defaults.tool_timeout == 5
@@ -359,17 +360,6 @@ def test_equal_files_give_equal_sections(load: Any) -> None:
     assert first.mcp_servers == second.mcp_servers
 
 
-# Agents
-
-
-@pytest.mark.spec("5.1")
-def test_an_agent_file_is_strict_about_its_top(write: Any) -> None:
-    with pytest.raises(ConfigError, match=r'agent\.yaml:2: modle: unknown key; did you mean "model"'):
-        load_agent(write("agent: {name: a}\nmodle: {}\n", "agent.yaml"), environ={})
-    with pytest.raises(ConfigError, match=r'agent\.yaml: "agent" is missing'):
-        load_agent(write("model: {}\n", "agent.yaml"), environ={})
-
-
 keys = st.sampled_from(
     [
         "defaults",
@@ -385,7 +375,15 @@ keys = st.sampled_from(
         "storage",
         "server",
         "functions",
+        "notifications",
+        "webhook",
+        "smtp",
         "agent",
+        "model",
+        "loop",
+        "limits",
+        "destinations",
+        "spaces",
         "name",
         "executionType",
         "execution",
@@ -419,7 +417,25 @@ leaves = (
     | st.booleans()
     | st.integers(-5, 10**20)
     | st.floats()
-    | st.sampled_from(["", "q", "basic", "stdio", "http", "5s", "${X}", "${", "*", "~nobody/x", "\0", "\x1b[31m"])
+    | st.sampled_from(
+        [
+            "",
+            "q",
+            "basic",
+            "stdio",
+            "http",
+            "a",
+            "b:c",
+            "./a.yaml",
+            "5s",
+            "${X}",
+            "${",
+            "*",
+            "~nobody/x",
+            "\0",
+            "\x1b[31m",
+        ]
+    )
     | st.text(st.characters(codec="utf-8"), max_size=5)
 )
 trees = st.dictionaries(

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from toolspace.config.load import Config, load_agent, load_config
-from toolspace.config.model import McpServer, ToolDefinition
+from toolspace.config.load import Config, load_config
+from toolspace.config.model import Loop, McpServer, ToolDefinition
 from toolspace.core.tool import ToolCategory
 from toolspace.errors import ConfigError
 
@@ -192,26 +192,12 @@ AGENT = {
 
 
 @pytest.mark.spec("5.1")
-def test_an_agent_file(tmp_path: Path) -> None:
-    path = tmp_path / "agent.json"
-    path.write_text(json.dumps(AGENT))
-    agent = load_agent(path, environ={})
-    assert agent.version == "1.0"
-    assert agent.agent["name"] == "goal-aware-assistant"
-    assert agent.model["maxOutputTokens"] == 1500
-    assert list(agent.tools.definitions) == ["setGoals", "getGoals"]
-    assert agent.tools.definitions["setGoals"].visible is False
-    assert agent.mcp_servers["github-tools"].tools_allowed == ("list_prs", "create_issue")
-    assert agent.runtime == {"response": {"type": "ui-message-stream"}}
-
-
-@pytest.mark.spec("5.1")
 def test_an_agent_file_is_a_configuration_too(load: Any) -> None:
     config = load(AGENT, "agent.json")
     assert list(config.tools.definitions) == ["setGoals", "getGoals"]
     assert list(config.mcp_servers) == ["github-tools"]
     assert config.agent is not None
-    assert config.agent.loop == {"maxSteps": 10, "toolChoice": "auto"}
+    assert config.agent.loop == Loop(max_steps=10)
 
 
 @pytest.mark.spec("5.1")

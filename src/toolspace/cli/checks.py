@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+from toolspace.cli.agentcheck import agent_checks
 from toolspace.cli.checking import Check, State
 from toolspace.cli.options import Options
 from toolspace.cli.servercheck import server_checks, service_checks
@@ -51,6 +52,8 @@ async def all_checks(options: Options) -> AsyncIterator[Check]:
     from toolspace.cli.storagecheck import database_check  # With SQLite, which other checks do not need.
 
     yield await database_check(config)
+    async for check in agent_checks(config, environment(options)):
+        yield check
     async for check in _toolspace(options, config):
         yield check
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from toolspace.config.document import KeyPath, dotted
-from toolspace.config.settings import SECTIONS, functions
+from toolspace.config.reading import Setting
+from toolspace.config.settings import SECTIONS, SINGLE
 
 
 class Row(NamedTuple):
@@ -19,18 +20,18 @@ class Row(NamedTuple):
 
 def rows(section: str) -> list[Row]:
     """The settings of one section."""
-    found: list[Row] = []
-    for setting in SECTIONS[section].settings:
-        default = "required" if setting.required else f"`{setting.default}`" if setting.default else ""
-        found.append(Row(f"{section}.{setting.key}", setting.kind.label, default, setting.effect))
-    return found
+    return [_row(f"{section}.{setting.key}", setting) for setting in SECTIONS[section].settings]
+
+
+def _row(path: str, setting: Setting) -> Row:
+    default = "required" if setting.required else f"`{setting.default}`" if setting.default else ""
+    return Row(path, setting.kind.label, default, setting.effect)
 
 
 def all_rows() -> list[Row]:
     """Every documented setting, in the order of the documentation."""
     found = [row for section in SECTIONS for row in rows(section)]
-    found.append(Row("functions", functions.label, "", "Python tools: files, modules, or `module:name`."))
-    return found
+    return found + [_row(setting.key, setting) for setting in SINGLE]
 
 
 def markdown_table(section: str) -> str:

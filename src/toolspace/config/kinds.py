@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,6 +21,8 @@ T = TypeVar("T")
 _TRUE = ("true", "yes", "on", "1")
 _FALSE = ("false", "no", "off", "0")
 _INTEGER = re.compile(r"[-+]?\d{1,18}")
+_NUMBER = re.compile(r"[-+]?\d{1,18}(?:\.\d{0,18})?")
+_MAIL = re.compile(r"(?:[^<>@]*<[^<>@\s]+@[^<>@\s]+>|[^<>@\s]+@[^<>@\s]+)")
 _RATE = re.compile(r"\s*(\d{1,9})\s*(?:/|per)\s*(s|sec|second|min|minute|h|hour)\s*")
 _PERIODS = {"s": 1.0, "sec": 1.0, "second": 1.0, "min": 60.0, "minute": 60.0, "h": 3600.0, "hour": 3600.0}
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
@@ -53,7 +56,24 @@ def _flag(value: Value) -> bool:
     raise Wrong("true or false")
 
 
+def _label(value: Value) -> str:
+    found = value.data.strip() if isinstance(value.data, str) else ""
+    if not found or not found.isprintable():
+        raise Wrong("a name")
+    return found
+
+
+def _prose(value: Value) -> str:
+    """Text that is kept: what no database can hold is better found now."""
+    found = _text(value)
+    if "\0" in found or any("\ud800" <= character <= "\udfff" for character in found):
+        raise Wrong("text without NUL characters and halves of characters")
+    return found
+
+
 text = Kind("string", "a string", _text)
+prose = Kind("string", "a string", _prose)
+label = Kind("string", "a name", _label)
 word = Kind("string", "a string", _word)
 flag = Kind("boolean", "true or false", _flag)
 
@@ -76,6 +96,24 @@ def integer(minimum: int, maximum: int | None = None, *, nullable: bool = False)
         return data
 
     return Kind("integer or null" if nullable else "integer", expects, read, nullable=nullable)
+
+
+def number(minimum: float, maximum: float | None = None, *, nullable: bool = False) -> Kind[float]:
+    upper = "" if maximum is None else f" and at most {maximum:g}"
+    expects = f"a number of at least {minimum:g}{upper}" + (", or null" if nullable else "")
+
+    def read(value: Value) -> float:
+        data = value.data
+        if isinstance(data, str) and _NUMBER.fullmatch(data.strip()):
+            data = float(data)
+        if isinstance(data, bool) or not isinstance(data, int | float):
+            raise Wrong(expects)
+        # Compared before it is converted: no float holds an integer of 400 digits. NaN is in no range.
+        if not minimum <= data <= (sys.float_info.max if maximum is None else maximum):
+            raise Wrong(expects)
+        return float(data)
+
+    return Kind("number or null" if nullable else "number", expects, read, nullable=nullable)
 
 
 def _seconds(value: Value) -> float:
@@ -240,7 +278,18 @@ def listing(item: Kind[T], label: str, expects: str, *, separator: str = ",") ->
     return Kind(label, expects, read, separator=separator)
 
 
+def _mail_address(value: Value) -> str:
+    # Within one line: what follows a line break would be a header of its own.
+    written = value.data.strip() if isinstance(value.data, str) else ""
+    if not _MAIL.fullmatch(written) or not written.isprintable():
+        raise Wrong('a mail address, such as "ann@example.com" or "Ann <ann@example.com>"')
+    return written
+
+
+mail_address = Kind("mail address", "a mail address", _mail_address)
+mail_addresses = listing(mail_address, "list of mail addresses", "a list of mail addresses")
 words = listing(word, "list of strings", "a list of strings")
+labels = listing(label, "list of names", "a list of names")
 globs = listing(text, "list of names or globs", "a list of names or globs")
 paths = listing(path, "list of paths", "a list of paths", separator=os.pathsep)
 

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import msgspec
 
 from toolspace.core.tool import NO_ANNOTATIONS, Annotations, ExecutionType, ToolCategory
 
+if TYPE_CHECKING:
+    from toolspace.config.configuration import Config
+
 Transport = Literal["stdio", "http", "sse", "websocket"]
 SearchEngine = Literal["tavily", "google", "bing", "duckduckgo"]
 CacheKind = Literal["memory", "disk"]
+SmtpTls = Literal["none", "starttls", "tls"]
+Review = Literal["rules", "model"]
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True):
@@ -275,20 +280,127 @@ class Server(Section, frozen=True, kw_only=True):
     event_retention: float = 604_800.0
     retention: float = 2_592_000.0
     worker_grace: float = 3.0
+    max_active_agents: int = 32
+    """How many agents may be in a cycle at once."""
 
 
-class AgentFile(Section, frozen=True, kw_only=True):
-    """An agent as its file describes it. Only its tools are looked into here."""
+class Webhook(Section, frozen=True, kw_only=True):
+    """Where notifications are posted to."""
 
+    secrets = frozenset(("url", "headers"))
+
+    url: str
+    headers: Mapping[str, str] = {}
+
+
+class Smtp(Section, frozen=True, kw_only=True):
+    """The mail server that notifications go through."""
+
+    secrets = frozenset(("username", "password"))
+
+    host: str
+    port: int | None = None
+    """None: the usual one for `tls`: 25, 587 or 465."""
+    sender: str
+    to: tuple[str, ...]
+    allowed_recipients: tuple[str, ...] = ()
+    """Globs of addresses that an agent may choose itself, besides `to`."""
+    username: str | None = None
+    password: str | None = None
+    tls: SmtpTls = "starttls"
+
+
+class Notifications(Section, frozen=True, kw_only=True):
+    """How `send_notification` reaches people. Neither: it cannot."""
+
+    webhook: Webhook | None = None
+    smtp: Smtp | None = None
+
+
+class AgentModel(Section, frozen=True, kw_only=True):
+    """Which model an agent thinks with. Without a provider: the one whose key is in the environment."""
+
+    secrets = frozenset(("api_key", "headers"))
+
+    provider: str | None = None
+    name: str | None = None
+    """None: the provider's usual one."""
+    temperature: float | None = None
+    max_output_tokens: int | None = None
+    reasoning: str | None = None
+    base_url: str | None = None
+    api_key: str | None = None
+    """None: the provider's own variable."""
+    headers: Mapping[str, str] = {}
+    timeout: float = 600.0
+    retries: int = 4
+
+
+class Loop(Section, frozen=True, kw_only=True):
+    """How the model and its tools take turns."""
+
+    max_steps: int = 20
+    tool_choice: str = "auto"
+    """`auto`, `required`, `none`, or the name of a tool."""
+    max_tool_calls_per_turn: int | None = None
+    """None: `Defaults.max_tool_calls_per_turn`."""
+    review: Review = "rules"
+    """Who decides after a failed tool whether to go on."""
+
+
+class Consciousness(Section, frozen=True, kw_only=True):
+    """How much of its past an agent has in mind."""
+
+    max_tokens: int = 100_000
+    min_recent_cycles: int = 3
+
+
+class AgentLimits(Section, frozen=True, kw_only=True):
+    """What an agent may not exceed."""
+
+    max_agent_turns: int = 6
+    """How often agents may answer one another before a person says something."""
+    cycles_per_minute: int = 60
+    max_tokens: int | None = None
+    """Of one run, with those of the agents that it calls. None: any number."""
+    max_cost: float | None = None
+    """In US dollars, of one run."""
+    timeout: float | None = None
+    """Seconds for one run."""
+    max_depth: int = 8
+    """How deep agents may call agents."""
+    inbox_batch: int = 50
+    """How many events one cycle takes."""
+
+
+class AgentSpec(Section, frozen=True, kw_only=True):
+    """An agent as configuration describes it."""
+
+    name: str
+    description: str = ""
+    system: str = ""
+    """Its instructions."""
     version: str | None = None
-    agent: Mapping[str, Any] = {}
-    model: Mapping[str, Any] = {}
-    loop: Mapping[str, Any] = {}
-    tools: ToolSettings = ToolSettings()
-    mcp_servers: Mapping[str, McpServer] = {}
-    runtime: Mapping[str, Any] = {}
+    model: AgentModel = AgentModel()
+    loop: Loop = Loop()
+    consciousness: Consciousness = Consciousness()
+    limits: AgentLimits = AgentLimits()
     router: Router = Router()
-    agents: Any = None
-    consciousness: Mapping[str, Any] = {}
-    limits: Mapping[str, Any] = {}
+    agents: tuple[str, ...] = ()
+    """Agents that it may call."""
+    spaces: tuple[str, ...] = ()
+    """Names of the spaces that it is put into at the start."""
+    knowledge: tuple[Path, ...] = ()
+    """Files and folders that `search_knowledge` looks into."""
+    notifications: Notifications = Notifications()
+    runtime: Mapping[str, Any] = {}
+    """As written; it means nothing here."""
+    config: Config | None = None
+    """What a toolspace of its own is assembled from. None: it says nothing of tools."""
     path: Path | None = None
+    """The file that describes it."""
+
+    @property
+    def has_own_tools(self) -> bool:
+        """Whether it has tools, or settings of tools, that are its alone."""
+        return self.config is not None

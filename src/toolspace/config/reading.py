@@ -60,6 +60,12 @@ class Session:
         """Where each setting that was given came from: a place in the document, or the name of a variable."""
         self._unusable = {problem.at for problem in self.problems}
 
+    def apart(self) -> Session:
+        """A reading of one part of the document by itself, which no variable overrides. Its faults are noted here."""
+        part = Session(self.document, base_dir=self.base_dir, written=self.written)
+        part.problems, part.warnings, part._unusable = self.problems, self.warnings, self._unusable
+        return part
+
     def note(self, at: KeyPath, message: str, variable: str | None = None) -> None:
         if variable is not None or at not in self._unusable:  # What could not be expanded has had its word.
             self.problems.append(Problem(at, message, variable))

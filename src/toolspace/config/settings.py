@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from toolspace.config import kinds
+from toolspace.config import agentsettings, kinds
 from toolspace.config.document import KeyPath, shown
 from toolspace.config.model import (
     Defaults,
@@ -22,7 +22,6 @@ from toolspace.config.model import (
     Provider,
     Queue,
     RestTool,
-    Router,
     Server,
     Storage,
     ToolDefinition,
@@ -294,25 +293,17 @@ OPENAPI = Record(
 )
 
 
-def _name(value: Value) -> str:
-    if not isinstance(value.data, str) or not value.data.strip():
-        raise Wrong("a name")
-    return value.data.strip()
-
-
-_label = Kind("string", "a name", _name)
-
 PROVIDER = Record(
     Provider,
     Setting(
         "uses",
-        _label,
+        kinds.label,
         "The provider: the name under which an installed package offers it, `package.module:Name`, or "
         "`./file.py:Name`; without it the name of the entry.",
     ),
     Setting(
         "namespace",
-        _label,
+        kinds.label,
         "The first half of its tools' names; without it the provider's own, else the name of the entry.",
     ),
     Setting("settings", kinds.mapping, "What the provider is made with: its own settings, by name.", secret=True),
@@ -389,8 +380,6 @@ TOOLS = Record(
     Setting("definitions", _definitions, "Tools declared here, each with a `name`."),
     Setting("mcpServers", mcp_servers, "The same as the section `mcpServers`."),
 )
-
-ROUTER = Record(Router, Setting("destinations", kinds.words, "The agents that a call can be handed to."))
 
 STORAGE = Record(
     Storage,
@@ -489,6 +478,7 @@ SERVER = Record(
         "How long a worker that lost its connection may take to return before others get its calls.",
         default="3s",
     ),
+    Setting("maxActiveAgents", kinds.integer(1), "How many agents may be in a cycle at once.", default="32"),
 )
 
 
@@ -527,20 +517,41 @@ SECTIONS: Mapping[str, Record[Any]] = {
     "restTools.<name>": REST_TOOL,
     "openapi.<name>": OPENAPI,
     "providers.<name>": PROVIDER,
-    "router": ROUTER,
+    **agentsettings.SECTIONS,
     "storage": STORAGE,
     "server": SERVER,
 }
 """The section of every record, as the documentation names it."""
 
 
+SINGLE = (
+    Setting("functions", functions, "Python tools: files, modules, or `module:name`."),
+    Setting(
+        "demo",
+        kinds.flag,
+        "Where no agent is configured, have one to try things out with.",
+        default="true",
+    ),
+)
+"""The settings that are sections by themselves."""
+
+
 def single_settings() -> Iterator[tuple[KeyPath, Setting]]:
     """The settings that stand at one fixed place and hold one value: those that a variable can override."""
-    for section in ("defaults", "tools", "tools.webSearch", "storage", "server"):
+    for section in _OVERRIDABLE:
         for setting in SECTIONS[section].settings:
             if setting.kind.single and setting.environment:
                 yield (*section.split("."), setting.key), setting
-    yield (
-        ("functions",),
-        Setting("functions", functions, "Python tools: files, modules, or `module:name`."),
-    )
+    for setting in SINGLE:
+        yield (setting.key,), setting
+
+
+_OVERRIDABLE = (
+    "defaults",
+    "tools",
+    "tools.webSearch",
+    "notifications.webhook",
+    "notifications.smtp",
+    "storage",
+    "server",
+)

@@ -51,6 +51,19 @@ _TAIL = """\
 #  overrides:
 #    "http_*": {queue: web, timeout: 10s, cache: 5m}
 
+# --- Agents. A model needs the key of its provider, such as OPENAI_API_KEY. `toolspace chat NAME` talks to one.
+#agents:
+#  assistant:
+#    system: You help, and say when you do not know.
+#    model: openai:gpt-5
+#    agents: [researcher]
+#    limits: {maxCost: 0.50}
+#  researcher: {system: "You look things up, and say where.", model: "anthropic:claude-sonnet-4-5"}
+
+# --- How agents reach people who are not looking.
+#notifications:
+#  webhook: https://hooks.example.com/agents
+
 # --- Where state is kept.
 #storage:
 #  cache: disk

@@ -1,0 +1,328 @@
+"""Every setting of an agent, and of how it reaches people: its key, what it takes, its default and its effect.
+
+The part of the table in `settings` that is about agents. Which file describes which agent is for `agents`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+from toolspace.config import kinds
+from toolspace.config.document import KeyPath
+from toolspace.config.model import (
+    AgentLimits,
+    AgentModel,
+    Consciousness,
+    Loop,
+    Notifications,
+    Router,
+    Section,
+    Smtp,
+    Webhook,
+)
+from toolspace.config.reading import Kind, Record, Reported, Setting, Value, Wrong
+
+FILE_ENDINGS = (".yaml", ".yml", ".json", ".jsonc", ".toml")
+
+
+class AgentHead(Section, frozen=True, kw_only=True):
+    """Who an agent is."""
+
+    name: str | None = None
+    description: str = ""
+    system: str = ""
+
+
+class AgentEntry(Section, frozen=True, kw_only=True):
+    """One entry of `agents`: a definition in place, the file that has one, or only the name of an agent."""
+
+    at: KeyPath
+    name: str | None = None
+    """None: as the definition says."""
+    file: Path | None = None
+    is_definition: bool = False
+    """Whether it stands at `at` itself."""
+
+
+class AgentFile(Section, frozen=True, kw_only=True):
+    """What a file says of its agent, apart from tools."""
+
+    agent: AgentHead | None = None
+    model: AgentModel = AgentModel()
+    loop: Loop = Loop()
+    consciousness: Consciousness = Consciousness()
+    limits: AgentLimits = AgentLimits()
+    router: Router = Router()
+    agents: tuple[AgentEntry, ...] = ()
+    spaces: tuple[str, ...] = ()
+    knowledge: tuple[Path, ...] = ()
+    notifications: Notifications = Notifications()
+
+
+HEAD = Record(
+    AgentHead,
+    Setting("name", kinds.label, "What it is called, unless the entry that names its file says otherwise."),
+    Setting("description", kinds.prose, "What other agents read about it."),
+    Setting("system", kinds.prose, "Its instructions.", aliases=("instructions",)),
+)
+
+
+def _reasoning(value: Value) -> str:
+    data = value.data
+    if data is False:
+        return "none"
+    if isinstance(data, Mapping):
+        data = _only(value, "effort")
+    if not isinstance(data, str) or not data.strip():
+        raise Wrong("a word such as low, medium, high or none")
+    return data.strip()
+
+
+def _only(value: Value, key: str) -> Any:
+    """The value of the one key that a mapping may have."""
+    mapping = value.mapping()
+    others = [value.child(other, None) for other in mapping if other != key]
+    for other in others:
+        other.note(f"unknown key; the key here is {key}")
+    if others:
+        raise Reported
+    return mapping.get(key)
+
+
+_effort = Kind("string or `{effort: …}`", "a word such as low, medium, high or none", _reasoning)
+
+MODEL = Record(
+    AgentModel,
+    Setting(
+        "provider",
+        kinds.label,
+        "Who serves the model: `openai`, `anthropic`, `google`, another that [models](models.md) names, or `demo`.",
+    ),
+    Setting("name", kinds.label, "The model, as its provider calls it."),
+    Setting("temperature", kinds.number(0, 2), "How freely it chooses its words."),
+    Setting(
+        "maxOutputTokens", kinds.integer(1), "How long one of its answers may be, in tokens.", aliases=("maxTokens",)
+    ),
+    Setting("reasoning", _effort, "How much it thinks before it answers: `low`, `medium`, `high`, `none`."),
+    Setting(
+        "baseUrl",
+        kinds.web_address,
+        "Where the API is, if not where the provider has it; without a `provider` any endpoint that is compatible with "
+        "OpenAI's.",
+    ),
+    Setting("apiKey", kinds.text, "The key; without it the provider's own variable.", secret=True),
+    Setting("headers", kinds.word_map, "HTTP headers to send.", secret=True),
+    Setting("timeout", kinds.duration, "How long one answer may take.", default="10m"),
+    Setting("retries", kinds.integer(0), "How often a request that failed and may pass is made again.", default="4"),
+)
+
+
+class ModelKind(Kind[AgentModel]):
+    """A model: its settings, or `provider:name`."""
+
+    def __init__(self) -> None:
+        expects = 'a mapping, or text such as "openai:gpt-5"'
+        super().__init__("mapping or `provider:name`", expects, self._model, single=False, nested=True)
+
+    def _model(self, value: Value) -> AgentModel:
+        data = value.data
+        if isinstance(data, str):
+            data = self._split(data)
+        elif data is not None and not isinstance(data, Mapping):
+            raise Wrong(self.expects)
+        made = MODEL.read(Value(data, value.session, value.at, value.name))
+        provider = made.provider.lower() if made.provider is not None else None
+        if provider is None and made.base_url is not None:
+            provider = "openai-compatible"  # Not OpenAI itself: its key is not for others.
+        missing = "provider" if provider is None else "name"
+        if (provider is None) != (made.name is None) and provider != "demo":
+            value.note(f'"{missing}" is missing; give both "provider" and "name", or neither')
+            raise Reported
+        return msgspec.structs.replace(made, provider=provider)
+
+    def _split(self, text: str) -> dict[str, Any]:
+        provider, _, name = (part.strip() for part in text.partition(":"))
+        if provider.lower() == "demo" and not name:
+            return {"provider": "demo"}
+        if not provider or not name:
+            raise Wrong(self.expects)
+        return {"provider": provider, "name": name}
+
+
+model = ModelKind()
+
+
+def _tool_choice(value: Value) -> str:
+    data = value.data
+    if isinstance(data, Mapping):  # As others write it: {type: tool, toolName: search}.
+        data = cast("Mapping[str, Any]", data).get("toolName")
+    if not isinstance(data, str) or not data.strip():
+        raise Wrong("auto, required, none, or the name of a tool")
+    word = data.strip()
+    return word.lower() if word.lower() in ("auto", "required", "none") else word
+
+
+_choice = Kind(
+    "`auto` \\| `required` \\| `none` \\| name",
+    "auto, required, none, or the name of a tool",
+    _tool_choice,
+    single=True,
+)
+
+LOOP = Record(
+    Loop,
+    Setting("maxSteps", kinds.integer(1), "How often the model may be asked in one cycle.", default="20"),
+    Setting(
+        "toolChoice",
+        _choice,
+        "Whether the model may, must or must not call tools, or the one tool that it must call first.",
+        default="auto",
+    ),
+    Setting(
+        "maxToolCallsPerTurn",
+        kinds.integer(1),
+        "How many calls the model may make in one turn, if not `defaults.maxToolCallsPerTurn`.",
+    ),
+    Setting(
+        "review",
+        kinds.choice("rules", "model"),
+        "Who decides after a failed tool whether to go on, plan anew or stop: rules, or the model, asked for that.",
+        default="rules",
+    ),
+)
+
+CONSCIOUSNESS = Record(
+    Consciousness,
+    Setting(
+        "maxTokens",
+        kinds.integer(1),
+        "Above so many tokens of what it has in mind, older cycles are summed up and archived.",
+        default="100000",
+    ),
+    Setting("minRecentCycles", kinds.integer(1), "So many of the latest cycles stay as they were.", default="3"),
+)
+
+LIMITS = Record(
+    AgentLimits,
+    Setting(
+        "maxAgentTurns",
+        kinds.integer(0),
+        "How often agents may answer one another in a space before a person says something.",
+        default="6",
+    ),
+    Setting("cyclesPerMinute", kinds.integer(1), "How many cycles it may begin in a minute.", default="60"),
+    Setting(
+        "maxTokens",
+        kinds.integer(1, nullable=True),
+        "How many tokens one run may use, with the agents that it calls; null: any number.",
+        default="null",
+    ),
+    Setting(
+        "maxCost",
+        kinds.number(0, nullable=True),
+        "How many US dollars one run may cost, with the agents that it calls; null: any number.",
+        default="null",
+    ),
+    Setting("timeout", kinds.nullable(kinds.duration), "How long one run may take; null: any time.", default="null"),
+    Setting("maxDepth", kinds.integer(0), "How deep agents may call agents.", default="8"),
+    Setting("inboxBatch", kinds.integer(1, 1000), "How many events of its inbox one cycle takes.", default="50"),
+)
+
+ROUTER = Record(Router, Setting("destinations", kinds.labels, "The agents that a call can be handed to."))
+
+WEBHOOK = Record(
+    Webhook,
+    Setting("url", kinds.web_address, "Where each notification is posted to, as JSON.", required=True, secret=True),
+    Setting("headers", kinds.word_map, "HTTP headers to send.", secret=True),
+    shorthand="url",
+)
+
+SMTP = Record(
+    Smtp,
+    Setting("host", kinds.label, "The mail server.", required=True),
+    Setting("port", kinds.integer(1, 65535), "Its port; without it 25, 587 or 465, as `tls` says."),
+    Setting("from", kinds.mail_address, "Whom mails come from.", attribute="sender", required=True),
+    Setting("to", kinds.mail_addresses, "Whom mails go to.", required=True),
+    Setting("allowedRecipients", kinds.globs, "Whom agents may choose besides: addresses, or globs (`*@example.com`)."),
+    Setting("username", kinds.text, "The account to log in with.", secret=True),
+    Setting("password", kinds.text, "Its password.", secret=True),
+    Setting(
+        "tls",
+        kinds.choice("none", "starttls", "tls"),
+        "How the connection is made safe: not at all, after a plain greeting, or from the start.",
+        default="starttls",
+    ),
+)
+
+NOTIFICATIONS = Record(
+    Notifications,
+    Setting("webhook", WEBHOOK, "Post notifications to a URL."),
+    Setting("smtp", SMTP, "Send notifications by mail."),
+)
+
+
+def _agents(value: Value) -> tuple[AgentEntry, ...]:
+    if isinstance(value.data, Mapping):
+        return tuple(entry for name, inner in value.items() if (entry := _entry(inner, name)) is not None)
+    try:
+        elements = value.elements()
+    except Wrong:
+        raise Wrong(agents.expects) from None
+    return tuple(entry for inner in elements if (entry := _entry(inner, None)) is not None)
+
+
+def _entry(value: Value, name: str | None) -> AgentEntry | None:
+    """One entry; None where it is none, which is noted. What a definition says is read later, by itself."""
+    data = value.data
+    if isinstance(data, Mapping):
+        return AgentEntry(at=value.at, name=name, is_definition=True)
+    if not isinstance(data, str) or not data.strip():
+        value.wrong("the path of an agent's file, or a mapping that describes it")
+        return None
+    if name is None and not ("/" in data or data.strip().lower().endswith(FILE_ENDINGS)):
+        return AgentEntry(at=value.at, name=data.strip())
+    try:
+        return AgentEntry(at=value.at, name=name, file=kinds.resolve_path(value, data.strip()))
+    except Wrong as wrong:
+        value.wrong(str(wrong))
+        return None
+
+
+agents: Kind[tuple[AgentEntry, ...]] = Kind(
+    "agents by name, or list of files, names and agents",
+    "a mapping of agents by name, or a list of files, names and agents",
+    _agents,
+    single=False,
+)
+
+AGENT = Record(
+    AgentFile,
+    Setting("agent", HEAD, "Who it is."),
+    Setting("model", model, "What it thinks with; without it a model whose key is in the environment."),
+    Setting("loop", LOOP, "How the model and its tools take turns."),
+    Setting("consciousness", CONSCIOUSNESS, "How much of its past it has in mind."),
+    Setting("limits", LIMITS, "What it may not exceed."),
+    Setting("router", ROUTER, "Whom it may hand what it was asked to."),
+    Setting("agents", agents, "The agents that it may call, by name; files and definitions as in the main file."),
+    Setting("spaces", kinds.labels, "The spaces that it is in from the start, by name; made if they are missing."),
+    Setting("knowledge", kinds.paths, "Files and folders that `search_knowledge` looks into."),
+    Setting("notifications", NOTIFICATIONS, "Its own ways to reach people; what it leaves out is as in the main file."),
+)
+
+SECTIONS: Mapping[str, Record[Any]] = {
+    "agents.<name>": AGENT,
+    "agents.<name>.agent": HEAD,
+    "agents.<name>.model": MODEL,
+    "agents.<name>.loop": LOOP,
+    "agents.<name>.consciousness": CONSCIOUSNESS,
+    "agents.<name>.limits": LIMITS,
+    "router": ROUTER,
+    "notifications": NOTIFICATIONS,
+    "notifications.webhook": WEBHOOK,
+    "notifications.smtp": SMTP,
+}
+"""The section of every record, as the documentation names it."""

@@ -1,0 +1,623 @@
+"""Agents are described in the main file and in files of their own; what they say of one another is checked."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from toolspace.config.load import Config, load_config
+from toolspace.config.model import (
+    AgentLimits,
+    AgentModel,
+    AgentSpec,
+    Consciousness,
+    Loop,
+    Notifications,
+    Smtp,
+    Webhook,
+)
+from toolspace.core.agentnames import RESERVED_NAMES
+from toolspace.errors import ConfigError
+
+SEEDS = Path(__file__).parent / "agents"
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.chdir(tmp_path)
+
+    def write(text: str, name: str = "toolspace.yaml") -> Path:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return path
+
+    return write
+
+
+@pytest.fixture
+def load(write: Any) -> Any:
+    def load(text: str, name: str = "toolspace.yaml", **environ: str) -> Config:
+        return load_config(write(text, name), environ=environ)
+
+    return load
+
+
+@pytest.fixture
+def agent(load: Any) -> Any:
+    def agent(text: str) -> AgentSpec:
+        return load("agents:\n  a: {" + text + "}\n").agents["a"]
+
+    return agent
+
+
+@pytest.fixture
+def faults(load: Any) -> Any:
+    def faults(text: str, name: str = "toolspace.yaml", **environ: str) -> list[str]:
+        with pytest.raises(ConfigError) as caught:
+            load(text, name, **environ)
+        return str(caught.value).splitlines()
+
+    return faults
+
+
+# What an agent says
+
+
+@pytest.mark.spec("11.1")
+def test_an_agent_that_says_nothing_has_the_defaults(agent: Any, tmp_path: Path) -> None:
+    assert agent("") == AgentSpec(name="a", path=tmp_path / "toolspace.yaml")
+    spec = agent("system: You help.")
+    assert spec.system == "You help."
+    assert spec.model == AgentModel(timeout=600, retries=4)
+    assert spec.loop == Loop(max_steps=20, tool_choice="auto", max_tool_calls_per_turn=None, review="rules")
+    assert spec.consciousness == Consciousness(max_tokens=100_000, min_recent_cycles=3)
+    assert spec.limits == AgentLimits(
+        max_agent_turns=6,
+        cycles_per_minute=60,
+        max_tokens=None,
+        max_cost=None,
+        timeout=None,
+        max_depth=8,
+        inbox_batch=50,
+    )
+    assert not spec.has_own_tools
+
+
+@pytest.mark.spec("11.1")
+def test_everything_that_an_agent_can_say_is_read(load: Any, tmp_path: Path) -> None:
+    config = load(
+        """
+agents:
+  helper: {system: x}
+  a:
+    version: 1.10
+    agent: {name: other, description: Does much., system: Do much.}
+    model:
+      provider: OpenAI
+      name: gpt-5
+      temperature: 0.5
+      maxOutputTokens: 900
+      reasoning: {effort: high}
+      baseUrl: https://models.example.com/v1
+      apiKey: ${KEY}
+      headers: {X-Team: 7}
+      timeout: 30s
+      retries: 0
+    loop: {maxSteps: 3, toolChoice: Required, maxToolCallsPerTurn: 2, review: model}
+    consciousness: {maxTokens: 500, minRecentCycles: 1}
+    limits:
+      maxAgentTurns: 0
+      cyclesPerMinute: 5
+      maxTokens: 1000
+      maxCost: 0.25
+      timeout: 1m
+      maxDepth: 2
+      inboxBatch: 10
+    router: {destinations: helper}
+    agents: [helper]
+    spaces: [Lobby, "The back room"]
+    knowledge: [./docs, /abs/file.md]
+    notifications:
+      webhook: {url: "https://hooks.example.com", headers: {A: b}}
+    runtime: {response: {type: ui-message-stream}}
+""",
+        KEY="hunter2",
+    )
+    spec = config.agents["a"]
+    assert (spec.name, spec.description, spec.system, spec.version) == ("a", "Does much.", "Do much.", "1.10")
+    assert spec.model == AgentModel(
+        provider="openai",
+        name="gpt-5",
+        temperature=0.5,
+        max_output_tokens=900,
+        reasoning="high",
+        base_url="https://models.example.com/v1",
+        api_key="hunter2",
+        headers={"X-Team": "7"},
+        timeout=30,
+        retries=0,
+    )
+    assert spec.loop == Loop(max_steps=3, tool_choice="required", max_tool_calls_per_turn=2, review="model")
+    assert spec.consciousness == Consciousness(max_tokens=500, min_recent_cycles=1)
+    assert spec.limits == AgentLimits(
+        max_agent_turns=0,
+        cycles_per_minute=5,
+        max_tokens=1000,
+        max_cost=0.25,
+        timeout=60,
+        max_depth=2,
+        inbox_batch=10,
+    )
+    assert spec.router.destinations == ("helper",)
+    assert spec.agents == ("helper",)
+    assert spec.spaces == ("Lobby", "The back room")
+    assert spec.knowledge == (tmp_path / "docs", Path("/abs/file.md"))
+    assert spec.notifications.webhook == Webhook(url="https://hooks.example.com", headers={"A": "b"})
+    assert spec.runtime == {"response": {"type": "ui-message-stream"}}
+    assert spec.config is None
+    assert "hunter2" not in repr(config)
+    assert "hunter2" in config.secret_values
+    assert config.warnings == ()
+
+
+@pytest.mark.spec("11.1")
+@pytest.mark.parametrize(
+    ("written", "model"),
+    [
+        ("openai:gpt-5", ("openai", "gpt-5", None)),
+        ("Ollama:llama3:8b", ("ollama", "llama3:8b", None)),
+        ("demo", ("demo", None, None)),
+        ("{provider: demo}", ("demo", None, None)),
+        ("{baseUrl: 'http://localhost:11434/v1', name: llama3}", ("openai-compatible", "llama3", None)),
+        ("{provider: google, name: gemini-2.5-pro, reasoning: low}", ("google", "gemini-2.5-pro", "low")),
+        ("{provider: google, name: gemini-2.5-pro, reasoning: false}", ("google", "gemini-2.5-pro", "none")),
+        ("{temperature: 1}", (None, None, None)),
+        ("", (None, None, None)),
+    ],
+)
+def test_a_model_is_written_in_one_word_or_in_full(agent: Any, written: str, model: tuple[str | None, ...]) -> None:
+    found = agent(f"model: {written}").model
+    assert (found.provider, found.name, found.reasoning) == model
+
+
+def test_the_one_tool_to_call_is_named_as_others_name_it_too(agent: Any) -> None:
+    assert agent("loop: {toolChoice: search}").loop.tool_choice == "search"
+    assert agent("loop: {toolChoice: {type: tool, toolName: search}}").loop.tool_choice == "search"
+
+
+@pytest.mark.spec("5.2")
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("modle: x", 'modle: unknown key; did you mean "model"?'),
+        ("storage: {}", "storage: unknown key"),
+        ("model: gpt-5", 'model: expected a mapping, or text such as "openai:gpt-5", got "gpt-5"'),
+        ("model: 5", "model: expected a mapping, or text"),
+        ("model: {provider: openai}", 'model: "name" is missing; give both "provider" and "name", or neither'),
+        ("model: {name: gpt-5}", 'model: "provider" is missing; give both'),
+        ("model: {provider: o, name: n, temperature: 3}", "model.temperature: expected a number of at least 0 and"),
+        ("model: {provider: o, name: n, temperature: .nan}", "model.temperature: expected a number of at least 0"),
+        ("model: {provider: o, name: n, temperature: warm}", "model.temperature: expected a number of at least 0"),
+        ("model: {provider: o, name: n, reasoning: 5}", "model.reasoning: expected a word such as low"),
+        ("model: {provider: o, name: n, reasoning: {budget: 5}}", "model.reasoning.budget: unknown key"),
+        ("model: {provider: o, name: n, baseUrl: 'ftp://x'}", "model.baseUrl: expected a URL that begins with http"),
+        ("model: {provider: o, name: n, retries: -1}", "model.retries: expected an integer of at least 0, got -1"),
+        ("loop: {maxSteps: 0}", "loop.maxSteps: expected an integer of at least 1, got 0"),
+        ("loop: {toolChoice: 5}", "loop.toolChoice: expected auto, required, none, or the name of a tool, got 5"),
+        ("loop: {review: never}", "loop.review: expected one of rules, model"),
+        ("limits: {maxCost: -1}", "limits.maxCost: expected a number of at least 0, or null, got -1"),
+        (f"limits: {{maxCost: {10**400}}}", "limits.maxCost: expected a number of at least 0, or null"),
+        ("limits: {maxToken: 5}", 'limits.maxToken: unknown key; did you mean "maxTokens"'),
+        ("consciousness: {maxTokens: 0}", "consciousness.maxTokens: expected an integer of at least 1, got 0"),
+        ("agent: {nam: x}", 'agent.nam: unknown key; did you mean "name"'),
+        ("system: x, agent: {system: y}", 'system: means the same as "agent.system", which is given too; remove one'),
+        ('system: "a\\0b"', "system: expected text without NUL characters"),
+        ("agents: 5", "agents: expected a mapping of agents by name, or a list of files, names and agents, got 5"),
+        ("agents: [5]", "agents[0]: expected the path of an agent's file, or a mapping that describes it, got 5"),
+        ('spaces: [""]', 'spaces[0]: expected a name, got ""'),
+        ("notifications: {webhook: nowhere}", "notifications.webhook.url: expected a URL"),
+        ("notifications: {smtp: {host: h}}", 'notifications.smtp: "from" is missing; expected a mail address'),
+        (
+            'notifications: {smtp: {host: h, from: "a@b\\nBcc: c@d", to: e@f}}',
+            "notifications.smtp.from: expected a mail address",
+        ),
+        ("tools: [{name: t}]", 'tools[0]: "executionType" is missing'),
+        ("mcpServers: {s: {command: x, queue: gone}}", 'mcpServers.s.queue: there is no queue "gone"'),
+        ("tools: {aliases: {b: b}}", "tools.aliases.b: the alias leads back to itself: b → b"),
+    ],
+)
+def test_what_is_wrong_in_an_agent_is_said_with_its_place(faults: Any, text: str, message: str) -> None:
+    found = faults("agents:\n  a: {" + text + "}\n")
+    assert any(fault.startswith(f"toolspace.yaml:2: agents.a.{message}") for fault in found), found
+
+
+# Where agents are described
+
+
+@pytest.mark.spec("5.1")
+def test_agents_stand_in_place_and_in_files_under_the_name_of_the_entry(load: Any, write: Any, tmp_path: Path) -> None:
+    write("agent: {name: someone, system: From a file.}\nknowledge: ./notes\n", "agents/r.yaml")
+    config = load("agents:\n  researcher: ./agents/r.yaml\n  writer: {system: In place.}\n")
+    assert [(one.name, one.system) for one in config.agents.values()] == [
+        ("researcher", "From a file."),
+        ("writer", "In place."),
+    ]
+    assert config.agents["researcher"].path == tmp_path / "agents" / "r.yaml"
+    assert config.agents["researcher"].knowledge == (tmp_path / "agents" / "notes",)
+    assert config.agent is None
+
+
+@pytest.mark.spec("5.1")
+def test_in_a_list_agents_have_the_names_that_they_give_themselves(load: Any, write: Any) -> None:
+    write('{"agent": {"name": "one"}}', "a.json")
+    write('[agent]\nname = "two"\n', "sub/b.toml")
+    config = load("agents: [a.json, sub/b.toml, {name: three}, {agent: {name: four}}]")
+    assert list(config.agents) == ["one", "two", "three", "four"]
+
+
+@pytest.mark.spec("5.1")
+def test_a_file_with_an_agent_is_that_agents_own(load: Any, write: Any) -> None:
+    write("agent: {name: helper}\n", "helper.yaml")
+    config = load("agent: {name: boss, system: Lead.}\nagents: [helper.yaml]\ntools: {builtins: false}\ndemo: false\n")
+    assert list(config.agents) == ["boss", "helper"]
+    assert config.agent is config.agents["boss"]
+    assert config.agents["boss"].agents == ("helper",)
+    assert not config.agents["boss"].has_own_tools, "what the file has is there for all"
+    assert config.demo is False
+    assert load("").demo is True
+
+
+@pytest.mark.spec("11.1")
+def test_the_agents_of_an_agent_are_loaded_too_and_circles_of_files_end(load: Any, write: Any, tmp_path: Path) -> None:
+    write("agent: {name: a}\nagents: {b: ./deep/b.yaml, extra: {system: x}}\n", "a.yaml")
+    write("agent: {name: b}\nagents: [../a.yaml]\nfunctions: ./tools.py\n", "deep/b.yaml")
+    config = load("agents: {first: ./a.yaml}")
+    assert {name: spec.agents for name, spec in config.agents.items()} == {
+        "first": ("b", "extra"),
+        "b": ("first",),
+        "extra": (),
+    }
+    assert config.files() == tuple(
+        tmp_path / name for name in ("toolspace.yaml", "a.yaml", "deep/b.yaml", "deep/tools.py")
+    )
+
+
+def test_a_long_chain_of_files_is_followed_to_its_end(load: Any, write: Any) -> None:
+    for number in range(300):
+        write(json.dumps({"agent": {"name": f"n{number}"}, "agents": [f"./{number + 1}.json"]}), f"{number}.json")
+    write('{"agent": {"name": "last"}}', "300.json")
+    assert len(load("agents: ./0.json").agents) == 301
+
+
+def test_one_file_may_be_several_agents(load: Any, write: Any) -> None:
+    write("agent: {system: Work.}\n", "w.yaml")
+    config = load("agents: {left: ./w.yaml, right: ./w.yaml}")
+    assert [spec.system for spec in config.agents.values()] == ["Work.", "Work."]
+
+
+@pytest.mark.spec("5.2")
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("agents: {a: ./gone.yaml}", '1: agents.a: "gone.yaml": there is no such file'),
+        ("agents: {a: ./plain.txt}", '1: agents.a: "plain.txt": the name must end in .yaml, .yml, .json or .toml'),
+        ("agents: {a: .}", '1: agents.a: ".": cannot be read'),
+        (
+            "agents: {a: }",
+            "1: agents.a: expected the path of an agent's file, or a mapping that describes it, got null",
+        ),
+        ("agents: [{}]", '1: agents[0]: "name" is missing; expected a name'),
+        ("agents: [{name: a}, {name: a}]", '1: agents[1]: there is another agent "a", in toolspace.yaml:1; rename one'),
+        ("agents:\n- {name: a}\n- a.yaml", '3: agents[1]: there is another agent "a", in toolspace.yaml:2; rename one'),
+        ("agents: [x, {name: xy}]", '1: agents[0]: there is no agent "x"'),
+        ("agents: x", '1: agents: there is no agent "x"; describe it under agents'),
+        ("agent: {}", '1: agent: "name" is missing; expected a name'),
+        ("agent: {name: a}\nagents: a", "2: agents: an agent cannot call itself"),
+        ("agent: {name: a}\nagents: ./toolspace.yaml", "2: agents: an agent cannot call itself"),
+        ("agents: {a: {agents: [b]}, bb: {}}", '1: agents.a.agents[0]: there is no agent "b"; did you mean "bb"?'),
+        ("agents: {a: {agents: [b]}, xyz: {}}", '1: agents.a.agents[0]: there is no agent "b"; the agents are a, xyz'),
+    ],
+)
+def test_an_entry_that_leads_nowhere_is_said(faults: Any, write: Any, text: str, message: str) -> None:
+    write("agent: {name: a}\n", "a.yaml")
+    write("words\n", "plain.txt")
+    found = faults(text)
+    assert any(fault.startswith(f"toolspace.yaml:{message}") for fault in found), found
+
+
+@pytest.mark.spec("5.2")
+def test_what_is_wrong_in_other_files_is_said_with_theirs(faults: Any, write: Any) -> None:
+    write("agent: {name: a}\nmodle: {}\nlimits: {maxDepth: '${DEEP}'}\nagents: [b]\n", "a.yaml")
+    write("model: {}\n", "none.yaml")
+    write("agent: {name: [}\n", "broken.yaml")
+    found = faults("server: {port: x}\nagents: {a: ./a.yaml, none: ./none.yaml, broken: ./broken.yaml}\n")
+    assert [fault.split(" ")[0] for fault in found] == [
+        "toolspace.yaml:1:",
+        "a.yaml:2:",
+        "a.yaml:3:",
+        "a.yaml:4:",
+        "none.yaml:",
+        "broken.yaml:1:16:",
+    ]
+    assert 'modle: unknown key; did you mean "model"?' in found[1]
+    assert "the variable DEEP is not set" in found[2]
+    assert 'there is no agent "b"' in found[3]
+    assert '"agent" is missing; expected a mapping' in found[4]
+
+
+def test_who_refers_to_an_agent_that_is_wrong_is_not_told_that_there_is_none(faults: Any) -> None:
+    found = faults("agents: {a: {agents: [b], router: {destinations: [b]}}, b: ./gone.yaml}")
+    assert len(found) == 1
+
+
+def test_what_only_the_main_file_can_say_has_no_effect_elsewhere(load: Any, write: Any) -> None:
+    write("agent: {name: a}\nserver: {port: 1}\n", "a.yaml")
+    config = load("agents: [a.yaml]")
+    assert config.server.port == 8787
+    assert config.warnings == ("a.yaml:2: server: has no effect, as another file names this one; say it there",)
+
+
+# Names
+
+
+@pytest.mark.spec("3.40")
+@pytest.mark.parametrize("name", ["goal-aware-assistant", "Support Desk", "a.b", "x" * 57, "Zoë", "42"])
+def test_a_name_that_fits_a_tool_is_taken(load: Any, name: str) -> None:
+    assert list(load(json.dumps({"agents": {name: {}}}), "t.json").agents) == [name]
+
+
+@pytest.mark.spec("3.40")
+@pytest.mark.parametrize("name", ["", "x" * 58, "a/b", "a\nb", "-", "研究員", " a", "a ", "a\0", "\ud800"])
+def test_a_name_that_fits_no_tool_is_refused(faults: Any, name: str) -> None:
+    (found,) = faults(json.dumps({"agents": {name: {}}}), "t.json")
+    assert "cannot name an agent; use 1 to 57 letters, digits, spaces, and _ - ." in found or "half" in found
+
+
+@pytest.mark.spec("3.40")
+def test_the_tools_that_every_agent_has_keep_their_names(faults: Any) -> None:
+    for name in RESERVED_NAMES:
+        (found,) = faults(f"agents: {{{name.replace('_', '-')}: {{}}}}")
+        assert f"cannot name an agent, as every agent has a tool agent__{name}; take another name" in found
+
+
+def test_the_reserved_names_are_those_of_the_internal_tools() -> None:
+    from toolspace.providers.internal.provider import InternalProvider
+    from toolspace.stores.outputs_memory import MemoryOutputs
+
+    made = InternalProvider(search=lambda *_: [], outputs=MemoryOutputs(), has_stored=lambda _: False)
+    assert {tool.name for tool in made.list_tools()} == RESERVED_NAMES
+
+
+@pytest.mark.spec("3.40")
+def test_two_names_that_would_be_one_tool_are_refused(faults: Any) -> None:
+    (found,) = faults("agents:\n  help-desk: {}\n  Help_Desk: {}\n")
+    assert found.startswith("toolspace.yaml:3: agents.Help_Desk: ")
+    assert '"Help_Desk" and "help-desk" would be one tool, agent__Help_Desk; rename one' in found
+
+
+# Routers
+
+
+@pytest.mark.spec("3.41")
+def test_destinations_must_be_agents(faults: Any) -> None:
+    assert faults("router: {destinations: [suport]}\nagents: {support: {}}") == [
+        'toolspace.yaml:1: router.destinations[0]: there is no agent "suport"; did you mean "support"?'
+    ]
+    assert faults("agents:\n  a:\n    router:\n      destinations:\n        - b\n        - c\n  b: {}\n") == [
+        'toolspace.yaml:6: agents.a.router.destinations[1]: there is no agent "c"; the agents are a, b'
+    ]
+
+
+@pytest.mark.spec("3.41")
+def test_a_router_does_not_hand_off_to_itself(faults: Any) -> None:
+    assert faults("agents: {a: {router: {destinations: a}}}") == [
+        'toolspace.yaml:1: agents.a.router.destinations: an agent cannot hand off to itself; take "a" out'
+    ]
+
+
+@pytest.mark.spec("3.41")
+def test_a_circle_of_routers_is_refused_with_its_way_and_its_place(faults: Any, write: Any) -> None:
+    write("agent: {name: b}\n\nrouter: {destinations: [c]}\n", "b.yaml")
+    found = faults(
+        "agents:\n"
+        "  first: {router: {destinations: [a]}}\n"
+        "  a: {router: {destinations: [x, b]}}\n"
+        "  b: ./b.yaml\n"
+        "  c: {router: {destinations: [a, x]}}\n"
+        "  x: {}\n"
+    )
+    assert found == [
+        "toolspace.yaml:3: agents.a.router.destinations[1]: handing off could go in a circle: a → b → c → a; "
+        "take one of them out"
+    ]
+
+
+@pytest.mark.spec("3.41")
+def test_routers_that_share_destinations_are_no_circle(load: Any) -> None:
+    config = load(
+        "agent: {name: main}\nrouter: {destinations: [a, b]}\n"
+        "agents: {a: {router: {destinations: [b, c]}}, b: {router: {destinations: [c]}}, c: {agents: [a]}}\n"
+    )
+    assert config.router.destinations == config.agents["main"].router.destinations == ("a", "b")
+
+
+def test_every_circle_is_said_once(faults: Any) -> None:
+    names = "abcd"
+    described = ", ".join(f"{name}: {{router: {{destinations: [{', '.join(names)}]}}}}" for name in names)
+    found = faults(f"agents: {{{described}}}")
+    assert len(found) == len(set(found))
+    assert any("a → b → a" in fault for fault in found)
+
+
+# Its own tools
+
+
+@pytest.mark.spec("11.1")
+def test_tools_of_an_agent_are_its_alone(load: Any, write: Any, tmp_path: Path) -> None:
+    write(
+        """
+agent: {name: a}
+functions: ./mine.py
+mcp: {servers: [{name: gh, url: "https://mcp.example.com", allowedTools: [list], queue: shared}]}
+mcpServers: {files: {command: fs, cwd: here}}
+restTools: {weather: {url: "https://w.example.com"}}
+tools:
+- {name: ask, executionType: space, queue: own}
+queues: {own: {concurrent: 1}}
+""",
+        "deep/a.yaml",
+    )
+    config = load(
+        "agents: [deep/a.yaml]\nmcpServers: {theirs: {command: x}}\nqueues: {shared: {concurrent: 2}}\n"
+        "tools: {allowedPaths: [./data], toolsDenied: [delete_file]}\nstorage: {dir: ./state}\n"
+    )
+    assert list(config.mcp_servers) == ["theirs"]
+    assert config.tools.definitions == {}
+    own = config.agents["a"].config
+    assert own is not None
+    assert config.agents["a"].has_own_tools
+    assert set(own.mcp_servers) == {"gh", "files"}
+    assert own.mcp_servers["files"].cwd == tmp_path / "deep" / "here"
+    assert list(own.tools.definitions) == ["ask"]
+    assert list(own.rest_tools) == ["weather"]
+    assert own.functions == ("./mine.py",)
+    assert own.base_dir == tmp_path / "deep"
+    assert own.state_dir == config.state_dir
+    assert set(own.queues) == {"shared", "own"}
+    assert own.tools.builtins is False, "those that all share are there already"
+    assert own.tools.allowed_paths == (tmp_path / "data",)
+    assert tmp_path / "deep" / "mine.py" in config.files()
+
+
+@pytest.mark.spec("11.1")
+def test_what_an_agent_does_not_say_of_tools_is_as_for_all(load: Any) -> None:
+    config = load(
+        "defaults:\n  toolTimeout: 7s\n  maxConcurrentTools: 4\ntools: {builtins: [read_*], allowedEnv: [A_*]}\n"
+        "agents:\n  a:\n    tools:\n      allowedPaths: [.]\n      maxConcurrent: 2\n"
+        "  b:\n    defaults: {toolTimeout: 1s}\n"
+    )
+    a, b = config.agents["a"].config, config.agents["b"].config
+    assert a is not None
+    assert b is not None
+    assert (a.defaults.tool_timeout, a.defaults.max_concurrent_tools) == (7, 2)
+    assert (a.tools.builtins, a.tools.allowed_env) == (("read_*",), ("A_*",))
+    assert a.tools.allowed_paths is not None
+    assert (b.defaults.tool_timeout, b.defaults.max_concurrent_tools) == (1, 4)
+    assert a.source("defaults", "toolTimeout") == "toolspace.yaml:2 (defaults.toolTimeout)"
+    assert a.source("defaults", "maxConcurrentTools") == "toolspace.yaml:9 (agents.a.tools.maxConcurrent)"
+    assert a.source("tools", "allowedPaths") == "toolspace.yaml:8 (agents.a.tools.allowedPaths)"
+    assert a.source("tools", "allowedEnv") == "toolspace.yaml:4 (tools.allowedEnv)"
+    assert b.source("defaults", "toolTimeout") == "toolspace.yaml:11 (agents.b.defaults.toolTimeout)"
+    assert b.source("defaults", "maxConcurrentTools") == "toolspace.yaml:3 (defaults.maxConcurrentTools)"
+    assert b.source("tools", "definitions", "x") == "default"
+
+
+def test_a_variable_overrides_the_main_file_and_not_its_agents(load: Any) -> None:
+    config = load(
+        "agents: {a: {defaults: {toolTimeout: 1s}}, b: {tools: {maxConcurrent: 1}}}", TOOLSPACE_TOOL_TIMEOUT="9s"
+    )
+    a, b = config.agents["a"].config, config.agents["b"].config
+    assert a is not None
+    assert b is not None
+    assert (a.defaults.tool_timeout, b.defaults.tool_timeout) == (1, 9)
+    assert b.source("defaults", "toolTimeout") == "TOOLSPACE_TOOL_TIMEOUT (environment)"
+
+
+def test_secrets_in_an_agents_file_are_known_to_all(load: Any, write: Any) -> None:
+    write("agent: {name: a}\nmodel: {provider: o, name: n, apiKey: hunter2}\ntools: {timeout: 1s}\n", "a.yaml")
+    config = load("agents: [a.yaml]")
+    assert "hunter2" in config.secret_values
+    assert "hunter2" not in repr(config)
+
+
+# Notifications
+
+
+@pytest.mark.spec("11.1")
+def test_an_agents_own_ways_to_reach_people_win(load: Any) -> None:
+    config = load(
+        "notifications:\n  webhook: https://all.example.com\n"
+        "  smtp: {host: mail, from: Bot <bot@example.com>, to: ann@example.com, username: u, password: hunter2,\n"
+        "    tls: tls}\n"
+        "agents: {a: {notifications: {webhook: 'https://own.example.com'}}, b: {}}\n"
+    )
+    smtp = Smtp(
+        host="mail",
+        sender="Bot <bot@example.com>",
+        to=("ann@example.com",),
+        username="u",
+        password="hunter2",
+        tls="tls",
+    )
+    assert config.notifications == Notifications(webhook=Webhook(url="https://all.example.com"), smtp=smtp)
+    assert config.agents["b"].notifications == config.notifications
+    assert config.agents["a"].notifications == Notifications(webhook=Webhook(url="https://own.example.com"), smtp=smtp)
+    assert "hunter2" not in repr(config)
+
+
+@pytest.mark.spec("17.3")
+def test_variables_say_how_people_are_reached(load: Any) -> None:
+    config = load(
+        "",
+        TOOLSPACE_NOTIFICATIONS_WEBHOOK_URL="https://hooks.example.com",
+        TOOLSPACE_NOTIFICATIONS_SMTP_HOST="mail",
+        TOOLSPACE_NOTIFICATIONS_SMTP_FROM="a@b",
+        TOOLSPACE_NOTIFICATIONS_SMTP_TO="c@d, e@f",
+        TOOLSPACE_DEMO="no",
+        TOOLSPACE_SERVER_MAX_ACTIVE_AGENTS="2",
+    )
+    assert config.notifications.webhook == Webhook(url="https://hooks.example.com")
+    assert config.notifications.smtp == Smtp(host="mail", sender="a@b", to=("c@d", "e@f"))
+    assert (config.demo, config.server.max_active_agents) == (False, 2)
+    assert load("").server.max_active_agents == 32
+
+
+# Agents as people have them
+
+
+@pytest.mark.spec("11.1")
+def test_a_goal_aware_assistant_loads_unchanged() -> None:
+    config = load_config(SEEDS / "goal_aware_assistant.json", environ={})
+    assert config.warnings == ()
+    spec = config.agent
+    assert spec is not None
+    assert (spec.name, spec.version) == ("goal-aware-assistant", "1.0")
+    assert spec.model == AgentModel(provider="openai", name="gpt-4o", temperature=0.7, max_output_tokens=1500)
+    assert spec.loop == Loop(max_steps=10, tool_choice="auto")
+    assert spec.runtime == {"response": {"type": "ui-message-stream"}}
+    assert [(tool.execution_type, tool.visible) for tool in config.tools.definitions.values()] == [
+        ("prebuilt", False),
+        ("prebuilt", False),
+    ]
+
+
+@pytest.mark.spec("11.1")
+def test_several_agents_as_people_have_them_load_together() -> None:
+    config = load_config(SEEDS / "toolspace.yaml", environ={})
+    assert config.warnings == ()
+    assert list(config.agents) == ["goal-aware-assistant", "github-helper", "support-agent", "travel-agent"]
+    own = {name: spec.config for name, spec in config.agents.items()}
+    goals, github, support, travel = own.values()
+    assert goals is not None
+    assert list(goals.tools.definitions) == ["setGoals", "getGoals"]
+    assert github is not None
+    server = github.mcp_servers["github-tools"]
+    assert (server.url, server.transport) == ("https://mcp.github.com", "http")
+    assert server.tools_allowed == ("list_prs", "create_issue")
+    assert support is not None
+    assert [
+        (tool.name, tool.execution_type, tool.execution["method"]) for tool in support.tools.definitions.values()
+    ] == [
+        ("fetchWeather", "gateway", "GET"),
+        ("lookUpOrder", "gateway", "POST"),
+    ]
+    assert travel is not None
+    tools = travel.tools.definitions
+    assert (tools["confirmAction"].execution_type, tools["confirmAction"].is_async) == ("space", True)
+    assert (tools["fetchExternalData"].visible, tools["fetchExternalData"].timeout) == (False, 10)
+    assert (tools["displayChart"].execution_type, tools["displayChart"].visible) == ("internal", True)
+    assert (tools["getUserApproval"].execution_type, tools["getUserApproval"].pauses_run) == ("external", True)
