@@ -17,6 +17,7 @@ MEASURES = (
     "call", "cache", "imports", "register", "many", "memory", "stream", "queues", "threads", "telemetry",
     "mcp", "serve", "proxy", "rest", "openapi", "startup",
     "gateway_results", "gateway_events", "gateway_memory", "gateway_mcp",
+    "agent_rounds", "agent_durable", "agent_models", "agent_many",
 )  # fmt: skip
 
 

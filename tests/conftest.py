@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -25,6 +26,9 @@ def _own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     for name in ("TOOLSPACE_CONFIG", "TOOLSPACE_LOG", "TOOLSPACE_LOG_FORMAT"):
         monkeypatch.delenv(name, raising=False)
+    for name in os.environ:
+        if name.endswith(("_API_KEY", "_BASE_URL")):  # A model of the developer's own must not answer.
+            monkeypatch.delenv(name)
 
 
 @pytest.fixture

@@ -64,16 +64,17 @@ def test_the_readmes_configuration_loads(tmp_path: Path) -> None:
 
     from toolspace import Toolspace
 
-    shown = re.search(r"```yaml\n(.*?)```", page("README.md"), re.DOTALL)
-    assert shown is not None
+    team, shown = re.findall(r"```yaml\n(.*?)```", page("README.md"), re.DOTALL)
+    (tmp_path / "team.yaml").write_text(team)
+    assert Toolspace.open(tmp_path / "team.yaml").get("agent__researcher") is not None
     (tmp_path / "tools.py").write_text("from toolspace import tool\n\n@tool\ndef mine() -> int:\n    return 1\n")
-    (tmp_path / "toolspace.yaml").write_text(shown[1])
+    (tmp_path / "toolspace.yaml").write_text(shown)
     ts = Toolspace.open(tmp_path / "toolspace.yaml")
     assert ts.get("mine") is not None
     explained = ts.orchestrator.explain("http_get")
     assert explained is not None
     assert (explained[1].queue.value, explained[1].cache.value) == ("web", 300)
-    assert yaml.safe_load(shown[1])
+    assert yaml.safe_load(shown)
 
 
 @pytest.mark.parametrize("kind", get_args(ErrorKind))

@@ -400,7 +400,6 @@ async def _(opened: Callable[..., Toolspace], folder: Path) -> None:
 
 
 LATER: dict[str, dict[str, Any]] = {
-    "router.destinations": {"router": {"destinations": ["a"]}},
     "storage.redis": {"storage": {"redis": "redis://localhost"}},
 }
 """Settings that this version reads and checks, and says of that nothing follows them yet."""
@@ -423,7 +422,9 @@ SOURCES = (
 """Shown in test_source_settings.py."""
 GATEWAY = ("server.", "storage.url")
 """Shown in test_gateway_settings.py."""
-ELSEWHERE = (*NETWORK, *SOURCES, *GATEWAY)
+AGENTS = ("agents.", "router.", "notifications.", "embeddings.", "demo")
+"""Shown in test_agent_settings.py."""
+ELSEWHERE = (*NETWORK, *SOURCES, *GATEWAY, *AGENTS)
 
 
 @pytest.mark.spec("5.3")

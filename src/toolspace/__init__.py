@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from toolspace.abc import Policy as Policy
     from toolspace.abc import ResultCache as ResultCache
     from toolspace.abc import ToolProvider as ToolProvider
+    from toolspace.agent.definition import Agent as Agent
+    from toolspace.agent.frame import Bounds as Bounds
+    from toolspace.agent.library import AgentResult as AgentResult
+    from toolspace.agent.loop import Ways as Ways
     from toolspace.client.client import ToolspaceClient as ToolspaceClient
     from toolspace.client.worker import ToolWorker as ToolWorker
     from toolspace.core.context import ToolContext as ToolContext
@@ -67,6 +71,10 @@ if TYPE_CHECKING:
 
 _PLACES = {
     "toolspace.abc": ("Allow", "Deny", "OutputStore", "Policy", "ResultCache", "ToolProvider"),
+    "toolspace.agent.definition": ("Agent",),
+    "toolspace.agent.frame": ("Bounds",),
+    "toolspace.agent.library": ("AgentResult",),
+    "toolspace.agent.loop": ("Ways",),
     "toolspace.client.client": ("ToolspaceClient",),
     "toolspace.client.worker": ("ToolWorker",),
     "toolspace.core.context": ("ToolContext",),

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from toolspace.config.load import Config
-from toolspace.config.model import ToolDefinition
+from toolspace.config.model import AgentSpec, ToolDefinition
 from toolspace.core.context import ToolContext
-from toolspace.core.names import SEPARATOR
+from toolspace.core.names import SEPARATOR, did_you_mean
 from toolspace.core.redact import remember_secrets
+from toolspace.core.result import ToolResult
 from toolspace.core.tool import Tool, ToolCategory
-from toolspace.errors import ConfigError, ToolDefinitionError
+from toolspace.errors import ConfigError, ToolDefinitionError, ToolExecutionError
 from toolspace.mounts import Mount, make_mounts, needs_one_provider
 from toolspace.orchestrator.queues import QueueSpec, Rate
 from toolspace.orchestrator.settings import Defaults, ProviderRules, Rules, Setting
@@ -25,6 +27,12 @@ from toolspace.providers.mcp.callbacks import NO_CALLBACKS, Callbacks
 
 if TYPE_CHECKING:
     from toolspace.providers.rest.client import HttpClient
+
+
+AgentCaller = Callable[[str, Mapping[str, Any], ToolContext, str], Awaitable[ToolResult]]
+"""Has an agent answer a call: its name, the arguments, the call's context, and what to ask where they do not say."""
+_AGENT_KEYS = ("agent", "agentName", "name", "agentId")
+_NAME_ONE = "say which under execution.agent"
 
 
 class Parts(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,6 +54,7 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     files: Callable[[], Sequence[Path]]
     """What it was read from: the configuration, and the Python files behind its functions and providers."""
     warnings: Sequence[str]
+    agents: Sequence[AgentSpec] = ()
 
 
 def assemble(
@@ -55,12 +64,14 @@ def assemble(
     *,
     client: HttpClient | None = None,
     only_for: str | None = None,
+    call_agent: AgentCaller | None = None,
 ) -> Parts:
     """The parts that a configuration describes. Imports the user's functions and providers.
 
     Of the providers that are `running`, those whose entry has not changed stay; their rules are new all the same.
     `client`: the one of the parts before, whose connections stay open.
     `only_for`: a tool that is to be called, and nothing else; servers and services that it cannot need are left out.
+    `call_agent` runs the tools that are agents.
     """
     remember_secrets(config.secret_values)  # Before code of the user's runs, and what it does could be logged.
     found = [tool for spec in config.functions for tool in _load(spec, config)]
@@ -68,7 +79,7 @@ def assemble(
     rules = _local_rules(config)
     builtins = _builtins(config)
     requests = _Requests(client)
-    definitions = _definitions(config, requests)
+    definitions = _definitions(config, requests, call_agent)
     return Parts(
         context=_context(config),
         defaults=_defaults(config),
@@ -91,8 +102,10 @@ def assemble(
             *config.warnings,
             *_not_yet(config),
             *_missing_queues(config, functions),
+            *_of_no_agent(config),
             *_idle_rules(config, [*builtins, *functions, *definitions]),
         ],
+        agents=tuple(config.agents.values()),
     )
 
 
@@ -116,7 +129,8 @@ def _context(config: Config) -> ToolContext:
     tools = config.tools
     return ToolContext(
         allowed_paths=tools.allowed_paths if tools.allowed_paths is not None else (Path.cwd(),),
-        protected_paths=(*config.files(), *loaded_files()),
+        # An agent's own settings are no way to those that it was given.
+        protected_paths=(*config.files(), *(config.parent.files() if config.parent else ()), *loaded_files()),
         allowed_env=tools.allowed_env,
         allowed_hosts=tools.allowed_hosts,
         memory_dir=tools.memory_dir or Path.cwd() / ".toolspace" / "memory",
@@ -169,13 +183,16 @@ class _Requests:
         return self.client
 
 
-def _definitions(config: Config, requests: _Requests) -> list[Tool]:
+def _definitions(config: Config, requests: _Requests, call_agent: AgentCaller | None) -> list[Tool]:
     tools: list[Tool] = []
     faults: list[str] = []
     for definition in config.tools.definitions.values():
         if definition.enabled:
             try:
-                tools.append(_defined(definition, requests))
+                if definition.execution_type == "agent" and call_agent is not None:
+                    tools.append(_made(definition, _asking(definition, config, call_agent)))
+                else:
+                    tools.append(_defined(definition, requests))
             except ToolDefinitionError as error:
                 key, _, reason = str(error).removeprefix(f"REST tool {definition.name!r}: ").partition(": ")
                 place = config.source("tools", "definitions", definition.name, "execution", key)
@@ -194,6 +211,12 @@ def _defined(definition: ToolDefinition, requests: _Requests) -> Tool:
         made = Execution(handler=handler_of(action), input_schema=definition.input_schema or action.input_schema)
         description = description or action.description
         category = action.category if category is ToolCategory.CUSTOM else category
+    elif definition.execution_type == "image":
+        from toolspace.models.images import PROMPT_SCHEMA, image_handler  # Here: only those who draw need models.
+
+        handler = image_handler(definition.name, definition.execution)
+        made = Execution(handler=handler, input_schema=definition.input_schema or PROMPT_SCHEMA)
+        description = description or "Draws a picture of what the prompt says."
     else:
         made = execution_of(
             definition.name,
@@ -202,17 +225,66 @@ def _defined(definition: ToolDefinition, requests: _Requests) -> Tool:
             input_schema=definition.input_schema,
             client=requests,
         )
+    return _made(definition, made, description=description, category=category)
+
+
+def _asking(definition: ToolDefinition, config: Config, call_agent: AgentCaller) -> Execution:
+    """What has an agent answer the calls of a tool."""
+    from toolspace.agent.children import AGENT_INPUT  # Here: it comes with all that agents need.
+
+    key = _agent_key(definition)
+    name = str(definition.execution[key]) if key is not None else ""
+    agents = (config.parent or config).agents
+    if key is not None and name not in agents:
+        known = did_you_mean(name, agents) or (f"; there are {', '.join(agents)}" if agents else "; there is none")
+        raise ToolDefinitionError(f'{key}: there is no agent "{name}"{known}')
+
+    async def handle(parameters: dict[str, Any], context: ToolContext) -> ToolResult:
+        if not name:
+            raise ToolExecutionError(f'tool "{definition.name}" names no agent; {_NAME_ONE}', executed=False)
+        return await call_agent(name, parameters, context, definition.description)
+
+    return Execution(handler=handle, input_schema=definition.input_schema or AGENT_INPUT)
+
+
+def _agent_key(definition: ToolDefinition) -> str | None:
+    """Where a tool that is an agent says which; None where it does not."""
+    return next((key for key in _AGENT_KEYS if definition.execution.get(key)), None)
+
+
+def _of_no_agent(config: Config) -> list[str]:
+    return [
+        f"{config.source('tools', 'definitions', one.name)}: it names no agent, and calls of it fail; {_NAME_ONE}"
+        for one in config.tools.definitions.values()
+        if one.enabled and one.execution_type == "agent" and _agent_key(one) is None
+    ]
+
+
+def _made(
+    definition: ToolDefinition,
+    made: Execution,
+    *,
+    description: str | None = None,
+    category: ToolCategory | None = None,
+) -> Tool:
+    timeout = definition.timeout
+    if timeout is None and definition.execution_type == "agent":
+        timeout = math.inf  # The agent's own limits hold.
+    elif timeout is None and definition.execution_type == "image":
+        from toolspace.models.images import TIMEOUT
+
+        timeout = TIMEOUT + 20  # Its own limit first, which says more.
     return Tool(
         definition.name,
-        description,
+        definition.description if description is None else description,
         made.input_schema,
         handler=made.handler,
         output_schema=definition.output_schema,
-        category=category,
+        category=definition.category if category is None else category,
         execution_type=definition.execution_type,
         visible=definition.visible and definition.execution_type != "prebuilt",
         is_async=definition.is_async,
-        timeout=definition.timeout,
+        timeout=timeout,
         execution=definition.execution,
         queue=definition.queue,
         cache=definition.cache,
@@ -285,14 +357,10 @@ def _missing_queues(config: Config, tools: Sequence[Tool]) -> list[str]:
     ]
 
 
-_LATER = (
-    ("storage", "redis"),
-    ("router", "destinations"),
-)
+_LATER = (("storage", "redis"),)
 
 
 def _not_yet(config: Config) -> list[str]:
     """What is configured and has nothing in this version that would follow it: said, not swallowed."""
-    unused = ["agents"] if config.agents is not None or config.agent is not None else []
-    unused += [config.source(*path) for path in _LATER if config.source(*path) != "default"]
+    unused = [config.source(*path) for path in _LATER if config.source(*path) != "default"]
     return [f"{what}: not in effect, this version has no part that uses it" for what in unused]

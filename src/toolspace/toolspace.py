@@ -26,8 +26,9 @@ from toolspace.core.tool import Tool
 from toolspace.errors import ProviderError, ToolspaceError
 from toolspace.orchestrator.bus import EventBus
 from toolspace.orchestrator.call import Arguments, outside
-from toolspace.orchestrator.catalog import Catalog
+from toolspace.orchestrator.catalog import Catalog, Entry
 from toolspace.orchestrator.orchestrator import ToolOrchestrator
+from toolspace.orchestrator.overlay import Overlay
 from toolspace.orchestrator.queues import QueueSpec
 from toolspace.orchestrator.run import Run
 from toolspace.orchestrator.settings import Defaults, ProviderRules, Rules, Setting
@@ -41,7 +42,11 @@ from toolspace.stores.cache_memory import MemoryCache
 from toolspace.stores.outputs_disk import DiskOutputs
 
 if TYPE_CHECKING:
+    from toolspace.agent.crew import Crew
+    from toolspace.agent.definition import Agent
+    from toolspace.agent.library import AgentResult
     from toolspace.assembly import Parts
+    from toolspace.core.dialogue import Listener
     from toolspace.providers.mcp.provider import McpProvider
 
 _log = logging.getLogger("toolspace")
@@ -84,27 +89,39 @@ class Toolspace:
         self,
         tools: Iterable[Tool | Callable[..., Any]] = (),
         *,
+        agents: Iterable[Agent] = (),
         providers: Iterable[ToolProvider] = (),
         context: ToolContext | None = None,
         settings: Settings | None = None,
         cache: ResultCache | None = None,
         outputs: OutputStore | None = None,
+        below: Toolspace | None = None,
     ) -> None:
+        """`below`: another toolspace, whose tools are here too, except those whose names are taken here."""
         settings = settings or Settings()
         state_dir = settings.state_dir or default_state_dir()
         self._cache = cache or MemoryCache()
-        self._outputs = outputs or DiskOutputs(
-            state_dir / "outputs", ttl=settings.tool_output_ttl, count_tokens=settings.count_tokens
-        )
-        self.orchestrator = ToolOrchestrator(
-            context=context,
-            defaults=settings.defaults(),
-            queues=settings.queues,
-            cache=self._cache,
-            outputs=self._outputs,
-            policies=settings.policies,
-            count_tokens=settings.count_tokens,
-        )
+        self._below = below
+        self._hides_builtins = False
+        self._parts: Parts | None = None
+        if below is None:
+            self._outputs = outputs or DiskOutputs(
+                state_dir / "outputs", ttl=settings.tool_output_ttl, count_tokens=settings.count_tokens
+            )
+            self.orchestrator = ToolOrchestrator(
+                context=context,
+                defaults=settings.defaults(),
+                queues=settings.queues,
+                cache=self._cache,
+                outputs=self._outputs,
+                policies=settings.policies,
+                count_tokens=settings.count_tokens,
+            )
+        else:
+            self._outputs = below._outputs
+            self.orchestrator = Overlay(
+                below.orchestrator, context=context, queues=settings.queues, cache=self._cache, hidden=self._hides
+            )
         self.registry = ToolRegistry(tools, stats=self.orchestrator.accounting.stats)
         self._builtins = ToolRegistry(kind="builtin", stats=self.orchestrator.accounting.stats)
         self._internal = InternalProvider(
@@ -112,6 +129,8 @@ class Toolspace:
             outputs=self._outputs,
             has_stored=self.orchestrator.stored_sessions.__contains__,
         )
+        self._crew: Crew | None = None
+        self._configured: Sequence[Agent] = ()
         self._listens = False
         """Whether SIGHUP comes here."""
         self.config_path: Path | None = None
@@ -120,7 +139,6 @@ class Toolspace:
         """How long `async with` waits for providers that start slowly."""
         self.state_dir = state_dir
         self._callbacks = NO_CALLBACKS
-        self._parts: Parts | None = None
         self._background: set[asyncio.Task[None]] = set()
         self._closing: set[asyncio.Task[None]] = set()
         """What closes providers that a reload took out. Never cancelled: it has to finish."""
@@ -130,7 +148,10 @@ class Toolspace:
         self.orchestrator.register(self._internal)
         for provider in providers:
             self.orchestrator.register(provider)
-        self.orchestrator.configure(aliases=settings.aliases)
+        if below is None or settings.aliases:
+            self.orchestrator.configure(aliases=settings.aliases)
+        if agents := tuple(agents):
+            self.crew.add(agents)
 
     @classmethod
     def open(
@@ -151,8 +172,11 @@ class Toolspace:
         from toolspace.assembly import assemble  # Here: a toolspace of functions needs no configuration.
         from toolspace.config.load import load_config
 
+        def call_agent(*asked: Any) -> Any:
+            return self._call_agent(*asked)
+
         config = load_config(Path(path) if path is not None else None, environ=environ)
-        parts = assemble(config, callbacks=callbacks, only_for=only_for)
+        parts = assemble(config, callbacks=callbacks, only_for=only_for, call_agent=call_agent)
         cache: ResultCache | None = None
         if config.storage.cache == "disk":
             from toolspace.stores.cache_sqlite import SqliteCache  # SQLite only where it is asked for.
@@ -179,6 +203,8 @@ class Toolspace:
         except BaseException:
             await self.aclose()
             raise
+        if self._below is not None:
+            return self
         self._own(self._sweep())
         try:
             self.orchestrator.stored_sessions.update(await self._outputs.sessions())
@@ -199,11 +225,15 @@ class Toolspace:
         if self._closing:
             self.orchestrator.cancel()  # They wait for the last calls to end.
         await asyncio.gather(*self._background, *self._closing, return_exceptions=True)
+        if self._crew is not None:
+            self.orchestrator.cancel()  # Before what agents work with is closed under them.
+            await self._crew.aclose()
         await self.orchestrator.cleanup()
         if self._parts is not None and self._parts.client is not None:
             await self._parts.client.aclose()
         await self._cache.aclose()
-        await self._outputs.aclose()
+        if self._below is None:
+            await self._outputs.aclose()
 
     # Calls
 
@@ -226,6 +256,87 @@ class Toolspace:
     def run(self, **options: Any) -> Run:
         """A run: calls with limits, a budget, a deadline and a trace of their own. See `Run` for the options."""
         return self.orchestrator.run(**options)
+
+    # Agents
+
+    @property
+    def crew(self) -> Crew:
+        """The agents. Each is a tool too, `agent__{name}`."""
+        if self._crew is None:
+            from toolspace.agent.children import AgentProvider  # Here: most toolspaces have no agents.
+            from toolspace.agent.crew import Crew
+            from toolspace.agent.router import RouterProvider
+
+            crew = Crew(self.orchestrator, make_tools=self._tools_of, environ=self._environ)
+            self.orchestrator.register(AgentProvider(crew), needs_start=False)
+            self.orchestrator.register(RouterProvider(), needs_start=False)
+            self._crew = crew
+        return self._crew
+
+    async def run_agent(
+        self,
+        name: str,
+        prompt: str,
+        *,
+        context: ToolContext | None = None,
+        listen: Listener | None = None,
+        max_steps: int | None = None,
+    ) -> AgentResult:
+        """Has an agent answer. What goes wrong is in the result; raises only where there is no such agent.
+
+        `listen` hears the model write. An agent that hands the request on is followed: `result.agent` answered.
+        """
+        from toolspace.agent.library import run_agent
+
+        return await run_agent(self.crew, name, prompt, context=context, listen=listen, max_steps=max_steps)
+
+    def _tools_of(self, agent: Agent) -> Toolspace:
+        """A toolspace that is one agent's alone, above this one."""
+        own = Toolspace(agent.tools, below=self, settings=Settings(state_dir=self.state_dir))
+        own._callbacks = self._callbacks
+        own._configure_for(agent)
+        return own
+
+    async def renew(self, agent: Agent) -> None:
+        """For the toolspace that is one agent's alone: the agent is described otherwise now."""
+        self._configure_for(agent)
+        await self._finish_reload()
+
+    def _configure_for(self, agent: Agent) -> None:
+        config = agent.spec.config if agent.spec is not None else None
+        if config is None or self._below is None:
+            return
+        from toolspace.assembly import assemble
+
+        before = self._parts
+        parts = assemble(
+            config,
+            before.providers if before is not None else None,
+            self._callbacks,
+            client=before.client if before is not None else None,
+            call_agent=self._below._call_agent,
+        )
+        for warning in parts.warnings:
+            _log.warning('the agent "%s": %s', agent.name, warning)
+        parts.context.session_id = self._below.orchestrator.context.session_id
+        self._hides_builtins = bool(parts.builtins) or ("tools", "builtins") in config.origins
+        self._apply(parts)
+
+    def _hides(self, entry: Entry) -> bool:
+        """Whether a tool below is not here: configuration says so, or there are others of its kind."""
+        kind, parts = entry.provider.kind, self._parts
+        if kind == "builtin" and self._hides_builtins:
+            return True
+        if parts is None or kind not in ("local", "builtin", "task"):
+            return False
+        return parts.rules.refusal(entry.own_name, entry.tool.name) is not None
+
+    def _call_agent(
+        self, name: str, parameters: Mapping[str, Any], context: ToolContext, task: str
+    ) -> Coroutine[Any, Any, ToolResult]:
+        from toolspace.agent.children import call_agent
+
+        return call_agent(self.crew, name, parameters, context, task=task)
 
     # Tools
 
@@ -320,7 +431,9 @@ class Toolspace:
         from toolspace.config.load import load_config
 
         config = load_config(self.config_path, environ=self._environ)
-        parts = assemble(config, self._parts.providers, self._callbacks, client=self._parts.client)
+        parts = assemble(
+            config, self._parts.providers, self._callbacks, client=self._parts.client, call_agent=self._call_agent
+        )
         parts.context.session_id = self.orchestrator.context.session_id
         self._apply(parts)
 
@@ -344,10 +457,11 @@ class Toolspace:
         local = [*parts.functions, *parts.definitions]
         local += [tool for tool in self.registry.list() if tool not in configured]  # Added by the program: they stay.
         mounts = {mount.provider: mount.rules for mount in parts.providers.values()}
-        replaced = (self._builtins, self.registry, *old)
+        replaced = (self._builtins, self.registry, self._borrowed, *old)
         others = [provider for provider in self.orchestrator.providers if provider not in replaced]
         # Checked as a whole before anything is replaced: a conflict must leave the old tools in place.
         _check_names([ToolRegistry([*parts.builtins, *local]), *others, *mounts])
+        self._apply_agents(parts)
         starting = before is None
         self._parts = parts
         gone = [provider for provider in old if provider not in mounts]
@@ -371,11 +485,26 @@ class Toolspace:
         for provider in gone:
             self._own(self._close_after_calls(provider), self._closing)
 
+    @property
+    def _borrowed(self) -> ToolProvider | None:
+        return self.orchestrator.borrowed if isinstance(self.orchestrator, Overlay) else None
+
+    def _apply_agents(self, parts: Parts) -> None:
+        if self._below is None and (parts.agents or self._crew is not None):
+            from toolspace.agent.definition import Agent
+
+            added = [agent for agent in self.crew if agent not in self._configured]  # By the program: they stay.
+            configured = [Agent.from_spec(spec) for spec in parts.agents]
+            self.crew.replace([*added, *configured])
+            self._configured = configured
+
     async def _finish_reload(self) -> None:
         try:
             await self._cache.clear()  # What was answered before may be another tool's answer now.
         except Exception as error:  # Whatever a broken cache raises: it must not keep new providers from starting.
             _log.warning("the cache could not be cleared: %r", error)
+        if self._crew is not None:
+            await self._crew.renew()
         await self.orchestrator.warmup()
 
     async def _reload_on(self, changes: AsyncIterator[None]) -> None:

@@ -81,16 +81,18 @@ class Host:
     def __init__(self) -> None:
         self.said: list[tuple[str, str, str | None]] = []
 
-    async def list_tasks(self, date: str | None) -> Sequence[Mapping[str, Any]]:
+    async def list_tasks(self, date: str | None, context: ToolContext) -> Sequence[Mapping[str, Any]]:
         return [{"taskId": "t1", "date": date}]
 
-    async def replay_task(self, task_id: str) -> Sequence[Mapping[str, Any]]:
+    async def replay_task(self, task_id: str, context: ToolContext) -> Sequence[Mapping[str, Any]]:
         return [{"role": "user", "content": task_id}]
 
-    async def spawn_task(self, description: str, input: str) -> str:
+    async def spawn_task(self, description: str, input: str, context: ToolContext) -> str:
         return f"task of {description}: {input}"
 
-    async def reply(self, text: str, channel_id: str, reply_to: str | None) -> Mapping[str, Any]:
+    async def reply(
+        self, text: str, channel_id: str, reply_to: str | None, context: ToolContext
+    ) -> Mapping[str, Any]:
         self.said.append((text, channel_id, reply_to))
         return {"delivered": True}
 

@@ -9,23 +9,33 @@ import select
 import struct
 import sys
 import termios
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
 _PATIENCE_SECONDS = 30
 
 
-class Terminal:
-    """Runs `toolspace …` in a pseudo-terminal."""
+TOOLSPACE = (sys.executable, "-m", "toolspace")
 
-    def __init__(self, *words: str, cwd: Path, environ: Mapping[str, str], columns: int = 80) -> None:
+
+class Terminal:
+    """Runs `toolspace …`, or another program, in a pseudo-terminal."""
+
+    def __init__(
+        self,
+        *words: str,
+        cwd: Path,
+        environ: Mapping[str, str],
+        columns: int = 80,
+        program: Sequence[str] = TOOLSPACE,
+    ) -> None:
         self._pid, self._side = pty.fork()
         if self._pid == 0:
             os.chdir(cwd)
             # The size before anything runs: the command asks for it once.
             fcntl.ioctl(1, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-            os.execve(sys.executable, [sys.executable, "-m", "toolspace", *words], dict(environ))
+            os.execve(program[0], [*program, *words], dict(environ))
         self.shown = ""
         self._code: int | None = None
 

@@ -378,6 +378,7 @@ keys = st.sampled_from(
         "notifications",
         "webhook",
         "smtp",
+        "embeddings",
         "agent",
         "model",
         "loop",

@@ -90,10 +90,10 @@ class Api:
 
 
 def write_config(folder: Path, **more: Any) -> Path:
-    """A configuration with known keys."""
+    """A configuration with known keys, and with no agents but those that it is given."""
     path = folder / "toolspace.json"
     server = {"secretKey": SECRET, "publicKey": PUBLIC, "jwtSecret": JWT_SECRET, **more.pop("server", {})}
-    path.write_bytes(msgspec.json.encode({"server": server, **more}))
+    path.write_bytes(msgspec.json.encode({"server": server, "demo": False, **more}))
     return path
 
 

@@ -118,6 +118,19 @@ ROWS: dict[str, Row] = {
         "/api/agents/robot/plans", {"plans": [{"name": "rest", "instruction": "rest", "runAfter": "2 days"}]}
     ),
     "DELETE /api/agents/{agentId}/plans/{planId}": Row("/api/agents/robot/plans/none", good=404),
+    "GET /api/agents/{agentId}/documents": Row("/api/agents/robot/documents"),
+    "POST /api/agents/{agentId}/documents": Row(
+        "/api/agents/robot/documents", {"title": "FAQ", "text": "Who asks?"}, good=201
+    ),
+    "GET /api/agents/{agentId}/documents/{documentId}": Row("/api/agents/robot/documents/none", good=404),
+    "PUT /api/agents/{agentId}/documents/{documentId}": Row(
+        "/api/agents/robot/documents/faq", {"title": "FAQ", "text": "Who asks?"}
+    ),
+    "DELETE /api/agents/{agentId}/documents/{documentId}": Row("/api/agents/robot/documents/none", good=404),
+    "GET /api/agents/{agentId}/tasks": Row("/api/agents/robot/tasks"),
+    "GET /api/agents/{agentId}/tasks/{taskId}": Row("/api/agents/robot/tasks/none", good=404),
+    "POST /api/agents/{agentId}/tasks/{taskId}/cancel": Row("/api/agents/robot/tasks/none/cancel", good=404),
+    "GET /api/agents/{agentId}/history": Row("/api/agents/robot/history"),
     "GET /api/runs": Row("/api/runs"),
     "POST /api/runs": Row("/api/runs", {"agentEntityId": "robot"}, good=201),
     "GET /api/runs/{runId}": Row("/api/runs/run_a"),

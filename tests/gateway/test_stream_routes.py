@@ -11,6 +11,7 @@ import pytest
 
 from tests.gateway.serving import Api
 from toolspace.gateway.gateway import Gateway
+from toolspace.spaces import conversation
 
 
 @asynccontextmanager
@@ -50,6 +51,29 @@ async def test_what_is_said_is_streamed_and_can_be_read_again(api: Api) -> None:
         seen = await until(stream, b"message.done")
     assert b"Hello Ann" in seen
     assert b"message.started" not in seen
+
+
+@pytest.mark.spec("9.1")
+async def test_members_read_a_message_while_it_is_written(gateway: Gateway, api: Api) -> None:
+    await people(api)
+    ann, bob = await api.member("ann"), await api.member("bob")
+    run = (await api.create("/api/runs", agentEntityId="bot", spaceId="den"))["id"]
+    message_id = conversation.message_id_of("call_1")
+    commit = gateway.ledger.commit
+    async with reading(ann, "/api/spaces/den/stream") as stream:
+        await commit(conversation.begin_message, "den", "bot", message_id, run)
+        await commit(conversation.grow_message, message_id, "Hello ")
+        assert b'"delta":"Hello "' in await until(stream, b"message.delta")
+        (listed,) = (await ann.get("/api/spaces/den/messages")).data["items"]
+        assert (listed["id"], listed["status"], listed["content"]) == (message_id, "running", "")
+        taken = await ann.post("/api/spaces/den/messages", {"id": message_id, "content": "Mine"})
+        assert taken.status == 409
+        sent = {"name": "send_message", "args": {"text": "Hello Ann"}, "callId": "call_1"}
+        assert (await api.post(f"/api/runs/{run}/calls", sent)).data["result"]["messageId"] == message_id
+        assert b"Hello Ann" in await until(stream, b"message.done")
+    (listed,) = (await ann.get("/api/spaces/den/messages")).data["items"]
+    assert (listed["status"], listed["content"]) == ("complete", "Hello Ann")
+    assert (await bob.get("/api/spaces/den/messages")).status == 403
 
 
 async def test_a_run_streams_its_beginning_and_its_end(api: Api) -> None:

@@ -166,6 +166,7 @@ async def test_a_call_whose_caller_goes_away_while_it_is_written_down_ends(tmp_p
     database = await _Unsteady.open(tmp_path / "a.db")
     async with rig(database, effect) as r:
         run = await r.open_run(in_space=True)
+        await r.sweeper.__aexit__()  # It would ask, too.
         async with locked(tmp_path / "a.db"):
             database.asked = asyncio.Event()
             calling = asyncio.create_task(r.call(run, "effect", call_id="call_1"))

@@ -25,6 +25,13 @@ Statement = tuple[str, Sequence[Any]]
 """SQL with `?` for each value, and the values: text, integers, None. Nothing else, so that both databases agree."""
 Program = Generator[Statement, list[Row], T]
 
+
+class Rows(list[Sequence[Any]]):
+    """In the place of a statement's values, those of many rows: it is run for each of them, and gives nothing back."""
+
+    __slots__ = ()
+
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 

@@ -7,13 +7,15 @@ import os
 from typing import Any
 
 from toolspace.builtin import textfiles
-from toolspace.builtin.paths import Bounds
+from toolspace.builtin.paths import Bounds, FileMissing
 from toolspace.core.context import TaskHost, ToolContext
 from toolspace.core.function import tool
 from toolspace.core.tool import Annotations
 from toolspace.errors import ToolExecutionError, ToolValidationError
 
 _READS = Annotations(read_only=True, idempotent=True, open_world=False)
+_ADDS = Annotations(read_only=False, destructive=False, idempotent=True)
+"""Idempotent: a call that is made again under its id does nothing more, and is answered as before."""
 
 
 @tool(category="data", annotations=_READS)
@@ -28,7 +30,7 @@ async def task_list(date: str | None = None, *, context: ToolContext) -> list[di
             datetime.date.fromisoformat(date)
         except ValueError:
             raise ToolValidationError(f"date: expected YYYY-MM-DD, got {date!r}") from None
-    return [dict(task) for task in await _host(context, "task_list").list_tasks(date)]
+    return [dict(task) for task in await _host(context, "task_list").list_tasks(date, context)]
 
 
 @tool(category="data", annotations=_READS)
@@ -38,7 +40,7 @@ async def task_replay(taskId: str, *, context: ToolContext) -> list[dict[str, An
     Args:
         taskId: The task's id, from task_list.
     """
-    return [dict(message) for message in await _host(context, "task_replay").replay_task(taskId)]
+    return [dict(message) for message in await _host(context, "task_replay").replay_task(taskId, context)]
 
 
 @tool(category="system", annotations=_READS)
@@ -51,12 +53,16 @@ def session_archive_read(file: str, *, context: ToolContext) -> str:
     if context.session_dir is None:
         raise ToolExecutionError("there is no archive: tools.sessionDir is not set")
     root = os.path.realpath(context.session_dir)
-    with Bounds([root], base=root, setting="sessionDir").find(file) as place, place.open() as opened:
-        size = os.fstat(opened.fileno()).st_size
-        return textfiles.decode(textfiles.read_all(opened, file, size), file)
+    try:
+        with Bounds([root], base=root, setting="sessionDir").find(file) as place, place.open() as opened:
+            size = os.fstat(opened.fileno()).st_size
+            return textfiles.decode(textfiles.read_all(opened, file, size), file)
+    except FileMissing:
+        known = "the summary of earlier cycles names those there are"
+        raise FileMissing(f"there is no archive {file!r}; {known}") from None
 
 
-@tool(category="system", annotations=Annotations(read_only=False, destructive=False))
+@tool(category="system", annotations=_ADDS)
 async def spawn_task(description: str, input: str, *, context: ToolContext) -> dict[str, Any]:
     """Starts a background task. Its end is reported to you later.
 
@@ -64,10 +70,10 @@ async def spawn_task(description: str, input: str, *, context: ToolContext) -> d
         description: What the task is, in a few words.
         input: Everything the task needs to know.
     """
-    return {"taskId": await _host(context, "spawn_task").spawn_task(description, input)}
+    return {"taskId": await _host(context, "spawn_task").spawn_task(description, input, context)}
 
 
-@tool(category="system", annotations=Annotations(read_only=False, destructive=False, open_world=True))
+@tool(category="system", annotations=_ADDS)
 async def reply(text: str, channelId: str, replyTo: str | None = None, *, context: ToolContext) -> dict[str, Any]:
     """Says something to the user. Nothing else you write is seen.
 
@@ -76,7 +82,7 @@ async def reply(text: str, channelId: str, replyTo: str | None = None, *, contex
         channelId: The channel to say it in.
         replyTo: The message that it answers.
     """
-    return dict(await _host(context, "reply").reply(text, channelId, replyTo))
+    return dict(await _host(context, "reply").reply(text, channelId, replyTo, context))
 
 
 def _host(context: ToolContext, name: str) -> TaskHost:

@@ -6,12 +6,15 @@ import os
 import shlex
 import shutil
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from toolspace import __version__
 from toolspace.cli.options import Options
 from toolspace.cli.output import Output
 from toolspace.core.jsontext import encode
+from toolspace.gateway.demo import is_thinking
+from toolspace.models.opening import PROVIDERS
 from toolspace.stores.sql.places import database_place
 
 if TYPE_CHECKING:
@@ -19,6 +22,8 @@ if TYPE_CHECKING:
     from toolspace.gateway.keys import FirstKeys
 
 KEY_VARIABLE = "TOOLSPACE_SECRET_KEY"
+_OFFERED = ("openai", "anthropic", "google")
+_MOST_NAMES = 10
 _EXAMPLE = ("current_time", {"timezone": "Europe/Berlin"})
 
 
@@ -39,7 +44,7 @@ def greet(options: Options, gateway: Gateway, url: str) -> None:
     output.note(f"  API    {url}/openapi.json; docs/gateway.md has a first walk through it")
     output.note("")
     if keys is not None:
-        _show_keys(output, keys)
+        show_keys(output, keys)
         output.note("")
     elif gateway.config.server.secret_key is not None:
         output.note(f"The secret key is the one that server.secretKey says. For others: {_program()} keys new")
@@ -47,6 +52,8 @@ def greet(options: Options, gateway: Gateway, url: str) -> None:
     else:
         output.note(f"The keys were shown on the first start. For another one: {_program()} keys new")
         output.note("")
+    for line in _about_agents(gateway):
+        output.note(line)
     output.note("Try it:")
     output.note(f"  {example(url, keys.secret if keys is not None else None)}")
 
@@ -60,13 +67,37 @@ def example(url: str, key: str | None) -> str:
     return f"curl -s {url}/api/tools/{name}/call -H {header} -H 'content-type: application/json' -d {body}"
 
 
-def _show_keys(output: Output, keys: FirstKeys) -> None:
+def show_keys(output: Output, keys: FirstKeys, *, as_results: bool = True) -> None:
+    """Shows the keys that were just made, on standard output unless that is for something else."""
     output.note(f"Keys, shown this once ({_program()} keys new makes more):")
     for label, value in (("secret", keys.secret), ("public", keys.public), ("JWT", keys.jwt_secret)):
         if value is not None:
-            output.line(f"  {label:<6} {value}")
+            (output.line if as_results else output.err)(f"  {label:<6} {value}")
     if keys.jwt_secret is not None:
         output.note("The last one is no token: it signs those that name people (docs/access.md).")
+
+
+def _about_agents(gateway: Gateway) -> Iterator[str]:
+    """Who is there to talk to, with what model, and how."""
+    demo = gateway.demo
+    names = sorted(gateway.config.agents)
+    if demo is None and not names:
+        return
+    if demo is None:
+        more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+        yield f"Agents: {', '.join(names[:_MOST_NAMES])}{more}. To talk to one, in another terminal:"
+    elif is_thinking(demo):
+        yield f'The agent Demo is in the space "Lobby", and thinks with {demo.model.provider}:{demo.model.name}.'
+        yield "To talk to it, in another terminal:"
+    else:
+        yield 'The agent Demo is in the space "Lobby". It goes by a few rules: no key of a model is set.'
+        yield "To have it think, set one of these and start again:"
+        for provider in _OFFERED:
+            yield f"  {PROVIDERS[provider].keys[0]:<18} {provider}:{PROVIDERS[provider].model}"
+        yield "To talk to it as it is, in another terminal:"
+    name = f" {shlex.quote(names[0])}" if len(names) > 1 else ""
+    yield f"  {_program()} chat{name}"
+    yield ""
 
 
 def _program() -> str:

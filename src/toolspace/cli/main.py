@@ -27,6 +27,7 @@ COMMANDS = {
     "servers": "Show the MCP servers; restart one, or log in to it.",
     "install": "Add this toolspace to an editor's MCP servers.",
     "serve": "Run the gateway: HTTP API, event streams, workers, MCP endpoint.",
+    "chat": "Talk to an agent of a gateway.",
     "tail": "Show what happens in a running gateway, as it happens.",
     "keys": "List the keys of a running gateway; make one, or revoke one.",
     "mcp": "Serve the tools over MCP, on standard input and output or over HTTP.",

@@ -65,6 +65,10 @@ class Output:
         """A line that this program wrote itself, colours included."""
         self._write(text + "\n")
 
+    def piece(self, text: str) -> None:
+        """A part of a line that this program wrote itself."""
+        self._write(text)
+
     def value(self, value: object) -> None:
         """A result as readable JSON."""
         text = pretty(value)

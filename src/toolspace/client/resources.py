@@ -10,8 +10,10 @@ from toolspace.client.shapes import Claim, Key, Page, read
 from toolspace.client.transport import Transport, segment
 from toolspace.core.ids import new_id
 from toolspace.core.records import (
+    Document,
     Entity,
     EntityType,
+    History,
     InboxEvent,
     InboxStatus,
     InboxType,
@@ -19,6 +21,10 @@ from toolspace.core.records import (
     Message,
     RunRecord,
     Space,
+    TaskRecord,
+    TaskStatus,
+    WholeDocument,
+    WholeTask,
 )
 
 T = TypeVar("T")
@@ -254,6 +260,69 @@ class Agents(Resource):
 
     async def runs(self, agent_id: str, *, limit: int | None = None, cursor: str | None = None) -> Page[RunRecord]:
         return await self._get(Page[RunRecord], f"{_agent(agent_id)}/runs", limit=limit, cursor=cursor)
+
+    async def tasks(
+        self,
+        agent_id: str,
+        *,
+        date: str | None = None,
+        status: TaskStatus | None = None,
+        limit: int | None = None,
+        cursor: str | None = None,
+    ) -> Page[TaskRecord]:
+        """What it has done in the background, newest first; `date`: only what began on that day, as YYYY-MM-DD."""
+        path = f"{_agent(agent_id)}/tasks"
+        return await self._get(Page[TaskRecord], path, date=date, status=status, limit=limit, cursor=cursor)
+
+    async def task(self, agent_id: str, task_id: str) -> WholeTask:
+        """One task, with its conversation."""
+        return await self._get(WholeTask, f"{_agent(agent_id)}/tasks/{segment(task_id)}")
+
+    async def cancel_task(self, agent_id: str, task_id: str) -> TaskRecord:
+        return await self._do(TaskRecord, f"{_agent(agent_id)}/tasks/{segment(task_id)}/cancel")
+
+    async def history(self, agent_id: str, *, limit: int | None = None, cursor: str | None = None) -> History:
+        """What it has in mind: what is left of earlier cycles, and its latest turns; `next` leads to older ones."""
+        return await self._get(History, f"{_agent(agent_id)}/history", limit=limit, cursor=cursor)
+
+    async def documents(self, agent_id: str, *, limit: int | None = None, cursor: str | None = None) -> Page[Document]:
+        """What it can look up, without the texts."""
+        return await self._get(Page[Document], f"{_agent(agent_id)}/documents", limit=limit, cursor=cursor)
+
+    async def document(self, agent_id: str, document_id: str) -> WholeDocument:
+        return await self._get(WholeDocument, f"{_agent(agent_id)}/documents/{segment(document_id)}")
+
+    async def add_document(
+        self,
+        agent_id: str,
+        title: str,
+        text: str,
+        *,
+        source: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        id: str | None = None,
+    ) -> Document:
+        """Gives an agent a document to look things up in."""
+        body = given(id=id, title=title, text=text, source=source, metadata=metadata)
+        return await self._create(Document, f"{_agent(agent_id)}/documents", body)
+
+    async def put_document(
+        self,
+        agent_id: str,
+        document_id: str,
+        title: str,
+        text: str,
+        *,
+        source: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> Document:
+        """Adds a document under an id, or replaces the one that is there."""
+        body = given(title=title, text=text, source=source, metadata=metadata)
+        path = f"{_agent(agent_id)}/documents/{segment(document_id)}"
+        return read(Document, await self._transport.request("PUT", path, body=body))
+
+    async def delete_document(self, agent_id: str, document_id: str) -> None:
+        await self._delete(f"{_agent(agent_id)}/documents/{segment(document_id)}")
 
 
 class Servers(Resource):

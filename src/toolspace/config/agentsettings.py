@@ -17,6 +17,7 @@ from toolspace.config.model import (
     AgentLimits,
     AgentModel,
     Consciousness,
+    Embeddings,
     Loop,
     Notifications,
     Router,
@@ -264,6 +265,23 @@ NOTIFICATIONS = Record(
     Setting("smtp", SMTP, "Send notifications by mail."),
 )
 
+EMBEDDINGS = Record(
+    Embeddings,
+    Setting(
+        "model",
+        kinds.label,
+        "The model that tells meanings apart: `openai:text-embedding-3-small`, `ollama:nomic-embed-text`; without a "
+        "provider OpenAI's, or whoever is at `baseUrl`.",
+        required=True,
+    ),
+    Setting(
+        "baseUrl", kinds.web_address, "Where the API is, if not where the provider has it: all before `/embeddings`."
+    ),
+    Setting("apiKey", kinds.text, "The key; without it the provider's own variable.", secret=True),
+    Setting("headers", kinds.word_map, "HTTP headers to send.", secret=True),
+    shorthand="model",
+)
+
 
 def _agents(value: Value) -> tuple[AgentEntry, ...]:
     if isinstance(value.data, Mapping):
@@ -324,5 +342,6 @@ SECTIONS: Mapping[str, Record[Any]] = {
     "notifications": NOTIFICATIONS,
     "notifications.webhook": WEBHOOK,
     "notifications.smtp": SMTP,
+    "embeddings": EMBEDDINGS,
 }
 """The section of every record, as the documentation names it."""

@@ -10,6 +10,7 @@ from toolspace.config.document import Document, KeyPath, dotted
 from toolspace.config.model import (
     AgentSpec,
     Defaults,
+    Embeddings,
     McpServer,
     Notifications,
     OpenApi,
@@ -47,6 +48,7 @@ class Config(Section, frozen=True, kw_only=True):
     router: Router = Router()
     """Of the file's own agent."""
     notifications: Notifications = Notifications()
+    embeddings: Embeddings | None = None
     storage: Storage = Storage()
     server: Server = Server()
     functions: tuple[str, ...] = ()

@@ -46,6 +46,7 @@ def load_config(path: Path | None, *, environ: Mapping[str, str] = os.environ) -
         providers=root.providers,
         router=root.router,
         notifications=root.notifications,
+        embeddings=root.embeddings,
         storage=root.storage,
         server=root.server,
         functions=_functions(root.functions, session),

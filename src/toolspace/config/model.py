@@ -317,6 +317,19 @@ class Notifications(Section, frozen=True, kw_only=True):
     smtp: Smtp | None = None
 
 
+class Embeddings(Section, frozen=True, kw_only=True):
+    """Who tells how close the meanings of texts are, for `search_knowledge`."""
+
+    secrets = frozenset(("api_key", "headers"))
+
+    model: str
+    base_url: str | None = None
+    """None: the provider's own address."""
+    api_key: str | None = None
+    """None: the provider's own variable."""
+    headers: Mapping[str, str] = {}
+
+
 class AgentModel(Section, frozen=True, kw_only=True):
     """Which model an agent thinks with. Without a provider: the one whose key is in the environment."""
 

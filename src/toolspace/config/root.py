@@ -15,6 +15,7 @@ from toolspace.config.document import Document, KeyPath, dotted, shown
 from toolspace.config.expand import expand
 from toolspace.config.model import (
     Defaults,
+    Embeddings,
     McpServer,
     OpenApi,
     Provider,
@@ -47,6 +48,7 @@ class Root(AgentFile, frozen=True, kw_only=True):
     functions: tuple[str, ...] = ()
     storage: Storage = Storage()
     server: Server = Server()
+    embeddings: Embeddings | None = None
     demo: bool = True
     version: str | None = None
     runtime: Mapping[str, Any] = {}
@@ -76,6 +78,7 @@ TOOL_KEYS = (
 PROCESS_KEYS = (
     Setting("storage", settings.STORAGE, ""),
     Setting("server", settings.SERVER, ""),
+    Setting("embeddings", agentsettings.EMBEDDINGS, ""),
     *(setting for setting in settings.SINGLE if setting.key == "demo"),
 )
 """What only the main file can say."""

@@ -469,7 +469,7 @@ SERVER = Record(
     Setting(
         "retention",
         kinds.duration,
-        "How long calls and runs that have ended and inbox events that are done are kept; messages stay.",
+        "How long calls, runs and tasks that have ended and inbox events that are done are kept; messages stay.",
         default="30d",
     ),
     Setting(
@@ -552,6 +552,7 @@ _OVERRIDABLE = (
     "tools.webSearch",
     "notifications.webhook",
     "notifications.smtp",
+    "embeddings",
     "storage",
     "server",
 )

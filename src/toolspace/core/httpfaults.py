@@ -8,6 +8,8 @@ import re
 import aiohttp
 from yarl import URL
 
+from toolspace.core.redact import redact
+
 CONNECT_SECONDS = 10.0
 FAULTS = (aiohttp.ClientError, TimeoutError, OSError)
 """What aiohttp raises where there is no answer, or only a part of one."""
@@ -33,7 +35,7 @@ def explain_fault(error: Exception, url: URL) -> str:
         case aiohttp.ClientPayloadError():
             return f"{place} closed the connection in the middle of its answer, or encoded it wrongly"
         case aiohttp.ClientResponseError():
-            return f"{place} did not answer in HTTP: {error.message[:200]}"
+            return f"{place} did not answer in HTTP: {str(redact(error.message))[:200]}"
         case OSError():
             return f"the connection to {place} failed: {error.strerror or type(error).__name__}"
         case _:

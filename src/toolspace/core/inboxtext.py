@@ -9,12 +9,20 @@ from typing import Any, cast
 import msgspec
 
 from toolspace.core import jsontext
+from toolspace.core.ids import is_id
+from toolspace.core.onelines import named, quoted, quoted_up_to
 from toolspace.core.records import InboxEvent
 
+LONGEST = 100_000
+"""Characters of what one event says."""
+HANDED_ON = "handoff:"
+"""How the ids of events begin in which an agent hands on what it was asked."""
 _LONGEST_PREVIEW = 80
 _LINE = re.compile(
     r"\[(?P<type>[a-z_]+) (?P<event>\S+)(?: in (?P<space>\"(?:[^\"\\]|\\.)*\") \((?P<spaceId>\S+)\))?\] "
 )
+_SAID = re.compile(r'(?:"(?:[^"\\]|\\.)*"|[^"():\[\]]*) \([^()]*\)(?: \[replies to \S+\])?: ')
+"""Who says something. A name that is not in quotes holds nothing that could end it."""
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,7 +38,8 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def said(self) -> str:
         """What was said, of a message."""
-        _, _, text = self.rest.partition("): ")
+        match = _SAID.match(self.rest)
+        text = self.rest[match.end() :] if match is not None else ""
         try:
             value = jsontext.decode(text)
         except ValueError:
@@ -38,10 +47,10 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
         return value if isinstance(value, str) else text
 
 
-def render(event: InboxEvent) -> str:
-    """One event as one line."""
+def render(event: InboxEvent, longest: int = LONGEST) -> str:
+    """One event as one line, whatever it says. Of contents that are longer, the beginning."""
     said = _members(event.data)
-    return f"[{event.type} {event.event_id}{_place(said)}] {_body(event.type, said, event.data)}"
+    return f"[{event.type} {event.event_id}{_place(said)}] {_body(event, said, longest)}"
 
 
 def preview(event: InboxEvent) -> str:
@@ -50,8 +59,9 @@ def preview(event: InboxEvent) -> str:
     if event.type == "space_message":
         text = said.get("content")
         text = text if isinstance(text, str) else jsontext.encode(text)
-        return f"[{said.get('spaceName') or said.get('spaceId')}] {said.get('senderName')}: {_short(text)}"
-    return f"[{event.type}] {_short(_body(event.type, said, event.data), quote=False)}"
+        place = named(said.get("spaceName") or said.get("spaceId"))
+        return f"[{place}] {named(said.get('senderName'))}: {_short(text)}"
+    return f"[{event.type}] {_short(_body(event, said, LONGEST), quote=False)}"
 
 
 def parse(text: str) -> list[Line]:
@@ -79,38 +89,44 @@ def _members(data: Any) -> dict[str, Any]:
 
 def _place(data: Mapping[str, Any]) -> str:
     space_id = data.get("spaceId")
-    if not isinstance(space_id, str):
+    if not isinstance(space_id, str) or not is_id(space_id):
         return ""
-    return f" in {jsontext.encode(data.get('spaceName') or space_id)} ({space_id})"
+    return f" in {quoted(data.get('spaceName') or space_id)} ({space_id})"
 
 
-def _body(type: str, data: Mapping[str, Any], whole: Any) -> str:
+def _body(event: InboxEvent, data: Mapping[str, Any], longest: int) -> str:
+    type = event.type
     if type == "space_message":
-        advice = f" [replies to {data['metadata']['replyTo']}]" if _replies(data) else ""
-        return f"{data.get('senderName')} ({data.get('senderType')}){advice}: {jsontext.encode(data.get('content'))}"
+        replied = _replied(data)
+        advice = f" [replies to {replied}]" if replied is not None else ""
+        said = quoted_up_to(data.get("content"), longest, "read_messages gives all of it")
+        return f"{named(data.get('senderName'))} ({named(data.get('senderType'))}){advice}: {said}"
     if type == "tool_result":
-        result = jsontext.encode(data.get("result"))
+        result = quoted_up_to(data.get("result"), longest)
         how = "" if not data.get("isError") else f"{data.get('status', 'failed')}: "
         task = f", taskId: {data['taskId']}" if "taskId" in data else ""
-        return f"{data.get('toolName')} (callId: {data.get('callId')}{task}): {how}{result}"
+        return f"{named(data.get('toolName'))} (callId: {data.get('callId')}{task}): {how}{result}"
     if type == "plan" and "instruction" in data:
-        return f"{data.get('name')} (planId: {data.get('planId')}): {jsontext.encode(data.get('instruction'))}"
+        instruction = quoted_up_to(data.get("instruction"), longest, "get_plans gives all of it")
+        return f"{named(data.get('name'))} (planId: {data.get('planId')}): {instruction}"
     if type == "task" and "taskId" in data:
-        result = jsontext.encode(data.get("result"))
-        return f"{data.get('description')} (taskId: {data['taskId']}) {data.get('status')}: {result}"
-    if type == "service" and isinstance(data.get("handoff"), dict):
+        result = quoted_up_to(data.get("result"), longest, "task_replay gives all of it")
+        return f"{named(data.get('description'))} (taskId: {data['taskId']}) {data.get('status')}: {result}"
+    if type == "service" and event.event_id.startswith(HANDED_ON) and isinstance(data.get("handoff"), dict):
         handed: dict[str, Any] = data["handoff"]
-        advice = f", with the advice {jsontext.encode(handed['message'])}" if handed.get("message") else ""
-        return f"handed on by {handed.get('from')}{advice}: {jsontext.encode(data.get('request'))}"
-    return jsontext.encode(whole)
+        advice = f", with the advice {quoted_up_to(handed['message'], longest)}" if handed.get("message") else ""
+        return f"handed on by {named(handed.get('from'))}{advice}: {quoted_up_to(data.get('request'), longest)}"
+    return quoted_up_to(event.data, longest)
 
 
-def _replies(data: Mapping[str, Any]) -> bool:
+def _replied(data: Mapping[str, Any]) -> str | None:
+    """The message that one replies to. What it has of its sender's own under that name is none."""
     metadata = data.get("metadata")
-    return isinstance(metadata, dict) and "replyTo" in metadata
+    replied = cast("dict[str, Any]", metadata).get("replyTo") if isinstance(metadata, dict) else None
+    return replied if isinstance(replied, str) and is_id(replied) else None
 
 
 def _short(text: str, *, quote: bool = True) -> str:
     line = " ".join(text.split())
     cut = line if len(line) <= _LONGEST_PREVIEW else f"{line[:_LONGEST_PREVIEW]}…"
-    return jsontext.encode(cut) if quote else cut
+    return quoted(cut) if quote else cut

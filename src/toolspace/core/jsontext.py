@@ -106,6 +106,11 @@ def valid_text(text: str) -> str:
     return text
 
 
+def kept_text(text: str) -> str:
+    """The text as every database keeps it: neither lone surrogates nor NUL."""
+    return valid_text(text).replace("\0", "�")
+
+
 def parse_arguments(arguments: Mapping[str, Any] | str | bytes | None) -> dict[str, Any]:
     """The arguments of a call as a dict. Raises `ValueError` where they are no JSON object."""
     if arguments is None:

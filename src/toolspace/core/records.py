@@ -222,6 +222,20 @@ class TurnRecord(Record, frozen=True, omit_defaults=True):
     results: Sequence[ResultSaid] = ()
 
 
+class WholeTask(TaskRecord, frozen=True):
+    """A task with its conversation, oldest first."""
+
+    messages: Sequence[TurnRecord]
+
+
+class History(Record, frozen=True):
+    """What an agent has in mind: what is left of earlier cycles, and turns of the latest ones, oldest first."""
+
+    summary: str | None
+    items: Sequence[TurnRecord]
+    next: str | None
+
+
 class StreamEvent:
     """One event of a stream, as it is stored: its id grows by one within the stream.
 

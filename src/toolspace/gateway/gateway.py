@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
@@ -10,10 +11,19 @@ from pathlib import Path
 from typing import Self
 
 from toolspace.abc.database import Database, WakeUps
+from toolspace.abc.embedder import Embedder
+from toolspace.agent.crew import Crew
+from toolspace.agent.definition import Agent
+from toolspace.agent.housing import LedgerHousing
+from toolspace.agent.residents import Residents, entity_of
+from toolspace.agent.tasktools import TaskToolProvider
 from toolspace.config.load import Config, load_config
+from toolspace.config.model import AgentSpec
+from toolspace.errors import ModelError
 from toolspace.gateway.access import Authenticator
 from toolspace.gateway.app import App
 from toolspace.gateway.callers import Caller
+from toolspace.gateway.demo import demo_agent, set_up_demo
 from toolspace.gateway.health import Readiness
 from toolspace.gateway.keys import FirstKeys, ensure_keys
 from toolspace.gateway.limits import Limits
@@ -28,19 +38,24 @@ from toolspace.gateway.table import ROUTES
 from toolspace.gateway.toolkeys import ToolKeys
 from toolspace.gateway.usage import Usage
 from toolspace.mcpserver.wire import Application
+from toolspace.prebuilt.notifier import ConfiguredNotifier
 from toolspace.prebuilt.provider import PrebuiltProvider
 from toolspace.spaces.audience import Audience
 from toolspace.spaces.cycles import Cycles
 from toolspace.spaces.desk import CallDesk
 from toolspace.spaces.elicitation import ASK_THE_SPACE
+from toolspace.spaces.knowledge import Library
 from toolspace.spaces.ledger import Ledger
 from toolspace.spaces.recorder import Recorder
+from toolspace.spaces.services import AgentServices, Notifier
 from toolspace.spaces.sweeper import Sweeper
 from toolspace.spaces.workers import Workers
 from toolspace.stores.sql import presence
 from toolspace.streams.hub import Hub
 from toolspace.streams.waiters import Waiters
 from toolspace.toolspace import Toolspace
+
+_log = logging.getLogger("toolspace.gateway")
 
 
 class Gateway:
@@ -57,8 +72,11 @@ class Gateway:
     authenticator: Authenticator
     first_keys: FirstKeys | None
     """The keys that were made on this start, to be shown once."""
+    demo: AgentSpec | None = None
+    """The agent that is there to try things out with, where none is configured."""
     readers: Readers
     readiness: Readiness
+    agents: Residents
     app: Application
 
     def __init__(self, config: Config, *, path: Path | None, environ: Mapping[str, str]) -> None:
@@ -109,6 +127,7 @@ class Gateway:
         self.tool_keys.desk = self.calls
         self.toolspace = Toolspace.open(self._path, environ=self._environ, callbacks=ASK_THE_SPACE)
         self.toolspace.orchestrator.register(PrebuiltProvider())
+        self.toolspace.orchestrator.register(TaskToolProvider())
         self.toolspace.orchestrator.configure(policies=(self.tool_keys,))
         recorder = Recorder(self.ledger, self.toolspace.bus)
         stack.push_async_callback(recorder.aclose)
@@ -119,6 +138,7 @@ class Gateway:
         self.ledger.on_stop = self.toolspace.cancel
         self.cycles = Cycles(self.ledger, self.toolspace.run)
         stack.push_async_callback(self.cycles.aclose)
+        await self._house_agents(stack)
         self.workers = await stack.enter_async_context(Workers(self.ledger, grace=server.worker_grace))
         self.audience = Audience(self.ledger)
         self.sweeper.on_forgotten = self.audience.tell_again
@@ -152,6 +172,55 @@ class Gateway:
         )
         self.app = Origins(app, server)
 
+    async def _house_agents(self, stack: AsyncExitStack) -> None:
+        """Gives the agents that are configured, or the one of the demonstration, all that they live from."""
+        config, crew = self.config, self.toolspace.crew
+        crew.housing = LedgerHousing(self.calls)
+        self.demo = demo_agent(config, self._environ)
+        if self.demo is not None:
+            await set_up_demo(self.ledger)
+            crew.add([Agent.from_spec(self.demo)])
+        self.library = Library(self.ledger, self._open_embedder(stack))
+        self.calls.services = services = AgentServices(
+            self.library, notifier=ConfiguredNotifier.of(config.notifications)
+        )
+
+        def give_notifiers() -> None:
+            services.notifiers = _notifiers(crew)
+
+        give_notifiers()
+        crew.on_change(give_notifiers)
+        self.agents = await stack.enter_async_context(
+            Residents(
+                self.calls,
+                crew,
+                library=self.library,
+                folder=config.tools.session_dir or config.state_dir / "sessions",
+                max_active=config.server.max_active_agents,
+            )
+        )
+
+    def _open_embedder(self, stack: AsyncExitStack) -> Embedder | None:
+        """Who orders by meaning what `search_knowledge` finds. Without a key, words have to do, as where it is down."""
+        said = self.config.embeddings
+        if said is None:
+            return None
+        from toolspace.models.embeddings import open_embedder  # Here: few configure one.
+
+        try:
+            embedder = open_embedder(
+                said.model,
+                environ=self._environ,
+                base_url=said.base_url,
+                api_key=said.api_key,
+                headers=said.headers,
+            )
+        except ModelError as error:
+            _log.warning("embeddings are not in effect: %s", error)
+            return None
+        stack.push_async_callback(embedder.aclose)
+        return embedder
+
     @property
     def hub(self) -> Hub:
         return self.ledger.hub
@@ -180,6 +249,9 @@ class Gateway:
             workers=self.workers.serving(),
             waiting=self.calls.waiting,
             requests=self.limits.requests,
+            agents=self.agents.dispatcher.active,
+            cycles=self.agents.dispatcher.cycles,
+            models=self.toolspace.crew.spending.models,
         )
 
     async def drain(self, timeout: float) -> None:
@@ -187,10 +259,18 @@ class Gateway:
         self.readers.end()
         self.workers.end()
         self.ledger.waiters.wake_all()  # Whoever waits for an inbox sees that it is time to go.
+        stopping = asyncio.create_task(self.agents.dispatcher.drain(timeout))
         await self.calls.drain()
+        await stopping
         try:
             async with asyncio.timeout(timeout):
                 await self.toolspace.orchestrator.settle()
         except TimeoutError:
             self.toolspace.orchestrator.cancel()
             await self.toolspace.orchestrator.settle()
+
+
+def _notifiers(crew: Crew) -> dict[str, Notifier]:
+    """How each agent reaches people, where configuration says so."""
+    found = {entity_of(one.name): ConfiguredNotifier.of(one.spec.notifications) for one in crew if one.spec is not None}
+    return {entity_id: notifier for entity_id, notifier in found.items() if notifier is not None}

@@ -17,6 +17,7 @@ import msgspec
 
 from toolspace import __version__
 from toolspace.abc.database import Database, Program, Tail
+from toolspace.agent.spending import Spent
 from toolspace.core.stats import CallStats
 from toolspace.errors import StorageError
 from toolspace.gateway.exposition import SECONDS, Counter, Family, Figures, Histogram, exposition, gauge
@@ -133,6 +134,12 @@ class Live(msgspec.Struct, frozen=True, kw_only=True):
     """Requests that wait for a result."""
     requests: int = 0
     """Requests under way."""
+    agents: int = 0
+    """Agents that think."""
+    cycles: Mapping[str, int] = {}
+    """How many cycles ended in which way, since the start."""
+    models: Mapping[str, Spent] = {}
+    """What was asked of which model, since the start."""
 
 
 def render(metrics: Metrics, ts: Toolspace, live: Live, counts: Counts | None) -> bytes:
@@ -148,6 +155,7 @@ def render(metrics: Metrics, ts: Toolspace, live: Live, counts: Counts | None) -
             gauge("toolspace_workers", "Workers that are connected here, by tool.", _bounded(live.workers), "tool"),
             gauge("toolspace_waiting_requests", "Requests that wait here for a result.", live.waiting),
             gauge("toolspace_http_requests_running", "Requests that are under way here.", live.requests),
+            *_agents(live),
             gauge("toolspace_database_up", "Whether the database answered just now.", int(counts is not None)),
             *(_open(counts) if counts is not None else ()),
             metrics.requests,
@@ -221,6 +229,25 @@ def _servers(ts: Toolspace) -> Iterator[Family]:
             states.put(int(server.state == state), server.name, state)
         restarts.put(server.restarts, server.name)
     yield from (states, restarts)
+
+
+def _agents(live: Live) -> Iterator[Family]:
+    yield gauge("toolspace_agents_active", "Agents that think here now, and tasks of theirs.", live.agents)
+    cycles = Figures("toolspace_agent_cycles_total", "counter", "Cycles that ended here.", "outcome")
+    for outcome, number in sorted(live.cycles.items()):
+        cycles.put(number, outcome)
+    requests = Figures("toolspace_model_requests_total", "counter", "Requests to models.", "model", "status")
+    tokens = Figures("toolspace_model_tokens_total", "counter", "Tokens that models read and wrote.", "model", "kind")
+    cost = Figures("toolspace_model_cost_dollars_total", "counter", "What that cost, as far as it is known.", "model")
+    for model, spent in sorted(live.models.items()):
+        for status, number in sorted(spent.requests.items()):
+            requests.put(number, model, status)
+        usage = spent.usage
+        tokens.put(usage.input_tokens, model, "input")
+        tokens.put(usage.cached_tokens, model, "cached")
+        tokens.put(usage.output_tokens, model, "output")
+        cost.put(usage.cost, model)
+    yield from (cycles, requests, tokens, cost)
 
 
 def _bounded(figures: Mapping[str, int]) -> dict[str, float]:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
-from toolspace.abc.database import Program
+from toolspace.abc.database import Program, is_large, large
 from toolspace.core import jsontext
 from toolspace.core.ids import derived_id
 from toolspace.gateway.answers import Answer
@@ -45,7 +45,7 @@ async def once(
         yield from answers.keep(key, status, body)
         return answers.Kept(fingerprint, status, body), False
 
-    kept, repeated = await ledger.commit(keeping)
+    kept, repeated = await ledger.commit(large(keeping) if is_large(program) else keeping)
     if kept.fingerprint != fingerprint:
         raise Problem(422, f"this {HEADER} was used for a request with another body; take a new key for a new request")
     if kept.status is None or kept.body is None:

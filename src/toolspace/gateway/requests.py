@@ -40,7 +40,7 @@ _decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
 class Request:
     """What was asked. Headers, query and body are looked at when a handler wants them, not before."""
 
-    __slots__ = ("_body", "_limit", "caller", "gateway", "params", "receive", "route", "scope")
+    __slots__ = ("_body", "_headers", "_limit", "caller", "gateway", "params", "receive", "route", "scope")
 
     def __init__(
         self,
@@ -59,6 +59,7 @@ class Request:
         self.params = params
         """The values of the parameters in the path, by name."""
         self.caller: Caller = _NOBODY
+        self._headers: dict[bytes, bytes] | None = None
         self._limit = max_body
         self._body: bytes | None = None
 
@@ -78,13 +79,13 @@ class Request:
 
     def header(self, name: str) -> str | None:
         """The value of a header. One that is there twice means two things, so it is refused."""
+        pairs = self.scope["headers"]
+        if self._headers is None:
+            self._headers = dict(pairs)
         wanted = name.lower().encode("latin-1")
-        found: bytes | None = None
-        for key, value in self.scope["headers"]:
-            if key == wanted:
-                if found is not None:
-                    raise Problem(400, f"the header {name} is there more than once; send it once")
-                found = value
+        found = self._headers.get(wanted)
+        if found is not None and len(pairs) > len(self._headers) and sum(key == wanted for key, _ in pairs) > 1:
+            raise Problem(400, f"the header {name} is there more than once; send it once")
         return None if found is None else found.decode("latin-1").strip(" \t")
 
     def query(self, kind: type[T]) -> T:

@@ -28,7 +28,9 @@ from toolspace.core.dialogue import (
     UserTurn,
 )
 from toolspace.core.inboxtext import Line
-from toolspace.models.demorules import Heard, Request, Script, Want, answer, decided, reminder_of, say
+from toolspace.models.demofiles import decided
+from toolspace.models.demorules import answer, reminder_of
+from toolspace.models.demoscript import Heard, Request, Script, Want, say
 
 NAME: Final = "demo:rules"
 FOLDER_LINE: Final = "Your folder: "

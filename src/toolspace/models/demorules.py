@@ -1,67 +1,19 @@
-"""What the demo does about what it is told: rules over words, each a script of tool calls. Knows no dialogue, no model.
-
-A script yields the calls that it wants, one at a time, and is sent their answers. It must not depend on anything else:
-the same answers lead to the same calls, so that it can be run again up to any place.
-"""
+"""What the demo does about what people say: rules over words, the first that fits. Knows no dialogue and no model."""
 
 from __future__ import annotations
 
-import csv
 import functools
 import re
-from collections.abc import Callable, Generator, Mapping, Sequence
-from pathlib import PurePath
-from typing import Any, Final, NamedTuple, TypeVar, cast
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 from zoneinfo import available_timezones
 
 from toolspace.core import jsontext
-
-T = TypeVar("T")
+from toolspace.models.demofiles import delete_files, draw_chart, list_files, read_file, search_files
+from toolspace.models.demoscript import MOST_LISTED, Request, Rule, Script, Want, say
 
 KEY_VARIABLES: Final = "OPENAI_API_KEY, ANTHROPIC_API_KEY or GEMINI_API_KEY"
-_MOST_SHOWN: Final = 1_500
-"""Characters of a file that are said."""
-_MOST_LISTED: Final = 30
 
-
-class Want(NamedTuple):
-    """A tool call that a script wants."""
-
-    name: str
-    arguments: Mapping[str, Any]
-
-
-class Heard(NamedTuple):
-    """What came of it."""
-
-    text: str
-    failed: bool = False
-
-    @property
-    def data(self) -> Mapping[str, Any]:
-        """The answer as an object; empty where it is none."""
-        try:
-            found = jsontext.decode(self.text)
-        except ValueError:
-            return {}
-        return cast("Mapping[str, Any]", found) if isinstance(found, dict) else {}
-
-    @property
-    def reason(self) -> str:
-        """Why it failed, without the words around it."""
-        return self.text.removeprefix("(tool failed: ").removesuffix(")")
-
-
-class Request(NamedTuple):
-    """What a person said in a space, and where the demo's files are."""
-
-    text: str
-    space_id: str
-    folder: str | None
-
-
-Script = Generator[Want, Heard, T]
-Rule = Callable[[Request, "re.Match[str]"], Script[None]]
 
 GREETING: Final = (
     "Hello! I am the demo agent: a few rules instead of a model, but the tools are real. Try one of these:\n"
@@ -87,10 +39,6 @@ def answer(request: Request) -> Script[None]:
             yield from rule(request, match)
             return
     yield from say(NOT_UNDERSTOOD)
-
-
-def say(text: str) -> Script[Heard]:
-    return (yield Want("send_message", {"text": text}))
 
 
 def _greet(request: Request, match: re.Match[str]) -> Script[None]:
@@ -147,199 +95,6 @@ def _zone_of(place: str) -> str:
     return min(fitting, key=lambda zone: ("/" not in zone, zone), default=place)
 
 
-# Files
-
-
-class _File(NamedTuple):
-    name: str
-    """Within the folder."""
-    path: str
-    size: int
-
-
-def _list(request: Request, match: re.Match[str]) -> Script[None]:
-    found = yield from _files(request)
-    if not found:
-        if found is not None:
-            yield from say("The folder is empty.")
-        return
-    lines = [f"  {file.name} ({file.size} bytes)" for file in found[:_MOST_LISTED]]
-    more = [f"  … and {len(found) - _MOST_LISTED} more"] if len(found) > _MOST_LISTED else []
-    yield from say("\n".join([f"In {request.folder}:", *lines, *more]))
-
-
-def _read(request: Request, match: re.Match[str]) -> Script[None]:
-    found = yield from _files(request)
-    if found is None:
-        return
-    chosen = _named(found, request.text)
-    if len(chosen) != 1:
-        names = ", ".join(file.name for file in (chosen or found)[:_MOST_LISTED]) or "none at all"
-        yield from say(f"Which file? There is {names}.")
-        return
-    heard = yield Want("read_file", {"path": chosen[0].path})
-    text = str(heard.data.get("content", ""))
-    if heard.failed:
-        yield from say(f"I cannot read {chosen[0].name}: {heard.reason}")
-    else:
-        shown = text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
-        yield from say(f"{chosen[0].name}:\n{shown.strip() or '(it is empty)'}")
-
-
-def _search(request: Request, match: re.Match[str]) -> Script[None]:
-    if request.folder is None:
-        yield from say(NOT_UNDERSTOOD)
-        return
-    wanted = (match["what"] or match["other"]).strip(" ?.!\"'")
-    heard = yield Want("grep_files", {"pattern": re.escape(wanted), "path": request.folder, "ignoreCase": True})
-    if heard.failed:
-        yield from say(f"I cannot search: {heard.reason}")
-        return
-    hits: Sequence[Mapping[str, Any]] = heard.data.get("matches") or ()
-    lines = [
-        f"  {_within(request.folder, str(hit.get('path')))}:{hit.get('line')}: {str(hit.get('text', '')).strip()}"
-        for hit in hits[:_MOST_LISTED]
-    ]
-    yield from say("\n".join([f'"{wanted}" is in:', *lines]) if lines else f'No file has "{wanted}" in it.')
-
-
-def _delete(request: Request, match: re.Match[str]) -> Script[None]:
-    found = yield from _files(request)
-    if found is None:
-        return
-    chosen = _named(found, match["what"])
-    if not chosen:
-        names = ", ".join(file.name for file in found[:_MOST_LISTED]) or "nothing"
-        yield from say(f"I do not know what to delete. There is {names}.")
-        return
-    names = ", ".join(file.name for file in chosen)
-    asked = {
-        "action": f"Delete {names}",
-        "details": f"{sum(file.size for file in chosen)} bytes in all; they cannot be brought back.",
-        "items": [file.path for file in chosen],
-    }
-    heard = yield Want("confirmAction", asked)
-    if heard.failed:
-        yield from say(f"I delete nothing without asking, and I cannot ask: {heard.reason}")
-    elif heard.data.get("status") == "pending":
-        yield from say(f"Shall I delete {names}? I wait for your answer to the question above.")
-    else:
-        yield from decided(asked, heard)
-
-
-def decided(asked: Mapping[str, Any], heard: Heard) -> Script[None]:
-    """Goes on after people were asked whether files may be deleted."""
-    paths = [str(path) for path in asked.get("items") or ()]
-    names = str(asked.get("action", "")).removeprefix("Delete ")
-    if heard.failed:
-        yield from say(f"I delete nothing: {heard.reason}")
-        return
-    if not agrees(heard.text):
-        yield from say(f"All right, I keep {names}.")
-        return
-    failed: list[str] = []
-    for path in paths:
-        done = yield Want("delete_file", {"path": path})
-        if done.failed:
-            failed.append(f"{PurePath(path).name}: {done.reason}")
-    if failed:
-        yield from say("Not all of it could be deleted. " + "; ".join(failed))
-    else:
-        yield from say(f"Deleted {names}.")
-
-
-def agrees(text: str) -> bool:
-    """Whether an answer means yes: `{"confirmed": true}`, `true`, "yes" and their like."""
-    try:
-        said: Any = jsontext.decode(text)
-    except ValueError:
-        said = text
-    if isinstance(said, dict):
-        given = cast("dict[str, Any]", said)
-        said = next((given[key] for key in ("confirmed", "approved", "accepted", "answer", "value") if key in given), 0)
-    return said is True or (isinstance(said, str) and said.strip().lower() in ("yes", "y", "true", "ok", "confirm"))
-
-
-def _files(request: Request) -> Script[Sequence[_File] | None]:
-    """The files of the folder; None where that failed, and was said."""
-    if request.folder is None:
-        yield from say("I was given no folder to look into.")
-        return None
-    heard = yield Want("list_files", {"path": request.folder, "recursive": True})
-    if heard.failed:
-        yield from say(f"I cannot look into the folder: {heard.reason}")
-        return None
-    entries: Sequence[Mapping[str, Any]] = heard.data.get("files") or ()
-    return [
-        _File(_within(request.folder, str(one["path"])), str(one["path"]), int(one.get("size") or 0))
-        for one in entries
-        if one.get("type") == "file"
-    ]
-
-
-def _within(folder: str, path: str) -> str:
-    return path.removeprefix(folder.rstrip("/") + "/")
-
-
-def _named(files: Sequence[_File], text: str) -> list[_File]:
-    """The files that a text means: by their names, else by words that are in their paths."""
-    said = text.lower()
-    exact = [file for file in files if file.name.lower() in said or PurePath(file.name).name.lower() in said]
-    if exact:
-        return exact
-    # "drafts" means what has "draft" in it; short words are in too many names.
-    words = [word.rstrip("s") for word in re.findall(r"[\w-]{4,}", said) if word not in _NO_NAMES]
-    return [file for file in files if any(word in file.name.lower() for word in words)]
-
-
-_NO_NAMES: Final = frozenset(
-    ("clean", "delete", "remove", "tidy", "file", "files", "folder", "please", "read", "show", "open", "that", "what")
-)
-
-
-# A chart
-
-
-def _chart(request: Request, match: re.Match[str]) -> Script[None]:
-    found = yield from _files(request)
-    if found is None:
-        return
-    tables = [file for file in found if file.name.lower().endswith(".csv")]
-    chosen = _named(tables, request.text) or tables
-    if not chosen:
-        yield from say("There is no table (.csv) to draw a chart of.")
-        return
-    heard = yield Want("read_file", {"path": chosen[0].path})
-    if heard.failed:
-        yield from say(f"I cannot read {chosen[0].name}: {heard.reason}")
-        return
-    title, labels, values = _columns(str(heard.data.get("content", "")), chosen[0].name)
-    if not values:
-        yield from say(f"{chosen[0].name} has no column of numbers.")
-        return
-    shown = yield Want("displayChart", {"title": title, "type": "bar", "labels": labels, "values": values})
-    if shown.failed:
-        yield from say(f"I cannot show a chart: {shown.reason}")
-        return
-    best = labels[values.index(max(values))]
-    yield from say(f"Here is {title}, from {chosen[0].name}: {sum(values):g} in all, and most of it in {best}.")
-
-
-def _columns(text: str, name: str) -> tuple[str, list[str], list[float]]:
-    """The first column as labels, and the first one with numbers in every row as values."""
-    rows = [row for row in csv.reader(text.splitlines()) if row]
-    if len(rows) < 2:
-        return name, [], []
-    head, *body = rows
-    for column in range(1, len(head)):
-        try:
-            values = [float(row[column]) for row in body]
-        except (ValueError, IndexError):
-            continue
-        return f"{head[column]} by {head[0]}".capitalize(), [row[0] for row in body], values
-    return name, [], []
-
-
 # What it keeps in mind
 
 
@@ -357,7 +112,7 @@ def _recall(request: Request, match: re.Match[str]) -> Script[None]:
         return
     kept: Sequence[Mapping[str, Any]] = heard.data.get("memories") or ()
     lines = [f"  {one['value'] if isinstance(one['value'], str) else jsontext.encode(one['value'])}" for one in kept]
-    yield from say("\n".join(["I remember:", *lines[:_MOST_LISTED]]) if lines else "Nothing yet; tell me something.")
+    yield from say("\n".join(["I remember:", *lines[:MOST_LISTED]]) if lines else "Nothing yet; tell me something.")
 
 
 def _forget(request: Request, match: re.Match[str]) -> Script[None]:
@@ -411,7 +166,7 @@ def _introduce(request: Request, match: re.Match[str]) -> Script[None]:
         yield from say(f"I cannot see that: {heard.reason}")
         return
     members: Sequence[Mapping[str, Any]] = heard.data.get("members") or ()
-    names = ", ".join(f"{one.get('name')} ({one.get('type')})" for one in members[:_MOST_LISTED])
+    names = ", ".join(f"{one.get('name')} ({one.get('type')})" for one in members[:MOST_LISTED])
     yield from say(f'In "{heard.data.get("spaceName")}" there is {names}.')
 
 
@@ -424,12 +179,12 @@ _RULES: Final = (
     _rule(r"\bwhat (?:do|can|did) you (?:still )?(?:remember|know)\b", _recall),
     _rule(r"^(?:please |can you |could you )?(?:remember|note)(?: that|:)? (?P<what>.+)", _remember),
     _rule(r"^(?:please )?forget (?:about |that )?(?P<what>.+)", _forget),
-    _rule(r"\b(?:chart|plot|graph|diagram|draw)\b", _chart),
-    _rule(r"\b(?:delete|remove|clean[ -]?up|tidy(?: up)?)\b(?P<what>.*)", _delete),
+    _rule(r"\b(?:chart|plot|graph|diagram|draw)\b", draw_chart),
+    _rule(r"\b(?:delete|remove|clean[ -]?up|tidy(?: up)?)\b(?P<what>.*)", delete_files),
     _rule(r"\b(?:what time|the time\b|time is it|what is the date|what day)", _tell_time),
-    _rule(r"\b(?:search|look)\b.*? for (?P<what>.+)|^(?:find|search|grep) (?P<other>.+)", _search),
-    _rule(r"\b(?:list|which|what|show)\b.*\b(?:files|folder|documents)\b|^ls\b", _list),
-    _rule(r"\b(?:read|show|open|print|cat)\b|\bwhat(?: is|'s) in\b", _read),
+    _rule(r"\b(?:search|look)\b.*? for (?P<what>.+)|^(?:find|search|grep) (?P<other>.+)", search_files),
+    _rule(r"\b(?:list|which|what|show)\b.*\b(?:files|folder|documents)\b|^ls\b", list_files),
+    _rule(r"\b(?:read|show|open|print|cat)\b|\bwhat(?: is|'s) in\b", read_file),
     _rule(r"\bwho(?: is|'s) (?:here|there|in)\b", _introduce),
     _rule(r"\b(?:thanks|thank you|bye|goodbye)\b", _welcome),
     _rule(r"^(?:hi|hello|hey|help|good (?:morning|day|evening)|\?)\b|\bwhat can you do\b|\bwho are you\b|^\?", _greet),

@@ -8,9 +8,11 @@ from typing import Any
 import msgspec
 
 from toolspace.core import jsontext
+from toolspace.core.redact import remember_secrets
 from toolspace.errors import ModelError
 from toolspace.models.faults import lost, make, refused
 from toolspace.models.http import ModelHttp
+from toolspace.models.opening import check_headers, find_address, find_key, parse_name
 
 OPENAI = "https://api.openai.com/v1"
 _MOST_BYTES = 64 * 1024 * 1024
@@ -88,6 +90,32 @@ class HttpEmbedder:
         if len(found) != count or len(lengths) > 1 or lengths == {0}:
             raise make(self.name, "broken", f"{len(found)} vectors of {sorted(lengths)} numbers for {count} texts")
         return [one.embedding for one in found]
+
+
+def open_embedder(
+    model: str,
+    *,
+    environ: Mapping[str, str],
+    base_url: str | None = None,
+    api_key: str | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> HttpEmbedder:
+    """The embedder that a configuration names: `openai:text-embedding-3-small`, or a name alone, which is OpenAI's, or
+    belongs to whoever is at `base_url`. Close it. Raises `ModelError` where its key or address is missing.
+    """
+    provider, name = parse_name(model)
+    provider = provider or ("openai-compatible" if base_url else "openai")
+    try:
+        address, own = find_address(provider, base_url, environ)
+    except ModelError as error:
+        raise ModelError(error.kind, str(error).replace("model.", "embeddings.")) from None
+    variable, key = ("embeddings.apiKey", api_key) if api_key else find_key(provider, environ)
+    if not key and own and variable != "model.apiKey":
+        way = f"set {variable} in the environment, or embeddings.apiKey in the configuration"
+        raise ModelError("no_key", f"{provider}:{name}: no key is set; {way}")
+    check_headers({variable: key or "", **(headers or {})})
+    remember_secrets([key] if key else [])
+    return HttpEmbedder(name, api_key=key, base_url=address, headers=headers)
 
 
 async def _read(response: Any) -> bytes:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _LONGEST = 600
 """Characters of a provider's message that are passed on."""
+_LOOKED_AT = 1 << 16
 _TOO_LONG = re.compile(
     r"context[ _]length|context[ _]window|maximum context|prompt is too long|too many (?:input )?tokens"
     r"|input (?:is )?too long|exceeds? the (?:maximum|max|available|model'?s?)\b.{0,40}(?:tokens|context)"
@@ -87,7 +88,7 @@ def refused(name: str, status: int, headers: Mapping[str, str], body: bytes, *, 
     """The error for an answer with a status other than 200. `check` names what to look at where a key is refused."""
     said = read_error(body)
     if said.message == "":
-        said = msgspec.structs.replace(said, message=body[:_LONGEST].decode("utf-8", "replace").strip())
+        said = msgspec.structs.replace(said, message=body[:_LOOKED_AT].decode("utf-8", "replace").strip())
     kind = _kind(status, said)
     wait = asked_to_wait(headers)
     error = make(name, kind, said.message, status=status, check=check)
@@ -123,7 +124,8 @@ def make(name: str, kind: ModelErrorKind, message: str, *, status: int | None = 
     if kind == "not_permitted" and check:
         way = f"{way}; check {check}"
     text = f"{name}: {way}" + (f" (HTTP {status})" if status is not None else "")
-    message = str(redact(message[: 4 * _LONGEST])).strip()
+    # Cut behind that: some servers say back what they were sent, and half a key is a part of a key.
+    message = str(redact(message[:_LOOKED_AT])).strip()
     if len(message) > _LONGEST:
         message = f"{message[:_LONGEST]}…"
     return ModelError(kind, f"{text}: {message}" if message else text, status=status)

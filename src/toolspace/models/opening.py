@@ -135,9 +135,9 @@ def open_model(
         from toolspace.models.demo import DemoModel
 
         return DemoModel()
-    remember_secrets(
-        [*filter(None, (api_key,)), *(value for key, value in (headers or {}).items() if is_secret_name(key))]
-    )
+    proofs = [value for key, value in (headers or {}).items() if is_secret_name(key)]
+    # `Bearer …` also without the word: it is told in other words.
+    remember_secrets([*filter(None, (api_key,)), *proofs, *(value.rpartition(" ")[2] for value in proofs)])
     if said in OTHERS:
         from toolspace.models.pydantic import PydanticModel
 

@@ -98,8 +98,9 @@ class Accounting:
             None if parent is None else parent.id,
         )
         self._rows.append(row)
-        if call.operation is not None:
-            _trace(call.operation, self._record(row))
+        if (node := call.operation) is not None:
+            node.describe(lambda: _attributes(self._record(row)))
+            node.end("ok" if result.ok else "failed", at=call.started_at + result.duration_ms)
 
     def _record(self, row: tuple[Any, ...]) -> CallRecord:
         values = dict(zip(CallRecord.__struct_fields__, row, strict=True))
@@ -110,13 +111,10 @@ class Accounting:
         return CallRecord(**values)
 
 
-def _trace(node: Operation, record: CallRecord) -> None:
-    """Ends the call's node in its run's tree."""
+def _attributes(record: CallRecord) -> dict[str, Any]:
+    """What a call's node in its run's tree says of it, beside what every node says."""
     left_out = ("callId", "tool", "startedAt", "status", "runId")
-    node.attributes = {
-        key: value for key, value in record.to_dict().items() if key not in left_out and value is not None
-    }
-    node.end(record.status, at=record.started_at + record.latency_ms)
+    return {key: value for key, value in record.to_dict().items() if key not in left_out and value is not None}
 
 
 def open_operation(call: Call) -> Operation | None:

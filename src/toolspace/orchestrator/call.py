@@ -65,6 +65,11 @@ class CallOwner(Protocol):
     session: str
     stored_sessions: set[str]
 
+    @property
+    def root(self) -> object:
+        """What those have in common whose calls may be part of one another."""
+        ...
+
     def begin(self, call: Call, /) -> None: ...
     async def execute(self, name: str, parameters: Arguments = None) -> ToolResult: ...
 

@@ -101,6 +101,8 @@ class Catalog:
         """What each provider gave, of which its entries were made."""
         self._lost: dict[ToolProvider, set[str]] = {}
         """Names that a provider would offer, and another one does."""
+        self.yielding: ToolProvider | None = None
+        """One that gives way: a name that another offers too is the other's, and that is no conflict."""
 
     @property
     def providers(self) -> list[ToolProvider]:
@@ -117,6 +119,7 @@ class Catalog:
         self.entries.update(entries)
         self._changed(provider)
         self._providers[provider] = (rules, provider.on_change(lambda: self._refresh(provider)))
+        self._yield(provider)
 
     def remove(self, provider: ToolProvider) -> None:
         _, forget = self._providers.pop(provider)
@@ -126,6 +129,7 @@ class Catalog:
         self.entries = {entry.tool.name: entry for entry in self._without(provider)}
         self._changed(provider)
         self._give_back()
+        self._yield(provider)
 
     def close(self) -> None:
         """Offers nothing any more; the providers are still known, to be closed."""
@@ -182,7 +186,7 @@ class Catalog:
             }
         known = self._lost.pop(provider, set[str]())
         lost = {name: owner for name in fresh if (owner := self._conflict(provider, name))}
-        for name in lost.keys() - known:
+        for name in lost.keys() - known if provider is not self.yielding else ():
             owner, mine = lost[name], _name(provider)
             _log.warning('"%s" is offered by %r and %r; it stays that of %r', name, owner, mine, owner)
         if lost:
@@ -193,6 +197,12 @@ class Catalog:
         self.entries = {entry.tool.name: entry for entry in sorted(entries, key=lambda one: order[one.provider])}
         self._changed(provider)
         self._give_back()
+        self._yield(provider)
+
+    def _yield(self, changed: ToolProvider) -> None:
+        """Another provider offers other names now: the one that gives way looks at its own again."""
+        if self.yielding in self._providers and changed is not self.yielding:
+            self._refresh(self.yielding)
 
     def _give_back(self) -> None:
         """Lets providers offer what they could not while another had the name."""
@@ -219,7 +229,10 @@ class Catalog:
                     raise ToolNameConflict(f'"{tool.name}" is offered twice by {provider.kind!r}; rename one')
                 entries[tool.name] = Entry(_as_configured(tool, tool.name, rules), tool.name, provider, rules)
             return entries
-        names = qualify_all(provider.namespace, (tool.name for tool in tools))
+        if provider.exact_names:
+            names = {tool.name: f"{provider.namespace}{SEPARATOR}{tool.name}" for tool in tools}
+        else:
+            names = qualify_all(provider.namespace, (tool.name for tool in tools))
         for tool in tools:
             full = names[tool.name]
             entries[full] = Entry(_as_configured(tool, full, rules), tool.name, provider, rules)
@@ -235,7 +248,9 @@ class Catalog:
 
     def _conflict(self, provider: ToolProvider, name: str) -> str | None:
         existing = self.entries.get(name)
-        return existing.owner if existing is not None and existing.provider is not provider else None
+        if existing is None or existing.provider in (provider, self.yielding):
+            return None
+        return existing.owner
 
     def _without(self, provider: ToolProvider) -> list[Entry]:
         """The entries of all others, when those of this one end."""

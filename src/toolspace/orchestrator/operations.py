@@ -14,7 +14,8 @@ class Operation:
     """One node of the tree. Times are Unix milliseconds."""
 
     __slots__ = (
-        "attributes",
+        "_attributes",
+        "_find_attributes",
         "children",
         "dropped",
         "ended_at",
@@ -33,12 +34,25 @@ class Operation:
         self.started_at = time.time() * 1000 if started_at is None else started_at
         self.ended_at: float | None = None
         self.status = "running"
-        self.attributes: dict[str, Any] = {}
+        self._attributes: dict[str, Any] = {}
+        self._find_attributes: Callable[[], dict[str, Any]] | None = None
         self.children: list[Operation] = []
         self.dropped = 0
         """Children beyond what is kept: a run of a million calls must not hold a million nodes."""
         self.on_end: Callable[[Operation], None] | None = None
         """Told once, when the operation and everything below it have ended."""
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """What else is known of it."""
+        if self._find_attributes is not None:
+            self._attributes.update(self._find_attributes())
+            self._find_attributes = None
+        return self._attributes
+
+    def describe(self, find: Callable[[], dict[str, Any]]) -> None:
+        """Says what else is known of it once someone looks: most nodes are never looked at."""
+        self._find_attributes = find
 
     def begin(self, kind: Kind, name: str, *, id: str | None = None, started_at: float | None = None) -> Operation:
         child = Operation(kind, name, id=id, started_at=started_at)
@@ -62,7 +76,10 @@ class Operation:
                 self.on_end(self)
 
     def last(self, kind: Kind) -> Operation | None:
-        return next((child for child in reversed(self.children) if child.kind == kind), None)
+        for child in reversed(self.children):
+            if child.kind == kind:
+                return child
+        return None
 
     def end_last(self, kind: Kind) -> None:
         open_child = self.last(kind)

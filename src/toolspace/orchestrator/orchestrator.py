@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+import weakref
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from time import perf_counter, time
 from typing import Any
@@ -78,6 +79,8 @@ class ToolOrchestrator:
         """The sessions that have an output to read back."""
         self._stages = tuple(stages)
         self._around: tuple[Stage, ...] = ()
+        self._above: weakref.WeakSet[ToolOrchestrator] = weakref.WeakSet()
+        """Those that have tools of their own above the ones here."""
         self._run_listeners: tuple[Callable[[Run], None], ...] = ()
         self._catalog = Catalog(self._list_changed)
         self._warmup = Warmup(self._refreshed)
@@ -90,11 +93,12 @@ class ToolOrchestrator:
 
     # Providers and their tools
 
-    def register(self, provider: ToolProvider, rules: ProviderRules | None = None) -> None:
+    def register(self, provider: ToolProvider, rules: ProviderRules | None = None, *, needs_start: bool = True) -> None:
         """Takes a provider's tools in, under the rules that configuration gives it."""
         rules = rules or ProviderRules()
         self._catalog.add(provider, rules)
-        self._warmup.add(provider, required=rules.required)
+        if needs_start:
+            self._warmup.add(provider, required=rules.required)
 
     def check_free(self, provider: ToolProvider, name: str) -> None:
         """Raises where another provider than this offers a tool under that name."""
@@ -114,12 +118,26 @@ class ToolOrchestrator:
         await self._warmup.start(patience)
 
     @property
+    def root(self) -> ToolOrchestrator:
+        """The one that it stands above, at last; itself where it stands above none."""
+        return self
+
+    @property
     def providers(self) -> list[ToolProvider]:
         return self._catalog.providers
 
     def unavailable(self) -> dict[str, str]:
         """Namespace → why its provider is not ready."""
         return {provider.namespace or provider.kind: reason for provider, reason in self._warmup.failures.items()}
+
+    def entries(self) -> Iterator[Entry]:
+        """What may be used: each tool with its provider and its rules."""
+        return iter(self._catalog)
+
+    def offers(self, name: str, context: ToolContext) -> bool:
+        """Whether the provider of a tool shows it to this caller now."""
+        entry = self._catalog.entries.get(name)
+        return entry is not None and offers(entry, context)
 
     def list_tools(self, *, context: ToolContext | None = None) -> list[Tool]:
         """The tools that this caller may use now."""
@@ -148,6 +166,11 @@ class ToolOrchestrator:
             discovered=run.discovered if run is not None else (),
         )
 
+    @property
+    def revision(self) -> int:
+        """Another number whenever the tools are others: what was made of them before does not hold any more."""
+        return self._catalog.version
+
     def token_cost(self, tool: Tool) -> int:
         """How many tokens the definition of a tool costs a model."""
         return self._costs.of(tool)
@@ -172,13 +195,16 @@ class ToolOrchestrator:
 
     def instructions(self, *, context: ToolContext | None = None) -> str:
         """What the providers want a model to know, for the system prompt; of those whose tools the caller may use."""
-        providers = self.providers
-        if context is not None and (policies := self._services.policies):
+        texts = {provider: text for provider in self._instructing() if (text := instructions_of(provider))}
+        if texts and context is not None and (policies := self._services.policies):
             caller = self._context(context)
             own = {entry.provider for entry in self._catalog if permits(entry.tool, caller, policies)}
-            providers = [provider for provider in providers if provider in own]
-        texts = ((provider.namespace, instructions_of(provider)) for provider in providers)
-        return "\n\n".join(f"## {name}\n{text}" if name else text for name, text in texts if text)
+            texts = {provider: text for provider, text in texts.items() if provider in own}
+        return "\n\n".join(f"## {one.namespace}\n{text}" if one.namespace else text for one, text in texts.items())
+
+    def _instructing(self) -> list[ToolProvider]:
+        """The providers whose tools are here."""
+        return self.providers
 
     # Calls
 
@@ -198,18 +224,18 @@ class ToolOrchestrator:
         """
         parent = current_call.get()
         if parent is not None:
-            if parent.owner is not self:
-                parent = None
-            elif run is None:
-                run = parent.run
+            if parent.owner is self:
+                run = run or parent.run
+            elif run is None or parent.owner.root is not self.root:
+                parent = None  # Of another toolspace, which knows nothing of this one's limits.
         entry = self._catalog.entries.get(name)
         if entry is None:
             entry = self._find(name, parameters)
             # Where its provider is still at its first start, what it will offer is not known yet.
-            if not entry.known and await self._warmup.patience_with(name):
+            if not entry.known and await self._patience_with(name):
                 entry = self._find(name, parameters)
         if run is not None and run.context is not None and (context or parent is None or parent.run is not run):
-            context = run.context if context is None else context.within(run.context)
+            context = run.context if context is None or context is run.context else context.within(run.context)
         if context is not None:
             base = context.within(self.context)
         else:
@@ -269,7 +295,8 @@ class ToolOrchestrator:
         ]
         for call in calls:
             call.cancel()
-        return bool(calls)
+        above = [one.cancel(call_id) for one in tuple(self._above)]
+        return bool(calls) or any(above)
 
     async def settle(self) -> None:
         """Waits until the calls that are under way now have ended; not for those that the code around is part of."""
@@ -301,7 +328,7 @@ class ToolOrchestrator:
         child = Run(self, parent=parent, **options)
         if parent is not None and parent.operation is not None:
             parent.operation.adopt(child.trace)
-        for listener in self._run_listeners:
+        for listener in self.root._run_listeners:
             listener(child)
         return child
 
@@ -342,6 +369,8 @@ class ToolOrchestrator:
 
     def _surround(self, stages: Sequence[Stage]) -> None:
         self._around = tuple(stages)
+        for above in tuple(self._above):
+            above._surround(stages)
         for entry in self._catalog.entries.values():  # Compiled anew on the next call; calls in flight keep theirs.
             entry.handler = entry.run_handler = entry.instant = None
 
@@ -360,6 +389,9 @@ class ToolOrchestrator:
         """Puts new settings in force. Calls in flight finish under the old ones: their handlers are kept."""
         services = self._services
         if defaults is not None:
+            for above in tuple(self._above):
+                if above._services.defaults is services.defaults:  # It has none of its own.
+                    above.configure(defaults=defaults)
             services.defaults = defaults
         if queues is not None:
             services.queues.configure(dict(queues))
@@ -369,6 +401,8 @@ class ToolOrchestrator:
             self.context = context
         if policies is not None:
             services.policies = policies
+            for above in tuple(self._above):
+                above.configure(policies=policies)
         self._catalog.configure(rules or {})
 
     async def cleanup(self) -> None:
@@ -387,6 +421,9 @@ class ToolOrchestrator:
         providers = [provider for provider in self._catalog.providers if provider not in self._ended]
         self._ended.update(providers)  # Each is closed once, however often this is called.
         await asyncio.gather(*map(close, providers))
+        await self._close_services()
+
+    async def _close_services(self) -> None:
         await self.bus.aclose()
         self._services.threads.close()
 
@@ -415,11 +452,17 @@ class ToolOrchestrator:
             return self._missing(name, "unknown_tool", partial(self._ambiguous, name, names))
         if entry is not None:
             return entry
-        for provider, reason in self._warmup.reasons().items():
+        for provider, reason in self._reasons().items():
             if provider.namespace and sanitise(name).startswith(sanitise(provider.namespace) + SEPARATOR):
                 text = f'provider "{provider.namespace}" is not available: {reason}'
                 return self._missing(name, "transport_error", partial(self._unavailable, name, text))
         return self._missing(name, "unknown_tool", partial(self._not_found, name))
+
+    def _reasons(self) -> Mapping[ToolProvider, str]:
+        return self._warmup.reasons()
+
+    async def _patience_with(self, name: str) -> bool:
+        return await self._warmup.patience_with(name)
 
     def _not_found(self, name: str, call: Call) -> str:
         return self._catalog.not_found(name, self._may_know(self._catalog, call))
@@ -473,7 +516,12 @@ class ToolOrchestrator:
 
     def _list_changed(self, provider: ToolProvider) -> None:
         self._costs.keep([entry.tool for entry in self._catalog.entries.values()])
+        for above in tuple(self._above):
+            above.below_changed()
         self.bus.emit(ToolsChanged(time() * 1000, provider.namespace))
+
+    def below_changed(self) -> None:
+        """For those that stand above another: it has other tools now."""
 
     def _refreshed(self, provider: ToolProvider) -> None:
         """A provider has started: many know their tools only now, and not all of them say so."""

@@ -41,5 +41,10 @@ def visible_tools(
     """All tools while they are cheap; beyond the threshold the agent's own, the search tool and its finds."""
     if threshold is None or search_tool is None or costs.total(tools) <= threshold:
         return [tool for tool in tools if tool is not search_tool]
-    rest = [tool for tool in tools if tool.name.startswith("agent__") or tool.name in discovered]
+    rest = [tool for tool in tools if _is_own(tool) or tool.name in discovered]
     return [search_tool, *(tool for tool in rest if tool is not search_tool)]
+
+
+def _is_own(tool: Tool) -> bool:
+    """Whether an agent needs it whatever it does: it has to find what it works with, not how it speaks."""
+    return tool.execution_type == "prebuilt" or tool.name.startswith(("agent__", "router__"))

@@ -33,7 +33,7 @@ async def _peek_inbox(actor: Actor, given: dict[str, Any]) -> Any:
 def _take(agent_id: str, count: int, types: Sequence[str]) -> Program[dict[str, Any]]:
     """Takes events for good: whoever reads the inbox next does not see them again."""
     claim = new_id("clm")
-    events = yield from inbox.claim(agent_id, claim, count=count, lease_ms=_LEASE_MS, types=types)
+    events = yield from inbox.claim(agent_id, claim, count=count, lease_ms=_LEASE_MS, types=types, awaited=False)
     taken = [event.event_id for event in events]
     yield from inbox.finish(agent_id, claim, taken)
     return {"eventIds": taken, "remaining": (yield from inbox.count(agent_id))}

@@ -23,6 +23,7 @@ from toolspace.core.records import (
     space_stream,
 )
 from toolspace.errors import RefusedError
+from toolspace.spaces import conversation
 from toolspace.spaces.ledger import Effects
 from toolspace.stores.sql import calls as rows
 from toolspace.stores.sql import entities, inbox, messages, presence, sessions, tasks
@@ -139,6 +140,9 @@ def finish(
     for event in before:
         _tell(effects, moved.call, moved.exposure, event.type, event.data)
     yield from _show_end(effects, moved)
+    if is_error and moved.call.execution_type == "prebuilt":
+        # What readers saw of a message, while it was being written, ends too.
+        yield from conversation.abandon_message(effects, conversation.message_id_of(call_id), "it could not be said")
     return moved.call
 
 

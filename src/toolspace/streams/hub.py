@@ -50,6 +50,8 @@ class Hub:
 
     def publish(self, events: Iterable[StreamEvent]) -> None:
         """Hands on what was stored just now, after the commit."""
+        if not self._topics and not self._everything.subscriptions:
+            return  # Nobody reads anything.
         told: dict[str, _Topic] = {}
         for event in events:
             topic = self._topics.get(event.stream)

@@ -199,6 +199,8 @@ def _unknown(toolspace: Toolspace, names: Sequence[str]) -> list[str]:
     unknown: list[str] = []
     for name in names:
         tool = toolspace.get(name)
+        if _is_an_agents(toolspace, name):
+            continue
         if tool is None:
             unknown.append(name)
         elif tool.name != name:
@@ -211,6 +213,13 @@ def _unknown(toolspace: Toolspace, names: Sequence[str]) -> list[str]:
                 path="$.tools",
             )
     return unknown
+
+
+def _is_an_agents(toolspace: Toolspace, name: str) -> bool:
+    """Whether an agent has an external tool of that name for itself."""
+    configs = (agent.spec.config for agent in toolspace.crew if agent.spec is not None)
+    own = (config.tools.definitions.get(name) for config in configs if config is not None)
+    return any(one is not None and one.enabled and one.execution_type == "external" for one in own)
 
 
 ROUTES = [

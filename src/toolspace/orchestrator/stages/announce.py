@@ -9,6 +9,7 @@ from typing import Any
 
 from toolspace.core import jsontext
 from toolspace.core.events import CallCompleted, CallFailed, CallRequested, EventType
+from toolspace.core.onelines import in_a_line
 from toolspace.core.redact import redact
 from toolspace.core.result import ToolResult
 from toolspace.orchestrator.call import Call
@@ -17,6 +18,7 @@ from toolspace.orchestrator.stage import Handler, Plan
 VERBOSE = 15
 """Between INFO and DEBUG: every call, in and out."""
 logging.addLevelName(VERBOSE, "VERBOSE")
+_LONGEST_NAME = 200
 calls_log = logging.getLogger("toolspace.calls")
 logging.getLogger("toolspace").addHandler(logging.NullHandler())  # Silent until the program sets logging up.
 
@@ -86,7 +88,7 @@ def log_request(call: Call) -> None:
     calls_log.log(
         VERBOSE,
         "tool request → %s\n    parameters: %s",
-        call.requested,
+        _shown(call.requested),
         parameters,
         extra={"event": "tool_started", "callId": call.id, "tool": call.entry.tool.name},
     )
@@ -102,9 +104,14 @@ def log_response(call: Call, result: ToolResult) -> None:
     }
     if result.ok:
         text = f"latency: {latency}, output: {len(result.text)} chars, status: ok"
-        calls_log.log(VERBOSE, "tool response ← %s\n    %s", result.tool, text, extra=facts)
+        calls_log.log(VERBOSE, "tool response ← %s\n    %s", _shown(result.tool), text, extra=facts)
     else:
-        reason = redact(result.error or "")
+        reason = "\n    ".join(jsontext.valid_text(redact(result.error or "")).splitlines())
         text = f"latency: {latency}, status: failed, error: {reason}"
         facts["errorKind"] = result.error_kind
-        calls_log.warning("tool response ← %s\n    %s", result.tool, text, extra=facts)
+        calls_log.warning("tool response ← %s\n    %s", _shown(result.tool), text, extra=facts)
+
+
+def _shown(name: str) -> str:
+    """A name as a log has it: callers name tools that do not exist, with line breaks if they like."""
+    return in_a_line(jsontext.valid_text(name), _LONGEST_NAME)

@@ -103,6 +103,12 @@ def spaces(*, member: str | None = None, after: str = "", limit: int = 100) -> P
     return [_space(row) for row in rows]
 
 
+def space_names(space_ids: Sequence[str]) -> Program[dict[str, str]]:
+    """The names of those spaces that there are, by id."""
+    rows = yield f"SELECT id, name FROM spaces WHERE id IN ({', '.join('?' * len(space_ids))})", tuple(space_ids)
+    return {row[0]: row[1] for row in rows}
+
+
 def change_space(
     space_id: str, *, name: str | None = None, metadata: Mapping[str, Any] | None = None
 ) -> Program[Space | None]:

@@ -6,14 +6,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
-from toolspace.abc.database import Program, Row, Tail, large
+from toolspace.abc.database import Program, Row, Rows, Tail, large
 from toolspace.core import jsontext
 from toolspace.core.ids import now_ms
 from toolspace.core.records import NewEvent, StreamEvent
 
-_COLUMNS = 6
 _AT_ONCE = 100
-"""Events that are stored, and streams that count, with one statement."""
+"""Streams that count with one statement."""
 
 
 def append(stream: str, events: Sequence[NewEvent]) -> Program[list[StreamEvent]]:
@@ -45,22 +44,19 @@ def _append(new: Mapping[str, Sequence[NewEvent]]) -> Program[dict[str, list[Str
         counts: list[str | int] = []
         for stream in streams[start : start + _AT_ONCE]:
             counts += (stream, len(new[stream]))
-        rows = yield _count(len(counts) // 2), counts
-        last |= {row[0]: row[1] for row in rows}
+        counted = yield _count(len(counts) // 2), counts
+        last |= {row[0]: row[1] for row in counted}
     at = now_ms()
     stored: dict[str, list[StreamEvent]] = {}
-    values: list[str | int] = []
+    rows = Rows()
     for stream in streams:
         events = new[stream]
         first = last[stream] - len(events) + 1
         mine = stored[stream] = []
         for number, event in enumerate(events, first):
             mine.append(StreamEvent(stream, number, event.type, event.data, exposure=event.exposure, at=at))
-            values += (stream, number, event.type, jsontext.encode_kept(event.data), event.exposure, at)
-    width = _COLUMNS * _AT_ONCE
-    for start in range(0, len(values), width):
-        some = values[start : start + width] if len(values) > width else values
-        yield _insert(len(some) // _COLUMNS), some
+            rows.append((stream, number, event.type, jsontext.encode_kept(event.data), event.exposure, at))
+    yield "INSERT INTO events (stream, id, type, data, exposure, at) VALUES (?, ?, ?, ?, ?, ?)", rows
     return stored
 
 
@@ -70,12 +66,6 @@ def _count(streams: int) -> str:
         f"INSERT INTO streams (stream, last_id) VALUES {', '.join(['(?, ?)'] * streams)} ON CONFLICT (stream) "
         "DO UPDATE SET last_id = streams.last_id + excluded.last_id RETURNING stream, last_id"
     )
-
-
-@lru_cache(maxsize=_AT_ONCE)
-def _insert(events: int) -> str:
-    marks = ", ".join(["(?, ?, ?, ?, ?, ?)"] * events)
-    return f"INSERT INTO events (stream, id, type, data, exposure, at) VALUES {marks}"
 
 
 def after(stream: str, last: int, limit: int) -> Program[list[StreamEvent]]:

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
-from toolspace.abc.database import SKIP_LOCKED, Program, Row, large
+from toolspace.abc.database import SKIP_LOCKED, Program, Row, Rows, large
 from toolspace.core import jsontext
 from toolspace.core.ids import now_ms
 from toolspace.core.records import InboxEvent, InboxType
 
 _COLUMNS = "event_id, agent_entity_id, type, at, data, priority, status, attempts, error"
 
+_PUSH = (
+    "INSERT INTO inbox (agent_entity_id, event_id, type, priority, at, seq, data, status, attempts, available_at) "
+    "VALUES (?, ?, ?, ?, ?, ?, ?, 'pending', 0, ?) ON CONFLICT (agent_entity_id, event_id) DO NOTHING"
+)
+
 HUMAN_MESSAGE, TOOL_RESULT, PLAN_OR_SERVICE, AGENT_MESSAGE = range(4)
 """Priorities: the lowest number is looked at first."""
 
-_AT_ONCE = 100
-"""Events that are stored with one statement."""
+_NOT_AWAITED = (
+    "AND NOT (type = 'tool_result' AND EXISTS (SELECT 1 FROM calls WHERE calls.call_id = SUBSTR(inbox.event_id, 13) "
+    "AND calls.pauses = 1 AND EXISTS (SELECT 1 FROM history WHERE history.run_id = calls.run_id))) "
+)
+"""Not the result that a run of the agent waits for: it is for that run alone. (`tool_result:` has 12 characters.)"""
 
 MOST_ATTEMPTS = 5
 _FIRST_DELAY, _LONGEST_DELAY = 1_000, 60_000
@@ -34,8 +41,8 @@ def push(
     seq: int = 0,
 ) -> Program[bool]:
     """Adds an event. False where this agent was told of it already. `seq` orders what happened at one moment."""
-    rows = yield _insert(1), entry(agent_entity_id, event_id, type, data, priority=priority, at=at, seq=seq)
-    return bool(rows)
+    row = entry(agent_entity_id, event_id, type, data, priority=priority, at=at, seq=seq)
+    return bool((yield f"{_PUSH} RETURNING 1", row))
 
 
 def entry(
@@ -55,26 +62,24 @@ def entry(
 
 def push_all(entries: Sequence[Sequence[Any]]) -> Program[None]:
     """Adds events, but for those that their agents were told of already."""
-    for start in range(0, len(entries), _AT_ONCE):
-        some = entries[start : start + _AT_ONCE]
-        yield _insert(len(some)), [value for one in some for value in one]
-
-
-@lru_cache(maxsize=_AT_ONCE)
-def _insert(count: int) -> str:
-    marks = ", ".join(["(?, ?, ?, ?, ?, ?, ?, 'pending', 0, ?)"] * count)
-    return (
-        "INSERT INTO inbox (agent_entity_id, event_id, type, priority, at, seq, data, status, attempts, available_at) "
-        f"VALUES {marks} ON CONFLICT (agent_entity_id, event_id) DO NOTHING RETURNING 1"
-    )
+    if entries:
+        yield _PUSH, Rows(entries)
 
 
 def claim(
-    agent_entity_id: str, claim: str, *, count: int, lease_ms: int, types: Sequence[str] = ()
+    agent_entity_id: str,
+    claim: str,
+    *,
+    count: int,
+    lease_ms: int,
+    types: Sequence[str] = (),
+    awaited: bool = True,
 ) -> Program[list[InboxEvent]]:
-    """Takes the next events, in order: pending → processing until the lease ends."""
+    """Takes the next events, in order: pending → processing until the lease ends. `awaited`: also results that runs of
+    the agent wait for."""
     now = now_ms()
     only = f"AND type IN ({', '.join('?' * len(types))}) " if types else ""
+    only += "" if awaited else _NOT_AWAITED
     rows = yield (
         "WITH picked AS MATERIALIZED (SELECT event_id FROM inbox WHERE agent_entity_id = ? AND status = 'pending' "
         f"AND available_at <= ? {only}ORDER BY priority, at, seq LIMIT ? {SKIP_LOCKED}) "
@@ -131,6 +136,16 @@ def put_back(agent_entity_id: str, claim: str, event_ids: Sequence[str]) -> Prog
         )
 
 
+def hand_over(agent_entity_id: str, claim: str, event_ids: Sequence[str], to: str) -> Program[None]:
+    """Another claim holds them from now on."""
+    for event_id in event_ids:
+        yield (
+            "UPDATE inbox SET claim = ? WHERE agent_entity_id = ? AND event_id = ? AND status = 'processing' "
+            "AND claim = ?",
+            (to, agent_entity_id, event_id, claim),
+        )
+
+
 def claimed(agent_entity_id: str, claim: str) -> Program[list[str]]:
     """The events that a claim holds."""
     rows = yield (
@@ -142,18 +157,19 @@ def claimed(agent_entity_id: str, claim: str) -> Program[list[str]]:
 
 
 def waiting(agent_entity_id: str, *, limit: int) -> Program[tuple[list[InboxEvent], int]]:
-    """The oldest events that wait and can be taken, and how many there are."""
+    """The oldest events that wait and can be taken, and how many there are; but for results that runs wait for."""
     now = now_ms()
     rows = yield (
         f"SELECT {_COLUMNS} FROM inbox WHERE agent_entity_id = ? AND status = 'pending' AND available_at <= ? "
-        "ORDER BY at, seq LIMIT ?",
+        f"{_NOT_AWAITED}ORDER BY at, seq LIMIT ?",
         (agent_entity_id, now, limit),
     )
     events = [_event(row) for row in rows]
     if len(events) < limit:
         return events, len(events)
     rows = yield (
-        "SELECT COUNT(*) FROM inbox WHERE agent_entity_id = ? AND status = 'pending' AND available_at <= ?",
+        "SELECT COUNT(*) FROM inbox WHERE agent_entity_id = ? AND status = 'pending' AND available_at <= ? "
+        f"{_NOT_AWAITED}",
         (agent_entity_id, now),
     )
     return events, rows[0][0]
@@ -205,9 +221,9 @@ def clear(agent_entity_id: str) -> Program[None]:
 
 
 def count(agent_entity_id: str) -> Program[int]:
-    """How many events wait."""
+    """How many events wait, but for results that runs wait for."""
     rows = yield (
-        "SELECT COUNT(*) FROM inbox WHERE agent_entity_id = ? AND status = 'pending'",
+        f"SELECT COUNT(*) FROM inbox WHERE agent_entity_id = ? AND status = 'pending' {_NOT_AWAITED}",
         (agent_entity_id,),
     )
     return rows[0][0]

@@ -12,7 +12,7 @@ from functools import lru_cache
 from types import CodeType
 from typing import Any, Self, TypeVar
 
-from toolspace.abc.database import SKIP_LOCKED, Database, Program, Row, Tail
+from toolspace.abc.database import SKIP_LOCKED, Database, Program, Row, Rows, Tail
 from toolspace.core.postgres import SCHEMES, faults, load_driver, shown_address
 from toolspace.errors import StorageError, StorageInDoubt, StorageUnavailable, UnkeepableError
 from toolspace.stores.sql import tails
@@ -227,6 +227,9 @@ class PostgresDatabase(Database):
 
     async def _fetch(self, connection: Any, sql: str, values: Sequence[Any]) -> list[Row]:
         try:
+            if isinstance(values, Rows):
+                await connection.executemany(sql, values)
+                return []
             return await connection.fetch(sql, *values)
         except self._faults as error:
             raise self._explained(error, connection) from error

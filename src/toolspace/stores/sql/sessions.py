@@ -116,12 +116,12 @@ def hold_all(held: Sequence[tuple[str, int]], *, lease_ms: int) -> Program[set[s
 
 
 def release(session_id: str, token: int) -> Program[bool]:
-    """Lets go of a session. An open run stays with it, for whoever takes it next."""
+    """Lets go of a session. Says whether it has an open run, which stays with it for whoever takes it next."""
     rows = yield (
-        "UPDATE sessions SET node_id = NULL, lease_until = 0 WHERE id = ? AND token = ? RETURNING id",
+        "UPDATE sessions SET node_id = NULL, lease_until = 0 WHERE id = ? AND token = ? RETURNING run_id",
         (session_id, token),
     )
-    return bool(rows)
+    return bool(rows) and rows[0][0] is not None
 
 
 def put_off(session_id: str, token: int, until: int) -> Program[bool]:
@@ -210,10 +210,18 @@ def forget_run(session_id: str, run_id: str) -> Program[None]:
     yield "DELETE FROM history WHERE run_id = ? AND session_id = ?", (run_id, session_id)
 
 
-def condense(session_id: str, *, before: int, summary: str) -> Program[None]:
-    """Leaves only a summary of what was before a turn."""
-    yield "DELETE FROM history WHERE session_id = ? AND seq < ?", (session_id, before)
+def condense(session_id: str, *, before: int, summary: str, besides: Sequence[str] = ()) -> Program[None]:
+    """Leaves only a summary of what was before a turn, and the turns of some runs."""
+    marks = ", ".join("?" * len(besides))
+    but = f" AND COALESCE(run_id, '') NOT IN ({marks})" if besides else ""
+    yield f"DELETE FROM history WHERE session_id = ? AND seq < ?{but}", (session_id, before, *besides)
     yield "UPDATE sessions SET summary = ? WHERE id = ?", (summary, session_id)
+
+
+def weight(session_id: str) -> Program[int]:
+    """How many tokens it takes to read all that a session remembers, about."""
+    rows = yield "SELECT COALESCE(SUM(tokens), 0) FROM history WHERE session_id = ?", (session_id,)
+    return int(rows[0][0])
 
 
 def cut_off(node_id: str, *, limit: int) -> Program[list[str]]:
@@ -237,6 +245,28 @@ def awaited(*, limit: int) -> Program[list[tuple[str, int]]]:
         (now, now, now, limit),
     )
     return [(row[0], row[1]) for row in rows]
+
+
+def importance(session_ids: Sequence[str]) -> Program[dict[str, int]]:
+    """How important what can be taken now from the inboxes of agents is, by their sessions; the lowest comes first."""
+    marks = ", ".join("?" * len(session_ids))
+    rows = yield (
+        "SELECT s.id, MIN(i.priority) FROM sessions s JOIN inbox i ON i.agent_entity_id = s.agent_entity_id "
+        f"AND i.status = 'pending' AND i.available_at <= ? WHERE s.id IN ({marks}) GROUP BY s.id",
+        (now_ms(), *session_ids),
+    )
+    return {row[0]: row[1] for row in rows}
+
+
+def starts(session: Session, *, since: int, limit: int) -> Program[list[int]]:
+    """When the latest cycles of a session began, after a time; oldest first."""
+    rows = yield (
+        "SELECT created_at FROM runs WHERE agent_entity_id = ? AND created_at > ? "
+        "AND EXISTS (SELECT 1 FROM history WHERE history.run_id = runs.id AND history.session_id = ?) "
+        "ORDER BY created_at DESC LIMIT ?",
+        (session.agent_entity_id, since, session.id, limit),
+    )
+    return [row[0] for row in reversed(rows)]
 
 
 def free_all(besides: str) -> Program[None]:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self, TypeVar
 
-from toolspace.abc.database import Database, Program, Row, Tail
+from toolspace.abc.database import Database, Program, Row, Rows, Tail
 from toolspace.errors import StorageError, StorageUnavailable, UnkeepableError
 from toolspace.stores.private import make_private_folder
 from toolspace.stores.sql import tails
@@ -508,10 +508,15 @@ def _step_through(connection: sqlite3.Connection, program: Callable[[], Program[
 
 
 def _execute(connection: sqlite3.Connection, sql: str, values: Sequence[Any]) -> list[Row]:
-    for value in values:
-        if type(value) is str and "\0" in value:  # SQLite would take it, PostgreSQL does not.
-            raise UnkeepableError(_UNKEEPABLE)
+    many = values if type(values) is Rows else (values,)
+    for row in many:
+        for value in row:
+            if type(value) is str and "\0" in value:  # SQLite would take it, PostgreSQL does not.
+                raise UnkeepableError(_UNKEEPABLE)
     try:
+        if many is values:
+            connection.executemany(sql, values)
+            return []
         if sql.endswith(_WHETHER):
             # SQLite would put the rows into a table and read them from there, which takes as long as changing them.
             return [(1,)] * connection.execute(sql[: -len(_WHETHER)], values).rowcount

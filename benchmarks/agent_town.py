@@ -1,0 +1,55 @@
+"""A gateway in this process with agents whose models are scripted: for the measures of agents that are kept."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from toolspace.abc.model import Model
+from toolspace.agent.residents import entity_of
+from toolspace.core.ids import new_id
+from toolspace.gateway.gateway import Gateway
+from toolspace.spaces.ledger import Effects
+from toolspace.stores.sql import inbox
+
+
+def write_config(folder: Path, names: Iterable[str], **more: Any) -> Path:
+    """Agents without limits on how often they think."""
+    limits = {"cyclesPerMinute": 1_000_000, "maxAgentTurns": 1_000_000}
+    agents = {name: {"system": "Add.", "limits": limits, "loop": {"maxSteps": 1000}} for name in names}
+    path = folder / "toolspace.json"
+    storage = {"dir": str(folder / "state"), **more.pop("storage", {})}
+    path.write_text(json.dumps({"agents": agents, "storage": storage, "demo": False, **more}))
+    return path
+
+
+@asynccontextmanager
+async def town(path: Path) -> AsyncGenerator[Gateway]:
+    async with Gateway.open(path) as gateway:
+        yield gateway
+
+
+def give_model(gateway: Gateway, name: str, model: Model) -> None:
+    """Has an agent think with a model of the measure's own, from its next cycle on."""
+    gateway.toolspace.crew.find(name).model = model
+
+
+async def tell(gateway: Gateway, names: Iterable[str], data: Any = None) -> None:
+    """Puts an event into the inbox of each."""
+    await gateway.ledger.commit(_push, [entity_of(name) for name in names], data)
+
+
+async def until_idle(gateway: Gateway) -> None:
+    """Waits until nobody thinks."""
+    while gateway.agents.dispatcher.active:  # noqa: ASYNC110 - nobody tells of it
+        await asyncio.sleep(0.0003)
+
+
+def _push(effects: Effects, agents: list[str], data: Any) -> Any:
+    for agent in agents:
+        yield from inbox.push(agent, new_id("evt"), "service", data, priority=inbox.PLAN_OR_SERVICE)
+        effects.inbox.add(agent)

@@ -1,0 +1,1 @@
+"""Agents whose processes are killed, stalled and started again, and the books about what they did."""

@@ -1,0 +1,456 @@
+"""`toolspace chat` as a real process, in a terminal and through pipes, against a real gateway.
+
+The agent is a program of the test's own that takes its inbox over HTTP: what it does is what the test says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import environment
+from tests.cli.terminals import TOOLSPACE, Terminal
+from tests.gateway.serving import SECRET, write_config
+from tests.gateway.thinking import answer, calls, described, thinking
+from toolspace.agent.residents import entity_of
+from toolspace.client.client import ToolspaceClient
+from toolspace.control import GatewayDoor, listening
+from toolspace.core.ids import derived_id
+from toolspace.core.records import InboxEvent
+from toolspace.gateway.gateway import Gateway
+from toolspace.gateway.server import serving
+from toolspace.mcpserver.http import listen
+from toolspace.models.opening import PROVIDERS
+
+pytestmark = pytest.mark.spec("17.1")
+
+CONFIRM = {"name": "confirmAction", "executionType": "space", "isAsync": True, "inputSchema": {"type": "object"}}
+BOOK = {
+    "name": "bookHotel",
+    "executionType": "space",
+    "timeout": "60s",
+    "inputSchema": {"type": "object"},
+    "outputSchema": {
+        "type": "object",
+        "properties": {"nights": {"type": "integer"}, "breakfast": {"type": "boolean"}},
+        "required": ["nights", "breakfast"],
+    },
+}
+CHART = {"name": "displayChart", "executionType": "internal", "visible": True, "inputSchema": {"type": "object"}}
+TOOLS = """
+import asyncio
+from toolspace import ToolContext, tool
+
+@tool
+async def waits(context: ToolContext) -> None:
+    \"\"\"Waits until it is stopped.\"\"\"
+    context.report_progress(1, 4, "still here")
+    await asyncio.Event().wait()
+
+@tool
+def fails() -> None:
+    \"\"\"Fails.\"\"\"
+    raise ValueError("it broke\\x1b[31m")
+"""
+NO_KEYS = {variable: "" for provider in PROVIDERS.values() for variable in provider.keys}
+Act = Callable[["Run", InboxEvent], Awaitable[None]]
+
+
+class Run:
+    """One run of the agent, in the space of what woke it."""
+
+    def __init__(self, client: ToolspaceClient, id: str) -> None:
+        self.client = client
+        self.id = id
+
+    async def call(self, name: str, **args: Any) -> Any:
+        return (await self.client.runs.call(self.id, name, args)).result
+
+    async def say(self, text: str) -> None:
+        await self.call("send_message", text=text)
+
+
+class Robot:
+    """An agent whose program is the test."""
+
+    def __init__(self, client: ToolspaceClient, act: Act) -> None:
+        self.client = client
+        self.heard: list[Any] = []
+        self._act = act
+
+    async def live(self) -> None:
+        while True:
+            claim = await self.client.agents.claim("robot", count=1, lease_seconds=60, wait=30)
+            for event in claim.items:
+                self.heard.append(event.data.get("content", event.data.get("result")))
+                run = await self.client.runs.open("robot", space_id=event.data["spaceId"])
+                try:
+                    await self._act(Run(self.client, run.id), event)
+                except RuntimeError as error:
+                    await self.client.runs.close(run.id, "failed", error=str(error))
+                else:
+                    if (await self.client.runs.get(run.id)).status == "running":
+                        await self.client.runs.close(run.id)
+                await self.client.agents.done("robot", [event.event_id], claim=claim.claim)
+
+
+@asynccontextmanager
+async def town(folder: Path, act: Act) -> AsyncIterator[Robot]:
+    """A gateway, and an agent named Robot that lives there."""
+    (folder / "tools.py").write_text(TOOLS)
+    storage = {"dir": str(folder / "state")}
+    path = write_config(folder, functions="./tools.py", tools=[CONFIRM, BOOK, CHART], demo=False, storage=storage)
+    async with AsyncExitStack() as stack:
+        gateway = await stack.enter_async_context(Gateway.open(path))
+        url = await stack.enter_async_context(serving(gateway, listen("127.0.0.1", 0)))
+        door = GatewayDoor(url, gateway.authenticator.issue_local())
+        await stack.enter_async_context(listening(gateway.toolspace, door))
+        client = await stack.enter_async_context(ToolspaceClient(url, secret_key=SECRET))
+        await client.entities.create("agent", "Robot", id="robot")
+        robot = Robot(client, act)
+        living = asyncio.create_task(robot.live())
+        try:
+            yield robot
+        finally:
+            living.cancel()
+            await asyncio.gather(living, return_exceptions=True)
+
+
+async def echo(run: Run, event: InboxEvent) -> None:
+    await run.say(f"You said: {event.data['content']}")
+
+
+def settings(folder: Path, **changes: str) -> dict[str, str]:
+    state = str(folder / "state")
+    return {**environment(), "XDG_STATE_HOME": state, "TERM": "xterm-256color", "NO_COLOR": "1", **changes}
+
+
+async def chat(folder: Path, *words: str, stdin: str = "", **changes: str) -> subprocess.CompletedProcess[str]:
+    """Runs `toolspace chat` with these lines as its input."""
+    return await asyncio.to_thread(
+        subprocess.run,
+        [sys.executable, "-m", "toolspace", "chat", "--config", str(folder / "toolspace.json"), *words],
+        cwd=folder,
+        env=settings(folder, **changes),
+        input=stdin,
+        capture_output=True,
+        encoding="utf-8",
+        timeout=60,
+        check=False,
+    )
+
+
+@asynccontextmanager
+async def sitting(folder: Path, *words: str) -> AsyncIterator[Terminal]:
+    """Someone at a terminal."""
+    config = str(folder / "toolspace.json")
+    with Terminal("chat", "--config", config, *words, cwd=folder, environ=settings(folder)) as terminal:
+        await see(terminal, "you> ")
+        yield terminal
+
+
+async def see(terminal: Terminal, text: str) -> None:
+    await asyncio.to_thread(terminal.wait_for, text)
+
+
+async def left(terminal: Terminal) -> int:
+    return await asyncio.to_thread(terminal.end)
+
+
+async def test_lines_of_a_pipe_are_said_one_by_one_and_answered(tmp_path: Path) -> None:
+    async with town(tmp_path, echo) as robot:
+        done = await chat(tmp_path, "robot", "--quiet", stdin="one\n\ntwo \N{SNOWMAN}\n")
+    assert (done.stdout, done.stderr, done.returncode) == ("You said: one\nYou said: two \N{SNOWMAN}\n", "", 0)
+    assert robot.heard == ["one", "two \N{SNOWMAN}"]
+
+
+async def test_tools_that_an_agent_uses_are_told_with_how_they_ended(tmp_path: Path) -> None:
+    async def act(run: Run, event: InboxEvent) -> None:
+        await run.call("current_time", timezone="UTC")
+        await run.call("fails")
+        await run.call("displayChart", title="Sales", labels=["May", "June"], values=[10, 5])
+        await run.say("done")
+
+    async with town(tmp_path, act):
+        done = await chat(tmp_path, stdin="work\n")
+    assert done.stdout == "done\n"
+    assert "  ✓ current_time" in done.stderr
+    assert '{"timezone":"UTC"}' in done.stderr
+    assert "  ✗ fails" in done.stderr
+    assert "it broke" in done.stderr
+    assert "May  ██████████████████████████████ 10" in done.stderr
+    assert "send_message" not in done.stderr
+
+
+async def test_a_line_answers_what_was_asked(tmp_path: Path) -> None:
+    async def act(run: Run, event: InboxEvent) -> None:
+        if event.type == "tool_result":
+            await run.say(f"So {json.dumps(event.data['result'])}.")
+        else:
+            await run.call("confirmAction", action="Delete it")
+
+    async with town(tmp_path, act):
+        done = await chat(tmp_path, stdin="delete it\nperhaps\nyes\n")
+    assert done.stdout == 'So {"confirmed": true}.\n'
+    assert "? confirmAction\n" in done.stderr
+    assert "action: Delete it" in done.stderr
+    assert "error: y or n" in done.stderr
+    assert done.returncode == 0
+
+
+async def test_a_form_is_asked_property_by_property(tmp_path: Path) -> None:
+    async def act(run: Run, event: InboxEvent) -> None:
+        await run.say(json.dumps(await run.call("bookHotel", city="Tokyo")))
+
+    async with town(tmp_path, act):
+        done = await chat(tmp_path, stdin="book\ntwo\n2\ny\n")
+    assert json.loads(done.stdout) == {"nights": 2, "breakfast": True}
+
+
+async def test_a_question_that_is_left_open_is_asked_again_next_time(tmp_path: Path) -> None:
+    async def act(run: Run, event: InboxEvent) -> None:
+        if event.type == "tool_result":
+            await run.say(f"So {json.dumps(event.data['result'])}.")
+        else:
+            await run.call("confirmAction", action="Delete it")
+
+    async with town(tmp_path, act):
+        asked = await chat(tmp_path, stdin="delete it\n")
+        answered = await chat(tmp_path, stdin="n\n")
+    assert "left open" in asked.stderr
+    assert answered.stdout == 'So {"confirmed": false}.\n'
+
+
+async def test_an_agent_that_fails_is_told_and_ends_with_one(tmp_path: Path) -> None:
+    async def act(run: Run, event: InboxEvent) -> None:
+        raise RuntimeError("openai:gpt-5: no key is set; set OPENAI_API_KEY in the environment")
+
+    async with town(tmp_path, act):
+        done = await chat(tmp_path, stdin="hello\n")
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert "error: Robot failed: openai:gpt-5: no key is set; set OPENAI_API_KEY in the environment" in done.stderr
+
+
+async def test_an_agent_that_says_nothing_is_not_waited_for_for_ever(tmp_path: Path) -> None:
+    async def act(run: Run, event: InboxEvent) -> None:
+        await run.call("skip")
+
+    async with town(tmp_path, act):
+        done = await chat(tmp_path, stdin="hello\n")
+    assert (done.stdout, done.returncode) == ("", 0)
+
+
+@pytest.mark.spec("17.2")
+async def test_json_is_an_event_in_each_line_and_nothing_else(tmp_path: Path) -> None:
+    async with town(tmp_path, echo):
+        done = await chat(tmp_path, "--json", stdin="one\n")
+    facts = [json.loads(line) for line in done.stdout.splitlines()]
+    said = [one["data"]["message"]["content"] for one in facts if one["type"] == "message.done"]
+    assert said == ["one", "You said: one"]
+    assert {one["stream"].partition(":")[0] for one in facts} == {"space", "run"}
+    assert done.stderr == ""
+
+
+@pytest.mark.spec("17.2")
+async def test_an_unknown_agent_or_space_is_wrong_usage_with_the_nearest(tmp_path: Path) -> None:
+    async with town(tmp_path, echo) as robot:
+        await robot.client.entities.create("agent", "Painter")
+        await robot.client.spaces.create("Elsewhere", id="elsewhere")
+        near = await chat(tmp_path, "robott")
+        which = await chat(tmp_path)
+        space = await chat(tmp_path, "robot", "--space", "nowhere")
+        apart = await chat(tmp_path, "robot", "--space", "elsewhere")
+    assert [done.returncode for done in (near, which, space, apart)] == [2, 2, 2, 2]
+    assert "there is no agent 'robott'; did you mean \"Robot\"?" in near.stderr
+    assert "there are 2 agents; say which: toolspace chat NAME; there are Painter, Robot" in which.stderr
+    assert "there is no space 'nowhere'" in space.stderr
+    assert "the agent 'Robot' is not a member of the space 'elsewhere'" in apart.stderr
+
+
+async def test_what_a_space_does_not_take_is_said_and_the_rest_goes_on(tmp_path: Path) -> None:
+    async with town(tmp_path, echo):
+        done = await chat(tmp_path, "--quiet", stdin=f"{'x' * 100_001}\na\x00b\n{chr(0xFFFD)}\n")
+    assert done.stdout == f"You said: {chr(0xFFFD)}\n"
+    assert done.stderr.count("error: ") == 2
+
+
+async def test_a_conversation_goes_on_where_it_was(tmp_path: Path) -> None:
+    async with town(tmp_path, echo) as robot:
+        await chat(tmp_path, stdin="one\n")
+        await chat(tmp_path, stdin="two\n")
+        spaces = [space async for space in robot.client.spaces.all()]
+        assert len(spaces) == 1
+        assert len((await robot.client.spaces.messages(spaces[0].id)).items) == 4
+
+
+async def test_a_gateway_that_is_gone_ends_the_chat(tmp_path: Path) -> None:
+    async with town(tmp_path, echo):
+        nowhere = await chat(tmp_path, "--url", "http://127.0.0.1:9", "--key", SECRET, stdin="hello\n")
+    assert nowhere.returncode == 1
+    assert "http://127.0.0.1:9" in nowhere.stderr
+
+
+# At a terminal
+
+
+@pytest.mark.spec("17.2")
+async def test_at_a_terminal_words_and_tools_show_as_they_come(tmp_path: Path) -> None:
+    async def act(run: Run, event: InboxEvent) -> None:
+        await run.call("current_time", timezone="UTC")
+        await run.say("It is late.\x1b]0;title\x07")
+
+    async with town(tmp_path, act), sitting(tmp_path) as terminal:
+        terminal.type("what tiem\x7f\x7f\x7fime?\n")
+        await see(terminal, "Robot: It is late.\\x1b]0;title\\x07")
+        terminal.type("/quit\n")
+        assert await left(terminal) == 0
+    assert "you> what time?\r\n" in terminal.shown
+    assert "✓ current_time" in terminal.shown
+
+
+async def test_a_question_is_asked_in_place(tmp_path: Path) -> None:
+    async def act(run: Run, event: InboxEvent) -> None:
+        if event.type == "tool_result":
+            await run.say(f"So {json.dumps(event.data['result'])}.")
+        else:
+            await run.call("confirmAction", action="Delete it")
+
+    async with town(tmp_path, act), sitting(tmp_path) as terminal:
+        terminal.type("delete it\n")
+        await see(terminal, "[y/n]> ")
+        terminal.type("y\n")
+        await see(terminal, 'Robot: So {"confirmed": true}.')
+        terminal.type("\x04")
+        assert await left(terminal) == 0
+
+
+async def test_a_question_that_someone_else_answers_goes_away(tmp_path: Path) -> None:
+    calls: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
+
+    async def act(run: Run, event: InboxEvent) -> None:
+        if event.type == "tool_result":
+            await run.say("Thanks.")
+        else:
+            await run.client.runs.call(run.id, "confirmAction", {"action": "x"}, call_id="call_1")
+            calls.put_nowait((run.id, event.data["spaceId"]))
+
+    async with town(tmp_path, act) as robot, sitting(tmp_path) as terminal:
+        terminal.type("delete it\n")
+        await see(terminal, "[y/n]> ")
+        run_id, space_id = await calls.get()
+        await robot.client.tools.submit_result(space_id, run_id, "call_1", {"confirmed": True})
+        await see(terminal, "Robot: Thanks.")
+        terminal.type("/quit\n")
+        assert await left(terminal) == 0
+
+
+async def test_ctrl_c_cancels_the_run_and_pressed_twice_it_leaves(tmp_path: Path) -> None:
+    ended: asyncio.Queue[str] = asyncio.Queue()
+
+    async def act(run: Run, event: InboxEvent) -> None:
+        await run.call("waits")
+        ended.put_nowait((await run.client.runs.get(run.id)).status)
+
+    async with town(tmp_path, act), sitting(tmp_path) as terminal:
+        terminal.type("wait\n")
+        await see(terminal, "waits 1/4 still here")
+        terminal.type("\x03")
+        await see(terminal, "canceled")
+        async with asyncio.timeout(30):
+            assert await ended.get() == "canceled"
+        terminal.type("/help\n")
+        await see(terminal, "pressed twice it leaves")
+        terminal.type("\x03")
+        await see(terminal, "Ctrl-C again leaves")
+        terminal.type("\x03")
+        assert await left(terminal) == 0
+
+
+async def test_commands_show_history_and_agents(tmp_path: Path) -> None:
+    async with town(tmp_path, echo), sitting(tmp_path) as terminal:
+        terminal.type("hello\n")
+        await see(terminal, "You said: hello")
+        terminal.type("/history\n")
+        await see(terminal, "Robot: You said: hello\r\n")
+        terminal.type("/agents\n")
+        await see(terminal, "Robot (here)  robot")
+        terminal.type("/hisotry\n")
+        await see(terminal, 'there is no /hisotry; did you mean "/history"?')
+        terminal.type("\x1b[200~two\nlines\x1b[201~\n")
+        await see(terminal, "You said: two\r\nlines")
+        terminal.type("\x04")
+        assert await left(terminal) == 0
+
+
+async def test_the_terminal_is_as_it_was_after_a_signal(tmp_path: Path) -> None:
+    script = """
+        stty -g > before
+        bash -c 'echo $$ > pid; exec "$0" "$@"' "$@"
+        echo "code $?"
+        stty -g > after
+    """
+    words = (*TOOLSPACE, "chat", "--config", str(tmp_path / "toolspace.json"))
+    shell = ("/bin/bash", "-c", script, "shell")
+    async with town(tmp_path, echo):
+        with Terminal(*words, cwd=tmp_path, environ=settings(tmp_path), program=shell) as terminal:
+            await see(terminal, "you> ")
+            os.kill(int((tmp_path / "pid").read_text()), signal.SIGTERM)
+            await see(terminal, f"code {128 + signal.SIGTERM}")
+            assert await left(terminal) == 0
+    assert (tmp_path / "before").read_text() == (tmp_path / "after").read_text()
+
+
+# With agents of the gateway's own
+
+
+async def test_where_no_gateway_runs_one_is_started_with_the_demo(tmp_path: Path) -> None:
+    (tmp_path / "toolspace.json").write_text("{}")
+    done = await chat(tmp_path, stdin="what time is it in Tokyo?\ndelete welcome.txt\nn\n", **NO_KEYS)
+    assert done.returncode == 0, done.stderr
+    time, asked, kept = done.stdout.splitlines()
+    assert time.endswith("in Asia/Tokyo.")
+    assert "Shall I delete welcome.txt?" in asked
+    assert kept == "All right, I keep welcome.txt."
+    assert "  secret sk_" in done.stderr
+    assert "so this one runs until you leave" in done.stderr
+    assert (tmp_path / "state" / "toolspace" / "demo" / "welcome.txt").exists()
+
+
+async def test_an_agent_without_a_key_says_which_variable_to_set(tmp_path: Path) -> None:
+    agents = {"researcher": {"system": "You find things out.", "model": "openai:gpt-5"}}
+    write_config(tmp_path, agents=agents)
+    done = await chat(tmp_path, stdin="hello\n", **NO_KEYS)
+    assert done.returncode == 1
+    assert "researcher failed: " in done.stderr
+    assert "OPENAI_API_KEY" in done.stderr
+
+
+@pytest.mark.spec("10.6")
+async def test_the_answer_of_an_agent_that_a_request_is_handed_on_to_is_the_answer(tmp_path: Path) -> None:
+    async with thinking() as brain:
+        brain.script(calls(("router__handoff-to", {"agent": "clerk"})), model="of-desk")
+        space = derived_id("spc", "chat", derived_id("ent", "chat", getpass.getuser()), entity_of("desk"))
+        brain.script(*answer("It sails at noon.", space), model="of-clerk")
+        agents = {
+            "desk": described(brain, model={"name": "of-desk"}, router={"destinations": ["clerk"]}),
+            "clerk": described(brain, model={"name": "of-clerk"}),
+        }
+        write_config(tmp_path, agents=agents)
+        async with sitting(tmp_path, "desk") as terminal:
+            terminal.type("When does it sail?\r")
+            await see(terminal, "clerk: It sails at noon.")
+            terminal.type("/quit\r")
+            assert await left(terminal) == 0
+        assert len(brain.asked_of("of-desk")) == 1  # It does not answer the answer.

@@ -1,0 +1,39 @@
+"""What a gateway says of its agents when it is up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.gateway.processes import served
+from tests.gateway.serving import write_config
+from toolspace.models.opening import PROVIDERS
+
+pytestmark = [pytest.mark.spec("11.7"), pytest.mark.spec("17.1")]
+
+NO_KEYS = {variable: "" for provider in PROVIDERS.values() for variable in provider.keys}
+
+
+async def test_without_a_key_it_says_which_to_set_and_how_to_talk(tmp_path: Path) -> None:
+    async with served(tmp_path, environ=NO_KEYS) as gateway:
+        said = "\n".join(gateway.said)
+    assert 'The agent Demo is in the space "Lobby". It goes by a few rules: no key of a model is set.' in said
+    assert f"OPENAI_API_KEY     openai:{PROVIDERS['openai'].model}" in said
+    assert f"GEMINI_API_KEY     google:{PROVIDERS['google'].model}" in said
+    assert "\n  toolspace chat\n" in said
+
+
+async def test_with_a_key_it_says_which_model_it_thinks_with(tmp_path: Path) -> None:
+    async with served(tmp_path, environ={**NO_KEYS, "ANTHROPIC_API_KEY": "sk-ant-none"}) as gateway:
+        said = "\n".join(gateway.said)
+    assert f'The agent Demo is in the space "Lobby", and thinks with anthropic:{PROVIDERS["anthropic"].model}.' in said
+    assert "sk-ant-none" not in said
+
+
+async def test_agents_of_ones_own_are_named(tmp_path: Path) -> None:
+    config = write_config(tmp_path, agents={"ann": {"model": "demo"}, "bob jones": {"model": "demo"}})
+    async with served(tmp_path, config) as gateway:
+        said = "\n".join(gateway.said)
+    assert "Agents: ann, bob jones. To talk to one, in another terminal:\n  toolspace chat ann\n" in said
+    assert "Lobby" not in said

@@ -1,0 +1,79 @@
+"""A server that says back what it was sent: no part of the key is in what becomes of it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+import pytest
+
+from tests.models.asking import HELLO
+from tests.models.servers import Loopback, Reply, events, status, stream
+from toolspace.errors import ModelError
+from toolspace.models.opening import open_model
+
+KEY = "private-Value.of_no_known-form-0123456789"
+OTHER = "another-Value.that-is-secret"
+HEAD = f"POST /v1 HTTP/1.1\r\nAuthorization: Bearer {KEY}\r\nX-Team-Token: {OTHER}\r\n"
+
+
+def _raw(text: str) -> Reply:
+    async def reply(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(text.encode())
+        await writer.drain()
+        writer.close()
+
+    return reply
+
+
+def _at(place: int) -> str:
+    """The key, so that an answer is cut within it."""
+    return "x" * (place - 9) + KEY + "y" * 3000
+
+
+ECHOES: list[Callable[[], Reply]] = [
+    lambda: status(401, {"error": {"message": HEAD}}),
+    lambda: status(400, HEAD.encode()),
+    *(lambda at=at: status(400, _at(at).encode()) for at in (300, 600, 601, 2400, 2401)),
+    *(lambda at=at: status(400, {"error": {"message": _at(at)}}) for at in (600, 601, 2400, 2401)),
+    lambda: status(400, {"error": {"message": KEY * 100}}),
+    lambda: status(500, (KEY * 100).encode()),
+    lambda: status(400, {"error": {"code": KEY, "message": {"headers": {"authorization": KEY}}}}),
+    lambda: stream(events({"error": {"message": HEAD}})),
+    lambda: stream(events({"error": {"message": _at(2400)}})),
+    lambda: stream(HEAD.encode(), kind="text/plain"),
+    lambda: _raw(HEAD),
+    lambda: _raw(f"HTTP/1.1 {KEY}\r\n\r\n"),
+    lambda: _raw(f"HTTP/1.1 200 OK\r\n{KEY}\r\n\r\n"),
+    lambda: _raw(f"HTTP/1.1 200 OK\r\nContent-Length: {KEY}\r\n\r\n"),
+]
+
+
+@pytest.mark.spec("11.7")
+@pytest.mark.parametrize("echo", ECHOES)
+@pytest.mark.parametrize("provider", ["openai-chat", "openai-responses", "anthropic", "google"])
+async def test_no_part_of_a_key_is_told(
+    echo: Callable[[], Reply], provider: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    async with Loopback().serve() as server:
+        server.reply(echo())
+        model = open_model(
+            provider,
+            "m",
+            base_url=server.url,
+            api_key=KEY,
+            headers={"X-Team-Token": f"Bearer {OTHER}"},
+            environ={},
+            retries=0,
+        )
+        try:
+            with pytest.raises(ModelError) as caught:
+                await model.respond(HELLO)
+        finally:
+            await model.aclose()
+    told = f"{caught.value} {caught.value!r} {caught.value.__cause__!r} {caplog.text}"
+    for secret in (KEY, OTHER):
+        assert [secret[at : at + 6] for at in range(len(secret) - 5) if secret[at : at + 6] in told] == []
+    assert len(str(caught.value)) < 1_500
