@@ -12,6 +12,6 @@ async def temperature(city: str) -> int:
     return {"Lisbon": 21, "Oslo": 9}[city]
 
 
-model = ScriptedModel([call("temperature", {"city": "Oslo"}), "It has 9 degrees there."])  # Or "openai:gpt-5".
+model = ScriptedModel([call("temperature", {"city": "Oslo"}), "It has 9 degrees there."])  # Or "openai:gpt-6.1-sol".
 ts = Toolspace(tools=[temperature], agents=[Agent("weather", system="Be brief.", model=model)])
 print(asyncio.run(ts.run_agent("weather", "How warm is it in Oslo?")).text)

@@ -10,11 +10,13 @@ import pytest
 from tests.agent.village import agent, village
 from toolspace import tool
 from toolspace.abc.database import Database
+from toolspace.agent.residents import entity_of
+from toolspace.config.model import Consciousness, Router
 from toolspace.core import jsontext
 from toolspace.core.dialogue import ModelTurn, UserTurn
 from toolspace.errors import ModelError
 from toolspace.models.scripted import ScriptedModel, call
-from toolspace.stores.sql import sessions
+from toolspace.stores.sql import entities, sessions
 
 VILE = "a\0b\ud800c\u2028d\x1b[2J"
 """What no column of a database, no line and no terminal takes as it is."""
@@ -69,8 +71,6 @@ async def test_a_turn_of_any_text_is_kept_and_the_run_goes_on(database: Database
 
 @pytest.mark.spec("11.4")
 async def test_a_summary_of_any_text_is_kept(database: Database, tmp_path: Path) -> None:
-    from toolspace.config.model import Consciousness
-
     model = ScriptedModel(lambda request: VILE)
     ada = agent("ada", model, consciousness=Consciousness(max_tokens=1, min_recent_cycles=1))
     async with village(database, ada, folder=tmp_path, owns=False) as town:
@@ -103,3 +103,20 @@ async def test_a_turn_of_any_size_is_kept_within_bounds(sqlite: Database, tmp_pa
         assert len(jsontext.encode(turns)) < 2_000_000
         events = await town.events(f"run:{run.id}")
         assert max(len(jsontext.encode(event.data)) for event in events) < 1_100_000
+
+
+@pytest.mark.spec("3.41")
+async def test_a_hand_off_lets_nobody_into_a_space_that_the_agent_is_not_in(sqlite: Database, tmp_path: Path) -> None:
+    router = agent(
+        "router",
+        ScriptedModel([call("router__handoff-to", {"agent": "bob"})]),
+        router=Router(destinations=("bob",)),
+    )
+    bob = agent("bob", ScriptedModel(["Well."]))
+    async with village(sqlite, router, bob, folder=tmp_path, owns=False) as town:
+        await town.ledger.write(entities.add_space, "spc_vault", "Vault", {})
+        await town.push({"spaceId": "spc_vault", "order": 1})
+        await town.run_ended(agent=entity_of("bob"))
+        assert await town.ledger.read(entities.members, "spc_vault") == []
+        (handed,) = await town.inbox(entity_of("bob"))
+        assert handed.data["spaceId"] is None

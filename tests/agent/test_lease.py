@@ -125,7 +125,7 @@ async def test_who_was_away_for_longer_than_its_lease_looks_before_it_acts(
 @pytest.mark.spec("11.1")
 async def test_a_process_that_stops_hands_its_agents_over_at_once(tmp_path: Path, postgres_url: str) -> None:
     # With such a lease nobody would ever take over from a process that did not let go.
-    storm = Storm(tmp_path, url=postgres_url, processes=2, jobs=12, kills=0, stops=4, lease_ms=3_600_000)
+    storm = Storm(tmp_path, url=postgres_url, processes=2, jobs=16, kills=0, stops=6, lease_ms=3_600_000)
     await storm.run()
     await storm.check()
 

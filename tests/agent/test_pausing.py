@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.agent.chaos.clerk import elsewhere
+from tests.agent.mortal import Mortal
 from tests.agent.village import Village, agent, village
-from toolspace import Tool
+from toolspace import Tool, tool
 from toolspace.abc.database import Database
 from toolspace.config.model import Consciousness
+from toolspace.core.context import ToolContext
 from toolspace.core.dialogue import ModelCall, ModelRequest, ResultsTurn, Turn, UserTurn
+from toolspace.core.tool import Annotations
 from toolspace.errors import ModelError
 from toolspace.models.scripted import ScriptedModel, call
 from toolspace.spaces import runs
+from toolspace.spaces.host import CallRoom
+from toolspace.spaces.ledger import Ledger
+from toolspace.stores.sql import sessions
 
 
 def asking() -> Tool:
@@ -172,15 +179,17 @@ async def test_a_result_is_not_lost_where_the_model_fails_when_the_run_goes_on(
     database: Database, tmp_path: Path
 ) -> None:
     model = ScriptedModel([call("ask"), ModelError("unavailable", "gone for a moment"), "They said yes."])
-    async with village(database, agent("ada", model), tools=[asking()], folder=tmp_path, owns=False) as town:
+    options: dict[str, Any] = {"tools": [asking()], "folder": tmp_path, "owns": False, "retry_delays": (10,)}
+    async with village(database, agent("ada", model), **options) as town:
         await town.say("Ask them.")
         await town.paused()
         await answer(town, "yes")
-        await town.run_ended(2)
-        assert [run.status for run in await town.runs()] == ["failed", "completed"]
+        run = await town.run_ended()
+        assert run.status == "completed"
+        assert len(await town.runs()) == 1
         last = model.requests[-1].turns[-1]
-        assert isinstance(last, UserTurn)
-        assert last.text.startswith("INBOX:\n[tool_result ")
+        assert isinstance(last, ResultsTurn)
+        assert "yes" in last.answers[0].text
         assert {event.status for event in await town.inbox()} == {"processed"}
 
 
@@ -228,3 +237,64 @@ async def test_what_a_paused_run_is_about_outlasts_the_summary_of_older_cycles(
         request = model.requests[-1] if "CONTINUE" in str(model.requests[-1].turns) else model.requests[-2]
         assert "There was some talk." in str(request.turns[0])
         assert results(request) == [["yes"]]
+
+
+@pytest.mark.spec("6.8")
+async def test_a_result_that_comes_before_the_run_has_paused_is_not_waited_for(
+    database: Database, tmp_path: Path
+) -> None:
+    @tool(visible=False)
+    async def slow() -> str:
+        """Ends after the answer has come."""
+        await town.until_asked()
+        await answer(town, "yes")
+        return "at last"
+
+    model = ScriptedModel([[call("ask"), call("slow")], "They said yes."])
+    async with village(database, agent("ada", model), tools=[asking(), slow], folder=tmp_path, owns=False) as town:
+        await town.say("Ask them.")
+        run = await town.run_ended()
+        assert (run.status, run.steps, len(await town.runs())) == ("completed", 2, 1)
+        assert results(model.requests[1]) == [["yes", "at last"]]
+        await town.say("Thank you.")
+        await town.run_ended(2)
+        assert "tool_result" not in str(model.requests[2].turns[-1])  # It was given once.
+        assert {event.status for event in await town.inbox()} == {"processed"}
+
+
+@pytest.mark.spec("11.6")
+@pytest.mark.spec("6.8")
+async def test_a_call_that_a_process_made_after_it_was_taken_for_dead_is_found(
+    database: Database, tmp_path: Path
+) -> None:
+    mortal = Mortal(database)
+    in_flight = asyncio.Event()
+
+    @tool(visible=False, annotations=Annotations(read_only=True))
+    async def look() -> str:
+        """Looks."""
+        if not in_flight.is_set():
+            in_flight.set()
+            mortal.die()
+            await mortal.live()
+        # The other was not dead: what it had begun to write arrives now.
+        asked = (await town.history())[1].kept.call_ids[2]
+        room = CallRoom(town.desk, run_id=(await town.runs())[0].id, agent_entity_id=town.agent)
+        context = ToolContext(call_id=asked, host=room)
+        await room.answer_elsewhere(asking(), {}, context)
+        return "looked"
+
+    calls = [call("look"), call("enter_space", {"spaceId": "spc_room"}), call("ask")]
+    first = agent("ada", ScriptedModel([calls]))
+    async with village(mortal, first, tools=[look, asking()], folder=tmp_path, owns=False) as town:
+        await town.say("Look, and ask.")
+        await in_flight.wait()
+    await Ledger(database).write(sessions.free_all, "")
+    model = ScriptedModel(["They said yes."])
+    async with village(database, agent("ada", model), tools=[look, asking()], folder=tmp_path, owns=False) as town:
+        await town.paused()
+        await answer(town, "yes")
+        run = await town.run_ended()
+        assert (run.status, len(await town.runs())) == ("completed", 1)
+        assert results(model.requests[0])[0][2] == "yes"
+        assert [one.tool_name for one in await town.calls(run.id)].count("ask") == 1

@@ -122,6 +122,10 @@ class Village:
         """Calls that someone else has to answer."""
         return await self.ledger.read(call_rows.listing, statuses=("waiting", "pending"))
 
+    async def messages(self) -> list[Message]:
+        """All messages of the space, oldest first, whatever became of them."""
+        return (await self.ledger.read(messages.latest, self.space, limit=500))[0]
+
     async def said(self, sender: str | None = None) -> list[str]:
         """What was said in the space, oldest first; by one, if they are named."""
         found, _ = await self.ledger.read(messages.latest, self.space, limit=500)

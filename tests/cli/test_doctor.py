@@ -114,6 +114,28 @@ def test_an_agent_without_a_model_needs_a_key_of_some_provider(toolspace: Toolsp
     assert done.returncode == 1
 
 
+def test_the_agent_to_try_things_out_with_is_told_with_its_model(toolspace: Toolspace) -> None:
+    keys = {"OPENAI_API_KEY": "", "GEMINI_API_KEY": "", "GOOGLE_API_KEY": "", "ANTHROPIC_API_KEY": "k"}
+    assert "thinks with anthropic:" in toolspace("doctor", **keys).stdout
+    assert "goes by a few rules" in toolspace("doctor", **{**keys, "ANTHROPIC_API_KEY": ""}).stdout
+
+
+def test_a_model_at_an_address_needs_no_key(toolspace: Toolspace, project: Path) -> None:
+    model = "{name: qwen, baseUrl: 'http://localhost:1/v1?code=hunter2'}"
+    (project / "toolspace.yaml").write_text(f"agents: {{own: {{model: {model}}}}}\n")
+    done = toolspace("doctor", OPENAI_API_KEY="")
+    assert "✓ agents: own: openai-compatible:qwen at http://localhost:1/v1\n" in done.stdout
+    assert "hunter2" not in done.stdout
+
+
+def test_embeddings_are_told_with_what_they_lack(toolspace: Toolspace, project: Path) -> None:
+    (project / "toolspace.yaml").write_text("embeddings: openai:small\n")
+    done = toolspace("doctor", OPENAI_API_KEY="")
+    assert "✗ embeddings: openai:small: no key is set" in done.stdout
+    assert "set OPENAI_API_KEY in the environment, or embeddings.apiKey" in done.stdout
+    assert "✓ embeddings: openai:small" in toolspace("doctor", OPENAI_API_KEY="k").stdout
+
+
 SERVERS = f"""\
 tools: {{builtins: false}}
 mcpServers:

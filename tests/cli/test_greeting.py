@@ -37,3 +37,11 @@ async def test_agents_of_ones_own_are_named(tmp_path: Path) -> None:
         said = "\n".join(gateway.said)
     assert "Agents: ann, bob jones. To talk to one, in another terminal:\n  toolspace chat ann\n" in said
     assert "Lobby" not in said
+
+
+async def test_agents_that_cannot_think_are_named_with_what_they_lack(tmp_path: Path) -> None:
+    agents = {"ann": {"model": "demo"}, "bob": {"model": "openai:gpt-5"}, "eve": {"model": "openai:gpt-5"}}
+    async with served(tmp_path, write_config(tmp_path, agents=agents), environ=NO_KEYS) as gateway:
+        said = "\n".join(gateway.said)
+    assert "Agents that cannot think yet (toolspace doctor says more):\n  bob, eve: openai:gpt-5: no key is set" in said
+    assert "OPENAI_API_KEY" in said

@@ -14,6 +14,7 @@ from toolspace.config.model import (
     AgentModel,
     AgentSpec,
     Consciousness,
+    Embeddings,
     Loop,
     Notifications,
     Smtp,
@@ -574,6 +575,21 @@ def test_variables_say_how_people_are_reached(load: Any) -> None:
     assert config.notifications.smtp == Smtp(host="mail", sender="a@b", to=("c@d", "e@f"))
     assert (config.demo, config.server.max_active_agents) == (False, 2)
     assert load("").server.max_active_agents == 32
+
+
+@pytest.mark.spec("17.3")
+def test_the_model_of_embeddings_is_named_in_short_in_full_or_by_variables(load: Any) -> None:
+    assert load("").embeddings is None
+    assert load("embeddings: openai:small\n").embeddings == Embeddings(model="openai:small")
+    full = load("embeddings: {model: m, baseUrl: 'http://localhost:1/v1', apiKey: hunter2, headers: {A: b}}\n")
+    assert full.embeddings == Embeddings(
+        model="m", base_url="http://localhost:1/v1", api_key="hunter2", headers={"A": "b"}
+    )
+    assert "hunter2" in full.secret_values
+    assert "hunter2" not in repr(full.embeddings)
+    assert load("", TOOLSPACE_EMBEDDINGS_MODEL="small").embeddings == Embeddings(model="small")
+    with pytest.raises(ConfigError, match='"model" is missing'):
+        load("embeddings: {apiKey: k}\n")
 
 
 # Agents as people have them

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.gateway.serving import Api
+from tests.gateway.test_mcp import META, VERSION
 from tests.gateway.thinking import PERSON, ROOM, Brain, House, calls, described, housed, thinking
 from tests.models.servers import status
 from toolspace.agent.residents import entity_of
@@ -22,6 +23,11 @@ DENS = "MARK-DEN"
 KEY = "mark-key-0123456789abcdef"
 NAME = "mark-model"
 FORBIDDEN = (OPERATOR, DENS, KEY, NAME, "127.0.0.1:")
+MCP = {
+    "accept": "application/json, text/event-stream",
+    "mcp-protocol-version": VERSION,
+    "mcp-method": "tools/call",
+}
 FORMATS = ("native", "ui-message-stream", "ag-ui")
 TOOLS = [
     {"name": "lookup", "executionType": "static", "execution": {"output": f"{OPERATOR} of a static tool"}},
@@ -116,16 +122,10 @@ async def _looked_at(member: Api, house: House) -> dict[str, bytes]:
         seen[f"den {form}"] = (await member.get(f"/api/spaces/{DEN}/stream{query}")).body
         for one in ids:
             seen[f"run {one} {form}"] = (await member.get(f"/api/runs/{one}/events{query}&until=run.done")).body
-    for body in (
-        {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}},
-        {
-            "jsonrpc": "2.0",
-            "id": 1,
-            "method": "tools/call",
-            "params": {"name": "agent__bob", "arguments": {"prompt": "x"}},
-        },
-    ):
-        seen[f"mcp {body['method']}"] = (await member.post("/mcp", body)).body
+    called: dict[str, Any] = {"name": "agent__bob", "arguments": {"prompt": "x"}}
+    for method, params in (("tools/list", dict[str, Any]()), ("tools/call", called)):
+        body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+        seen[f"mcp {method}"] = (await member.post("/mcp", body)).body
     return seen
 
 
@@ -162,3 +162,33 @@ async def test_a_member_sees_nothing_of_what_an_agent_thinks_and_keeps(
         failed = next(run["error"] for run in await house.runs() if run["status"] == "failed")
         assert (OPERATOR in failed, KEY in failed) == (True, False)
     assert KEY not in caplog.text
+
+
+@pytest.mark.spec("8.1")
+@pytest.mark.spec("3.40")
+async def test_a_tool_key_calls_the_agents_that_it_names_and_no_others(tmp_path: Path) -> None:
+    async with thinking() as brain, housed(tmp_path, brain, agents=_agents(brain), tools=TOOLS) as house:
+        made = await house.api.create("/api/keys", kind="tools", name="bob", toolsAllowed=["agent__bob"])
+        holder = house.api.with_headers(authorization=f"Bearer {made['key']}")
+        brain.script("It is noon.", model=f"{NAME}-bob")
+        answers: dict[str, bytes] = {}
+        for name in (
+            "agent__bob",
+            "agent__ada",
+            "lookup",
+            "set_goals",
+            "peek_inbox",
+            "spawn_task",
+            "router__handoff-to",
+        ):
+            params = {"name": name, "arguments": {"prompt": "What time is it?"}, "_meta": META}
+            body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
+            reply = await holder.post("/mcp", body, headers={**MCP, "mcp-name": name})
+            answers[name] = reply.body
+        assert b"It is noon." in answers.pop("agent__bob")
+        for name, body in answers.items():
+            assert b'"isError":true' in body or b'"error"' in body, (name, body)
+            assert not _found(body), (name, body)
+        assert brain.asked_of(NAME) == []
+        own = await house.api.get(f"/api/agents/{entity_of('ada')}/goals")
+        assert own.data["items"] == []

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.gateway.serving import SECRET, asking
+from tests.gateway.serving import SECRET, Api, asking, write_config
 from tests.gateway.thinking import PERSON, House, Turn, calls, results, said, thinking, told, tools
+from toolspace import ToolWorker
 from toolspace.core.ids import derived_id
 from toolspace.gateway.gateway import Gateway
 from toolspace.models.opening import PROVIDERS
@@ -31,7 +35,7 @@ async def test_the_example_team_looks_up_asks_and_books_once_it_is_confirmed(tmp
             "TOOLSPACE_SERVER_SECRET_KEY": SECRET,
         }
         async with Gateway.open(TEAM, environ=environ) as gateway, asking(gateway) as api:
-            house = House(gateway, api, brain, lambda **_: TEAM)
+            house = House(gateway, api, brain, partial(write_config, tmp_path))
             await house.known(agent="researcher")
             await api.create("/api/entities", id=PERSON, type="human", name="Husam")
             await api.create(f"/api/spaces/{TRAVEL}/members", entityId=PERSON)
@@ -54,10 +58,23 @@ async def test_the_example_team_looks_up_asks_and_books_once_it_is_confirmed(tmp
 
             (call,) = [one for one in await house.calls(run) if one["toolName"] == "confirmAction"]
             brain.script(calls(("bookRoom", {"city": "Lisbon", "nights": 2})), model=USUAL)
-            answer = {"runId": run["id"], "toolCallId": call["callId"], "result": {"confirmed": True}}
-            assert (await api.post(f"/api/spaces/{TRAVEL}/tool-results", answer)).status == 200
-            await house.ended(2, agent="concierge")
-            told_last = "\n".join(told(brain.asked_of(USUAL)[len(asking_first)]))
-            assert '{"confirmed":true}' in told_last
-            assert "no worker serves the tool" in results(brain.asked_of(USUAL)[-1])[-1]
+            confirmed = {"runId": run["id"], "toolCallId": call["callId"], "result": {"confirmed": True}}
+            async with booking(api):
+                assert (await api.post(f"/api/spaces/{TRAVEL}/tool-results", confirmed)).status == 200
+                await house.ended(2, agent="concierge")
+            assert '{"confirmed":true}' in "\n".join(told(brain.asked_of(USUAL)[len(asking_first)]))
+            assert results(brain.asked_of(USUAL)[-1])[-1] == "2 nights in Lisbon"
             assert await house.said("concierge", TRAVEL) == ["Shall I?"]
+
+
+@asynccontextmanager
+async def booking(api: Api) -> AsyncGenerator[None]:
+    """A worker that books rooms."""
+    worker = ToolWorker(api.url, secret_key=SECRET)
+
+    @worker.tool("bookRoom")
+    async def book(city: str, nights: int) -> str:
+        return f"{nights} nights in {city}"
+
+    async with worker:
+        yield

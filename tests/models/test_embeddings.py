@@ -11,7 +11,7 @@ from aiohttp import web
 
 from tests.builtin.http_servers import Server, http_server
 from toolspace.errors import ModelError
-from toolspace.models.embeddings import HttpEmbedder
+from toolspace.models.embeddings import HttpEmbedder, open_embedder
 
 pytestmark = [pytest.mark.spec("9.5")]
 
@@ -83,3 +83,36 @@ async def test_nobody_at_home_is_an_error_that_may_pass() -> None:
         await made.embed(["text"])
     await made.aclose()
     assert raised.value.kind == "unavailable"
+
+
+async def test_the_key_of_a_provider_goes_to_that_provider_alone() -> None:
+    environ = {"OPENAI_API_KEY": "sk-openai"}
+
+    async def numbers(_: web.Request) -> web.Response:
+        return web.json_response({"data": [{"embedding": [1.0]}]})
+
+    async with http_server(numbers) as server:
+        for model, more, proof in (
+            ("small", {}, None),  # Whoever is there: no key is theirs.
+            ("small", {"api_key": "own"}, "Bearer own"),
+            ("openai:small", {}, "Bearer sk-openai"),
+        ):
+            embedder = open_embedder(model, environ=environ, base_url=server.url("/v1"), **more)
+            await embedder.embed(["a"])
+            await embedder.aclose()
+            assert server.seen[-1].headers.get("authorization") == proof
+            assert json.loads(server.seen[-1].body)["model"] == "small"
+
+
+@pytest.mark.parametrize(
+    ("model", "environ", "reason"),
+    [
+        ("small", {}, "openai:small: no key is set; set OPENAI_API_KEY in the environment, or embeddings.apiKey"),
+        ("mistral:m", {"OPENAI_API_KEY": "k"}, "MISTRAL_API_KEY"),
+        ("azure:m", {}, "set embeddings.baseUrl"),
+        ("small", {"OPENAI_API_KEY": "k\nl"}, "OPENAI_API_KEY"),
+    ],
+)
+def test_what_an_embedder_lacks_is_said(model: str, environ: dict[str, str], reason: str) -> None:
+    with pytest.raises(ModelError, match=reason):
+        open_embedder(model, environ=environ)

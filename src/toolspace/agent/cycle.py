@@ -20,7 +20,7 @@ from toolspace.agent import mind
 from toolspace.agent.frame import Bounds, Frame, Handoff
 from toolspace.agent.handoff import path_of
 from toolspace.agent.loop import Keeper, Loop, Outcome, Planned, Ways, is_action
-from toolspace.agent.mind import Begun, Hold, Step
+from toolspace.agent.mind import Begun, Hold, LeaseLost, Step
 from toolspace.agent.prompt import mind_of, system_prompt
 from toolspace.agent.recollection import Recollection, recollect, shorten
 from toolspace.agent.review import ModelReviewer, RuleReviewer
@@ -146,6 +146,10 @@ class Cycle(Keeper):
     def thinker(self) -> Thinker:
         return self._thinker
 
+    def leave(self) -> None:
+        """Another process goes on with it: what is cut off now is left as it is."""
+        self._room.moves_on = True
+
     @property
     def is_asking(self) -> bool:
         """Whether the model is being asked now."""
@@ -201,6 +205,11 @@ class Cycle(Keeper):
             # It was away for that long, and others may have taken it for dead: what it does now, they do too.
             await self._ledger.write(mind.confirm, self._hold)
             self.held_at = asked_at
+
+    def made(self, one: Planned) -> None:
+        if self._room.taken == one.call_id:
+            # The process that was taken for dead made it, after it was looked at what that had left: so look again.
+            raise LeaseLost(f'the call "{one.call_id}" was made by another process')
 
     # The parts of a cycle
 

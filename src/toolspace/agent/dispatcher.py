@@ -142,6 +142,8 @@ class Dispatcher:
     def ignore(self, session_id: str) -> None:
         """An agent is not there any more."""
         self._pace.forget(session_id)
+        if (timer := self._resting.pop(session_id, None)) is not None:
+            timer.cancel()
         forget = self._listening.pop(session_id, None)
         if forget is not None:
             forget()
@@ -169,11 +171,9 @@ class Dispatcher:
         for active in self._active.values():
             active.stop()
         if self._active:
-            await asyncio.wait(
-                [active.task for active in self._active.values()], timeout=timeout or None if timeout else 0
-            )
+            await asyncio.wait([active.task for active in self._active.values()], timeout=timeout)
         for active in self._active.values():
-            active.task.cancel()
+            active.cut_off()
         await asyncio.gather(*(active.task for active in self._active.values()), return_exceptions=True)
 
     # Whose turn it is
@@ -245,8 +245,7 @@ class Dispatcher:
                 return
             begun: Begun | None = None
             if session.run_id is not None:
-                over = self._minds.after(session, None, None)
-                begun = await self._ledger.commit(mind.open_cycle, hold, over)
+                begun = await self._open(session, hold)
             while not active.stopping:
                 if begun is None:
                     limits = self._minds.limits(session)  # Anew: what is configured may have changed meanwhile.
@@ -266,16 +265,21 @@ class Dispatcher:
                         continue
                     begun = found
                     self._pace.note(session_id)
-                await self._run(session, hold, begun, active)
-                begun = None
-                if self._waiting:
+                goes_on = await self._run(session, hold, begun, active)
+                begun = await self._open(session, hold) if goes_on else None
+                if begun is None and self._waiting:
                     self._again.add(session_id)  # Others wait: this one goes behind them.
                     return
         finally:
             if active.hold is not None:
                 await asyncio.shield(self._see_through(self._let_go(active.hold)))
 
-    async def _run(self, session: Session, hold: Hold, begun: Begun, active: _Active) -> None:
+    async def _open(self, session: Session, hold: Hold) -> Begun | None:
+        """The run that is under way; None where it is over."""
+        return await self._ledger.commit(mind.open_cycle, hold, self._minds.after(session, None, None))
+
+    async def _run(self, session: Session, hold: Hold, begun: Begun, active: _Active) -> bool:
+        """Lets one think until its run ends, or waits; says whether it goes on at once."""
         active.run_id = begun.run.id
         run_id = begun.run.id
 
@@ -288,21 +292,26 @@ class Dispatcher:
             async with self._minds.thinking(session) as thinker:
                 cycle = active.cycle = Cycle(self._desk, thinker, hold, begun)
                 if active.stopping:
-                    return
+                    return False
                 outcome = await cycle.think()
                 active.run_id = None  # From here on it ends by itself.
                 forget()
-                await self._end(session, hold, cycle, outcome)
+                goes_on = await self._end(session, hold, cycle, outcome)
                 if outcome.end not in ("stopped", "paused"):
                     await self._minds.rest(session, thinker, hold)
+                return goes_on
         except asyncio.CancelledError:
             if active.lost or self._stopping:
                 raise  # Another goes on with it.
-            if (task := asyncio.current_task()) is not None:
-                task.uncancel()  # It was meant for the run: the session lives on.
-            await asyncio.shield(self._see_through(self._give_up(session, hold, begun.run.id)))
+            task = asyncio.current_task()
+            if task is None or not task.cancelling():
+                # Nobody canceled it: whatever it waited for ended like that.
+                await self._fail(session, hold, begun, cycle, "what the run waited for was canceled")
+                return False
+            task.uncancel()  # It was meant for the run: the session lives on.
+            return not await asyncio.shield(self._see_through(self._give_up(session, hold, begun.run.id)))
         except RunOver:
-            await self._give_up(session, hold, begun.run.id)
+            return not await self._give_up(session, hold, begun.run.id)
         except (LeaseLost, StorageError):
             raise
         except (ModelError, ToolspaceError) as error:
@@ -314,20 +323,22 @@ class Dispatcher:
         finally:
             active.run_id, active.cycle = None, None
             forget()
+        return False
 
-    async def _end(self, session: Session, hold: Hold, cycle: Cycle, outcome: Outcome) -> None:
+    async def _end(self, session: Session, hold: Hold, cycle: Cycle, outcome: Outcome) -> bool:
+        """Says whether the run goes on at once."""
         self.cycles[outcome.end] += 1
         step = cycle.step()
         if outcome.end == "stopped":
             if step.turns:
                 await self._ledger.commit(mind.record, hold, step)
-            return
+            return False
         if outcome.end == "paused":
-            await self._ledger.commit(mind.pause_cycle, hold, step)
-            return
+            return not await self._ledger.commit(mind.pause_cycle, hold, step)
         failed = outcome.end in ("max_steps", "limit", "gave_up")
         also = self._minds.after(session, outcome, cycle)
         await self._ledger.commit(_end_with, hold, step, also, "failed" if failed else "completed", outcome.reason)
+        return False
 
     async def _put_off(
         self, session: Session, hold: Hold, begun: Begun, cycle: Cycle | None, error: Exception, active: _Active
@@ -357,11 +368,13 @@ class Dispatcher:
         _log.warning("a cycle of the agent %s failed: %s", hold.agent_entity_id, in_a_line(error, _LONGEST_LOGGED))
         await self._ledger.commit(mind.end_cycle, hold, step, status="failed", error=error, retried=True)
 
-    async def _give_up(self, session: Session, hold: Hold, run_id: str) -> None:
+    async def _give_up(self, session: Session, hold: Hold, run_id: str) -> bool:
+        """Forgets a run that is over. Whether it is."""
         self.cycles["canceled"] += 1
         also = self._minds.after(session, None, None)
         with suppress(LeaseLost):
-            await self._ledger.commit(_abandon_with, hold, run_id, also, "the run was canceled")
+            return await self._ledger.commit(_abandon_with, hold, run_id, also, "the run was canceled")
+        return True
 
     async def _let_go(self, hold: Hold) -> None:
         with suppress(StorageError):
@@ -454,9 +467,9 @@ class Dispatcher:
                 elif active.hold is not None:
                     _log.warning("session %s was taken over by another process", session_id)
                     active.lost, active.hold = True, None
-                    active.task.cancel()
+                    active.cut_off()
 
-    def _see_through(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[Any]:
+    def _see_through(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Does something to its end, also if whoever wants it done is canceled, or the process is to end."""
         task = asyncio.get_running_loop().create_task(work)
         self._last_words.add(task)
@@ -490,7 +503,13 @@ class _Active:
         if self.cycle is not None:
             self.cycle.stopping = True
             if self.cycle.is_asking:
-                self.task.cancel()  # Nothing of the answer was kept: it is asked for again.
+                self.cut_off()  # Nothing of the answer was kept: it is asked for again.
+
+    def cut_off(self) -> None:
+        """Now, wherever it is: another process goes on with it."""
+        if self.cycle is not None:
+            self.cycle.leave()
+        self.task.cancel()
 
 
 def _unkept(begun: Begun, cycle: Cycle | None) -> Step:
@@ -506,14 +525,16 @@ def _end_with(
         yield from also(effects)
 
 
-def _abandon_with(effects: Effects, hold: Hold, run_id: str, also: mind.Write | None, reason: str) -> Program[None]:
-    yield from mind.abandon(effects, hold, run_id, reason)
-    if also is not None:
+def _abandon_with(effects: Effects, hold: Hold, run_id: str, also: mind.Write | None, reason: str) -> Program[bool]:
+    over = yield from mind.abandon(effects, hold, run_id, reason)
+    if over and also is not None:
         yield from also(effects)
+    return over
 
 
 def _end_strange(effects: Effects, hold: Hold, run_id: str, also: mind.Write | None, reason: str) -> Program[None]:
     run = yield from run_rows.one(run_id)
     if run is not None and run.status not in ENDED_RUN:
         yield from runs.cancel_run(effects, run_id)
+    yield from mind.clear_up(effects, run_id)
     yield from _abandon_with(effects, hold, run_id, also, reason)

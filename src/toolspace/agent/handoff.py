@@ -29,12 +29,17 @@ def program(cycle: Cycle, handoff: Handoff, destination: str) -> Callable[[Effec
         space_id = run.space_id if run is not None else None
         priority = inbox.PLAN_OR_SERVICE
         asked: list[dict[str, Any]] = []
+        heard: list[str] = []
+        """What the destination has in its own inbox, being in the space: told in full, it would be answered twice."""
         for event_id in event_ids:
             event = yield from inbox.one(cycle.agent_entity_id, event_id)
             if event is None:
                 continue
             priority = min(priority, event.priority)
-            asked.append({"eventId": event.event_id, "type": event.type, "data": event.data})
+            if (yield from inbox.one(destination, event_id)) is None:
+                asked.append({"eventId": event.event_id, "type": event.type, "data": event.data})
+            else:
+                heard.append(event_id)
             space_id = _space_of(event.data) or space_id
         if space_id is not None and not (yield from entities.is_member(space_id, cycle.agent_entity_id)):
             space_id = None  # Whatever an event says of itself: nobody lets another in where it is not itself.
@@ -44,7 +49,8 @@ def program(cycle: Cycle, handoff: Handoff, destination: str) -> Callable[[Effec
         data = {
             "handoff": {"from": cycle.frame.name, "message": handoff.message},
             "spaceId": space_id,
-            "request": asked or cycle.frame.request,
+            "request": asked or (None if heard else cycle.frame.request),
+            "heard": heard,
             "path": [*cycle.frame.before, cycle.frame.name],
         }
         yield from inbox.push(destination, f"{HANDED_ON}{cycle.run_id}", "service", data, priority=priority)

@@ -119,6 +119,9 @@ class Keeper:
     async def check(self) -> None:
         """Called before each call is made. Raises where it is not for this loop to make any more."""
 
+    def made(self, one: Planned) -> None:
+        """Called after each call was made. Raises where another made it."""
+
 
 class Loop:
     """One run of one agent. `turns` is all that the model has been told and has said; it grows."""
@@ -348,6 +351,7 @@ class Loop:
         if result is None:
             await self._keeper.check()
             result = await self._execute(one)
+            self._keeper.made(one)
         if result.ok and one.tool is not None and is_action(one.tool, "skip"):
             self.frame.skipped = True
         return result

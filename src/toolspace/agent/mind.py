@@ -25,7 +25,7 @@ from toolspace.spaces import calls, conversation, runs
 from toolspace.spaces.ledger import Effects
 from toolspace.spaces.places import located
 from toolspace.stores.sql import calls as call_rows
-from toolspace.stores.sql import inbox, sessions, tasks
+from toolspace.stores.sql import inbox, sessions
 from toolspace.stores.sql import runs as run_rows
 from toolspace.stores.sql.calls import NewCall
 from toolspace.stores.sql.sessions import Kept, NewTurn, Session
@@ -142,13 +142,20 @@ def open_cycle(effects: Effects, hold: Hold, over: Write | None = None) -> Progr
         return None
     run = yield from run_rows.one(session.run_id)
     if run is None or run.status in ENDED_RUN:
+        yield from clear_up(effects, session.run_id)
         yield from _close(effects, hold, session.run_id, done=True)
         if over is not None:
             yield from over(effects)
         return None
-    if tasks.is_work(session.id):
-        yield from _fill_in(session.id, run.id)
+    yield from _fill_in(session.id, run.id)
     return Begun(run=run, cycle=session.cycle)
+
+
+def clear_up(effects: Effects, run_id: str) -> Program[None]:
+    """Ends what a run has left open that is over, and whose process is gone: nobody else would."""
+    yield from conversation.abandon_messages_of(effects, run_id)
+    for call_id in (yield from call_rows.open_in(run_id)):
+        yield from runs.interrupt_call(effects, call_id)  # Those that others answer stay open: that comes by inbox.
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
@@ -206,16 +213,20 @@ def end_cycle(
     yield from _close(effects, hold, step.run_id, done=not retried, error=error)
 
 
-def pause_cycle(effects: Effects, hold: Hold, step: Step) -> Program[None]:
-    """A run waits for a result, and its agent is free for other things until that comes."""
+def pause_cycle(effects: Effects, hold: Hold, step: Step) -> Program[bool]:
+    """A run waits for a result, and its agent is free for other things until that comes.
+
+    False where it has come already: then the run stays under way, and goes on.
+    """
     yield from _guard(hold)
     run = yield from run_rows.one(step.run_id)
     if run is None or run.status in ENDED_RUN:
         raise RunOver(f'the run "{step.run_id}" has ended')
     yield from sessions.remember(hold.session_id, step.cycle, kept_turns(step))
-    if tasks.is_work(hold.session_id) and run.status == "running":
-        return  # What it waits for has come already, and nobody else will say so: it stays under way.
+    if run.status == "running":
+        return False
     yield from _close(effects, hold, step.run_id, done=True)
+    return True
 
 
 def put_off(
@@ -237,11 +248,15 @@ def put_off(
     return delay
 
 
-def abandon(effects: Effects, hold: Hold, run_id: str, reason: str) -> Program[None]:
-    """Ends what a canceled run left open, and forgets that it was under way."""
+def abandon(effects: Effects, hold: Hold, run_id: str, reason: str) -> Program[bool]:
+    """Ends what a canceled run left open, and forgets that it was under way. False where it is not over."""
     yield from _guard(hold)
+    run = yield from run_rows.one(run_id)
+    if run is not None and run.status not in ENDED_RUN:
+        return False
     yield from conversation.abandon_messages_of(effects, run_id, reason)
     yield from _close(effects, hold, run_id, done=True)
+    return True
 
 
 def adopt(
@@ -262,6 +277,7 @@ def adopt(
             known = (parked, not mine)
         if known is not None:
             found[call_id] = known
+            yield from call_rows.delivered([call_id])  # Where it was for who waited, it need not come by inbox, too.
     return found
 
 

@@ -11,7 +11,8 @@ from toolspace.stores.sql.sessions import Remembered
 
 _NO_RESULT = "(no result: the run ended before there was one)"
 _KEPT_OF_A_RESULT, _KEPT_OF_A_TEXT = 400, 4_000
-"""Characters that stay where the whole conversation is too long for the model; with what is said of the rest."""
+"""Characters that stay where the whole conversation is too long for the model, with what is said of the rest."""
+_MARK = "… (left out: too long)"
 _NO_ARGUMENTS = '{"…": "left out: too long"}'
 _LEFT_OUT = UserTurn("(The beginning of this conversation was left out: it was too long.)")
 
@@ -103,4 +104,4 @@ def _leave_out(turns: list[Turn]) -> bool:
 
 
 def _cut(text: str, kept: int) -> str:
-    return text if len(text) <= kept else f"{text[:kept]}… (left out: too long)"
+    return text if len(text) <= kept else f"{text[: kept - len(_MARK)]}{_MARK}"

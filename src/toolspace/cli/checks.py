@@ -10,6 +10,7 @@ import stat
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -170,6 +171,7 @@ async def _toolspace(options: Options, config: Config) -> AsyncIterator[Check]:
 def _providers(ts: Toolspace) -> Iterator[Check]:
     """Those that have no check of their own."""
     failures = ts.orchestrator.unavailable()
+    counts: Counter[str] = Counter()  # Agents share a namespace with the tools that every agent has.
     for provider in ts.orchestrator.providers:
         name = provider.namespace or provider.kind
         if provider.kind in ("mcp", "openapi"):
@@ -177,4 +179,6 @@ def _providers(ts: Toolspace) -> Iterator[Check]:
         if name in failures:
             yield Check("problem", "providers", f"{name}: {failures[name]}", f"mend {name}, or set its enabled: false")
         elif count := len(provider.list_tools()):
-            yield Check("ok", "providers", f"{name}: {count} tools")
+            counts[name] += count
+    for name, count in counts.items():
+        yield Check("ok", "providers", f"{name}: {count} {'tool' if count == 1 else 'tools'}")

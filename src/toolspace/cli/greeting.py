@@ -6,15 +6,16 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from toolspace import __version__
 from toolspace.cli.options import Options
 from toolspace.cli.output import Output
 from toolspace.core.jsontext import encode
+from toolspace.errors import ModelError
 from toolspace.gateway.demo import is_thinking
-from toolspace.models.opening import PROVIDERS
+from toolspace.models.opening import PROVIDERS, open_model
 from toolspace.stores.sql.places import database_place
 
 if TYPE_CHECKING:
@@ -84,6 +85,10 @@ def _about_agents(gateway: Gateway) -> Iterator[str]:
     if demo is None and not names:
         return
     if demo is None:
+        if (fault := _cannot_think(gateway, names[:_MOST_NAMES])) is not None:
+            yield f"Agents that cannot think yet ({_program()} doctor says more):"
+            yield f"  {fault}"
+            yield ""
         more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
         yield f"Agents: {', '.join(names[:_MOST_NAMES])}{more}. To talk to one, in another terminal:"
     elif is_thinking(demo):
@@ -98,6 +103,25 @@ def _about_agents(gateway: Gateway) -> Iterator[str]:
     name = f" {shlex.quote(names[0])}" if len(names) > 1 else ""
     yield f"  {_program()} chat{name}"
     yield ""
+
+
+def _cannot_think(gateway: Gateway, names: Sequence[str]) -> str | None:
+    """Those of the agents whose model cannot be asked, and why the first cannot. Asks none."""
+    faults: dict[str, str] = {}
+    for name in names:
+        said = gateway.config.agents[name].model
+        try:
+            open_model(
+                said.provider,
+                said.name,
+                environ=gateway.environ,
+                base_url=said.base_url,
+                api_key=said.api_key,
+                headers=said.headers,
+            )
+        except ModelError as error:
+            faults[name] = str(error)
+    return f"{', '.join(faults)}: {next(iter(faults.values()))}" if faults else None
 
 
 def _program() -> str:

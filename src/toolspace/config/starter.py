@@ -55,10 +55,10 @@ _TAIL = """\
 #agents:
 #  assistant:
 #    system: You help, and say when you do not know.
-#    model: openai:gpt-5
+#    model: openai:gpt-6.1-sol
 #    agents: [researcher]
 #    limits: {maxCost: 0.50}
-#  researcher: {system: "You look things up, and say where.", model: "anthropic:claude-sonnet-4-5"}
+#  researcher: {system: "You look things up, and say where.", model: "anthropic:claude-sonnet-5-5"}
 
 # --- How agents reach people who are not looking.
 #notifications:

@@ -115,7 +115,10 @@ def _body(event: InboxEvent, data: Mapping[str, Any], longest: int) -> str:
     if type == "service" and event.event_id.startswith(HANDED_ON) and isinstance(data.get("handoff"), dict):
         handed: dict[str, Any] = data["handoff"]
         advice = f", with the advice {quoted_up_to(handed['message'], longest)}" if handed.get("message") else ""
-        return f"handed on by {named(handed.get('from'))}{advice}: {quoted_up_to(data.get('request'), longest)}"
+        heard = data.get("heard")
+        known = f"what you heard yourself {quoted_up_to(heard, longest)}; skip if you have seen to it" if heard else ""
+        request = quoted_up_to(data["request"], longest) if data.get("request") is not None or not known else ""
+        return f"handed on by {named(handed.get('from'))}{advice}: {'; '.join(filter(None, (request, known)))}"
     return quoted_up_to(event.data, longest)
 
 

@@ -85,7 +85,7 @@ class Gateway:
         self.limits = Limits(config.server)
         self.tool_keys = ToolKeys()
         self._path = path
-        self._environ = environ
+        self.environ = environ
         self._stack = AsyncExitStack()
 
     @classmethod
@@ -125,7 +125,7 @@ class Gateway:
         self.calls.on_due = self.sweeper.poke
         stack.push_async_callback(self.calls.aclose)  # Before the sweeper looks for what nobody was told.
         self.tool_keys.desk = self.calls
-        self.toolspace = Toolspace.open(self._path, environ=self._environ, callbacks=ASK_THE_SPACE)
+        self.toolspace = Toolspace.open(self._path, environ=self.environ, callbacks=ASK_THE_SPACE)
         self.toolspace.orchestrator.register(PrebuiltProvider())
         self.toolspace.orchestrator.register(TaskToolProvider())
         self.toolspace.orchestrator.configure(policies=(self.tool_keys,))
@@ -176,7 +176,7 @@ class Gateway:
         """Gives the agents that are configured, or the one of the demonstration, all that they live from."""
         config, crew = self.config, self.toolspace.crew
         crew.housing = LedgerHousing(self.calls)
-        self.demo = demo_agent(config, self._environ)
+        self.demo = demo_agent(config, self.environ)
         if self.demo is not None:
             await set_up_demo(self.ledger)
             crew.add([Agent.from_spec(self.demo)])
@@ -210,7 +210,7 @@ class Gateway:
         try:
             embedder = open_embedder(
                 said.model,
-                environ=self._environ,
+                environ=self.environ,
                 base_url=said.base_url,
                 api_key=said.api_key,
                 headers=said.headers,

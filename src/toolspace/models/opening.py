@@ -10,7 +10,7 @@ import msgspec
 
 from toolspace.abc.model import Model
 from toolspace.core.names import did_you_mean
-from toolspace.core.redact import is_secret_name, remember_secrets
+from toolspace.core.redact import is_secret_name, redact, remember_secrets
 from toolspace.errors import ModelError
 from toolspace.models.http import ModelHttp
 from toolspace.models.retrying import RETRIES, Retrying
@@ -209,7 +209,9 @@ def find_address(provider: str, base_url: str | None, environ: Mapping[str, str]
         raise ModelError("not_found", f"provider {said!r} has no address of its own; set model.baseUrl")
     parts = urlsplit(address)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ModelError("not_found", f"model.baseUrl: {address[:200]!r} must begin with http:// or https://")
+        raise ModelError(
+            "not_found", f"model.baseUrl: {str(redact(address))[:200]!r} must begin with http:// or https://"
+        )
     if parts.username or parts.password:
         raise ModelError("not_found", "model.baseUrl holds a user name or password; set model.headers instead")
     return address, address == found.base_url.rstrip("/")

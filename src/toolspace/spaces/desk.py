@@ -195,6 +195,7 @@ class CallDesk:
             raise
         room.open(new.call_id)
         if not begun.fresh:
+            room.taken = new.call_id
             if waiting is not None:
                 waiting.close()
             raise RefusedError("conflict", f'there is a call "{new.call_id}" already; give each call an id of its own')

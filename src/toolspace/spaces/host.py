@@ -29,7 +29,19 @@ class CallRoom:
     Where nobody `confirms` that answers arrived, because the way back is not seen, handing them over has to do.
     """
 
-    __slots__ = ("_confirms", "_opened", "agent_entity_id", "desk", "faults", "inline", "run_id", "space_id", "written")
+    __slots__ = (
+        "_confirms",
+        "_opened",
+        "agent_entity_id",
+        "desk",
+        "faults",
+        "inline",
+        "moves_on",
+        "run_id",
+        "space_id",
+        "taken",
+        "written",
+    )
 
     def __init__(
         self,
@@ -52,6 +64,10 @@ class CallRoom:
         """Calls of which nothing is known, because the database did not answer."""
         self.written: dict[str, Begun] = {}
         """Calls that were written down before they are made, by their ids."""
+        self.taken: str | None = None
+        """A call that was there already under its id, though it was to be begun."""
+        self.moves_on = False
+        """Whether another process goes on with its run: a call that is cut off here is for that one to see to."""
         self._opened: set[str] | None = None
 
     @property

@@ -84,8 +84,10 @@ class Recorder:
             result = await next(call)
         except BaseException:
             # Its caller is gone: what became of it is written down all the same.
-            ended = call.outcome or call.fail("canceled", "the caller was canceled")
-            self._own(self._finish(live, ended))
+            if room.moves_on and not call.cancel_requested:
+                del self._live[call.id]  # It is left to the process that goes on with the run.
+            else:
+                self._own(self._finish(live, call.outcome or call.fail("canceled", "the caller was canceled")))
             raise
         await asyncio.shield(self._own(self._finish(live, result)))
         return result
@@ -107,6 +109,7 @@ class Recorder:
             self._own(self._abandon(call.id, beginning, call.fail("canceled", "the caller was canceled")))
             raise
         if not begun.fresh:
+            room.taken = call.id
             message = f'there is a call "{call.id}" already; give each call an id of its own'
             return call.fail("limit_exceeded", message, executed=False)
         return begun

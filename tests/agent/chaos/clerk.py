@@ -2,7 +2,7 @@
 go on where another was cut off.
 
 A job is a message, `job 7 plain`, and is answered in the space that it came from. Plain ones have an effect outside;
-the others make a plan, pause their run for a result, or ask for one that comes by inbox.
+the others make a plan, pause their run for a result, ask for one that comes by inbox, or wait for one.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from toolspace.core.tool import Annotations
 from toolspace.models.scripted import call
 from toolspace.providers.configured import execution_of
 
-KINDS = ("plain", "plan", "ask", "confirm")
+KINDS = ("plain", "plan", "ask", "confirm", "fetch")
 _PIECE = 8
 Pause = Callable[[], Awaitable[None]]
 
@@ -66,7 +66,7 @@ class Job:
         if self.kind == "plan" and "set_plans" not in self.done:
             plan = {"name": f"plan {n}", "instruction": f"planned {n} {self.space_id}", "runAfter": "1 second"}
             return [call("set_plans", {"plans": [plan]})]
-        for asked, tool_name in (("ask", "askBoss"), ("confirm", "confirmAction")):
+        for asked, tool_name in (("ask", "askBoss"), ("confirm", "confirmAction"), ("fetch", "fetchData")):
             if self.kind == asked and "answered" not in self.done:
                 return [] if tool_name in self.done else [call(tool_name, {"n": n})]
         return [answer]
@@ -83,7 +83,7 @@ class Job:
             self.done.add("said")
         elif not answer.is_error:
             self.done.add(made.name)
-            if made.name == "askBoss" and '"boss"' in answer.text:
+            if '"boss"' in answer.text:
                 self.done.add("answered")
 
 
@@ -195,6 +195,7 @@ def clerks_tools(book: Path, pause: Pause) -> list[Tool]:
         check,
         elsewhere("askBoss", "external", pauses_run=True),
         elsewhere("confirmAction", "space", is_async=True),
+        elsewhere("fetchData", "space", timeout=30.0),
     ]
 
 

@@ -106,9 +106,9 @@ def open_of(agent_entity_id: str) -> Program[list[str]]:
 
 
 def step(run_id: str, number: int, usage: str | None) -> Program[bool]:
-    """A run takes a step, at this cost so far. False where it is not running any more."""
+    """A run takes a step, at this cost so far. False where it has ended."""
     rows = yield (
-        "UPDATE runs SET steps = ?, usage = COALESCE(?, usage) WHERE id = ? AND status = 'running' RETURNING id",
+        f"UPDATE runs SET steps = ?, usage = COALESCE(?, usage) WHERE id = ? AND status IN {_OPEN} RETURNING id",
         (number, usage, run_id),
     )
     return bool(rows)
