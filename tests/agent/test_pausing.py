@@ -250,7 +250,7 @@ async def test_a_result_that_comes_before_the_run_has_paused_is_not_waited_for(
         await answer(town, "yes")
         return "at last"
 
-    model = ScriptedModel([[call("ask"), call("slow")], "They said yes."])
+    model = ScriptedModel([[call("ask"), call("slow")], "They said yes.", "You are welcome."])
     async with village(database, agent("ada", model), tools=[asking(), slow], folder=tmp_path, owns=False) as town:
         await town.say("Ask them.")
         run = await town.run_ended()

@@ -90,9 +90,7 @@ class Host:
     async def spawn_task(self, description: str, input: str, context: ToolContext) -> str:
         return f"task of {description}: {input}"
 
-    async def reply(
-        self, text: str, channel_id: str, reply_to: str | None, context: ToolContext
-    ) -> Mapping[str, Any]:
+    async def reply(self, text: str, channel_id: str, reply_to: str | None, context: ToolContext) -> Mapping[str, Any]:
         self.said.append((text, channel_id, reply_to))
         return {"delivered": True}
 

@@ -69,7 +69,6 @@ _FIRST = (
     "CREATE INDEX inbox_next ON inbox (agent_entity_id, priority, at, seq) WHERE status = 'pending'",
     "CREATE INDEX inbox_done ON inbox (at) WHERE status = 'processed'",
     "CREATE INDEX inbox_leased ON inbox (lease_until) WHERE status = 'processing'",
-    "CREATE INDEX inbox_claimed ON inbox (claim) WHERE status = 'processing'",
     "CREATE TABLE streams (stream TEXT PRIMARY KEY, last_id BIGINT NOT NULL)",
     """CREATE TABLE events (
         stream TEXT NOT NULL, id BIGINT NOT NULL, type TEXT NOT NULL, data TEXT NOT NULL, exposure TEXT NOT NULL,
@@ -110,6 +109,10 @@ _FIRST = (
     )""",
     "CREATE INDEX plans_entity ON plans (entity_id)",
     "CREATE INDEX plans_due ON plans (next_run_at) WHERE status = 'active'",
+)
+
+_SECOND = (
+    "CREATE INDEX inbox_claimed ON inbox (claim) WHERE status = 'processing'",
     """CREATE TABLE sessions (
         id TEXT PRIMARY KEY, agent_entity_id TEXT NOT NULL REFERENCES entities (id) ON DELETE CASCADE,
         kind TEXT NOT NULL, run_id TEXT, node_id TEXT, token BIGINT NOT NULL, lease_until BIGINT NOT NULL,
@@ -131,9 +134,6 @@ _FIRST = (
     "CREATE INDEX tasks_agent ON tasks (agent_entity_id, created_at)",
     "CREATE INDEX tasks_running ON tasks (agent_entity_id) WHERE status = 'running'",
     "CREATE INDEX tasks_ended ON tasks (completed_at) WHERE completed_at IS NOT NULL",
-)
-
-_SECOND = (
     # Few messages are not said yet, or never were.
     "CREATE INDEX messages_begun ON messages (run_id) WHERE kind = 'message' AND status = 'running'",
     "CREATE INDEX messages_unsaid ON messages (space_id) WHERE kind = 'message' AND status <> 'complete'",
