@@ -307,7 +307,7 @@ async def test_a_model_that_hangs_is_not_waited_for_longer_than_the_run_may_take
         return "never"
 
     model = ScriptedModel([hangs, "Hello."])
-    ada = agent("ada", model, limits=AgentLimits(timeout=0.05))
+    ada = agent("ada", model, limits=AgentLimits(timeout=0.5))
     async with village(database, ada, folder=tmp_path, owns=False) as town:
         await town.say("Hello?")
         await town.run_ended(2)

@@ -440,7 +440,7 @@ class Dispatcher:
         """Finds what was cut off, and what waits though nobody was told."""
         if self._stopping:
             return
-        for session_id in await self._ledger.read(sessions.cut_off, self._ledger.node_id, limit=_BATCH):
+        for session_id in await self._ledger.read(sessions.cut_off, limit=_BATCH):
             self.wake(session_id, _WORK if tasks.is_work(session_id) else 0)
         for session_id, importance in await self._ledger.read(sessions.awaited, limit=_BATCH):
             if session_id in self._listening:

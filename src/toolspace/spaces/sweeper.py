@@ -60,6 +60,7 @@ class Sweeper:
         self._silent: dict[str, tuple[int, float]] = {}
         """The last sign of each other process, and since when there was no other, by the clock of this one."""
         self._task: asyncio.Task[None] | None = None
+        self._beating: set[asyncio.Future[bool]] = set()
         self._poked = asyncio.Event()
         self._failed = False
         """Whether something of the last round could not be done, and is due still."""
@@ -80,7 +81,8 @@ class Sweeper:
         if self._task is not None:
             self._forget()
             self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            # With its last sign of life, if that is on its way: it must not come after the goodbye.
+            await asyncio.gather(self._task, *self._beating, return_exceptions=True)
         try:
             # Whatever could not be written down while the database was away: nobody looks for it under this name again.
             await self._clear_up_after(self._ledger.node_id)
@@ -135,7 +137,12 @@ class Sweeper:
 
     async def beat(self) -> None:
         """Says that this process is alive."""
-        if await self._ledger.write(presence.beat, self._ledger.node_id, started_at=self._started_at):
+        beat = asyncio.ensure_future(
+            self._ledger.write(presence.beat, self._ledger.node_id, started_at=self._started_at)
+        )
+        self._beating.add(beat)
+        beat.add_done_callback(self._beating.discard)
+        if await asyncio.shield(beat):
             _log.warning("other processes took this one for dead; it tells them who is connected to it")
             await self.on_forgotten()
 

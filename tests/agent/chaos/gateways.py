@@ -64,8 +64,8 @@ class World:
             "server": {"secretKey": KEY, "workerGrace": "500ms"},
             "tools": [
                 {"name": "effect", **http, "execution": {"url": f"{self.url}/effect", "method": "POST"}},
-                {"name": "look", **http, "execution": {"url": f"{self.url}/look"}},
-                {"name": "check", **http, "execution": {"url": f"{self.url}/check"}},
+                {"name": "look", **http, "execution": {"url": f"{self.url}/look", "method": "GET"}},
+                {"name": "check", **http, "execution": {"url": f"{self.url}/check", "method": "GET"}},
                 {"name": "askBoss", "executionType": "basic", "inputSchema": takes},
                 {"name": "confirmAction", "executionType": "space", "isAsync": True, "inputSchema": takes},
                 {"name": "fetchData", "executionType": "space", "timeout": 60_000, "inputSchema": takes},
@@ -86,11 +86,12 @@ class World:
         body = completion(*deltas, finish="tool_calls") if deltas else said(turn.text)
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await self._pause()
-        await response.prepare(request)
-        for start in range(0, len(body), 200):
-            await response.write(body[start : start + 200])
-            await self._pause()
-        await response.write_eof()
+        with suppress(ConnectionError):  # Whoever asked was killed.
+            await response.prepare(request)
+            for start in range(0, len(body), 200):
+                await response.write(body[start : start + 200])
+                await self._pause()
+            await response.write_eof()
         return response
 
     async def _effect(self, request: web.Request) -> web.Response:

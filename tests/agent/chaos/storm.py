@@ -92,6 +92,7 @@ class Storm:
         self.jobs: dict[str, str] = {}
         self._strikes = [self._kill] * kills + [self._stop] * stops + [self._stall] * stalls
         self._random.shuffle(self._strikes)
+        self._stalls = stalls > 0
         self._number = jobs
 
     async def run(self) -> None:
@@ -111,7 +112,7 @@ class Storm:
         database, wakeups = await open_database(self.place)
         try:
             agents = [entity_of(name) for name in self.place.clerks]
-            await books.check(database, self.jobs, self.place.folder / "book", *agents)
+            await books.check(database, self.jobs, self.place.folder / "book", *agents, stalled=self._stalls)
         finally:
             await database.aclose()
             if wakeups is not None:

@@ -90,9 +90,9 @@ async def test_a_session_that_is_put_off_is_nobodys_until_then(database: Databas
     assert await database.run(lambda: sessions.put_off("task_a", taken.token, now_ms() + 60_000))
     for node in ("node_1", "node_2"):
         assert await database.run(lambda node=node: sessions.take("task_a", node, lease_ms=1000)) is None
-        assert await database.read(lambda node=node: sessions.cut_off(node, limit=9)) == []
+        assert await database.read(lambda: sessions.cut_off(limit=9)) == []
     await database.run(lambda: sessions.put_off("task_a", taken.token, now_ms()))
-    assert await database.read(lambda: sessions.cut_off("node_2", limit=9)) == ["task_a"]
+    assert await database.read(lambda: sessions.cut_off(limit=9)) == ["task_a"]
     again = await database.run(lambda: sessions.take("task_a", "node_2", lease_ms=1000))
     assert again is not None
     assert (again.attempts, again.token) == (2, taken.token + 1)

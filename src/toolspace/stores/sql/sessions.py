@@ -224,12 +224,11 @@ def weight(session_id: str) -> Program[int]:
     return int(rows[0][0])
 
 
-def cut_off(node_id: str, *, limit: int) -> Program[list[str]]:
+def cut_off(*, limit: int) -> Program[list[str]]:
     """Sessions with a run that nobody goes on with: their process let go of them, or was not heard of in time."""
     rows = yield (
-        "SELECT id FROM sessions WHERE run_id IS NOT NULL AND lease_until <= ? AND (node_id IS NULL OR node_id <> ?) "
-        "LIMIT ?",
-        (now_ms(), node_id, limit),
+        "SELECT id FROM sessions WHERE run_id IS NOT NULL AND lease_until <= ? LIMIT ?",
+        (now_ms(), limit),
     )
     return [row[0] for row in rows]
 
