@@ -24,6 +24,7 @@ from toolspace.core.dialogue import (
 )
 from toolspace.core.partialjson import TextMember
 from toolspace.core.records import StreamEvent
+from toolspace.errors import ModelError
 
 
 class PacedModel(Model):
@@ -160,20 +161,10 @@ async def test_what_was_written_before_the_model_began_again_is_void(database: D
 
 
 async def test_a_message_whose_writer_fails_is_not_left_open(database: Database, tmp_path: Path) -> None:
-    class Failing(PacedModel):
+    class Breaking(PacedModel):
         async def respond(self, request: ModelRequest, listen: Listener | None = None) -> ModelTurn:
-            if not self._script:
-                from toolspace.errors import ModelError
-
-                raise ModelError("invalid", "it broke off")
-            return await super().respond(request, listen)
-
-    class Breaking(Failing):
-        async def respond(self, request: ModelRequest, listen: Listener | None = None) -> ModelTurn:
-            turn = await super().respond(request, listen)
+            turn = await super().respond(request, listen) if self._script else ModelTurn(text="break")
             if turn.text == "break":
-                from toolspace.errors import ModelError
-
                 raise ModelError("invalid", "it broke off")
             return turn
 
