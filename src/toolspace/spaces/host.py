@@ -16,7 +16,6 @@ from toolspace.errors import (
     ToolExecutionError,
     ToolPermissionError,
 )
-from toolspace.spaces import runs
 from toolspace.spaces.calls import Begun
 from toolspace.spaces.desk import CallDesk
 from toolspace.spaces.ledger import Ledger
@@ -57,7 +56,7 @@ class CallRoom:
         self.run_id = run_id
         self.agent_entity_id = agent_entity_id
         self.space_id = space_id
-        """Where visible calls show. `enter` changes it, for the calls that follow."""
+        """Where visible calls show. Entering another changes it, for the calls that follow."""
         self.inline: list[str] = []
         """Calls whose answers go back with this request: whoever sends it says whether they arrived."""
         self.faults: dict[str, StorageUnavailable] = {}
@@ -93,13 +92,6 @@ class CallRoom:
             self.inline.append(call_id)
         else:
             self.desk.delivered((call_id,))
-
-    async def enter(self, space_id: str | None) -> None:
-        """Moves the run into a space; None leaves it."""
-        if self.run_id is None:
-            raise ToolExecutionError("there is no run that could enter a space")
-        await self.ledger.commit(runs.enter_space, self.run_id, space_id)
-        self.space_id = space_id
 
     async def answer_elsewhere(self, tool: Tool, parameters: Mapping[str, Any], context: ToolContext) -> ToolResult:
         if tool.execution_type == "space" and self.space_id is None:
