@@ -238,10 +238,6 @@ class Crew:
         self._opening.pop(name, None)
         return member
 
-    def model_of(self, name: str) -> Model:
-        """The model that an agent thinks with. Raises `ModelError` where it cannot be had."""
-        return self._model_of(self.find(name))
-
     def _model_of(self, agent: Agent) -> Model:
         wanted = agent.model
         if isinstance(wanted, Model):
