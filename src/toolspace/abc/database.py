@@ -49,14 +49,20 @@ SKIP_LOCKED = "/*skip locked*/"
 """Write it at the end of a SELECT that picks rows to update: where several writers exist, taken rows are passed by."""
 
 
+class StaleError(Exception):
+    """Something is not as a program took it to be from memory: it runs again, and looks for itself."""
+
+
 class Tail(Protocol):
-    """What a program leaves to be written at the end of its transaction: what goes to inboxes, and events, by the
-    streams that get them.
+    """What a program leaves to be written at the end of its transaction: calls that have their results, what goes to
+    inboxes, and events, by the streams that get them.
 
     Last, so that nobody waits long for a stream's counter; and a database that commits many programs together may
     write theirs together.
     """
 
+    resolved: list[Sequence[Any]]
+    """Calls as `stores.sql.calls` resolves them, with what they are taken to be before."""
     pushed: list[Sequence[Any]]
     """Rows for inboxes, as `stores.sql.inbox` makes them."""
     new: dict[str, list[NewEvent]]

@@ -32,7 +32,7 @@ def encode_bytes(value: object) -> bytes:
 def encode_kept(value: object) -> str:
     """As `encode`, for data that is stored. What is nested so deeply that some reader could not read it is cut off."""
     text = encode(value)
-    if text.count("[") + text.count("{") > KEPT_LEVELS and is_deep(value):
+    if len(text) > KEPT_LEVELS and text.count("[") + text.count("{") > KEPT_LEVELS and is_deep(value):
         return encode(_cut(value, KEPT_LEVELS))
     return text
 

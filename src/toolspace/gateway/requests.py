@@ -132,7 +132,7 @@ class Request:
             raise Problem(400, "the body is nested too deeply") from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise Problem(400, f"the body cannot be read: {error}") from None
-        if body.count(b"[") + body.count(b"{") > MAX_DEPTH and jsontext.is_deep(value, MAX_DEPTH):
+        if len(body) > MAX_DEPTH < body.count(b"[") + body.count(b"{") and jsontext.is_deep(value, MAX_DEPTH):
             raise Problem(400, f"the body is nested too deeply; at most {MAX_DEPTH} levels are taken")
         return value
 

@@ -94,6 +94,18 @@ class Router:
         else:
             segments = path.split("/")[1:]
         values: list[str] = []
+        node: _Node | None = self._root
+        for segment in segments:  # The way of most: each name leads on.
+            below = node.children.get(segment)
+            if below is None:
+                if (below := node.parameter) is None or not segment:
+                    break
+                values.append(segment)
+            node = below
+        else:
+            if node.routes:
+                return Match(node.routes, tuple(values))
+        values.clear()
         node = _walk(self._root, segments, 0, values)
         return Match(node.routes, tuple(values)) if node is not None else None
 

@@ -151,17 +151,17 @@ def submit(effects: Effects, submission: Submission) -> Program[CallRecord]:
     if submission.entity_id is None:
         known = effects.known.get(submission.call_id)
         if known is not None and _is_simple(submission, known):
-            moved = yield from rows.resolve_known(
+            moved, resolution = rows.resolution(
                 known,
                 result=submission.result,
                 is_error=submission.is_error,
                 source=submission.source,
                 submission=submission.key,
             )
-            if moved is not None:
-                _hand_on(effects, moved)
-                _tell_end(effects, moved)
-                return moved.call
+            effects.resolved.append(resolution)
+            _hand_on(effects, moved)
+            _tell_end(effects, moved)
+            return moved.call
         moved = yield from rows.resolve_simply(
             submission.call_id,
             result=submission.result,

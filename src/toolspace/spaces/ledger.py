@@ -25,11 +25,14 @@ _MOST_KNOWN = 4096
 class Effects:
     """What one attempt at a program did that others must hear of. Filled by the program, told after the commit."""
 
-    __slots__ = ("begun", "calls", "events", "inbox", "keys", "known", "new", "offers", "pushed", "stops")
+    __slots__ = ("begun", "calls", "events", "inbox", "keys", "known", "new", "offers", "pushed", "resolved", "stops")
 
-    def __init__(self, known: Mapping[str, Moved] | None = None) -> None:
-        self.known: Mapping[str, Moved] = known if known is not None else {}
-        """Open calls as they were begun: to be compared with their rows, not believed."""
+    def __init__(self, known: Mapping[str, Moved]) -> None:
+        self.known = known
+        """Open calls as they were begun: what is done on the strength of it goes to `resolved`, which compares them
+        with their rows."""
+        self.resolved: list[Sequence[Any]] = []
+        """Calls of those that have their results, at the end of the transaction."""
         self.begun: Moved | None = None
         """A call that was begun, to be known from now on."""
         self.pushed: list[Sequence[Any]] = []
@@ -84,11 +87,11 @@ class Ledger:
         self, program: Callable[Concatenate[Effects, P], Program[T]], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """Runs a program, and tells of its effects once they are durable."""
-        effects = _NO_EFFECTS
+        effects, known = _NO_EFFECTS, self.known
 
         def attempt() -> Program[T]:
-            nonlocal effects
-            effects = Effects(self.known)  # Of this attempt: there may be more than one.
+            nonlocal effects, known
+            effects, known = Effects(known), _NOTHING_KNOWN  # Should there be another, it looks for itself.
             return program(effects, *args, **kwargs)
 
         # Told by the database, not here: what is durable must be heard of even if whoever asked was canceled.
@@ -112,15 +115,16 @@ class Ledger:
             self.hub.publish(effects.events)
         if effects.begun is not None:
             self._know(effects.begun)
+        wake = self.waiters.wake
         for call_id, moved in effects.calls.items():
             self.known.pop(call_id, None)
-            self.waiters.wake(f"call:{call_id}", moved)
+            wake(f"call:{call_id}", moved)
         for agent in effects.inbox:
-            self.waiters.wake(f"inbox:{agent}")
+            wake(f"inbox:{agent}")
         for tool in effects.offers:
-            self.waiters.wake(f"offers:{tool}")
+            wake(f"offers:{tool}")
         for key in effects.keys:
-            self.waiters.wake(key)
+            wake(key)
         for call_id in effects.stops:
             self.on_stop(call_id)
         if self._wakeups is not None:
@@ -177,7 +181,8 @@ def _hints(effects: Effects) -> tuple[str, ...]:
     )
 
 
-_NO_EFFECTS = Effects()
+_NOTHING_KNOWN: dict[str, Moved] = {}
+_NO_EFFECTS = Effects(_NOTHING_KNOWN)
 """Of a program that was not begun."""
 
 

@@ -58,8 +58,9 @@ class Waiters:
         for future in self._futures.pop(key, ()):
             if not future.done():
                 future.set_result(value)
-        for listener in tuple(self._listeners.get(key, ())):
-            listener(value)
+        if (listeners := self._listeners.get(key)) is not None:
+            for listener in tuple(listeners):
+                listener(value)
 
     def wake_all(self) -> None:
         """Anything may have happened: everybody looks for themselves."""

@@ -47,7 +47,8 @@ async def _known(database: Database, **given: Any) -> Moved:
 
 
 def _resolve_known(known: Moved, result: Any = 1) -> Program[Moved | None]:
-    return calls.resolve_known(known, result=result, is_error=False, source="client", submission="key")
+    moved, resolution = calls.resolution(known, result=result, is_error=False, source="client", submission="key")
+    return moved if (yield from calls.resolve_known(resolution)) else None
 
 
 def _expire(call_id: str = "call_1") -> Program[Moved | None]:

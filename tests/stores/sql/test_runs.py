@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -109,6 +111,7 @@ async def test_each_stream_counts_for_itself_and_never_gives_an_id_twice(databas
 async def test_what_many_leave_to_the_end_is_kept_in_the_order_of_each_stream(database: Database) -> None:
     class Left:
         def __init__(self, number: int) -> None:
+            self.resolved: list[Sequence[Any]] = []
             self.pushed = [inbox.entry("ada", f"{number % 130}", "service", {"n": number}, priority=1)]
             self.new = {"space:all": [NewEvent("n", {"n": number}), NewEvent("n", {"n": -number})]}
             self.new[f"run:{number}"] = [NewEvent("n", {})]

@@ -190,9 +190,9 @@ async def test_opening_that_was_canceled_gives_the_file_back(tmp_path: Path) -> 
 async def test_the_log_does_not_grow_for_ever_under_constant_writing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("toolspace.stores.sql.sqlite._LONGEST_LOG", 1 << 20)
-    monkeypatch.setattr("toolspace.stores.sql.sqlite._CHECKPOINT_BYTES", 1 << 18)
-    monkeypatch.setattr("toolspace.stores.sql.sqlite._LOG_BYTES", 1 << 18)
+    monkeypatch.setattr("toolspace.stores.sql.sqlitefiles.LONGEST_LOG", 1 << 20)
+    monkeypatch.setattr("toolspace.stores.sql.sqlitefiles.CHECKPOINT_BYTES", 1 << 18)
+    monkeypatch.setattr("toolspace.stores.sql.sqlitefiles.LOG_BYTES", 1 << 18)
     path = tmp_path / "toolspace.db"
     database = await SqliteDatabase.open(path)
     text = "x" * 4000

@@ -204,21 +204,29 @@ def resolve_simply(
     return _moved(rows[0]) if rows else None
 
 
-def resolve_known(
+def resolution(
     known: Moved, *, result: Any, is_error: bool, source: ResultSource, submission: str | None
-) -> Program[Moved | None]:
+) -> tuple[Moved, Sequence[Any]]:
     """As `resolve_simply`, of a call that is known from when it was begun, and shown nowhere: nothing of its row has to
-    be read. What may have changed since is compared; None where it has."""
+    be read. Gives the call as it will be, and what `resolve_known` does for that."""
     call = known.call
     delivery, kept, now = "inline" if call.status == "waiting" else "inbox", jsontext.encode_kept(result), now_ms()
-    space = () if call.space_id is None else (call.space_id,)
-    values = (delivery, kept, int(is_error), source, submission, now, call.call_id, call.status, call.created_at)
-    if not (yield _RESOLVE_KNOWN[call.space_id is not None], (*values, *space)):
-        return None
     resolved = msgspec.structs.replace(
         call, status="resolved", result=jsontext.decode(kept), is_error=is_error, source=source, resolved_at=now
     )
-    return Moved(resolved, known.exposure, delivery, pauses=False)
+    before = call.status, call.created_at, call.space_id
+    return (
+        Moved(resolved, known.exposure, delivery, pauses=False),
+        (call.call_id, delivery, kept, int(is_error), source, submission, now, *before),
+    )
+
+
+def resolve_known(resolution: Sequence[Any]) -> Program[bool]:
+    """Resolves a call that is as it was known. False where it is not, and nothing was done."""
+    call_id, delivery, result, is_error, source, submission, now, status, created_at, space_id = resolution
+    values = delivery, result, is_error, source, submission, now, call_id, status, created_at
+    space = () if space_id is None else (space_id,)
+    return bool((yield _RESOLVE_KNOWN[space_id is not None], (*values, *space)))
 
 
 def park(call_id: str) -> Program[Moved | None]:

@@ -12,7 +12,7 @@ from functools import lru_cache
 from types import CodeType
 from typing import Any, Self, TypeVar
 
-from toolspace.abc.database import SKIP_LOCKED, Database, Program, Row, Rows, Tail
+from toolspace.abc.database import SKIP_LOCKED, Database, Program, Row, Rows, StaleError, Tail
 from toolspace.core.postgres import SCHEMES, faults, load_driver, shown_address
 from toolspace.errors import StorageError, StorageInDoubt, StorageUnavailable, UnkeepableError
 from toolspace.stores.sql import tails
@@ -146,6 +146,8 @@ class PostgresDatabase(Database):
             try:
                 async with self._connection() as connection:
                     return await work(connection, program)
+            except StaleError:
+                continue
             except (_ConflictError, _LostError) as error:
                 _log.debug("attempt %d: %s", attempt, error)
             # Those who met here should not meet again.

@@ -2,14 +2,13 @@
 
 Programs that write run on the event loop: their statements take some microseconds each, and a thread that takes turns
 with the loop for every statement takes several times as long. What takes long is the disk, so a thread commits; what
-comes meanwhile is in the next commit.
+comes meanwhile is in the next commit. What is only written, never read, the thread does whole (`sqlitetails`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import queue
 import sqlite3
@@ -19,13 +18,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self, TypeVar
 
-from toolspace.abc.database import Database, Program, Row, Rows, Tail
-from toolspace.errors import StorageError, StorageUnavailable, UnkeepableError
+from toolspace.abc.database import Database, Program, Tail
+from toolspace.errors import StorageError, StorageUnavailable
 from toolspace.stores.private import make_private_folder
-from toolspace.stores.sql import tails
+from toolspace.stores.sql import sqlitefiles
 from toolspace.stores.sql.schema import migrate
+from toolspace.stores.sql.sqlitefiles import Log, copy_log
+from toolspace.stores.sql.sqlitejobs import Job, commit, explained, fail, roll_back, run, settle, step_through, tails_of
+from toolspace.stores.sql.sqlitetails import UNABLE, Plan, TailWriter
 
-_log = logging.getLogger("toolspace.stores")
 T = TypeVar("T")
 
 _APPLICATION = 0x746F6F73  # "toos": tells our files from any other SQLite database.
@@ -36,28 +37,8 @@ _READERS = 2
 _TAKING_SECONDS = 0.001
 """How long the loop waits at most for the thread to begin a commit."""
 _STATEMENTS = 512
-_CHECKPOINT_BYTES, _CHECKPOINT_SECONDS = 16 << 20, 5.0
-"""How long the log may be, and how old what is in it, before it is copied into the file."""
-_LOG_BYTES, _LONGEST_LOG = 8 << 20, 32 << 20
-"""How long the log's file is made beforehand, and how long it may stay."""
-_LOG_HEAD, _FRAME_HEAD = 32, 24
-"""Bytes at the beginning of the log, and of each page in it."""
-
-_UNAVAILABLE = frozenset(
-    (
-        sqlite3.SQLITE_BUSY,
-        sqlite3.SQLITE_LOCKED,
-        sqlite3.SQLITE_NOMEM,
-        sqlite3.SQLITE_READONLY,
-        sqlite3.SQLITE_INTERRUPT,
-        sqlite3.SQLITE_IOERR,
-        sqlite3.SQLITE_CORRUPT,
-        sqlite3.SQLITE_FULL,
-        sqlite3.SQLITE_CANTOPEN,
-        sqlite3.SQLITE_PROTOCOL,
-        sqlite3.SQLITE_NOTADB,
-    )
-)
+_CHECKPOINT_SECONDS = 5.0
+"""How old what is in the log may be before it is copied into the file."""
 
 
 class SqliteDatabase(Database):
@@ -72,19 +53,20 @@ class SqliteDatabase(Database):
         self._loop = asyncio.get_running_loop()
         self._connection: sqlite3.Connection | None = None
         """The one that writes: the loop's, or while a commit is under way the thread's."""
-        self._waiting: deque[_Job] = deque()
+        self._tails: TailWriter = UNABLE
+        self._waiting: deque[Job] = deque()
         self._is_due = False
         """Whether what waits is about to be run."""
         self._is_committing = False
         self._idle = asyncio.Event()
         self._commits: queue.SimpleQueue[_Commit | None] = queue.SimpleQueue()
-        self._reads: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._reads: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._taken = threading.Lock()
         """Held, but for the moment in which the thread takes what it is to commit."""
         self._taken.acquire()
         self._threads: list[threading.Thread] = []
         self._checkpoint = threading.Event()
-        self._log: _Log | None = None
+        self._log: Log | None = None
         self._log_is_long = False
         self._closing = False
         self._written = 0
@@ -102,6 +84,7 @@ class SqliteDatabase(Database):
             raise
         writer.execute("PRAGMA busy_timeout = 0")  # On the loop nobody waits.
         self._connection = writer
+        self._tails = TailWriter(writer)
         self._start("writer", self._write, writer)
         self._start("checkpoint", self._check_point, checkpointer)
         for reader in readers:
@@ -116,8 +99,7 @@ class SqliteDatabase(Database):
         tail: Callable[[], Tail] | None = None,
         aside: bool = False,
     ) -> T:
-        job = self._job(program, then, tail)
-        job.aside = aside
+        job = self._job(program, then, tail, aside=aside)
         self._waiting.append(job)
         if not self._is_due and not self._is_committing:
             self._soon()
@@ -152,12 +134,14 @@ class SqliteDatabase(Database):
         program: Callable[[], Program[Any]],
         then: Callable[[Any], None] | None = None,
         tail: Callable[[], Tail] | None = None,
-    ) -> _Job:
+        *,
+        aside: bool = False,
+    ) -> Job:
         if self._closing:
             raise StorageUnavailable(f"the database {self.path} is closed")
         if asyncio.get_running_loop() is not self._loop:
             raise StorageError(f"the database {self.path} was opened on another event loop; open it on this one")
-        return _Job(program, self._loop.create_future(), then, tail)
+        return Job(program, self._loop.create_future(), then, tail, aside=aside)
 
     # Opening
 
@@ -165,9 +149,9 @@ class SqliteDatabase(Database):
         opened: list[sqlite3.Connection] = []
         try:
             make_private_folder(self.path.parent)
-            self._lock = _lock(self.path)
+            self._lock = sqlitefiles.lock(self.path)
             self._prepare(self._connect(opened))
-            self._log = _Log(opened[0], self.path)
+            self._log = Log(opened[0], self.path)
             for _ in range(1 + _READERS):
                 self._connect(opened)
             for reader in opened[2:]:
@@ -188,12 +172,12 @@ class SqliteDatabase(Database):
         if mode != "wal":
             raise StorageError(f"{self.path} is on a file system that SQLite cannot share memory on; name a local one")
         writer.execute("PRAGMA wal_autocheckpoint = 0")
-        writer.execute(f"PRAGMA journal_size_limit = {_LONGEST_LOG}")
+        writer.execute(f"PRAGMA journal_size_limit = {sqlitefiles.LONGEST_LOG}")
         writer.execute("BEGIN IMMEDIATE")
         # In the transaction: a file that says it is ours has tables.
         writer.execute(f"PRAGMA application_id = {_APPLICATION}")
         try:
-            _step_through(writer, migrate)
+            step_through(writer, migrate)
         except StorageError as error:
             raise StorageError(f"{self.path}: {error}") from error
         writer.execute("COMMIT")
@@ -247,12 +231,13 @@ class SqliteDatabase(Database):
         assert connection is not None
         while self._waiting:
             batch = self._next_batch()
-            is_begun = not batch[0].aside and _is_begun(connection)
-            if is_begun and not _run(connection, batch):
-                _settle(batch)  # None of them wrote anything.
+            work = self._begun(connection, batch)
+            if work is None:
+                settle(batch)  # None of them wrote anything.
                 continue
             self._is_committing = True
-            self._commits.put(_Commit(batch, is_begun))
+            self._taken.acquire(blocking=False)  # It may have come late last time.
+            self._commits.put(work)
             if len(batch) > 1:
                 # Where many write there is much to do here, and until all of it was done the thread would not get its
                 # turn to begin: the disk would stand still while the loop works, and the loop while the disk does.
@@ -261,29 +246,45 @@ class SqliteDatabase(Database):
         if self._closing:
             self._idle.set()
 
-    def _next_batch(self) -> list[_Job]:
+    def _next_batch(self) -> list[Job]:
         """What goes into one commit: all that wait, up to a limit; one that may take long goes alone."""
         batch = [self._waiting.popleft()]
         while not batch[0].aside and self._waiting and not self._waiting[0].aside and len(batch) < _MOST_AT_ONCE:
             batch.append(self._waiting.popleft())
         return batch
 
-    def _committed(self, batch: Sequence[_Job]) -> None:
+    def _begun(self, connection: sqlite3.Connection, batch: list[Job]) -> _Commit | None:
+        """Runs programs as far as the loop can. None where they failed, all of them."""
+        if batch[0].aside:
+            return _Commit(batch)
+        is_short = True
+        for job in batch:
+            job.begin()
+            is_short = is_short and job.steps is None
+        if is_short and (plan := self._tails.plan(tails_of(batch))) is not None:
+            return _Commit(batch, plan=plan)
+        if not _is_begun(connection):
+            return _Commit(batch)
+        return _Commit(batch, is_begun=True) if run(connection, batch) else None
+
+    def _committed(self, batch: Sequence[Job]) -> None:
         self._written += len(batch)
-        _settle(batch)
+        self._tails.note(tails_of(batch))
+        settle(batch)
         self._is_committing = False
         self._run_waiting()  # Before those who asked go on: the disk has something to do meanwhile.
 
     def _write(self, connection: sqlite3.Connection) -> None:
         """Commits, in a thread: nobody else waits for the disk."""
-        while (commit := self._commits.get()) is not None:
-            batch = commit.batch
+        while (work := self._commits.get()) is not None:
+            batch = work.batch
             if len(batch) > 1 and self._taken.locked():
                 self._taken.release()
-            if commit.is_begun or _begin(connection, batch):
-                _commit(connection, batch)
+            is_written = work.plan is not None and self._tails.write(connection, work.plan)
+            if not is_written and (work.is_begun or _begin(connection, batch)):
+                commit(connection, batch)
             if self._log_is_long:
-                _copy_log(connection, self.path)
+                copy_log(connection, self.path)
                 self._log_is_long = False
             with contextlib.suppress(RuntimeError):  # The loop is closed: nobody waits there.
                 self._loop.call_soon_threadsafe(self._committed, batch)
@@ -303,7 +304,7 @@ class SqliteDatabase(Database):
             self._checkpoint.clear()
             if copied != self._written:
                 copied = self._written
-                self._log_is_long = _copy_log(connection, self.path) >= _CHECKPOINT_BYTES
+                self._log_is_long = copy_log(connection, self.path) >= sqlitefiles.CHECKPOINT_BYTES
         connection.close()
 
     # The readers
@@ -312,53 +313,22 @@ class SqliteDatabase(Database):
         while (job := self._reads.get()) is not None:
             try:
                 connection.execute("BEGIN")  # One view for all of its statements.
-                job.result = _step_through(connection, job.program)
+                job.result = step_through(connection, job.program)
             except BaseException as error:
-                job.error = _explained(error)
-            _roll_back(connection)
+                job.error = explained(error)
+            roll_back(connection)
             with contextlib.suppress(RuntimeError):  # The loop is closed: nobody waits there.
                 self._loop.call_soon_threadsafe(job.settle)
         connection.close()
 
 
-class _Job:
-    __slots__ = ("answer", "aside", "error", "program", "result", "tail", "then")
-
-    def __init__(
-        self,
-        program: Callable[[], Program[Any]],
-        answer: asyncio.Future[Any],
-        then: Callable[[Any], None] | None,
-        tail: Callable[[], Tail] | None,
-    ) -> None:
-        self.program = program
-        self.tail = tail
-        self.aside = False
-        """Whether it may take long: then the thread runs it, alone."""
-        self.answer = answer
-        self.then = then
-        self.result: Any = None
-        self.error: BaseException | None = None
-
-    def settle(self) -> None:
-        if self.error is None and self.then is not None:
-            try:
-                self.then(self.result)
-            except Exception:
-                _log.exception("what was written could not be told")
-        if self.answer.done():
-            return  # Whoever asked went away; what was written stays written.
-        if self.error is not None:
-            self.answer.set_exception(self.error)
-        else:
-            self.answer.set_result(self.result)
-
-
 class _Commit(NamedTuple):
     """Programs to be committed together."""
 
-    batch: list[_Job]
-    is_begun: bool
+    batch: list[Job]
+    plan: Plan | None = None
+    """What to write, where that is all there is to do."""
+    is_begun: bool = False
     """Whether they were run already; else they are, once nobody else writes."""
 
 
@@ -371,7 +341,7 @@ def _is_begun(connection: sqlite3.Connection) -> bool:
     return True
 
 
-def _begin(connection: sqlite3.Connection, batch: Sequence[_Job]) -> bool:
+def _begin(connection: sqlite3.Connection, batch: Sequence[Job]) -> bool:
     """Begins, waiting for whoever else writes to the file, and runs the programs. False where that failed."""
     try:
         connection.execute(f"PRAGMA busy_timeout = {_BUSY_MS}")
@@ -380,185 +350,6 @@ def _begin(connection: sqlite3.Connection, batch: Sequence[_Job]) -> bool:
         finally:
             connection.execute("PRAGMA busy_timeout = 0")
     except BaseException as error:
-        _fail(connection, batch, error)
+        fail(connection, batch, error)
         return False
-    return _run(connection, batch)
-
-
-def _run(connection: sqlite3.Connection, batch: Sequence[_Job]) -> bool:
-    """Runs the programs of a batch in the transaction that was begun. False where they could not be run."""
-    try:
-        if not _run_plainly(connection, batch):
-            connection.execute("ROLLBACK")
-            for job in batch:
-                job.error = None
-            connection.execute("BEGIN IMMEDIATE")
-            _run_apart(connection, batch)
-        left = [job.tail() for job in batch if job.tail is not None and job.error is None]
-        if left:
-            _step_through(connection, lambda: tails.write(left))
-    except BaseException as error:
-        _fail(connection, batch, error)
-        return False
-    return True
-
-
-def _commit(connection: sqlite3.Connection, batch: Sequence[_Job]) -> None:
-    try:
-        connection.execute("COMMIT")
-    except BaseException as error:
-        _fail(connection, batch, error)
-
-
-def _fail(connection: sqlite3.Connection, batch: Sequence[_Job], error: BaseException) -> None:
-    """All of it is taken back, whatever became of each."""
-    _roll_back(connection)
-    for job in batch:
-        job.error = job.error or _explained(error)
-
-
-def _run_plainly(connection: sqlite3.Connection, batch: Sequence[_Job]) -> bool:
-    """Without savepoints, which cost as much as a small program. False where one failed after it had changed rows."""
-    for job in batch:
-        changes = connection.total_changes
-        try:
-            job.result = _step_through(connection, job.program)
-        except BaseException as error:
-            if not connection.in_transaction:
-                raise  # The disk is full, or worse: SQLite has taken everything back.
-            if connection.total_changes != changes:
-                return False
-            job.error = _explained(error)
-    return True
-
-
-def _run_apart(connection: sqlite3.Connection, batch: Sequence[_Job]) -> None:
-    for job in batch:
-        connection.execute("SAVEPOINT program")
-        try:
-            job.result = _step_through(connection, job.program)
-        except BaseException as error:
-            if not connection.in_transaction:
-                raise
-            connection.execute("ROLLBACK TO program")
-            job.error = _explained(error)
-        connection.execute("RELEASE program")
-
-
-def _roll_back(connection: sqlite3.Connection) -> None:
-    if connection.in_transaction:
-        with contextlib.suppress(sqlite3.Error):
-            connection.execute("ROLLBACK")
-
-
-class _Log:
-    """The file of the log: made long beforehand, and looked at to see how far it is written.
-
-    A commit that makes a file longer waits for the books of the file system too, longer than for all the rest. What is
-    behind the last page that was written means nothing to SQLite.
-    """
-
-    def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
-        (page,) = connection.execute("PRAGMA page_size").fetchone()
-        self._mark = _LOG_HEAD + _CHECKPOINT_BYTES // page * (_FRAME_HEAD + page)
-        self._file = open(f"{path}-wal", "r+b", buffering=0)  # noqa: SIM115 - it stays open
-        with contextlib.suppress(OSError):  # The disk is full. Whatever has to be written says so.
-            missing = _LOG_BYTES - self._file.seek(0, os.SEEK_END)
-            if missing > 0:
-                self._file.write(bytes(missing))
-
-    def is_long(self) -> bool:
-        """Whether it should be copied: the page at the mark has the log's salts, so it is not of an earlier turn."""
-        try:
-            return os.pread(self._file.fileno(), 8, self._mark + 8) == os.pread(self._file.fileno(), 8, 16)
-        except OSError:
-            return False
-
-    def close(self) -> None:
-        self._file.close()
-
-
-def _copy_log(connection: sqlite3.Connection, path: Path) -> int:
-    """Copies as much of the log as can be without waiting for anyone. Says how long it is."""
-    try:
-        (page,) = connection.execute("PRAGMA page_size").fetchone()
-        _, frames, _ = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
-    except sqlite3.Error as error:
-        _log.warning("copying the log of %s: %s", path, error)
-        return 0
-    return frames * page
-
-
-def _settle(jobs: Sequence[_Job]) -> None:
-    for job in jobs:
-        job.settle()
-
-
-def _step_through(connection: sqlite3.Connection, program: Callable[[], Program[T]]) -> T:
-    steps = program()
-    rows: Any = None
-    try:
-        while True:
-            sql, values = steps.send(rows)
-            rows = _execute(connection, sql, values)
-    except StopIteration as done:
-        return done.value
-    finally:
-        steps.close()
-
-
-def _execute(connection: sqlite3.Connection, sql: str, values: Sequence[Any]) -> list[Row]:
-    many = values if type(values) is Rows else (values,)
-    for row in many:
-        for value in row:
-            if type(value) is str and "\0" in value:  # SQLite would take it, PostgreSQL does not.
-                raise UnkeepableError(_UNKEEPABLE)
-    try:
-        if many is values:
-            connection.executemany(sql, values)
-            return []
-        if sql.endswith(_WHETHER):
-            # SQLite would put the rows into a table and read them from there, which takes as long as changing them.
-            return [(1,)] * connection.execute(sql[: -len(_WHETHER)], values).rowcount
-        return connection.execute(sql, values).fetchall()
-    except (OverflowError, UnicodeEncodeError):
-        raise UnkeepableError(_UNKEEPABLE) from None
-
-
-_WHETHER = " RETURNING 1"
-"""At the end of what wants to know only whether a row was changed."""
-_UNKEEPABLE = "a value cannot be kept: no NUL characters, no lone surrogates, integers of 64 bits"
-
-
-def _explained(error: BaseException) -> BaseException:
-    if not isinstance(error, sqlite3.Error):
-        return error
-    code: int = getattr(error, "sqlite_errorcode", 0)
-    if code & 0xFF in _UNAVAILABLE:
-        return StorageUnavailable(f"the database does not answer: {error}")
-    return StorageError(f"the database refuses this: {error}")
-
-
-def _lock(database: Path) -> Any:
-    """Holds the lock of a database for as long as the process lives, or says who has it."""
-    import fcntl
-
-    file = open(f"{database}.lock", "a+", encoding="utf-8")  # noqa: SIM115 - it is held, not read
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.seek(0)
-        holder = file.read().strip() or "another process"
-        file.close()
-        raise StorageError(
-            f"{database} is in use by {holder}; stop it first, or set storage.url to a PostgreSQL that "
-            "many gateways can share"
-        ) from None
-    except BaseException:
-        file.close()
-        raise
-    file.seek(0)
-    file.truncate()
-    file.write(f"process {os.getpid()}")
-    file.flush()
-    return file
+    return run(connection, batch)
