@@ -26,6 +26,9 @@ _NOT_AWAITED = (
 )
 """Not the result that a run of the agent waits for: it is for that run alone. (`tool_result:` has 12 characters.)"""
 
+_PARTS = {"pending": "status = 'pending'", "taken": "status <> 'pending'"}
+"""An inbox in the parts that each have an index by agents. What is new is in one of them."""
+
 MOST_ATTEMPTS = 5
 _FIRST_DELAY, _LONGEST_DELAY = 1_000, 60_000
 
@@ -199,12 +202,17 @@ def retry(agent_entity_id: str, event_id: str) -> Program[bool]:
 
 def listing(agent_entity_id: str, *, status: str | None = None, limit: int = 100) -> Program[list[InboxEvent]]:
     """Events in the order in which they are looked at; of one status, if it is named."""
+    parts = [part for name, part in _PARTS.items() if status is None or (status == "pending") is (name == "pending")]
     only, values = ("AND status = ? ", (status,)) if status is not None else ("", ())
-    rows = yield (
-        f"SELECT {_COLUMNS} FROM inbox WHERE agent_entity_id = ? {only}ORDER BY priority, at, seq LIMIT ?",
-        (agent_entity_id, *values, limit),
-    )
-    return [_event(row) for row in rows]
+    found: list[Row] = []
+    for part in parts:
+        found += yield (
+            f"SELECT {_COLUMNS}, seq FROM inbox WHERE agent_entity_id = ? AND {part} {only}"
+            "ORDER BY priority, at, seq LIMIT ?",
+            (agent_entity_id, *values, limit),
+        )
+    found.sort(key=lambda row: (row[5], row[3], row[9]))
+    return [_event(row) for row in found[:limit]]
 
 
 def one(agent_entity_id: str, event_id: str) -> Program[InboxEvent | None]:
@@ -217,7 +225,8 @@ def one(agent_entity_id: str, event_id: str) -> Program[InboxEvent | None]:
 
 def clear(agent_entity_id: str) -> Program[None]:
     """Removes everything."""
-    yield "DELETE FROM inbox WHERE agent_entity_id = ?", (agent_entity_id,)
+    for part in _PARTS.values():
+        yield f"DELETE FROM inbox WHERE agent_entity_id = ? AND {part}", (agent_entity_id,)
 
 
 def count(agent_entity_id: str) -> Program[int]:

@@ -162,7 +162,28 @@ _SECOND = (
     "CREATE INDEX document_words_of ON document_words (entity_id, document_id)",
 )
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _SECOND)
+_THIRD = (
+    # What comes at once for many agents lies together: an index by agents first would have a page for each of them.
+    """CREATE TABLE inbox_by_event (
+        agent_entity_id TEXT NOT NULL, event_id TEXT NOT NULL, type TEXT NOT NULL, priority BIGINT NOT NULL,
+        at BIGINT NOT NULL, seq BIGINT NOT NULL, data TEXT NOT NULL, status TEXT NOT NULL, attempts BIGINT NOT NULL,
+        available_at BIGINT NOT NULL, lease_until BIGINT, claim TEXT, error TEXT,
+        PRIMARY KEY (event_id, agent_entity_id)
+    )""",
+    """INSERT INTO inbox_by_event (agent_entity_id, event_id, type, priority, at, seq, data, status, attempts,
+            available_at, lease_until, claim, error)
+        SELECT agent_entity_id, event_id, type, priority, at, seq, data, status, attempts, available_at, lease_until,
+            claim, error FROM inbox ORDER BY at, seq""",
+    "DROP TABLE inbox",
+    "ALTER TABLE inbox_by_event RENAME TO inbox",
+    "CREATE INDEX inbox_next ON inbox (agent_entity_id, priority, at, seq) WHERE status = 'pending'",
+    "CREATE INDEX inbox_taken ON inbox (agent_entity_id) WHERE status <> 'pending'",
+    "CREATE INDEX inbox_done ON inbox (at) WHERE status = 'processed'",
+    "CREATE INDEX inbox_leased ON inbox (lease_until) WHERE status = 'processing'",
+    "CREATE INDEX inbox_claimed ON inbox (claim) WHERE status = 'processing'",
+)
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _SECOND, _THIRD)
 
 
 def migrate() -> Program[int]:
