@@ -6,13 +6,13 @@ The routes more do what only the process itself can: nothing, append events, and
 from __future__ import annotations
 
 import asyncio
-import gc
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import msgspec
 
 from toolspace.abc.database import Program
+from toolspace.cli.serving import tune
 from toolspace.core.records import NewEvent, space_stream
 from toolspace.gateway import gateway as composition
 from toolspace.gateway.callers import Access
@@ -38,8 +38,7 @@ async def serve_gateway(config: str) -> None:
     """As `toolspace serve` does it."""
     composition.ROUTES = (*composition.ROUTES, *_ROUTES)  # pyright: ignore
     async with Gateway.open(config) as gateway, serving(gateway, listen("127.0.0.1", 0)) as url:
-        gc.collect()
-        gc.freeze()
+        tune()
         print(url, flush=True)
         await asyncio.Event().wait()
 

@@ -14,8 +14,8 @@ rows and what was handed to it for that attempt.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterable, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
+from typing import Any, Literal, Protocol, TypeVar
 
 from toolspace.core.records import NewEvent, StreamEvent
 
@@ -24,6 +24,7 @@ Row = Sequence[Any]
 Statement = tuple[str, Sequence[Any]]
 """SQL with `?` for each value, and the values: text, integers, None. Nothing else, so that both databases agree."""
 Program = Generator[Statement, list[Row], T]
+Kind = Literal["read", "write"]
 
 
 class Rows(list[Sequence[Any]]):
@@ -75,16 +76,18 @@ class Database(ABC):
 
     shared: bool = False
     """Whether other processes write to it too, so that what they did has to be heard of."""
+    observe: Callable[[Kind, float, BaseException | None], None] | None = None
+    """Told of each program that ended: how many seconds it took, with waiting for its turn, and how it failed."""
 
     @abstractmethod
-    async def run(
+    def run(
         self,
         program: Callable[[], Program[T]],
         *,
         then: Callable[[T], None] | None = None,
         tail: Callable[[], Tail] | None = None,
         aside: bool = False,
-    ) -> T:
+    ) -> Awaitable[T]:
         """Runs a program as one transaction: all of it is durable when this returns, or nothing happened.
 
         `tail` is asked, once the program has ended well, for what belongs at the end of the transaction. `aside`: it
@@ -95,7 +98,7 @@ class Database(ABC):
         """
 
     @abstractmethod
-    async def read(self, program: Callable[[], Program[T]]) -> T:
+    def read(self, program: Callable[[], Program[T]]) -> Awaitable[T]:
         """Runs a program that only reads, beside the writers. It sees everything acknowledged before it began."""
 
     @abstractmethod

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import NamedTuple
@@ -12,7 +11,7 @@ from click.core import ParameterSource
 
 from toolspace.cli.interrupts import Interrupts, run
 from toolspace.cli.options import Command, Options
-from toolspace.cli.serving import fast_loop, is_loopback, stopped
+from toolspace.cli.serving import fast_loop, is_loopback, stopped, tune
 from toolspace.cli.session import opened
 from toolspace.control import listening
 from toolspace.orchestrator.warmup import Patience
@@ -127,8 +126,7 @@ async def _serve_http(options: Options, address: _Address, interrupts: Interrupt
         # Entered last, so that it ends first: its streams never end by themselves, and the server waits for them.
         await stack.enter_async_context(endpoint)
         ts.watch()
-        gc.collect()
-        gc.freeze()  # What is there now stays: looking through it again and again costs the slowest calls most.
+        tune()
         options.output.line(url)
         options.output.note("Serving MCP there; Ctrl-C ends it.")
         await stopped(interrupts)

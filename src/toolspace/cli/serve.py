@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import gc
 import os
 import socket
 from collections.abc import Generator, Iterator
@@ -15,7 +14,7 @@ from toolspace.cli.greeting import greet
 from toolspace.cli.interrupts import Interrupts, run
 from toolspace.cli.logs import set_up_logs
 from toolspace.cli.options import Command, Options
-from toolspace.cli.serving import fast_loop, is_loopback, stopped
+from toolspace.cli.serving import fast_loop, is_loopback, stopped, tune
 from toolspace.cli.session import config_path, environment
 from toolspace.cli.status import waiting
 from toolspace.config.load import Config, load_config
@@ -66,8 +65,7 @@ async def _serve(options: Options, config: Config, environ: dict[str, str], inte
         local = GatewayDoor(_from_here(url), gateway.authenticator.issue_local())
         await stack.enter_async_context(listening(gateway.toolspace, local))
         gateway.toolspace.watch()
-        gc.collect()
-        gc.freeze()  # What is there now stays: looking through it again and again costs the slowest calls most.
+        tune()
         # From here on a signal is how it ends, and there is time for what runs.
         interrupts.ends_well = True
         interrupts.grace = config.server.stop_timeout + _CLOSE_SECONDS

@@ -230,7 +230,8 @@ class Gateway:
         return self.ledger.waiters
 
     def _ledger(self, database: Database, wakeups: WakeUps | None) -> Ledger:
-        return Ledger(self.metrics.measured(database), wakeups)
+        self.metrics.watch(database)
+        return Ledger(database, wakeups)
 
     def authenticate(self, request: Request) -> Caller | Awaitable[Caller]:
         """Who makes a request. Raises `Problem` where that is not known."""

@@ -9,14 +9,14 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from typing import TypeVar, get_args
+from typing import get_args
 
 import msgspec
 
 from toolspace import __version__
-from toolspace.abc.database import Database, Program, Tail
+from toolspace.abc.database import Database, Kind
 from toolspace.agent.spending import Spent
 from toolspace.core.stats import CallStats
 from toolspace.errors import StorageError
@@ -27,7 +27,6 @@ from toolspace.providers.mcp.status import State
 from toolspace.stores.sql.figures import Figures as Counts
 from toolspace.toolspace import Toolspace
 
-T = TypeVar("T")
 _MOST_TOOLS = 300
 """Tools with lines of their own, those with the most calls; the others are one together."""
 _REST = "other"
@@ -74,50 +73,14 @@ class Metrics:
 
         return counted
 
-    def measured(self, database: Database) -> Database:
-        """The same database, with a look at the clock around it."""
-        return _Measured(database, self)
+    def watch(self, database: Database) -> None:
+        """Counts what a database does."""
+        database.observe = self._count_program
 
-
-class _Measured(Database):
-    def __init__(self, inner: Database, metrics: Metrics) -> None:
-        self.inner = inner
-        self.shared = inner.shared
-        self._seconds = metrics.database_seconds
-        self._errors = metrics.database_errors
-
-    async def run(
-        self,
-        program: Callable[[], Program[T]],
-        *,
-        then: Callable[[T], None] | None = None,
-        tail: Callable[[], Tail] | None = None,
-        aside: bool = False,
-    ) -> T:
-        began = time.perf_counter()
-        try:
-            return await self.inner.run(program, then=then, tail=tail, aside=aside)
-        except StorageError:
-            self._errors.add(_WRITE)
-            raise
-        finally:
-            self._seconds.add(time.perf_counter() - began, _WRITE)
-
-    async def read(self, program: Callable[[], Program[T]]) -> T:
-        began = time.perf_counter()
-        try:
-            return await self.inner.read(program)
-        except StorageError:
-            self._errors.add(_READ)
-            raise
-        finally:
-            self._seconds.add(time.perf_counter() - began, _READ)
-
-    async def aclose(self) -> None:
-        await self.inner.aclose()
-
-
-_READ, _WRITE = ("read",), ("write",)
+    def _count_program(self, kind: Kind, seconds: float, error: BaseException | None) -> None:
+        self.database_seconds.add(seconds, (kind,))
+        if isinstance(error, StorageError):
+            self.database_errors.add((kind,))
 
 
 class Live(msgspec.Struct, frozen=True, kw_only=True):

@@ -34,6 +34,8 @@ _NOBODY: Final = Anonymous()
 _CLOSE: Final = ((b"connection", b"close"),)
 """On answers to a body that was not read to its end: the rest of it must not be taken for the next request."""
 
+_names: dict[str, bytes] = {}
+"""Names of headers that handlers ask for, as they come."""
 _decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
 
 
@@ -82,7 +84,9 @@ class Request:
         pairs = self.scope["headers"]
         if self._headers is None:
             self._headers = dict(pairs)
-        wanted = name.lower().encode("latin-1")
+        wanted = _names.get(name)
+        if wanted is None:
+            wanted = _names[name] = name.lower().encode("latin-1")
         found = self._headers.get(wanted)
         if found is not None and len(pairs) > len(self._headers) and sum(key == wanted for key, _ in pairs) > 1:
             raise Problem(400, f"the header {name} is there more than once; send it once")

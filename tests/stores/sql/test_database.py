@@ -147,7 +147,7 @@ async def test_all_statements_of_a_read_see_one_moment(database: Database) -> No
 async def test_a_caller_that_goes_away_loses_nothing_and_others_hear_of_it(database: Database) -> None:
     told: asyncio.Queue[str] = asyncio.Queue()
     tasks = [
-        asyncio.create_task(database.run(lambda name=name: _keep(name), then=told.put_nowait))
+        asyncio.ensure_future(database.run(lambda name=name: _keep(name), then=told.put_nowait))
         for name in map(str, range(20))
     ]
     await asyncio.sleep(0)  # They have begun; none has its answer.

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from toolspace.abc.database import Database
+from toolspace.abc.database import Database, Program
 from toolspace.core.ids import now_ms
 from toolspace.core.records import NewEvent, StreamEvent
 from toolspace.stores.sql import calls, entities, events, figures, inbox, presence, runs, tails
@@ -168,3 +168,18 @@ async def test_whoever_leaves_is_given_time_to_come_back(database: Database) -> 
     assert await database.run(lambda: presence.leave("wrk_1", node_id="node_2")) is True
     assert await database.run(lambda: presence.gone(before=now_ms() + 60_000)) == ["wrk_1"]
     assert await database.read(presence.served) == []
+
+
+async def test_of_two_first_signs_of_life_in_one_moment_one_is_news(database: Database) -> None:
+    def beat() -> Program[bool]:
+        steps = presence.beat("node_1", started_at=1)
+        rows = yield next(steps)
+        if database.shared:
+            yield "SELECT pg_sleep(0.3)", ()  # Meanwhile the other one has looked too.
+        try:
+            while True:
+                rows = yield steps.send(rows)
+        except StopIteration as done:
+            return done.value
+
+    assert sum(await asyncio.gather(database.run(beat), database.run(beat))) == 1

@@ -6,13 +6,14 @@ import asyncio
 import logging
 import random
 import re
+import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import lru_cache
 from types import CodeType
 from typing import Any, Self, TypeVar
 
-from toolspace.abc.database import SKIP_LOCKED, Database, Program, Row, Rows, StaleError, Tail
+from toolspace.abc.database import SKIP_LOCKED, Database, Kind, Program, Row, Rows, StaleError, Tail
 from toolspace.core.postgres import SCHEMES, faults, load_driver, shown_address
 from toolspace.errors import StorageError, StorageInDoubt, StorageUnavailable, UnkeepableError
 from toolspace.stores.sql import tails
@@ -109,15 +110,27 @@ class PostgresDatabase(Database):
                 yield from tails.write((tail(),))
             return result
 
+        began = time.perf_counter()
         # Shielded: whoever is canceled during the commit would never know whether it happened, nor would anyone else.
         task = asyncio.create_task(self._run(whole, then))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
-        task.add_done_callback(_heed)
+        task.add_done_callback(lambda ended: self._observe("write", began, _error_of(ended)))
         return await asyncio.shield(task)
 
     async def read(self, program: Callable[[], Program[T]]) -> T:
-        return await self._try(self._look, program)
+        began = time.perf_counter()
+        try:
+            result = await self._try(self._look, program)
+        except BaseException as error:
+            self._observe("read", began, error)
+            raise
+        self._observe("read", began, None)
+        return result
+
+    def _observe(self, kind: Kind, began: float, error: BaseException | None) -> None:
+        if self.observe is not None:
+            self.observe(kind, time.perf_counter() - began, error)
 
     async def _run(self, program: Callable[[], Program[T]], then: Callable[[T], None] | None) -> T:
         result = await self._try(self._transact, program)
@@ -264,10 +277,9 @@ class PostgresDatabase(Database):
         return StorageError(f"the database refuses this: {said}")
 
 
-def _heed(task: asyncio.Task[Any]) -> None:
-    """A fault is for whoever asked; where they went away, for nobody."""
-    if not task.cancelled():
-        task.exception()
+def _error_of(task: asyncio.Task[Any]) -> BaseException | None:
+    """A fault is for whoever asked; where they went away, for nobody: it is looked at here."""
+    return None if task.cancelled() else task.exception()
 
 
 class _ConflictError(StorageUnavailable):

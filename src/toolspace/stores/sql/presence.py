@@ -13,8 +13,12 @@ def beat(node_id: str, *, started_at: int) -> Program[bool]:
     rows = yield "UPDATE nodes SET seen_at = ? WHERE id = ? RETURNING id", (now_ms(), node_id)
     if rows:
         return False
-    yield "INSERT INTO nodes (id, started_at, seen_at) VALUES (?, ?, ?)", (node_id, started_at, now_ms())
-    return True
+    rows = yield (
+        # Two signs of life may come in one moment; one of them is news.
+        "INSERT INTO nodes (id, started_at, seen_at) VALUES (?, ?, ?) ON CONFLICT (id) DO NOTHING RETURNING id",
+        (node_id, started_at, now_ms()),
+    )
+    return bool(rows)
 
 
 def beats(*, besides: str) -> Program[dict[str, int]]:

@@ -13,18 +13,20 @@ import os
 import queue
 import sqlite3
 import threading
+import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Self, TypeVar
 
-from toolspace.abc.database import Database, Program, Tail
+from toolspace.abc.database import Database, Kind, Program, Tail
 from toolspace.errors import StorageError, StorageUnavailable
 from toolspace.stores.private import make_private_folder
 from toolspace.stores.sql import sqlitefiles
 from toolspace.stores.sql.schema import migrate
 from toolspace.stores.sql.sqlitefiles import Log, copy_log
-from toolspace.stores.sql.sqlitejobs import Job, commit, explained, fail, roll_back, run, settle, step_through, tails_of
+from toolspace.stores.sql.sqlitejobs import Job, commit, explained, fail, roll_back, run, step_through, tails_of
 from toolspace.stores.sql.sqlitetails import UNABLE, Plan, TailWriter
 
 T = TypeVar("T")
@@ -37,6 +39,8 @@ _READERS = 2
 _TAKING_SECONDS = 0.001
 """How long the loop waits at most for the thread to begin a commit."""
 _STATEMENTS = 512
+_LOOK_SECONDS = 0.02
+"""How often to look how long the log is, at most."""
 _CHECKPOINT_SECONDS = 5.0
 """How old what is in the log may be before it is copied into the file."""
 
@@ -91,24 +95,24 @@ class SqliteDatabase(Database):
             self._start("reader", self._read, reader)
         return self
 
-    async def run(
+    def run(
         self,
         program: Callable[[], Program[T]],
         *,
         then: Callable[[T], None] | None = None,
         tail: Callable[[], Tail] | None = None,
         aside: bool = False,
-    ) -> T:
+    ) -> Awaitable[T]:
         job = self._job(program, then, tail, aside=aside)
         self._waiting.append(job)
         if not self._is_due and not self._is_committing:
             self._soon()
-        return await job.answer
+        return job.answer
 
-    async def read(self, program: Callable[[], Program[T]]) -> T:
+    def read(self, program: Callable[[], Program[T]]) -> Awaitable[T]:
         job = self._job(program)
         self._reads.put(job)
-        return await job.answer
+        return job.answer
 
     async def aclose(self) -> None:
         if not self._closing:
@@ -233,7 +237,7 @@ class SqliteDatabase(Database):
             batch = self._next_batch()
             work = self._begun(connection, batch)
             if work is None:
-                settle(batch)  # None of them wrote anything.
+                self._settle(batch)  # None of them wrote anything.
                 continue
             self._is_committing = True
             self._taken.acquire(blocking=False)  # It may have come late last time.
@@ -267,29 +271,45 @@ class SqliteDatabase(Database):
             return _Commit(batch)
         return _Commit(batch, is_begun=True) if run(connection, batch) else None
 
-    def _committed(self, batch: Sequence[Job]) -> None:
-        self._written += len(batch)
-        self._tails.note(tails_of(batch))
-        settle(batch)
+    def _committed(self, work: _Commit, *, as_planned: bool) -> None:
+        self._written += len(work.batch)
+        if as_planned and work.plan is not None:
+            self._tails.note_plan(work.plan)
+        else:
+            self._tails.note(tails_of(work.batch))
+        self._settle(work.batch)
         self._is_committing = False
         self._run_waiting()  # Before those who asked go on: the disk has something to do meanwhile.
 
+    def _settle(self, jobs: Sequence[Job], kind: Kind = "write") -> None:
+        now, observe = time.perf_counter(), self.observe
+        for job in jobs:
+            job.settle()
+            if observe is not None:
+                observe(kind, now - job.began, job.error)
+
     def _write(self, connection: sqlite3.Connection) -> None:
-        """Commits, in a thread: nobody else waits for the disk."""
+        """Commits, in a thread: nobody else waits for the disk.
+
+        It keeps to what has to be done: the loop stands still whenever something is done here that is not SQLite's.
+        """
+        look_at = 0.0
         while (work := self._commits.get()) is not None:
             batch = work.batch
             if len(batch) > 1 and self._taken.locked():
                 self._taken.release()
-            is_written = work.plan is not None and self._tails.write(connection, work.plan)
-            if not is_written and (work.is_begun or _begin(connection, batch)):
+            as_planned = work.plan is not None and self._tails.write(connection, work.plan)
+            if not as_planned and (work.is_begun or _begin(connection, batch)):
                 commit(connection, batch)
             if self._log_is_long:
                 copy_log(connection, self.path)
                 self._log_is_long = False
             with contextlib.suppress(RuntimeError):  # The loop is closed: nobody waits there.
-                self._loop.call_soon_threadsafe(self._committed, batch)
-            if self._log is not None and self._log.is_long():
-                self._checkpoint.set()
+                self._loop.call_soon_threadsafe(partial(self._committed, work, as_planned=as_planned))
+            if time.monotonic() >= look_at and self._log is not None:
+                look_at = time.monotonic() + _LOOK_SECONDS
+                if self._log.is_long():
+                    self._checkpoint.set()
         connection.close()
 
     def _check_point(self, connection: sqlite3.Connection) -> None:
@@ -318,7 +338,7 @@ class SqliteDatabase(Database):
                 job.error = explained(error)
             roll_back(connection)
             with contextlib.suppress(RuntimeError):  # The loop is closed: nobody waits there.
-                self._loop.call_soon_threadsafe(job.settle)
+                self._loop.call_soon_threadsafe(self._settle, (job,), "read")
         connection.close()
 
 

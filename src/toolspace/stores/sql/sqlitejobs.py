@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 import sqlite3
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -42,7 +43,19 @@ _UNKEEPABLE = "a value cannot be kept: no NUL characters, no lone surrogates, in
 class Job:
     """A program to be run, and whoever waits for it."""
 
-    __slots__ = ("answer", "aside", "error", "has_begun", "program", "result", "statement", "steps", "tail", "then")
+    __slots__ = (
+        "answer",
+        "aside",
+        "began",
+        "error",
+        "has_begun",
+        "program",
+        "result",
+        "statement",
+        "steps",
+        "tail",
+        "then",
+    )
 
     def __init__(
         self,
@@ -57,6 +70,7 @@ class Job:
         self.answer = answer
         self.then = then
         self.tail = tail
+        self.began = time.perf_counter()
         self.aside = aside
         """Whether it may take long: then a thread runs it, alone."""
         self.has_begun = False
@@ -138,11 +152,6 @@ def fail(connection: sqlite3.Connection, batch: Sequence[Job], error: BaseExcept
     roll_back(connection)
     for job in batch:
         job.error = job.error or explained(error)
-
-
-def settle(jobs: Sequence[Job]) -> None:
-    for job in jobs:
-        job.settle()
 
 
 def roll_back(connection: sqlite3.Connection) -> None:

@@ -60,6 +60,8 @@ class Plan(NamedTuple):
     values: tuple[str, ...]
     stored: list[tuple[Tail, list[StreamEvent]]]
     """The events of each, as they are once that is done."""
+    last: dict[str, int]
+    """How far the streams are then."""
 
 
 class TailWriter:
@@ -100,7 +102,7 @@ class TailWriter:
             return None
         if sum(map(len, values)) > _MOST_BYTES:
             return None
-        return Plan(values, stored)
+        return Plan(values, stored, last)
 
     def write(self, connection: sqlite3.Connection, plan: Plan) -> bool:
         """Writes it, durably. False where something was not as it was taken to be, or could not be written at all:
@@ -109,12 +111,16 @@ class TailWriter:
             connection.execute(_WRITE, plan.values)
         except sqlite3.Error:
             return False
-        for tail, events in plan.stored:
-            tail.events += events
         return True
 
+    def note_plan(self, plan: Plan) -> None:
+        """It was written."""
+        for tail, events in plan.stored:
+            tail.events += events
+        self._last.update(plan.last)
+
     def note(self, tails: Iterable[Tail]) -> None:
-        """What was written, in whichever way."""
+        """These were written row by row."""
         last = self._last
         for tail in tails:
             for event in tail.events:
