@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from toolspace.abc.database import Program
 from toolspace.core.ids import new_id
 from toolspace.core.records import CallRecord
 from toolspace.errors import RefusedError
@@ -217,6 +218,34 @@ async def test_worker_that_retires_finishes_what_it_says_and_others_get_the_rest
             assert [one.call_id for one in await offered(second)] == [later.call_id]
         assert [one.call_id for one in await ledger.read(call_rows.claimed_by, "wrk_a")] == [asked[0].call_id]
     assert not await workers.retire("wrk_unknown", [])
+
+
+@pytest.mark.spec("6.7")
+async def test_worker_that_retires_while_calls_are_dealt_is_given_none(ledger: Ledger) -> None:
+    await ledger.write(claims.arrive, "wrk_a", ["move"], node_id=ledger.node_id)
+    call = await ask(ledger)
+    looked = asyncio.Event()
+
+    def deal() -> Program[claims.Deal]:
+        steps = claims.deal([claims.Hand("wrk_a", ("move",), 1)], node_id=ledger.node_id)
+        rows = yield next(steps)
+        looked.set()
+        if ledger.database.shared:
+            yield "SELECT pg_sleep(0.3)", ()  # It retires meanwhile.
+        try:
+            while True:
+                rows = yield steps.send(rows)
+        except StopIteration as done:
+            return done.value
+
+    dealing = asyncio.ensure_future(ledger.database.run(deal))
+    await looked.wait()
+    assert await ledger.write(claims.retire, "wrk_a", []) is not None
+    await dealing
+    assert await ledger.read(call_rows.claimed_by, "wrk_a") == []
+    await ledger.write(claims.arrive, "wrk_b", ["move"], node_id=ledger.node_id)
+    dealt = await ledger.write(claims.deal, [claims.Hand("wrk_b", ("move",), 1)], node_id=ledger.node_id)
+    assert [one.call_id for one in dealt.given["wrk_b"]] == [call.call_id]
 
 
 @pytest.mark.spec("6.7")

@@ -48,6 +48,8 @@ def is_large(program: object) -> bool:
 
 SKIP_LOCKED = "/*skip locked*/"
 """Write it at the end of a SELECT that picks rows to update: where several writers exist, taken rows are passed by."""
+LOCKED = "/*locked*/"
+"""Write it at the end of a SELECT of rows that must stay as they are until the commit: whoever changes them waits."""
 
 
 class StaleError(Exception):

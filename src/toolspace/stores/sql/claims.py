@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from toolspace.abc.database import Program
+from toolspace.abc.database import LOCKED, Program
 from toolspace.core.ids import now_ms
 from toolspace.core.records import CallRecord
 from toolspace.stores.sql import calls, presence
@@ -68,7 +68,8 @@ def deal(hands: Sequence[Hand], *, node_id: str) -> Program[Deal]:
         if exhausted.issuperset(hand.tools):
             continue
         rows = yield (
-            "SELECT topic FROM presence WHERE holder = ? AND node_id = ? AND left_at IS NULL",
+            # Should it leave in this moment, it waits until it has what it is given: then that is found with it.
+            f"SELECT topic FROM presence WHERE holder = ? AND node_id = ? AND left_at IS NULL ORDER BY topic {LOCKED}",
             (hand.worker_id, node_id),
         )
         topics = {row[0] for row in rows}

@@ -13,7 +13,7 @@ from functools import lru_cache
 from types import CodeType
 from typing import Any, Self, TypeVar
 
-from toolspace.abc.database import SKIP_LOCKED, Database, Kind, Program, Row, Rows, StaleError, Tail
+from toolspace.abc.database import LOCKED, SKIP_LOCKED, Database, Kind, Program, Row, Rows, StaleError, Tail
 from toolspace.core.postgres import SCHEMES, faults, load_driver, shown_address
 from toolspace.errors import StorageError, StorageInDoubt, StorageUnavailable, UnkeepableError
 from toolspace.stores.sql import tails
@@ -308,7 +308,8 @@ def _translated(sql: str) -> str:
         count += 1
         return f"${count}"
 
-    sql = _QUESTION_MARK.sub(numbered, sql.replace(SKIP_LOCKED, "FOR UPDATE SKIP LOCKED"))
+    sql = sql.replace(SKIP_LOCKED, "FOR UPDATE SKIP LOCKED").replace(LOCKED, "FOR UPDATE")
+    sql = _QUESTION_MARK.sub(numbered, sql)
     if sql.startswith("CREATE TABLE"):
         # Texts are in the order of their bytes, whatever language the server was set up for.
         sql = re.sub(r"\bTEXT\b", 'TEXT COLLATE "C"', sql)
