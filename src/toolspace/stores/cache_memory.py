@@ -39,14 +39,16 @@ class MemoryCache(ResultCache):
         return self.peek(key)
 
     def peek(self, key: str) -> CachedResult | None:
-        entry = self._entries.get(key)
+        entries = self._entries
+        entry = entries.get(key)
         if entry is None:
             return None
-        if entry[0] <= self._clock():
+        until, value, _ = entry
+        if until <= self._clock():
             self._forget(key)
             return None
-        self._entries.move_to_end(key)
-        return entry[1]
+        entries.move_to_end(key)
+        return value
 
     async def set(self, key: str, value: CachedResult, ttl: float) -> None:
         entries = self._entries

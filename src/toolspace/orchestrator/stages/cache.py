@@ -84,18 +84,20 @@ def recollection(plan: Plan) -> Instant | None:
     peek, decode = store.peek, msgspec.json.Decoder().decode
 
     def recall(call: Call) -> ToolResult | None:
-        key = keys.get(call.arguments) if type(call.arguments) is str else None
-        if key is None:
+        arguments = call.arguments
+        if type(arguments) is not str or (key := keys.get(arguments)) is None:
             return None
         try:
-            known = peek(key)
+            if (known := peek(key)) is None:
+                return None
         except Exception:
             return None  # The stage asks again, and says what is wrong.
-        if known is None or known.parts or len(known.text) > limit:
+        encoded = known.text
+        if known.parts or len(encoded) > limit:
             return None
         call.cache_hit = True
-        value = decode(known.text)
-        text = value if type(value) is str else known.text.decode()
+        value = decode(encoded)
+        text = value if type(value) is str else encoded.decode()
         elapsed = (perf_counter() - call.began) * 1000
         started = call.started_at
         return ToolResult(
