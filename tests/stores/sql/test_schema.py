@@ -16,6 +16,7 @@ from toolspace.stores.sql.sqlite import SqliteDatabase
 RELEASED = (
     "b5da51bf3710891313edc55339a16b7eb1f1850eae649a389b3a7665810766c2",
     "02b5da9dcece4164a48faaa2d69337b1df530dc2cf790c3bda6ceb212c808d75",
+    "8183a704397ba77935a51bbaf6cbdba2f110dbfb1fd34d4cff7232e5ba31b83e",
 )
 """What was out: databases were made by it."""
 

@@ -286,7 +286,7 @@ class SqliteDatabase(Database):
         for job in jobs:
             job.settle()
             if observe is not None:
-                observe(kind, now - job.began, job.error)
+                observe(kind, now - job.asked_at, job.error)
 
     def _write(self, connection: sqlite3.Connection) -> None:
         """Commits, in a thread: nobody else waits for the disk.

@@ -46,7 +46,7 @@ class Job:
     __slots__ = (
         "answer",
         "aside",
-        "began",
+        "asked_at",
         "error",
         "has_begun",
         "program",
@@ -70,7 +70,7 @@ class Job:
         self.answer = answer
         self.then = then
         self.tail = tail
-        self.began = time.perf_counter()
+        self.asked_at = time.perf_counter()
         self.aside = aside
         """Whether it may take long: then a thread runs it, alone."""
         self.has_begun = False

@@ -98,7 +98,7 @@ class TailWriter:
         streams = [(stream, number, self._last[stream]) for stream, number in last.items()]
         try:
             values = tuple(_encoder.encode(rows).decode() for rows in (calls, pushed, streams, events))
-        except (ValueError, OverflowError, UnicodeError):  # What no database takes: it is said where it is found.
+        except Exception:  # What no database takes: it is said where it is found. Whoever waits must hear of it.
             return None
         if sum(map(len, values)) > _MOST_BYTES:
             return None
@@ -109,7 +109,7 @@ class TailWriter:
         nothing happened then."""
         try:
             connection.execute(_WRITE, plan.values)
-        except sqlite3.Error:
+        except Exception:  # Whatever it is: row by row it is said whose fault it is.
             return False
         return True
 
