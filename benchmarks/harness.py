@@ -70,6 +70,12 @@ class Timings:
         low, _, high = statistics.quantiles(each, n=4)
         return Ratio(self.best(name) / self.best(other), low, high)
 
+    def ratio_of_rounds(self, name: str, other: str) -> Ratio:
+        """The median over the rounds. For what waits more than it works: how long a core that slept takes to wake
+        differs from round to round, and is the same for both in one."""
+        each = [one / two for one, two in zip(self._rounds[name], self._rounds[other], strict=True)]
+        return Ratio(*(statistics.quantiles(each, n=4)[place] for place in (1, 0, 2)))
+
 
 @dataclass(frozen=True)
 class Ratio:

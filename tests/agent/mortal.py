@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import Callable
 from typing import TypeVar
 
-from toolspace.abc.database import Database, Program, Tail
+from toolspace.abc.database import A, Database, Program, StaleError, Tail
 from toolspace.errors import StorageUnavailable
+from toolspace.stores.sql import tails
 
 T = TypeVar("T")
 
@@ -56,6 +57,18 @@ class Mortal(Database):
                 then(value)
 
         return await self._within.run(program, then=tell, tail=tail, aside=aside)
+
+    async def append(self, tail: A, *, then: Callable[[A], None]) -> bool:
+        """As a program, so that it may die with it."""
+
+        def left() -> Program[None]:
+            yield from tails.resolve(tail)
+
+        try:
+            await self.run(left, then=lambda _: then(tail), tail=lambda: tail)
+        except StaleError:
+            return False
+        return True
 
     async def read(self, program: Callable[[], Program[T]]) -> T:
         self._check()

@@ -59,8 +59,11 @@ class Counted(Database):
         self.shared = within.shared
         self.reads = 0
         self.run = within.run  # type: ignore[method-assign]
+        self.append = within.append  # type: ignore[method-assign]
 
     async def run(self, *args: object, **kwargs: object) -> object: ...  # type: ignore[override]
+
+    async def append(self, *args: object, **kwargs: object) -> bool: ...  # type: ignore[override, empty-body]
 
     async def read(self, program: Callable[[], Program[T]]) -> T:
         self.reads += 1

@@ -19,7 +19,7 @@ from toolspace.core.context import ToolContext
 from toolspace.core.ids import new_id
 from toolspace.core.records import ENDED_RUN, InboxEvent, Message, RunRecord, StreamEvent
 from toolspace.prebuilt.provider import PrebuiltProvider
-from toolspace.spaces import calls, conversation
+from toolspace.spaces import conversation
 from toolspace.spaces.calls import Submission
 from toolspace.spaces.desk import CallDesk
 from toolspace.spaces.ledger import Ledger
@@ -107,7 +107,7 @@ class Village:
         raise AssertionError("the stream ended")
 
     async def submit(self, call_id: str, result: Any, **options: Any) -> Any:
-        return await self.ledger.commit(calls.submit, Submission(call_id=call_id, result=result, **options))
+        return await self.desk.take(Submission(call_id=call_id, result=result, **options))
 
     async def calls(self, run_id: str) -> list[Any]:
         return await self.ledger.read(call_rows.listing, run_id=run_id)

@@ -13,7 +13,7 @@ from toolspace import Tool, ToolContext, ToolResult, Toolspace
 from toolspace.abc.database import Database, WakeUps
 from toolspace.core.ids import new_id
 from toolspace.core.records import CallRecord, InboxEvent, Message, StreamEvent
-from toolspace.spaces import calls, runs
+from toolspace.spaces import runs
 from toolspace.spaces.calls import Submission
 from toolspace.spaces.cycles import Cycles
 from toolspace.spaces.desk import CallDesk
@@ -75,7 +75,7 @@ class Rig:
         return result
 
     async def submit(self, call_id: str, result: Any, **options: Any) -> CallRecord:
-        return await self.ledger.commit(calls.submit, Submission(call_id=call_id, result=result, **options))
+        return await self.desk.take(Submission(call_id=call_id, result=result, **options))
 
     async def row(self, call_id: str) -> CallRecord:
         call = await self.ledger.read(call_rows.one, call_id)

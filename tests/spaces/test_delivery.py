@@ -41,6 +41,16 @@ class _Watched(SqliteDatabase):
             self.asked.set()
         return await working
 
+    async def append(self, tail: Any, *, then: Any) -> bool:
+        if self.loses:
+            self.loses = False
+            await super().append(tail, then=_nobody_hears)
+            raise StorageInDoubt("went away during a commit: it may have happened, or not")
+        return await super().append(tail, then=then)
+
+
+def _nobody_hears(_: Any) -> None: ...
+
 
 async def _inbox_of(r: Rig, call_id: str) -> Any:
     """What the inbox says of a call, once it says something."""

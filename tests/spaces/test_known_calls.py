@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -19,7 +20,8 @@ from toolspace.spaces import calls, runs
 from toolspace.spaces.ledger import Effects
 from toolspace.stores.sql import events, sqlite
 from toolspace.stores.sql.sqlite import SqliteDatabase
-from toolspace.stores.sql.sqlitejobs import Job, tails_of
+from toolspace.stores.sql.sqlitejobs import Work, tails_of
+from toolspace.stores.sql.sqlitetails import Plan, TailWriter
 
 
 async def _pending(r: Rig, run_id: str, count: int) -> list[str]:
@@ -117,7 +119,7 @@ async def test_results_alone_are_one_statement_of_the_thread(tmp_path: Path, mon
     ran: list[Sequence[Any]] = []
     run = sqlite.run
 
-    def noted(connection: sqlite3.Connection, batch: Sequence[Job]) -> bool:
+    def noted(connection: sqlite3.Connection, batch: Sequence[Work]) -> bool:
         ran.extend(row for tail in tails_of(batch) for row in tail.resolved)
         return run(connection, batch)
 
@@ -131,6 +133,105 @@ async def test_results_alone_are_one_statement_of_the_thread(tmp_path: Path, mon
         # Whoever has the file open may read it there and then.
         with closing(sqlite3.connect(tmp_path / "toolspace.db")) as other:
             assert other.execute("SELECT COUNT(*) FROM calls WHERE status = 'resolved'").fetchone() == (64,)
+
+
+class _Held:
+    """Stops the thread that commits before its first statement, and notes what it writes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.go_on = threading.Event()
+        self.second = threading.Event()
+        self.written: list[int] = []
+        write = TailWriter.write
+
+        def held(writer: TailWriter, connection: sqlite3.Connection, plan: Plan) -> bool:
+            assert self.go_on.wait(30)
+            if self.written:
+                self.second.set()
+            self.written.append(len(plan.stored))
+            return write(writer, connection, plan)
+
+        monkeypatch.setattr(TailWriter, "write", held)
+
+
+async def _bring_some(r: Rig, ids: Sequence[str], first: int) -> list[asyncio.Task[Any]]:
+    """Results, of which some are being written when the others come."""
+    bringing = [asyncio.create_task(r.submit(call_id, n)) for n, call_id in enumerate(ids[:first])]
+    await asyncio.sleep(0.01)
+    bringing += [asyncio.create_task(r.submit(call_id, n)) for n, call_id in enumerate(ids[first:], first)]
+    await asyncio.sleep(0.01)
+    return bringing
+
+
+@pytest.mark.spec("15.2")
+async def test_what_comes_during_a_commit_is_written_without_the_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with rig(await SqliteDatabase.open(tmp_path / "toolspace.db"), _later()) as r:
+        run_id = await r.open_run()
+        ids = await _pending(r, run_id, 12)
+        held = _Held(monkeypatch)
+        bringing = await _bring_some(r, ids, 5)
+        held.go_on.set()
+        assert held.second.wait(30)  # The loop stands still meanwhile.
+        assert held.written[0] == 5
+        assert [call.result for call in await asyncio.gather(*bringing)] == list(range(12))
+        assert held.written == [5, 7]
+        assert await _told(r, run_id) == list(range(12))
+        assert len(await r.inbox()) == 12
+
+
+@pytest.mark.spec("15.2")
+async def test_little_that_comes_during_a_commit_waits_for_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with rig(await SqliteDatabase.open(tmp_path / "toolspace.db"), _later()) as r:
+        run_id = await r.open_run()
+        ids = await _pending(r, run_id, 10)
+        held = _Held(monkeypatch)
+        bringing = await _bring_some(r, ids, 8)
+        held.go_on.set()
+        assert not held.second.wait(0.2)  # It is left to the loop, which stands still.
+        await asyncio.gather(*bringing)
+        assert held.written == [8, 2]
+        assert await _told(r, run_id) == list(range(10))
+
+
+@pytest.mark.spec("15.2")
+async def test_a_program_between_results_has_its_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def emit(effects: Effects) -> Program[None]:
+        effects.emit(run_stream(run_id), NewEvent("said", {"output": "a program"}))
+        yield "SELECT 1", ()
+
+    async with rig(await SqliteDatabase.open(tmp_path / "toolspace.db"), _later()) as r:
+        run_id = await r.open_run()
+        ids = await _pending(r, run_id, 6)
+        held = _Held(monkeypatch)
+        bringing: list[asyncio.Task[Any]] = await _bring_some(r, ids[:4], 2)
+        bringing.append(asyncio.create_task(r.ledger.commit(emit)))
+        bringing += [asyncio.create_task(r.submit(call_id, n)) for n, call_id in enumerate(ids[4:], 4)]
+        await asyncio.sleep(0.01)
+        held.go_on.set()
+        await asyncio.gather(*bringing)
+        assert await _told(r, run_id) == [0, 1, 2, 3, "a program", 4, 5]
+
+
+@pytest.mark.spec("6.4")
+async def test_what_changed_under_the_thread_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "toolspace.db"
+    async with rig(await SqliteDatabase.open(path), _later()) as r:
+        run_id = await r.open_run()
+        ids = await _pending(r, run_id, 8)
+        held = _Held(monkeypatch)
+        bringing = await _bring_some(r, ids, 4)
+        with closing(sqlite3.connect(path)) as other, other:
+            other.execute("UPDATE calls SET status = 'canceled' WHERE call_id = ?", (ids[5],))
+        held.go_on.set()
+        ends = await asyncio.gather(*bringing, return_exceptions=True)
+        assert [n for n, end in enumerate(ends) if isinstance(end, RefusedError)] == [5]
+        assert await _told(r, run_id) == [0, 1, 2, 3, 4, 6, 7]
+        assert (await r.row(ids[5])).result is None
+        assert len(await r.inbox()) == 7
 
 
 @pytest.mark.spec("15.2")

@@ -20,6 +20,7 @@ from typing import Any, Literal, Protocol, TypeVar
 from toolspace.core.records import NewEvent, StreamEvent
 
 T = TypeVar("T")
+A = TypeVar("A", bound="Tail")
 Row = Sequence[Any]
 Statement = tuple[str, Sequence[Any]]
 """SQL with `?` for each value, and the values: text, integers, None. Nothing else, so that both databases agree."""
@@ -53,7 +54,7 @@ LOCKED = "/*locked*/"
 
 
 class StaleError(Exception):
-    """Something is not as a program took it to be from memory: it runs again, and looks for itself."""
+    """Something is not as it was taken to be from memory: whoever did looks for itself."""
 
 
 class Tail(Protocol):
@@ -65,7 +66,8 @@ class Tail(Protocol):
     """
 
     resolved: list[Sequence[Any]]
-    """Calls as `stores.sql.calls` resolves them, with what they are taken to be before."""
+    """Where there is no program, for `append`: calls as `stores.sql.calls` resolves them, with what they are taken to
+    be before."""
     pushed: list[Sequence[Any]]
     """Rows for inboxes, as `stores.sql.inbox` makes them."""
     new: dict[str, list[NewEvent]]
@@ -78,8 +80,8 @@ class Database(ABC):
 
     shared: bool = False
     """Whether other processes write to it too, so that what they did has to be heard of."""
-    observe: Callable[[Kind, float, BaseException | None], None] | None = None
-    """Told of each program that ended: how many seconds it took, with waiting for its turn, and how it failed."""
+    observe: Callable[[Kind, Sequence[float], Sequence[BaseException]], None] | None = None
+    """Told of programs that ended: how many seconds each took, with waiting for its turn, and how some failed."""
 
     @abstractmethod
     def run(
@@ -98,6 +100,11 @@ class Database(ABC):
         What was begun is brought to its end even if whoever asked is canceled. `then` is called with the result once
         it is durable, on the event loop, in that case too: others must hear of what happened.
         """
+
+    @abstractmethod
+    def append(self, tail: A, *, then: Callable[[A], None]) -> Awaitable[bool]:
+        """Writes what a program would leave to the end, where all else is known and nothing has to be read: a
+        transaction as that of `run`. False where a call is not as it was taken to be; nothing happened then."""
 
     @abstractmethod
     def read(self, program: Callable[[], Program[T]]) -> Awaitable[T]:

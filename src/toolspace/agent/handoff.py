@@ -54,7 +54,7 @@ def program(cycle: Cycle, handoff: Handoff, destination: str) -> Callable[[Effec
             "path": [*cycle.frame.before, cycle.frame.name],
         }
         yield from inbox.push(destination, f"{HANDED_ON}{cycle.run_id}", "service", data, priority=priority)
-        effects.inbox.add(destination)
+        effects.tell_agent(destination)
 
     return hand_on
 

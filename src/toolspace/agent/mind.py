@@ -80,7 +80,7 @@ def take(effects: Effects, session_id: str, node_id: str) -> Program[Session | N
 def release(effects: Effects, hold: Hold) -> Program[None]:
     """Lets go of it. Where its run is to go on, others take it at once."""
     if (yield from sessions.release(hold.session_id, hold.token)):
-        effects.keys.add("sessions")
+        effects.keys.append("sessions")
 
 
 def confirm(hold: Hold) -> Program[None]:
@@ -345,7 +345,7 @@ def _close(effects: Effects, hold: Hold, run_id: str, *, done: bool, error: str 
         yield from inbox.finish(hold.agent_entity_id, claim, events)
     elif events:
         yield from inbox.give_back(hold.agent_entity_id, claim, events, error=error)
-        effects.inbox.add(hold.agent_entity_id)
+        effects.tell_agent(hold.agent_entity_id)
 
 
 def _settle_awaited(
@@ -376,7 +376,7 @@ def _settle_awaited(
             yield from inbox.finish(hold.agent_entity_id, claim, [event.event_id])
             if run.status == "running":
                 yield from sessions.resume(session_id, run.id)
-                effects.keys.add("sessions")
+                effects.keys.append("sessions")
     return others, resumed
 
 

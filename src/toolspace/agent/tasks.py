@@ -97,7 +97,7 @@ def begin_work(
     cycle = yield from sessions.begin(session_id, run.id, agent_turns=0)
     first = NewTurn(kept=Kept(told), tokens=weigh(told), run_id=run.id)
     yield from sessions.remember(session_id, cycle, [first])
-    effects.keys.add("sessions")
+    effects.keys.append("sessions")
 
 
 def ended(task_id: str, outcome: Outcome | None, reflect: Callable[[Effects, TaskRecord], Program[None]]) -> Write:
@@ -120,7 +120,7 @@ def end_task(effects: Effects, task_id: str, status: TaskStatus, result: Any) ->
         return None
     data = {"taskId": task.id, "description": task.description, "status": status, "result": _told(result)}
     yield from inbox.push(task.agent_entity_id, f"task:{task.id}", "task", data, priority=inbox.TOOL_RESULT)
-    effects.inbox.add(task.agent_entity_id)
+    effects.tell_agent(task.agent_entity_id)
     return task
 
 

@@ -13,9 +13,9 @@ from toolspace.cli.interrupts import Interrupts
 
 _OBJECTS = 10_000
 """How many more objects there may be before it is looked whether some of them are garbage."""
-_TURN_SECONDS = 0.0005
-"""How long a thread may keep the others waiting. Python's own measure is ten times that: one thread that computes
-would hold up every answer."""
+_TURN_SECONDS = 0.0002
+"""How long a thread may keep the others waiting. Python's own measure is 25 times that: one thread that computes would
+hold up every answer."""
 
 
 def fast_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -31,7 +31,10 @@ def encode_bytes(value: object) -> bytes:
 
 def encode_kept(value: object) -> str:
     """As `encode`, for data that is stored. What is nested so deeply that some reader could not read it is cut off."""
-    text = encode(value)
+    try:
+        text = _encoder.encode(value).decode()
+    except Exception:
+        text = encode(value)
     if len(text) > KEPT_LEVELS and text.count("[") + text.count("{") > KEPT_LEVELS and is_deep(value):
         return encode(_cut(value, KEPT_LEVELS))
     return text
@@ -165,6 +168,8 @@ def _children(value: Any) -> Iterable[Any]:
 
 
 def _cut(value: Any, levels: int) -> Any:
+    if isinstance(value, msgspec.Struct):
+        value = _fields(value)
     if not isinstance(value, Mapping | list | tuple):
         return value
     if not levels:
@@ -213,7 +218,8 @@ def _fields(value: object) -> dict[str, object] | None:
         config = value.__struct_config__
         fields: dict[str, object] = {config.tag_field: config.tag} if config.tag_field else {}
         names = zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True)
-        return fields | {written: getattr(value, name, None) for written, name in names}
+        found = {written: getattr(value, name, None) for written, name in names}
+        return fields | {name: one for name, one in found.items() if one is not msgspec.UNSET}
     if hasattr(value, "__dataclass_fields__") and not isinstance(value, type):
         return {name: getattr(value, name, None) for name in cast("Any", value).__dataclass_fields__}
     return None

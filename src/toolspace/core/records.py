@@ -236,24 +236,17 @@ class History(Record, frozen=True):
     next: str | None
 
 
-class StreamEvent:
-    """One event of a stream, as it is stored: its id grows by one within the stream.
+class StreamEvent(msgspec.Struct, eq=False):
+    """One event of a stream, as it is stored: its id grows by one within the stream."""
 
-    What readers get of it is encoded once for each dialect and projection, and kept in `frames`.
-    """
-
-    __slots__ = ("at", "data", "exposure", "frames", "id", "stream", "type")
-
-    def __init__(
-        self, stream: str, id: int, type: str, data: Mapping[str, Any], *, exposure: Exposure = "full", at: int
-    ) -> None:
-        self.stream = stream
-        self.id = id
-        self.type = type
-        self.data = data
-        self.exposure: Exposure = exposure
-        self.at = at
-        self.frames: dict[object, bytes] = {}
+    stream: str
+    id: int
+    type: str
+    data: Mapping[str, Any]
+    at: int
+    exposure: Exposure = "full"
+    frames: dict[object, bytes] = {}
+    """What readers get of it, encoded once for each dialect and projection."""
 
     def __repr__(self) -> str:
         return f"StreamEvent({self.stream}#{self.id} {self.type})"

@@ -67,5 +67,10 @@ async def respond_json(send: Send, value: Any, *, status: int = 200, head: bool 
     await respond(send, status, _JSON.copy(), jsontext.encode_bytes(value), head=head)
 
 
+async def respond_text(send: Send, text: bytes, *, status: int = 200, head: bool = False) -> None:
+    """As `respond_json`, of what is JSON already."""
+    await respond(send, status, _JSON.copy(), text, head=head)
+
+
 async def respond_problem(send: Send, problem: Problem, *, head: bool = False) -> None:
     await respond(send, problem.status, [*_PROBLEM, *problem.headers], problem.body(), head=head)

@@ -52,14 +52,22 @@ class Histogram:
         """How many fell between two bounds, and the sum of all."""
 
     def add(self, seconds: float, values: Labels = ()) -> None:
-        found = self._found.get(values)
-        if found is None:
-            if len(self._found) >= self._most:
-                values = (_REST,) * len(self.labels)
-            found = self._found.setdefault(values, ([0] * (len(self._bounds) + 1), [0.0]))
-        counts, total = found
+        counts, total = self._found.get(values) or self._begin(values)
         counts[bisect_left(self._bounds, seconds)] += 1
         total[0] += seconds
+
+    def add_all(self, many: Iterable[float], values: Labels = ()) -> None:
+        """The same for several at once."""
+        counts, total = self._found.get(values) or self._begin(values)
+        bounds = self._bounds
+        for seconds in many:
+            counts[bisect_left(bounds, seconds)] += 1
+            total[0] += seconds
+
+    def _begin(self, values: Labels) -> tuple[list[int], list[float]]:
+        if len(self._found) >= self._most:
+            values = (_REST,) * len(self.labels)
+        return self._found.setdefault(values, ([0] * (len(self._bounds) + 1), [0.0]))
 
     def lines(self) -> Iterator[str]:
         for values, (counts, total) in sorted(self._found.items()):

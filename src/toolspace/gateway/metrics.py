@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import get_args
 
@@ -75,12 +75,13 @@ class Metrics:
 
     def watch(self, database: Database) -> None:
         """Counts what a database does."""
-        database.observe = self._count_program
+        database.observe = self._count_programs
 
-    def _count_program(self, kind: Kind, seconds: float, error: BaseException | None) -> None:
-        self.database_seconds.add(seconds, (kind,))
-        if isinstance(error, StorageError):
-            self.database_errors.add((kind,))
+    def _count_programs(self, kind: Kind, seconds: Sequence[float], errors: Sequence[BaseException]) -> None:
+        self.database_seconds.add_all(seconds, (kind,))
+        for error in errors:
+            if isinstance(error, StorageError):
+                self.database_errors.add((kind,))
 
 
 class Live(msgspec.Struct, frozen=True, kw_only=True):

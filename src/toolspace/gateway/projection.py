@@ -57,4 +57,4 @@ def project_run(run: RunRecord, audience: Audience) -> dict[str, Any]:
 
 
 def _with(event: StreamEvent, data: dict[str, Any]) -> StreamEvent:
-    return StreamEvent(event.stream, event.id, event.type, data, exposure=event.exposure, at=event.at)
+    return StreamEvent(event.stream, event.id, event.type, data, event.at, event.exposure)

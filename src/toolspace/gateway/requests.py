@@ -34,8 +34,16 @@ _NOBODY: Final = Anonymous()
 _CLOSE: Final = ((b"connection", b"close"),)
 """On answers to a body that was not read to its end: the rest of it must not be taken for the next request."""
 
-_names: dict[str, bytes] = {}
-"""Names of headers that handlers ask for, as they come."""
+
+class _Names(dict[str, bytes]):
+    """Names of headers that handlers ask for, as they come on the wire."""
+
+    def __missing__(self, name: str) -> bytes:
+        wanted = self[name] = name.lower().encode("latin-1")
+        return wanted
+
+
+_names = _Names()
 _decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
 
 
@@ -81,16 +89,16 @@ class Request:
 
     def header(self, name: str) -> str | None:
         """The value of a header. One that is there twice means two things, so it is refused."""
+        headers = self._headers
+        if headers is None:
+            headers = self._headers = dict(self.scope["headers"])
+        found = headers.get(_names[name])
+        if found is None:
+            return None
         pairs = self.scope["headers"]
-        if self._headers is None:
-            self._headers = dict(pairs)
-        wanted = _names.get(name)
-        if wanted is None:
-            wanted = _names[name] = name.lower().encode("latin-1")
-        found = self._headers.get(wanted)
-        if found is not None and len(pairs) > len(self._headers) and sum(key == wanted for key, _ in pairs) > 1:
+        if len(pairs) > len(headers) and sum(key == _names[name] for key, _ in pairs) > 1:
             raise Problem(400, f"the header {name} is there more than once; send it once")
-        return None if found is None else found.decode("latin-1").strip(" \t")
+        return found.decode("latin-1").strip(" \t")
 
     def query(self, kind: type[T]) -> T:
         """The query as this struct."""

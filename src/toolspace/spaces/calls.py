@@ -58,6 +58,20 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     """What makes a repetition of this submission known as one."""
 
 
+class _ResultTold(msgspec.Struct, frozen=True, rename="camel"):
+    """What an inbox is told of a result."""
+
+    call_id: str
+    tool_call_id: str
+    tool_name: str
+    run_id: str | None
+    space_id: str | None
+    status: CallStatus
+    result: Any
+    is_error: bool
+    task_id: str | msgspec.UnsetType
+
+
 def begin(effects: Effects, new: NewCall, *, needs_worker: bool = False) -> Program[Begun]:
     """Writes down that a call begins, before anything is done for it."""
     seq = 0
@@ -99,7 +113,7 @@ def begin(effects: Effects, new: NewCall, *, needs_worker: bool = False) -> Prog
     if new.pauses and new.run_id is not None:
         yield from run_rows.move(new.run_id, "waiting_tool", only_from=("running", "queued"))
     if new.execution_type == "external":
-        effects.offers.add(new.tool_name)
+        effects.offer(new.tool_name)
     started = {
         "toolCallId": call.call_id,
         "toolName": call.tool_name,
@@ -149,19 +163,6 @@ def finish(
 def submit(effects: Effects, submission: Submission) -> Program[CallRecord]:
     """Takes a result in, once. It goes to the caller who waits, or to the agent's inbox; never both, never neither."""
     if submission.entity_id is None:
-        known = effects.known.get(submission.call_id)
-        if known is not None and _is_simple(submission, known):
-            moved, resolution = rows.resolution(
-                known,
-                result=submission.result,
-                is_error=submission.is_error,
-                source=submission.source,
-                submission=submission.key,
-            )
-            effects.resolved.append(resolution)
-            _hand_on(effects, moved)
-            _tell_end(effects, moved)
-            return moved.call
         moved = yield from rows.resolve_simply(
             submission.call_id,
             result=submission.result,
@@ -208,6 +209,31 @@ def submit(effects: Effects, submission: Submission) -> Program[CallRecord]:
         )  # fmt: skip
     yield from _settle(effects, moved)
     return moved.call
+
+
+def resolve_known(known: Moved, submission: Submission) -> tuple[Effects, CallRecord] | None:
+    """As `submit`, of a call that is known from when it was begun: nothing has to be read, and there is no program.
+    None where something has to be looked at, or the call is not where they say."""
+    call = known.call
+    if (
+        submission.entity_id is not None
+        or known.pauses
+        or call.execution_target == "server"
+        or submission.run_id not in (None, call.run_id)
+        or submission.space_id not in (None, call.space_id)
+    ):
+        return None
+    moved, resolution = rows.resolution(
+        known,
+        result=submission.result,
+        is_error=submission.is_error,
+        source=submission.source,
+        submission=submission.key,
+    )
+    effects = Effects(resolved=[resolution])
+    _hand_on(effects, moved)
+    _tell_end(effects, moved)
+    return effects, moved.call
 
 
 def answer_itself(effects: Effects, call_id: str, result: Any) -> Program[CallRecord | None]:
@@ -269,7 +295,7 @@ def cancel(effects: Effects, call_id: str, reason: str = "the call was canceled"
     if call is None:
         raise RefusedError("not_found", f'there is no call "{call_id}"')
     if call.status == "running":
-        effects.stops.add(call_id)
+        effects.stops.append(call_id)
     elif call.status != "canceled":
         raise RefusedError("conflict", f'the call "{call_id}" has ended already: it is {call.status}')
     return call
@@ -304,17 +330,6 @@ def stream_part(effects: Effects, call: CallRecord, exposure: Exposure, events: 
         _tell(effects, call, exposure, event.type, event.data)
     return
     yield  # A program, though it asks for nothing itself.
-
-
-def _is_simple(submission: Submission, known: Moved) -> bool:
-    """Whether nothing has to be looked at before a known call takes its result, and it is where they say."""
-    call = known.call
-    return (
-        not known.pauses
-        and call.execution_target != "server"
-        and (submission.run_id is None or submission.run_id == call.run_id)
-        and (submission.space_id is None or submission.space_id == call.space_id)
-    )
 
 
 def _check_submission(submission: Submission, call: CallRecord) -> Program[None]:
@@ -355,7 +370,7 @@ def _go_on(effects: Effects, run_id: str) -> Program[bool]:
         return False
     if run.status == "running":
         yield from sessions.resume(session_id, run_id)
-        effects.keys.add("sessions")
+        effects.keys.append("sessions")
     return True
 
 
@@ -370,21 +385,16 @@ def _hand_on(effects: Effects, moved: Moved, *, tells_agent: bool = True) -> Non
 def _push(effects: Effects, call: CallRecord) -> None:
     if call.agent_entity_id is None:
         return  # Nobody's inbox: whoever called looks the call up.
-    data = {
-        "callId": call.call_id,
-        "toolCallId": call.call_id,
-        "toolName": call.tool_name,
-        "runId": call.run_id,
-        "spaceId": call.space_id,
-        "status": call.status,
-        "result": call.result,
-        "isError": call.is_error,
-    }
-    if call.run_id is not None and (session_id := tasks.session_of(call.run_id)) is not None:
-        data["taskId"] = tasks.task_of(session_id)
-    agent, event_id = call.agent_entity_id, f"tool_result:{call.call_id}"
-    effects.pushed.append(inbox.entry(agent, event_id, "tool_result", data, priority=inbox.TOOL_RESULT))
-    effects.inbox.add(agent)
+    agent, call_id, run_id = call.agent_entity_id, call.call_id, call.run_id
+    task_id: str | msgspec.UnsetType = msgspec.UNSET
+    if run_id is not None and (session_id := tasks.session_of(run_id)) is not None:
+        task_id = tasks.task_of(session_id)
+    data = _ResultTold(
+        call_id, call_id, call.tool_name, run_id, call.space_id, call.status, call.result, call.is_error, task_id
+    )
+    row = inbox.entry(agent, f"tool_result:{call_id}", "tool_result", data, priority=inbox.TOOL_RESULT)
+    effects.pushed.append(row)
+    effects.tell_agent(agent)
 
 
 def _show_end(effects: Effects, moved: Moved) -> Program[None]:
@@ -398,17 +408,21 @@ def _show_end(effects: Effects, moved: Moved) -> Program[None]:
 
 def _tell_end(effects: Effects, moved: Moved) -> None:
     call = moved.call
-    ids = {"toolCallId": call.call_id, "toolName": call.tool_name, "runId": call.run_id, "messageId": call.message_id}
-    took = (call.resolved_at or call.created_at) - call.created_at
+    data: dict[str, Any] = {
+        "toolCallId": call.call_id,
+        "toolName": call.tool_name,
+        "runId": call.run_id,
+        "messageId": call.message_id,
+    }
     if call.is_error:
         reason = call.result if isinstance(call.result, str) else None
-        data = {**ids, "error": reason or "the tool failed", "errorKind": call.error_kind or "execution_error"}
+        data["error"], data["errorKind"] = reason or "the tool failed", call.error_kind or "execution_error"
         if reason is None:
             data["output"] = call.result
-        _tell(effects, call, moved.exposure, "tool.error", {**data, "durationMs": took})
     else:
-        data = {**ids, "output": call.result, "source": call.source, "durationMs": took}
-        _tell(effects, call, moved.exposure, "tool.done", data)
+        data["output"], data["source"] = call.result, call.source
+    data["durationMs"] = (call.resolved_at or call.created_at) - call.created_at
+    _tell(effects, call, moved.exposure, "tool.error" if call.is_error else "tool.done", data)
 
 
 def _tell(effects: Effects, call: CallRecord, exposure: Exposure, type: str, data: Any) -> None:

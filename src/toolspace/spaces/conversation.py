@@ -179,7 +179,7 @@ def _deliver(effects: Effects, message: Message, sender: Entity) -> Program[None
             at=message.updated_at,  # When it was said, not when it was begun.
             seq=message.seq,
         )
-        effects.inbox.add(agent)
+        effects.tell_agent(agent)
 
 
 # What readers of the space are told

@@ -26,6 +26,7 @@ from toolspace.errors import (
 )
 from toolspace.orchestrator.call import lineage
 from toolspace.spaces import calls
+from toolspace.spaces.calls import Submission
 from toolspace.spaces.deadlines import Deadlines
 from toolspace.spaces.ledger import Ledger
 from toolspace.spaces.services import AgentServices
@@ -255,6 +256,16 @@ class CallDesk:
     async def cancel(self, call_id: str, reason: str = "the call was canceled") -> CallRecord:
         """Ends an open call, wherever it is waited for, and stops one that runs, wherever it runs."""
         return await self.ledger.commit(calls.cancel, call_id, reason)
+
+    async def take(self, submission: Submission) -> CallRecord:
+        """Takes a result in that someone brings, once."""
+        known = self.ledger.known.get(submission.call_id)
+        if known is not None and (resolved := calls.resolve_known(known, submission)) is not None:
+            del self.ledger.known[submission.call_id]  # Whatever comes next for it looks at the row.
+            effects, call = resolved
+            if await self.ledger.append(effects):
+                return call
+        return await self.ledger.commit(calls.submit, submission)
 
     # Delivery
 

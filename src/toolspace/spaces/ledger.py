@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import msgspec
 
 from toolspace.abc.database import Database, Program, WakeUps, is_large
 from toolspace.core.ids import new_id
@@ -22,38 +24,36 @@ _MOST_KNOWN = 4096
 """Open calls that are kept in memory. The results of others read them from the database."""
 
 
-class Effects:
+class Effects(msgspec.Struct, eq=False):
     """What one attempt at a program did that others must hear of. Filled by the program, told after the commit."""
 
-    __slots__ = ("begun", "calls", "events", "inbox", "keys", "known", "new", "offers", "pushed", "resolved", "stops")
-
-    def __init__(self, known: Mapping[str, Moved]) -> None:
-        self.known = known
-        """Open calls as they were begun: what is done on the strength of it goes to `resolved`, which compares them
-        with their rows."""
-        self.resolved: list[Sequence[Any]] = []
-        """Calls of those that have their results, at the end of the transaction."""
-        self.begun: Moved | None = None
-        """A call that was begun, to be known from now on."""
-        self.pushed: list[Sequence[Any]] = []
-        """What goes to inboxes, at the end of the transaction."""
-        self.new: dict[str, list[NewEvent]] = {}
-        """Events for streams, to be stored at the end of the transaction."""
-        self.events: list[StreamEvent] = []
-        self.calls: dict[str, Any] = {}
-        """Calls that moved, by id, with what they became."""
-        self.inbox: set[str] = set()
-        """Agents that have something new to look at."""
-        self.offers: set[str] = set()
-        """Tools that have a call for a worker."""
-        self.keys: set[str] = set()
-        """Anything else that someone may wait for, by the key under which they do: `run:ID`."""
-        self.stops: set[str] = set()
-        """Calls that run in some process and are to stop there."""
+    resolved: list[Sequence[Any]] = []
+    """Calls that have their results, where nothing had to be read for that: `append` writes it."""
+    begun: Moved | None = None
+    """A call that was begun, to be known from now on."""
+    pushed: list[Sequence[Any]] = []
+    """What goes to inboxes, at the end of the transaction."""
+    new: dict[str, list[NewEvent]] = {}
+    """Events for streams, to be stored at the end of the transaction."""
+    events: list[StreamEvent] = []
+    calls: dict[str, Any] = {}
+    """Calls that moved, by id, with what they became."""
+    keys: list[str] = []
+    """What someone may wait for, by the key under which they do: `run:ID`, or one of those below."""
+    stops: list[str] = []
+    """Calls that run in some process and are to stop there."""
 
     def emit(self, stream: str, event: NewEvent) -> None:
         """Appends an event to a stream, at the end of the transaction."""
         self.new.setdefault(stream, []).append(event)
+
+    def tell_agent(self, agent_entity_id: str) -> None:
+        """An agent has something new to look at."""
+        self.keys.append(f"inbox:{agent_entity_id}")
+
+    def offer(self, *tools: str) -> None:
+        """Tools have a call for a worker."""
+        self.keys += [f"offers:{tool}" for tool in tools]
 
 
 class Ledger:
@@ -87,11 +87,11 @@ class Ledger:
         self, program: Callable[Concatenate[Effects, P], Program[T]], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """Runs a program, and tells of its effects once they are durable."""
-        effects, known = _NO_EFFECTS, self.known
+        effects = _NO_EFFECTS
 
         def attempt() -> Program[T]:
-            nonlocal effects, known
-            effects, known = Effects(known), _NOTHING_KNOWN  # Should there be another, it looks for itself.
+            nonlocal effects
+            effects = Effects()
             return program(effects, *args, **kwargs)
 
         # Told by the database, not here: what is durable must be heard of even if whoever asked was canceled.
@@ -99,6 +99,14 @@ class Ledger:
             return await self.database.run(
                 attempt, then=lambda _: self._tell(effects), tail=lambda: effects, aside=is_large(program)
             )
+        except StorageInDoubt:
+            self._have_a_look(effects)
+            raise
+
+    async def append(self, effects: Effects) -> bool:
+        """As `commit`, where nothing has to be read. False where something is not as it was taken to be."""
+        try:
+            return await self.database.append(effects, then=self._tell)
         except StorageInDoubt:
             self._have_a_look(effects)
             raise
@@ -119,10 +127,6 @@ class Ledger:
         for call_id, moved in effects.calls.items():
             self.known.pop(call_id, None)
             wake(f"call:{call_id}", moved)
-        for agent in effects.inbox:
-            wake(f"inbox:{agent}")
-        for tool in effects.offers:
-            wake(f"offers:{tool}")
         for key in effects.keys:
             wake(key)
         for call_id in effects.stops:
@@ -152,8 +156,8 @@ class Ledger:
                 self.waiters.wake(rest)
             elif kind == "s":
                 self.on_stop(rest)
-            elif kind in _KEYS:
-                self.waiters.wake(f"{_KEYS[kind]}:{rest}")
+            elif kind == "c":
+                self.waiters.wake(f"call:{rest}")
             else:
                 _log.debug("a hint that this version does not know: %s", hint)
 
@@ -174,19 +178,13 @@ def _hints(effects: Effects) -> tuple[str, ...]:
     return (
         *(f"e {number} {stream}" for stream, number in last.items()),
         *(f"c {call_id}" for call_id in effects.calls),
-        *(f"i {agent}" for agent in effects.inbox),
-        *(f"o {tool}" for tool in effects.offers),
-        *(f"k {key}" for key in effects.keys),
-        *(f"s {call_id}" for call_id in effects.stops),
+        *(f"k {key}" for key in dict.fromkeys(effects.keys)),
+        *(f"s {call_id}" for call_id in dict.fromkeys(effects.stops)),
     )
 
 
-_NOTHING_KNOWN: dict[str, Moved] = {}
-_NO_EFFECTS = Effects(_NOTHING_KNOWN)
+_NO_EFFECTS = Effects()
 """Of a program that was not begun."""
 
 
 def _nothing(_: str) -> None: ...
-
-
-_KEYS = {"c": "call", "i": "inbox", "o": "offers"}

@@ -49,7 +49,7 @@ def set_plans(effects: Effects, entity_id: str, plans: Sequence[NewPlan]) -> Pro
         made.append(stored)
     if (yield from rows.count(entity_id)) > MOST_PLANS:
         raise RefusedError("invalid", f"an agent has at most {MOST_PLANS} plans; delete some first")
-    effects.keys.add("plans")
+    effects.keys.append("plans")
     return made
 
 
@@ -77,7 +77,7 @@ def fire(effects: Effects, plan: Plan) -> Program[bool]:
         "nextRunAt": iso(following) if following is not None else None,
     }
     yield from inbox.push(plan.entity_id, f"plan:{plan.id}:{due}", "plan", data, priority=inbox.PLAN_OR_SERVICE)
-    effects.inbox.add(plan.entity_id)
+    effects.tell_agent(plan.entity_id)
     return True
 
 

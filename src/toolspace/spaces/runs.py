@@ -83,7 +83,7 @@ def close_run(
         if run.status == status:
             return run  # Said twice.
         raise _ended(run)
-    effects.keys.add(f"run:{run_id}")  # Whoever keeps something for it need not any more.
+    effects.keys.append(f"run:{run_id}")  # Whoever keeps something for it need not any more.
     yield from _see_to_task(effects, run_id)
     done(effects, moved)
     return moved
@@ -97,11 +97,11 @@ def cancel_run(effects: Effects, run_id: str) -> Program[RunRecord]:
         if run.status == "canceled":
             return run
         raise _ended(run)
-    effects.keys.add(f"run:{run_id}")  # Whoever runs calls of it stops them.
+    effects.keys.append(f"run:{run_id}")  # Whoever runs calls of it stops them.
     for call_id in (yield from call_rows.open_in(run_id)):
         reason = "the run was canceled"
         if (yield from calls.end_call(effects, call_id, "canceled", reason, tells_agent=False)) is None:
-            effects.stops.add(call_id)  # It runs, wherever that is.
+            effects.stops.append(call_id)  # It runs, wherever that is.
     yield from _see_to_task(effects, run_id)
     done(effects, moved)
     return moved
@@ -151,7 +151,7 @@ def _see_to_task(effects: Effects, run_id: str) -> Program[None]:
     session_id = tasks.session_of(run_id)
     if session_id is not None:
         yield from sessions.resume(session_id, run_id)
-        effects.keys.add("sessions")
+        effects.keys.append("sessions")
 
 
 def _ended(run: RunRecord) -> RefusedError:

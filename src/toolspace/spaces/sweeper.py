@@ -233,13 +233,13 @@ def _inherit(effects: Effects, call_id: str, status: str) -> Program[None]:
 def _bury(effects: Effects, node_id: str) -> Program[None]:
     yield from claims.strand(node_id)  # Workers live on: they have their grace to come back through another process.
     for holder in (yield from presence.bury(node_id)):
-        effects.offers.update((yield from call_rows.release(holder)))
+        effects.offer(*(yield from call_rows.release(holder)))
 
 
 def _release_gone(effects: Effects, before: int) -> Program[None]:
-    effects.offers.update((yield from claims.depart(before=before)))
+    effects.offer(*(yield from claims.depart(before=before)))
 
 
 def _take_back_inbox(effects: Effects) -> Program[None]:
     for event in (yield from inbox_rows.take_back()):
-        effects.inbox.add(event.agent_entity_id)
+        effects.tell_agent(event.agent_entity_id)

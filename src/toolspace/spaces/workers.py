@@ -310,10 +310,10 @@ def _leave(worker_ids: Sequence[str], *, node_id: str) -> Program[None]:
 
 
 def _depart(effects: Effects, *, before: int) -> Program[None]:
-    effects.offers.update((yield from claims.depart(before=before)))
+    effects.offer(*(yield from claims.depart(before=before)))
 
 
 def _retire(effects: Effects, worker_id: str, finishing: Sequence[str]) -> Program[bool]:
     tools: Any = yield from claims.retire(worker_id, finishing)
-    effects.offers.update(tools or ())
+    effects.offer(*(tools or ()))
     return tools is not None

@@ -23,7 +23,6 @@ from toolspace.gateway.routes.calls import Call
 from toolspace.gateway.routing import Route
 from toolspace.gateway.shapes import Id, NewId, Shape
 from toolspace.orchestrator.run import Run
-from toolspace.spaces import calls
 from toolspace.spaces.calls import Submission
 from toolspace.spaces.desk import result_of
 from toolspace.spaces.host import CallRoom
@@ -167,7 +166,7 @@ async def cancel_call(request: Request) -> Any:
 
 async def _submit(
     request: Request, call_id: str, body: ResultBody, *, run_id: str | None = None, space_id: str | None = None
-) -> Answer:
+) -> bytes:
     caller = request.caller
     key = request.header("idempotency-key")
     if key is not None and not 0 < len(key) <= _LONGEST_KEY:
@@ -183,8 +182,7 @@ async def _submit(
         entity_id=caller.entity_id if isinstance(caller, Public) else None,
         key=None if key is None else f"{caller.subject} {key}",
     )
-    call = await request.gateway.ledger.commit(calls.submit, submission)
-    return Answer(call.wire_text(), media_type="application/json")
+    return (await request.gateway.calls.take(submission)).wire_text()
 
 
 def _make(

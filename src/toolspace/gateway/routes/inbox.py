@@ -116,7 +116,7 @@ async def push(request: Request) -> Answer:
     def pushing(effects: Effects) -> Program[Pushed]:
         fresh = yield from inbox.push(agent_id, event_id, "service", body.data, priority=inbox.PLAN_OR_SERVICE)
         if fresh:
-            effects.inbox.add(agent_id)
+            effects.tell_agent(agent_id)
         return Pushed(event_id=event_id, fresh=fresh)
 
     return await once(request, pushing)
@@ -201,7 +201,7 @@ def _rest(named: Sequence[str], moved: Sequence[str]) -> list[str]:
 
 def _give_back(effects: Effects, agent_id: str, body: Returned) -> Program[list[InboxEvent]]:
     back = yield from inbox.give_back(agent_id, body.claim, body.event_ids, error=body.error)
-    effects.inbox.add(agent_id)
+    effects.tell_agent(agent_id)
     return back
 
 
@@ -212,7 +212,7 @@ def _retry(effects: Effects, agent_id: str, event_id: str) -> Program[InboxEvent
         raise RefusedError("not_found", f'the agent "{agent_id}" has no inbox event "{event_id}"')
     if not moved:
         raise RefusedError("conflict", f'the event "{event_id}" is {event.status}; only failed ones are tried again')
-    effects.inbox.add(agent_id)
+    effects.tell_agent(agent_id)
     return event
 
 

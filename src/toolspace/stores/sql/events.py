@@ -54,7 +54,7 @@ def _append(new: Mapping[str, Sequence[NewEvent]]) -> Program[dict[str, list[Str
         first = last[stream] - len(events) + 1
         mine = stored[stream] = []
         for number, event in enumerate(events, first):
-            mine.append(StreamEvent(stream, number, event.type, event.data, exposure=event.exposure, at=at))
+            mine.append(StreamEvent(stream, number, event.type, event.data, at, event.exposure))
             rows.append((stream, number, event.type, jsontext.encode_kept(event.data), event.exposure, at))
     yield "INSERT INTO events (stream, id, type, data, exposure, at) VALUES (?, ?, ?, ?, ?, ?)", rows
     return stored
@@ -104,4 +104,4 @@ def clear(stream: str) -> Program[None]:
 
 def _event(row: Row) -> StreamEvent:
     stream, number, type, data, exposure, at = row
-    return StreamEvent(stream, number, type, jsontext.decode(data), exposure=exposure, at=at)
+    return StreamEvent(stream, number, type, jsontext.decode(data), at, exposure)

@@ -13,7 +13,7 @@ from functools import lru_cache
 from types import CodeType
 from typing import Any, Self, TypeVar
 
-from toolspace.abc.database import LOCKED, SKIP_LOCKED, Database, Kind, Program, Row, Rows, StaleError, Tail
+from toolspace.abc.database import LOCKED, SKIP_LOCKED, A, Database, Kind, Program, Row, Rows, StaleError, Tail
 from toolspace.core.postgres import SCHEMES, faults, load_driver, shown_address
 from toolspace.errors import StorageError, StorageInDoubt, StorageUnavailable, UnkeepableError
 from toolspace.stores.sql import tails
@@ -118,6 +118,13 @@ class PostgresDatabase(Database):
         task.add_done_callback(lambda ended: self._observe("write", began, _error_of(ended)))
         return await asyncio.shield(task)
 
+    async def append(self, tail: A, *, then: Callable[[A], None]) -> bool:
+        try:
+            await self.run(lambda: tails.resolve(tail), then=lambda _: then(tail), tail=lambda: tail)
+        except StaleError:
+            return False
+        return True
+
     async def read(self, program: Callable[[], Program[T]]) -> T:
         began = time.perf_counter()
         try:
@@ -130,7 +137,7 @@ class PostgresDatabase(Database):
 
     def _observe(self, kind: Kind, began: float, error: BaseException | None) -> None:
         if self.observe is not None:
-            self.observe(kind, time.perf_counter() - began, error)
+            self.observe(kind, (time.perf_counter() - began,), () if error is None else (error,))
 
     async def _run(self, program: Callable[[], Program[T]], then: Callable[[T], None] | None) -> T:
         result = await self._try(self._transact, program)
@@ -159,8 +166,6 @@ class PostgresDatabase(Database):
             try:
                 async with self._connection() as connection:
                     return await work(connection, program)
-            except StaleError:
-                continue
             except (_ConflictError, _LostError) as error:
                 _log.debug("attempt %d: %s", attempt, error)
             # Those who met here should not meet again.

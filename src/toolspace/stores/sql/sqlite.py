@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import operator
 import os
 import queue
 import sqlite3
@@ -17,16 +18,28 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple, Self, TypeVar
 
-from toolspace.abc.database import Database, Kind, Program, Tail
+from toolspace.abc.database import A, Database, Kind, Program, Tail
 from toolspace.errors import StorageError, StorageUnavailable
 from toolspace.stores.private import make_private_folder
 from toolspace.stores.sql import sqlitefiles
 from toolspace.stores.sql.schema import migrate
 from toolspace.stores.sql.sqlitefiles import Log, copy_log
-from toolspace.stores.sql.sqlitejobs import Job, commit, explained, fail, roll_back, run, step_through, tails_of
+from toolspace.stores.sql.sqlitejobs import (
+    Entry,
+    Job,
+    Work,
+    commit,
+    explained,
+    fail,
+    roll_back,
+    run,
+    step_through,
+    tails_of,
+)
 from toolspace.stores.sql.sqlitetails import UNABLE, Plan, TailWriter
 
 T = TypeVar("T")
@@ -43,6 +56,11 @@ _LOOK_SECONDS = 0.02
 """How often to look how long the log is, at most."""
 _CHECKPOINT_SECONDS = 5.0
 """How old what is in the log may be before it is copied into the file."""
+_is_aside = operator.attrgetter("aside")
+
+
+def _is_entry(job: Work) -> bool:
+    return isinstance(job, Entry)
 
 
 class SqliteDatabase(Database):
@@ -58,7 +76,7 @@ class SqliteDatabase(Database):
         self._connection: sqlite3.Connection | None = None
         """The one that writes: the loop's, or while a commit is under way the thread's."""
         self._tails: TailWriter = UNABLE
-        self._waiting: deque[Job] = deque()
+        self._waiting: deque[Work] = deque()
         self._is_due = False
         """Whether what waits is about to be run."""
         self._is_committing = False
@@ -72,6 +90,7 @@ class SqliteDatabase(Database):
         self._checkpoint = threading.Event()
         self._log: Log | None = None
         self._log_is_long = False
+        self._look_at = 0.0
         self._closing = False
         self._written = 0
         self._lock: Any = None
@@ -103,16 +122,23 @@ class SqliteDatabase(Database):
         tail: Callable[[], Tail] | None = None,
         aside: bool = False,
     ) -> Awaitable[T]:
-        job = self._job(program, then, tail, aside=aside)
-        self._waiting.append(job)
+        answer = self._answer()
+        self._waiting.append(Job(answer, time.perf_counter(), program, then, tail, aside))
         if not self._is_due and not self._is_committing:
             self._soon()
-        return job.answer
+        return answer
+
+    def append(self, tail: A, *, then: Callable[[A], None]) -> Awaitable[bool]:
+        answer = self._answer()
+        self._waiting.append(Entry(answer, time.perf_counter(), tail, then))
+        if not self._is_due and not self._is_committing:
+            self._soon()
+        return answer
 
     def read(self, program: Callable[[], Program[T]]) -> Awaitable[T]:
-        job = self._job(program)
-        self._reads.put(job)
-        return job.answer
+        answer = self._answer()
+        self._reads.put(Job(answer, time.perf_counter(), program))
+        return answer
 
     async def aclose(self) -> None:
         if not self._closing:
@@ -133,19 +159,13 @@ class SqliteDatabase(Database):
         if self._lock is not None:
             self._lock.close()
 
-    def _job(
-        self,
-        program: Callable[[], Program[Any]],
-        then: Callable[[Any], None] | None = None,
-        tail: Callable[[], Tail] | None = None,
-        *,
-        aside: bool = False,
-    ) -> Job:
+    def _answer(self) -> asyncio.Future[Any]:
+        """What whoever asks waits for."""
         if self._closing:
             raise StorageUnavailable(f"the database {self.path} is closed")
         if asyncio.get_running_loop() is not self._loop:
             raise StorageError(f"the database {self.path} was opened on another event loop; open it on this one")
-        return Job(program, self._loop.create_future(), then, tail, aside=aside)
+        return self._loop.create_future()
 
     # Opening
 
@@ -250,67 +270,99 @@ class SqliteDatabase(Database):
         if self._closing:
             self._idle.set()
 
-    def _next_batch(self) -> list[Job]:
+    def _next_batch(self) -> list[Work]:
         """What goes into one commit: all that wait, up to a limit; one that may take long goes alone."""
-        batch = [self._waiting.popleft()]
-        while not batch[0].aside and self._waiting and not self._waiting[0].aside and len(batch) < _MOST_AT_ONCE:
-            batch.append(self._waiting.popleft())
+        waiting = self._waiting
+        if len(waiting) <= _MOST_AT_ONCE and not any(map(_is_aside, waiting)):
+            batch = list(waiting)
+            waiting.clear()
+            return batch
+        batch = [waiting.popleft()]
+        while not batch[0].aside and waiting and not waiting[0].aside and len(batch) < _MOST_AT_ONCE:
+            batch.append(waiting.popleft())
         return batch
 
-    def _begun(self, connection: sqlite3.Connection, batch: list[Job]) -> _Commit | None:
+    def _begun(self, connection: sqlite3.Connection, batch: list[Work]) -> _Commit | None:
         """Runs programs as far as the loop can. None where they failed, all of them."""
         if batch[0].aside:
             return _Commit(batch)
         is_short = True
         for job in batch:
-            job.begin()
-            is_short = is_short and job.steps is None
+            if isinstance(job, Job):
+                job.begin()
+                is_short = is_short and job.steps is None
         if is_short and (plan := self._tails.plan(tails_of(batch))) is not None:
             return _Commit(batch, plan=plan)
         if not _is_begun(connection):
             return _Commit(batch)
         return _Commit(batch, is_begun=True) if run(connection, batch) else None
 
-    def _committed(self, work: _Commit, *, as_planned: bool) -> None:
+    def _committed(self, work: _Commit, *, as_planned: bool, goes_on: bool) -> None:
+        """The thread has committed something. `goes_on`: and what came meanwhile it took by itself."""
         self._written += len(work.batch)
-        if as_planned and work.plan is not None:
-            self._tails.note_plan(work.plan)
-        else:
+        if not as_planned:
             self._tails.note(tails_of(work.batch))
+        if not goes_on:
+            self._is_committing = False
+            self._run_waiting()  # Before those who asked hear of it: the disk has something to do meanwhile.
         self._settle(work.batch)
-        self._is_committing = False
-        self._run_waiting()  # Before those who asked go on: the disk has something to do meanwhile.
 
-    def _settle(self, jobs: Sequence[Job], kind: Kind = "write") -> None:
-        now, observe = time.perf_counter(), self.observe
-        for job in jobs:
+    def _settle(self, batch: Sequence[Work], kind: Kind = "write") -> None:
+        for job in batch:
             job.settle()
-            if observe is not None:
-                observe(kind, now - job.asked_at, job.error)
+        if self.observe is not None:
+            now = time.perf_counter()
+            self.observe(kind, [now - job.asked_at for job in batch], [job.error for job in batch if job.error])
 
     def _write(self, connection: sqlite3.Connection) -> None:
         """Commits, in a thread: nobody else waits for the disk.
 
         It keeps to what has to be done: the loop stands still whenever something is done here that is not SQLite's.
         """
-        look_at = 0.0
-        while (work := self._commits.get()) is not None:
-            batch = work.batch
-            if len(batch) > 1 and self._taken.locked():
+        while (given := self._commits.get()) is not None:
+            if len(given.batch) > 1 and self._taken.locked():
                 self._taken.release()
-            as_planned = work.plan is not None and self._tails.write(connection, work.plan)
-            if not as_planned and (work.is_begun or _begin(connection, batch)):
-                commit(connection, batch)
-            if self._log_is_long:
-                copy_log(connection, self.path)
-                self._log_is_long = False
-            with contextlib.suppress(RuntimeError):  # The loop is closed: nobody waits there.
-                self._loop.call_soon_threadsafe(partial(self._committed, work, as_planned=as_planned))
-            if time.monotonic() >= look_at and self._log is not None:
-                look_at = time.monotonic() + _LOOK_SECONDS
-                if self._log.is_long():
-                    self._checkpoint.set()
+            work: _Commit | None = given
+            while work is not None:
+                work = self._carry_out(connection, work)
+                self._look_at_log()
         connection.close()
+
+    def _carry_out(self, connection: sqlite3.Connection, work: _Commit) -> _Commit | None:
+        """Commits, says so, and gives what is next."""
+        plan, following = work.plan, None
+        as_planned = plan is not None and self._tails.write(connection, plan)
+        if plan is not None and as_planned:
+            self._tails.note_plan(plan)
+            following = self._following(len(work.batch))
+        elif work.is_begun or _begin(connection, work.batch):
+            commit(connection, work.batch)
+        if self._log_is_long:
+            copy_log(connection, self.path)
+            self._log_is_long = False
+        told = partial(self._committed, work, as_planned=as_planned, goes_on=following is not None)
+        with contextlib.suppress(RuntimeError):  # The loop is closed: nobody waits there.
+            self._loop.call_soon_threadsafe(told)
+        return following
+
+    def _look_at_log(self) -> None:
+        now = time.monotonic()
+        if now >= self._look_at and self._log is not None:
+            self._look_at = now + _LOOK_SECONDS
+            if self._log.is_long():
+                self._checkpoint.set()
+
+    def _following(self, before: int) -> _Commit | None:
+        """What came during a commit, where it needs no program: the disk need not stand still until the loop has time.
+        None where the loop is to look; also where it is much less than before, and more may come until then, because
+        a commit takes its time however little is in it."""
+        jobs = list(self._waiting)[:_MOST_AT_ONCE]
+        batch: list[Work] = list(takewhile(_is_entry, jobs))
+        if not batch or len(jobs) * 2 < before or (plan := self._tails.plan(tails_of(batch))) is None:
+            return None
+        for _ in batch:
+            self._waiting.popleft()
+        return _Commit(batch, plan=plan)
 
     def _check_point(self, connection: sqlite3.Connection) -> None:
         """Copies what was written from the log into the file, beside the writer, which must not wait for that.
@@ -345,7 +397,7 @@ class SqliteDatabase(Database):
 class _Commit(NamedTuple):
     """Programs to be committed together."""
 
-    batch: list[Job]
+    batch: list[Work]
     plan: Plan | None = None
     """What to write, where that is all there is to do."""
     is_begun: bool = False
@@ -361,7 +413,7 @@ def _is_begun(connection: sqlite3.Connection) -> bool:
     return True
 
 
-def _begin(connection: sqlite3.Connection, batch: Sequence[Job]) -> bool:
+def _begin(connection: sqlite3.Connection, batch: Sequence[Work]) -> bool:
     """Begins, waiting for whoever else writes to the file, and runs the programs. False where that failed."""
     try:
         connection.execute(f"PRAGMA busy_timeout = {_BUSY_MS}")

@@ -9,9 +9,11 @@ import asyncio
 import contextlib
 import logging
 import sqlite3
-import time
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, ClassVar, TypeVar
+
+import msgspec
 
 from toolspace.abc.database import Program, Row, Rows, StaleError, Statement, Tail
 from toolspace.errors import StorageError, StorageUnavailable, UnkeepableError
@@ -40,50 +42,31 @@ _WHETHER = " RETURNING 1"
 _UNKEEPABLE = "a value cannot be kept: no NUL characters, no lone surrogates, integers of 64 bits"
 
 
-class Job:
+class Job(msgspec.Struct, eq=False):
     """A program to be run, and whoever waits for it."""
 
-    __slots__ = (
-        "answer",
-        "aside",
-        "asked_at",
-        "error",
-        "has_begun",
-        "program",
-        "result",
-        "statement",
-        "steps",
-        "tail",
-        "then",
-    )
-
-    def __init__(
-        self,
-        program: Callable[[], Program[Any]],
-        answer: asyncio.Future[Any],
-        then: Callable[[Any], None] | None = None,
-        tail: Callable[[], Tail] | None = None,
-        *,
-        aside: bool = False,
-    ) -> None:
-        self.program = program
-        self.answer = answer
-        self.then = then
-        self.tail = tail
-        self.asked_at = time.perf_counter()
-        self.aside = aside
-        """Whether it may take long: then a thread runs it, alone."""
-        self.has_begun = False
-        self.steps: Program[Any] | None = None
-        """What is left of it, and the statement that it waits for."""
-        self.statement: Statement = "", ()
-        self.result: Any = None
-        self.error: BaseException | None = None
+    answer: asyncio.Future[Any]
+    asked_at: float
+    program: Callable[[], Program[Any]]
+    then: Callable[[Any], None] | None = None
+    ends_with: Callable[[], Tail] | None = None
+    """Gives what an attempt leaves to the end of the transaction."""
+    aside: bool = False
+    """Whether it may take long: then a thread runs it, alone."""
+    has_begun: bool = False
+    steps: Program[Any] | None = None
+    """What is left of it, and the statement that it waits for."""
+    statement: Statement = "", ()
+    tail: Tail | None = None
+    result: Any = None
+    error: BaseException | None = None
 
     def begin(self) -> None:
         """Runs it up to its first statement. Some have none, and are over then."""
         self.has_begun, self.error = True, None
         steps = self.program()
+        if self.ends_with is not None:
+            self.tail = self.ends_with()
         try:
             self.statement = next(steps)
             self.steps = steps
@@ -94,6 +77,8 @@ class Job:
 
     def go_on(self, connection: sqlite3.Connection) -> None:
         """Runs the rest of it."""
+        if not self.has_begun:
+            self.begin()
         steps, self.steps = self.steps, None
         if steps is None:
             return
@@ -109,10 +94,7 @@ class Job:
     def settle(self) -> None:
         """Tells whoever waits what became of it; on the event loop."""
         if self.error is None and self.then is not None:
-            try:
-                self.then(self.result)
-            except Exception:
-                _log.exception("what was written could not be told")
+            _tell(self.then, self.result)
         if self.answer.done():
             return  # Whoever asked went away; what was written stays written.
         if self.error is not None:
@@ -121,12 +103,52 @@ class Job:
             self.answer.set_result(self.result)
 
 
-def tails_of(batch: Sequence[Job]) -> list[Tail]:
-    """What the programs that ended well left to the end of the transaction."""
-    return [job.tail() for job in batch if job.tail is not None and job.error is None]
+class Entry(msgspec.Struct, eq=False):
+    """What is written without a program, and whoever waits for it."""
+
+    answer: asyncio.Future[bool]
+    asked_at: float
+    tail: Tail
+    then: Callable[[Any], None]
+    error: BaseException | None = None
+
+    aside: ClassVar[bool] = False
+    steps: ClassVar[None] = None
+
+    def begin(self) -> None:
+        self.error = None
+
+    def go_on(self, connection: sqlite3.Connection) -> None:
+        """Writes what others do not write together with it."""
+        step_through(connection, partial(tails.resolve, self.tail))
+
+    def settle(self) -> None:
+        if self.error is None:
+            _tell(self.then, self.tail)
+        if self.answer.done():
+            return
+        if self.error is None or isinstance(self.error, StaleError):
+            self.answer.set_result(self.error is None)
+        else:
+            self.answer.set_exception(self.error)
 
 
-def run(connection: sqlite3.Connection, batch: Sequence[Job]) -> bool:
+Work = Job | Entry
+
+
+def _tell(then: Callable[[Any], None], result: Any) -> None:
+    try:
+        then(result)
+    except Exception:
+        _log.exception("what was written could not be told")
+
+
+def tails_of(batch: Sequence[Work]) -> list[Tail]:
+    """What those that went well left to the end of the transaction."""
+    return [job.tail for job in batch if job.tail is not None and job.error is None]
+
+
+def run(connection: sqlite3.Connection, batch: Sequence[Work]) -> bool:
     """Runs programs in the transaction that was begun. False where they could not be run."""
     try:
         if not _run_plainly(connection, batch):
@@ -140,14 +162,14 @@ def run(connection: sqlite3.Connection, batch: Sequence[Job]) -> bool:
     return True
 
 
-def commit(connection: sqlite3.Connection, batch: Sequence[Job]) -> None:
+def commit(connection: sqlite3.Connection, batch: Sequence[Work]) -> None:
     try:
         connection.execute("COMMIT")
     except BaseException as error:
         fail(connection, batch, error)
 
 
-def fail(connection: sqlite3.Connection, batch: Sequence[Job], error: BaseException) -> None:
+def fail(connection: sqlite3.Connection, batch: Sequence[Work], error: BaseException) -> None:
     """All of it is taken back, whatever became of each."""
     roll_back(connection)
     for job in batch:
@@ -184,12 +206,9 @@ def explained(error: BaseException) -> BaseException:
     return StorageError(f"the database refuses this: {error}")
 
 
-def _run_plainly(connection: sqlite3.Connection, batch: Sequence[Job]) -> bool:
-    """Without savepoints, which cost as much as a small program. False where one failed after it had changed rows, or
-    something was not as they took it to be."""
+def _run_plainly(connection: sqlite3.Connection, batch: Sequence[Work]) -> bool:
+    """Without savepoints, which cost as much as a small program. False where one failed after it had changed rows."""
     for job in batch:
-        if not job.has_begun:
-            job.begin()
         changes = connection.total_changes
         try:
             job.go_on(connection)
@@ -199,14 +218,11 @@ def _run_plainly(connection: sqlite3.Connection, batch: Sequence[Job]) -> bool:
             if connection.total_changes != changes:
                 return False
             job.error = explained(error)
-    try:
-        _write_tails(connection, batch)
-    except StaleError:
-        return False
+    _write_tails(connection, batch)
     return True
 
 
-def _run_apart(connection: sqlite3.Connection, batch: Sequence[Job]) -> None:
+def _run_apart(connection: sqlite3.Connection, batch: Sequence[Work]) -> None:
     for job in batch:
         connection.execute("SAVEPOINT program")
         job.begin()
@@ -220,7 +236,7 @@ def _run_apart(connection: sqlite3.Connection, batch: Sequence[Job]) -> None:
         connection.execute("RELEASE program")
 
 
-def _write_tails(connection: sqlite3.Connection, batch: Sequence[Job]) -> None:
+def _write_tails(connection: sqlite3.Connection, batch: Sequence[Work]) -> None:
     left = tails_of(batch)
     if left:
         step_through(connection, lambda: tails.write(left))

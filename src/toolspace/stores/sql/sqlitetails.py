@@ -65,7 +65,10 @@ class Plan(NamedTuple):
 
 
 class TailWriter:
-    """Plans on the event loop what a thread writes. Remembers how far the streams are: this process alone writes."""
+    """Plans what a thread writes, and remembers how far the streams are: this process alone writes.
+
+    It is the loop's, or while a commit is under way the thread's.
+    """
 
     def __init__(self, connection: sqlite3.Connection | None) -> None:
         self._last: dict[str, int] = {}
@@ -73,33 +76,35 @@ class TailWriter:
 
     def plan(self, tails: Sequence[Tail]) -> Plan | None:
         """None where they are to be written row by row: something is not known, or too large."""
-        if not self._is_able:
+        try:
+            return self._plan(tails) if self._is_able else None
+        except Exception:  # What no database takes: it is said where it is found. Whoever waits must hear of it.
             return None
-        at = now_ms()
+
+    def _plan(self, tails: Sequence[Tail]) -> Plan | None:
+        at, kept = now_ms(), jsontext.encode_kept
         calls: list[Sequence[Any]] = []
         pushed: list[Sequence[Any]] = []
-        events: list[Sequence[Any]] = []
-        last: dict[str, int] = {}
+        rows: list[Sequence[Any]] = []
+        before, last = self._last, dict[str, int]()
         stored: list[tuple[Tail, list[StreamEvent]]] = []
         for tail in tails:
             calls += tail.resolved
             pushed += tail.pushed
             mine: list[StreamEvent] = []
-            for stream, new in tail.new.items():
-                number = last.get(stream) or self._last.get(stream)
+            for stream, events in tail.new.items():
+                number = last.get(stream) or before.get(stream)
                 if number is None:
                     return None
-                for event in new:
+                for event in events:
                     number += 1
-                    mine.append(StreamEvent(stream, number, event.type, event.data, exposure=event.exposure, at=at))
-                    events.append((stream, number, event.type, jsontext.encode_kept(event.data), event.exposure, at))
+                    type, data, exposure = event.type, event.data, event.exposure
+                    mine.append(StreamEvent(stream, number, type, data, at, exposure))
+                    rows.append((stream, number, type, kept(data), exposure, at))
                 last[stream] = number
             stored.append((tail, mine))
-        streams = [(stream, number, self._last[stream]) for stream, number in last.items()]
-        try:
-            values = tuple(_encoder.encode(rows).decode() for rows in (calls, pushed, streams, events))
-        except Exception:  # What no database takes: it is said where it is found. Whoever waits must hear of it.
-            return None
+        streams = [(stream, number, before[stream]) for stream, number in last.items()]
+        values = tuple(_encoder.encode(each).decode() for each in (calls, pushed, streams, rows))
         if sum(map(len, values)) > _MOST_BYTES:
             return None
         return Plan(values, stored, last)
@@ -116,7 +121,7 @@ class TailWriter:
     def note_plan(self, plan: Plan) -> None:
         """It was written."""
         for tail, events in plan.stored:
-            tail.events += events
+            tail.events = events
         self._last.update(plan.last)
 
     def note(self, tails: Iterable[Tail]) -> None:
