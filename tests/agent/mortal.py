@@ -58,7 +58,7 @@ class Mortal(Database):
 
         return await self._within.run(program, then=tell, tail=tail, aside=aside)
 
-    async def append(self, tail: A, *, then: Callable[[A], None]) -> bool:
+    async def append(self, tail: A, *, then: Callable[[A], None], in_doubt: Callable[[A], None]) -> bool:
         """As a program, so that it may die with it."""
 
         def left() -> Program[None]:

@@ -41,12 +41,13 @@ class _Watched(SqliteDatabase):
             self.asked.set()
         return await working
 
-    async def append(self, tail: Any, *, then: Any) -> bool:
+    async def append(self, tail: Any, *, then: Any, in_doubt: Any) -> bool:
         if self.loses:
             self.loses = False
-            await super().append(tail, then=_nobody_hears)
+            await super().append(tail, then=_nobody_hears, in_doubt=in_doubt)
+            in_doubt(tail)
             raise StorageInDoubt("went away during a commit: it may have happened, or not")
-        return await super().append(tail, then=then)
+        return await super().append(tail, then=then, in_doubt=in_doubt)
 
 
 def _nobody_hears(_: Any) -> None: ...

@@ -170,6 +170,7 @@ async def test_what_comes_during_a_commit_is_written_without_the_loop(
     async with rig(await SqliteDatabase.open(tmp_path / "toolspace.db"), _later()) as r:
         run_id = await r.open_run()
         ids = await _pending(r, run_id, 12)
+        await r.sweeper.__aexit__()  # It would write, too.
         held = _Held(monkeypatch)
         bringing = await _bring_some(r, ids, 5)
         held.go_on.set()
@@ -188,6 +189,7 @@ async def test_little_that_comes_during_a_commit_waits_for_more(
     async with rig(await SqliteDatabase.open(tmp_path / "toolspace.db"), _later()) as r:
         run_id = await r.open_run()
         ids = await _pending(r, run_id, 10)
+        await r.sweeper.__aexit__()  # It would write, too.
         held = _Held(monkeypatch)
         bringing = await _bring_some(r, ids, 8)
         held.go_on.set()
@@ -206,6 +208,7 @@ async def test_a_program_between_results_has_its_turn(tmp_path: Path, monkeypatc
     async with rig(await SqliteDatabase.open(tmp_path / "toolspace.db"), _later()) as r:
         run_id = await r.open_run()
         ids = await _pending(r, run_id, 6)
+        await r.sweeper.__aexit__()  # It would write, too.
         held = _Held(monkeypatch)
         bringing: list[asyncio.Task[Any]] = await _bring_some(r, ids[:4], 2)
         bringing.append(asyncio.create_task(r.ledger.commit(emit)))
@@ -222,6 +225,7 @@ async def test_what_changed_under_the_thread_is_noticed(tmp_path: Path, monkeypa
     async with rig(await SqliteDatabase.open(path), _later()) as r:
         run_id = await r.open_run()
         ids = await _pending(r, run_id, 8)
+        await r.sweeper.__aexit__()  # It would write, too.
         held = _Held(monkeypatch)
         bringing = await _bring_some(r, ids, 4)
         with closing(sqlite3.connect(path)) as other, other:

@@ -102,9 +102,11 @@ class Database(ABC):
         """
 
     @abstractmethod
-    def append(self, tail: A, *, then: Callable[[A], None]) -> Awaitable[bool]:
+    def append(self, tail: A, *, then: Callable[[A], None], in_doubt: Callable[[A], None]) -> Awaitable[bool]:
         """Writes what a program would leave to the end, where all else is known and nothing has to be read: a
-        transaction as that of `run`. False where a call is not as it was taken to be; nothing happened then."""
+        transaction as that of `run`. False where a call is not as it was taken to be; nothing happened then.
+
+        `in_doubt` is called, instead of `then`, where nobody knows whether it happened."""
 
     @abstractmethod
     def read(self, program: Callable[[], Program[T]]) -> Awaitable[T]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import msgspec
@@ -103,13 +103,9 @@ class Ledger:
             self._have_a_look(effects)
             raise
 
-    async def append(self, effects: Effects) -> bool:
+    def append(self, effects: Effects) -> Awaitable[bool]:
         """As `commit`, where nothing has to be read. False where something is not as it was taken to be."""
-        try:
-            return await self.database.append(effects, then=self._tell)
-        except StorageInDoubt:
-            self._have_a_look(effects)
-            raise
+        return self.database.append(effects, then=self._tell, in_doubt=self._have_a_look)
 
     async def aclose(self) -> None:
         await self.hub.aclose()

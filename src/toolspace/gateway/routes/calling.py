@@ -138,18 +138,21 @@ async def call_in_run(request: Request) -> Answer | Stream:
 
 async def submit_to_run(request: Request) -> Any:
     body = await request.json(RunResultBody)
-    return await _submit(request, body.call_id, body, run_id=request.params["runId"])
+    submission = _submission(request, body.call_id, body, run_id=request.params["runId"])
+    return (await request.gateway.calls.take(submission)).wire_text()
 
 
 async def submit_to_space(request: Request) -> Any:
     body = await request.json(SpaceResultBody)
     space_id = request.params["spaceId"]
-    return await _submit(request, body.tool_call_id, body, run_id=body.run_id, space_id=space_id)
+    submission = _submission(request, body.tool_call_id, body, run_id=body.run_id, space_id=space_id)
+    return (await request.gateway.calls.take(submission)).wire_text()
 
 
 async def submit_to_call(request: Request) -> Any:
     body = await request.json(ResultBody)
-    return await _submit(request, request.params["callId"], body)
+    submission = _submission(request, request.params["callId"], body)
+    return (await request.gateway.calls.take(submission)).wire_text()
 
 
 async def cancel_call(request: Request) -> Any:
@@ -164,25 +167,26 @@ async def cancel_call(request: Request) -> Any:
         raise
 
 
-async def _submit(
+def _submission(
     request: Request, call_id: str, body: ResultBody, *, run_id: str | None = None, space_id: str | None = None
-) -> bytes:
+) -> Submission:
     caller = request.caller
+    entity_id = caller.entity_id if isinstance(caller, Public) else None
     key = request.header("idempotency-key")
-    if key is not None and not 0 < len(key) <= _LONGEST_KEY:
-        raise Problem(400, f"an Idempotency-Key has 1 to {_LONGEST_KEY} characters, not {len(key)}")
-    public = isinstance(caller, Public)
-    submission = Submission(
+    if key is not None:
+        if not 0 < len(key) <= _LONGEST_KEY:
+            raise Problem(400, f"an Idempotency-Key has 1 to {_LONGEST_KEY} characters, not {len(key)}")
+        key = f"{caller.subject} {key}"
+    return Submission(
         call_id=call_id,
         result=body.result,
         is_error=body.is_error,
-        source="client" if public else body.source,
+        source=body.source if entity_id is None else "client",
         run_id=run_id,
         space_id=space_id,
-        entity_id=caller.entity_id if isinstance(caller, Public) else None,
-        key=None if key is None else f"{caller.subject} {key}",
+        entity_id=entity_id,
+        key=key,
     )
-    return (await request.gateway.calls.take(submission)).wire_text()
 
 
 def _make(

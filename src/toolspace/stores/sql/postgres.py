@@ -118,11 +118,14 @@ class PostgresDatabase(Database):
         task.add_done_callback(lambda ended: self._observe("write", began, _error_of(ended)))
         return await asyncio.shield(task)
 
-    async def append(self, tail: A, *, then: Callable[[A], None]) -> bool:
+    async def append(self, tail: A, *, then: Callable[[A], None], in_doubt: Callable[[A], None]) -> bool:
         try:
             await self.run(lambda: tails.resolve(tail), then=lambda _: then(tail), tail=lambda: tail)
         except StaleError:
             return False
+        except StorageInDoubt:
+            in_doubt(tail)
+            raise
         return True
 
     async def read(self, program: Callable[[], Program[T]]) -> T:

@@ -128,7 +128,7 @@ class SqliteDatabase(Database):
             self._soon()
         return answer
 
-    def append(self, tail: A, *, then: Callable[[A], None]) -> Awaitable[bool]:
+    def append(self, tail: A, *, then: Callable[[A], None], in_doubt: Callable[[A], None]) -> Awaitable[bool]:
         answer = self._answer()
         self._waiting.append(Entry(answer, time.perf_counter(), tail, then))
         if not self._is_due and not self._is_committing:
