@@ -35,7 +35,8 @@ def encode_kept(value: object) -> str:
         text = _encoder.encode(value).decode()
     except Exception:
         text = encode(value)
-    if len(text) > KEPT_LEVELS and text.count("[") + text.count("{") > KEPT_LEVELS and is_deep(value):
+    # Each level has two ends: most texts are too short for many, and need not be looked through.
+    if len(text) > 2 * KEPT_LEVELS and text.count("[") + text.count("{") > KEPT_LEVELS and is_deep(value):
         return encode(_cut(value, KEPT_LEVELS))
     return text
 

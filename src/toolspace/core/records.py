@@ -131,8 +131,9 @@ class CallRecord(Record, frozen=True):
 
     def wire_text(self) -> bytes:
         """The same as JSON, without the detour: results come in by the thousand."""
-        again = {"toolCallId": self.call_id, "startedAt": self.created_at, "completedAt": self.resolved_at}
-        return b"%s,%s" % (jsontext.encode_bytes(again)[:-1], jsontext.encode_bytes(self)[1:])
+        completed = "null" if self.resolved_at is None else self.resolved_at
+        again = f'{{"startedAt":{self.created_at},"completedAt":{completed},"toolCallId":'.encode()
+        return b"%b%b,%b" % (again, jsontext.encode_bytes(self.call_id), jsontext.encode_bytes(self)[1:])
 
 
 class InboxEvent(Record, frozen=True):
