@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from toolspace.gateway.health import NO_DATABASE, STARTING, STOPPING, Readiness
-from toolspace.stores.sql import figures
+from toolspace.abc.database import Program
+from toolspace.gateway.health import NO_DATABASE, NO_WRITES, STARTING, STOPPING, Readiness
+from toolspace.stores.sql import figures, presence
 from toolspace.stores.sql.sqlite import SqliteDatabase
 
 pytestmark = pytest.mark.spec("12.4")
 
 
+def _keep() -> Program[None]:
+    yield from presence.beat("node_1", started_at=1)
+
+
 async def test_it_is_ready_from_its_start_to_its_end(tmp_path: Path) -> None:
     database = await SqliteDatabase.open(tmp_path / "toolspace.db")
-    readiness = Readiness(lambda: database.read(figures.count))
+    readiness = Readiness(lambda: database.read(figures.count), lambda: database.run(_keep))
 
     assert await readiness.reasons() == [STARTING]
     readiness.started = True
@@ -31,11 +38,26 @@ async def test_it_is_ready_from_its_start_to_its_end(tmp_path: Path) -> None:
 @pytest.mark.spec("15.3")
 async def test_without_its_database_it_is_not_ready(tmp_path: Path) -> None:
     database = await SqliteDatabase.open(tmp_path / "toolspace.db")
-    readiness = Readiness(lambda: database.read(figures.count))
+    readiness = Readiness(lambda: database.read(figures.count), lambda: database.run(_keep))
     readiness.started = True
     await database.aclose()
 
     assert await readiness.reasons() == [NO_DATABASE]
+
+
+@pytest.mark.spec("15.3")
+async def test_where_nothing_can_be_written_it_is_not_ready(tmp_path: Path) -> None:
+    database = await SqliteDatabase.open(tmp_path / "toolspace.db")
+    readiness = Readiness(lambda: database.read(figures.count), lambda: database.run(_keep), seconds=0.2)
+    readiness.started = True
+    with closing(sqlite3.connect(tmp_path / "toolspace.db")) as other:
+        other.execute("BEGIN IMMEDIATE")
+        assert await readiness.reasons() == [NO_WRITES]
+        other.rollback()
+    await asyncio.sleep(0.6)  # So long an answer holds.
+    assert await readiness.reasons() == []
+    await readiness.aclose()
+    await database.aclose()
 
 
 async def test_a_database_that_hangs_keeps_nobody_waiting_and_is_asked_once_by_many() -> None:
@@ -46,7 +68,7 @@ async def test_a_database_that_hangs_keeps_nobody_waiting_and_is_asked_once_by_m
         asked += 1
         await asyncio.Event().wait()
 
-    readiness = Readiness(hang, seconds=0.05)
+    readiness = Readiness(hang, hang, seconds=0.05)
     readiness.started = True
     first = asyncio.create_task(readiness.reasons())
     others = [asyncio.create_task(readiness.reasons()) for _ in range(50)]

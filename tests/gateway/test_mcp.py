@@ -26,6 +26,7 @@ from toolspace.gateway.limits import Limits
 from toolspace.gateway.mcp import McpMount
 from toolspace.gateway.toolkeys import ToolKeys
 from toolspace.gateway.usage import Usage
+from toolspace.mcpserver import sessions
 from toolspace.mcpserver.http import serving
 from toolspace.spaces.ledger import Ledger
 from toolspace.stores.sql import entities
@@ -309,6 +310,43 @@ async def test_the_limits_of_keys_hold_here_too(tmp_path: Path) -> None:
         status, answer = await door.ask(key, "tools/list")
         assert status == 429
         assert "secretRateLimit" in answer["error"]["message"]
+
+
+@pytest.mark.spec("8.3")
+async def test_no_key_takes_the_sessions_of_all_others(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "MOST_OF_ONE", 3)
+    greedy, other = await door.key(), await door.key()
+    opened = [await door.session(greedy) for _ in range(3)]
+    for session in opened:
+        session.pop("said")
+    params = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
+    body = {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params}
+    headers = {name: value for name, value in opened[0].items() if name != "mcp-session-id"}
+    async with door.http.post(door.url, json=body, headers=headers) as answer:
+        assert answer.status == 429
+        assert "DELETE" in await answer.text()
+    # Those that are open go on, requests without a session too, and others notice nothing.
+    async with door.http.post(
+        door.url, json={"jsonrpc": "2.0", "id": 1, "method": "tools/list"}, headers=opened[1]
+    ) as answer:
+        assert answer.status == 200
+    assert (await door.ask(greedy, "tools/list"))[0] == 200
+    await door.session(other)
+    async with door.http.delete(door.url, headers=opened[0]) as answer:
+        assert answer.status == 200
+    await door.session(greedy)
+
+
+def test_sessions_that_nobody_used_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "MOST_OF_ONE", 2)
+    kept = sessions.Sessions(idle_seconds=0.03)
+    for name in (b"one", b"two"):
+        kept._add(sessions.Session(name, "someone", None, answers=False))
+    assert kept.has_too_many("someone")
+    assert not kept.has_too_many("another")
+    assert not kept.has_too_many(None)
+    time.sleep(0.05)
+    assert not kept.has_too_many("someone")
 
 
 async def test_a_page_of_elsewhere_is_refused_and_one_of_here_may_ask_first(door: Door) -> None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import aiohttp
 import pytest
 
+import toolspace
 from tests.gateway.serving import Api
+from toolspace.core.records import EVENT_TYPES
 from toolspace.gateway.gateway import Gateway
 from toolspace.spaces import conversation
 
@@ -118,10 +122,28 @@ async def test_a_stream_ends_for_who_is_not_a_member_any_more(gateway: Gateway, 
     assert b"she is gone" not in rest
 
 
-@pytest.mark.parametrize("query", ["format=morse", "lastEventId=x", "from=yesterday", "speed=9"])
+@pytest.mark.parametrize("query", ["format=morse", "lastEventId=x", "from=yesterday", "until=run.over", "speed=9"])
 async def test_a_stream_that_cannot_be_is_refused(api: Api, query: str) -> None:
     await people(api)
     reply = await api.get(f"/api/spaces/den/stream?{query}")
     assert reply.status == 400
     assert reply.headers["content-type"] == "application/problem+json"
     assert (await api.ask("HEAD", "/api/spaces/den/stream")).status == 405
+
+
+async def test_an_end_that_never_comes_is_said_with_the_one_that_was_meant(api: Api) -> None:
+    await people(api)
+    reply = await api.get("/api/spaces/den/stream?until=run.dome")
+    assert reply.status == 400
+    assert "run.done" in reply.detail
+    assert "tool.started" not in reply.detail  # Not a list of all.
+
+
+def test_all_events_of_streams_can_be_waited_for() -> None:
+    """Each type that is appended anywhere is known to `until`."""
+    source = Path(toolspace.__file__).parent
+    folders = ("spaces", "agent", "gateway/routes")
+    text = "".join(path.read_text() for folder in folders for path in source.glob(f"{folder}/*.py"))
+    found = set(re.findall(r'"((?:run|tool|message)\.[a-z]+)"', text))
+    assert found >= {"run.started", "tool.done", "message.delta"}
+    assert found <= set(EVENT_TYPES)

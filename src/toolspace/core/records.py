@@ -261,6 +261,21 @@ class NewEvent(msgspec.Struct, frozen=True):
     exposure: Exposure = "full"
 
 
+EVENT_TYPES = (
+    "message.started",
+    "message.delta",
+    "message.done",
+    "tool.started",
+    "tool.streaming",
+    "tool.progress",
+    "tool.done",
+    "tool.error",
+    "run.started",
+    "run.done",
+)
+"""What happens in the streams of spaces and runs."""
+
+
 def space_stream(space_id: str) -> str:
     """The name of the stream of a space's events."""
     return f"space:{space_id}"

@@ -110,8 +110,6 @@ class Gateway:
         database, wakeups = await open_database(config)
         self.ledger = self._ledger(database, wakeups)
         stack.push_async_callback(self.ledger.aclose)  # The last thing to close.
-        self.readiness = Readiness(lambda: self.ledger.read(presence.served))
-        stack.push_async_callback(self.readiness.aclose)
         # Closed after all that writes: until then others must not take this process for dead, nor it say goodbye.
         self.sweeper = await stack.enter_async_context(
             Sweeper(
@@ -121,6 +119,8 @@ class Gateway:
                 retention=server.retention,
             )
         )
+        self.readiness = Readiness(lambda: self.ledger.read(presence.served), self.sweeper.beat)
+        stack.push_async_callback(self.readiness.aclose)
         self.calls = CallDesk(self.ledger, ttl=config.defaults.pending_call_ttl)
         self.calls.on_due = self.sweeper.poke
         stack.push_async_callback(self.calls.aclose)  # Before the sweeper looks for what nobody was told.

@@ -1,4 +1,5 @@
-"""Whether this process can take requests: its database answers, and it is not about to stop. Tells no internals."""
+"""Whether this process can take requests: its database answers and keeps what it is given, and it is not about to stop.
+Tells no internals."""
 
 from __future__ import annotations
 
@@ -16,25 +17,33 @@ _FRESH_SECONDS = 0.5
 STOPPING = "it is stopping"
 STARTING = "it is starting"
 NO_DATABASE = "the database does not answer"
+NO_WRITES = "the database takes nothing in"
 
 
 class Readiness:
     """What stands against sending requests here."""
 
-    def __init__(self, look: Callable[[], Awaitable[object]], *, seconds: float = _SECONDS) -> None:
+    def __init__(
+        self,
+        look: Callable[[], Awaitable[object]],
+        write: Callable[[], Awaitable[object]],
+        *,
+        seconds: float = _SECONDS,
+    ) -> None:
         self.started = False
         self.stopping = False
-        self._look = look
-        """Asks the database for anything; raises where it does not answer."""
+        self._tries = ((look, NO_DATABASE), (write, NO_WRITES))
+        """Asks the database for anything, and has it keep something: a full disk can be read. They raise where it
+        cannot be done."""
         self._seconds = seconds
-        self._looking: asyncio.Task[bool] | None = None
+        self._looking: asyncio.Task[str | None] | None = None
         self._looked_at = -1e9
 
     async def reasons(self) -> list[str]:
         """Why not; nothing where it is ready."""
         found = [STOPPING] if self.stopping else [] if self.started else [STARTING]
-        if not self.stopping and not await self._database_answers():
-            found.append(NO_DATABASE)
+        if not self.stopping and (fault := await self._fault()) is not None:
+            found.append(fault)
         return found
 
     async def aclose(self) -> None:
@@ -42,7 +51,7 @@ class Readiness:
             self._looking.cancel()
             await asyncio.gather(self._looking, return_exceptions=True)
 
-    async def _database_answers(self) -> bool:
+    async def _fault(self) -> str | None:
         now = time.monotonic()
         looking = self._looking
         if looking is None or (looking.done() and now - self._looked_at > _FRESH_SECONDS):
@@ -51,11 +60,12 @@ class Readiness:
         # Shielded: one who stops waiting must not take the answer away from the others.
         return await asyncio.shield(looking)
 
-    async def _look_once(self) -> bool:
-        try:
-            async with asyncio.timeout(self._seconds):
-                await self._look()
-        except Exception as error:  # Whatever it is: there was no answer.
-            _log.warning("the database does not answer: %s", error or "it took too long")
-            return False
-        return True
+    async def _look_once(self) -> str | None:
+        for attempt, fault in self._tries:
+            try:
+                async with asyncio.timeout(self._seconds):
+                    await attempt()
+            except Exception as error:  # Whatever it is: it could not be done.
+                _log.warning("%s: %s", fault, error or "it took too long")
+                return fault
+        return None

@@ -8,6 +8,8 @@ from typing import Final, Literal
 
 import msgspec
 
+from toolspace.core.names import did_you_mean
+from toolspace.core.records import EVENT_TYPES
 from toolspace.gateway.dialects import DIALECTS, NATIVE, Dialect
 from toolspace.gateway.problems import Problem
 
@@ -50,6 +52,9 @@ def reading_of(query: StreamQuery, last_event_id: str | None) -> Reading:
     if dialect is None:
         known = ", ".join(f'"{name}"' for name in DIALECTS)
         raise Problem(400, f'the format "{query.format[:80]}" is not known; there are {known}', path="$.format")
+    if query.until is not None and query.until not in EVENT_TYPES:
+        near = did_you_mean(query.until[:80], EVENT_TYPES) or f"; there are {', '.join(EVENT_TYPES)}"
+        raise Problem(400, f'no event is a "{query.until[:80]}"{near}', path="$.until")
     place = last_event_id or query.last_event_id
     if not place:
         return Reading(dialect, 0 if query.from_ == "start" else None, until=query.until)

@@ -22,7 +22,7 @@ from toolspace.mcpserver.jobs import Job
 from toolspace.mcpserver.lowlevel import CALLER, ToolspaceServer
 from toolspace.mcpserver.parking import Parking
 from toolspace.mcpserver.service import Service
-from toolspace.mcpserver.sessions import Sessions
+from toolspace.mcpserver.sessions import MOST, MOST_OF_ONE, Sessions, opening_of
 from toolspace.mcpserver.wire import Message, Receive, Scope, Send, refuse
 from toolspace.toolspace import Toolspace
 
@@ -61,7 +61,7 @@ class McpEndpoint:
         self._max_body = max_body
         # The body is bounded and the names are checked here, before either path.
         self._manager = StreamableHTTPSessionManager(
-            self._server, max_request_body_size=max_body, session_idle_timeout=idle_seconds
+            self._server, max_request_body_size=max_body, session_idle_timeout=idle_seconds, max_sessions=MOST
         )
         self._fast = FastPath(self._service, self._parking, self._server.server_info_stamp)
         self._sessions = Sessions(idle_seconds)
@@ -140,8 +140,11 @@ class McpEndpoint:
             return
         if b"mcp-session-id" in headers:
             send = self._sessions.until_lost(headers, owner, send)
-        else:
-            send = self._sessions.observe(body, owner, context, send)
+        elif (opening := opening_of(body)) is not None:
+            if self._sessions.has_too_many(owner):
+                await refuse(send, 429, f"Too many sessions: {MOST_OF_ONE} are open; end one with DELETE")
+                return
+            send = self._sessions.observe(opening, owner, context, send)
         # Space around a value is no part of it, but some web servers leave it there.
         trimmed = {**scope, "headers": [(name, value.strip(b" \t")) for name, value in pairs]}
         await self._manage(trimmed, _replay(body, receive), send, owner)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
@@ -13,8 +14,10 @@ from toolspace.core.context import ToolContext
 from toolspace.mcpserver.service import session_context
 from toolspace.mcpserver.wire import Message, Send
 
-_FORGET_SECONDS = 3600.0
-_MOST = 10_000
+MOST = 10_000
+"""Sessions that may be open at once."""
+MOST_OF_ONE = MOST // 10
+"""Those of one caller, where callers are known: none of them takes the room of all others."""
 _ANSWERING = frozenset(("elicitation", "sampling", "roots"))
 _VERSIONS = frozenset(version.encode() for version in HANDSHAKE_PROTOCOL_VERSIONS)
 
@@ -35,13 +38,32 @@ class Session:
         """Request → call. Ids are compared as text: some clients send a number and cancel its digits."""
 
 
+class Opening(NamedTuple):
+    """A request that opens a session."""
+
+    answers: bool
+    """Whether the client can be asked something during a call."""
+
+
 class _Introduction(msgspec.Struct):
     capabilities: dict[str, msgspec.Raw] = {}
 
 
-class _Opening(msgspec.Struct):
+class _Request(msgspec.Struct):
     method: str
     params: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+def opening_of(body: bytes) -> Opening | None:
+    """What a body says, where it opens a session."""
+    try:
+        request = msgspec.json.decode(body, type=_Request)
+        if request.method != "initialize":
+            return None
+        said = msgspec.json.decode(request.params, type=_Introduction).capabilities
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        return None
+    return Opening(answers=not _ANSWERING.isdisjoint(said))
 
 
 class Sessions:
@@ -49,8 +71,18 @@ class Sessions:
 
     def __init__(self, idle_seconds: float) -> None:
         self._known: dict[bytes, Session] = {}
+        self._owned: Counter[str | None] = Counter()
         self._touch_seconds = idle_seconds / 6
         """How often a request takes the library's way: else it would take a busy session for an idle one."""
+        self._idle_seconds = idle_seconds + self._touch_seconds
+        """When the library has ended a session that nobody used."""
+
+    def has_too_many(self, owner: str | None) -> bool:
+        """Whether a caller has as many open as one may have. It is nobody's fault where callers are not known."""
+        if owner is None or self._owned[owner] < MOST_OF_ONE:
+            return False
+        self._forget_idle()
+        return self._owned[owner] >= MOST_OF_ONE
 
     def find(self, headers: Mapping[bytes, bytes], owner: str | None) -> Session | None:
         """The session of a request, where its caller opened it and it was seen by the library lately."""
@@ -68,7 +100,10 @@ class Sessions:
     def forget(self, headers: Mapping[bytes, bytes], owner: str | None) -> Session | None:
         """The session that its caller ends, which is not known from now on."""
         session = self._known.get(headers.get(b"mcp-session-id", b""))
-        return self._known.pop(session.id) if session is not None and session.owner == owner else None
+        if session is None or session.owner != owner:
+            return None
+        self._remove(session.id)
+        return session
 
     def until_lost(self, headers: Mapping[bytes, bytes], owner: str | None, send: Send) -> Send:
         """Where the library's answer says that a session is no more, forgets it too."""
@@ -78,21 +113,14 @@ class Sessions:
 
         async def noting(message: Message) -> None:
             if message["type"] == "http.response.start" and message["status"] == 404:
-                self._known.pop(session.id, None)
+                self._remove(session.id)
             await send(message)
 
         return noting
 
-    def observe(self, body: bytes, owner: str | None, context: ToolContext | None, send: Send) -> Send:
-        """Where a request opens a session, notes the one that the library's answer names."""
-        try:
-            opening = msgspec.json.decode(body, type=_Opening)
-            if opening.method != "initialize":
-                return send
-            said = msgspec.json.decode(opening.params, type=_Introduction).capabilities
-        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
-            return send
-        return self._noting(owner, context, send, answers=not _ANSWERING.isdisjoint(said))
+    def observe(self, opening: Opening, owner: str | None, context: ToolContext | None, send: Send) -> Send:
+        """Notes the session that the library's answer to its opening names."""
+        return self._noting(owner, context, send, answers=opening.answers)
 
     def _noting(self, owner: str | None, context: ToolContext | None, send: Send, *, answers: bool) -> Send:
         async def noting(message: Message) -> None:
@@ -106,8 +134,21 @@ class Sessions:
         return noting
 
     def _add(self, session: Session) -> None:
-        if len(self._known) >= _MOST:
-            now = time.monotonic()
-            self._known = {id: one for id, one in self._known.items() if now - one.touched < _FORGET_SECONDS}
-        if len(self._known) < _MOST:  # Others take the library's way, which is only slower.
+        if len(self._known) >= MOST:
+            self._forget_idle()
+        if len(self._known) < MOST:  # Others take the library's way, which is only slower.
             self._known[session.id] = session
+            self._owned[session.owner] += 1
+
+    def _remove(self, id: bytes) -> None:
+        session = self._known.pop(id, None)
+        if session is None:
+            return
+        self._owned[session.owner] -= 1
+        if not self._owned[session.owner]:
+            del self._owned[session.owner]
+
+    def _forget_idle(self) -> None:
+        before = time.monotonic() - self._idle_seconds
+        for session in [one for one in self._known.values() if one.touched < before]:
+            self._remove(session.id)
