@@ -52,4 +52,4 @@ async def until_idle(gateway: Gateway) -> None:
 def _push(effects: Effects, agents: list[str], data: Any) -> Any:
     for agent in agents:
         yield from inbox.push(agent, new_id("evt"), "service", data, priority=inbox.PLAN_OR_SERVICE)
-        effects.inbox.add(agent)
+        effects.tell_agent(agent)

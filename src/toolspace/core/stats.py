@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache, partial
 from typing import Any
 
 import msgspec
@@ -12,8 +14,9 @@ import msgspec
 from toolspace.core.tool import Tool
 
 _GROWTH = 1.04
-_SCALE = 1 / math.log(_GROWTH)
-_FLOOR_MS = 1e-4
+_FLOOR_MS, _LONGEST_MS = 1e-4, 1e10
+"""What is below the one or above the other is not told apart."""
+_LOWEST = math.ceil(math.log(_FLOOR_MS, _GROWTH))
 _FOLD = 128
 
 
@@ -63,20 +66,24 @@ class CallStats:
         buckets = sorted(self._buckets)
         seen = at = 0
         for bound in bounds_ms:
-            while at < len(buckets) and _GROWTH ** (buckets[at] + 0.5) - _FLOOR_MS <= bound:
+            while at < len(buckets) and _middle_ms(buckets[at]) <= bound:
                 seen += self._buckets[buckets[at]]
                 at += 1
             found.append(seen)
         return found
 
     def _fold(self) -> None:
-        # A clock that was set back, or a caller's mistake, counts as no time at all.
         recent, self._recent = self._recent, []  # Swapped, not cleared: another thread may be adding.
-        durations = [one if 0.0 <= one < math.inf else 0.0 for one in recent]
-        self._folded += len(durations)
-        self._total_ms += sum(durations)
-        log, floor = math.log, math.floor
-        self._buckets.update([floor(log(one + _FLOOR_MS) * _SCALE) for one in durations])
+        if not recent:
+            return
+        total = sum(recent)
+        if not (min(recent) >= 0.0 and total < math.inf):
+            # A clock that was set back, or a caller's mistake, counts as no time at all.
+            recent = [one if 0.0 <= one < math.inf else 0.0 for one in recent]
+            total = sum(recent)
+        self._folded += len(recent)
+        self._total_ms += total
+        self._buckets.update(map(_sorter(), recent))
 
     def percentile(self, share: float) -> float:
         """The duration in milliseconds that `share` (0 to 1) of the calls did not exceed."""
@@ -86,7 +93,7 @@ class CallStats:
         for bucket in sorted(self._buckets):
             seen += self._buckets[bucket]
             if seen >= wanted:
-                return max(0.0, _GROWTH ** (bucket + 0.5) - _FLOOR_MS)
+                return max(0.0, _middle_ms(bucket))
         return 0.0
 
     def to_dict(self) -> dict[str, Any]:
@@ -147,3 +154,14 @@ class StatsBook:
             failures=sum(stats.failures for stats in self._tools.values()),
             call_stats={name: stats.to_dict() for name, stats in self._tools.items() if stats.count},
         )
+
+
+@cache
+def _sorter() -> Callable[[float], int]:
+    """Gives the bucket of a duration. Their bounds are looked up, not computed: every call pays for this."""
+    highest = math.ceil(math.log(_LONGEST_MS, _GROWTH))
+    return partial(bisect_right, [_GROWTH**power - _FLOOR_MS for power in range(_LOWEST, highest)])
+
+
+def _middle_ms(bucket: int) -> float:
+    return _GROWTH ** (_LOWEST + bucket - 0.5) - _FLOOR_MS

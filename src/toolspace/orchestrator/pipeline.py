@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from toolspace.core.events import CallCompleted, CallRequested, EventType
 from toolspace.core.result import ToolResult
 from toolspace.orchestrator.call import Call
 from toolspace.orchestrator.catalog import Entry
 from toolspace.orchestrator.services import Services
 from toolspace.orchestrator.settings import effective
 from toolspace.orchestrator.stage import Handler, Instant, Plan, Stage
-from toolspace.orchestrator.stages.announce import VERBOSE, announce, announcements, calls_log
+from toolspace.orchestrator.stages.announce import VERBOSE, announce, calls_log
 from toolspace.orchestrator.stages.budget import budget
 from toolspace.orchestrator.stages.cache import cache, recollection
 from toolspace.orchestrator.stages.cap import cap
@@ -59,21 +60,27 @@ def compile_instant(entry: Entry, services: Services) -> Instant | None:
     recall = recollection(plan)
     if recall is None or services.policies or entry.refusal is not None:
         return None
-    began, ended = announcements(plan)
-    verbose = calls_log.isEnabledFor
-    add, stats = services.accounting.add, services.accounting.stats.book(entry.tool.name)
+    verbose, name = calls_log.isEnabledFor, entry.tool.name
+    subscribers, deliver = services.bus.subscribers, services.bus.deliver
+    add, stats = services.accounting.add, services.accounting.stats.book(name)
 
     def answer(call: Call) -> ToolResult | None:
-        if verbose(VERBOSE):
-            return None  # Logged on the long way.
-        result = recall(call)
-        if result is not None:
-            began(call)
-            add(call, result, stats)
-            ended(call, result)
+        # Logged, or told by whoever called, on the long way.
+        if call.deferred or verbose(VERBOSE) or (result := recall(call)) is None:
+            return None
+        # As `announcements` and `record` do it, without what cannot be here: a run, a failure.
+        id, parent_id = call.id, None if call.parent is None else call.parent.id
+        if (listeners := subscribers.get(_REQUESTED)) is not None:
+            deliver(CallRequested(call.started_at, id, name, None, parent_id, call.arguments), listeners)
+        add(call, result, stats)
+        if (listeners := subscribers.get(_COMPLETED)) is not None:
+            deliver(CallCompleted(result.completed_at, id, name, None, parent_id, result), listeners)
         return result
 
     return answer
+
+
+_REQUESTED, _COMPLETED = EventType.TOOL_CALL_REQUESTED, EventType.TOOL_CALL_COMPLETED
 
 
 async def _nobody(call: Call) -> ToolResult:
