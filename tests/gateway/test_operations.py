@@ -11,6 +11,7 @@ from tests.gateway.serving import Api, Reply, asking, write_config
 from tests.gateway.test_exposition import samples
 from tests.servers.postgres import OwnServer
 from toolspace.gateway.gateway import Gateway
+from toolspace.stores.sql import sqlitefiles
 
 pytestmark = pytest.mark.spec("12.4")
 
@@ -34,6 +35,15 @@ async def test_it_is_not_ready_while_it_stops(gateway: Gateway, api: Api) -> Non
     assert reply.headers["retry-after"] == "1"
     assert reply.data["reasons"] == ["it is stopping"]
     assert (await api.get("/health")).status == 200
+
+
+@pytest.mark.spec("15.3")
+async def test_it_is_not_ready_while_the_disk_is_full(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as full:
+        full.setattr(sqlitefiles, "LEAST_ROOM", 1 << 62)
+        reply = await ready_says(api, 503)
+        assert reply.data["reasons"] == ["the database takes nothing in"]
+    await ready_says(api, 200)
 
 
 async def test_figures_are_for_secret_keys_alone(api: Api) -> None:

@@ -112,6 +112,9 @@ class Database(ABC):
     def read(self, program: Callable[[], Program[T]]) -> Awaitable[T]:
         """Runs a program that only reads, beside the writers. It sees everything acknowledged before it began."""
 
+    def check_room(self) -> None:
+        """Raises `StorageUnavailable` where there is hardly room for more, as far as this process can tell."""
+
     @abstractmethod
     async def aclose(self) -> None: ...
 

@@ -119,7 +119,7 @@ class Gateway:
                 retention=server.retention,
             )
         )
-        self.readiness = Readiness(lambda: self.ledger.read(presence.served), self.sweeper.beat)
+        self.readiness = Readiness(lambda: self.ledger.read(presence.served), self._keep_something)
         stack.push_async_callback(self.readiness.aclose)
         self.calls = CallDesk(self.ledger, ttl=config.defaults.pending_call_ttl)
         self.calls.on_due = self.sweeper.poke
@@ -232,6 +232,11 @@ class Gateway:
     def _ledger(self, database: Database, wakeups: WakeUps | None) -> Ledger:
         self.metrics.watch(database)
         return Ledger(database, wakeups)
+
+    async def _keep_something(self) -> None:
+        """Raises where nothing can be written. What is small may find room where most does not."""
+        self.ledger.database.check_room()
+        await self.sweeper.beat()
 
     def authenticate(self, request: Request) -> Caller | Awaitable[Caller]:
         """Who makes a request. Raises `Problem` where that is not known."""

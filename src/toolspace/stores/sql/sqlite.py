@@ -140,6 +140,10 @@ class SqliteDatabase(Database):
         self._reads.put(Job(answer, time.perf_counter(), program))
         return answer
 
+    def check_room(self) -> None:
+        if sqlitefiles.room(self.path) < sqlitefiles.LEAST_ROOM:
+            raise StorageUnavailable(f"the disk of {self.path} is full")
+
     async def aclose(self) -> None:
         if not self._closing:
             self._closing = True

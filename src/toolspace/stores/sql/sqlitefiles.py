@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import shutil
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ CHECKPOINT_BYTES = 16 << 20
 """How long the log may be before it is copied into the database."""
 LOG_BYTES, LONGEST_LOG = 8 << 20, 32 << 20
 """How long the log's file is made beforehand, and how long it may stay."""
+LEAST_ROOM = 8 << 20
+"""Bytes that should be free on the disk: what is written last may be large, and the log is copied after it."""
 _LOG_HEAD, _FRAME_HEAD = 32, 24
 """Bytes at the beginning of the log, and of each page in it."""
 
@@ -57,6 +60,11 @@ def copy_log(connection: sqlite3.Connection, path: Path) -> int:
         _log.warning("copying the log of %s: %s", path, error)
         return 0
     return frames * page
+
+
+def room(path: Path) -> int:
+    """Bytes that are free where a file is."""
+    return shutil.disk_usage(path.parent).free
 
 
 def lock(database: Path) -> Any:
