@@ -113,7 +113,6 @@ class Entry(msgspec.Struct, eq=False):
     error: BaseException | None = None
 
     aside: ClassVar[bool] = False
-    steps: ClassVar[None] = None
 
     def begin(self) -> None:
         self.error = None
