@@ -59,6 +59,10 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.method} {self.path}"
 
 
+_MOST_REMEMBERED, _LONGEST_REMEMBERED = 1024, 200
+"""Paths that are remembered, and their characters: anyone may make them up."""
+
+
 class Match(msgspec.Struct, frozen=True):
     """Where a path leads: what answers there by method, and the values of the parameters in their order."""
 
@@ -76,11 +80,13 @@ class _Node:
 
 
 class Router:
-    """Finds routes by their paths: one step in a tree for each segment."""
+    """Finds routes by their paths: one step in a tree for each segment. Remembers where the latest paths led: most who
+    ask ask again."""
 
     def __init__(self, routes: Iterable[Route]) -> None:
         self.routes = tuple(routes)
         self._root = _Node()
+        self._remembered: dict[str, Match] = {}
         for route in self.routes:
             self._add(route)
 
@@ -88,11 +94,18 @@ class Router:
         """What is at a path. The raw one tells a slash that is a part of a name from one that parts names."""
         if raw_path is not None and b"%" in raw_path:
             try:
-                segments = [unquote_to_bytes(part).decode() for part in raw_path.split(b"/")[1:]]
+                return self._follow([unquote_to_bytes(part).decode() for part in raw_path.split(b"/")[1:]])
             except UnicodeDecodeError:
                 return None
-        else:
-            segments = path.split("/")[1:]
+        known = self._remembered.get(path)
+        if known is None and (known := self._follow(path.split("/")[1:])) is not None:
+            if len(self._remembered) >= _MOST_REMEMBERED:
+                self._remembered.clear()
+            if len(path) <= _LONGEST_REMEMBERED:
+                self._remembered[path] = known
+        return known
+
+    def _follow(self, segments: Sequence[str]) -> Match | None:
         values: list[str] = []
         node: _Node | None = self._root
         for segment in segments:  # The way of most: each name leads on.
