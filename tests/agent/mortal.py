@@ -27,7 +27,10 @@ class Mortal(Database):
         self.dead.set()
 
     def die_at(self, write: int, *, lost: bool) -> None:
-        """With this write of those to come. `lost`: it does not happen any more; else nobody is told that it did."""
+        """With this write of those to come. `lost`: it does not happen any more; else nobody is told that it did.
+
+        The sweeper's do not count: they come when they come.
+        """
         self._left, self._lost = write, lost
 
     async def live(self) -> None:
@@ -44,7 +47,7 @@ class Mortal(Database):
         aside: bool = False,
     ) -> T:
         self._check()
-        if self._left is not None:
+        if self._left is not None and not _is_sweeping():
             self._left -= 1
             if self._left == 0:
                 self.die()
@@ -79,3 +82,8 @@ class Mortal(Database):
     def _check(self) -> None:
         if self.dead.is_set():
             raise StorageUnavailable("this process is dead")
+
+
+def _is_sweeping() -> bool:
+    task = asyncio.current_task()
+    return task is not None and getattr(task.get_coro(), "__qualname__", "") == "Sweeper._run"
