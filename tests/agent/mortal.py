@@ -86,4 +86,4 @@ class Mortal(Database):
 
 def _is_sweeping() -> bool:
     task = asyncio.current_task()
-    return task is not None and getattr(task.get_coro(), "__qualname__", "") == "Sweeper._run"
+    return task is not None and getattr(task.get_coro(), "__qualname__", "").startswith("Sweeper.")

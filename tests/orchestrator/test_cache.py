@@ -10,6 +10,7 @@ import pytest
 
 from toolspace import EventType, ResultCache, Rules, Settings, ToolContext, ToolResult, Toolspace, tool
 from toolspace.abc import CachedResult
+from toolspace.core.events import CallEvent
 from toolspace.stores.cache_memory import MemoryCache
 from toolspace.testing import Recorder
 
@@ -319,3 +320,47 @@ async def test_a_call_canceled_before_it_would_wait_for_an_equal_one_does_not_wa
         assert (late.error_kind, late.executed) == ("canceled", False)
         held.release.set()
         assert (await first).ok
+
+
+@pytest.mark.spec("4.2")
+@pytest.mark.parametrize("nested", [False, True])
+async def test_a_hit_by_its_very_text_is_told_as_any_other(nested: bool) -> None:
+    counter = Counter()
+    text = '{"key": "a"}'
+
+    @tool
+    async def outer(by_text: bool, context: ToolContext) -> Any:
+        return (await context.call("look_up", text if by_text else {"key": "a"})).result
+
+    async with Toolspace(tools=[counter.tool, outer]) as ts:
+        await ts.call("look_up", text)
+        told: list[list[tuple[Any, ...]]] = []
+        for by_text in (True, False):  # The one is known by its text, the other goes through the stages.
+            seen = Recorder(ts)
+            if nested:
+                await ts.call("outer", {"by_text": by_text})
+            else:
+                await ts.call("look_up", text if by_text else {"key": "a"})
+            seen.stop()
+            events = [event for event in seen.events if isinstance(event, CallEvent) and event.tool_name == "look_up"]
+            assert len({event.call_id for event in events}) == 1
+            assert all((event.parent_id is not None) is nested for event in events)
+            told.append([(event.type, event.run_id) for event in events])
+        assert told[0] == told[1] == [(EventType.TOOL_CALL_REQUESTED, None), (EventType.TOOL_CALL_COMPLETED, None)]
+        records = [record for record in ts.orchestrator.accounting.recent if record.tool == "look_up"]
+        assert [record.cache_hit for record in records] == [False, True, True]
+        assert (records[1].parent_id is not None) is nested
+    assert counter.runs == 1
+
+
+@pytest.mark.spec("18")
+async def test_the_end_of_a_hit_can_be_announced_later_too() -> None:
+    counter = Counter()
+    async with Toolspace(tools=[counter.tool]) as ts:
+        await ts.call("look_up", "{}")
+        seen = Recorder(ts)
+        result = await ts.orchestrator.execute("look_up", "{}", defer_completion=True)
+        assert not result.executed
+        assert seen.types() == ["TOOL_CALL_REQUESTED"]
+        assert ts.orchestrator.emit_completion(result)
+        assert seen.types() == ["TOOL_CALL_REQUESTED", "TOOL_CALL_COMPLETED"]

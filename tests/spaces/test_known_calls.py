@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +154,18 @@ class _Held:
         monkeypatch.setattr(TailWriter, "write", held)
 
 
+@asynccontextmanager
+async def _holding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
+) -> AsyncIterator[tuple[Rig, str, list[str], _Held]]:
+    """So many pending calls of a run, and a thread that is held as soon as it writes a result."""
+    async with rig(await SqliteDatabase.open(tmp_path / "toolspace.db"), _later()) as r:
+        run_id = await r.open_run()
+        ids = await _pending(r, run_id, count)
+        await r.sweeper.__aexit__()  # It would write, too.
+        yield r, run_id, ids, _Held(monkeypatch)
+
+
 async def _bring_some(r: Rig, ids: Sequence[str], first: int) -> list[asyncio.Task[Any]]:
     """Results, of which some are being written when the others come."""
     bringing = [asyncio.create_task(r.submit(call_id, n)) for n, call_id in enumerate(ids[:first])]
@@ -167,11 +179,7 @@ async def _bring_some(r: Rig, ids: Sequence[str], first: int) -> list[asyncio.Ta
 async def test_what_comes_during_a_commit_is_written_without_the_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with rig(await SqliteDatabase.open(tmp_path / "toolspace.db"), _later()) as r:
-        run_id = await r.open_run()
-        ids = await _pending(r, run_id, 12)
-        await r.sweeper.__aexit__()  # It would write, too.
-        held = _Held(monkeypatch)
+    async with _holding(tmp_path, monkeypatch, 12) as (r, run_id, ids, held):
         bringing = await _bring_some(r, ids, 5)
         held.go_on.set()
         assert held.second.wait(30)  # The loop stands still meanwhile.
@@ -186,11 +194,7 @@ async def test_what_comes_during_a_commit_is_written_without_the_loop(
 async def test_little_that_comes_during_a_commit_waits_for_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with rig(await SqliteDatabase.open(tmp_path / "toolspace.db"), _later()) as r:
-        run_id = await r.open_run()
-        ids = await _pending(r, run_id, 10)
-        await r.sweeper.__aexit__()  # It would write, too.
-        held = _Held(monkeypatch)
+    async with _holding(tmp_path, monkeypatch, 10) as (r, run_id, ids, held):
         bringing = await _bring_some(r, ids, 8)
         held.go_on.set()
         assert not held.second.wait(0.2)  # It is left to the loop, which stands still.
@@ -205,11 +209,7 @@ async def test_a_program_between_results_has_its_turn(tmp_path: Path, monkeypatc
         effects.emit(run_stream(run_id), NewEvent("said", {"output": "a program"}))
         yield "SELECT 1", ()
 
-    async with rig(await SqliteDatabase.open(tmp_path / "toolspace.db"), _later()) as r:
-        run_id = await r.open_run()
-        ids = await _pending(r, run_id, 6)
-        await r.sweeper.__aexit__()  # It would write, too.
-        held = _Held(monkeypatch)
+    async with _holding(tmp_path, monkeypatch, 6) as (r, run_id, ids, held):
         bringing: list[asyncio.Task[Any]] = await _bring_some(r, ids[:4], 2)
         bringing.append(asyncio.create_task(r.ledger.commit(emit)))
         bringing += [asyncio.create_task(r.submit(call_id, n)) for n, call_id in enumerate(ids[4:], 4)]
@@ -221,14 +221,9 @@ async def test_a_program_between_results_has_its_turn(tmp_path: Path, monkeypatc
 
 @pytest.mark.spec("6.4")
 async def test_what_changed_under_the_thread_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "toolspace.db"
-    async with rig(await SqliteDatabase.open(path), _later()) as r:
-        run_id = await r.open_run()
-        ids = await _pending(r, run_id, 8)
-        await r.sweeper.__aexit__()  # It would write, too.
-        held = _Held(monkeypatch)
+    async with _holding(tmp_path, monkeypatch, 8) as (r, run_id, ids, held):
         bringing = await _bring_some(r, ids, 4)
-        with closing(sqlite3.connect(path)) as other, other:
+        with closing(sqlite3.connect(tmp_path / "toolspace.db")) as other, other:
             other.execute("UPDATE calls SET status = 'canceled' WHERE call_id = ?", (ids[5],))
         held.go_on.set()
         ends = await asyncio.gather(*bringing, return_exceptions=True)

@@ -195,6 +195,24 @@ async def test_a_process_that_others_took_for_dead_hears_of_it(database: Databas
         assert forgotten.is_set()
 
 
+async def test_it_is_heard_of_though_whoever_asked_for_the_sign_of_life_stopped_waiting(database: Database) -> None:
+    async with rig(database) as r:
+        await r.sweeper.__aexit__()  # It would beat, too.
+        forgotten = asyncio.Event()
+
+        async def hear() -> None:
+            forgotten.set()
+
+        r.sweeper.on_forgotten = hear
+        beating = asyncio.create_task(r.sweeper.beat())
+        await asyncio.sleep(0)
+        beating.cancel()
+        await asyncio.gather(beating, return_exceptions=True)
+        assert beating.cancelled()
+        async with asyncio.timeout(30):
+            await forgotten.wait()
+
+
 @pytest.mark.spec("15.2")
 async def test_a_process_that_stops_leaves_nothing_open_behind(database: Database) -> None:
     async with rig(database) as r:

@@ -90,7 +90,7 @@ class App:
                     return 204
                 raise _wrong_method(scope["method"], match)
             names = route.parameters
-            params = dict(zip(names, match.values)) if names else {}  # noqa: B905 - the router gives one for each
+            params = dict(zip(names, match.values, strict=True)) if names else {}
             request = Request(self._gateway, route, scope, receive, params=params, max_body=self._max_body)
             if route.access is not Access.OPEN:
                 caller = self._gateway.authenticate(request)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from toolspace.gateway.requests import Request
 
 Handler = Callable[["Request"], Awaitable[Any]]
+"""Gives an `Answer`, a stream, bytes that are JSON already, or anything else to be encoded as JSON."""
 
 
 class Route(msgspec.Struct, frozen=True, kw_only=True):

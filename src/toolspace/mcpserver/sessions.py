@@ -120,15 +120,13 @@ class Sessions:
 
     def observe(self, opening: Opening, owner: str | None, context: ToolContext | None, send: Send) -> Send:
         """Notes the session that the library's answer to its opening names."""
-        return self._noting(owner, context, send, answers=opening.answers)
 
-    def _noting(self, owner: str | None, context: ToolContext | None, send: Send, *, answers: bool) -> Send:
         async def noting(message: Message) -> None:
             if message["type"] == "http.response.start" and message["status"] == 200:
                 headers: Any = message.get("headers", ())
                 for name, value in headers:
                     if name == b"mcp-session-id":
-                        self._add(Session(bytes(value), owner, context, answers=answers))
+                        self._add(Session(bytes(value), owner, context, answers=opening.answers))
             await send(message)
 
         return noting

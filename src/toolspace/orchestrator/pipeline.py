@@ -68,7 +68,7 @@ def compile_instant(entry: Entry, services: Services) -> Instant | None:
         # Logged, or told by whoever called, on the long way.
         if call.deferred or verbose(VERBOSE) or (result := recall(call)) is None:
             return None
-        # As `announcements` and `record` do it, without what cannot be here: a run, a failure.
+        # As `announce` and `record` do it, without what cannot be here: a run, a failure.
         id, parent_id = call.id, None if call.parent is None else call.parent.id
         if (listeners := subscribers.get(_REQUESTED)) is not None:
             deliver(CallRequested(call.started_at, id, name, None, parent_id, call.arguments), listeners)

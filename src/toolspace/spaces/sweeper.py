@@ -60,7 +60,7 @@ class Sweeper:
         self._silent: dict[str, tuple[int, float]] = {}
         """The last sign of each other process, and since when there was no other, by the clock of this one."""
         self._task: asyncio.Task[None] | None = None
-        self._beating: set[asyncio.Future[bool]] = set()
+        self._beating: set[asyncio.Task[None]] = set()
         self._poked = asyncio.Event()
         self._failed = False
         """Whether something of the last round could not be done, and is due still."""
@@ -136,13 +136,14 @@ class Sweeper:
         await self._ledger.commit(_take_back_inbox)
 
     async def beat(self) -> None:
-        """Says that this process is alive."""
-        beat = asyncio.ensure_future(
-            self._ledger.write(presence.beat, self._ledger.node_id, started_at=self._started_at)
-        )
+        """Says that this process is alive. Whoever asks may stop waiting for it: what it finds out is heard of."""
+        beat = asyncio.create_task(self._beat())
         self._beating.add(beat)
         beat.add_done_callback(self._beating.discard)
-        if await asyncio.shield(beat):
+        await asyncio.shield(beat)
+
+    async def _beat(self) -> None:
+        if await self._ledger.write(presence.beat, self._ledger.node_id, started_at=self._started_at):
             _log.warning("other processes took this one for dead; it tells them who is connected to it")
             await self.on_forgotten()
 

@@ -24,7 +24,7 @@ logging.getLogger("toolspace").addHandler(logging.NullHandler())  # Silent until
 
 
 def announce(plan: Plan, next: Handler, /) -> Handler:
-    began, ended = announcements(plan)
+    began, ended = _announcements(plan)
 
     async def run(call: Call) -> ToolResult:
         began(call)
@@ -48,7 +48,7 @@ def announce(plan: Plan, next: Handler, /) -> Handler:
     return run
 
 
-def announcements(plan: Plan) -> tuple[Callable[[Call], None], Callable[[Call, ToolResult], None]]:
+def _announcements(plan: Plan) -> tuple[Callable[[Call], None], Callable[[Call, ToolResult], None]]:
     """How the beginning and the end of a tool's calls are told to subscribers."""
     subscribers, deliver = plan.services.bus.subscribers, plan.services.bus.deliver
     deferred = plan.services.deferred
