@@ -14,8 +14,8 @@ from benchmarks.agent_town import give_model, tell, town, until_idle, write_conf
 from benchmarks.harness import Report
 from benchmarks.subjects import ARGUMENTS, add
 from toolspace import tool
-from toolspace.gateway.gateway import Gateway
 from toolspace.models.scripted import ScriptedModel, call
+from toolspace.server.gateway import Gateway
 
 loop_factory = uvloop.new_event_loop
 OURS = "an agent of a gateway, on SQLite"

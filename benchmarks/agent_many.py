@@ -14,9 +14,9 @@ import uvloop
 from benchmarks.agent_town import give_model, tell, town, until_idle, write_config
 from benchmarks.harness import Report, child, rounds_of
 from benchmarks.memory import resident
-from toolspace.agent.residents import entity_of
+from toolspace.agents.host import entity_of
 from toolspace.models.scripted import ScriptedModel
-from toolspace.stores.sql import inbox
+from toolspace.storage.queries import inbox
 
 loop_factory = uvloop.new_event_loop
 IDLE = 1_000

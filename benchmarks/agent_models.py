@@ -16,8 +16,8 @@ import httpx2
 from benchmarks.chatserver import TEXT, WORDS
 from benchmarks.harness import Contestant, Report, Timings, race, repeat
 from benchmarks.processes import serving
-from toolspace.core.dialogue import ModelPart, ModelRequest, UserTurn
-from toolspace.models.opening import open_model
+from toolspace.core.conversation import ModelPart, ModelRequest, UserTurn
+from toolspace.models.registry import open_model
 
 OURS = "Toolspace, listening to each piece"
 SDK = "the openai SDK"

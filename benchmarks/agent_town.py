@@ -9,12 +9,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from toolspace.abc.model import Model
-from toolspace.agent.residents import entity_of
+from toolspace.agents.host import entity_of
 from toolspace.core.ids import new_id
-from toolspace.gateway.gateway import Gateway
+from toolspace.core.model import Model
+from toolspace.server.gateway import Gateway
 from toolspace.spaces.ledger import Effects
-from toolspace.stores.sql import inbox
+from toolspace.storage.queries import inbox
 
 
 def write_config(folder: Path, names: Iterable[str], **more: Any) -> Path:

@@ -102,8 +102,8 @@ def _answered(_: Connection, head: bytes, rest: bytes) -> None:
 async def main(what: str) -> None:
     """What runs in the fresh interpreter: prints how many bytes the calls added that wait in its own process."""
     from toolspace.core.context import ToolContext
-    from toolspace.gateway.gateway import Gateway
-    from toolspace.spaces.host import CallRoom
+    from toolspace.server.gateway import Gateway
+    from toolspace.spaces.call_host import CallRoom
 
     with tempfile.TemporaryDirectory() as folder:
         async with (

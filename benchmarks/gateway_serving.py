@@ -11,17 +11,17 @@ from typing import Any
 
 import msgspec
 
-from toolspace.abc.database import Program
 from toolspace.cli.serving import tune
 from toolspace.core.records import NewEvent, space_stream
-from toolspace.gateway import gateway as composition
-from toolspace.gateway.callers import Access
-from toolspace.gateway.gateway import Gateway
-from toolspace.gateway.requests import Request
-from toolspace.gateway.routing import Route
-from toolspace.gateway.server import serving
-from toolspace.mcpserver.http import listen
+from toolspace.server import gateway as composition
+from toolspace.server.callers import Access
+from toolspace.server.gateway import Gateway
+from toolspace.server.listener import serving
+from toolspace.server.mcp.http_server import listen
+from toolspace.server.requests import Request
+from toolspace.server.routing import Route
 from toolspace.spaces.ledger import Effects
+from toolspace.storage.database import Program
 
 BURST = 16
 MARK = "~"

@@ -3,7 +3,7 @@
 import asyncio
 
 from toolspace import Toolspace, tool
-from toolspace.core.dialogue import CallAnswer, ModelRequest, ResultsTurn, Turn, UserTurn
+from toolspace.core.conversation import CallAnswer, ModelRequest, ResultsTurn, Turn, UserTurn
 from toolspace.testing import ScriptedModel, call
 
 

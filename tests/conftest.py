@@ -14,7 +14,7 @@ from toolspace.testing import Recorder
 
 if TYPE_CHECKING:
     from tests.servers.postgres import OwnServer, Server
-    from toolspace.abc.database import Database
+    from toolspace.storage.database import Database
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Started in the background by a shell: programs under test would inherit that, and not hear Ctrl-C.
@@ -66,11 +66,11 @@ def stoppable_postgres() -> Iterator[OwnServer]:
 async def database(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Database]:
     """Each kind of database in turn, for what has to hold on all."""
     if request.param == "sqlite":
-        from toolspace.stores.sql.sqlite import SqliteDatabase
+        from toolspace.storage.sql.sqlite import SqliteDatabase
 
         opened: Database = await SqliteDatabase.open(tmp_path / "toolspace.db")
     else:
-        from toolspace.stores.sql.postgres import PostgresDatabase
+        from toolspace.storage.sql.postgres import PostgresDatabase
 
         opened = await PostgresDatabase.open(request.getfixturevalue("postgres_url"))
     try:

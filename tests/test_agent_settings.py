@@ -17,7 +17,7 @@ import yaml
 from aiohttp import web
 
 from tests.builtin.http_servers import Server, http_server
-from tests.gateway.thinking import (
+from tests.server.thinking import (
     ROOM,
     Brain,
     Gate,
@@ -32,9 +32,9 @@ from tests.gateway.thinking import (
     tools,
 )
 from tests.servers.smtp import mail_server
-from toolspace.agent.residents import entity_of
+from toolspace.agents.host import entity_of
 from toolspace.config.describe import all_rows
-from toolspace.gateway.demo import DEMO_AGENT
+from toolspace.server.demo import DEMO_AGENT
 
 FAILING = calls(("read_file", {"path": "/nowhere/at/all"}))
 LOOKING = calls(("get_goals", {}))

@@ -15,12 +15,12 @@ import jwt
 import pytest
 from aiohttp import web
 
-from tests.gateway.processes import served
-from tests.gateway.serving import JWT_SECRET, PUBLIC, Api, asking, write_config
+from tests.server.processes import served
+from tests.server.serving import JWT_SECRET, PUBLIC, Api, asking, write_config
 from toolspace.config.describe import all_rows
 from toolspace.core.records import space_stream
-from toolspace.gateway.gateway import Gateway
-from toolspace.stores.sql import events
+from toolspace.server.gateway import Gateway
+from toolspace.storage.queries import events
 
 TOOLS = """
 import asyncio

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.gateway.thinking import Brain, thinking
 from tests.models.servers import Asked, message, said, status, stream, text_block
+from tests.server.thinking import Brain, thinking
 from toolspace import Toolspace
 from toolspace.config.describe import all_rows
 from toolspace.models.prices import price_of

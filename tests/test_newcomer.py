@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from tests.gateway.processes import Served, asking_process
-from tests.gateway.serving import Api
+from tests.server.processes import Served, asking_process
+from tests.server.serving import Api
 
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"^```(bash|json)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

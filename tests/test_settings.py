@@ -289,8 +289,8 @@ async def _(opened: Callable[..., Toolspace], folder: Path) -> None:
 
 @shows("defaults.pendingCallTtl", "tools.definitions.<name>.expiresAfter")
 async def _(opened: Callable[..., Toolspace], folder: Path) -> None:
-    from tests.gateway.serving import SECRET, asking
-    from toolspace.gateway.gateway import Gateway
+    from tests.server.serving import SECRET, asking
+    from toolspace.server.gateway import Gateway
 
     asked = {"executionType": "external", "isAsync": True, "visible": False}
     opened(

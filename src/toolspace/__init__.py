@@ -7,22 +7,22 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from toolspace.abc import Allow as Allow
-    from toolspace.abc import Deny as Deny
-    from toolspace.abc import OutputStore as OutputStore
-    from toolspace.abc import Policy as Policy
-    from toolspace.abc import ResultCache as ResultCache
-    from toolspace.abc import ToolProvider as ToolProvider
-    from toolspace.agent.definition import Agent as Agent
-    from toolspace.agent.frame import Bounds as Bounds
-    from toolspace.agent.library import AgentResult as AgentResult
-    from toolspace.agent.loop import Ways as Ways
+    from toolspace.agents.definition import Agent as Agent
+    from toolspace.agents.in_process import AgentResult as AgentResult
+    from toolspace.agents.loop import Ways as Ways
+    from toolspace.agents.run_budget import Bounds as Bounds
     from toolspace.client.client import ToolspaceClient as ToolspaceClient
     from toolspace.client.worker import ToolWorker as ToolWorker
     from toolspace.core.context import ToolContext as ToolContext
     from toolspace.core.events import EventType as EventType
     from toolspace.core.function import FunctionTool as FunctionTool
     from toolspace.core.function import tool as tool
+    from toolspace.core.interfaces import Allow as Allow
+    from toolspace.core.interfaces import Deny as Deny
+    from toolspace.core.interfaces import OutputStore as OutputStore
+    from toolspace.core.interfaces import Policy as Policy
+    from toolspace.core.interfaces import ResultCache as ResultCache
+    from toolspace.core.interfaces import ToolProvider as ToolProvider
     from toolspace.core.questions import Answer as Answer
     from toolspace.core.questions import Questions as Questions
     from toolspace.core.result import AudioPart as AudioPart
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from toolspace.core.result import ResourcePart as ResourcePart
     from toolspace.core.result import TextPart as TextPart
     from toolspace.core.result import ToolResult as ToolResult
-    from toolspace.core.stats import ToolStats as ToolStats
+    from toolspace.core.statistics import ToolStats as ToolStats
     from toolspace.core.tool import Annotations as Annotations
     from toolspace.core.tool import Tool as Tool
     from toolspace.core.tool import ToolCategory as ToolCategory
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from toolspace.errors import ToolTimeoutError as ToolTimeoutError
     from toolspace.errors import ToolTransportError as ToolTransportError
     from toolspace.errors import ToolValidationError as ToolValidationError
-    from toolspace.orchestrator.bus import EventBus as EventBus
+    from toolspace.orchestrator.event_bus import EventBus as EventBus
     from toolspace.orchestrator.orchestrator import ToolOrchestrator as ToolOrchestrator
     from toolspace.orchestrator.queues import QueueSpec as QueueSpec
     from toolspace.orchestrator.queues import Rate as Rate
@@ -70,11 +70,11 @@ if TYPE_CHECKING:
     from toolspace.toolspace import Toolspace as Toolspace
 
 _PLACES = {
-    "toolspace.abc": ("Allow", "Deny", "OutputStore", "Policy", "ResultCache", "ToolProvider"),
-    "toolspace.agent.definition": ("Agent",),
-    "toolspace.agent.frame": ("Bounds",),
-    "toolspace.agent.library": ("AgentResult",),
-    "toolspace.agent.loop": ("Ways",),
+    "toolspace.core.interfaces": ("Allow", "Deny", "OutputStore", "Policy", "ResultCache", "ToolProvider"),
+    "toolspace.agents.definition": ("Agent",),
+    "toolspace.agents.run_budget": ("Bounds",),
+    "toolspace.agents.in_process": ("AgentResult",),
+    "toolspace.agents.loop": ("Ways",),
     "toolspace.client.client": ("ToolspaceClient",),
     "toolspace.client.worker": ("ToolWorker",),
     "toolspace.core.context": ("ToolContext",),
@@ -82,7 +82,7 @@ _PLACES = {
     "toolspace.core.function": ("FunctionTool", "tool"),
     "toolspace.core.questions": ("Answer", "Questions"),
     "toolspace.core.result": ("AudioPart", "ImagePart", "JsonPart", "ResourcePart", "TextPart", "ToolResult"),
-    "toolspace.core.stats": ("ToolStats",),
+    "toolspace.core.statistics": ("ToolStats",),
     "toolspace.core.tool": ("Annotations", "Tool", "ToolCategory"),
     "toolspace.errors": (
         "ConfigError",
@@ -100,7 +100,7 @@ _PLACES = {
         "ToolTransportError",
         "ToolValidationError",
     ),
-    "toolspace.orchestrator.bus": ("EventBus",),
+    "toolspace.orchestrator.event_bus": ("EventBus",),
     "toolspace.orchestrator.orchestrator": ("ToolOrchestrator",),
     "toolspace.orchestrator.queues": ("QueueSpec", "Rate"),
     "toolspace.orchestrator.run": ("Run",),

@@ -13,22 +13,22 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 import msgspec
 
-from toolspace.abc import OutputStore, Policy, ResultCache, TokenCounter, ToolProvider
 from toolspace.config.locate import default_state_dir
 from toolspace.core.context import ToolContext
 from toolspace.core.export import ToolFormat, export_tools
 from toolspace.core.function import as_tool
+from toolspace.core.interfaces import OutputStore, Policy, ResultCache, TokenCounter, ToolProvider
 from toolspace.core.names import did_you_mean
 from toolspace.core.result import ToolResult
-from toolspace.core.stats import ToolStats
+from toolspace.core.statistics import ToolStats
 from toolspace.core.tokens import estimate
 from toolspace.core.tool import Tool
 from toolspace.errors import ProviderError, ToolspaceError
-from toolspace.orchestrator.bus import EventBus
 from toolspace.orchestrator.call import Arguments, outside
 from toolspace.orchestrator.catalog import Catalog, Entry
+from toolspace.orchestrator.event_bus import EventBus
+from toolspace.orchestrator.layered import Overlay
 from toolspace.orchestrator.orchestrator import ToolOrchestrator
-from toolspace.orchestrator.overlay import Overlay
 from toolspace.orchestrator.queues import QueueSpec
 from toolspace.orchestrator.run import Run
 from toolspace.orchestrator.settings import Defaults, ProviderRules, Rules, Setting
@@ -36,17 +36,17 @@ from toolspace.orchestrator.warmup import Patience
 from toolspace.providers.internal.provider import InternalProvider
 from toolspace.providers.mcp.callbacks import NO_CALLBACKS, Callbacks
 from toolspace.providers.mcp.status import ServerStatus
-from toolspace.providers.mounted import Mounted
+from toolspace.providers.namespaced import Mounted
 from toolspace.providers.registry import ToolRegistry
-from toolspace.stores.cache_memory import MemoryCache
-from toolspace.stores.outputs_disk import DiskOutputs
+from toolspace.storage.cache_memory import MemoryCache
+from toolspace.storage.outputs_disk import DiskOutputs
 
 if TYPE_CHECKING:
-    from toolspace.agent.crew import Crew
-    from toolspace.agent.definition import Agent
-    from toolspace.agent.library import AgentResult
-    from toolspace.assembly import Parts
-    from toolspace.core.dialogue import Listener
+    from toolspace.agents.definition import Agent
+    from toolspace.agents.in_process import AgentResult
+    from toolspace.agents.registry import Crew
+    from toolspace.composition.assembly import Parts
+    from toolspace.core.conversation import Listener
     from toolspace.providers.mcp.provider import McpProvider
 
 _log = logging.getLogger("toolspace")
@@ -169,7 +169,7 @@ class Toolspace:
         servers ask while they work. `only_for` names the one tool that is to be called: servers and services that
         it cannot need are left out, unless they are required.
         """
-        from toolspace.assembly import assemble  # Here: a toolspace of functions needs no configuration.
+        from toolspace.composition.assembly import assemble  # Here: a toolspace of functions needs no configuration.
         from toolspace.config.load import load_config
 
         def call_agent(*asked: Any) -> Any:
@@ -179,7 +179,7 @@ class Toolspace:
         parts = assemble(config, callbacks=callbacks, only_for=only_for, call_agent=call_agent)
         cache: ResultCache | None = None
         if config.storage.cache == "disk":
-            from toolspace.stores.cache_sqlite import SqliteCache  # SQLite only where it is asked for.
+            from toolspace.storage.cache_sqlite import SqliteCache  # SQLite only where it is asked for.
 
             cache = SqliteCache(config.state_dir / "cache.db")
         parts.context.session_id = session
@@ -263,9 +263,9 @@ class Toolspace:
     def crew(self) -> Crew:
         """The agents. Each is a tool too, `agent__{name}`."""
         if self._crew is None:
-            from toolspace.agent.children import AgentProvider  # Here: most toolspaces have no agents.
-            from toolspace.agent.crew import Crew
-            from toolspace.agent.router import RouterProvider
+            from toolspace.agents.registry import Crew
+            from toolspace.agents.router import RouterProvider
+            from toolspace.agents.subagents import AgentProvider  # Here: most toolspaces have no agents.
 
             crew = Crew(self.orchestrator, make_tools=self._tools_of, environ=self._environ)
             self.orchestrator.register(AgentProvider(crew), needs_start=False)
@@ -286,7 +286,7 @@ class Toolspace:
 
         `listen` hears the model write. An agent that hands the request on is followed: `result.agent` answered.
         """
-        from toolspace.agent.library import run_agent
+        from toolspace.agents.in_process import run_agent
 
         return await run_agent(self.crew, name, prompt, context=context, listen=listen, max_steps=max_steps)
 
@@ -306,7 +306,7 @@ class Toolspace:
         config = agent.spec.config if agent.spec is not None else None
         if config is None or self._below is None:
             return
-        from toolspace.assembly import assemble
+        from toolspace.composition.assembly import assemble
 
         before = self._parts
         parts = assemble(
@@ -334,7 +334,7 @@ class Toolspace:
     def _call_agent(
         self, name: str, parameters: Mapping[str, Any], context: ToolContext, task: str
     ) -> Coroutine[Any, Any, ToolResult]:
-        from toolspace.agent.children import call_agent
+        from toolspace.agents.subagents import call_agent
 
         return call_agent(self.crew, name, parameters, context, task=task)
 
@@ -427,7 +427,7 @@ class Toolspace:
     def _reload(self) -> None:
         if self._parts is None:
             raise ToolspaceError("this toolspace was made without configuration; there is nothing to reload")
-        from toolspace.assembly import assemble
+        from toolspace.composition.assembly import assemble
         from toolspace.config.load import load_config
 
         config = load_config(self.config_path, environ=self._environ)
@@ -491,7 +491,7 @@ class Toolspace:
 
     def _apply_agents(self, parts: Parts) -> None:
         if self._below is None and (parts.agents or self._crew is not None):
-            from toolspace.agent.definition import Agent
+            from toolspace.agents.definition import Agent
 
             added = [agent for agent in self.crew if agent not in self._configured]  # By the program: they stay.
             configured = [Agent.from_spec(spec) for spec in parts.agents]

@@ -21,17 +21,17 @@ import pytest
 
 from tests.cli.conftest import environment
 from tests.cli.terminals import TOOLSPACE, Terminal
-from tests.gateway.serving import SECRET, write_config
-from tests.gateway.thinking import answer, calls, described, thinking
-from toolspace.agent.residents import entity_of
+from tests.server.serving import SECRET, write_config
+from tests.server.thinking import answer, calls, described, thinking
+from toolspace.agents.host import entity_of
 from toolspace.client.client import ToolspaceClient
-from toolspace.control import GatewayDoor, listening
 from toolspace.core.ids import derived_id
 from toolspace.core.records import InboxEvent
-from toolspace.gateway.gateway import Gateway
-from toolspace.gateway.server import serving
-from toolspace.mcpserver.http import listen
-from toolspace.models.opening import PROVIDERS
+from toolspace.models.registry import PROVIDERS
+from toolspace.server.control import GatewayDoor, listening
+from toolspace.server.gateway import Gateway
+from toolspace.server.listener import serving
+from toolspace.server.mcp.http_server import listen
 
 pytestmark = pytest.mark.spec("17.1")
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.gateway.processes import served
-from tests.gateway.serving import write_config
-from toolspace.models.opening import PROVIDERS
+from tests.server.processes import served
+from tests.server.serving import write_config
+from toolspace.models.registry import PROVIDERS
 
 pytestmark = [pytest.mark.spec("11.7"), pytest.mark.spec("17.1")]
 

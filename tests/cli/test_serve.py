@@ -16,9 +16,9 @@ import aiohttp
 import pytest
 
 from tests.cli.conftest import Toolspace
-from tests.gateway.processes import Served, asking_process, served
-from tests.gateway.serving import SECRET, Api, write_config
-from toolspace import control
+from tests.server.processes import Served, asking_process, served
+from tests.server.serving import SECRET, Api, write_config
+from toolspace.server import control
 
 pytestmark = pytest.mark.spec("17.1")
 

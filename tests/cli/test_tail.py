@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import environment
-from tests.gateway.processes import served
-from tests.gateway.serving import SECRET, write_config
+from tests.server.processes import served
+from tests.server.serving import SECRET, write_config
 from toolspace.client.client import ToolspaceClient
 from toolspace.client.errors import Unauthorized
 

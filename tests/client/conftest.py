@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests.gateway.serving import SECRET, asking, write_config
+from tests.server.serving import SECRET, asking, write_config
 from toolspace.client.client import ToolspaceClient
-from toolspace.gateway.gateway import Gateway
+from toolspace.server.gateway import Gateway
 
 TOOLS: list[dict[str, Any]] = [
     {"name": "move", "description": "Moves.", "executionType": "external", "visible": False, "timeout": "20s"},

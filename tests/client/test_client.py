@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 
 import toolspace
-from tests.gateway.serving import PUBLIC, SECRET
+from tests.server.serving import PUBLIC, SECRET
 from toolspace.client.client import ToolspaceClient
 from toolspace.client.errors import (
     ApiError,

@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.client.breaker import breaking
-from tests.gateway.serving import SECRET
+from tests.server.serving import SECRET
 from toolspace.client.client import ToolspaceClient
 from toolspace.client.errors import NotFound
 from toolspace.client.events import Event, Frames
-from toolspace.gateway.gateway import Gateway
-from toolspace.gateway.server import serving
-from toolspace.mcpserver.http import listen, url_of
+from toolspace.server.gateway import Gateway
+from toolspace.server.listener import serving
+from toolspace.server.mcp.http_server import listen, url_of
 
 TEXT = b': hi\n\nretry: 250\n\nid: 7\nevent: a\ndata: {"x": 1}\n\ndata: one\r\ndata: two\r\n\r\nid: 9\n\n'
 EVENTS = [

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.gateway.serving import SECRET, asking, write_config
+from tests.server.serving import SECRET, asking, write_config
 from toolspace.client.client import ToolspaceClient
-from toolspace.gateway.gateway import Gateway
+from toolspace.server.gateway import Gateway
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 ROBOT = {"name": "executeRobotAction", "description": "Moves.", "executionType": "external", "visible": False}

@@ -16,16 +16,16 @@ from pathlib import Path
 import pytest
 
 from tests.client.breaker import breaking
-from tests.gateway.serving import SECRET
+from tests.server.serving import SECRET
 from toolspace.client.client import ToolspaceClient
 from toolspace.client.errors import BadRequest, Unauthorized
 from toolspace.client.shapes import CallResult
 from toolspace.client.worker import OfferedCall, ToolWorker
 from toolspace.core.records import CallRecord
 from toolspace.errors import ToolspaceError
-from toolspace.gateway.gateway import Gateway
-from toolspace.gateway.server import serving
-from toolspace.mcpserver.http import listen, url_of
+from toolspace.server.gateway import Gateway
+from toolspace.server.listener import serving
+from toolspace.server.mcp.http_server import listen, url_of
 
 PROGRAMS = Path(__file__).parent / "programs"
 

@@ -20,7 +20,7 @@ from toolspace.config.model import (
     Smtp,
     Webhook,
 )
-from toolspace.core.agentnames import RESERVED_NAMES
+from toolspace.core.agent_names import RESERVED_NAMES
 from toolspace.errors import ConfigError
 
 SEEDS = Path(__file__).parent / "agents"
@@ -387,7 +387,7 @@ def test_the_tools_that_every_agent_has_keep_their_names(faults: Any) -> None:
 
 def test_the_reserved_names_are_those_of_the_internal_tools() -> None:
     from toolspace.providers.internal.provider import InternalProvider
-    from toolspace.stores.outputs_memory import MemoryOutputs
+    from toolspace.storage.outputs_memory import MemoryOutputs
 
     made = InternalProvider(search=lambda *_: [], outputs=MemoryOutputs(), has_stored=lambda _: False)
     assert {tool.name for tool in made.list_tools()} == RESERVED_NAMES

@@ -11,7 +11,7 @@ import pytest
 from toolspace import Toolspace
 from toolspace.config.load import load_config
 from toolspace.config.secrets import secrets_in
-from toolspace.core import redact
+from toolspace.core import secret_masking
 
 CONFIG = """\
 tools:
@@ -33,9 +33,9 @@ ENVIRON = {"PLACE": "Lisbon", "MY_TOKEN": "in-a-token", "OTHER_TOKEN": "not-used
 @pytest.fixture(autouse=True)
 def _forget() -> Iterator[None]:
     """What is remembered is remembered for the whole process."""
-    before = list(redact._known)
+    before = list(secret_masking._known)
     yield
-    redact._known[:] = before
+    secret_masking._known[:] = before
 
 
 @pytest.mark.spec("4.11")

@@ -10,8 +10,8 @@ import signal
 
 from tests.conformance.tools import TOOLS, trigger_of
 from toolspace import Toolspace
-from toolspace.mcpserver.endpoint import McpEndpoint
-from toolspace.mcpserver.http import serving
+from toolspace.server.mcp.endpoint import McpEndpoint
+from toolspace.server.mcp.http_server import serving
 
 
 async def main() -> None:

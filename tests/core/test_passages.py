@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolspace.core.passages import OVERLAP, PASSAGE, cut, index, joined, query_words, words
+from toolspace.core.text_search import OVERLAP, PASSAGE, cut, index, joined, query_words, words
 
 pytestmark = [pytest.mark.spec("9.5")]
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from toolspace import Toolspace, tool
-from toolspace.core import redact as module
-from toolspace.core.redact import HIDDEN, is_secret_name, redact, remember_secrets
+from toolspace.core import secret_masking as module
+from toolspace.core.secret_masking import HIDDEN, is_secret_name, redact, remember_secrets
 
 quick = settings(max_examples=150, deadline=None)
 

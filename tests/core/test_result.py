@@ -36,7 +36,7 @@ from toolspace import (
     Toolspace,
     tool,
 )
-from toolspace.core import jsontext
+from toolspace.core import json_text
 
 quick = settings(max_examples=200, deadline=None)
 PNG = base64.b64encode(b"\x89PNG1234").decode()
@@ -442,18 +442,18 @@ anything = st.recursive(
 @quick
 @given(anything)
 def test_anything_becomes_plain_json_data_once(value: Any) -> None:
-    plain = jsontext.plain(value)
+    plain = json_text.plain(value)
     assert json.dumps(plain, allow_nan=False, ensure_ascii=False).encode()
-    again = jsontext.plain(plain)
+    again = json_text.plain(plain)
     assert again == plain or again is plain
-    assert jsontext.encode(value).encode()
+    assert json_text.encode(value).encode()
 
 
 @quick
 @given(st.dictionaries(st.text(max_size=3), st.integers() | st.text() | st.floats(allow_nan=False), max_size=5))
 def test_equal_arguments_have_one_canonical_text(arguments: dict[str, Any]) -> None:
     backwards = dict(reversed(arguments.items()))
-    assert jsontext.canonical(arguments) == jsontext.canonical(backwards)
+    assert json_text.canonical(arguments) == json_text.canonical(backwards)
 
 
 @pytest.mark.parametrize(
@@ -465,11 +465,11 @@ def test_equal_arguments_have_one_canonical_text(arguments: dict[str, Any]) -> N
     ids=repr,
 )  # fmt: skip
 def test_different_arguments_have_different_canonical_texts(one: Any, two: Any) -> None:
-    assert jsontext.canonical(one) != jsontext.canonical(two)
+    assert json_text.canonical(one) != json_text.canonical(two)
 
 
 @quick
 @given(any_text | st.binary())
 def test_any_text_is_data_or_a_value_error(text: str | bytes) -> None:
     with contextlib.suppress(ValueError):
-        jsontext.encode(jsontext.decode(text))
+        json_text.encode(json_text.decode(text))

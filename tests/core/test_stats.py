@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from toolspace import ToolRegistry, Toolspace, tool
-from toolspace.core.stats import CallStats, StatsBook
+from toolspace.core.statistics import CallStats, StatsBook
 
 quick = settings(max_examples=150, deadline=None)
 

@@ -18,8 +18,8 @@ from langchain_core.tools import BaseTool, ToolException
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
 from toolspace import ImagePart, QueueSpec, Settings, TextPart, Tool, ToolContext, ToolResult, Toolspace, tool
+from toolspace.integrations.event_loops import HomeLoop
 from toolspace.integrations.langchain import ToolFailure, to_langchain_tools
-from toolspace.integrations.loops import HomeLoop
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

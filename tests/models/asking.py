@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from toolspace import Tool
-from toolspace.abc.model import Model
-from toolspace.core.dialogue import ModelPart, ModelRequest, ModelTurn, UserTurn
+from toolspace.core.conversation import ModelPart, ModelRequest, ModelTurn, UserTurn
+from toolspace.core.model import Model
 
 HELLO = ModelRequest(system="Be brief.", turns=[UserTurn("Hello")])
 ADD = Tool("add", "Adds.", {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]})

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tests.models.servers import Loopback
-from toolspace.abc.model import Model
-from toolspace.models.opening import open_model
+from toolspace.core.model import Model
+from toolspace.models.registry import open_model
 
 
 @pytest.fixture

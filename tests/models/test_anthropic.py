@@ -19,8 +19,7 @@ from tests.models.servers import (
     use_block,
 )
 from toolspace import ImagePart
-from toolspace.abc.model import Model
-from toolspace.core.dialogue import (
+from toolspace.core.conversation import (
     CallAnswer,
     CallBegan,
     CallDelta,
@@ -33,8 +32,9 @@ from toolspace.core.dialogue import (
     ThinkingDelta,
     UserTurn,
 )
+from toolspace.core.model import Model
 from toolspace.errors import ModelError
-from toolspace.models.opening import open_model
+from toolspace.models.registry import open_model
 
 KEPT = {"cache_control": {"type": "ephemeral"}}
 

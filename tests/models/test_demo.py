@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from toolspace import Toolspace
-from toolspace.core import inboxtext
-from toolspace.core.dialogue import (
+from toolspace.core import inbox_text
+from toolspace.core.conversation import (
     CallAnswer,
     CallBegan,
     CallDelta,
@@ -31,7 +31,7 @@ from toolspace.models.demorules import GREETING, NOT_UNDERSTOOD
 
 pytestmark = pytest.mark.spec("11.7")
 
-SAMPLE = Path(__file__).parents[2] / "src" / "toolspace" / "gateway" / "sample"
+SAMPLE = Path(__file__).parents[2] / "src" / "toolspace" / "server" / "sample"
 PREBUILT = ("enter_space", "send_message", "skip", "set_memories", "get_memories", "delete_memories", "set_plans")
 SPACE_TOOLS = ("confirmAction", "displayChart", "get_space_context")
 Played = Callable[[dict[str, Any]], Any]
@@ -56,7 +56,7 @@ class Conversation:
 
     async def tell(self, *events: InboxEvent) -> list[str]:
         """What the demo says about events."""
-        lines = ["New in your inbox:", *map(inboxtext.render, events)]
+        lines = ["New in your inbox:", *map(inbox_text.render, events)]
         self.turns.append(UserTurn("\n".join(lines)))
         self.calls.clear()
         for _ in range(30):

@@ -13,8 +13,8 @@ import pytest
 from toolspace.config.load import load_config
 from toolspace.errors import ModelErrorKind
 from toolspace.models.images import MODELS
-from toolspace.models.opening import OTHERS, PROVIDERS
 from toolspace.models.prices import AS_OF
+from toolspace.models.registry import OTHERS, PROVIDERS
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "models.md").read_text()

@@ -11,7 +11,7 @@ import pytest
 from tests.models.asking import HELLO
 from tests.models.servers import Loopback, Reply, events, status, stream
 from toolspace.errors import ModelError
-from toolspace.models.opening import open_model
+from toolspace.models.registry import open_model
 
 KEY = "private-Value.of_no_known-form-0123456789"
 OTHER = "another-Value.that-is-secret"

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toolspace import Tool
-from toolspace.core.dialogue import CallAnswer, ModelCall, ModelTurn, ResultsTurn, Turn, UserTurn
-from toolspace.models.history import Layout, arguments_of, pieces, settled
-from toolspace.models.toolbox import Toolbox, object_schema
+from toolspace.core.conversation import CallAnswer, ModelCall, ModelTurn, ResultsTurn, Turn, UserTurn
+from toolspace.models.provider_history import Layout, arguments_of, pieces, settled
+from toolspace.models.tool_encoding import Toolbox, object_schema
 
 texts = st.sampled_from(["", " ", "a", "b\n", "\x00", "ä"])
 ids = st.sampled_from(["", "x", "y", "toolu_1", "a b", "z" * 80])

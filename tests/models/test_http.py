@@ -7,9 +7,9 @@ import asyncio
 import pytest
 
 from tests.models.servers import Loopback, said, stream
-from toolspace.core.dialogue import ModelRequest, UserTurn
+from toolspace.core.conversation import ModelRequest, UserTurn
 from toolspace.models.http import ModelHttp
-from toolspace.models.opening import open_model
+from toolspace.models.registry import open_model
 
 HELLO = ModelRequest(system="", turns=[UserTurn("Hello")])
 

@@ -19,8 +19,7 @@ from tests.models.servers import (
     status,
     stream,
 )
-from toolspace.abc.model import Model
-from toolspace.core.dialogue import (
+from toolspace.core.conversation import (
     CallBegan,
     CallDelta,
     ModelCall,
@@ -29,6 +28,7 @@ from toolspace.core.dialogue import (
     ThinkingDelta,
     UserTurn,
 )
+from toolspace.core.model import Model
 
 
 @pytest.mark.spec("11.7")

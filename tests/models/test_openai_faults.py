@@ -15,14 +15,14 @@ from tests.models.servers import (
     status,
     stream,
 )
-from toolspace.abc.model import Model
-from toolspace.core.dialogue import (
+from toolspace.core.conversation import (
     ModelRequest,
     ModelSettings,
     UserTurn,
 )
+from toolspace.core.model import Model
 from toolspace.errors import ModelError
-from toolspace.models.opening import open_model
+from toolspace.models.registry import open_model
 
 REFUSALS = [
     (401, {"error": {"message": "Incorrect API key provided", "code": "invalid_api_key"}}, "not_permitted"),

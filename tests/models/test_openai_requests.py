@@ -15,8 +15,7 @@ from tests.models.servers import (
     stream,
 )
 from toolspace import ImagePart, Tool
-from toolspace.abc.model import Model
-from toolspace.core.dialogue import (
+from toolspace.core.conversation import (
     CallAnswer,
     ModelCall,
     ModelRequest,
@@ -25,6 +24,7 @@ from toolspace.core.dialogue import (
     ResultsTurn,
     UserTurn,
 )
+from toolspace.core.model import Model
 from toolspace.errors import ModelError
 
 

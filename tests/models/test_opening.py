@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
-from toolspace.abc.model import Model
-from toolspace.core.redact import redact
+from toolspace.core.model import Model
+from toolspace.core.secret_masking import redact
 from toolspace.errors import ModelError
 from toolspace.models.anthropic import AnthropicModel
 from toolspace.models.google import GoogleModel
 from toolspace.models.openai import OpenAIModel
-from toolspace.models.opening import OTHERS, PROVIDERS, choose, default_model, find_key, open_model, parse_name
 from toolspace.models.prices import price_of
-from toolspace.models.pydantic import PydanticModel
+from toolspace.models.pydantic_ai import PydanticModel
+from toolspace.models.registry import OTHERS, PROVIDERS, choose, default_model, find_key, open_model, parse_name
 from toolspace.models.responses import ResponsesModel
-from toolspace.models.retrying import Retrying
+from toolspace.models.retry import Retrying
 
 
 def inner(model: Model) -> Any:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.models.servers import Loopback, called, completion, said, status, stream
 from toolspace import ImagePart, Tool
-from toolspace.core.dialogue import (
+from toolspace.core.conversation import (
     CallAnswer,
     CallBegan,
     CallDelta,
@@ -22,7 +22,7 @@ from toolspace.core.dialogue import (
     UserTurn,
 )
 from toolspace.errors import ModelError
-from toolspace.models.pydantic import PydanticModel
+from toolspace.models.pydantic_ai import PydanticModel
 
 pytest.importorskip("pydantic_ai")
 pytest.importorskip("openai")

@@ -10,8 +10,7 @@ import pytest
 from tests.models.asking import ADD, HELLO, hear
 from tests.models.servers import Loopback, events, response, status, stream
 from toolspace import ImagePart
-from toolspace.abc.model import Model
-from toolspace.core.dialogue import (
+from toolspace.core.conversation import (
     CallAnswer,
     CallBegan,
     CallDelta,
@@ -23,8 +22,9 @@ from toolspace.core.dialogue import (
     ThinkingDelta,
     UserTurn,
 )
+from toolspace.core.model import Model
 from toolspace.errors import ModelError
-from toolspace.models.opening import open_model
+from toolspace.models.registry import open_model
 
 SEALED = {"id": "rs_1", "type": "reasoning", "summary": [], "encrypted_content": "c2VhbA=="}
 

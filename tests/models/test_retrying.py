@@ -7,10 +7,10 @@ import asyncio
 import pytest
 
 from tests.models.servers import Loopback, chunk, events, said, status, stream
-from toolspace.core.dialogue import CallBegan, CallDelta, ModelPart, ModelRequest, Restarted, TextDelta, UserTurn
+from toolspace.core.conversation import CallBegan, CallDelta, ModelPart, ModelRequest, Restarted, TextDelta, UserTurn
 from toolspace.errors import ModelError, ModelErrorKind
-from toolspace.models.opening import open_model
-from toolspace.models.retrying import Retrying
+from toolspace.models.registry import open_model
+from toolspace.models.retry import Retrying
 from toolspace.testing import ScriptedModel, call
 
 HELLO = ModelRequest(system="", turns=[UserTurn("Hello")])

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from toolspace.core.dialogue import (
+from toolspace.core.conversation import (
     CallBegan,
     CallDelta,
     ModelCall,

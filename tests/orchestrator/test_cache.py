@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from toolspace import EventType, ResultCache, Rules, Settings, ToolContext, ToolResult, Toolspace, tool
-from toolspace.abc import CachedResult
 from toolspace.core.events import CallEvent
-from toolspace.stores.cache_memory import MemoryCache
+from toolspace.core.interfaces import CachedResult
+from toolspace.storage.cache_memory import MemoryCache
 from toolspace.testing import Recorder
 
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from toolspace import ImagePart, Settings, TextPart, ToolContext, Toolspace, tool
-from toolspace.abc import OutputStore, OutputWriter
-from toolspace.stores.outputs_disk import DiskOutputs
-from toolspace.stores.outputs_memory import MemoryOutputs
+from toolspace.core.interfaces import OutputStore, OutputWriter
+from toolspace.storage.outputs_disk import DiskOutputs
+from toolspace.storage.outputs_memory import MemoryOutputs
 
 
 @tool

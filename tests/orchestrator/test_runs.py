@@ -21,7 +21,7 @@ from toolspace import (
     Toolspace,
     tool,
 )
-from toolspace.abc import Decision
+from toolspace.core.interfaces import Decision
 from toolspace.core.tokens import estimate
 from toolspace.orchestrator.stages.announce import VERBOSE
 from toolspace.testing import Recorder

@@ -295,8 +295,8 @@ async def test_the_tools_of_the_page_are_as_it_says(tmp_path: Path) -> None:
 
 
 def test_every_function_and_action_has_its_place_on_the_page() -> None:
-    from toolspace.prebuilt.registry import ACTIONS
-    from toolspace.providers.compute.functions import FUNCTIONS
+    from toolspace.agents.prebuilt.registry import ACTIONS
+    from toolspace.providers.expressions.functions import FUNCTIONS
 
     for name in (*FUNCTIONS, *ACTIONS):
         assert f"`{name}`" in PAGE, name

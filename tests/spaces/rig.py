@@ -10,19 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from toolspace import Tool, ToolContext, ToolResult, Toolspace
-from toolspace.abc.database import Database, WakeUps
 from toolspace.core.ids import new_id
 from toolspace.core.records import CallRecord, InboxEvent, Message, StreamEvent
 from toolspace.spaces import runs
-from toolspace.spaces.calls import Submission
-from toolspace.spaces.cycles import Cycles
-from toolspace.spaces.desk import CallDesk
-from toolspace.spaces.host import CallRoom
+from toolspace.spaces.call_host import CallRoom
+from toolspace.spaces.call_recorder import Recorder
+from toolspace.spaces.call_transactions import Submission
 from toolspace.spaces.ledger import Ledger
-from toolspace.spaces.recorder import Recorder
+from toolspace.spaces.open_runs import Cycles
+from toolspace.spaces.pending_calls import CallDesk
 from toolspace.spaces.sweeper import Sweeper
-from toolspace.stores.sql import calls as call_rows
-from toolspace.stores.sql import entities, events, inbox, messages, presence
+from toolspace.storage.database import Database, WakeUps
+from toolspace.storage.queries import calls as call_rows
+from toolspace.storage.queries import entities, events, inbox, messages, presence
 
 
 def elsewhere(name: str, execution_type: Any = "external", **options: Any) -> Tool:

@@ -9,8 +9,8 @@ import pytest
 
 from tests.spaces.rig import rig
 from toolspace import tool
-from toolspace.abc.database import Database
 from toolspace.spaces import runs
+from toolspace.storage.database import Database
 
 
 @pytest.mark.parametrize("end", ["closed", "canceled"])

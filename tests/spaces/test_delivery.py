@@ -11,14 +11,14 @@ import pytest
 
 from tests.spaces.rig import Rig, elsewhere, locked, rig
 from toolspace import ToolContext
-from toolspace.abc.database import Database, Program
 from toolspace.errors import StorageInDoubt, StorageUnavailable
 from toolspace.spaces import runs
 from toolspace.spaces.ledger import Effects, Ledger
 from toolspace.spaces.sweeper import Sweeper
-from toolspace.stores.sql import calls as call_rows
-from toolspace.stores.sql.postgres import PostgresDatabase
-from toolspace.stores.sql.sqlite import SqliteDatabase
+from toolspace.storage.database import Database, Program
+from toolspace.storage.queries import calls as call_rows
+from toolspace.storage.sql.postgres import PostgresDatabase
+from toolspace.storage.sql.sqlite import SqliteDatabase
 
 
 class _Watched(SqliteDatabase):
@@ -218,7 +218,7 @@ async def test_results_and_the_cancellation_of_a_paused_run_never_wait_for_each_
 ) -> None:
     database = await PostgresDatabase.open(postgres_url)
     async with rig(database, elsewhere("approve", pauses_run=True)) as r:
-        with caplog.at_level(logging.DEBUG, logger="toolspace.stores"):
+        with caplog.at_level(logging.DEBUG, logger="toolspace.storage"):
             for _ in range(20):
                 ids = [await r.open_run() for _ in range(4)]
                 asked = [(await r.call(run, "approve")).call_id for run in ids]

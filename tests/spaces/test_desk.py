@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from tests.spaces.rig import elsewhere, locked, rig
-from toolspace.abc.database import Database
 from toolspace.errors import RefusedError
-from toolspace.spaces import calls
-from toolspace.spaces.calls import Submission
+from toolspace.spaces import call_transactions
+from toolspace.spaces.call_transactions import Submission
 from toolspace.spaces.ledger import Ledger
-from toolspace.stores.sql.sqlite import SqliteDatabase
+from toolspace.storage.database import Database
+from toolspace.storage.sql.sqlite import SqliteDatabase
 
 
 @pytest.mark.spec("6.3")
@@ -312,7 +312,7 @@ async def test_draining_parks_what_waits(database: Database) -> None:
 
 
 async def _all_inbox(r: Any) -> list[Any]:
-    from toolspace.stores.sql import inbox
+    from toolspace.storage.queries import inbox
 
     return await r.ledger.read(inbox.listing, r.agent, limit=10_000)
 
@@ -358,7 +358,7 @@ async def test_a_caller_whose_call_others_parked_is_told_and_the_inbox_alone_get
         calling = asyncio.create_task(r.call(run, "fetch"))
         call = await r.began(run)
         # As another process does that takes this one for dead.
-        await r.ledger.commit(calls.park, call.call_id)
+        await r.ledger.commit(call_transactions.park, call.call_id)
         assert (await calling).unwrap()["pendingToolCallId"] == call.call_id
         await r.submit(call.call_id, "here")
         assert [event.data["callId"] for event in await r.inbox()] == [call.call_id]
@@ -374,8 +374,8 @@ async def test_a_caller_who_hears_too_late_that_its_call_was_parked_does_not_tak
         calling = asyncio.create_task(r.call(run, "fetch"))
         call = await r.began(run)
         other = Ledger(database)
-        await other.commit(calls.park, call.call_id)
-        await other.commit(calls.submit, Submission(call_id=call.call_id, result="here"))
+        await other.commit(call_transactions.park, call.call_id)
+        await other.commit(call_transactions.submit, Submission(call_id=call.call_id, result="here"))
         r.ledger.waiters.wake(f"call:{call.call_id}")
         assert (await calling).unwrap()["pendingToolCallId"] == call.call_id
         assert [event.data["callId"] for event in await r.inbox()] == [call.call_id]

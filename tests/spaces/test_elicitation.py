@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from tests.gateway.serving import asking, write_config
 from tests.providers.mcp.conftest import SERVERS
+from tests.server.serving import asking, write_config
 from tests.spaces.rig import Rig, rig
 from toolspace import Answer, Tool, ToolContext, tool
-from toolspace.abc.database import Database
 from toolspace.core.records import CallRecord, space_stream
-from toolspace.gateway.gateway import Gateway
 from toolspace.providers.mcp.callbacks import Question
+from toolspace.server.gateway import Gateway
 from toolspace.spaces.elicitation import ask_the_space
+from toolspace.storage.database import Database
 
 pytestmark = pytest.mark.spec("3.16")
 COLOUR = {"type": "object", "properties": {"colour": {"enum": ["red", "blue"]}}, "required": ["colour"]}

@@ -12,12 +12,12 @@ from aiohttp import web
 
 from tests.builtin.http_servers import http_server
 from tests.spaces.rig import Rig, rig
-from toolspace.abc.database import Database
 from toolspace.core.records import Document
 from toolspace.errors import RefusedError
 from toolspace.models.embeddings import HttpEmbedder
 from toolspace.spaces.knowledge import Library
-from toolspace.stores.sql import documents
+from toolspace.storage.database import Database
+from toolspace.storage.queries import documents
 
 pytestmark = [pytest.mark.spec("9.5")]
 

@@ -13,15 +13,16 @@ from typing import Any
 import pytest
 
 from tests.spaces.rig import Rig, elsewhere, locked, rig
-from toolspace.abc.database import Database, Program
 from toolspace.core.records import NewEvent, run_stream
 from toolspace.errors import RefusedError
-from toolspace.spaces import calls, runs
+from toolspace.spaces import call_transactions, runs
 from toolspace.spaces.ledger import Effects
-from toolspace.stores.sql import events, sqlite
-from toolspace.stores.sql.sqlite import SqliteDatabase
-from toolspace.stores.sql.sqlitejobs import Work, tails_of
-from toolspace.stores.sql.sqlitetails import Plan, TailWriter
+from toolspace.storage.database import Database, Program
+from toolspace.storage.queries import events
+from toolspace.storage.sql import sqlite
+from toolspace.storage.sql.sqlite import SqliteDatabase
+from toolspace.storage.sql.sqlite_batch_writer import Plan, TailWriter
+from toolspace.storage.sql.sqlite_transactions import Work, tails_of
 
 
 async def _pending(r: Rig, run_id: str, count: int) -> list[str]:
@@ -95,8 +96,8 @@ async def test_a_result_and_the_end_of_its_call_in_one_moment_are_not_both(
         run_id = await r.open_run()
         ids = await _pending(r, run_id, 8)
         ways: dict[str, Callable[[], Any]] = {
-            "cancel": lambda: r.ledger.commit(calls.cancel, ids[3]),
-            "end": lambda: r.ledger.commit(calls.end_call, ids[3], "expired", "too late"),
+            "cancel": lambda: r.ledger.commit(call_transactions.cancel, ids[3]),
+            "end": lambda: r.ledger.commit(call_transactions.end_call, ids[3], "expired", "too late"),
             "run": lambda: r.ledger.commit(runs.cancel_run, run_id),
         }
         work = [*(r.submit(call_id, "yes") for call_id in ids)]

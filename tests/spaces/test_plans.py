@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from tests.spaces.rig import Rig, rig
-from toolspace.abc.database import Database, Program
 from toolspace.errors import RefusedError
 from toolspace.spaces import plans
 from toolspace.spaces.ledger import Ledger
 from toolspace.spaces.plans import NewPlan
-from toolspace.stores.sql import plans as rows
-from toolspace.stores.sql.plans import Plan
+from toolspace.storage.database import Database, Program
+from toolspace.storage.queries import plans as rows
+from toolspace.storage.queries.plans import Plan
 
 
 async def _set(r: Rig, **fields: Any) -> Plan:

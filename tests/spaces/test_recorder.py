@@ -11,10 +11,10 @@ import pytest
 
 from tests.spaces.rig import elsewhere, locked, rig
 from toolspace import ToolContext, tool
-from toolspace.abc.database import Database
 from toolspace.errors import StorageInDoubt
-from toolspace.stores.sql import calls as call_rows
-from toolspace.stores.sql.sqlite import SqliteDatabase
+from toolspace.storage.database import Database
+from toolspace.storage.queries import calls as call_rows
+from toolspace.storage.sql.sqlite import SqliteDatabase
 
 
 @pytest.mark.spec("7.1")

@@ -7,14 +7,14 @@ import asyncio
 import pytest
 
 from tests.spaces.rig import elsewhere, rig
-from toolspace.abc.database import Database
 from toolspace.core.ids import new_id
 from toolspace.core.records import RunRecord
 from toolspace.errors import RefusedError
-from toolspace.spaces import calls, conversation, removal, runs
-from toolspace.stores.sql import entities, inbox
-from toolspace.stores.sql import runs as run_rows
-from toolspace.stores.sql.calls import NewCall
+from toolspace.spaces import call_transactions, deletion, messaging, runs
+from toolspace.storage.database import Database
+from toolspace.storage.queries import entities, inbox
+from toolspace.storage.queries import runs as run_rows
+from toolspace.storage.queries.calls import NewCall
 
 
 async def test_whoever_waits_for_an_answer_from_a_space_that_is_removed_is_told(database: Database) -> None:
@@ -25,7 +25,7 @@ async def test_whoever_waits_for_an_answer_from_a_space_that_is_removed_is_told(
         calling = asyncio.create_task(r.call(run, "confirm"))
         await r.began(run)
         later = await r.call(run, "later")
-        assert await r.ledger.commit(removal.remove_space, r.space)
+        assert await r.ledger.commit(deletion.remove_space, r.space)
         assert (await calling).error_kind == "canceled"
         (event,) = await r.inbox()
         assert (event.data["callId"], event.data["status"]) == (later.call_id, "canceled")
@@ -34,18 +34,18 @@ async def test_whoever_waits_for_an_answer_from_a_space_that_is_removed_is_told(
         assert record.space_id is None
         again = await r.call(run, "confirm")
         assert "you are not in a space" in str(again.error)
-        assert not await r.ledger.commit(removal.remove_space, r.space)
+        assert not await r.ledger.commit(deletion.remove_space, r.space)
 
 
 async def test_a_space_of_an_id_that_was_used_before_shows_nothing_of_the_first(database: Database) -> None:
     async with rig(database) as r:
-        await r.ledger.commit(conversation.say, r.space, r.person, "a secret")
+        await r.ledger.commit(messaging.say, r.space, r.person, "a secret")
         last = (await r.events(f"space:{r.space}"))[-1].id
-        await r.ledger.commit(removal.remove_space, r.space)
+        await r.ledger.commit(deletion.remove_space, r.space)
         await r.ledger.write(entities.add_space, r.space, "Another", {})
         await r.ledger.write(entities.add_member, r.space, r.person)
         assert await r.events(f"space:{r.space}") == []
-        await r.ledger.commit(conversation.say, r.space, r.person, "hello")
+        await r.ledger.commit(messaging.say, r.space, r.person, "hello")
         assert (await r.events(f"space:{r.space}"))[0].id == last + 1
 
 
@@ -59,9 +59,9 @@ async def test_an_agent_that_is_removed_leaves_nothing_open(database: Database) 
             execution_type="external", execution_target="external", visible=False, exposure="none", status="pending",
             node_id=r.ledger.node_id,
         )  # fmt: skip
-        await r.ledger.commit(calls.begin, alone)
+        await r.ledger.commit(call_transactions.begin, alone)
         await r.ledger.write(inbox.push, r.agent, "evt_1", "service", {}, priority=2)
-        assert await r.ledger.commit(removal.remove_entity, r.agent)
+        assert await r.ledger.commit(deletion.remove_entity, r.agent)
         assert (await calling).error_kind == "canceled"
         assert [(await r.row(one)).status for one in (call.call_id, alone.call_id)] == ["canceled", "canceled"]
         (message,) = await r.messages()
@@ -69,14 +69,14 @@ async def test_an_agent_that_is_removed_leaves_nothing_open(database: Database) 
         assert await r.inbox() == []
         types = [event.type for event in await r.events(f"space:{r.space}")]
         assert types == ["run.started", "tool.started", "tool.error", "run.done"]
-        assert not await r.ledger.commit(removal.remove_entity, r.agent)
+        assert not await r.ledger.commit(deletion.remove_entity, r.agent)
 
 
 @pytest.mark.spec("6.6")
 async def test_an_agent_that_is_not_a_member_any_more_shows_nothing_in_the_space(database: Database) -> None:
     async with rig(database, elsewhere("confirm", "space", visible=True)) as r:
         run = await r.open_run(in_space=True)
-        assert await r.ledger.commit(removal.remove_member, r.space, r.agent)
+        assert await r.ledger.commit(deletion.remove_member, r.space, r.agent)
         result = await r.call(run, "confirm")
         assert "you are not in a space" in str(result.error)
         assert await r.messages() == []
@@ -89,7 +89,7 @@ async def test_what_is_begun_while_an_agent_is_removed_is_done_or_refused(databa
             await r.ledger.write(entities.add_entity, agent, "agent", "Bo", {})
             opening = [r.ledger.commit(runs.open_run, agent) for _ in range(3)]
             *opened, removed = await asyncio.gather(
-                *opening, r.ledger.commit(removal.remove_entity, agent), return_exceptions=True
+                *opening, r.ledger.commit(deletion.remove_entity, agent), return_exceptions=True
             )
             assert removed is True
             for one in opened:

@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 
 from tests.spaces.rig import Rig, elsewhere, rig
-from toolspace.abc.database import Database, Program
 from toolspace.core.ids import new_id, now_ms
-from toolspace.spaces import calls, plans, runs
+from toolspace.spaces import call_transactions, plans, runs
 from toolspace.spaces.ledger import Effects, Ledger
 from toolspace.spaces.plans import NewPlan
 from toolspace.spaces.sweeper import Sweeper
-from toolspace.stores.sql import calls as call_rows
-from toolspace.stores.sql import inbox, presence
-from toolspace.stores.sql import runs as run_rows
-from toolspace.stores.sql.calls import NewCall
+from toolspace.storage.database import Database, Program
+from toolspace.storage.queries import calls as call_rows
+from toolspace.storage.queries import inbox, presence
+from toolspace.storage.queries import runs as run_rows
+from toolspace.storage.queries.calls import NewCall
 
 DEAD = "node_dead"
 
@@ -66,7 +66,7 @@ async def test_what_a_dead_process_left_behind_ends_or_goes_to_the_inbox(databas
         answered = _new(r, run)
         arrived = _new(r, run)
         for new in (waiting, running, answered, arrived):
-            await r.ledger.commit(calls.begin, new)
+            await r.ledger.commit(call_transactions.begin, new)
         for new in (answered, arrived):
             await r.submit(new.call_id, "here")
         await r.ledger.write(call_rows.delivered, [arrived.call_id])
@@ -122,8 +122,8 @@ async def test_a_wait_survives_the_process_that_began_it(database: Database) -> 
         told = r.ledger.waiters.expect(f"inbox:{r.agent}")
 
         def left_alone(effects: Effects) -> Program[None]:
-            yield from calls.begin(effects, new)
-            yield from calls.park(effects, new.call_id)
+            yield from call_transactions.begin(effects, new)
+            yield from call_transactions.park(effects, new.call_id)
 
         await r.ledger.commit(left_alone)
         r.sweeper.poke()
@@ -143,7 +143,7 @@ async def test_what_cannot_be_done_does_not_keep_the_rest_from_being_done(databa
         (plan,) = await r.ledger.commit(plans.set_plans, r.agent, [daily])
         await r.ledger.write(_break, plan.id)
         new = _new(r, run, status="pending", expires_at=1, node_id=r.ledger.node_id)
-        await r.ledger.commit(calls.begin, new)
+        await r.ledger.commit(call_transactions.begin, new)
         await r.sweeper.sweep()
         assert (await r.row(new.call_id)).status == "expired"
 
@@ -152,7 +152,7 @@ async def test_a_caller_that_overstays_is_parked(database: Database) -> None:
     async with rig(database) as r:
         run = await r.open_run()
         new = _new(r, run, wait_until=1, node_id=r.ledger.node_id)
-        await r.ledger.commit(calls.begin, new)
+        await r.ledger.commit(call_transactions.begin, new)
         await r.sweeper.sweep()
         assert (await r.row(new.call_id)).status == "pending"
 
@@ -162,7 +162,7 @@ async def test_a_process_is_taken_for_dead_once_it_was_silent_while_others_were_
     async with rig(database) as r:
         run = await r.open_run()
         waiting = _new(r, run)
-        await r.ledger.commit(calls.begin, waiting)
+        await r.ledger.commit(call_transactions.begin, waiting)
         await _die(r)
         looking = Sweeper(Ledger(database))
 
@@ -220,7 +220,7 @@ async def test_a_process_that_stops_leaves_nothing_open_behind(database: Databas
         other = Ledger(database)
         running = _new(r, run, status="running", execution_target="server", node_id=other.node_id)
         async with Sweeper(other):
-            await r.ledger.commit(calls.begin, running)
+            await r.ledger.commit(call_transactions.begin, running)
         assert (await r.row(running.call_id)).status == "failed"
         assert await r.ledger.read(presence.dead_nodes, before=now_ms() + 1, besides=r.ledger.node_id) == []
 

@@ -8,19 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from toolspace.abc.database import Program
 from toolspace.core.ids import new_id
 from toolspace.core.records import CallRecord
 from toolspace.errors import RefusedError
-from toolspace.spaces import calls
+from toolspace.spaces import call_transactions
 from toolspace.spaces.ledger import Ledger
-from toolspace.spaces.workerline import Connection, News
+from toolspace.spaces.worker_connection import Connection, News
 from toolspace.spaces.workers import Workers
-from toolspace.stores.sql import calls as call_rows
-from toolspace.stores.sql import claims, presence
-from toolspace.stores.sql.calls import NewCall
-from toolspace.stores.sql.postgres import PostgresDatabase
-from toolspace.stores.sql.sqlite import SqliteDatabase
+from toolspace.storage.database import Program
+from toolspace.storage.queries import calls as call_rows
+from toolspace.storage.queries import claims, presence
+from toolspace.storage.queries.calls import NewCall
+from toolspace.storage.sql.postgres import PostgresDatabase
+from toolspace.storage.sql.sqlite import SqliteDatabase
 
 GRACE = 0.15
 
@@ -57,11 +57,11 @@ async def ask(ledger: Ledger, tool: str = "move", *, needs_worker: bool = False,
         status="waiting",
         node_id=ledger.node_id,
     )
-    return (await ledger.commit(calls.begin, new, needs_worker=needs_worker)).call
+    return (await ledger.commit(call_transactions.begin, new, needs_worker=needs_worker)).call
 
 
 async def answer(ledger: Ledger, call: CallRecord, result: object = "done") -> None:
-    await ledger.commit(calls.submit, calls.Submission(call_id=call.call_id, result=result))
+    await ledger.commit(call_transactions.submit, call_transactions.Submission(call_id=call.call_id, result=result))
 
 
 async def hear(connection: Connection, count: int) -> list[News]:
@@ -198,7 +198,7 @@ async def test_worker_hears_that_a_call_was_canceled(ledger: Ledger, workers: Wo
     async with workers.connected("wrk_a", ["move"], 1) as worker:
         call = await ask(ledger)
         await offered(worker)
-        await ledger.commit(calls.end_call, call.call_id, "canceled", "not wanted")
+        await ledger.commit(call_transactions.end_call, call.call_id, "canceled", "not wanted")
         assert await hear(worker, 1) == [("canceled", call.call_id)]
         following = await ask(ledger)
         assert [one.call_id for one in await offered(worker)] == [following.call_id]

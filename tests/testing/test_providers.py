@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from toolspace import Tool, ToolContext, ToolProvider, ToolRegistry, ToolResult, Toolspace, tool
-from toolspace.providers.mounted import Mounted
+from toolspace.providers.namespaced import Mounted
 from toolspace.testing import MemoryOutputs, ProviderContract
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_provider.py"

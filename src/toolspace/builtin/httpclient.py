@@ -21,7 +21,7 @@ from yarl import URL
 from toolspace.builtin.guard import Guard
 from toolspace.builtin.httpbody import Unpacker
 from toolspace.core.addresses import Address, canonical_host, is_same_origin, parse_address
-from toolspace.core.httpfaults import CONNECT_SECONDS, FAULTS, explain_fault
+from toolspace.core.http_errors import CONNECT_SECONDS, FAULTS, explain_fault
 from toolspace.errors import ToolExecutionError, ToolPermissionError, ToolTransportError, ToolValidationError
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]

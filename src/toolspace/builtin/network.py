@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from toolspace.core import jsontext
+from toolspace.core import json_text
 from toolspace.core.context import ToolContext
 from toolspace.core.function import tool
 from toolspace.core.tool import Annotations
@@ -126,7 +126,7 @@ def _with_content(headers: Mapping[str, str], body: object) -> tuple[Mapping[str
             raise ToolValidationError("body: it holds half of a surrogate pair, which no text can") from None
         kind = "application/json" if _is_json(body) else "text/plain; charset=utf-8"
     else:
-        content = jsontext.encode_bytes(body)
+        content = json_text.encode_bytes(body)
         kind = "application/json"
     if any(name.lower() == "content-type" for name in headers):
         return headers, content
@@ -138,7 +138,7 @@ def _is_json(text: str) -> bool:
     if not text.lstrip().startswith(("{", "[")):
         return False
     try:
-        jsontext.decode(text)
+        json_text.decode(text)
     except (ValueError, RecursionError):
         return False
     return True

@@ -13,7 +13,7 @@ from yarl import URL
 
 from toolspace.builtin.httpbody import as_text
 from toolspace.builtin.httpclient import HttpClient, Request, Response, parse_url
-from toolspace.core import jsontext
+from toolspace.core import json_text
 from toolspace.errors import ToolError, ToolExecutionError, ToolValidationError
 
 DEFAULT_PROVIDER = "duckduckgo"
@@ -89,7 +89,7 @@ class Tavily(Provider):
 
     def request(self, endpoint: URL, query: str, limit: int, settings: Settings) -> Request:
         headers = {"authorization": f"Bearer {settings.key}", "content-type": "application/json"}
-        body = jsontext.encode_bytes({"query": query, "max_results": limit})
+        body = json_text.encode_bytes({"query": query, "max_results": limit})
         return Request(method="POST", url=endpoint, headers=headers, body=body)
 
     def results(self, response: Response) -> list[Result]:
@@ -303,7 +303,7 @@ def _items(value: object) -> list[Mapping[str, object]]:
 
 def _json_object(response: Response) -> dict[str, object]:
     try:
-        value = jsontext.decode(response.body)
+        value = json_text.decode(response.body)
     except (ValueError, RecursionError):
         raise UnknownShape from None
     if not isinstance(value, dict):
@@ -321,7 +321,7 @@ def _text(response: Response) -> str:
 def _complaint(response: Response) -> str:
     """What a service says is wrong, wherever in its answer it says so."""
     try:
-        value: object = jsontext.decode(response.body)
+        value: object = json_text.decode(response.body)
     except (ValueError, RecursionError):
         return ""
     for _ in range(4):

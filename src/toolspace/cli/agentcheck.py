@@ -23,7 +23,7 @@ async def agent_checks(config: Config, environ: Mapping[str, str]) -> AsyncItera
 
 
 async def _model(agent: AgentSpec, environ: Mapping[str, str]) -> Check:
-    from toolspace.models.opening import choose, open_model  # Here: few look at agents.
+    from toolspace.models.registry import choose, open_model  # Here: few look at agents.
 
     said = agent.model
     try:
@@ -49,7 +49,7 @@ async def _model(agent: AgentSpec, environ: Mapping[str, str]) -> Check:
 
 
 def _demo(environ: Mapping[str, str]) -> Check:
-    from toolspace.models.opening import default_model
+    from toolspace.models.registry import default_model
 
     found = default_model(environ)
     how = f"thinks with {found[0]}:{found[1]}" if found is not None else "goes by a few rules, as no key is set"

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, cast
 
 import click
 
-from toolspace.core import jsontext
+from toolspace.core import json_text
 from toolspace.core.coerce import coerce
 
 Schema = Mapping[str, Any]
@@ -46,7 +46,7 @@ def read_args(text: str | None) -> dict[str, Any]:
     if len(content) > _MOST:
         raise click.UsageError(f"--args: more than {_MOST:,} bytes")
     try:
-        return jsontext.parse_arguments(
+        return json_text.parse_arguments(
             content.removeprefix(b"\xef\xbb\xbf") if isinstance(content, bytes) else content
         )
     except ValueError as error:
@@ -97,7 +97,7 @@ def _value(pair: Pair, node: object, types: frozenset[str], root: Schema) -> obj
         return text
     if not types:
         try:
-            return jsontext.decode(text)
+            return json_text.decode(text)
         except ValueError:
             return text
     if (text[:1] == "[" and "array" in types) or (text[:1] == "{" and "object" in types):
@@ -111,7 +111,7 @@ def _value(pair: Pair, node: object, types: frozenset[str], root: Schema) -> obj
 
 def _json(word: str, text: str) -> object:
     try:
-        return jsontext.decode(text)
+        return json_text.decode(text)
     except ValueError as error:
         raise click.UsageError(f"{word!r} is not JSON: {error}") from None
 
@@ -119,7 +119,7 @@ def _json(word: str, text: str) -> object:
 def _number(text: str) -> object:
     """A number that is too large for the usual conversion; other text is left for the check to name."""
     try:
-        value = jsontext.decode(text)
+        value = json_text.decode(text)
     except ValueError:
         return text
     return value if isinstance(value, int | float) and not isinstance(value, bool) else text

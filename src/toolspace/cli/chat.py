@@ -25,7 +25,7 @@ from toolspace.cli.serving import fast_loop, stopped
 from toolspace.client.errors import ApiError
 from toolspace.client.events import Event
 from toolspace.client.transport import segment
-from toolspace.core import jsontext
+from toolspace.core import json_text
 from toolspace.core.ids import now_ms
 from toolspace.core.names import did_you_mean
 from toolspace.core.records import run_stream, space_stream
@@ -207,7 +207,7 @@ class Chat:
     def _print(self, stream: str, event: Event) -> None:
         if self._options.json:
             fact = {"stream": stream, "id": event.id, "type": event.type, "at": now_ms(), "data": event.data}
-            self._options.output.text(jsontext.encode(fact))
+            self._options.output.text(json_text.encode(fact))
 
     # What is typed
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple, cast
 
-from toolspace.core import jsontext
+from toolspace.core import json_text
 from toolspace.core.questions import ELICITATION
 
 _YES: Final = frozenset(("y", "yes", "true", "1", "ok"))
@@ -103,7 +103,7 @@ class Field(NamedTuple):
 
     def _number(self, text: str) -> Result | Again:
         try:
-            value = jsontext.decode(text)
+            value = json_text.decode(text)
         except ValueError:
             value = None
         whole = self.type == "integer"
@@ -114,7 +114,7 @@ class Field(NamedTuple):
 
     def _json(self, text: str, line: str) -> Result | Again:
         try:
-            return Result(jsontext.decode(text))
+            return Result(json_text.decode(text))
         except ValueError:
             kind = {"array": "[…]", "object": "{…}"}.get(self.type or "")
             return Result(line) if kind is None else Again(f"JSON: {kind}")
@@ -187,4 +187,4 @@ def _fields(schema: Any) -> list[Field]:
 
 
 def _text(value: Any) -> str:
-    return value if isinstance(value, str) else jsontext.encode(value)
+    return value if isinstance(value, str) else json_text.encode(value)

@@ -11,7 +11,6 @@ from typing import Final, NamedTuple
 
 import click
 
-from toolspace import control
 from toolspace.cli.gateways import KEY_VARIABLE, URL_VARIABLE, Door, client_of, find_door
 from toolspace.cli.greeting import show_keys
 from toolspace.cli.options import Options
@@ -23,9 +22,10 @@ from toolspace.config.load import load_config
 from toolspace.core.ids import derived_id, is_id
 from toolspace.core.names import did_you_mean
 from toolspace.core.records import Entity, EntityType, Space
-from toolspace.core.redact import remember_secrets
+from toolspace.core.secret_masking import remember_secrets
 from toolspace.errors import ProviderError
-from toolspace.gateway.demo import DEMO_AGENT, LOBBY, YOU
+from toolspace.server import control
+from toolspace.server.demo import DEMO_AGENT, LOBBY, YOU
 
 _LISTED: Final = 10
 
@@ -75,13 +75,13 @@ async def _door(options: Options, url: str | None, key: str | None, stack: Async
 
 async def _start(options: Options, stack: AsyncExitStack) -> Door:
     """Starts a gateway in this process, on a free port of this machine, until the chat ends."""
-    from toolspace.gateway.gateway import Gateway  # With all that it needs: most of a second to import.
-    from toolspace.gateway.server import serving
-    from toolspace.mcpserver.http import listen
+    from toolspace.server.gateway import Gateway  # With all that it needs: most of a second to import.
+    from toolspace.server.listener import serving
+    from toolspace.server.mcp.http_server import listen
 
     output = options.output
     if not options.verbose:  # The conversation itself says why an agent fails; once is enough.
-        logging.getLogger("toolspace.agent").addFilter(lambda record: record.levelno > logging.WARNING)
+        logging.getLogger("toolspace.agents").addFilter(lambda record: record.levelno > logging.WARNING)
     async with waiting(output, "starting a gateway"):
         gateway = await stack.enter_async_context(Gateway.open(config_path(options), environ=environment(options)))
         url = await stack.enter_async_context(serving(gateway, listen("127.0.0.1", 0)))

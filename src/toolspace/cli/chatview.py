@@ -8,7 +8,7 @@ from typing import Any, Final, cast
 from toolspace.cli.chatline import width
 from toolspace.cli.chatscreen import Screen, fitted
 from toolspace.cli.output import Output, neutral, one_line
-from toolspace.core import jsontext
+from toolspace.core import json_text
 
 _QUIET: Final = frozenset(("enter_space", "leave_space", "send_message", "skip"))
 """Tools whose effect is seen anyway."""
@@ -69,7 +69,7 @@ class View:
         sender = str(message.get("senderId"))
         failed = message.get("status") == "error"
         content = message.get("content")
-        text = content if isinstance(content, str) else jsontext.encode(content)
+        text = content if isinstance(content, str) else json_text.encode(content)
         if message.get("id") == self._saying:
             if failed:
                 self._say("… (not finished)")
@@ -94,7 +94,7 @@ class View:
         """Messages of the past."""
         for message in messages:
             if message.kind == "message":
-                said = message.content if isinstance(message.content, str) else jsontext.encode(message.content)
+                said = message.content if isinstance(message.content, str) else json_text.encode(message.content)
                 who = "you" if message.sender_id == self._me else self._name(message.sender_id)
                 self._line(f"{who}: {neutral(said)}", dim=True)
             else:
@@ -227,10 +227,10 @@ def drawing(tool: str, asked: Any) -> str | None:
 
 
 def _value(value: Any) -> str:
-    text = value if isinstance(value, str) else jsontext.encode(value)
+    text = value if isinstance(value, str) else json_text.encode(value)
     return neutral(text).replace("\n", "\n      ")
 
 
 def _short(value: Any, most: int = _TEXT) -> str:
-    text = one_line(value if isinstance(value, str) else jsontext.encode(value))
+    text = one_line(value if isinstance(value, str) else json_text.encode(value))
     return text if len(text) <= most else f"{text[:most]}…"

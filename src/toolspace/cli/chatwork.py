@@ -15,7 +15,7 @@ from toolspace.cli.chatroom import Room
 from toolspace.client.errors import ApiError, Conflict, NotFound, Unreachable
 from toolspace.client.events import Event
 from toolspace.core.ids import derived_id
-from toolspace.core.inboxtext import HANDED_ON
+from toolspace.core.inbox_text import HANDED_ON
 from toolspace.core.records import ENDED_RUN
 
 _FIRST_LOOK: Final = 0.05

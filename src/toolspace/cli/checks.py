@@ -138,7 +138,7 @@ def _storage(folder: Path) -> Iterator[Check]:
 async def _cache(config: Config) -> Check:
     if config.storage.cache != "disk":
         return Check("ok", "cache", "in memory")
-    from toolspace.stores.cache_sqlite import SqliteCache  # SQLite only where it is asked for.
+    from toolspace.storage.cache_sqlite import SqliteCache  # SQLite only where it is asked for.
 
     path = config.state_dir / "cache.db"
     cache = SqliteCache(path)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from toolspace.core.redact import is_secret_name, redact
+from toolspace.core.secret_masking import is_secret_name, redact
 
 _MORE_NAMES = re.compile(r"(?:^|[_-])(?:key|keys|pat|auth|jwt|dsn|token|tokens|sid|pw)$", re.IGNORECASE)
 _UUID = re.compile(r"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}", re.IGNORECASE)

@@ -9,14 +9,14 @@ from typing import Any, NamedTuple, TypeVar
 
 import click
 
-from toolspace import control
 from toolspace.cli.options import Options
 from toolspace.cli.session import config_path, environment
 from toolspace.client.client import ToolspaceClient
 from toolspace.client.errors import Unreachable
 from toolspace.config.load import Config, load_config
-from toolspace.core.redact import remember_secrets
+from toolspace.core.secret_masking import remember_secrets
 from toolspace.errors import ProviderError
+from toolspace.server import control
 
 KEY_VARIABLE, URL_VARIABLE = "TOOLSPACE_SECRET_KEY", "TOOLSPACE_URL"
 F = TypeVar("F", bound=Callable[..., Any])

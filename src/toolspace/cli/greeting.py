@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 from toolspace import __version__
 from toolspace.cli.options import Options
 from toolspace.cli.output import Output
-from toolspace.core.jsontext import encode
+from toolspace.core.json_text import encode
 from toolspace.errors import ModelError
-from toolspace.gateway.demo import is_thinking
-from toolspace.models.opening import PROVIDERS, open_model
-from toolspace.stores.sql.places import database_place
+from toolspace.models.registry import PROVIDERS, open_model
+from toolspace.server.demo import is_thinking
+from toolspace.storage.queries.locations import database_place
 
 if TYPE_CHECKING:
-    from toolspace.gateway.gateway import Gateway
-    from toolspace.gateway.keys import FirstKeys
+    from toolspace.server.gateway import Gateway
+    from toolspace.server.keys import FirstKeys
 
 KEY_VARIABLE = "TOOLSPACE_SECRET_KEY"
 _OFFERED = ("openai", "anthropic", "google")

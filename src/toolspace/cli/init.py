@@ -15,7 +15,7 @@ from toolspace.cli.serversection import server_section, shown_path
 from toolspace.config.locate import CONFIG_NAMES
 from toolspace.config.starter import starter_config
 from toolspace.core.names import did_you_mean
-from toolspace.core.redact import redact
+from toolspace.core.secret_masking import redact
 
 _NAME = CONFIG_NAMES[0]
 _NOTHING = Import([], [])

@@ -18,7 +18,7 @@ from toolspace.cli.options import Command, Options
 from toolspace.cli.session import config_path
 from toolspace.config.parse import display_name
 from toolspace.core.names import did_you_mean, is_local_name
-from toolspace.core.redact import HIDDEN, is_secret_name, redact
+from toolspace.core.secret_masking import HIDDEN, is_secret_name, redact
 from toolspace.errors import ConfigError
 
 _PAIR = re.compile(r"""(["']?)([\w.-]+)\1(\s*[:=]\s*)("(?:[^"\\]|\\.)*"|'[^']*')""")

@@ -7,14 +7,14 @@ import os
 import sys
 import webbrowser
 
-from toolspace import control
 from toolspace.cli.options import Options
 from toolspace.cli.output import Output, one_line
+from toolspace.composition.providers import server_spec, tokens_dir
 from toolspace.config.load import Config
 from toolspace.config.model import McpServer
-from toolspace.mounts import server_spec, tokens_dir
 from toolspace.providers.mcp.oauth import login, logout
 from toolspace.providers.mcp.tokens import TokenStore
+from toolspace.server import control
 
 
 async def log_in(options: Options, config: Config, server: McpServer, *, browser: bool) -> int:

@@ -12,9 +12,9 @@ import click
 
 from toolspace.cli.options import Options
 from toolspace.cli.output import Output, neutral
-from toolspace.core import jsontext
+from toolspace.core import json_text
 from toolspace.core.names import SEPARATOR, did_you_mean, sanitise
-from toolspace.core.redact import redact
+from toolspace.core.secret_masking import redact
 from toolspace.orchestrator.stages.announce import VERBOSE
 
 LEVEL_VARIABLE = "TOOLSPACE_LOG"
@@ -113,7 +113,7 @@ def json_line(record: logging.LogRecord) -> str:
     facts |= {key: value for key in _FACTS if (value := getattr(record, key, None)) not in (None, "")}
     if record.exc_info and record.exc_info[1] is not None:
         facts["exception"] = redact("".join(traceback.format_exception(record.exc_info[1])))
-    return jsontext.encode(facts)
+    return json_text.encode(facts)
 
 
 def _whose(record: logging.LogRecord) -> str:

@@ -13,9 +13,9 @@ from toolspace.cli.interrupts import Interrupts, run
 from toolspace.cli.options import Command, Options
 from toolspace.cli.serving import fast_loop, is_loopback, stopped, tune
 from toolspace.cli.session import opened
-from toolspace.control import listening
 from toolspace.orchestrator.warmup import Patience
 from toolspace.providers.mcp.callbacks import ASK_THE_CALLER
+from toolspace.server.control import listening
 from toolspace.toolspace import Toolspace
 
 TOKEN_VARIABLE = "TOOLSPACE_MCP_TOKEN"
@@ -86,14 +86,14 @@ class _Address(NamedTuple):
 
 
 async def _serve_stdio(options: Options) -> int:
-    from toolspace.mcpserver.pipes import claim, ended_without
+    from toolspace.server.mcp.stdio_pipes import claim, ended_without
 
     # First: nothing that starts may write to the client.
     with claim() as pipes, ended_without(pipes.input):
         if os.isatty(pipes.input):
             options.output.note("Serving MCP on standard input and output; Ctrl-C ends it.")
         async with _opened(options, show_warnings=False) as ts, listening(ts):
-            from toolspace.mcpserver.stdio import serve  # The MCP library takes most of a second to import.
+            from toolspace.server.mcp.stdio import serve  # The MCP library takes most of a second to import.
 
             ts.watch()
             await serve(ts, pipes)
@@ -106,9 +106,9 @@ async def _serve_http(options: Options, address: _Address, interrupts: Interrupt
         listening(ts),
         AsyncExitStack() as stack,
     ):
-        from toolspace.mcpserver.access import bearer
-        from toolspace.mcpserver.endpoint import McpEndpoint  # The MCP library takes most of a second to import.
-        from toolspace.mcpserver.http import serving
+        from toolspace.server.mcp.access import bearer
+        from toolspace.server.mcp.endpoint import McpEndpoint  # The MCP library takes most of a second to import.
+        from toolspace.server.mcp.http_server import serving
 
         host = address.host
         endpoint = McpEndpoint(

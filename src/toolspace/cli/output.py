@@ -146,9 +146,9 @@ def pretty(value: object) -> str:
     """Readable JSON of anything."""
     import msgspec  # Here, with the next: an error in the usage is told without them.
 
-    from toolspace.core import jsontext
+    from toolspace.core import json_text
 
-    text = jsontext.encode(value)
+    text = json_text.encode(value)
     try:
         return msgspec.json.format(text, indent=2)
     except (msgspec.MsgspecError, RecursionError):  # Nested too deeply to be indented.

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from toolspace.cli.output import Output, WriteError
-from toolspace.core import jsontext
+from toolspace.core import json_text
 from toolspace.core.events import CallPartial
 from toolspace.core.result import ToolResult
 
@@ -71,7 +71,7 @@ class Partials:
             return
         self._all_text = False
         self.end_line()
-        self._output.text(jsontext.encode(value))
+        self._output.text(json_text.encode(value))
 
 
 class _Sum:
@@ -90,4 +90,4 @@ class _Sum:
 
 
 def _item(value: object) -> bytes:
-    return jsontext.encode_bytes(value) + b","
+    return json_text.encode_bytes(value) + b","

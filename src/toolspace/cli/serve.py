@@ -19,8 +19,8 @@ from toolspace.cli.session import config_path, environment
 from toolspace.cli.status import waiting
 from toolspace.config.load import Config, load_config
 from toolspace.config.model import Server
-from toolspace.control import GatewayDoor, listening
-from toolspace.core.redact import remember_secrets
+from toolspace.core.secret_masking import remember_secrets
+from toolspace.server.control import GatewayDoor, listening
 
 _CLOSE_SECONDS = 10.0
 """For what comes after the calls have ended: answers, servers, the database."""
@@ -48,8 +48,8 @@ def command(options: Options, host: str | None, port: int | None) -> int:
 
 
 async def _serve(options: Options, config: Config, environ: dict[str, str], interrupts: Interrupts) -> int:
-    from toolspace.gateway.gateway import Gateway  # With all that it needs: most of a second to import.
-    from toolspace.gateway.server import serving
+    from toolspace.server.gateway import Gateway  # With all that it needs: most of a second to import.
+    from toolspace.server.listener import serving
 
     output = options.output
     async with AsyncExitStack() as stack:
@@ -78,7 +78,7 @@ async def _serve(options: Options, config: Config, environ: dict[str, str], inte
 @contextmanager
 def _bound(server: Server) -> Generator[socket.socket]:
     """The address, taken before anything is started: that it is in use should be known at once."""
-    from toolspace.mcpserver.http import listen
+    from toolspace.server.mcp.http_server import listen
 
     try:
         door = listen(server.host, server.port)

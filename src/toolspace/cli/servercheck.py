@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import cast
 from urllib.parse import urlsplit
 
-from toolspace.abc import ToolProvider
 from toolspace.cli.checking import Check
 from toolspace.config.load import Config
 from toolspace.config.model import McpServer, OpenApi
-from toolspace.core.redact import redact
+from toolspace.core.interfaces import ToolProvider
+from toolspace.core.secret_masking import redact
 from toolspace.providers.mcp.status import ServerStatus
-from toolspace.providers.mounted import Mounted
+from toolspace.providers.namespaced import Mounted
 from toolspace.toolspace import Toolspace
 
 _PROGRAMS = {

@@ -12,7 +12,6 @@ from typing import Any, cast
 import click
 import msgspec
 
-from toolspace import control
 from toolspace.cli.interrupts import run
 from toolspace.cli.logs import set_up_logs
 from toolspace.cli.options import Command, Options
@@ -23,7 +22,8 @@ from toolspace.cli.status import waiting
 from toolspace.config.load import Config, load_config
 from toolspace.config.model import McpServer
 from toolspace.core.names import did_you_mean
-from toolspace.core.redact import remember_secrets
+from toolspace.core.secret_masking import remember_secrets
+from toolspace.server import control
 
 _ACTIONS = ("restart", "login", "logout")
 _FINE = ("ready", "idle")

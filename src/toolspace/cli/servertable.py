@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from toolspace.cli.output import Output, neutral, one_line
 from toolspace.config.model import McpServer
-from toolspace.control import ServerReport
+from toolspace.server.control import ServerReport
 
 _COLOURS = {"ready": "green", "idle": "cyan", "failed": "red", "stopped": "red", "disabled": "bright_black"}
 _HEAD = ("NAME", "STATE", "PROTOCOL", "TRANSPORT", "PROCESS", "TOOLS", "TOKENS", "RESTARTS")

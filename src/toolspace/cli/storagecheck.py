@@ -11,8 +11,8 @@ from toolspace.cli.checking import Check
 from toolspace.config.load import Config
 from toolspace.core.postgres import load_driver
 from toolspace.errors import StorageError
-from toolspace.stores.sql.places import database_file, database_place
-from toolspace.stores.sql.schema import MIGRATIONS
+from toolspace.storage.queries.locations import database_file, database_place
+from toolspace.storage.sql.schema import MIGRATIONS
 
 _WHAT = "database"
 _SECONDS = 10.0

@@ -20,7 +20,7 @@ from toolspace.client.client import ToolspaceClient
 from toolspace.client.errors import Unauthorized, Unreachable
 from toolspace.client.events import Event, Subscription
 from toolspace.client.transport import segment
-from toolspace.core import jsontext
+from toolspace.core import json_text
 from toolspace.core.ids import now_ms
 from toolspace.errors import ProviderError
 
@@ -126,7 +126,7 @@ class _Tail:
     def _show(self, event: Event) -> None:
         fact = _fact(event, self._stream)
         if self._json:
-            self._output.text(jsontext.encode(fact))
+            self._output.text(json_text.encode(fact))
         elif self._stream is not None or not _is_told_twice(fact):
             self._output.line(_line(self._output, fact))
 
@@ -175,5 +175,5 @@ def describe(type: str, data: Mapping[str, Any]) -> str:
 
 
 def _short(value: Any) -> str:
-    text = one_line(value if isinstance(value, str) else jsontext.encode(value))
+    text = one_line(value if isinstance(value, str) else json_text.encode(value))
     return text if len(text) <= _TEXT else f"{text[:_TEXT]}…"

@@ -21,7 +21,7 @@ from toolspace.client.errors import (
     Unreachable,
 )
 from toolspace.client.transport import Transport, pauses, wanted_pause
-from toolspace.core import jsontext
+from toolspace.core import json_text
 
 _log = logging.getLogger("toolspace.client")
 
@@ -91,7 +91,7 @@ class Frames:
             return Event(id=number, type=_PLACE) if number is not None else None
         text = "\n".join(lines)
         try:
-            data = jsontext.decode(text)
+            data = json_text.decode(text)
         except ValueError:
             data = text  # Not ours; whoever reads it may know.
         return Event(id=number, type=kind, data=data)

@@ -23,7 +23,7 @@ from toolspace.client.errors import (
     Unreachable,
     error_of,
 )
-from toolspace.core import jsontext
+from toolspace.core import json_text
 
 Token = str | Callable[[], str | Awaitable[str]]
 """A JWT, or what gives one: it is asked again when the gateway takes the last one no more."""
@@ -105,7 +105,7 @@ class Transport:
         whatever only reads or sets, what has a `key` (its `Idempotency-Key`), and what changes nothing the second time
         (`again`). `patient`: the answer may take as long as a tool takes.
         """
-        data = None if body is None else jsontext.encode_bytes(body)
+        data = None if body is None else json_text.encode_bytes(body)
         headers = {"accept": "application/json"}
         if data is not None:
             headers["content-type"] = "application/json"
@@ -250,7 +250,7 @@ def _decoded(status: int, answer: bytes) -> Any:
     if not answer:
         return None
     try:
-        return jsontext.decode(answer)
+        return json_text.decode(answer)
     except ValueError as error:
         raise UnexpectedAnswer(f"the answer ({status}) is not JSON: {error}") from None
 
@@ -259,7 +259,7 @@ def _refusal(response: aiohttp.ClientResponse, body: bytes) -> ApiError:
     problem: dict[str, Any] = {}
     if response.content_type.endswith("json"):
         with suppress(ValueError):  # Then the status has to do.
-            problem = jsontext.parse_arguments(body)
+            problem = json_text.parse_arguments(body)
     title = str(problem.get("title") or response.reason or "error")
     detail = str(problem.get("detail") or "")
     retry_after = response.headers.get("retry-after", "")

@@ -31,7 +31,7 @@ from toolspace.config.root import (
 )
 from toolspace.config.routes import find_circles
 from toolspace.config.secrets import secrets_in
-from toolspace.core.agentnames import name_fault, tool_of
+from toolspace.core.agent_names import name_fault, tool_of
 from toolspace.core.names import did_you_mean
 from toolspace.errors import ConfigError
 

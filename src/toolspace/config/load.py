@@ -17,7 +17,7 @@ from toolspace.config.locate import default_state_dir
 from toolspace.config.parse import read_document
 from toolspace.config.reading import Session
 from toolspace.config.root import AGENT_KEYS, ANY_FILE_KEYS, PROCESS_KEYS, TOOL_KEYS, Part, open_session
-from toolspace.core.redact import is_secret_name
+from toolspace.core.secret_masking import is_secret_name
 
 __all__ = ["Config", "load_config"]
 

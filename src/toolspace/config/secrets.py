@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
-from toolspace.core.redact import is_secret_name
+from toolspace.core.secret_masking import is_secret_name
 
 _VARIABLE = re.compile(r"(?<!\$)\$\{(?:env:)?([A-Za-z_][A-Za-z0-9_]*)")
 

@@ -8,7 +8,7 @@ import types
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Union, cast, get_args, get_origin
 
-from toolspace.core import jsontext, typeschema
+from toolspace.core import json_text, type_schema
 from toolspace.core.coerce import Places, add_place, coerce
 from toolspace.core.schema import InvalidArguments, Issue, not_an_object, path_text, shown, unknown_parameter
 from toolspace.core.signature import MISSING, Parameter, Signature
@@ -36,7 +36,7 @@ def input_schema(signature: Signature, tool: str) -> Schema:
         properties[parameter.name] = schema
     extra: Schema | bool | None = False
     if signature.extra is not MISSING:
-        extra = typeschema.schema_of(signature.extra)
+        extra = type_schema.schema_of(signature.extra)
         if extra is None:
             return _schema_by_pydantic(signature, tool)
     return _object(signature, properties, extra if extra != {} else True)
@@ -108,7 +108,7 @@ class FunctionValidator:
     def _mend(self, arguments: Mapping[str, Any] | str | bytes, error: ValueError) -> dict[str, Any]:
         """Tries once more with the plain misunderstandings mended; the first error is the one to tell."""
         try:
-            parsed = jsontext.parse_arguments(arguments)
+            parsed = json_text.parse_arguments(arguments)
         except ValueError as fault:
             raise InvalidArguments([not_an_object(fault)]) from None
         details = _details(error)
@@ -187,7 +187,7 @@ def _is_field(default: object) -> bool:
 
 def _property(parameter: Parameter) -> Schema | None:
     default = parameter.default.value if isinstance(parameter.default, enum.Enum) else parameter.default
-    schema = None if _is_field(default) else typeschema.schema_of(parameter.hint)
+    schema = None if _is_field(default) else type_schema.schema_of(parameter.hint)
     if schema is None:
         return None
     if parameter.description is not None:
@@ -242,7 +242,7 @@ def _shown_default(parameter: Parameter) -> Schema:
     from pydantic_core import to_jsonable_python
 
     try:
-        return {"default": jsontext.plain(to_jsonable_python(default))}
+        return {"default": json_text.plain(to_jsonable_python(default))}
     except ValueError:
         return {}
 

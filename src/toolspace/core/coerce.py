@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from toolspace.core import jsontext
+from toolspace.core import json_text
 
 Schema = Mapping[str, Any]
 Places = dict[str | int, "Places | None"]
@@ -132,7 +132,7 @@ def _convert(value: object, wanted: frozenset[str]) -> object:
             return None
         if (text[:1] == "{" and "object" in wanted) or (text[:1] == "[" and "array" in wanted):
             try:
-                return jsontext.decode(text)
+                return json_text.decode(text)
             except ValueError:
                 return value
     elif isinstance(value, float) and "integer" in wanted and value.is_integer() and abs(value) < 2**53:

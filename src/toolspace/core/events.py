@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from toolspace.core import jsontext
+from toolspace.core import json_text
 from toolspace.core.result import ToolResult
 
 
@@ -63,12 +63,12 @@ class CallRequested(CallEvent, frozen=True, weakref=False, eq=False):
     def params(self) -> Any:
         """The arguments as data; text that is no JSON stays text."""
         try:
-            return jsontext.parse_arguments(self.arguments)
+            return json_text.parse_arguments(self.arguments)
         except ValueError:
             return self.arguments
 
     def payload(self) -> dict[str, Any]:
-        return {**_ids(self), "params": jsontext.plain(self.params)}
+        return {**_ids(self), "params": json_text.plain(self.params)}
 
 
 class CallProgress(CallEvent, frozen=True, weakref=False, eq=False):
@@ -88,7 +88,7 @@ class CallPartial(CallEvent, frozen=True, weakref=False, eq=False):
     value: Any
 
     def payload(self) -> dict[str, Any]:
-        return {**_ids(self), "value": jsontext.plain(self.value)}
+        return {**_ids(self), "value": json_text.plain(self.value)}
 
 
 class CallCompleted(CallEvent, frozen=True, weakref=False, eq=False):
@@ -97,7 +97,7 @@ class CallCompleted(CallEvent, frozen=True, weakref=False, eq=False):
     result: ToolResult
 
     def payload(self) -> dict[str, Any]:
-        value = jsontext.plain(self.result.result)
+        value = json_text.plain(self.result.result)
         return {**_ids(self), "result": value, "durationMs": round(self.result.duration_ms, 3)}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
-from toolspace.core import jsontext
+from toolspace.core import json_text
 from toolspace.core.tool import Tool
 
 ToolFormat = Literal["openai", "openai-responses", "anthropic", "gemini", "mcp"]
@@ -22,7 +22,7 @@ def export_tools(tools: Iterable[Tool], format: ToolFormat = "openai") -> list[d
 
 def definition_text(tool: Tool) -> str:
     """What a model is charged for when it is shown the tool."""
-    return jsontext.encode({"name": tool.name, "description": tool.description, "parameters": tool.input_schema})
+    return json_text.encode({"name": tool.name, "description": tool.description, "parameters": tool.input_schema})
 
 
 def _openai(tool: Tool) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any, Final, Literal, Protocol
 
 import msgspec
 
-from toolspace.core import jsontext
+from toolspace.core import json_text
 from toolspace.core.schema import compile_schema, issues_of
 from toolspace.errors import ToolError
 
@@ -31,7 +31,7 @@ def read_answer(said: object) -> Answer:
     try:
         return msgspec.convert(said, Answer)
     except (msgspec.ValidationError, TypeError):
-        raise ToolError(f"the answer to a question is {_SHAPE}; this was {jsontext.describe(said)}") from None
+        raise ToolError(f"the answer to a question is {_SHAPE}; this was {json_text.describe(said)}") from None
 
 
 class Questions(Protocol):

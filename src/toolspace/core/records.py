@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from toolspace.core import jsontext
+from toolspace.core import json_text
 
 EntityType = Literal["human", "agent", "service"]
 MessageStatus = Literal["running", "requires_action", "complete", "error"]
@@ -133,7 +133,7 @@ class CallRecord(Record, frozen=True):
         """The same as JSON, without the detour: results come in by the thousand."""
         completed = "null" if self.resolved_at is None else self.resolved_at
         again = f'{{"startedAt":{self.created_at},"completedAt":{completed},"toolCallId":'.encode()
-        return b"%b%b,%b" % (again, jsontext.encode_bytes(self.call_id), jsontext.encode_bytes(self)[1:])
+        return b"%b%b,%b" % (again, json_text.encode_bytes(self.call_id), json_text.encode_bytes(self)[1:])
 
 
 class InboxEvent(Record, frozen=True):

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import msgspec
 
-from toolspace.core import jsontext
+from toolspace.core import json_text
 from toolspace.errors import ERROR_CLASSES, ErrorKind, ToolExecutionError
 
 PENDING = "pendingToolCallId"
@@ -36,7 +36,7 @@ class JsonPart(Part, frozen=True, tag="json"):
 
     @property
     def placeholder(self) -> str:
-        return jsontext.encode(self.value)
+        return json_text.encode(self.value)
 
 
 class ImagePart(Part, frozen=True, tag="image", omit_defaults=False):
@@ -129,8 +129,8 @@ class ToolResult(msgspec.Struct, weakref=False, eq=False):
         """The result as it is on the wire: camelCase, JSON data only."""
         wire: dict[str, Any] = {
             "ok": self.ok,
-            "result": jsontext.plain(self.result),
-            "error": jsontext.plain(self.error),
+            "result": json_text.plain(self.result),
+            "error": json_text.plain(self.error),
             "errorKind": self.error_kind,
             "executed": self.executed,
             "startedAt": round(self.started_at),
@@ -138,8 +138,8 @@ class ToolResult(msgspec.Struct, weakref=False, eq=False):
             "durationMs": round(self.duration_ms, 3),
             "kind": self.kind,
             "namespace": self.namespace,
-            "content": jsontext.plain(self.content),
-            "extras": jsontext.plain(self.extras),
+            "content": json_text.plain(self.content),
+            "extras": json_text.plain(self.extras),
             "tool": self.tool,
             "callId": self.call_id,
         }
@@ -151,13 +151,13 @@ class ToolResult(msgspec.Struct, weakref=False, eq=False):
 
     def _encode(self) -> str:
         if not self.ok:
-            return jsontext.valid_text(f"(tool failed: {failure_reason(self.error_kind, self.error)})")
+            return json_text.valid_text(f"(tool failed: {failure_reason(self.error_kind, self.error)})")
         if self.parts:
-            return jsontext.valid_text("\n".join(part.placeholder for part in self.parts))
+            return json_text.valid_text("\n".join(part.placeholder for part in self.parts))
         value = self.result
         if isinstance(value, str):
-            return jsontext.valid_text(value if type(value) is str else str.__str__(value))
-        return str(value) if type(value) is int and value.bit_length() < 64 else jsontext.encode(value)
+            return json_text.valid_text(value if type(value) is str else str.__str__(value))
+        return str(value) if type(value) is int and value.bit_length() < 64 else json_text.encode(value)
 
 
 def failure_reason(kind: ErrorKind | None, error: str | None) -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, Protocol, cast
 
-from toolspace.core import jsontext
+from toolspace.core import json_text
 from toolspace.core.coerce import Places, add_place, coerce
 from toolspace.core.names import did_you_mean
-from toolspace.core.redact import HIDDEN, is_secret_name, redact
+from toolspace.core.secret_masking import HIDDEN, is_secret_name, redact
 from toolspace.errors import ToolDefinitionError
 
 Schema = Mapping[str, Any]
@@ -68,7 +68,7 @@ class SchemaValidator:
 
     def _checked(self, arguments: Mapping[str, Any] | str | bytes) -> dict[str, Any]:
         try:
-            values = jsontext.parse_arguments(arguments)
+            values = json_text.parse_arguments(arguments)
         except ValueError as error:
             raise InvalidArguments([not_an_object(error)]) from None
         try:
@@ -77,7 +77,7 @@ class SchemaValidator:
             raise InvalidArguments([Issue("", f"the arguments are not plain JSON: {error}")]) from None
 
     def _mended(self, values: dict[str, Any]) -> dict[str, Any]:
-        large = jsontext.size(values) > _LARGE
+        large = json_text.size(values) > _LARGE
         errors = _errors(self._check, values, first_only=large)
         coerced = coerce(self._schema, values, None if large else _wrong(errors))
         if isinstance(coerced, dict) and self._check.is_valid(coerced):
@@ -101,7 +101,7 @@ def compile_schema(schema: Schema, *, owner: str) -> Any:
 
 def issues_of(check: Any, instance: object) -> list[Issue]:
     """What a compiled checker finds wrong, one issue for each place."""
-    large = jsontext.size(instance) > _LARGE
+    large = json_text.size(instance) > _LARGE
     return _issues(_errors(check, instance, first_only=large))
 
 
@@ -120,7 +120,7 @@ def path_text(path: Iterable[str | int]) -> str:
 
 def shown(path: str, value: object) -> str:
     """A value as a message repeats it: messages reach logs, so without secrets."""
-    return HIDDEN if is_secret_name(path) else jsontext.describe(redact([value])[0])
+    return HIDDEN if is_secret_name(path) else json_text.describe(redact([value])[0])
 
 
 def _errors(check: Any, instance: object, *, first_only: bool) -> list[Any]:
@@ -164,7 +164,7 @@ def _read(error: Any, known: Iterable[str] = ()) -> Iterable[Issue]:
         case "type":
             yield Issue(path, f"expected {' or '.join(kind.types)}", given)
         case "enum":
-            options = ", ".join(jsontext.describe(option, 30) for option in kind.options[:12])
+            options = ", ".join(json_text.describe(option, 30) for option in kind.options[:12])
             yield Issue(path, f"expected one of {options}", given)
         case "anyOf" | "oneOf" if all(kind.context):  # An option without an error: more than one of `oneOf` fits.
             yield Issue(path, _expected_options(kind.context, path), given)

@@ -12,8 +12,8 @@ from pydantic import PrivateAttr
 from toolspace.core.context import ToolContext
 from toolspace.core.result import ImagePart, ToolResult
 from toolspace.core.tool import Tool
-from toolspace.integrations.doors import LOOP_TOOLS, RunDoor, ToolspaceDoor
-from toolspace.integrations.loops import HomeLoop
+from toolspace.integrations.event_loops import HomeLoop
+from toolspace.integrations.protocols import LOOP_TOOLS, RunDoor, ToolspaceDoor
 
 
 def to_langchain_tools(

@@ -12,10 +12,10 @@ from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.trace import Link, Span, SpanContext, Status, StatusCode, Tracer, TracerProvider
 
-from toolspace.core import jsontext
-from toolspace.core.redact import redact
+from toolspace.core import json_text
 from toolspace.core.result import ToolResult
-from toolspace.integrations.doors import (
+from toolspace.core.secret_masking import redact
+from toolspace.integrations.protocols import (
     HasOrchestrator,
     Next,
     OperationNode,
@@ -300,12 +300,12 @@ def _facts(call: TracedCall, result: ToolResult) -> dict[str, Any]:
 
 
 def _json(arguments: Mapping[str, Any] | None) -> str:
-    return jsontext.encode(arguments) if arguments else ""
+    return json_text.encode(arguments) if arguments else ""
 
 
 def _arguments_text(call: TracedCall) -> str:
     try:
-        return jsontext.encode(redact(jsontext.parse_arguments(call.arguments)))
+        return json_text.encode(redact(json_text.parse_arguments(call.arguments)))
     except ValueError:
         return "(not a JSON object)"
 

@@ -19,7 +19,7 @@ from pydantic_core import SchemaValidator, core_schema
 from toolspace.core.context import ToolContext
 from toolspace.core.result import AudioPart, Content, ImagePart, ResourcePart, ToolResult
 from toolspace.core.tool import Tool
-from toolspace.integrations.doors import LOOP_TOOLS, RunDoor, ToolspaceDoor
+from toolspace.integrations.protocols import LOOP_TOOLS, RunDoor, ToolspaceDoor
 
 
 class ToolspaceToolset(AbstractToolset[AgentDepsT]):

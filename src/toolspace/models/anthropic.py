@@ -8,11 +8,20 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from toolspace.core.dialogue import CallAnswer, Finish, ModelCall, ModelRequest, ModelTurn, ResultsTurn, Usage, UserTurn
-from toolspace.models import faults
-from toolspace.models.history import IMAGES, PDF, arguments_of, pieces, settled, shown
+from toolspace.core.conversation import (
+    CallAnswer,
+    Finish,
+    ModelCall,
+    ModelRequest,
+    ModelTurn,
+    ResultsTurn,
+    Usage,
+    UserTurn,
+)
+from toolspace.models import errors
+from toolspace.models.provider_history import IMAGES, PDF, arguments_of, pieces, settled, shown
 from toolspace.models.streaming import Answer, StreamingModel
-from toolspace.models.toolbox import Toolbox
+from toolspace.models.tool_encoding import Toolbox
 
 VERSION = "2023-06-01"
 
@@ -119,7 +128,7 @@ class MessagesAnswer(Answer):
             case "message_stop":
                 self.done = True
             case "error":
-                raise faults.told(self.name, event.error, check=self.check)
+                raise errors.told(self.name, event.error, check=self.check)
             case "message":
                 self._take_whole(event)
             case _:

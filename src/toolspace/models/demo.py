@@ -11,9 +11,8 @@ import re
 from collections.abc import Generator, Iterator, Sequence
 from typing import Final
 
-from toolspace.abc.model import Model
-from toolspace.core import inboxtext, jsontext
-from toolspace.core.dialogue import (
+from toolspace.core import inbox_text, json_text
+from toolspace.core.conversation import (
     CallAnswer,
     CallBegan,
     CallDelta,
@@ -27,7 +26,8 @@ from toolspace.core.dialogue import (
     Usage,
     UserTurn,
 )
-from toolspace.core.inboxtext import Line
+from toolspace.core.inbox_text import Line
+from toolspace.core.model import Model
 from toolspace.models.demofiles import decided
 from toolspace.models.demorules import answer, reminder_of
 from toolspace.models.demoscript import Heard, Request, Script, Want, say
@@ -64,7 +64,7 @@ class DemoModel(Model):
                 listen(TextDelta("Done."))
             return ModelTurn(text="Done.", usage=Usage(requests=1), model=NAME)
         done = sum(len(turn.calls) for turn in request.turns if isinstance(turn, ModelTurn))
-        call = ModelCall(f"demo_{done}", want.name, jsontext.encode(want.arguments))
+        call = ModelCall(f"demo_{done}", want.name, json_text.encode(want.arguments))
         if listen is not None:
             await self._write(call, listen)
         return ModelTurn(calls=(call,), finish="tools", usage=Usage(requests=1), model=NAME)
@@ -115,7 +115,7 @@ def _cycle(turns: Sequence[Turn]) -> tuple[int, list[Line]]:
 
 
 def _events(turn: UserTurn) -> list[Line]:
-    return [line for line in inboxtext.parse(turn.text) if line.type in _KNOWN]
+    return [line for line in inbox_text.parse(turn.text) if line.type in _KNOWN]
 
 
 def _exchanges(turns: Sequence[Turn]) -> list[_Exchange]:
@@ -193,12 +193,12 @@ def _decision(line: Line, turns: Sequence[Turn]) -> tuple[str, Script[None]] | N
 
 
 def _arguments(call: ModelCall) -> dict[str, object]:
-    return jsontext.decode(call.arguments)
+    return json_text.decode(call.arguments)
 
 
 def _plain(text: str) -> str:
     try:
-        value = jsontext.decode(text)
+        value = json_text.decode(text)
     except ValueError:
         return text
     return value if isinstance(value, str) else text

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any, Final, NamedTuple, cast
 
-from toolspace.core import jsontext
+from toolspace.core import json_text
 from toolspace.models.demoscript import MOST_LISTED, Heard, Request, Script, Want, say
 
 _MOST_SHOWN: Final = 1_500
@@ -117,7 +117,7 @@ def decided(asked: Mapping[str, Any], heard: Heard) -> Script[None]:
 def agrees(text: str) -> bool:
     """Whether an answer means yes: `{"confirmed": true}`, `true`, "yes" and their like."""
     try:
-        said: Any = jsontext.decode(text)
+        said: Any = json_text.decode(text)
     except ValueError:
         said = text
     if isinstance(said, dict):

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 from zoneinfo import available_timezones
 
-from toolspace.core import jsontext
+from toolspace.core import json_text
 from toolspace.models.demofiles import delete_files, draw_chart, list_files, read_file, search_files
 from toolspace.models.demoscript import MOST_LISTED, Request, Rule, Script, Want, say
 
@@ -111,7 +111,7 @@ def _recall(request: Request, match: re.Match[str]) -> Script[None]:
         yield from say(f"I cannot remember: {heard.reason}")
         return
     kept: Sequence[Mapping[str, Any]] = heard.data.get("memories") or ()
-    lines = [f"  {one['value'] if isinstance(one['value'], str) else jsontext.encode(one['value'])}" for one in kept]
+    lines = [f"  {one['value'] if isinstance(one['value'], str) else json_text.encode(one['value'])}" for one in kept]
     yield from say("\n".join(["I remember:", *lines[:MOST_LISTED]]) if lines else "Nothing yet; tell me something.")
 
 
@@ -120,7 +120,7 @@ def _forget(request: Request, match: re.Match[str]) -> Script[None]:
     kept: Sequence[Mapping[str, Any]] = heard.data.get("memories") or ()
     wanted = match["what"].strip(" .!?").lower()
     everything = wanted in ("it", "all", "all of it", "everything")
-    keys = [str(one["key"]) for one in kept if everything or wanted in jsontext.encode(one).lower()]
+    keys = [str(one["key"]) for one in kept if everything or wanted in json_text.encode(one).lower()]
     if not keys:
         yield from say(f"I cannot: {heard.reason}" if heard.failed else "I remember nothing like that.")
         return

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Generator, Mapping
 from typing import Any, Final, NamedTuple, TypeVar, cast
 
-from toolspace.core import jsontext
+from toolspace.core import json_text
 
 T = TypeVar("T")
 
@@ -34,7 +34,7 @@ class Heard(NamedTuple):
     def data(self) -> Mapping[str, Any]:
         """The answer as an object; empty where it is none."""
         try:
-            found = jsontext.decode(self.text)
+            found = json_text.decode(self.text)
         except ValueError:
             return {}
         return cast("Mapping[str, Any]", found) if isinstance(found, dict) else {}

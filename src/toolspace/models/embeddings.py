@@ -7,12 +7,12 @@ from typing import Any
 
 import msgspec
 
-from toolspace.core import jsontext
-from toolspace.core.redact import remember_secrets
+from toolspace.core import json_text
+from toolspace.core.secret_masking import remember_secrets
 from toolspace.errors import ModelError
-from toolspace.models.faults import lost, make, refused
+from toolspace.models.errors import lost, make, refused
 from toolspace.models.http import ModelHttp
-from toolspace.models.opening import check_headers, find_address, find_key, parse_name
+from toolspace.models.registry import check_headers, find_address, find_key, parse_name
 
 OPENAI = "https://api.openai.com/v1"
 _MOST_BYTES = 64 * 1024 * 1024
@@ -64,10 +64,10 @@ class HttpEmbedder:
     async def _embed(self, texts: Sequence[str]) -> list[list[float]]:
         from yarl import URL
 
-        from toolspace.core.httpfaults import FAULTS
+        from toolspace.core.http_errors import FAULTS
 
         url = URL(self._url)
-        body = jsontext.encode_bytes({"model": self._model, "input": [jsontext.valid_text(text) for text in texts]})
+        body = json_text.encode_bytes({"model": self._model, "input": [json_text.valid_text(text) for text in texts]})
         try:
             response = await self._http.post(url, self._headers, body, self._timeout)
             async with response:

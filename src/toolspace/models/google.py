@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from toolspace.core.dialogue import (
+from toolspace.core.conversation import (
     CallAnswer,
     Finish,
     Listener,
@@ -21,10 +21,10 @@ from toolspace.core.dialogue import (
     UserTurn,
 )
 from toolspace.errors import ModelError
-from toolspace.models import faults
-from toolspace.models.history import IMAGES, PDF, arguments_of, pieces, settled, shown
+from toolspace.models import errors
+from toolspace.models.provider_history import IMAGES, PDF, arguments_of, pieces, settled, shown
 from toolspace.models.streaming import Answer, StreamingModel
-from toolspace.models.toolbox import Toolbox
+from toolspace.models.tool_encoding import Toolbox
 
 _AUDIO = frozenset(("audio/wav", "audio/mp3", "audio/mpeg", "audio/aiff", "audio/aac", "audio/ogg", "audio/flac"))
 _SEEN = IMAGES | _AUDIO | {PDF}
@@ -94,7 +94,7 @@ class GenerateAnswer(Answer):
             return
         chunk = _decode(data)
         if chunk.error is not None:
-            raise faults.told(self.name, chunk.error, check=self.check)
+            raise errors.told(self.name, chunk.error, check=self.check)
         for candidate in chunk.candidates or ():
             if not candidate.index:
                 self._add(candidate)

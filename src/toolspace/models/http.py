@@ -68,7 +68,7 @@ class ModelHttp:
     def _make_timeout(self, seconds: float) -> aiohttp.ClientTimeout:
         import aiohttp
 
-        from toolspace.core.httpfaults import CONNECT_SECONDS
+        from toolspace.core.http_errors import CONNECT_SECONDS
 
         if len(self._timeouts) > 100:
             self._timeouts.clear()

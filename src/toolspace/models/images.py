@@ -13,18 +13,18 @@ import msgspec
 
 from toolspace.core.context import ToolContext
 from toolspace.core.names import did_you_mean
-from toolspace.core.redact import remember_secrets
 from toolspace.core.result import ImagePart
+from toolspace.core.secret_masking import remember_secrets
 from toolspace.errors import (
     ModelError,
     ToolDefinitionError,
     ToolExecutionError,
     ToolTransportError,
 )
-from toolspace.models import faults
+from toolspace.models import errors
 from toolspace.models.http import ModelHttp
-from toolspace.models.opening import check_headers, find_address, find_key, missing_key
-from toolspace.models.retrying import LONGEST_WAIT, pause
+from toolspace.models.registry import check_headers, find_address, find_key, missing_key
+from toolspace.models.retry import LONGEST_WAIT, pause
 from toolspace.models.streaming import Endpoint, encode
 
 TIMEOUT = 180.0
@@ -93,7 +93,7 @@ class ImageModel(ABC):
     async def _post(self, http: ModelHttp, body: bytes, timeout: float) -> bytes:
         from yarl import URL
 
-        from toolspace.core.httpfaults import FAULTS
+        from toolspace.core.http_errors import FAULTS
 
         url = URL(self.endpoint.url)
         begun = False
@@ -110,10 +110,10 @@ class ImageModel(ABC):
             finally:
                 response.close()
         except FAULTS as fault:
-            raise faults.lost(self.name, fault, url, timeout=timeout, begun=begun) from None
+            raise errors.lost(self.name, fault, url, timeout=timeout, begun=begun) from None
         if response.status != 200:
             head = {name.lower(): value for name, value in response.headers.items()}
-            raise faults.refused(self.name, response.status, head, bytes(answer[:65_536]), check=self.endpoint.check)
+            raise errors.refused(self.name, response.status, head, bytes(answer[:65_536]), check=self.endpoint.check)
         return bytes(answer)
 
     def _nothing(self, why: str = "") -> ModelError:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from toolspace.core.dialogue import (
+from toolspace.core.conversation import (
     CallAnswer,
     Finish,
     Media,
@@ -21,11 +21,11 @@ from toolspace.core.dialogue import (
     Usage,
     UserTurn,
 )
-from toolspace.models import faults
-from toolspace.models.history import IMAGES, PDF, arguments_of, pieces, settled, shown
+from toolspace.models import errors
 from toolspace.models.prices import Price
+from toolspace.models.provider_history import IMAGES, PDF, arguments_of, pieces, settled, shown
 from toolspace.models.streaming import Answer, StreamingModel
-from toolspace.models.toolbox import Toolbox
+from toolspace.models.tool_encoding import Toolbox
 
 _FINISHES: dict[str, Finish] = {
     "stop": "stop",
@@ -121,7 +121,7 @@ class ChatAnswer(Answer):
         if chunk.usage is not None:
             self._count(chunk.usage)
         if chunk.error is not None:
-            raise faults.told(self.name, chunk.error, check=self.check)
+            raise errors.told(self.name, chunk.error, check=self.check)
 
     def make(self, model: str, price: Price | None, asked: int) -> ModelTurn:
         # Only with calls: the models that want their thoughts back want them in the middle of their work, and

@@ -10,11 +10,11 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from toolspace.core.dialogue import CallAnswer, Finish, Media, ModelCall, ModelRequest, ModelTurn, Usage, UserTurn
-from toolspace.models import faults
-from toolspace.models.history import IMAGES, PDF, arguments_of, pieces, settled, shown
+from toolspace.core.conversation import CallAnswer, Finish, Media, ModelCall, ModelRequest, ModelTurn, Usage, UserTurn
+from toolspace.models import errors
+from toolspace.models.provider_history import IMAGES, PDF, arguments_of, pieces, settled, shown
 from toolspace.models.streaming import Answer, StreamingModel
-from toolspace.models.toolbox import Toolbox
+from toolspace.models.tool_encoding import Toolbox
 
 _REASONING = "reasoning"
 _SEALED = "reasoning.encrypted_content"
@@ -92,10 +92,10 @@ class ResponsesAnswer(Answer):
             case "response.completed" | "response.incomplete" | "response.done":
                 self._end(event.response or _Response())
             case "response.failed":
-                raise faults.told(self.name, (event.response or _Response()).error, check=self.check)
+                raise errors.told(self.name, (event.response or _Response()).error, check=self.check)
             case "error":
                 said = event.error or {"code": event.code, "message": event.message}
-                raise faults.told(self.name, said, check=self.check)
+                raise errors.told(self.name, said, check=self.check)
             case _:
                 pass  # Parts that begin and end, and whatever is to come.
 

@@ -8,8 +8,7 @@ from typing import Any, cast
 
 import msgspec
 
-from toolspace.abc.model import Model
-from toolspace.core.dialogue import (
+from toolspace.core.conversation import (
     NO_USAGE,
     CallBegan,
     CallDelta,
@@ -20,6 +19,7 @@ from toolspace.core.dialogue import (
     TextDelta,
     Usage,
 )
+from toolspace.core.model import Model
 from toolspace.errors import ModelError
 
 Said = str | ModelTurn | ModelCall | Sequence[ModelCall] | BaseException | type[BaseException]

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import msgspec
 
-from toolspace.abc.model import Model
-from toolspace.core import jsontext, tokens
-from toolspace.core.dialogue import (
+from toolspace.core import json_text, tokens
+from toolspace.core.conversation import (
     CallBegan,
     CallDelta,
     Finish,
@@ -27,11 +26,12 @@ from toolspace.core.dialogue import (
     ThinkingDelta,
     Usage,
 )
+from toolspace.core.model import Model
 from toolspace.errors import ModelError
-from toolspace.models import faults
-from toolspace.models.history import Layout
+from toolspace.models import errors
 from toolspace.models.http import ModelHttp
 from toolspace.models.prices import Price, cost_of, price_of
+from toolspace.models.provider_history import Layout
 from toolspace.models.sse import EventReader
 
 if TYPE_CHECKING:
@@ -250,7 +250,7 @@ class StreamingModel(Model):
         return None
 
     async def _ask(self, body: bytes, timeout: float, answer: Answer) -> ModelTurn:
-        from toolspace.core.httpfaults import FAULTS
+        from toolspace.core.http_errors import FAULTS
 
         begun = False
         try:
@@ -266,7 +266,7 @@ class StreamingModel(Model):
         # `from None`: the errors of aiohttp carry the whole URL.
         except FAULTS as fault:
             if answer.finish is None:
-                raise faults.lost(self.name, fault, self._parse_url(), timeout=timeout, begun=begun) from None
+                raise errors.lost(self.name, fault, self._parse_url(), timeout=timeout, begun=begun) from None
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as fault:
             raise ModelError("broken", f"{self.name}: its answer is not of the form of its API: {fault}") from None
         if answer.finish is None and not answer.done:
@@ -300,7 +300,7 @@ class StreamingModel(Model):
         """Takes an answer that is one JSON document: some servers do not stream, though asked to."""
         if response.content_type != "application/json":
             if response.content_type in ("text/html", "application/xhtml+xml"):
-                raise faults.make(self.name, "not_found", f"a web page is at {self._shown_url()}; check base_url")
+                raise errors.make(self.name, "not_found", f"a web page is at {self._shown_url()}; check base_url")
             return False  # Many send events under other names, or none.
         body = await _read_some(response, MAX_ANSWER)
         if not body.lstrip().startswith(b"{"):
@@ -316,8 +316,8 @@ class StreamingModel(Model):
         headers = {name.lower(): value for name, value in response.headers.items()}
         if 300 <= response.status < 400:
             message = f"{self._shown_url()} leads elsewhere; set base_url to where the API is"
-            return faults.make(self.name, "not_found", message, status=response.status)
-        return faults.refused(self.name, response.status, headers, body, check=self.endpoint.check)
+            return errors.make(self.name, "not_found", message, status=response.status)
+        return errors.refused(self.name, response.status, headers, body, check=self.endpoint.check)
 
     def _parse_url(self) -> URL:
         from yarl import URL
@@ -346,10 +346,10 @@ def encode(body: dict[str, Any]) -> bytes:
 
 def _valid(value: Any) -> Any:
     if isinstance(value, str):
-        return jsontext.valid_text(value)
+        return json_text.valid_text(value)
     if isinstance(value, dict):
         fields = cast("dict[str, Any]", value)
-        return {jsontext.valid_text(key): _valid(one) for key, one in fields.items()}
+        return {json_text.valid_text(key): _valid(one) for key, one in fields.items()}
     if isinstance(value, list | tuple):
         return [_valid(one) for one in cast("list[Any]", value)]
     return value

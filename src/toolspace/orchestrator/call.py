@@ -15,19 +15,19 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
 
-from toolspace.core import jsontext
+from toolspace.core import json_text
 from toolspace.core.context import ToolContext
 from toolspace.core.events import CallPartial, CallProgress, EventType, TaskStatus
 from toolspace.core.result import Content, ToolResult, content_of, result_of_parts
 from toolspace.errors import NOT_EXECUTED, ErrorKind, ToolTimeoutError
-from toolspace.orchestrator.bounded import cancel_task, uncancel_task
+from toolspace.orchestrator.deadline import cancel_task, uncancel_task
 from toolspace.orchestrator.outputs import NO_SPOOL, Collector, Spool
 
 if TYPE_CHECKING:
     from toolspace.core.tool import Tool
-    from toolspace.orchestrator.bus import EventBus
     from toolspace.orchestrator.catalog import Entry
-    from toolspace.orchestrator.operations import Operation
+    from toolspace.orchestrator.event_bus import EventBus
+    from toolspace.orchestrator.operation_tree import Operation
     from toolspace.orchestrator.queues import Lease
     from toolspace.orchestrator.run import Run
 
@@ -214,7 +214,7 @@ class Call(msgspec.Struct, weakref=False, eq=False, gc=True):
                     return self.fail(
                         "execution_error", "the tool returned something that is still to run, not a result"
                     )
-                value = jsontext.plain(value)
+                value = json_text.plain(value)
         # By position: this runs on every call, and names would double its price.
         entry, started = self.entry, self.started_at
         provider = entry.provider

@@ -8,8 +8,8 @@ from asyncio import AbstractEventLoop, Future
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from toolspace.abc import ToolProvider
-from toolspace.core import jsontext
+from toolspace.core import json_text
+from toolspace.core.interfaces import ToolProvider
 from toolspace.core.names import SEPARATOR, did_you_mean, qualify_all, sanitise
 from toolspace.core.result import ToolResult
 from toolspace.core.schema import InvalidArguments
@@ -294,7 +294,7 @@ def _original(entry: Entry) -> str:
 
 def _fits(tool: Tool, arguments: Arguments) -> bool:
     try:
-        values: dict[str, Any] = jsontext.parse_arguments(arguments)
+        values: dict[str, Any] = json_text.parse_arguments(arguments)
         tool.validator.from_mapping(values)
     except (InvalidArguments, ValueError):
         return False

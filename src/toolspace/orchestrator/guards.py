@@ -6,8 +6,8 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
-from toolspace.abc import Deny, Policy, TokenCounter, ToolProvider
 from toolspace.core.context import ToolContext
+from toolspace.core.interfaces import Deny, Policy, TokenCounter, ToolProvider
 from toolspace.core.tokens import estimate
 from toolspace.core.tool import Tool
 from toolspace.orchestrator.catalog import Entry

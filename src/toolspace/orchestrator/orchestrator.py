@@ -11,24 +11,24 @@ from functools import partial
 from time import perf_counter, time
 from typing import Any
 
-from toolspace.abc import OutputStore, Policy, ResultCache, TokenCounter, ToolProvider
 from toolspace.core.context import ToolContext
 from toolspace.core.events import CallEvent, ToolsChanged
+from toolspace.core.interfaces import OutputStore, Policy, ResultCache, TokenCounter, ToolProvider
 from toolspace.core.names import SEPARATOR, sanitise
 from toolspace.core.result import ToolResult
-from toolspace.core.stats import StatsBook, ToolStats
+from toolspace.core.statistics import StatsBook, ToolStats
 from toolspace.core.tokens import estimate
 from toolspace.core.tool import Tool
 from toolspace.errors import ErrorKind
-from toolspace.orchestrator import bounded
 from toolspace.orchestrator import call as calls
-from toolspace.orchestrator.accounting import Accounting
-from toolspace.orchestrator.bus import EventBus
+from toolspace.orchestrator import deadline
 from toolspace.orchestrator.call import Arguments, Call, current_call, lineage
 from toolspace.orchestrator.catalog import Ambiguous, Catalog, Entry
+from toolspace.orchestrator.event_bus import EventBus
 from toolspace.orchestrator.guards import careful_counter, close, instructions_of, offers, permits
 from toolspace.orchestrator.pipeline import STAGES, compile_handler, compile_instant
 from toolspace.orchestrator.queues import QueueBook, QueueSpec
+from toolspace.orchestrator.recording import Accounting
 from toolspace.orchestrator.run import Run
 from toolspace.orchestrator.search import ToolIndex
 from toolspace.orchestrator.services import Services
@@ -411,7 +411,7 @@ class ToolOrchestrator:
         self.closed = True
         self._catalog.close()
         try:
-            async with asyncio.timeout(bounded.GRACE_SECONDS + 1):
+            async with asyncio.timeout(deadline.GRACE_SECONDS + 1):
                 await self.settle()
         except TimeoutError:
             _log.warning("calls that do not end are left behind: %s", ", ".join(self.active))

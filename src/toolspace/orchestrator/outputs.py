@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from toolspace.abc import OutputStore, OutputWriter, StoredOutput
-from toolspace.core import jsontext
+from toolspace.core import json_text
+from toolspace.core.interfaces import OutputStore, OutputWriter, StoredOutput
 from toolspace.core.result import JsonPart, TextPart, ToolResult
 from toolspace.errors import ToolLimitError, ToolspaceError
 
@@ -77,7 +77,7 @@ class Collector:
             self._values.append(value)
             if not isinstance(value, str):
                 self._all_text = False
-                self._size += len(jsontext.encode_bytes(value)) + 1
+                self._size += len(json_text.encode_bytes(value)) + 1
             else:
                 self._size += len(value.encode("utf-8", "replace"))
             if self._size > self._limit:
@@ -89,9 +89,9 @@ class Collector:
                     )
                 await self._spill(self._outputs)
         elif self._all_text:
-            await self._write(value if isinstance(value, str) else jsontext.encode(value))
+            await self._write(value if isinstance(value, str) else json_text.encode(value))
         else:
-            await self._write("," + jsontext.encode(value))
+            await self._write("," + json_text.encode(value))
 
     async def finish(self) -> Any:
         """The joined text, the list of values, or the handle of what was stored."""
@@ -116,7 +116,7 @@ class Collector:
         if self._all_text:
             await self._write("".join(values))
         else:
-            await self._write("[" + ",".join(map(jsontext.encode, values)))
+            await self._write("[" + ",".join(map(json_text.encode, values)))
 
     async def _write(self, piece: str) -> None:
         assert self._writer is not None

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 from toolspace.core.context import ToolContext
 from toolspace.core.result import ToolResult
 from toolspace.orchestrator.call import lineage
-from toolspace.orchestrator.operations import Operation
+from toolspace.orchestrator.operation_tree import Operation
 from toolspace.orchestrator.queues import Queue, QueueSpec
 
 if TYPE_CHECKING:
-    from toolspace.abc import Policy
+    from toolspace.core.interfaces import Policy
     from toolspace.orchestrator.call import Arguments, Call
 
 

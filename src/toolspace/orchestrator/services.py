@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import msgspec
 
-from toolspace.abc import OutputStore, Policy, ResultCache, TokenCounter
 from toolspace.core.events import CallEvent
-from toolspace.orchestrator.accounting import Accounting
-from toolspace.orchestrator.bus import EventBus
+from toolspace.core.interfaces import OutputStore, Policy, ResultCache, TokenCounter
+from toolspace.orchestrator.event_bus import EventBus
 from toolspace.orchestrator.queues import QueueBook
+from toolspace.orchestrator.recording import Accounting
 from toolspace.orchestrator.settings import Defaults
 from toolspace.orchestrator.threads import WorkerThreads
 

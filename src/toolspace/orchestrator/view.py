@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-from toolspace.abc import TokenCounter
 from toolspace.core.export import definition_text
+from toolspace.core.interfaces import TokenCounter
 from toolspace.core.tool import Tool
 
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
-from toolspace.abc import ToolProvider
 from toolspace.core.duration import milliseconds
+from toolspace.core.interfaces import ToolProvider
 from toolspace.core.names import SEPARATOR, sanitise
 from toolspace.errors import ProviderError
 from toolspace.orchestrator.call import outside

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from toolspace.core import jsontext
+from toolspace.core import json_text
 from toolspace.core.context import ToolContext
 from toolspace.core.duration import parse_duration
 from toolspace.core.names import did_you_mean
@@ -109,8 +109,8 @@ def _request(
 
 def _compute(execution: Mapping[str, Any], input_schema: Mapping[str, Any] | None) -> Execution:
     # Here: Python's parser for expressions is for those who have one.
-    from toolspace.providers.compute.language import Expression
-    from toolspace.providers.compute.values import ExpressionError
+    from toolspace.providers.expressions.language import Expression
+    from toolspace.providers.expressions.values import ExpressionError
 
     try:
         expression = Expression(str(execution.get("expression")))
@@ -201,4 +201,4 @@ def _look_up(parameters: Mapping[str, Any], path: str) -> Any:
 def _as_text(value: Any) -> str:
     if value is None:
         return ""
-    return value if isinstance(value, str) else jsontext.encode(value)
+    return value if isinstance(value, str) else json_text.encode(value)

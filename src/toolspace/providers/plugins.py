@@ -10,9 +10,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from toolspace.abc import ToolProvider
+from toolspace.core.interfaces import ToolProvider
 from toolspace.core.names import did_you_mean
-from toolspace.core.redact import HIDDEN, is_secret_name, redact
+from toolspace.core.secret_masking import HIDDEN, is_secret_name, redact
 from toolspace.errors import ConfigError, ToolspaceError
 
 # Shared with functions, so that own code is found, read again and reported alike, whichever line names it.

@@ -6,13 +6,13 @@ import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from toolspace.abc import ToolProvider
 from toolspace.core.context import ToolContext
 from toolspace.core.export import ToolFormat, export_tools
 from toolspace.core.function import FunctionTool, as_tool
+from toolspace.core.interfaces import ToolProvider
 from toolspace.core.names import did_you_mean
 from toolspace.core.result import ToolResult
-from toolspace.core.stats import StatsBook, ToolStats
+from toolspace.core.statistics import StatsBook, ToolStats
 from toolspace.core.tool import Tool, ToolCategory, check_local_name
 from toolspace.errors import ToolNameConflict, ToolNotFoundError
 from toolspace.providers.functions import run_tool

@@ -8,7 +8,7 @@ from toolspace.core.context import ToolContext
 from toolspace.core.questions import ELICITATION, Answer, Form, read_answer
 from toolspace.errors import ToolError
 from toolspace.providers.mcp.callbacks import ASK_THE_CALLER, Callbacks, Question
-from toolspace.spaces.host import CallRoom
+from toolspace.spaces.call_host import CallRoom
 
 _ATTEMPTS: Final = 3
 """How often people may answer with what does not fit the form."""

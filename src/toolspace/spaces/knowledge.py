@@ -16,14 +16,14 @@ from typing import Any
 
 import msgspec
 
-from toolspace.abc.embedder import Embedder
+from toolspace.core.embedder import Embedder
 from toolspace.core.ids import new_id
 from toolspace.core.records import Document
 from toolspace.errors import ModelError, RefusedError
 from toolspace.spaces.ledger import Ledger
-from toolspace.spaces.textfolders import TextFile, text_files
-from toolspace.stores.sql import documents
-from toolspace.stores.sql.documents import Found, Hit, NewDocument
+from toolspace.spaces.text_folders import TextFile, text_files
+from toolspace.storage.queries import documents
+from toolspace.storage.queries.documents import Found, Hit, NewDocument
 
 _log = logging.getLogger("toolspace.knowledge")
 

@@ -8,14 +8,14 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import msgspec
 
-from toolspace.abc.database import Database, Program, WakeUps, is_large
 from toolspace.core.ids import new_id
 from toolspace.core.records import NewEvent, StreamEvent
 from toolspace.errors import StorageInDoubt
-from toolspace.stores.sql import events as event_rows
-from toolspace.stores.sql.calls import Moved
-from toolspace.streams.hub import Hub
-from toolspace.streams.waiters import Waiters
+from toolspace.storage.database import Database, Program, WakeUps, is_large
+from toolspace.storage.queries import events as event_rows
+from toolspace.storage.queries.calls import Moved
+from toolspace.storage.streams.hub import Hub
+from toolspace.storage.streams.waiters import Waiters
 
 _log = logging.getLogger("toolspace.ledger")
 P = ParamSpec("P")

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import msgspec
 
-from toolspace.abc.database import Program
 from toolspace.core.ids import new_id, now_ms
 from toolspace.core.schedule import (
     iso,
@@ -19,9 +18,10 @@ from toolspace.core.schedule import (
 )
 from toolspace.errors import RefusedError
 from toolspace.spaces.ledger import Effects
-from toolspace.stores.sql import inbox
-from toolspace.stores.sql import plans as rows
-from toolspace.stores.sql.plans import MOST_PLANS, Plan, PlanStatus
+from toolspace.storage.database import Program
+from toolspace.storage.queries import inbox
+from toolspace.storage.queries import plans as rows
+from toolspace.storage.queries.plans import MOST_PLANS, Plan, PlanStatus
 
 
 class NewPlan(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):

@@ -6,15 +6,15 @@ import itertools
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from toolspace.abc.database import Program
 from toolspace.core.ids import derived_id, new_id
 from toolspace.core.records import ENDED_RUN, CallRecord, NewEvent, RunRecord, RunStatus, run_stream, space_stream
 from toolspace.errors import RefusedError
-from toolspace.spaces import calls
+from toolspace.spaces import call_transactions
 from toolspace.spaces.ledger import Effects
-from toolspace.stores.sql import calls as call_rows
-from toolspace.stores.sql import entities, sessions, tasks
-from toolspace.stores.sql import runs as run_rows
+from toolspace.storage.database import Program
+from toolspace.storage.queries import calls as call_rows
+from toolspace.storage.queries import entities, sessions, tasks
+from toolspace.storage.queries import runs as run_rows
 
 _OPEN: tuple[RunStatus, ...] = ("queued", "running", "waiting_tool")
 
@@ -100,7 +100,7 @@ def cancel_run(effects: Effects, run_id: str) -> Program[RunRecord]:
     effects.keys.append(f"run:{run_id}")  # Whoever runs calls of it stops them.
     for call_id in (yield from call_rows.open_in(run_id)):
         reason = "the run was canceled"
-        if (yield from calls.end_call(effects, call_id, "canceled", reason, tells_agent=False)) is None:
+        if (yield from call_transactions.end_call(effects, call_id, "canceled", reason, tells_agent=False)) is None:
             effects.stops.append(call_id)  # It runs, wherever that is.
     yield from _see_to_task(effects, run_id)
     done(effects, moved)
@@ -114,7 +114,7 @@ def run_below(call_id: str, leg: int = 0) -> str:
 
 def interrupt_call(effects: Effects, call_id: str) -> Program[CallRecord | None]:
     """The process that ran a call is gone, and with it the runs that the call was."""
-    call = yield from calls.interrupt(effects, call_id)
+    call = yield from call_transactions.interrupt(effects, call_id)
     for leg in itertools.count():
         run = yield from run_rows.one(run_below(call_id, leg))
         if run is None:

@@ -8,17 +8,17 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
-from toolspace.abc.database import Program
 from toolspace.core.ids import now_ms
 from toolspace.errors import RefusedError, StorageError, StorageUnavailable
-from toolspace.spaces import calls, plans, runs
+from toolspace.spaces import call_transactions, plans, runs
 from toolspace.spaces.ledger import Effects, Ledger
-from toolspace.stores.sql import answers, claims, presence, receipts, tasks
-from toolspace.stores.sql import calls as call_rows
-from toolspace.stores.sql import events as event_rows
-from toolspace.stores.sql import inbox as inbox_rows
-from toolspace.stores.sql import plans as plan_rows
-from toolspace.stores.sql import runs as run_rows
+from toolspace.storage.database import Program
+from toolspace.storage.queries import calls as call_rows
+from toolspace.storage.queries import claims, idempotent_responses, presence, receipts, tasks
+from toolspace.storage.queries import events as event_rows
+from toolspace.storage.queries import inbox as inbox_rows
+from toolspace.storage.queries import plans as plan_rows
+from toolspace.storage.queries import runs as run_rows
 
 _log = logging.getLogger("toolspace.sweeper")
 
@@ -123,14 +123,14 @@ class Sweeper:
         self._failed = False
         for call in await self._ledger.read(call_rows.due, limit=_BATCH):
             waited = {"waited": now_ms() - call.created_at}
-            await self._try(self._ledger.commit(calls.answer_itself, call.call_id, waited))
+            await self._try(self._ledger.commit(call_transactions.answer_itself, call.call_id, waited))
         for plan in await self._ledger.read(plan_rows.due, limit=_BATCH):
             await self._try(self._ledger.commit(plans.fire, plan))
         for call_id in await self._ledger.read(call_rows.expired, limit=_BATCH):
             reason = "nobody answered before the call expired"
-            await self._try(self._ledger.commit(calls.end_call, call_id, "expired", reason))
+            await self._try(self._ledger.commit(call_transactions.end_call, call_id, "expired", reason))
         for call_id in await self._ledger.read(call_rows.overdue, before=now_ms() - _LATE_MS, limit=_BATCH):
-            await self._try(self._ledger.commit(calls.park, call_id))
+            await self._try(self._ledger.commit(call_transactions.park, call_id))
         gone_before = now_ms() - round(self._worker_grace * 1000)
         await self._ledger.commit(_release_gone, gone_before)
         await self._ledger.commit(_take_back_inbox)
@@ -186,7 +186,7 @@ class Sweeper:
         ended_before = now - round(self._retention * 1000)
         for forget, before in (
             (event_rows.forget, now - round(self._event_retention * 1000)),
-            (answers.forget, now - _KEPT_ANSWERS_MS),
+            (idempotent_responses.forget, now - _KEPT_ANSWERS_MS),
             (call_rows.forget, ended_before),
             (run_rows.forget, ended_before),  # After their calls.
             (inbox_rows.forget, ended_before),
@@ -226,9 +226,9 @@ def _inherit(effects: Effects, call_id: str, status: str) -> Program[None]:
     if status == "running":
         yield from runs.interrupt_call(effects, call_id)
     elif status == "waiting":
-        yield from calls.park(effects, call_id)
+        yield from call_transactions.park(effects, call_id)
     else:
-        yield from calls.redirect(effects, call_id)
+        yield from call_transactions.redirect(effects, call_id)
 
 
 def _bury(effects: Effects, node_id: str) -> Program[None]:

@@ -12,13 +12,13 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Self
 
-from toolspace.abc.database import Program
 from toolspace.core.ids import now_ms
 from toolspace.core.records import OPEN_CALL, CallRecord
 from toolspace.errors import RefusedError, StorageError
 from toolspace.spaces.ledger import Effects, Ledger
-from toolspace.spaces.workerline import Connection, Fate
-from toolspace.stores.sql import claims, presence
+from toolspace.spaces.worker_connection import Connection, Fate
+from toolspace.storage.database import Program
+from toolspace.storage.queries import claims, presence
 
 _log = logging.getLogger("toolspace.workers")
 _LOOK_AGAIN_SECONDS = 5.0

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from toolspace.models.scripted import ScriptedModel as ScriptedModel
     from toolspace.models.scripted import call as call
-    from toolspace.stores.cache_memory import MemoryCache as MemoryCache
-    from toolspace.stores.outputs_memory import MemoryOutputs as MemoryOutputs
+    from toolspace.storage.cache_memory import MemoryCache as MemoryCache
+    from toolspace.storage.outputs_memory import MemoryOutputs as MemoryOutputs
     from toolspace.testing.cache_contract import CacheContract as CacheContract
     from toolspace.testing.clock import FakeClock as FakeClock
     from toolspace.testing.outputs_contract import OutputsContract as OutputsContract
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 _PLACES = {
     "CacheContract": "toolspace.testing.cache_contract",
     "FakeClock": "toolspace.testing.clock",
-    "MemoryCache": "toolspace.stores.cache_memory",
-    "MemoryOutputs": "toolspace.stores.outputs_memory",
+    "MemoryCache": "toolspace.storage.cache_memory",
+    "MemoryOutputs": "toolspace.storage.outputs_memory",
     "OutputsContract": "toolspace.testing.outputs_contract",
     "ProviderContract": "toolspace.testing.provider_contract",
     "Recorder": "toolspace.testing.recorder",

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from toolspace.abc import CachedResult, ResultCache
+from toolspace.core.interfaces import CachedResult, ResultCache
 from toolspace.testing.clock import FakeClock
 
 

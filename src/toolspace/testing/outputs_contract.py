@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import pytest
 
-from toolspace.abc import OutputStore, StoredOutput
+from toolspace.core.interfaces import OutputStore, StoredOutput
 from toolspace.errors import ToolspaceError
 from toolspace.testing.clock import FakeClock
 

@@ -10,15 +10,15 @@ from typing import Any, TypeVar
 
 import pytest
 
-from toolspace.abc import ToolProvider
 from toolspace.core.context import ToolContext
 from toolspace.core.events import EventType
+from toolspace.core.interfaces import ToolProvider
 from toolspace.core.names import qualify_all
 from toolspace.core.result import ToolResult
 from toolspace.core.schema import compile_schema
 from toolspace.errors import ERROR_CLASSES
 from toolspace.orchestrator.settings import ProviderRules, Rules
-from toolspace.stores.outputs_memory import MemoryOutputs
+from toolspace.storage.outputs_memory import MemoryOutputs
 from toolspace.testing.recorder import Recorder
 from toolspace.toolspace import Toolspace
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from toolspace.core.events import CallEvent, Event, EventType
-from toolspace.orchestrator.bus import EventBus
+from toolspace.orchestrator.event_bus import EventBus
 
 
 class _HasBus(Protocol):

@@ -6,7 +6,8 @@ import asyncio
 import sys
 from pathlib import Path
 
-from toolspace import Toolspace, control
+from toolspace import Toolspace
+from toolspace.server import control
 
 
 async def main(path: Path) -> None:

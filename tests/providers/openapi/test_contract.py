@@ -14,7 +14,7 @@ from aiohttp import web
 
 from tests.providers.openapi.services import document, parameter
 from tests.providers.rest.servers import http_server
-from toolspace.abc import ToolProvider
+from toolspace.core.interfaces import ToolProvider
 from toolspace.providers.openapi.provider import OpenApiProvider
 from toolspace.providers.openapi.spec import OpenApiSpec
 from toolspace.testing import ProviderContract

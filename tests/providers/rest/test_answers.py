@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from tests.providers.rest.servers import call, http_server, raw_server, rest, tool
 from toolspace import ToolContext
-from toolspace.core.redact import remember_secrets
 from toolspace.core.result import AudioPart, ImagePart, ResourcePart
+from toolspace.core.secret_masking import remember_secrets
 from toolspace.providers.rest.build import compile_request
 from toolspace.providers.rest.client import HttpClient, Limits
 from toolspace.providers.rest.media import read_content_type, text_of

@@ -12,7 +12,7 @@ from aiohttp import web
 
 from tests.providers.rest.servers import http_server, tool
 from toolspace import Tool, ToolContext, Toolspace
-from toolspace.abc import ToolProvider
+from toolspace.core.interfaces import ToolProvider
 from toolspace.core.tool import Annotations, ToolCategory
 from toolspace.errors import ToolDefinitionError
 from toolspace.providers.rest.client import HttpClient

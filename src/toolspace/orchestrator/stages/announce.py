@@ -7,11 +7,11 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from toolspace.core import jsontext
+from toolspace.core import json_text
 from toolspace.core.events import CallCompleted, CallFailed, CallRequested, EventType
-from toolspace.core.onelines import in_a_line
-from toolspace.core.redact import redact
+from toolspace.core.line_escaping import in_a_line
 from toolspace.core.result import ToolResult
+from toolspace.core.secret_masking import redact
 from toolspace.orchestrator.call import Call
 from toolspace.orchestrator.stage import Handler, Plan
 
@@ -82,7 +82,7 @@ def _announcements(plan: Plan) -> tuple[Callable[[Call], None], Callable[[Call, 
 
 def log_request(call: Call) -> None:
     try:
-        parameters = jsontext.describe(redact(jsontext.parse_arguments(call.arguments)), 2_000)
+        parameters = json_text.describe(redact(json_text.parse_arguments(call.arguments)), 2_000)
     except ValueError:
         parameters = "(not a JSON object)"
     calls_log.log(
@@ -106,7 +106,7 @@ def log_response(call: Call, result: ToolResult) -> None:
         text = f"latency: {latency}, output: {len(result.text)} chars, status: ok"
         calls_log.log(VERBOSE, "tool response ← %s\n    %s", _shown(result.tool), text, extra=facts)
     else:
-        reason = "\n    ".join(jsontext.valid_text(redact(result.error or "")).splitlines())
+        reason = "\n    ".join(json_text.valid_text(redact(result.error or "")).splitlines())
         text = f"latency: {latency}, status: failed, error: {reason}"
         facts["errorKind"] = result.error_kind
         calls_log.warning("tool response ← %s\n    %s", _shown(result.tool), text, extra=facts)
@@ -114,4 +114,4 @@ def log_response(call: Call, result: ToolResult) -> None:
 
 def _shown(name: str) -> str:
     """A name as a log has it: callers name tools that do not exist, with line breaks if they like."""
-    return in_a_line(jsontext.valid_text(name), _LONGEST_NAME)
+    return in_a_line(json_text.valid_text(name), _LONGEST_NAME)

@@ -8,8 +8,8 @@ from time import perf_counter
 
 import msgspec
 
-from toolspace.abc import CachedResult, ResultCache
-from toolspace.core import jsontext
+from toolspace.core import json_text
+from toolspace.core.interfaces import CachedResult, ResultCache
 from toolspace.core.result import PENDING, Content, ToolResult
 from toolspace.orchestrator.call import Call
 from toolspace.orchestrator.catalog import Flight
@@ -109,7 +109,7 @@ def recollection(plan: Plan) -> Instant | None:
 
 
 def _key(tool: str, call: Call, per_user: bool) -> str:
-    arguments = jsontext.canonical(call.values)
+    arguments = json_text.canonical(call.values)
     try:
         text = arguments.decode() if len(arguments) < _LONG_KEY else _digest(arguments)
     except UnicodeDecodeError:  # Half a surrogate pair, which JSON can spell.
@@ -138,14 +138,14 @@ async def _look_up(store: ResultCache, key: str, call: Call) -> CachedResult | N
 async def _remember(store: ResultCache, key: str, result: ToolResult, ttl: float) -> None:
     try:
         parts = _parts_encoder.encode(result.parts) if result.parts else b""
-        await store.set(key, CachedResult(jsontext.encode_bytes(result.result), parts), ttl)
+        await store.set(key, CachedResult(json_text.encode_bytes(result.result), parts), ttl)
     except Exception:
         _log.warning("the cache could not be written; the result is given all the same", exc_info=True)
 
 
 def _recall(call: Call, known: CachedResult) -> ToolResult:
     call.cache_hit = True
-    result = call.succeed(jsontext.decode(known.text))
+    result = call.succeed(json_text.decode(known.text))
     if known.parts:
         result.parts = _parts_decoder.decode(known.parts)
     result.executed = False
@@ -159,7 +159,7 @@ def _shareable(call: Call, result: ToolResult | None) -> ToolResult | None:
     if result.error_kind == "timeout" and call.run is not None and call.run.remaining_seconds <= 0:
         return None
     # A copy, made now: its caller may change what it gets before the others look.
-    return msgspec.structs.replace(result, result=jsontext.decode(jsontext.encode_bytes(result.result)))
+    return msgspec.structs.replace(result, result=json_text.decode(json_text.encode_bytes(result.result)))
 
 
 def _share(call: Call, shared: ToolResult) -> ToolResult:
@@ -168,7 +168,7 @@ def _share(call: Call, shared: ToolResult) -> ToolResult:
     if not shared.ok:
         return call.fail(shared.error_kind or "internal_error", shared.error or "", executed=shared.executed)
     # A copy: callers may change what they get.
-    result = call.succeed(jsontext.decode(jsontext.encode_bytes(shared.result)))
+    result = call.succeed(json_text.decode(json_text.encode_bytes(shared.result)))
     result.parts = shared.parts
     return result
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from typing import Any, cast
 
-from toolspace.abc import Allow, Deny, Policy
+from toolspace.core.interfaces import Allow, Deny, Policy
 from toolspace.core.result import ToolResult
 from toolspace.orchestrator.call import Call
 from toolspace.orchestrator.stage import Handler, Plan, ended

@@ -7,8 +7,8 @@ import logging
 
 from toolspace.core.result import ToolResult
 from toolspace.errors import ToolError
-from toolspace.orchestrator.accounting import open_operation
 from toolspace.orchestrator.call import Call
+from toolspace.orchestrator.recording import open_operation
 from toolspace.orchestrator.stage import Handler, Plan
 
 _log = logging.getLogger("toolspace.orchestrator")

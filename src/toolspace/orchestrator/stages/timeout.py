@@ -8,8 +8,8 @@ from typing import Any
 from toolspace.core.duration import milliseconds
 from toolspace.core.result import ToolResult
 from toolspace.core.tool import ANSWERED_ELSEWHERE
-from toolspace.orchestrator.bounded import Expired, finish_within
 from toolspace.orchestrator.call import Call
+from toolspace.orchestrator.deadline import Expired, finish_within
 from toolspace.orchestrator.stage import Handler, Plan, ended
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, cast, get_args
 
-from toolspace.core import jsontext
+from toolspace.core import json_text
 from toolspace.core.context import ToolContext
 from toolspace.core.function import FunctionTool, tool
 from toolspace.core.schema import compile_schema, issues_of
@@ -68,7 +68,7 @@ def _json_content(content: str | None, content_json: Any, format: str) -> Any:
     if not content:
         raise ToolValidationError(f'content_json: required, but missing: the format is "{format}"')
     try:
-        return jsontext.decode(content)  # Models like to write JSON as text.
+        return json_text.decode(content)  # Models like to write JSON as text.
     except ValueError as error:
         raise ToolValidationError(f"content: not JSON ({error}); give the answer as content_json") from None
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from toolspace.abc import OutputStore, ToolProvider
 from toolspace.core.context import ToolContext
+from toolspace.core.interfaces import OutputStore, ToolProvider
 from toolspace.core.result import ToolResult
 from toolspace.core.tool import Tool
 from toolspace.errors import ToolNotFoundError

@@ -8,10 +8,10 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
-from toolspace.abc import OutputStore, StoredOutput
-from toolspace.core import jsontext
+from toolspace.core import json_text
 from toolspace.core.context import ToolContext
 from toolspace.core.function import FunctionTool, tool
+from toolspace.core.interfaces import OutputStore, StoredOutput
 from toolspace.core.patterns import Pattern
 from toolspace.core.tool import Annotations, ToolCategory
 from toolspace.errors import ToolExecutionError, ToolValidationError
@@ -132,10 +132,10 @@ async def _by_path(outputs: OutputStore, output: StoredOutput, path: str, offset
     room = _ROOM
     values_left = values[offset - 1 : _MOST_VALUES]
     for value in values_left[:limit]:
-        size = len(jsontext.encode(value))
+        size = len(json_text.encode(value))
         if size > room:
             if not shown:
-                shown.append(jsontext.describe(value, room))
+                shown.append(json_text.describe(value, room))
             break
         shown.append(value)
         room -= size
@@ -154,7 +154,7 @@ def _query(text: str, path: str) -> list[Any]:
     import jsonpath  # 80 ms that only a query pays.
 
     try:
-        document = jsontext.decode(text)
+        document = json_text.decode(text)
     except ValueError as error:
         raise ToolExecutionError(f"the output is not JSON ({error}); use pattern or offset") from None
     environment = jsonpath.JSONPathEnvironment(strict=True)
@@ -167,7 +167,7 @@ def _query(text: str, path: str) -> list[Any]:
     except Exception as error:  # Its own, and what strange paths make it stumble over.
         # Not `str(error)`: the library draws the path into it, and fails at that where the path is empty.
         reason = str(error.args[0] if error.args else type(error).__name__).partition("\n")[0]
-        raise ToolValidationError(f"jsonPath: {jsontext.describe(path)}: {reason}") from None
+        raise ToolValidationError(f"jsonPath: {json_text.describe(path)}: {reason}") from None
 
 
 def _matching(pattern: Pattern, lines: list[str], before: int, offset: int) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ import msgspec
 from mcp.shared.exceptions import MCPError
 
 from toolspace.core.duration import milliseconds
-from toolspace.core.redact import redact
+from toolspace.core.secret_masking import redact
 from toolspace.errors import ProviderError
 from toolspace.providers.mcp.faults import (
     Unreachable,

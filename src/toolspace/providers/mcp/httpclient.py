@@ -16,7 +16,7 @@ import httpx2
 import msgspec
 from mcp_types import CONNECTION_CLOSED, INTERNAL_ERROR, INVALID_REQUEST
 
-from toolspace.core.redact import redact
+from toolspace.core.secret_masking import redact
 
 _CONNECT_SECONDS = 10.0
 _KEEP_ALIVE_SECONDS = 4.0  # Below what servers keep: a connection that dies under a request makes it doubtful.

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from toolspace.core.redact import is_secret_name
+from toolspace.core.secret_masking import is_secret_name
 from toolspace.errors import ProviderError
 from toolspace.providers.mcp.descendants import MARK, marked
 from toolspace.providers.mcp.spec import ServerSpec

@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator
 
 import httpx2
 
-from toolspace.core.redact import remember_secrets
+from toolspace.core.secret_masking import remember_secrets
 from toolspace.errors import ConfigError, ProviderError
 from toolspace.providers.mcp.oauth_http import OAuthHttp, Refusal, answer_with, bound, renew, revoke
 from toolspace.providers.mcp.oauth_redirect import Interact

@@ -19,7 +19,7 @@ from mcp.client.auth.utils import issuers_match
 from mcp.shared.auth import AuthorizationCodeResult, OAuthClientInformationFull, OAuthClientMetadata, OAuthToken
 from pydantic import AnyUrl
 
-from toolspace.core.redact import redact
+from toolspace.core.secret_masking import redact
 from toolspace.errors import ProviderError
 from toolspace.providers.mcp.oauth_http import FORM, OAuthHttp, Refusal, read_tokens, readable, renew_at, said
 from toolspace.providers.mcp.oauth_redirect import Interact, RedirectListener, listening

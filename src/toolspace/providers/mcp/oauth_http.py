@@ -18,7 +18,7 @@ from urllib.parse import quote
 import httpx2
 import msgspec
 
-from toolspace.core.redact import redact
+from toolspace.core.secret_masking import redact
 from toolspace.errors import ProviderError
 from toolspace.providers.mcp.oauth_settings import OAuthSettings, why_unsafe
 from toolspace.providers.mcp.tokens import Login

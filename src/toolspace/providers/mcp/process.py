@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import cast
 
-from toolspace.core.redact import redact
+from toolspace.core.secret_masking import redact
 from toolspace.errors import ProviderError
 from toolspace.providers.mcp import descendants
 from toolspace.providers.mcp.ending import to_the_end

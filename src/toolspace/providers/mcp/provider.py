@@ -10,8 +10,8 @@ from typing import Any
 from mcp.shared.exceptions import MCPError
 from mcp_types import HEADER_MISMATCH, INVALID_PARAMS, METHOD_NOT_FOUND
 
-from toolspace.abc import ToolProvider
 from toolspace.core.context import ToolContext
+from toolspace.core.interfaces import ToolProvider
 from toolspace.core.result import ToolResult
 from toolspace.core.tool import Tool
 from toolspace.errors import ErrorKind, ProviderError

@@ -31,7 +31,7 @@ from mcp.shared.transport_context import TransportContext
 from mcp_types import INTERNAL_ERROR, METHOD_NOT_FOUND, PARSE_ERROR, REQUEST_TIMEOUT
 from yarl import URL
 
-from toolspace.core.httpfaults import system_reason
+from toolspace.core.http_errors import system_reason
 from toolspace.providers.mcp.faults import Refused, Unreachable
 from toolspace.providers.mcp.oauth import HttpAuth, Refusal
 from toolspace.providers.mcp.trace import Trace

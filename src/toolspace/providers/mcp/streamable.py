@@ -16,7 +16,7 @@ import msgspec
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.message import SessionMessage
 
-from toolspace.core.redact import redact
+from toolspace.core.secret_masking import redact
 from toolspace.errors import ProviderError
 from toolspace.providers.mcp.ending import to_the_end
 from toolspace.providers.mcp.httpclient import ServerClient, tls_context

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from mcp.shared.message import SessionMessage
 
-from toolspace.core.redact import redact
+from toolspace.core.secret_masking import redact
 from toolspace.providers.mcp.wire import Sink, Source
 
 if TYPE_CHECKING:  # Private modules of the SDK: for their names only.

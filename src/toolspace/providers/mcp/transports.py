@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import httpx2
 
-from toolspace.core.redact import is_secret_name, remember_secrets
+from toolspace.core.secret_masking import is_secret_name, remember_secrets
 from toolspace.errors import ProviderError
 from toolspace.providers.mcp.link import Link
 from toolspace.providers.mcp.spec import ServerSpec

@@ -12,7 +12,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, InvalidURI
 from websockets.typing import Subprotocol
 
-from toolspace.core.redact import redact
+from toolspace.core.secret_masking import redact
 from toolspace.errors import ProviderError
 from toolspace.providers.mcp.ending import to_the_end
 from toolspace.providers.mcp.httpclient import tls_context

@@ -13,7 +13,7 @@ from mcp.shared.message import SessionMessage
 from mcp_types import PARSE_ERROR, ErrorData, JSONRPCError, jsonrpc_message_adapter
 from pydantic import ValidationError
 
-from toolspace.core.redact import redact
+from toolspace.core.secret_masking import redact
 
 MAX_MESSAGE = 64 * 1024 * 1024
 """Bytes of one message. What is larger is no answer to a question, but an attack or an accident."""

@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple, cast
 
 import msgspec
 
-from toolspace.core import jsontext
+from toolspace.core import json_text
 from toolspace.providers.openapi import keywords
 from toolspace.providers.openapi.document import Broken, Json, Source, mapping, members
 from toolspace.providers.openapi.parameters import Style
@@ -75,7 +75,7 @@ def read_body(node: Any, source: Source, schemas: Schemas) -> Body | None:
     target = source.follow(node)
     said = mapping(target.node)
     if said is None:
-        raise Broken(f"expected a requestBody, got {jsontext.describe(target.node)}")
+        raise Broken(f"expected a requestBody, got {json_text.describe(target.node)}")
     content = mapping(said.get("content"))
     if not content:
         return None

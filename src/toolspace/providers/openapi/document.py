@@ -9,7 +9,7 @@ from urllib.parse import unquote
 
 from yarl import URL
 
-from toolspace.core import jsontext
+from toolspace.core import json_text
 from toolspace.errors import ProviderError, ToolError
 from toolspace.providers.openapi.spec import OpenApiSpec
 from toolspace.providers.openapi.yamltext import parse_yaml
@@ -65,7 +65,7 @@ class Source:
     def target(self, ref: object) -> Target:
         """The place that a `$ref` names. Raises `Broken` where there is none, or where it must not be followed."""
         if not isinstance(ref, str):
-            raise Broken(f"a $ref is no text: {jsontext.describe(ref)}")
+            raise Broken(f"a $ref is no text: {json_text.describe(ref)}")
         found = self.known.get(ref)
         if found is None:
             try:
@@ -193,7 +193,7 @@ def parse(content: bytes | None) -> Any:
     text = (content or b"").removeprefix(b"\xef\xbb\xbf")
     if text.lstrip()[:1] in (b"{", b"["):
         try:
-            return jsontext.decode(text)
+            return json_text.decode(text)
         except ValueError as error:
             try:
                 return parse_yaml(text.decode())  # YAML may be written with braces too.

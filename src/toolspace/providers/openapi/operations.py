@@ -14,7 +14,7 @@ from urllib.parse import unquote
 
 import msgspec
 
-from toolspace.core import jsontext
+from toolspace.core import json_text
 from toolspace.core.names import digest, sanitise
 from toolspace.providers.openapi.bodies import read_body
 from toolspace.providers.openapi.document import Broken, Document, Json, Source, mapping, members
@@ -99,7 +99,7 @@ def _walk(document: Document, warnings: list[str]) -> Iterator[Found]:
             continue
         node = mapping(target.node)
         if node is None:
-            warnings.append(f'path "{path}" is left out: expected a mapping, got {jsontext.describe(target.node)}')
+            warnings.append(f'path "{path}" is left out: expected a mapping, got {json_text.describe(target.node)}')
             continue
         for method in METHODS:
             if (operation := mapping(node.get(method))) is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from toolspace.core import jsontext
+from toolspace.core import json_text
 from toolspace.providers.openapi.bodies import is_json
 from toolspace.providers.openapi.document import Broken, Json, mapping
 from toolspace.providers.openapi.operations import Operation
@@ -49,7 +49,7 @@ class Output:
         if schema is None:
             return None
         whole = with_definitions(schema, self._schemas.definitions(refs))
-        return whole if jsontext.size(whole) <= MAX_BYTES else None
+        return whole if json_text.size(whole) <= MAX_BYTES else None
 
     def _success(self) -> Any:
         """The one answer that means success; with several, no schema would hold."""

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from toolspace.core import jsontext
+from toolspace.core import json_text
 from toolspace.providers.openapi.document import Broken, Json, Source, mapping
 from toolspace.providers.openapi.schemas import Refs, Schemas
 
@@ -51,7 +51,7 @@ def read_parameter(node: Any, source: Source, schemas: Schemas) -> Parameter | N
     """The parameter that stands there; None for one that is not the caller's to give. Raises `Broken`."""
     said = mapping(node)
     if said is None:
-        raise Broken(f"expected a parameter, got {jsontext.describe(node)}")
+        raise Broken(f"expected a parameter, got {json_text.describe(node)}")
     name, place = said.get("name"), said.get("in")
     if not isinstance(name, str) or not name or place not in PLACES:
         raise Broken(f"a parameter needs a name, and in: {', '.join(PLACES)}; got {name!r} in {place!r}")

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 from urllib.parse import quote_plus
 
-from toolspace.core import jsontext
+from toolspace.core import json_text
 from toolspace.errors import ToolValidationError
 from toolspace.providers.openapi.bodies import Body, Encoding, is_json
 from toolspace.providers.openapi.parameters import Parameter
@@ -34,7 +34,7 @@ def payload_encoder(body: Body) -> Encode:
     media_type = body.media_type
     if body.kind == "json":
         sent = media_type if is_json(media_type) else "application/json"
-        return lambda value: Payload(jsontext.encode_bytes(value), sent)
+        return lambda value: Payload(json_text.encode_bytes(value), sent)
     if body.kind == "text":
         return lambda value: Payload(plain(value).encode("utf-8", "replace"), media_type)
     if body.kind == "form":
@@ -126,9 +126,9 @@ def _part(name: str, value: Any, encoding: Encoding) -> _Part:
         return _file(value, name, encoding.content_type or "application/octet-stream")
     said = encoding.content_type
     if said is not None and is_json(said):
-        return _Part(jsontext.encode_bytes(value), said)
+        return _Part(json_text.encode_bytes(value), said)
     if isinstance(value, dict | list):
-        return _Part(jsontext.encode_bytes(cast("object", value)), said or "application/json")
+        return _Part(json_text.encode_bytes(cast("object", value)), said or "application/json")
     return _Part(plain(value).encode("utf-8", "replace"), said or "text/plain; charset=utf-8")
 
 

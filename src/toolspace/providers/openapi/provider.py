@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import msgspec
 from yarl import URL
 
-from toolspace.abc import ToolProvider
 from toolspace.core.context import ToolContext
-from toolspace.core.redact import redact
+from toolspace.core.interfaces import ToolProvider
 from toolspace.core.result import ToolResult
+from toolspace.core.secret_masking import redact
 from toolspace.core.tool import NO_ANNOTATIONS, Annotations, Tool, ToolCategory
 from toolspace.errors import ToolExecutionError, ToolNotFoundError
 from toolspace.providers.openapi.build import compile_operation

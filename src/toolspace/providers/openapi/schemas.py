@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
-from toolspace.core import jsontext
+from toolspace.core import json_text
 from toolspace.core.names import digest
 from toolspace.providers.openapi import keywords
 from toolspace.providers.openapi.document import Broken, Document, Json, Source, Target, mapping, members
@@ -54,7 +54,7 @@ class Schemas:
             return node
         given = mapping(node)
         if given is None:
-            raise Broken(f"expected a schema, got {jsontext.describe(node)}")
+            raise Broken(f"expected a schema, got {json_text.describe(node)}")
         if "$ref" in given:
             reference = self._reference(given["$ref"], source, refs)
             if self.document.dialect == "3.0" or len(given) == 1:
@@ -172,7 +172,7 @@ class Schemas:
     def _properties(self, value: Any, source: Source, refs: Refs) -> tuple[Json, frozenset[str]]:
         named = mapping(value)
         if named is None:
-            raise Broken(f"expected properties by name, got {jsontext.describe(value)}")
+            raise Broken(f"expected properties by name, got {json_text.describe(value)}")
         kept: Json = {}
         dropped: set[str] = set()
         for name, part in named.items():

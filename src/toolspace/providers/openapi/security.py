@@ -14,7 +14,7 @@ import msgspec
 from yarl import URL
 
 from toolspace.core.names import did_you_mean
-from toolspace.core.redact import remember_secrets
+from toolspace.core.secret_masking import remember_secrets
 from toolspace.errors import ToolPermissionError
 from toolspace.providers.openapi.document import Broken, Document, Json, mapping, members
 from toolspace.providers.openapi.parameters import FRAMING, can_be_sent

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, cast
 from urllib.parse import quote
 
-from toolspace.core import jsontext
+from toolspace.core import json_text
 from toolspace.errors import ToolValidationError
 from toolspace.providers.openapi.parameters import Parameter
 from toolspace.providers.rest.target import encode_segment
@@ -34,7 +34,7 @@ def plain(value: Any) -> str:
         return "true" if value else "false"
     if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
         return str(int(value))  # A whole number is an integer in JSON, however it was written.
-    return jsontext.encode(value)
+    return json_text.encode(value)
 
 
 def encoded(text: str) -> str:
@@ -60,7 +60,7 @@ def path_writer(parameter: Parameter) -> Write:
         if _is_empty(value):  # Without it, the path would be another one: that of all, in place of one.
             raise ToolValidationError(f"{name}: empty, but it is a part of the path; give a value")
         if parameter.as_json:
-            return encode_segment(jsontext.encode(value), name)
+            return encode_segment(json_text.encode(value), name)
         if isinstance(value, dict):
             items = _items(value)
             if explode:
@@ -89,7 +89,7 @@ def query_writer(parameter: Parameter, encode: Encode | None = None) -> Pairs:
         if value is None:
             return []
         if parameter.as_json:
-            return [f"{key}={encode(jsontext.encode(value))}"]
+            return [f"{key}={encode(json_text.encode(value))}"]
         if isinstance(value, list):
             texts = [encode(plain(item)) for item in _members(value)]
             if explode or style == "deepObject":
@@ -113,7 +113,7 @@ def header_writer(parameter: Parameter) -> Write:
 
     def write(value: Any) -> str:
         if parameter.as_json:
-            text = jsontext.encode(value)
+            text = json_text.encode(value)
         elif isinstance(value, dict):
             between = "=" if explode else ","
             text = ",".join(f"{one}{between}{plain(item)}" for one, item in _items(value))
@@ -130,7 +130,7 @@ def checked_header(text: str, name: str) -> str:
     """The text, if it can be the value of a header. Raises `ToolValidationError`."""
     if any((ord(character) < 32 and character != "\t") or ord(character) == 127 for character in text):
         raise ToolValidationError(f"{name}: a header cannot hold line breaks or other control characters")
-    return jsontext.valid_text(text).strip(" \t")
+    return json_text.valid_text(text).strip(" \t")
 
 
 def cookie_writer(parameter: Parameter) -> Pairs:
@@ -141,7 +141,7 @@ def cookie_writer(parameter: Parameter) -> Pairs:
         if value is None:
             return []
         if parameter.as_json:
-            return [f"{name}={encoded(jsontext.encode(value))}"]
+            return [f"{name}={encoded(json_text.encode(value))}"]
         if isinstance(value, dict):
             items = [(encoded(one), encoded(plain(item))) for one, item in _items(value)]
             if explode:

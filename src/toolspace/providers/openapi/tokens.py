@@ -11,8 +11,8 @@ from urllib.parse import quote_plus, urlencode
 import msgspec
 from yarl import URL
 
-from toolspace.core import jsontext
-from toolspace.core.redact import redact
+from toolspace.core import json_text
+from toolspace.core.secret_masking import redact
 from toolspace.errors import ToolError, ToolTransportError
 from toolspace.providers.rest.client import HttpClient
 from toolspace.providers.rest.request import Request
@@ -89,14 +89,14 @@ class Tokens:
         except ToolError as error:
             raise self._failed(str(error)) from None
         try:
-            said: Any = jsontext.decode(answer.body)
+            said: Any = json_text.decode(answer.body)
         except ValueError:
             said = None
         given = cast("dict[str, Any]", said) if isinstance(said, dict) else {}
         token, lifetime = given.get("access_token"), given.get("expires_in")
         if answer.status != 200 or not isinstance(token, str) or not _can_be_sent(token):
             reason = given.get("error") if isinstance(given.get("error"), str) else "it gives no token"
-            raise self._failed(f"status {answer.status}, {redact(jsontext.describe(reason, 100))}")
+            raise self._failed(f"status {answer.status}, {redact(json_text.describe(reason, 100))}")
         seconds = _seconds(lifetime)
         self._token = token
         self._until = time.monotonic() + max(seconds - _MARGIN, seconds / 2)

@@ -10,11 +10,11 @@ from typing import Any
 
 from aiohttp import ClientResponse
 
-from toolspace.core import jsontext
+from toolspace.core import json_text
 from toolspace.core.context import ToolContext
-from toolspace.core.httpfaults import FAULTS
-from toolspace.core.redact import redact
+from toolspace.core.http_errors import FAULTS
 from toolspace.core.result import AudioPart, Content, ImagePart, ResourcePart, ToolResult
+from toolspace.core.secret_masking import redact
 from toolspace.errors import ToolLimitError
 from toolspace.providers.rest.faults import fault_of
 from toolspace.providers.rest.limits import Limits
@@ -126,8 +126,8 @@ def _read(response: ClientResponse, body: bytes, media: Media) -> ToolResult:
 
 def _parsed(body: bytes, media: Media) -> Any:
     if media.charset is None or media.charset.lower() in ("utf-8", "utf8"):
-        return jsontext.decode(body.removeprefix(b"\xef\xbb\xbf"))
-    return jsontext.decode(body.decode(media.charset, "replace"))
+        return json_text.decode(body.removeprefix(b"\xef\xbb\xbf"))
+    return json_text.decode(body.decode(media.charset, "replace"))
 
 
 async def _failed(response: ClientResponse) -> ToolResult:
@@ -139,14 +139,14 @@ async def _failed(response: ClientResponse) -> ToolResult:
     text = text_of(body, media)
     value: Any = None
     if text is not None:
-        text = redact(jsontext.valid_text(text.strip()))
+        text = redact(json_text.valid_text(text.strip()))
         value = text
         if media.kind == "json" and complete:
             with suppress(ValueError):
                 parsed = _parsed(body, media)
                 value = redact(parsed)
                 if value != parsed:  # The names in it say more of what is secret than its text.
-                    text = jsontext.encode(value)
+                    text = json_text.encode(value)
     headers = headers_of(response)
     extras: dict[str, Any] = {
         "status": status,
@@ -171,7 +171,7 @@ async def _read_large(
     result = await _collect(context, pieces, response.status, announced=False, is_json=is_json)
     if is_json and isinstance(result.result, str):  # It fitted after all.
         with suppress(ValueError):
-            result.result, result.encoded = jsontext.decode(result.result), None
+            result.result, result.encoded = json_text.decode(result.result), None
     return result
 
 

@@ -7,7 +7,7 @@ from typing import Any, cast
 from urllib.parse import quote
 from xml.sax.saxutils import escape as escape_xml
 
-from toolspace.core import jsontext
+from toolspace.core import json_text
 from toolspace.errors import ToolValidationError
 from toolspace.providers.rest.target import query_pairs
 from toolspace.providers.rest.template import ABSENT, Escape, Hole, Pieces, as_text, compile_data, compile_text, split
@@ -47,7 +47,7 @@ def compile_body(template: object, content_type: str | None) -> tuple[Encode, st
             return _form(cast("Mapping[str, Any]", value))
         if as_text_type and isinstance(value, str):
             return value.encode("utf-8", "replace")
-        return jsontext.encode_bytes(value)
+        return json_text.encode_bytes(value)
 
     return encode, None if content_type else "application/json"
 
@@ -107,9 +107,9 @@ def _json_text(pieces: Pieces) -> Encode:
                 continue
             value = piece.of(parameters)
             if in_string:
-                parts.append(jsontext.encode(as_text(value))[1:-1])
+                parts.append(json_text.encode(as_text(value))[1:-1])
             else:
-                parts.append("null" if value is ABSENT else jsontext.encode(value))
+                parts.append("null" if value is ABSENT else json_text.encode(value))
         return "".join(parts).encode("utf-8", "replace")
 
     return encode

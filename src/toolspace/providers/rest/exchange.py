@@ -17,7 +17,7 @@ from yarl import URL
 
 from toolspace.core.addresses import Address, canonical_host, parse_address, special_kind
 from toolspace.core.context import ToolContext
-from toolspace.core.httpfaults import CONNECT_SECONDS, FAULTS
+from toolspace.core.http_errors import CONNECT_SECONDS, FAULTS
 from toolspace.core.result import ToolResult
 from toolspace.errors import ToolExecutionError, ToolPermissionError
 from toolspace.providers.rest.answer import headers_of, read_answer, read_some

@@ -5,7 +5,7 @@ from __future__ import annotations
 import aiohttp
 from yarl import URL
 
-from toolspace.core.httpfaults import explain_fault
+from toolspace.core.http_errors import explain_fault
 from toolspace.errors import ToolTransportError
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from toolspace.abc import ToolProvider
 from toolspace.core.context import ToolContext
+from toolspace.core.interfaces import ToolProvider
 from toolspace.core.result import ToolResult
 from toolspace.core.tool import Annotations, Tool, ToolCategory
 from toolspace.errors import ToolDefinitionError, ToolNotFoundError

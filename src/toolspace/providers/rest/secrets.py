@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from toolspace.core.redact import is_secret_name, remember_secrets
+from toolspace.core.secret_masking import is_secret_name, remember_secrets
 from toolspace.providers.rest.template import holes
 
 _KEY_NAME = re.compile(r"key|auth|token|secret|appid|signature|^sig$", re.IGNORECASE)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any
 
-from toolspace.core import jsontext
+from toolspace.core import json_text
 from toolspace.errors import ToolLimitError
 
 Values = AsyncGenerator[Any, None]
@@ -78,7 +78,7 @@ def _event(name: str, data: str) -> Any:
 
 def _json_or_text(line: bytes) -> Any:
     try:
-        return jsontext.decode(line)
+        return json_text.decode(line)
     except ValueError:
         return line.decode("utf-8", "replace")
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, cast
 
-from toolspace.core import jsontext
+from toolspace.core import json_text
 
 _HOLE = re.compile(r"\$\{\s*parameters\b([^{}]*)\}")
 _STEP = re.compile(r"\.([^.\[\]\s]+)|\[(\d{1,9})\]")
@@ -90,7 +90,7 @@ def as_text(value: object) -> str:
     """An argument inside a text: as it is, or as compact JSON."""
     if isinstance(value, str):
         return value
-    return "" if value is None or value is ABSENT else jsontext.encode(value)
+    return "" if value is None or value is ABSENT else json_text.encode(value)
 
 
 Fill = Callable[[Mapping[str, Any]], Any]

@@ -1,0 +1,1 @@
+"""Turns configuration into parts: providers, policies, queues, contexts. Used by `toolspace.toolspace`."""

@@ -1,0 +1,26 @@
+"""The languages in which a stream can be read: our own events, the AI SDK's parts, AG-UI's events. Writes no bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from toolspace.server.dialects.ag_ui import AgUi
+from toolspace.server.dialects.ai_sdk import UiMessageStream
+from toolspace.server.dialects.interface import Dialect, Payload, Translator
+
+NATIVE: Final = Dialect("native")
+UI_MESSAGE_STREAM: Final = Dialect(
+    "ui-message-stream",
+    translator=UiMessageStream,
+    headers=((b"x-vercel-ai-ui-message-stream", b"v1"),),
+    ending=b"data: [DONE]\n\n",
+)
+AG_UI: Final = Dialect("ag-ui", translator=AgUi)
+
+DIALECTS: Final[Mapping[str, Dialect]] = {
+    dialect.name: dialect for dialect in (NATIVE, UI_MESSAGE_STREAM, AG_UI)
+}  # fmt: skip
+"""By the name that `?format=` takes."""
+
+__all__ = ["AG_UI", "DIALECTS", "NATIVE", "UI_MESSAGE_STREAM", "Dialect", "Payload", "Translator"]

@@ -1,0 +1,229 @@
+"""The AI SDK's UI message stream: events as the parts that `readUIMessageStream` and `useChat` take.
+
+A whole stream is one UI message, named after its space or run: a message that began anew with every run would lose the
+tool parts whose results come later. What has no part of its own is a `data-…` part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+from toolspace.core.records import StreamEvent
+from toolspace.server.dialects.interface import OpenParts, Payload, stream_id
+from toolspace.storage.streams.ring import encoded_data
+
+Data = Mapping[str, Any]
+_FINISH_REASONS = {"completed": "stop", "failed": "error"}
+
+
+class _Call:
+    """A tool call whose output is to come."""
+
+    __slots__ = ("asks", "data", "deltas", "name")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.data: Data | None = None
+        """Of its `tool.started`."""
+        self.deltas: list[str] = []
+        self.asks = False
+        """Whether a person was asked."""
+
+
+class _Text:
+    """A message that is being said."""
+
+    __slots__ = ("deltas", "metadata")
+
+    def __init__(self, metadata: Data) -> None:
+        self.metadata = metadata
+        self.deltas: list[str] = []
+
+
+class UiMessageStream:
+    def __init__(self, stream: str) -> None:
+        self._message_id = stream_id(stream)
+        self._begun = False
+        self._calls: OpenParts[_Call] = OpenParts()
+        self._texts: OpenParts[_Text] = OpenParts()
+        self._say: Mapping[str, Callable[[StreamEvent, Data], list[Payload]]] = {
+            "run.started": self._run_started,
+            "run.done": self._run_done,
+            "message.started": self._message_started,
+            "message.delta": self._message_delta,
+            "message.done": self._message_done,
+            "tool.started": self._tool_started,
+            "tool.streaming": self._tool_streaming,
+            "tool.done": self._tool_done,
+            "tool.error": self._tool_error,
+        }
+
+    def translate(self, event: StreamEvent) -> list[Payload]:
+        say = self._say.get(event.type)
+        parts = [_data_part(event)] if say is None else say(event, event.data)
+        if parts and not self._begun:
+            self._begun = True
+            if parts[0]["type"] != "start":
+                parts.insert(0, self._start())
+        return parts
+
+    def opening(self) -> list[Payload]:
+        parts: list[Payload] = [self._start()] if self._begun else []
+        for id, text in self._texts:
+            parts.append(_text_start(id, text.metadata))
+            if text.deltas:
+                parts.append({"type": "text-delta", "id": id, "delta": "".join(text.deltas)})
+        for id, call in self._calls:
+            if call.data is not None:
+                parts += _input(id, call.data, streamed=False, asks=call.asks)
+            else:
+                parts.append({"type": "tool-input-start", "toolCallId": id, "toolName": call.name})
+                parts.append({"type": "tool-input-delta", "toolCallId": id, "inputTextDelta": "".join(call.deltas)})
+        return parts
+
+    def _start(self, metadata: Data | None = None) -> Payload:
+        start: dict[str, Any] = {"type": "start", "messageId": self._message_id}
+        return {**start, "messageMetadata": metadata} if metadata else start
+
+    def _run_started(self, event: StreamEvent, data: Data) -> list[Payload]:
+        return [self._start(_pick(data, "runId", "agentEntityId", "spaceId"))]
+
+    def _run_done(self, event: StreamEvent, data: Data) -> list[Payload]:
+        reason = _FINISH_REASONS.get(str(data.get("status")), "other")
+        metadata = _pick(data, "runId", "agentEntityId", "status", "usage", "error")
+        return [{"type": "finish", "finishReason": reason, "messageMetadata": metadata}]
+
+    def _message_started(self, event: StreamEvent, data: Data) -> list[Payload]:
+        id, metadata = str(data.get("messageId")), _pick(data, "spaceId", "senderId", "seq", "runId")
+        if id in self._texts:
+            return []
+        self._texts.put(id, _Text(metadata), len(encoded_data(event)))
+        return [_text_start(id, metadata)]
+
+    def _message_delta(self, event: StreamEvent, data: Data) -> list[Payload]:
+        id, delta = str(data.get("messageId")), str(data.get("delta") or "")
+        text = self._texts.get(id)
+        if text is None:
+            return []  # Its beginning is not known any more; the whole text comes at its end.
+        parts = self._void(id, text) if data.get("restart") else []
+        if delta:
+            text.deltas.append(delta)
+            self._texts.put(id, text, len(delta))
+            parts.append({"type": "text-delta", "id": id, "delta": delta})
+        return parts
+
+    def _message_done(self, event: StreamEvent, data: Data) -> list[Payload]:
+        message = _mapping(data.get("message"))
+        id, content = str(message.get("id")), message.get("content")
+        text = self._texts.pop(id)
+        end = {"type": "text-end", "id": id, "providerMetadata": _ours(_without(message, "content"))}
+        if not isinstance(content, str):
+            return [*([end] if text else []), {"type": "data-message", "id": id, "data": message}]
+        if message.get("status") == "error":
+            return [end] if text else []  # What there is of it was never said.
+        parts: list[Payload] = []
+        if text is None:
+            parts.append(_text_start(id, _pick(message, "spaceId", "senderId", "seq", "runId")))
+        so_far = "".join(text.deltas) if text else ""
+        if text and not content.startswith(so_far):
+            parts += self._void(id, text)
+            so_far = ""
+        if rest := content[len(so_far) :]:
+            parts.append({"type": "text-delta", "id": id, "delta": rest})
+        return [*parts, end]
+
+    def _void(self, id: str, text: _Text) -> list[Payload]:
+        """What was written so far does not count. A part cannot be taken back, so it is marked, and another begins."""
+        if not text.deltas:
+            return []
+        text.deltas.clear()
+        void = {"type": "text-end", "id": id, "providerMetadata": _ours({"messageId": id, "void": True})}
+        return [void, _text_start(id, text.metadata)]
+
+    def _tool_started(self, event: StreamEvent, data: Data) -> list[Payload]:
+        id = str(data.get("toolCallId"))
+        call = self._calls.get(id) or _Call(str(data.get("toolName")))
+        call.data = data
+        call.asks = data.get("executionType") == "space" and data.get("status") == "requires_action"
+        self._calls.put(id, call, len(encoded_data(event)))
+        return _input(id, data, streamed=bool(call.deltas), asks=call.asks)
+
+    def _tool_streaming(self, event: StreamEvent, data: Data) -> list[Payload]:
+        id, delta = str(data.get("toolCallId")), data.get("inputDelta")
+        call = self._calls.get(id)
+        if not isinstance(delta, str):
+            if call is None or call.asks or "output" not in data:
+                return [_data_part(event)]
+            return [{"type": "tool-output-available", "toolCallId": id, "output": data["output"], "preliminary": True}]
+        if call is not None and call.data is not None:
+            return []  # The whole input is known already.
+        parts: list[Payload] = []
+        if call is None:
+            call = _Call(str(data.get("toolName")))
+            parts.append({"type": "tool-input-start", "toolCallId": id, "toolName": call.name})
+        call.deltas.append(delta)
+        self._calls.put(id, call, len(delta))
+        return [*parts, {"type": "tool-input-delta", "toolCallId": id, "inputTextDelta": delta}]
+
+    def _tool_done(self, event: StreamEvent, data: Data) -> list[Payload]:
+        id, output = str(data.get("toolCallId")), data.get("output")
+        call = self._calls.pop(id)
+        if call is None:
+            return [_data_part(event)]
+        if call.asks and _mapping(output).get("approved") is False:
+            return [_answered(id, approved=False), {"type": "tool-output-denied", "toolCallId": id}]
+        done = {"type": "tool-output-available", "toolCallId": id, "output": output}
+        return [_answered(id), done] if call.asks else [done]
+
+    def _tool_error(self, event: StreamEvent, data: Data) -> list[Payload]:
+        id = str(data.get("toolCallId"))
+        call = self._calls.pop(id)
+        if call is None:
+            return [_data_part(event)]
+        failed = {"type": "tool-output-error", "toolCallId": id, "errorText": str(data.get("error", "the tool failed"))}
+        return [_answered(id), failed] if call.asks else [failed]
+
+
+def _input(id: str, data: Data, *, streamed: bool, asks: bool) -> list[Payload]:
+    """A call's input as it became known; who executes it; and whether a person is asked."""
+    named: dict[str, Any] = {"toolCallId": id, "toolName": str(data.get("toolName"))}
+    if data.get("executionTarget") != "client":
+        named["providerExecuted"] = True  # Else the reader's own handlers would take it for theirs to execute.
+    parts: list[Payload] = [] if streamed else [{"type": "tool-input-start", **named}]
+    if "input" in data:
+        parts.append({"type": "tool-input-available", **named, "input": data["input"]})
+    if asks:
+        parts.append({"type": "tool-approval-request", "approvalId": id, "toolCallId": id})
+    return parts
+
+
+def _answered(id: str, *, approved: bool = True) -> Payload:
+    """The person answered: the SDK wants to hear that before the output."""
+    return {"type": "tool-approval-response", "approvalId": id, "approved": approved}
+
+
+def _text_start(id: str, metadata: Data) -> Payload:
+    return {"type": "text-start", "id": id, "providerMetadata": _ours(metadata)}
+
+
+def _data_part(event: StreamEvent) -> Payload:
+    part: dict[str, Any] = {"type": f"data-{event.type.replace('.', '-')}", "data": event.data}
+    id = event.data.get("toolCallId") or event.data.get("messageId")
+    return {**part, "id": id} if isinstance(id, str) else part  # The next of one id takes its place.
+
+
+def _ours(metadata: Data) -> Data:
+    return {"toolspace": metadata}
+
+
+def _pick(data: Data, *names: str) -> dict[str, Any]:
+    return {name: data[name] for name in names if data.get(name) is not None}
+
+
+def _without(data: Data, *names: str) -> dict[str, Any]:
+    return {name: value for name, value in data.items() if name not in names}
+
+
+def _mapping(value: object) -> Data:
+    return cast("Data", value) if isinstance(value, Mapping) else {}

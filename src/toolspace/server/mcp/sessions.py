@@ -1,0 +1,152 @@
+"""The sessions of the handshake era as the fast path has to know them. The library owns them."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
+
+from toolspace.core.context import ToolContext
+from toolspace.server.mcp.json_rpc import Message, Send
+from toolspace.server.mcp.service import session_context
+
+MOST = 10_000
+"""Sessions that may be open at once."""
+MOST_OF_ONE = MOST // 10
+"""Those of one caller, where callers are known: none of them takes the room of all others."""
+_ANSWERING = frozenset(("elicitation", "sampling", "roots"))
+_VERSIONS = frozenset(version.encode() for version in HANDSHAKE_PROTOCOL_VERSIONS)
+
+
+class Session:
+    """One session: who opened it, and the calls that its fast path is running."""
+
+    __slots__ = ("answers", "context", "id", "owner", "running", "touched")
+
+    def __init__(self, id: bytes, owner: str | None, context: ToolContext | None, *, answers: bool) -> None:
+        self.id = id
+        self.owner = owner
+        self.answers = answers
+        """Whether its client can be asked something during a call, which is the library's to do."""
+        self.context = session_context(context, id.decode("latin-1"))
+        self.touched = time.monotonic()
+        self.running: dict[str, str] = {}
+        """Request → call. Ids are compared as text: some clients send a number and cancel its digits."""
+
+
+class Opening(NamedTuple):
+    """A request that opens a session."""
+
+    answers: bool
+    """Whether the client can be asked something during a call."""
+
+
+class _Introduction(msgspec.Struct):
+    capabilities: dict[str, msgspec.Raw] = {}
+
+
+class _Request(msgspec.Struct):
+    method: str
+    params: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+def opening_of(body: bytes) -> Opening | None:
+    """What a body says, where it opens a session."""
+    try:
+        request = msgspec.json.decode(body, type=_Request)
+        if request.method != "initialize":
+            return None
+        said = msgspec.json.decode(request.params, type=_Introduction).capabilities
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        return None
+    return Opening(answers=not _ANSWERING.isdisjoint(said))
+
+
+class Sessions:
+    """The sessions that were opened here and have not been closed."""
+
+    def __init__(self, idle_seconds: float) -> None:
+        self._known: dict[bytes, Session] = {}
+        self._owned: Counter[str | None] = Counter()
+        self._touch_seconds = idle_seconds / 6
+        """How often a request takes the library's way: else it would take a busy session for an idle one."""
+        self._idle_seconds = idle_seconds + self._touch_seconds
+        """When the library has ended a session that nobody used."""
+
+    def has_too_many(self, owner: str | None) -> bool:
+        """Whether a caller has as many open as one may have. It is nobody's fault where callers are not known."""
+        if owner is None or self._owned[owner] < MOST_OF_ONE:
+            return False
+        self._forget_idle()
+        return self._owned[owner] >= MOST_OF_ONE
+
+    def find(self, headers: Mapping[bytes, bytes], owner: str | None) -> Session | None:
+        """The session of a request, where its caller opened it and it was seen by the library lately."""
+        session = self._known.get(headers.get(b"mcp-session-id", b""))
+        if session is None or session.owner != owner:
+            return None
+        if headers.get(b"mcp-protocol-version", b"2025-11-25") not in _VERSIONS:
+            return None
+        now = time.monotonic()
+        if now - session.touched > self._touch_seconds:
+            session.touched = now
+            return None
+        return session
+
+    def forget(self, headers: Mapping[bytes, bytes], owner: str | None) -> Session | None:
+        """The session that its caller ends, which is not known from now on."""
+        session = self._known.get(headers.get(b"mcp-session-id", b""))
+        if session is None or session.owner != owner:
+            return None
+        self._remove(session.id)
+        return session
+
+    def until_lost(self, headers: Mapping[bytes, bytes], owner: str | None, send: Send) -> Send:
+        """Where the library's answer says that a session is no more, forgets it too."""
+        session = self._known.get(headers.get(b"mcp-session-id", b""))
+        if session is None or session.owner != owner:
+            return send
+
+        async def noting(message: Message) -> None:
+            if message["type"] == "http.response.start" and message["status"] == 404:
+                self._remove(session.id)
+            await send(message)
+
+        return noting
+
+    def observe(self, opening: Opening, owner: str | None, context: ToolContext | None, send: Send) -> Send:
+        """Notes the session that the library's answer to its opening names."""
+
+        async def noting(message: Message) -> None:
+            if message["type"] == "http.response.start" and message["status"] == 200:
+                headers: Any = message.get("headers", ())
+                for name, value in headers:
+                    if name == b"mcp-session-id":
+                        self._add(Session(bytes(value), owner, context, answers=opening.answers))
+            await send(message)
+
+        return noting
+
+    def _add(self, session: Session) -> None:
+        if len(self._known) >= MOST:
+            self._forget_idle()
+        if len(self._known) < MOST:  # Others take the library's way, which is only slower.
+            self._known[session.id] = session
+            self._owned[session.owner] += 1
+
+    def _remove(self, id: bytes) -> None:
+        session = self._known.pop(id, None)
+        if session is None:
+            return
+        self._owned[session.owner] -= 1
+        if not self._owned[session.owner]:
+            del self._owned[session.owner]
+
+    def _forget_idle(self) -> None:
+        before = time.monotonic() - self._idle_seconds
+        for session in [one for one in self._known.values() if one.touched < before]:
+            self._remove(session.id)

@@ -1,0 +1,50 @@
+"""Every route of the gateway. What is not in this table is not served, and not in the document."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from toolspace.server.routes import (
+    agents,
+    calls,
+    documents,
+    entities,
+    goals_and_memories,
+    inbox,
+    keys,
+    messages,
+    operations,
+    outputs,
+    plans,
+    runs,
+    servers,
+    spaces,
+    streams,
+    tasks,
+    tool_calls,
+    tools,
+    workers,
+)
+from toolspace.server.routing import Route
+
+ROUTES: Final[tuple[Route, ...]] = (
+    *entities.ROUTES,
+    *spaces.ROUTES,
+    *messages.ROUTES,
+    *agents.ROUTES,
+    *inbox.ROUTES,
+    *plans.ROUTES,
+    *goals_and_memories.ROUTES,
+    *documents.ROUTES,
+    *tasks.ROUTES,
+    *runs.ROUTES,
+    *calls.ROUTES,
+    *tool_calls.ROUTES,
+    *tools.ROUTES,
+    *workers.ROUTES,
+    *servers.ROUTES,
+    *outputs.ROUTES,
+    *keys.ROUTES,
+    *streams.ROUTES,
+    *operations.ROUTES,
+)

@@ -1,0 +1,223 @@
+"""Routes for what agents keep in mind: their goals and memories, for whoever operates them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from msgspec import Meta
+
+from toolspace.agents.prebuilt.goals import HIGHEST, MOST_AT_ONCE, MOST_TEXT
+from toolspace.agents.prebuilt.memories import MOST_BYTES
+from toolspace.server.authorization import sees_agent
+from toolspace.server.body_types import Body, Id, Page, Shape, check_size
+from toolspace.server.callers import Access
+from toolspace.server.problems import Problem
+from toolspace.server.requests import Request
+from toolspace.server.routing import Route
+from toolspace.storage.database import Program
+from toolspace.storage.queries import goals_and_memories
+from toolspace.storage.queries.goals_and_memories import Goal, GoalChange, Memory
+
+_AGENT = "/api/agents/{agentId}"
+_TAG = "agents"
+
+
+class NewGoal(Body, frozen=True, kw_only=True):
+    """A new goal, or with the id of one what becomes of it; what is left out stays."""
+
+    description: Annotated[str, Meta(min_length=1, max_length=MOST_TEXT, pattern="^[^\\u0000]+$")]
+    id: Id | None = None
+    status: Annotated[str, Meta(min_length=1, max_length=50, pattern="^[^\\u0000]+$", examples=["active"])] | None = (
+        None
+    )
+    priority: Annotated[float, Meta(ge=-HIGHEST, le=HIGHEST, description="A higher one comes first.")] | None = None
+    is_long_term: bool | None = None
+    is_completed: bool | None = None
+
+    def change(self) -> GoalChange:
+        return GoalChange(
+            id=self.id,
+            description=self.description,
+            status=self.status,
+            priority=self.priority,
+            is_long_term=self.is_long_term,
+            is_completed=self.is_completed,
+        )
+
+
+class NewGoals(Body, frozen=True, kw_only=True):
+    goals: Annotated[list[NewGoal], Meta(max_length=MOST_AT_ONCE)]
+    clear_existing: Annotated[bool, Meta(description="Delete the goals that are not named.")] = False
+
+
+class NewMemory(Body, frozen=True, kw_only=True):
+    key: Annotated[str, Meta(min_length=1, max_length=200, pattern="^[^\\u0000]+$", examples=["deadline"])]
+    value: Annotated[Any, Meta(description=f"Up to {MOST_BYTES} bytes of JSON.", examples=["Friday"])]
+
+    def __post_init__(self) -> None:
+        check_size("value", self.value, MOST_BYTES)
+
+
+class NewMemories(Body, frozen=True, kw_only=True):
+    memories: Annotated[list[NewMemory], Meta(max_length=MOST_AT_ONCE)]
+
+
+class Deleted(Shape, frozen=True, kw_only=True):
+    deleted: int
+
+
+async def list_goals(request: Request) -> Page[Goal]:
+    agent_id = await _agent(request)
+    return Page(items=await request.gateway.ledger.read(goals_and_memories.goals, agent_id), next=None)
+
+
+async def set_goals(request: Request) -> Page[Goal]:
+    body = await request.json(NewGoals)
+    agent_id = await _agent(request)
+    changes = [goal.change() for goal in body.goals]
+
+    def setting() -> Program[Sequence[Goal]]:
+        yield from goals_and_memories.set_goals(agent_id, changes, clear=body.clear_existing)
+        return (yield from goals_and_memories.goals(agent_id))
+
+    return Page(items=await request.gateway.ledger.write(setting), next=None)
+
+
+async def clear_goals(request: Request) -> Deleted:
+    agent_id = await _agent(request)
+
+    def clearing() -> Program[int]:
+        own = yield from goals_and_memories.goals(agent_id)
+        return (yield from goals_and_memories.delete_goals(agent_id, [goal.id for goal in own]))
+
+    return Deleted(deleted=await request.gateway.ledger.write(clearing))
+
+
+async def delete_goal(request: Request) -> Deleted:
+    agent_id = await _agent(request)
+    deleted = await request.gateway.ledger.write(goals_and_memories.delete_goals, agent_id, [request.params["goalId"]])
+    return Deleted(deleted=deleted)
+
+
+async def list_memories(request: Request) -> Page[Memory]:
+    agent_id = await _agent(request)
+    return Page(items=await request.gateway.ledger.read(goals_and_memories.memories, agent_id), next=None)
+
+
+async def set_memories(request: Request) -> Page[Memory]:
+    body = await request.json(NewMemories)
+    agent_id = await _agent(request)
+
+    def setting() -> Program[Sequence[Memory]]:
+        yield from goals_and_memories.set_memories(agent_id, [(memory.key, memory.value) for memory in body.memories])
+        return (yield from goals_and_memories.memories(agent_id))
+
+    return Page(items=await request.gateway.ledger.write(setting), next=None)
+
+
+async def clear_memories(request: Request) -> Deleted:
+    agent_id = await _agent(request)
+
+    def clearing() -> Program[int]:
+        own = yield from goals_and_memories.memories(agent_id)
+        return (yield from goals_and_memories.delete_memories(agent_id, [memory.key for memory in own]))
+
+    return Deleted(deleted=await request.gateway.ledger.write(clearing))
+
+
+async def delete_memory(request: Request) -> Deleted:
+    agent_id = await _agent(request)
+    key = request.params["key"]
+    # No database keeps a NUL in a text, so there is nothing under such a key.
+    deleted = (
+        0 if "\0" in key else await request.gateway.ledger.write(goals_and_memories.delete_memories, agent_id, [key])
+    )
+    if not deleted:
+        raise Problem(404, f'the agent remembers nothing under "{key}"')
+    return Deleted(deleted=deleted)
+
+
+async def _agent(request: Request) -> str:
+    agent = await sees_agent(request.gateway.ledger, request.caller, request.params["agentId"])
+    return agent.id
+
+
+ROUTES = [
+    Route(
+        method="GET",
+        path=f"{_AGENT}/goals",
+        handler=list_goals,
+        access=Access.SECRET,
+        tag=_TAG,
+        summary="The goals of an agent, the most important first",
+        answer=Page[Goal],
+    ),
+    Route(
+        method="PUT",
+        path=f"{_AGENT}/goals",
+        handler=set_goals,
+        access=Access.SECRET,
+        tag=_TAG,
+        summary="Add and change goals of an agent",
+        description="All or none: an id that is not a goal of the agent is a 404. Gives all goals as they are then.",
+        body=NewGoals,
+        answer=Page[Goal],
+    ),
+    Route(
+        method="DELETE",
+        path=f"{_AGENT}/goals",
+        handler=clear_goals,
+        access=Access.SECRET,
+        tag=_TAG,
+        summary="Delete all goals of an agent",
+        answer=Deleted,
+    ),
+    Route(
+        method="DELETE",
+        path=f"{_AGENT}/goals/{{goalId}}",
+        handler=delete_goal,
+        access=Access.SECRET,
+        tag=_TAG,
+        summary="Delete one goal of an agent",
+        answer=Deleted,
+    ),
+    Route(
+        method="GET",
+        path=f"{_AGENT}/memories",
+        handler=list_memories,
+        access=Access.SECRET,
+        tag=_TAG,
+        summary="What an agent remembers, by key",
+        answer=Page[Memory],
+    ),
+    Route(
+        method="PUT",
+        path=f"{_AGENT}/memories",
+        handler=set_memories,
+        access=Access.SECRET,
+        tag=_TAG,
+        summary="Have an agent remember values under keys",
+        description="Gives all memories as they are then.",
+        body=NewMemories,
+        answer=Page[Memory],
+    ),
+    Route(
+        method="DELETE",
+        path=f"{_AGENT}/memories",
+        handler=clear_memories,
+        access=Access.SECRET,
+        tag=_TAG,
+        summary="Have an agent forget everything",
+        answer=Deleted,
+    ),
+    Route(
+        method="DELETE",
+        path=f"{_AGENT}/memories/{{key}}",
+        handler=delete_memory,
+        access=Access.SECRET,
+        tag=_TAG,
+        summary="Have an agent forget what is under a key",
+        answer=Deleted,
+    ),
+]

@@ -1,0 +1,53 @@
+"""Routes for results that were too large for a model: the whole text, for an operator."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from toolspace.server.body_types import Query
+from toolspace.server.callers import Access
+from toolspace.server.problems import Problem
+from toolspace.server.requests import Request
+from toolspace.server.responses import Answer
+from toolspace.server.routing import Route
+
+MAX_BYTES = 16 * 1024 * 1024
+"""What one answer holds. Handed over as a whole, so that a reader who stops reading holds no open file."""
+
+
+class OutputPart(Query, frozen=True, kw_only=True):
+    max_bytes: Annotated[int, Meta(ge=1, le=MAX_BYTES, description="The first bytes; more are left out.")] = MAX_BYTES
+
+
+async def get_output(request: Request) -> Answer:
+    query = request.query(OutputPart)
+    handle = f"{request.params['session']}/{request.params['outputId']}"
+    outputs = request.gateway.toolspace.outputs
+    output = await outputs.inspect(handle)
+    if output is None:
+        raise Problem(404, f'there is no stored output "{handle[:200]}"; it may have expired')
+    text = await outputs.text(output, limit=query.max_bytes)
+    headers = (
+        (b"x-output-tool", output.tool.encode("ascii", "replace")),
+        (b"x-output-bytes", b"%d" % output.bytes),
+        (b"x-output-lines", b"%d" % output.lines),
+    )
+    # Always text: a tool's result must not become a page or a script of this server.
+    return Answer(text, media_type="text/plain; charset=utf-8", headers=headers)
+
+
+ROUTES = [
+    Route(
+        method="GET",
+        path="/api/outputs/{session}/{outputId}",
+        handler=get_output,
+        access=Access.SECRET,
+        tag="outputs",
+        summary="A result that was stored because it was too large",
+        description="The handle in the result, `session-…/…`, is the path. `x-output-bytes` is the size of the whole.",
+        query=OutputPart,
+        media_type="text/plain",
+    ),
+]

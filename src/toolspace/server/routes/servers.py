@@ -1,0 +1,68 @@
+"""Routes for MCP servers: how each is, and a new start."""
+
+from __future__ import annotations
+
+from toolspace.core.names import did_you_mean
+from toolspace.errors import ProviderError
+from toolspace.providers.mcp.status import ServerStatus
+from toolspace.server.body_types import Page
+from toolspace.server.callers import Access
+from toolspace.server.problems import Problem
+from toolspace.server.requests import Request
+from toolspace.server.routing import Route
+
+
+async def list_servers(request: Request) -> Page[ServerStatus]:
+    return Page(items=request.gateway.toolspace.servers(), next=None)
+
+
+async def get_server(request: Request) -> ServerStatus:
+    return _find(request)
+
+
+async def restart_server(request: Request) -> ServerStatus:
+    name = _find(request).name
+    try:
+        return await request.gateway.toolspace.restart_server(name)
+    except ProviderError as error:
+        raise Problem(502, f'the MCP server "{name}" did not start: {error}') from error
+
+
+def _find(request: Request) -> ServerStatus:
+    name = request.params["name"]
+    servers = {status.name: status for status in request.gateway.toolspace.servers()}
+    if name not in servers:
+        raise Problem(404, f'there is no MCP server "{name[:200]}"{did_you_mean(name, servers)}')
+    return servers[name]
+
+
+ROUTES = [
+    Route(
+        method="GET",
+        path="/api/servers",
+        handler=list_servers,
+        access=Access.SECRET,
+        tag="servers",
+        summary="How the MCP servers are",
+        answer=Page[ServerStatus],
+    ),
+    Route(
+        method="GET",
+        path="/api/servers/{name}",
+        handler=get_server,
+        access=Access.SECRET,
+        tag="servers",
+        summary="How one MCP server is",
+        answer=ServerStatus,
+    ),
+    Route(
+        method="POST",
+        path="/api/servers/{name}/restart",
+        handler=restart_server,
+        access=Access.SECRET,
+        tag="servers",
+        summary="Stop an MCP server and start it again",
+        answer=ServerStatus,
+        problems=(502,),
+    ),
+]

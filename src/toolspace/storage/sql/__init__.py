@@ -1,0 +1,1 @@
+"""The databases that run queries: SQLite and PostgreSQL, their schema, and the writes deferred to a commit."""

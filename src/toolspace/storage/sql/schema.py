@@ -1,0 +1,203 @@
+"""The tables, as migrations: each is applied once, in order, when a database is opened. None is ever changed."""
+
+from __future__ import annotations
+
+from toolspace.core.ids import now_ms
+from toolspace.errors import StorageError
+from toolspace.storage.database import Program
+
+_FIRST = (
+    "CREATE TABLE nodes (id TEXT PRIMARY KEY, started_at BIGINT NOT NULL, seen_at BIGINT NOT NULL)",
+    """CREATE TABLE entities (
+        id TEXT PRIMARY KEY, type TEXT NOT NULL, name TEXT NOT NULL, metadata TEXT NOT NULL, created_at BIGINT NOT NULL
+    )""",
+    "CREATE INDEX entities_type ON entities (type, created_at)",
+    """CREATE TABLE spaces (
+        id TEXT PRIMARY KEY, name TEXT NOT NULL, metadata TEXT NOT NULL, created_at BIGINT NOT NULL,
+        last_seq BIGINT NOT NULL
+    )""",
+    """CREATE TABLE members (
+        space_id TEXT NOT NULL REFERENCES spaces (id) ON DELETE CASCADE,
+        entity_id TEXT NOT NULL REFERENCES entities (id) ON DELETE CASCADE,
+        joined_at BIGINT NOT NULL,
+        PRIMARY KEY (space_id, entity_id)
+    )""",
+    "CREATE INDEX members_entity ON members (entity_id)",
+    """CREATE TABLE messages (
+        id TEXT PRIMARY KEY, space_id TEXT NOT NULL REFERENCES spaces (id) ON DELETE CASCADE, seq BIGINT NOT NULL,
+        sender_id TEXT NOT NULL, kind TEXT NOT NULL, content TEXT NOT NULL, metadata TEXT NOT NULL,
+        status TEXT NOT NULL, run_id TEXT, call_id TEXT, created_at BIGINT NOT NULL, updated_at BIGINT NOT NULL,
+        UNIQUE (space_id, seq)
+    )""",
+    """CREATE TABLE runs (
+        id TEXT PRIMARY KEY, agent_entity_id TEXT NOT NULL REFERENCES entities (id) ON DELETE CASCADE, space_id TEXT,
+        status TEXT NOT NULL, trigger_data TEXT NOT NULL, steps BIGINT NOT NULL, usage TEXT NOT NULL, error TEXT,
+        created_at BIGINT NOT NULL, completed_at BIGINT, last_call_seq BIGINT NOT NULL
+    )""",
+    "CREATE INDEX runs_agent ON runs (agent_entity_id, created_at)",
+    "CREATE INDEX runs_space ON runs (space_id)",
+    "CREATE INDEX runs_ended ON runs (completed_at) WHERE completed_at IS NOT NULL",
+    """CREATE TABLE calls (
+        call_id TEXT PRIMARY KEY, run_id TEXT, seq BIGINT NOT NULL, agent_entity_id TEXT, space_id TEXT,
+        tool_name TEXT NOT NULL, args TEXT NOT NULL, execution_type TEXT NOT NULL, execution_target TEXT NOT NULL,
+        visible BIGINT NOT NULL, is_async BIGINT NOT NULL, exposure TEXT NOT NULL,
+        status TEXT NOT NULL, result TEXT, is_error BIGINT NOT NULL, error_kind TEXT, source TEXT, message_id TEXT,
+        created_at BIGINT NOT NULL, resolved_at BIGINT, expires_at BIGINT, wait_until BIGINT, due_at BIGINT,
+        node_id TEXT, worker_id TEXT, delivery TEXT, delivered_at BIGINT, pauses BIGINT NOT NULL,
+        submission TEXT, submitted_by TEXT
+    )""",
+    "CREATE INDEX calls_run ON calls (run_id, seq)",
+    "CREATE INDEX calls_agent ON calls (agent_entity_id, created_at)",
+    "CREATE INDEX calls_created ON calls (created_at)",
+    # Narrow: a call that ends leaves each index that it is in, and most are in few.
+    """CREATE INDEX calls_offered ON calls (tool_name, created_at)
+        WHERE status IN ('waiting', 'pending') AND worker_id IS NULL AND execution_type = 'external'""",
+    """CREATE INDEX calls_asked ON calls (space_id, created_at)
+        WHERE status IN ('waiting', 'pending') AND space_id IS NOT NULL""",
+    "CREATE INDEX calls_expiring ON calls (expires_at) WHERE status IN ('waiting', 'pending')",
+    "CREATE INDEX calls_due ON calls (due_at) WHERE status IN ('waiting', 'pending') AND due_at IS NOT NULL",
+    """CREATE INDEX calls_claimed ON calls (worker_id)
+        WHERE status IN ('waiting', 'pending') AND worker_id IS NOT NULL""",
+    """CREATE INDEX calls_of_node ON calls (node_id)
+        WHERE status IN ('running', 'waiting') OR (delivery = 'inline' AND delivered_at IS NULL)""",
+    """CREATE TABLE inbox (
+        agent_entity_id TEXT NOT NULL, event_id TEXT NOT NULL, type TEXT NOT NULL, priority BIGINT NOT NULL,
+        at BIGINT NOT NULL, seq BIGINT NOT NULL, data TEXT NOT NULL, status TEXT NOT NULL, attempts BIGINT NOT NULL,
+        available_at BIGINT NOT NULL, lease_until BIGINT, claim TEXT, error TEXT,
+        PRIMARY KEY (agent_entity_id, event_id)
+    )""",
+    "CREATE INDEX inbox_next ON inbox (agent_entity_id, priority, at, seq) WHERE status = 'pending'",
+    "CREATE INDEX inbox_done ON inbox (at) WHERE status = 'processed'",
+    "CREATE INDEX inbox_leased ON inbox (lease_until) WHERE status = 'processing'",
+    "CREATE TABLE streams (stream TEXT PRIMARY KEY, last_id BIGINT NOT NULL)",
+    """CREATE TABLE events (
+        stream TEXT NOT NULL, id BIGINT NOT NULL, type TEXT NOT NULL, data TEXT NOT NULL, exposure TEXT NOT NULL,
+        at BIGINT NOT NULL, PRIMARY KEY (stream, id)
+    )""",
+    "CREATE INDEX events_at ON events (at)",
+    """CREATE TABLE keys (
+        id TEXT PRIMARY KEY, kind TEXT NOT NULL, hash TEXT NOT NULL UNIQUE, name TEXT NOT NULL, hint TEXT NOT NULL,
+        scope TEXT NOT NULL, created_at BIGINT NOT NULL, revoked_at BIGINT, last_used_at BIGINT,
+        calls BIGINT NOT NULL, failed BIGINT NOT NULL
+    )""",
+    "CREATE TABLE secrets (name TEXT PRIMARY KEY, value TEXT NOT NULL, created_at BIGINT NOT NULL)",
+    """CREATE TABLE presence (
+        topic TEXT NOT NULL, holder TEXT NOT NULL, node_id TEXT NOT NULL, left_at BIGINT,
+        PRIMARY KEY (topic, holder)
+    )""",
+    "CREATE INDEX presence_holder ON presence (holder)",
+    """CREATE TABLE answers (
+        key TEXT PRIMARY KEY, fingerprint TEXT NOT NULL, node_id TEXT NOT NULL, status BIGINT, body TEXT,
+        created_at BIGINT NOT NULL
+    )""",
+    "CREATE INDEX answers_created ON answers (created_at)",
+    """CREATE TABLE goals (
+        id TEXT PRIMARY KEY, entity_id TEXT NOT NULL REFERENCES entities (id) ON DELETE CASCADE,
+        description TEXT NOT NULL, status TEXT NOT NULL, priority DOUBLE PRECISION NOT NULL,
+        is_long_term BIGINT NOT NULL, is_completed BIGINT NOT NULL, created_at BIGINT NOT NULL,
+        updated_at BIGINT NOT NULL
+    )""",
+    "CREATE INDEX goals_entity ON goals (entity_id)",
+    """CREATE TABLE memories (
+        entity_id TEXT NOT NULL REFERENCES entities (id) ON DELETE CASCADE, key TEXT NOT NULL, value TEXT NOT NULL,
+        created_at BIGINT NOT NULL, updated_at BIGINT NOT NULL, PRIMARY KEY (entity_id, key)
+    )""",
+    """CREATE TABLE plans (
+        id TEXT PRIMARY KEY, entity_id TEXT NOT NULL REFERENCES entities (id) ON DELETE CASCADE, name TEXT NOT NULL,
+        instruction TEXT NOT NULL, run_after TEXT, scheduled_at BIGINT, cron TEXT, timezone TEXT, status TEXT NOT NULL,
+        next_run_at BIGINT, last_run_at BIGINT, created_at BIGINT NOT NULL, updated_at BIGINT NOT NULL
+    )""",
+    "CREATE INDEX plans_entity ON plans (entity_id)",
+    "CREATE INDEX plans_due ON plans (next_run_at) WHERE status = 'active'",
+)
+
+_SECOND = (
+    "CREATE INDEX inbox_claimed ON inbox (claim) WHERE status = 'processing'",
+    """CREATE TABLE sessions (
+        id TEXT PRIMARY KEY, agent_entity_id TEXT NOT NULL REFERENCES entities (id) ON DELETE CASCADE,
+        kind TEXT NOT NULL, run_id TEXT, node_id TEXT, token BIGINT NOT NULL, lease_until BIGINT NOT NULL,
+        cycle BIGINT NOT NULL, last_seq BIGINT NOT NULL, summary TEXT, agent_turns BIGINT NOT NULL,
+        attempts BIGINT NOT NULL, created_at BIGINT NOT NULL
+    )""",
+    "CREATE INDEX sessions_agent ON sessions (agent_entity_id)",
+    "CREATE INDEX sessions_run ON sessions (run_id) WHERE run_id IS NOT NULL",
+    """CREATE TABLE history (
+        session_id TEXT NOT NULL REFERENCES sessions (id) ON DELETE CASCADE, seq BIGINT NOT NULL, cycle BIGINT NOT NULL,
+        run_id TEXT, turn TEXT NOT NULL, tokens BIGINT NOT NULL, at BIGINT NOT NULL, PRIMARY KEY (session_id, seq)
+    )""",
+    "CREATE INDEX history_run ON history (run_id) WHERE run_id IS NOT NULL",
+    """CREATE TABLE tasks (
+        id TEXT PRIMARY KEY, agent_entity_id TEXT NOT NULL REFERENCES entities (id) ON DELETE CASCADE,
+        description TEXT NOT NULL, input TEXT NOT NULL, status TEXT NOT NULL, run_id TEXT NOT NULL, result TEXT,
+        reflection TEXT, created_at BIGINT NOT NULL, completed_at BIGINT
+    )""",
+    "CREATE INDEX tasks_agent ON tasks (agent_entity_id, created_at)",
+    "CREATE INDEX tasks_running ON tasks (agent_entity_id) WHERE status = 'running'",
+    "CREATE INDEX tasks_ended ON tasks (completed_at) WHERE completed_at IS NOT NULL",
+    # Few messages are not said yet, or never were.
+    "CREATE INDEX messages_begun ON messages (run_id) WHERE kind = 'message' AND status = 'running'",
+    "CREATE INDEX messages_unsaid ON messages (space_id) WHERE kind = 'message' AND status <> 'complete'",
+    """CREATE TABLE receipts (
+        entity_id TEXT NOT NULL REFERENCES entities (id) ON DELETE CASCADE, call_id TEXT NOT NULL, answer TEXT,
+        at BIGINT NOT NULL, PRIMARY KEY (entity_id, call_id)
+    )""",
+    "CREATE INDEX receipts_at ON receipts (at)",
+    """CREATE TABLE documents (
+        entity_id TEXT NOT NULL REFERENCES entities (id) ON DELETE CASCADE, id TEXT NOT NULL, title TEXT NOT NULL,
+        source TEXT, origin TEXT NOT NULL, stamp TEXT, size BIGINT NOT NULL, passages BIGINT NOT NULL,
+        words BIGINT NOT NULL, created_at BIGINT NOT NULL, updated_at BIGINT NOT NULL, digest TEXT NOT NULL,
+        metadata TEXT NOT NULL, PRIMARY KEY (entity_id, id)
+    )""",
+    "CREATE INDEX documents_figures ON documents (entity_id, size, passages, words)",
+    """CREATE TABLE document_passages (
+        entity_id TEXT NOT NULL, document_id TEXT NOT NULL, number BIGINT NOT NULL, start BIGINT NOT NULL,
+        text TEXT NOT NULL, PRIMARY KEY (entity_id, document_id, number),
+        FOREIGN KEY (entity_id, document_id) REFERENCES documents (entity_id, id) ON DELETE CASCADE
+    )""",
+    """CREATE TABLE document_words (
+        entity_id TEXT NOT NULL, word TEXT NOT NULL, document_id TEXT NOT NULL, passages BIGINT NOT NULL,
+        postings TEXT NOT NULL, PRIMARY KEY (entity_id, word, document_id),
+        FOREIGN KEY (entity_id, document_id) REFERENCES documents (entity_id, id) ON DELETE CASCADE
+    )""",
+    "CREATE INDEX document_words_of ON document_words (entity_id, document_id)",
+)
+
+_THIRD = (
+    # What comes at once for many agents lies together: an index by agents first would have a page for each of them.
+    """CREATE TABLE inbox_by_event (
+        agent_entity_id TEXT NOT NULL, event_id TEXT NOT NULL, type TEXT NOT NULL, priority BIGINT NOT NULL,
+        at BIGINT NOT NULL, seq BIGINT NOT NULL, data TEXT NOT NULL, status TEXT NOT NULL, attempts BIGINT NOT NULL,
+        available_at BIGINT NOT NULL, lease_until BIGINT, claim TEXT, error TEXT,
+        PRIMARY KEY (event_id, agent_entity_id)
+    )""",
+    """INSERT INTO inbox_by_event (agent_entity_id, event_id, type, priority, at, seq, data, status, attempts,
+            available_at, lease_until, claim, error)
+        SELECT agent_entity_id, event_id, type, priority, at, seq, data, status, attempts, available_at, lease_until,
+            claim, error FROM inbox ORDER BY at, seq""",
+    "DROP TABLE inbox",
+    "ALTER TABLE inbox_by_event RENAME TO inbox",
+    "CREATE INDEX inbox_next ON inbox (agent_entity_id, priority, at, seq) WHERE status = 'pending'",
+    "CREATE INDEX inbox_taken ON inbox (agent_entity_id) WHERE status <> 'pending'",
+    "CREATE INDEX inbox_done ON inbox (at) WHERE status = 'processed'",
+    "CREATE INDEX inbox_leased ON inbox (lease_until) WHERE status = 'processing'",
+    "CREATE INDEX inbox_claimed ON inbox (claim) WHERE status = 'processing'",
+)
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _SECOND, _THIRD)
+
+
+def migrate() -> Program[int]:
+    """Brings the tables up to date; says how many steps that took. Run by one process at a time."""
+    yield "CREATE TABLE IF NOT EXISTS migrations (version BIGINT PRIMARY KEY, applied_at BIGINT NOT NULL)", ()
+    rows = yield "SELECT COALESCE(MAX(version), 0) FROM migrations", ()
+    version: int = rows[0][0]
+    if version > len(MIGRATIONS):
+        raise StorageError(
+            f"the database is at version {version}, this program knows versions up to {len(MIGRATIONS)}; "
+            "start the version that wrote it, or a newer one"
+        )
+    for number in range(version + 1, len(MIGRATIONS) + 1):
+        for statement in MIGRATIONS[number - 1]:
+            yield statement, ()
+        yield "INSERT INTO migrations (version, applied_at) VALUES (?, ?)", (number, now_ms())
+    return len(MIGRATIONS) - version

@@ -1,0 +1,300 @@
+"""What every agent can do, in real runs on both databases."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from tests.spaces.rig import Rig, rig
+from toolspace import ToolContext, ToolResult, Toolspace
+from toolspace.agents.prebuilt.provider import PrebuiltProvider
+from toolspace.agents.prebuilt.registry import ACTIONS
+from toolspace.core.records import run_stream, space_stream
+from toolspace.spaces import messaging
+from toolspace.storage.database import Database
+from toolspace.storage.queries import entities, inbox
+
+
+@pytest.fixture
+async def r(database: Database) -> AsyncIterator[Rig]:
+    async with rig(database) as made:
+        made.ts.orchestrator.register(PrebuiltProvider())
+        yield made
+
+
+class Acting:
+    """An agent in a run."""
+
+    def __init__(self, r: Rig, run_id: str) -> None:
+        self.r = r
+        self.run_id = run_id
+
+    async def result(self, name: str, **args: Any) -> ToolResult:
+        return await self.r.call(self.run_id, name, args)
+
+    async def __call__(self, name: str, **args: Any) -> Any:
+        return (await self.result(name, **args)).unwrap()
+
+    async def failure(self, name: str, **args: Any) -> tuple[str | None, str]:
+        result = await self.result(name, **args)
+        return result.error_kind, result.error or ""
+
+
+@pytest.fixture
+async def act(r: Rig) -> Acting:
+    return Acting(r, await r.open_run())
+
+
+async def says(r: Rig, text: str, sender: str | None = None) -> Any:
+    return await r.ledger.commit(messaging.say, r.space, sender or r.person, text)
+
+
+async def elsewhere_than(r: Rig) -> str:
+    """A space that the agent is not in."""
+    await r.ledger.write(entities.add_space, "spc_other", "Secret room", {"plan": "hidden"})
+    await r.ledger.write(entities.add_member, "spc_other", r.person)
+    return "spc_other"
+
+
+@pytest.mark.spec("9.1")
+@pytest.mark.spec("12.2")
+async def test_entering_a_space_gives_its_history_and_makes_it_the_active_one(r: Rig, act: Acting) -> None:
+    for n in range(4):
+        await says(r, f"message {n}")
+    entered = await act("enter_space", spaceId=r.space, limit=3)
+    assert {key: entered[key] for key in ("success", "spaceId", "spaceName", "totalMessages")} == {
+        "success": True,
+        "spaceId": r.space,
+        "spaceName": "Room",
+        "totalMessages": 4,
+    }
+    assert [message["content"] for message in entered["history"]] == ["message 1", "message 2", "message 3"]
+    first = entered["history"][0]
+    assert (first["senderName"], first["senderType"], first["senderId"]) == ("Husam", "human", r.person)
+    assert isinstance(first["timestamp"], int)
+    record, _ = await r.cycles.enter(act.run_id)
+    assert record.space_id == r.space
+    assert await act("leave_space") == {"success": True, "spaceId": r.space}
+    record, _ = await r.cycles.enter(act.run_id)
+    assert record.space_id is None
+
+
+@pytest.mark.spec("7.5")
+async def test_a_space_hears_of_a_run_that_comes_and_goes(r: Rig, act: Acting) -> None:
+    await act("enter_space", spaceId=r.space)
+    await act("enter_space", spaceId=r.space)  # It is there already.
+    await act("leave_space")
+    await act("leave_space")
+    told = [event for event in await r.events(space_stream(r.space)) if event.type.startswith("run.")]
+    assert [event.type for event in told] == ["run.started", "run.done"]
+    assert told[0].data == {"runId": act.run_id, "agentEntityId": r.agent, "spaceId": r.space}
+    assert told[1].data == {**told[0].data, "status": "running"}
+    of_run = [event.type for event in await r.events(run_stream(act.run_id)) if event.type.startswith("run.")]
+    assert of_run == ["run.started"]
+
+
+@pytest.mark.spec("9.1")
+async def test_only_members_enter_and_read_a_space(r: Rig, act: Acting) -> None:
+    other = await elsewhere_than(r)
+    for name in ("enter_space", "read_messages", "get_space_context"):
+        kind, error = await act.failure(name, spaceId=other)
+        assert kind in ("not_permitted", "execution_error"), name
+        assert "not a member" in error, name
+        assert "hidden" not in error, name
+        _, error = await act.failure(name, spaceId="spc_nowhere")
+        assert error == 'there is no space "spc_nowhere"', name
+    _, error = await act.failure("update_space_metadata", spaceId=other, metadata={"plan": "mine"})
+    assert "not a member" in error
+    record, _ = await r.cycles.enter(act.run_id)
+    assert record.space_id is None
+
+
+@pytest.mark.spec("9.1")
+@pytest.mark.spec("7.2")
+async def test_a_message_is_stored_streamed_and_reaches_every_other_agent(r: Rig, act: Acting) -> None:
+    await r.ledger.write(entities.add_entity, "bob", "agent", "Bob", {})
+    await r.ledger.write(entities.add_member, r.space, "bob")
+    await act("enter_space", spaceId=r.space)
+    sent = await act("send_message", text="On it.")
+    assert sent == {"success": True, "messageId": sent["messageId"], "status": "delivered"}
+    (message,) = await r.messages()
+    assert (message.id, message.content, message.sender_id, message.run_id) == (
+        sent["messageId"],
+        "On it.",
+        r.agent,
+        act.run_id,
+    )
+    told = [event for event in await r.events(space_stream(r.space)) if event.type.startswith("message.")]
+    assert told[0].type == "message.started"
+    assert told[-1].type == "message.done"
+    assert told[-1].data["message"]["content"] == "On it."
+    assert await r.inbox() == []
+    (news,) = await r.ledger.read(inbox.listing, "bob")
+    assert (news.type, news.data["content"], news.data["senderName"]) == ("space_message", "On it.", "Ada")
+
+
+@pytest.mark.spec("9.1")
+async def test_a_message_needs_an_active_space_and_a_text(r: Rig, act: Acting) -> None:
+    assert await act.failure("send_message", text="hi") == (
+        "execution_error",
+        "you are not in a space; call enter_space first",
+    )
+    await act("enter_space", spaceId=r.space)
+    for text in ("", "a\0b", "x" * 100_001):
+        kind, _ = await act.failure("send_message", text=text)
+        assert kind == "invalid_parameters"
+    await r.ledger.write(entities.remove_member, r.space, r.agent)
+    kind, error = await act.failure("send_message", text="hi")
+    assert kind == "not_permitted"
+    assert "is not a member" in error
+    assert await r.messages() == []
+
+
+@pytest.mark.spec("9.1")
+async def test_messages_are_read_back_page_by_page(r: Rig, act: Acting) -> None:
+    for n in range(5):
+        await says(r, str(n))
+    page = await act("read_messages", spaceId=r.space, limit=2.0, offset=1)
+    assert ([one["content"] for one in page["messages"]], page["total"]) == (["2", "3"], 5)
+    kind, _ = await act.failure("read_messages", spaceId=r.space, limit=10**30)
+    assert kind == "invalid_parameters"
+    assert (await act.failure("read_messages"))[1] == "you are not in a space; call enter_space first"
+
+
+@pytest.mark.spec("9.1")
+@pytest.mark.spec("7.3")
+async def test_peeking_takes_events_out_of_the_inbox_for_good(r: Rig, act: Acting) -> None:
+    await r.ledger.write(inbox.push, r.agent, "evt_1", "service", {"n": 1}, priority=inbox.PLAN_OR_SERVICE)
+    await says(r, "urgent")
+    await says(r, "more")
+    peeked = await act("peek_inbox")
+    assert ([event["data"]["content"] for event in peeked["events"]], peeked["remaining"]) == (["urgent"], 2)
+    peeked = await act("peek_inbox", count=5, filter="service")
+    assert peeked["events"] == [
+        {"eventId": "evt_1", "type": "service", "timestamp": peeked["events"][0]["timestamp"], "data": {"n": 1}}
+    ]
+    assert peeked["remaining"] == 1
+    assert [event.status for event in await r.inbox()].count("processed") == 2
+    assert await r.ledger.write(inbox.push, r.agent, "evt_1", "service", {}, priority=1) is False
+    kind, _ = await act.failure("peek_inbox", filter="nonsense")
+    assert kind == "invalid_parameters"
+    assert await act("skip", reason="nothing to do") == {"success": True, "skipped": True, "reason": "nothing to do"}
+
+
+@pytest.mark.spec("9.2")
+async def test_memories_are_kept_over_runs(r: Rig, act: Acting) -> None:
+    facts = [{"key": "deadline", "value": "Friday"}, {"key": "team", "value": ["Ann"]}]
+    assert await act("set_memories", memories=facts) == {"success": True, "count": 2}
+    later = Acting(r, await r.open_run())
+    assert await later("get_memories") == {"memories": facts}
+    assert await later("get_memories", keys=["team"]) == {"memories": facts[1:]}
+    assert await later("delete_memories", keys=["team", "nothing"]) == {"success": True, "deleted": 1}
+    assert await act("get_memories") == {"memories": facts[:1]}
+    kind, error = await act.failure("set_memories", memories=[{"key": "big", "value": "x" * 20_000}])
+    assert kind == "invalid_parameters"
+    assert '"big" is too large' in error
+
+
+@pytest.mark.spec("9.3")
+async def test_goals_are_set_changed_and_deleted(r: Rig, act: Acting) -> None:
+    made = await act("set_goals", goals=[{"description": "later"}, {"description": "now", "priority": 5}])
+    assert (made["success"], made["totalGoals"]) == (True, 2)
+    assert [goal["description"] for goal in made["currentGoals"]] == ["now", "later"]
+    assert [change["action"] for change in made["goalsModified"]] == ["created", "created"]
+    now = made["currentGoals"][0]
+    assert now == {
+        "id": now["id"],
+        "description": "now",
+        "status": "active",
+        "priority": 5,
+        "isLongTerm": False,
+        "isCompleted": False,
+    }
+    changed = await act(
+        "set_goals", goals=[{"id": now["id"], "description": "now", "isCompleted": True}], clearExisting=True
+    )
+    assert changed["goalsModified"] == [{"action": "updated", "id": now["id"], "description": "now"}]
+    assert await act("get_goals") == {
+        "goals": [{**now, "status": "completed", "isCompleted": True}],
+        "totalGoals": 1,
+    }
+    _, error = await act.failure("delete_goals", goalIds=[now["id"], "goal_other"])
+    assert error == '"goal_other" is not a goal of this agent; get_goals shows their ids'
+    assert await act("delete_goals", goalIds=[now["id"]]) == {"success": True, "deleted": 1}
+
+
+@pytest.mark.spec("9.4")
+async def test_plans_are_made_changed_shown_and_deleted(r: Rig, act: Acting) -> None:
+    wanted = [
+        {"name": "Rest", "instruction": "Rest", "runAfter": "2 hours"},
+        {"name": "Fly", "instruction": "Fly", "scheduledAt": "2190-01-02T08:00:00", "timezone": "Europe/Berlin"},
+        {"name": "Wake", "instruction": "Wake up", "cron": "0 9 * * *"},
+    ]
+    made = await act("set_plans", plans=wanted)
+    rest, fly, wake = made["plans"]
+    assert made["success"] is True
+    assert (rest["runAfter"], fly["scheduledAt"], wake["cron"]) == ("2 hours", "2190-01-02T07:00:00Z", "0 9 * * *")
+    changed = {"id": wake["id"], "name": "Wake", "instruction": "Stay", "runAfter": "3 days"}
+    assert (await act("set_plans", plans=[changed]))["plans"][0]["instruction"] == "Stay"
+    assert [plan["id"] for plan in (await act("get_plans"))["plans"]] == [rest["id"], wake["id"], fly["id"]]
+    assert await act("delete_plans", planIds=[rest["id"], fly["id"], "plan_nobody"]) == {"success": True, "deleted": 2}
+    assert [plan["name"] for plan in (await act("get_plans", status="active"))["plans"]] == ["Wake"]
+
+
+@pytest.mark.spec("9.5")
+async def test_a_space_says_what_it_is_and_keeps_metadata(r: Rig, act: Acting) -> None:
+    await act("enter_space", spaceId=r.space)
+    assert await act("update_space_metadata", metadata={"a": 1, "b": 2}) == {
+        "success": True,
+        "spaceId": r.space,
+        "metadata": {"a": 1, "b": 2},
+    }
+    changed = await act("update_space_metadata", metadata={"b": None, "c": [3]})
+    assert changed["metadata"] == {"a": 1, "c": [3]}
+    context = await act("get_space_context")
+    assert (context["spaceId"], context["spaceName"], context["metadata"]) == (r.space, "Room", {"a": 1, "c": [3]})
+    assert {(one["name"], one["type"]) for one in context["members"]} == {("Ada", "agent"), ("Husam", "human")}
+    kind, error = await act.failure("update_space_metadata", metadata={"big": "x" * 70_000})
+    assert kind == "invalid_parameters"
+    assert "at most 65536" in error
+
+
+@pytest.mark.spec("8.2")
+@pytest.mark.spec("9.1")
+async def test_of_a_prebuilt_call_others_learn_the_name_alone(r: Rig, act: Acting) -> None:
+    await act("enter_space", spaceId=r.space)
+    await act("set_memories", memories=[{"key": "secret", "value": "hush"}])
+    for stream in (run_stream(act.run_id), space_stream(r.space)):
+        told = [event for event in await r.events(stream) if event.data.get("toolName") == "set_memories"]
+        assert {event.exposure for event in told} == {"name"}, stream
+    assert await r.messages() == []
+
+
+async def test_they_are_there_for_agents_and_nobody_else(r: Rig) -> None:
+    names = {tool.name for tool in r.ts.list_tools(context=ToolContext(agent_entity_id=r.agent))}
+    assert names >= set(ACTIONS)
+    assert not set(ACTIONS) & {tool.name for tool in r.ts.list_tools()}
+    result = await r.ts.call("get_goals", {})
+    assert '"get_goals" is for agents, in their runs' in (result.error or "")
+    assert (result.error_kind, result.executed) == ("execution_error", False)
+
+
+@pytest.mark.spec("6.2")
+async def test_no_prebuilt_tool_is_visible_and_each_has_its_place(r: Rig) -> None:
+    for tool in PrebuiltProvider().list_tools():
+        assert (tool.visible, tool.execution_type) == (False, "prebuilt"), tool.name
+        assert tool.category in ("space", "memory", "agent"), tool.name
+        assert tool.description.endswith("."), tool.name
+
+
+async def test_a_name_that_a_program_uses_itself_is_a_conflict() -> None:
+    from toolspace import ToolNameConflict, tool
+
+    @tool
+    async def send_message(text: str) -> None: ...
+
+    ts = Toolspace([send_message])
+    with pytest.raises(ToolNameConflict):
+        ts.orchestrator.register(PrebuiltProvider())

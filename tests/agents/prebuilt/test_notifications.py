@@ -1,0 +1,245 @@
+"""Notifications, over a real webhook and a real mail server on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from tests.builtin.http_servers import Server, http_server
+from tests.servers.smtp import MailServer, mail_server
+from tests.spaces.rig import Rig, rig
+from toolspace import ToolResult
+from toolspace.agents.prebuilt.notifier import ConfiguredNotifier
+from toolspace.agents.prebuilt.provider import PrebuiltProvider
+from toolspace.agents.prebuilt.registry import ACTIONS
+from toolspace.config.model import Notifications, Smtp, Webhook
+from toolspace.spaces.services import AgentServices
+from toolspace.storage.sql.sqlite import SqliteDatabase
+
+pytestmark = [pytest.mark.spec("9.5")]
+
+SENDER = "Robot <robot@example.com>"
+TO = ("Ann <ann@example.com>", "bob@example.com")
+
+
+class Acting:
+    def __init__(self, r: Rig, run_id: str) -> None:
+        self.r = r
+        self.run_id = run_id
+
+    def configure(self, **channels: Any) -> None:
+        self.r.desk.services = AgentServices(notifier=ConfiguredNotifier.of(Notifications(**channels)))
+
+    async def notify(self, title: str = "Done", body: str = "It is done.", **more: Any) -> ToolResult:
+        return await self.r.call(self.run_id, "send_notification", {"title": title, "body": body, **more})
+
+
+@pytest.fixture
+async def act(tmp_path: Path) -> AsyncIterator[Acting]:
+    async with rig(await SqliteDatabase.open(tmp_path / "toolspace.db")) as made:
+        made.ts.orchestrator.register(PrebuiltProvider())
+        yield Acting(made, await made.open_run())
+
+
+async def accept(_: web.Request) -> web.Response:
+    return web.Response(status=204)
+
+
+@pytest.fixture
+async def hook() -> AsyncIterator[Server]:
+    async with http_server(accept) as server:
+        yield server
+
+
+@pytest.fixture
+async def post() -> AsyncIterator[MailServer]:
+    async with mail_server() as server:
+        yield server
+
+
+def smtp(server: MailServer, **more: Any) -> Smtp:
+    options: dict[str, Any] = {"host": "127.0.0.1", "port": server.port, "tls": "none", "sender": SENDER, "to": TO}
+    return Smtp(**{**options, **more})
+
+
+async def test_without_a_channel_the_agent_is_told_who_can_help(act: Acting) -> None:
+    act.configure()
+    result = await act.notify()
+    assert (result.error_kind, result.executed) == ("execution_error", False)
+    assert "notifications.webhook or notifications.smtp" in (result.error or "")
+
+
+async def test_a_webhook_gets_it_as_json(act: Acting, hook: Server) -> None:
+    act.configure(webhook=Webhook(url=hook.url("/hooks/s3cret"), headers={"x-token": "t0ken"}))
+    sent = (await act.notify("Build\nfailed", "Twice.\n\nLook.", to="whoever@example.com")).unwrap()
+    assert sent == {"success": True, "channels": ["webhook"], "recipients": []}
+    (seen,) = hook.seen
+    body = json.loads(seen.body)
+    assert (seen.method, seen.path, seen.headers["x-token"]) == ("POST", "/hooks/s3cret", "t0ken")
+    assert (body["title"], body["body"], body["to"]) == ("Build failed", "Twice.\n\nLook.", "whoever@example.com")
+    assert body["agent"] == {"id": act.r.agent, "name": "Ada"}
+    assert seen.headers["idempotency-key"] == body["id"]
+    assert isinstance(body["timestamp"], int)
+
+
+@pytest.mark.parametrize("status", [302, 307, 400, 500])
+async def test_a_webhook_that_refuses_or_leads_elsewhere_has_not_got_it(act: Acting, status: int) -> None:
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(status=status, headers={"location": "/elsewhere"})
+
+    async with http_server(answer) as hook:
+        act.configure(webhook=Webhook(url=hook.url("/hooks/s3cret")))
+        result = await act.notify()
+        assert result.error == f"nobody was notified: webhook: it answered with HTTP {status}"
+        assert len(hook.seen) == 1
+
+
+async def test_what_is_wrong_is_said_without_the_secrets_of_the_address(act: Acting) -> None:
+    async with http_server(accept) as hook:
+        pass
+    act.configure(webhook=Webhook(url=hook.url("/hooks/s3cret?key=k3y")))
+    result = await act.notify()
+    assert "cannot connect" in (result.error or "")
+    assert not any(secret in (result.error or "") for secret in ("s3cret", "k3y"))
+
+
+async def test_a_mail_goes_to_who_is_configured(act: Acting, post: MailServer) -> None:
+    act.configure(smtp=smtp(post, username="robot", password="hunter2"))
+    sent = (await act.notify("Grüße: 完了", "Es ist fertig.\n.\nEnde ✓")).unwrap()
+    assert sent == {"success": True, "channels": ["email"], "recipients": ["ann@example.com", "bob@example.com"]}
+    (mail,) = post.mails
+    assert (mail.sender, mail.recipients) == ("robot@example.com", ["ann@example.com", "bob@example.com"])
+    assert mail.message["Subject"] == "Grüße: 完了"
+    assert mail.message["From"] == "Robot <robot@example.com>"
+    assert mail.message["To"] == "Ann <ann@example.com>, bob@example.com"
+    assert mail.message["Message-ID"].endswith("@example.com>")
+    assert mail.message.get_content().replace("\r\n", "\n") == "Es ist fertig.\n.\nEnde ✓\n"
+    assert post.logins == [("robot", "hunter2")]
+
+
+async def test_no_header_can_be_slipped_in(act: Acting, post: MailServer) -> None:
+    act.configure(smtp=smtp(post))
+    for break_ in ("\r\n", "\n", "\r", "\x0b", "\x0c", "\x1c", "\x85", "\u2028"):
+        (
+            await act.notify(f"Hi{break_}Bcc: eve@example.com{break_}{break_}body", f"x{break_}Bcc: eve@example.com")
+        ).unwrap()
+    for mail in post.mails:
+        assert mail.recipients == ["ann@example.com", "bob@example.com"]
+        assert mail.message["Bcc"] is None
+        assert mail.message["Subject"] == "Hi Bcc: eve@example.com body"
+    for to in (
+        "ann@example.com\r\nBcc: eve@example.com",
+        "ann@example.com, eve@example.com",
+        "a b@example.com",
+        "@",
+        "x",
+    ):
+        result = await act.notify(to=to)
+        assert result.error_kind == "invalid_parameters", to
+    assert len(post.mails) == 8
+
+
+async def test_whom_an_agent_may_choose_is_the_operators_word(act: Acting, post: MailServer) -> None:
+    act.configure(smtp=smtp(post, allowed_recipients=("*@team.example.com", "boss@example.com")))
+    for to in ("ANN@example.com", "carl@team.example.com", "boss@example.com"):
+        assert (await act.notify(to=to)).unwrap()["recipients"] == [to]
+    for to in ("eve@example.com", "eve@evil.com", "carl@team.example.com.evil.com"):
+        result = await act.notify(to=to)
+        assert result.error_kind == "not_permitted", to
+        assert "allowedRecipients" in (result.error or "")
+    assert [mail.recipients for mail in post.mails] == [
+        ["ANN@example.com"],
+        ["carl@team.example.com"],
+        ["boss@example.com"],
+    ]
+
+
+async def test_what_a_mail_server_says_reaches_the_agent(act: Acting) -> None:
+    async with mail_server(refuses=("ann@example.com", "bob@example.com")) as post:
+        act.configure(smtp=smtp(post))
+        assert "takes nothing for ann@example.com, bob@example.com" in ((await act.notify()).error or "")
+        act.configure(smtp=smtp(post, username="robot", password="wrong"))
+        error = (await act.notify()).error or ""
+        assert "the mail server answered 535" in error
+        assert "wrong" not in error
+    act.configure(smtp=smtp(post))
+    assert "did not take it" in ((await act.notify()).error or "")
+
+
+async def test_one_channel_that_works_is_enough(act: Acting, hook: Server, post: MailServer) -> None:
+    act.configure(webhook=Webhook(url=hook.url()), smtp=smtp(post))
+    assert (await act.notify()).unwrap()["channels"] == ["webhook", "email"]
+    async with mail_server(refuses=("bob@example.com", "ann@example.com")) as other:
+        act.configure(webhook=Webhook(url=hook.url()), smtp=smtp(other))
+        sent = (await act.notify()).unwrap()
+    assert (sent["channels"], sent["recipients"], list(sent["failed"])) == (["webhook"], [], ["email"])
+    refused = await act.notify(to="eve@example.com")
+    assert refused.error_kind == "not_permitted"
+    assert len(hook.seen) == 2  # Nothing was sent of what is not permitted.
+
+
+@pytest.mark.parametrize("tls", ["starttls", "tls"])
+async def test_mail_is_encrypted_and_only_to_a_server_that_is_trusted(
+    act: Acting, tls: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificate, key = await asyncio.to_thread(_certificate, tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    async with mail_server(context=context, starttls=tls == "starttls") as post:
+        act.configure(smtp=smtp(post, tls=tls, host="localhost"))
+        assert "certificate verify failed" in ((await act.notify()).error or "")
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+        assert (await act.notify()).ok
+        assert post.was_encrypted == [True]
+
+
+async def test_an_agent_with_ways_of_its_own_uses_those(act: Acting, hook: Server) -> None:
+    own = ConfiguredNotifier.of(Notifications(webhook=Webhook(url=hook.url("/own"))))
+    assert own is not None
+    act.r.desk.services = AgentServices(notifiers={act.r.agent: own})
+    assert (await act.notify()).ok
+    assert act.r.desk.services.notifier_of("another") is None
+
+
+def test_it_is_not_to_be_done_twice() -> None:
+    assert ACTIONS["send_notification"].annotations.idempotent is False
+    assert ACTIONS["send_notification"].annotations.read_only is False
+
+
+def _certificate(folder: Path) -> tuple[Path, Path]:
+    """A certificate for `localhost` that signs itself."""
+    from datetime import UTC, datetime, timedelta
+
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
+    now = datetime.now(UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    paths = folder / "certificate.pem", folder / "key.pem"
+    paths[0].write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    paths[1].write_bytes(private)
+    return paths

@@ -1,0 +1,116 @@
+"""Actions by the names that configurations give them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.spaces.rig import Rig, rig
+from toolspace import Tool
+from toolspace.agents.prebuilt.provider import tool_of
+from toolspace.agents.prebuilt.registry import ACTIONS, find_action
+from toolspace.errors import ToolDefinitionError
+from toolspace.spaces.knowledge import Library
+from toolspace.storage.sql.sqlite import SqliteDatabase
+
+CAMEL = (
+    "setGoals",
+    "getGoals",
+    "setMemory",
+    "getMemory",
+    "createPlan",
+    "getPlan",
+    "searchKnowledge",
+    "sendNotification",
+    "getSpaceContext",
+    "updateSpaceMetadata",
+)
+
+
+def configured(name: str) -> Tool:
+    tool = tool_of(find_action(name))
+    tool.name = name
+    return tool
+
+
+@pytest.mark.spec("9.6")
+async def test_all_camel_case_names_work_as_actions(tmp_path: Path) -> None:
+    database = await SqliteDatabase.open(tmp_path / "toolspace.db")
+    async with rig(database, *(configured(name) for name in CAMEL)) as r:
+        run_id = await r.open_run(in_space=True)
+
+        async def act(tool: str, **args: Any) -> Any:
+            return (await r.call(run_id, tool, args)).unwrap()
+
+        made = await act("setGoals", goals=[{"description": "Rest"}])
+        assert await act("getGoals") == {"goals": made["currentGoals"], "totalGoals": 1}
+        assert await act("setMemory", key="deadline", value="Friday") == {"success": True, "count": 1}
+        assert await act("getMemory", key="deadline") == {"memories": [{"key": "deadline", "value": "Friday"}]}
+        plan = (await act("createPlan", name="Tea", instruction="Make tea", runAfter="2 hours"))["plan"]
+        assert (plan["name"], plan["status"], plan["runAfter"]) == ("Tea", "active", "2 hours")
+        assert await act("getPlan", id=plan["id"]) == {"plan": plan}
+        assert await act("getPlan") == {"plans": [plan]}
+        assert await act("getPlan", status="completed") == {"plans": []}
+        changed = await act("createPlan", id=plan["id"], name="Tea", instruction="Make tea", cron="0 16 * * *")
+        assert (changed["plan"]["id"], changed["plan"]["cron"]) == (plan["id"], "0 16 * * *")
+        await Library(r.ledger).put(r.agent, "faq", title="FAQ", text="Tea is in the kitchen.", source="faq.md")
+        found = await act("searchKnowledge", query="where is tea")
+        assert found["total"] == 1
+        assert {key: found["results"][0][key] for key in ("documentId", "title", "source", "text")} == {
+            "documentId": "faq",
+            "title": "FAQ",
+            "source": "faq.md",
+            "text": "Tea is in the kitchen.",
+        }
+        failed = await r.call(run_id, "sendNotification", {"title": "Tea", "body": "Ready"})
+        assert "is configured" in (failed.error or "")
+        assert (await act("updateSpaceMetadata", metadata={"a": 1}))["metadata"] == {"a": 1}
+        assert (await act("getSpaceContext"))["metadata"] == {"a": 1}
+
+
+@pytest.mark.spec("9.6")
+async def test_a_plan_of_another_agent_is_not_shown(tmp_path: Path) -> None:
+    database = await SqliteDatabase.open(tmp_path / "toolspace.db")
+    async with rig(database, configured("getPlan"), configured("createPlan")) as r:
+        run_id = await r.open_run()
+        for wrong in ("plan_none", "x" * 128):
+            result = await r.call(run_id, "getPlan", {"id": wrong})
+            assert result.error == f'you have no plan "{wrong}"'
+        result = await r.call(run_id, "createPlan", {"name": "Tea", "instruction": "Tea"})
+        assert "exactly one of runAfter, scheduledAt and cron" in (result.error or "")
+
+
+@pytest.mark.spec("9.6")
+def test_both_spellings_of_every_action_are_found() -> None:
+    for name, action in ACTIONS.items():
+        first, *rest = name.split("_")
+        assert find_action(first + "".join(map(str.capitalize, rest))) is action
+        assert find_action(name) is action
+    with pytest.raises(ToolDefinitionError, match='"setGoal"; did you mean'):
+        find_action("setGoal")
+
+
+@pytest.mark.spec("9.5")
+async def test_an_agent_searches_its_own_documents(tmp_path: Path) -> None:
+    async with rig(await SqliteDatabase.open(tmp_path / "toolspace.db"), configured("search_knowledge")) as r:
+        await _check_search(r, await r.open_run())
+
+
+async def _check_search(r: Rig, run_id: str) -> None:
+    library = Library(r.ledger)
+    for n in range(8):
+        await library.put(r.agent, f"doc_{n}", title=f"Note {n}", text=f"A note about foxes, number {n}.")
+
+    async def search(**args: Any) -> Any:
+        return (await r.call(run_id, "search_knowledge", args)).unwrap()
+
+    found = await search(query="foxes")
+    assert (len(found["results"]), found["total"]) == (5, 8)
+    assert set(found["results"][0]) == {"documentId", "title", "source", "text", "score"}
+    assert len((await search(query="fox", limit=20))["results"]) == 8
+    assert await search(query="unicorn") == {"results": [], "total": 0}
+    for wrong in ({"query": ""}, {"query": "a", "limit": 0}, {"query": "a", "limit": 21}, {"query": "a\0b"}):
+        result = await r.call(run_id, "search_knowledge", wrong)
+        assert result.error_kind == "invalid_parameters", wrong

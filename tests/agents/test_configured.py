@@ -1,0 +1,227 @@
+"""Agents of a configuration file, in the library and on the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from toolspace import Toolspace
+from toolspace.core.conversation import ResultsTurn, UserTurn
+from toolspace.errors import ConfigError
+from toolspace.models.scripted import ScriptedModel, call
+
+FUNCTIONS = '''
+from toolspace import tool
+
+@tool
+async def shout(text: str) -> str:
+    """Shouts."""
+    return text.upper() + MARK
+'''
+
+
+def write(folder: Path, text: str, *, mark: str = "!") -> Path:
+    (folder / "own.py").write_text(FUNCTIONS + f"\nMARK = {mark!r}\n")
+    (folder / "toolspace.yaml").write_text(text)
+    return folder / "toolspace.yaml"
+
+
+def heard(model: ScriptedModel) -> list[str]:
+    turn = model.requests[-1].turns[-1]
+    assert isinstance(turn, ResultsTurn), turn
+    return [answer.text for answer in turn.answers]
+
+
+def give(ts: Toolspace, name: str, *script: Any) -> ScriptedModel:
+    """Has an agent think with a script."""
+    model = ScriptedModel(script)
+    ts.crew.find(name).model = model
+    return model
+
+
+TWO = """
+storage: {dir: ./state}
+tools:
+  definitions:
+    - {name: pong, executionType: static, execution: {output: pong}}
+    - {name: secret, executionType: static, execution: {output: "42"}}
+agents:
+  researcher:
+    description: Finds things out.
+    system: You research.
+    model: demo
+    functions: [./own.py]
+    tools: {toolsDenied: [secret]}
+    limits: {maxTokens: 1000}
+    loop: {maxSteps: 3, maxToolCallsPerTurn: 9}
+  writer:
+    model: demo
+    agents: [researcher]
+"""
+
+
+@pytest.mark.spec("11.1")
+async def test_agents_of_a_file_run_as_it_says(tmp_path: Path) -> None:
+    async with Toolspace.open(write(tmp_path, TWO)) as ts:
+        assert not [warning for warning in ts.warnings if "not in effect" in warning]
+        listed = {one.name: one.description for one in ts.list_tools()}
+        assert listed["agent__researcher"] == "Finds things out."
+        assert "shout" not in listed
+        model = give(
+            ts, "researcher", [call("shout", {"text": "hi"}), call("pong"), call("secret"), call("current_time")], "ok"
+        )
+        result = await ts.run_agent("researcher", "Go.")
+        assert result.text == "ok"
+        assert model.requests[0].system.startswith("You research.")
+        assert heard(model)[:2] == ["HI!", "pong"]
+        assert "not found" in heard(model)[2]
+        agent = ts.crew.find("researcher")
+        assert (agent.bounds.max_tokens, agent.ways.max_steps, agent.ways.max_tool_calls_per_turn) == (1000, 3, 9)
+        assert ts.crew.find("writer").helpers == ("researcher",)
+
+
+@pytest.mark.spec("6.1")
+@pytest.mark.parametrize("kind", ["agent", "ai-agent"])
+@pytest.mark.parametrize("key", ["agent", "agentName", "name", "agentId"])
+async def test_a_configured_tool_may_be_an_agent(tmp_path: Path, kind: str, key: str) -> None:
+    definition = f"  - {{name: research, description: Researches., executionType: {kind}, execution: {{{key}: r}}}}\n"
+    text = f"storage: {{dir: ./state}}\nagents: {{r: {{model: demo}}}}\ntools:\n{definition}"
+    async with Toolspace.open(write(tmp_path, text)) as ts:
+        model = give(ts, "r", "Found.", "Found again.")
+        tool = ts.get("research")
+        assert tool is not None
+        assert set(tool.input_schema["properties"]) == {"prompt", "reason"}
+        result = await ts.call("research", {"prompt": "What?", "reason": "curious", "depth": 2})
+        assert (result.result, result.tool, result.extras["agent"]) == ("Found.", "research", "r")
+        assert model.requests[0].turns == (UserTurn('What?\n\nREASON: curious\n\nINPUT: {"depth":2}'),)
+
+
+async def test_a_tool_that_is_an_agent_may_have_an_input_of_its_own(tmp_path: Path) -> None:
+    text = """
+storage: {dir: ./state}
+agents: {r: {model: demo}}
+tools:
+  - name: research
+    description: Find out about a topic.
+    executionType: agent
+    execution: {agent: r}
+    inputSchema: {type: object, properties: {topic: {type: string}}, required: [topic], additionalProperties: false}
+"""
+    async with Toolspace.open(write(tmp_path, text)) as ts:
+        model = give(ts, "r", "Found.")
+        assert (await ts.call("research", {"prompt": "x"})).error_kind == "invalid_parameters"
+        assert (await ts.call("research", {"topic": "tools"})).result == "Found."
+        assert model.requests[0].turns == (UserTurn('Find out about a topic.\n\nINPUT: {"topic":"tools"}'),)
+
+
+async def test_a_tool_may_be_an_agent_that_its_caller_does_not_list_but_never_its_caller(tmp_path: Path) -> None:
+    text = """
+storage: {dir: ./state}
+agents: {a: {model: demo}, b: {model: demo}}
+tools:
+  - {name: ask_a, executionType: agent, execution: {agent: a}}
+  - {name: ask_b, executionType: agent, execution: {agent: b}}
+"""
+    async with Toolspace.open(write(tmp_path, text)) as ts:
+        a = give(ts, "a", [call("ask_b", {"prompt": "x"}), call("ask_a", {"prompt": "x"})], "ok")
+        give(ts, "b", "b answers")
+        assert (await ts.run_agent("a", "Go.")).text == "ok"
+        assert heard(a) == ["b answers", "(tool failed: Recursion detected: a → a)"]
+
+
+def test_a_tool_of_an_agent_that_is_not_there_is_a_fault_of_the_file(tmp_path: Path) -> None:
+    text = """
+agents: {researcher: {model: demo}}
+tools:
+  - {name: research, executionType: agent, execution: {agent: reseacher}}
+"""
+    with pytest.raises(ConfigError, match=r'yaml:4 .*there is no agent "reseacher"; did you mean "researcher"'):
+        Toolspace.open(write(tmp_path, text))
+
+
+async def test_a_tool_that_names_no_agent_is_warned_of_and_fails(tmp_path: Path) -> None:
+    text = "storage: {dir: ./state}\ntools: [{name: research, executionType: ai-agent}]\n"
+    async with Toolspace.open(write(tmp_path, text)) as ts:
+        [warning] = ts.warnings
+        assert "it names no agent" in warning
+        assert "say which under execution.agent" in ((await ts.call("research", {"prompt": "x"})).error or "")
+
+
+async def test_a_reload_changes_agents_and_those_that_work_go_on(tmp_path: Path) -> None:
+    path = write(tmp_path, TWO)
+    async with Toolspace.open(path) as ts:
+        give(ts, "researcher", call("shout", {"text": "a"}), "ok")
+        await ts.run_agent("researcher", "Go.")
+        write(tmp_path, TWO.replace("You research.", "You dig.").replace("writer:", "poet:"), mark="?")
+        await ts.reload()
+        assert [agent.name for agent in ts.crew] == ["researcher", "poet"]
+        assert "agent__poet" in {one.name for one in ts.list_tools()}
+        assert (await ts.call("agent__writer", {"prompt": "x"})).error_kind == "unknown_tool"
+        model = give(ts, "researcher", call("shout", {"text": "a"}), "ok")
+        await ts.run_agent("researcher", "Go.")
+        assert model.requests[0].system.startswith("You dig.")
+        assert heard(model) == ["A?"]
+        write(tmp_path, TWO.replace("functions: [./own.py]", "").replace("tools: {toolsDenied: [secret]}", ""))
+        await ts.reload()
+        model = give(ts, "researcher", [call("shout", {"text": "a"}), call("secret")], "ok")
+        await ts.run_agent("researcher", "Go.")
+        assert heard(model)[1] == "42"
+        assert "not found" in heard(model)[0]
+
+
+async def test_agents_that_a_program_added_stay_through_a_reload(tmp_path: Path) -> None:
+    from toolspace import Agent
+
+    async with Toolspace.open(write(tmp_path, TWO)) as ts:
+        ts.crew.add([Agent("guest", model=ScriptedModel(["Hello."]))])
+        await ts.reload()
+        assert (await ts.run_agent("guest", "Hello?")).text == "Hello."
+
+
+async def test_an_agents_own_settings_hold_for_its_tools_alone(tmp_path: Path) -> None:
+    (tmp_path / "open").mkdir()
+    (tmp_path / "closed").mkdir()
+    (tmp_path / "closed" / "x.txt").write_text("hidden")
+    text = f"""
+storage: {{dir: ./state}}
+tools: {{allowedPaths: ["{tmp_path}"]}}
+agents:
+  guest:
+    model: demo
+    tools: {{allowedPaths: ["{tmp_path}/open"]}}
+"""
+    path = write(tmp_path, text)
+    async with Toolspace.open(path) as ts:
+        file = {"path": str(tmp_path / "closed" / "x.txt")}
+        config = {"path": str(path), "content": "agents: {}"}
+        model = give(ts, "guest", [call("read_file", file), call("write_file", config)], "ok")
+        await ts.run_agent("guest", "Go.")
+        assert all("(tool failed" in text for text in heard(model))
+        assert (await ts.call("read_file", file)).ok
+
+
+def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "toolspace", *words],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "XDG_STATE_HOME": str(folder / "state")},
+    )
+
+
+@pytest.mark.spec("17.1")
+def test_agents_are_listed_and_called_on_the_command_line(tmp_path: Path) -> None:
+    write(tmp_path, TWO)
+    listed = run(tmp_path, "--json", "list")
+    assert {"agent__researcher", "agent__writer"} <= {one["name"] for one in json.loads(listed.stdout)}
+    done = run(tmp_path, "--json", "call", "agent__writer", "prompt=Hello")
+    result = json.loads(done.stdout)
+    assert (done.returncode, result["ok"], result["extras"]["agent"]) == (0, True, "writer")

@@ -1,0 +1,214 @@
+"""What a model writes is seen while it writes it: by those who may see it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.agents.village import Village, agent, village
+from toolspace import Tool
+from toolspace.core.conversation import (
+    CallBegan,
+    CallDelta,
+    Listener,
+    ModelCall,
+    ModelRequest,
+    ModelTurn,
+    Restarted,
+    TextDelta,
+)
+from toolspace.core.model import Model
+from toolspace.core.partial_json import TextMember
+from toolspace.core.records import StreamEvent
+from toolspace.errors import ModelError
+from toolspace.storage.database import Database
+
+
+class PacedModel(Model):
+    """Says pieces, and waits for the test between them."""
+
+    name = "test:paced"
+
+    def __init__(self, *script: list[Any] | ModelTurn) -> None:
+        self._script = list(script)
+        self.go_on = asyncio.Event()
+
+    async def respond(self, request: ModelRequest, listen: Listener | None = None) -> ModelTurn:
+        said = self._script.pop(0)
+        if isinstance(said, ModelTurn):
+            return said
+        assert listen is not None
+        *parts, turn = said
+        for part in parts:
+            if part == "wait":
+                await self.go_on.wait()
+                self.go_on.clear()
+            else:
+                listen(part)
+        return turn
+
+
+def _call(name: str, arguments: str) -> ModelTurn:
+    return ModelTurn(calls=(ModelCall("c1", name, arguments),), finish="tools")
+
+
+_ENTER = _call("enter_space", '{"spaceId": "spc_room"}')
+
+
+async def _event(town: Village, type: str, *, stream: str | None = None) -> StreamEvent:
+    """The next event of a type in the space."""
+    async with await town.ledger.hub.subscribe(stream or f"space:{town.space}", after=0) as reader:
+        async for batch in reader:
+            for event in batch:
+                if event.type == type:
+                    return event
+    raise AssertionError("the stream ended")
+
+
+@pytest.mark.spec("9.1")
+@pytest.mark.spec("7.5")
+async def test_a_message_is_seen_while_the_model_writes_it_and_said_once(database: Database, tmp_path: Path) -> None:
+    model = PacedModel(
+        _ENTER,
+        [
+            CallBegan(0, "c1", "send_message"),
+            CallDelta(0, '{"te'),
+            CallDelta(0, 'xt": "Good mor'),
+            "wait",
+            CallDelta(0, 'ning"}'),
+            _call("send_message", '{"text": "Good morning"}'),
+        ],
+        ModelTurn(text="done"),
+    )
+    async with village(database, agent("ada", model), folder=tmp_path, owns=False) as town:
+        message = await town.say("Hello?")
+        delta = await _event(town, "message.delta")
+        assert delta.data["delta"] == "Good mor"
+        assert await town.said() == ["Hello?"]  # Not said yet.
+        model.go_on.set()
+        await town.run_ended()
+        assert await town.said() == ["Hello?", "Good morning"]
+        seen = [event for event in await town.events(f"space:{town.space}") if event.type.startswith("message.")]
+        own = [event for event in seen if event.data.get("messageId", message.id) != message.id or _is_own(event, town)]
+        assert [event.type for event in own][-4:] == [
+            "message.started",
+            "message.delta",
+            "message.delta",
+            "message.done",
+        ]
+
+
+def _is_own(event: StreamEvent, town: Village) -> bool:
+    return event.type == "message.done" and event.data["message"]["senderId"] == town.agent
+
+
+@pytest.mark.spec("7.5")
+async def test_the_arguments_of_a_visible_tool_are_seen_as_they_come(database: Database, tmp_path: Path) -> None:
+    async def draw(parameters: dict[str, Any], context: Any) -> Any:
+        return {"drawn": parameters["title"]}
+
+    chart = Tool("draw_chart", "Draws.", {"type": "object"}, handler=draw, visible=True)
+    model = PacedModel(
+        _ENTER,
+        [
+            CallBegan(0, "c1", "draw_chart"),
+            CallDelta(0, '{"title": "Sa'),
+            "wait",
+            CallDelta(0, 'les"}'),
+            _call("draw_chart", '{"title": "Sales"}'),
+        ],
+        ModelTurn(text="done"),
+    )
+    async with village(database, agent("ada", model), tools=[chart], folder=tmp_path, owns=False) as town:
+        await town.say("Draw.")
+        early = await _event(town, "tool.streaming")
+        assert early.data["inputDelta"] == '{"title": "Sa'
+        assert early.exposure == "full"
+        model.go_on.set()
+        run = await town.run_ended()
+        events = await town.events(f"space:{town.space}")
+        own = [event for event in events if event.data.get("toolCallId") == early.data["toolCallId"]]
+        assert [event.type for event in own] == ["tool.streaming", "tool.streaming", "tool.started", "tool.done"]
+        assert "".join(event.data["inputDelta"] for event in own[:2]) == '{"title": "Sales"}'
+        assert run.status == "completed"
+
+
+async def test_what_was_written_before_the_model_began_again_is_void(database: Database, tmp_path: Path) -> None:
+    model = PacedModel(
+        _ENTER,
+        [
+            CallBegan(0, "c1", "send_message"),
+            CallDelta(0, '{"text": "Wro'),
+            "wait",
+            Restarted(),
+            CallBegan(0, "c1", "send_message"),
+            CallDelta(0, '{"text": "Right"}'),
+            _call("send_message", '{"text": "Right"}'),
+        ],
+        ModelTurn(text="done"),
+    )
+    async with village(database, agent("ada", model), folder=tmp_path, owns=False) as town:
+        await town.say("Hello?")
+        await _event(town, "message.delta")
+        model.go_on.set()
+        await town.run_ended()
+        deltas = [event.data for event in await town.events(f"space:{town.space}") if event.type == "message.delta"]
+        assert [(delta["delta"], delta.get("restart", False)) for delta in deltas] == [("Wro", False), ("Right", True)]
+        assert await town.said() == ["Hello?", "Right"]
+
+
+async def test_a_message_whose_writer_fails_is_not_left_open(database: Database, tmp_path: Path) -> None:
+    class Breaking(PacedModel):
+        async def respond(self, request: ModelRequest, listen: Listener | None = None) -> ModelTurn:
+            turn = await super().respond(request, listen) if self._script else ModelTurn(text="break")
+            if turn.text == "break":
+                raise ModelError("invalid", "it broke off")
+            return turn
+
+    model = Breaking(
+        _ENTER,
+        [CallBegan(0, "c1", "send_message"), CallDelta(0, '{"text": "Half'), "wait", ModelTurn(text="break")],
+    )
+    async with village(database, agent("ada", model), folder=tmp_path, owns=False) as town:
+        await town.say("Hello?")
+        await _event(town, "message.delta")
+        model.go_on.set()
+        run = await town.run_ended()
+        assert run.status == "failed"
+        done = [
+            event.data["message"] for event in await town.events(f"space:{town.space}") if event.type == "message.done"
+        ]
+        assert [one["status"] for one in done] == ["complete", "error"]
+        assert await town.said() == ["Hello?"]
+
+
+async def test_what_a_model_says_to_itself_is_for_secret_readers_alone(database: Database, tmp_path: Path) -> None:
+    model = PacedModel([TextDelta("I wonder "), TextDelta("why."), ModelTurn(text="I wonder why.")])
+    async with village(database, agent("ada", model), folder=tmp_path, owns=False) as town:
+        await town.say("Hello?")
+        run = await town.run_ended()
+        thoughts = [event for event in await town.events(f"run:{run.id}") if event.type == "message.delta"]
+        assert [event.data["delta"] for event in thoughts] == ["I wonder why."]
+        assert {event.exposure for event in thoughts} == {"none"}
+        assert not [event for event in await town.events(f"space:{town.space}") if event.type == "message.delta"]
+
+
+@pytest.mark.parametrize(
+    ("text", "member"),
+    [
+        ('{"text": "Hello"}', "Hello"),
+        ('{"other": {"text": "no"}, "text": "yes"}', "yes"),
+        ('{"list": ["text", "x"], "text": "a\\nb\\u00e9\\ud83d\\ude00\\"q\\""}', 'a\nbé😀"q"'),
+        ('{"text": 5, "more": "text"}', ""),
+        ('["text", "x"]', ""),
+        ('{"text": "unfin', "unfin"),
+        ('{"text": "bad \\uZZZZ escape \\ud83d alone"}', "bad  escape  alone"),
+    ],
+)
+def test_one_member_is_read_from_json_however_it_is_cut(text: str, member: str) -> None:
+    assert TextMember("text").feed(text) == member
+    piecewise = TextMember("text")
+    assert "".join(map(piecewise.feed, text)) == member

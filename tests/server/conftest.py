@@ -1,0 +1,35 @@
+"""A real gateway for the tests of this folder."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.server.serving import Api, asking, write_config
+from toolspace.server.gateway import Gateway
+
+
+@pytest.fixture
+async def gateway(tmp_path: Path) -> AsyncIterator[Gateway]:
+    """A gateway on SQLite, with known keys."""
+    async with Gateway.open(write_config(tmp_path)) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def api(gateway: Gateway) -> AsyncIterator[Api]:
+    """Someone with a secret key, over HTTP."""
+    async with asking(gateway) as someone:
+        yield someone
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+async def anywhere(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Api]:
+    """The same, once for each kind of database."""
+    more = {}
+    if request.param == "postgres":
+        more["storage"] = {"url": request.getfixturevalue("postgres_url")}
+    async with Gateway.open(write_config(tmp_path, **more)) as opened, asking(opened) as someone:
+        yield someone

@@ -1,0 +1,303 @@
+"""The MCP library's client, in both eras, against a served toolspace."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from mcp.client.client import Client
+from mcp.shared.exceptions import MCPError
+from mcp.shared.subscriptions import ToolsListChanged
+
+from tests.server.mcp.conftest import Serve, Served
+from toolspace import Tool, ToolProvider, Toolspace
+
+pytestmark = pytest.mark.spec("12.3")
+MODES = ["legacy", "auto", "2026-07-28"]
+both_eras = pytest.mark.parametrize("mode", MODES)
+
+
+class Said:
+    """Progress as the client hears it, which may be after it has the result."""
+
+    def __init__(self, expected: int) -> None:
+        self.reports: list[tuple[float, float | None, str | None]] = []
+        self.all = asyncio.Event()
+        self._expected = expected
+
+    async def __call__(self, progress: float, total: float | None, message: str | None) -> None:
+        self.reports.append((progress, total, message))
+        if len(self.reports) == self._expected:
+            self.all.set()
+
+
+@both_eras
+async def test_tools_are_listed_with_annotations_and_schemas(served: Served, mode: str) -> None:
+    async with Client(served.url, mode=mode) as client:
+        tools = {one.name: one for one in (await client.list_tools()).tools}
+    assert list(tools) == sorted(tools)
+    assert tools["add"].description == "Adds two numbers."
+    assert tools["add"].input_schema["required"] == ["a", "b"]
+    assert tools["add"].annotations is not None
+    assert tools["add"].annotations.read_only_hint is True
+    assert tools["add"].output_schema is None
+    assert tools["weather"].output_schema is not None
+    assert "agent__final_report" not in tools
+
+
+@both_eras
+async def test_a_result_is_text_and_structure(served: Served, mode: str) -> None:
+    async with Client(served.url, mode=mode) as client:
+        await client.list_tools()  # From now on the client holds results against their schemas.
+        number = await client.call_tool("add", {"a": 1, "b": "2"})
+        weather = await client.call_tool("weather", {"city": "Ulm"})
+    assert number.content[0].text == "3"
+    assert number.structured_content is None
+    assert weather.structured_content == {"city": "Ulm", "degrees": 21.5}
+    assert weather.content[0].text == '{"city":"Ulm","degrees":21.5}'
+    assert not number.is_error
+
+
+@both_eras
+async def test_typed_parts_are_kept(served: Served, mode: str) -> None:
+    async with Client(served.url, mode=mode) as client:
+        result = await client.call_tool("picture", {})
+    assert [part.type for part in result.content] == ["text", "image", "resource", "resource_link"]
+    assert result.content[1].data == "aGVsbG8="
+    assert result.content[2].resource.text == "inside"
+    assert result.content[3].uri == "https://example.org/b"
+
+
+@both_eras
+async def test_a_failure_is_a_result_for_the_model(served: Served, mode: str) -> None:
+    async with Client(served.url, mode=mode) as client:
+        failed = await client.call_tool("fails", {})
+        wrong = await client.call_tool("add", {"a": "x"})
+    assert failed.is_error
+    assert failed.content[0].text == "(tool failed: the printer is on fire)"
+    assert wrong.is_error
+    assert wrong.content[0].text.startswith("(tool failed: Parameter validation failed: a: ")
+
+
+@both_eras
+async def test_an_unknown_tool_is_an_error_with_the_nearest_names(served: Served, mode: str) -> None:
+    async with Client(served.url, mode=mode) as client:
+        for name, message in [("ad", 'Tool "ad" not found; did you mean "add"?'), ("agent__final_report", "not found")]:
+            with pytest.raises(MCPError) as caught:
+                await client.call_tool(name, {})
+            assert caught.value.error.code == -32602
+            assert message in caught.value.error.message
+
+
+@both_eras
+async def test_progress_reaches_the_client_that_asked(served: Served, mode: str) -> None:
+    async with Client(served.url, mode=mode) as client:
+        said = Said(3)
+        result = await client.call_tool("steps", {}, progress_callback=said)
+        await said.all.wait()
+    assert result.structured_content == {"steps": 3}
+    assert said.reports == [(1, 3, "step 1"), (2, 3, "step 2"), (3, 3, "step 3")]
+
+
+@both_eras
+async def test_what_a_streaming_tool_gives_comes_as_progress(served: Served, mode: str) -> None:
+    async with Client(served.url, mode=mode) as client:
+        said = Said(3)
+        result = await client.call_tool("words", {}, progress_callback=said)
+        await said.all.wait()
+    assert result.content[0].text == "one two three"
+    assert said.reports == [(1, None, "one "), (2, None, "two "), (3, None, "three")]
+
+
+@both_eras
+async def test_progress_never_stands_still(served: Served, mode: str) -> None:
+    async with Client(served.url, mode=mode) as client:
+        said = Said(3)
+        await client.call_tool("stuck", {}, progress_callback=said)
+        await said.all.wait()
+    numbers = [report[0] for report in said.reports]
+    assert numbers == sorted(set(numbers))
+    assert numbers == pytest.approx([1, 1, 1])
+
+
+@both_eras
+@pytest.mark.parametrize("follow", [False, True], ids=["plain", "with progress"])
+@pytest.mark.spec("4.5")
+async def test_cancelling_a_call_stops_the_tool(served: Served, mode: str, follow: bool) -> None:
+    async def hear(*_: Any) -> None: ...
+
+    async with Client(served.url, mode=mode) as client:
+        call = asyncio.create_task(client.call_tool("waits", {}, progress_callback=hear if follow else None))
+        await served.signals.started.wait()
+        call.cancel()
+        await asyncio.gather(call, return_exceptions=True)
+        await served.signals.stopped.wait()
+        assert (await client.call_tool("add", {"a": 1, "b": 1})).content[0].text == "2"
+    await served.toolspace.orchestrator.settle()
+    assert served.toolspace.orchestrator.active == []
+
+
+async def test_a_change_of_the_tools_reaches_a_session(served: Served) -> None:
+    heard: asyncio.Queue[str] = asyncio.Queue()
+
+    async def hear(message: Any) -> None:
+        heard.put_nowait(getattr(message, "method", ""))
+
+    async with Client(served.url, mode="legacy", message_handler=hear) as client:
+        assert client.server_capabilities.tools is not None
+        assert client.server_capabilities.tools.list_changed
+        await until_told(served, heard)
+        names = [one.name for one in (await client.list_tools(cache_mode="bypass")).tools]
+    assert "extra_0" in names
+
+
+async def until_told(served: Served, heard: asyncio.Queue[str]) -> None:
+    # The stream that tells a session of changes is opened by the client in its own time; what it missed it missed.
+    for number in range(50):
+        served.toolspace.add_tool(Tool(f"extra_{number}", handler=lambda parameters, context: None))
+        try:
+            async with asyncio.timeout(0.2):
+                while await heard.get() != "notifications/tools/list_changed":
+                    pass
+                return
+        except TimeoutError:
+            continue
+    pytest.fail("the session was never told")
+
+
+@pytest.mark.parametrize("mode", MODES[1:])
+async def test_a_change_of_the_tools_reaches_who_listens(served: Served, mode: str) -> None:
+    async with Client(served.url, mode=mode) as client, client.listen(tools_list_changed=True) as changes:
+        served.toolspace.add_tool(Tool("extra", handler=lambda parameters, context: None))
+        async for event in changes:
+            assert isinstance(event, ToolsListChanged)
+            break
+        names = [one.name for one in (await client.list_tools(cache_mode="bypass")).tools]
+    assert "extra" in names
+
+
+@both_eras
+@pytest.mark.spec("4.6")
+async def test_a_result_that_is_too_large_is_a_link_that_can_be_read_in_pages(served: Served, mode: str) -> None:
+    async with Client(served.url, mode=mode) as client:
+        assert (await client.list_resources()).resources == []
+        result = await client.call_tool("big", {})
+        handle = result.structured_content["tool_output"]["handle"]
+        link = result.content[-1]
+        assert link.type == "resource_link"
+        assert link.uri == f"toolspace://outputs/{handle}"
+        text, uri, pages = "", link.uri, 0
+        while uri:
+            (contents,) = (await client.read_resource(uri)).contents
+            text, pages = text + contents.text, pages + 1
+            uri = (contents.meta or {}).get("toolspace/next")
+        listed = (await client.list_resources(cache_mode="bypass")).resources
+        names = [one.name for one in (await client.list_tools(cache_mode="bypass")).tools]
+        read = await client.call_tool("agent__read_output", {"handle": handle, "limit": 1})
+    assert pages > 1
+    assert text == "\n".join(f"line {number} ü" for number in range(50_000)) + "\n"
+    assert [(one.uri, one.size) for one in listed] == [(link.uri, len(text.encode()))]
+    assert "agent__read_output" in names
+    assert read.structured_content["content"] == "line 0 ü"
+
+
+@both_eras
+async def test_a_stored_result_satisfies_the_schema_that_its_tool_promised(served: Served, mode: str) -> None:
+    async with Client(served.url, mode=mode) as client:
+        await client.list_tools()
+        result = await client.call_tool("big_weather", {"city": "Ulm"})
+    assert "tool_output" in result.structured_content
+
+
+@both_eras
+async def test_a_resource_that_is_not_there_is_an_error(served: Served, mode: str) -> None:
+    wrong = ["toolspace://outputs/session-x/0123456789abcdef", "file:///etc/passwd", "toolspace://outputs/../../x"]
+    async with Client(served.url, mode=mode) as client:
+        for uri in wrong:
+            with pytest.raises(MCPError) as caught:
+                await client.read_resource(uri)
+            assert caught.value.error.code == (-32002 if mode == "legacy" else -32602)
+
+
+async def test_an_output_is_for_its_session_only(served: Served) -> None:
+    async with Client(served.url, mode="legacy") as one, Client(served.url, mode="legacy") as other:
+        link = (await one.call_tool("big", {})).content[-1]
+        await one.read_resource(link.uri)
+        with pytest.raises(MCPError, match="can be read here"):
+            await other.read_resource(link.uri)
+        assert (await other.list_resources()).resources == []
+        assert "agent__read_output" not in [tool.name for tool in (await other.list_tools()).tools]
+
+
+@both_eras
+async def test_ten_thousand_tools_come_in_pages_without_gap_or_repetition(serve: Serve, mode: str) -> None:
+    tools = [Tool(f"tool_{number}", handler=lambda parameters, context: "here") for number in range(10_000)]
+    served = await serve(Toolspace(tools))
+    names: list[str] = []
+    async with Client(served.url, mode=mode) as client:
+        cursor: str | None = None
+        while True:
+            page = await client.list_tools(cursor=cursor)
+            names += [one.name for one in page.tools]
+            if (cursor := page.next_cursor) is None:
+                break
+        result = await client.call_tool("tool_9999", {})
+        with pytest.raises(MCPError, match="unknown cursor"):
+            await client.list_tools(cursor="bm9wZQ==")
+    assert names == sorted(one.name for one in tools)
+    assert result.content[0].text == "here"
+
+
+@both_eras
+async def test_the_providers_instructions_are_the_servers(serve: Serve, mode: str) -> None:
+    class Notes(ToolProvider):
+        kind = "notes"
+        namespace = "notes"
+
+        def list_tools(self) -> list[Tool]:
+            return []
+
+        def get_instructions(self) -> str:
+            return "Read before you write."
+
+        async def execute(self, name: str, parameters: dict[str, Any], context: Any) -> Any:
+            raise NotImplementedError
+
+    served = await serve(Toolspace(providers=[Notes()]))
+    async with Client(served.url, mode="auto" if mode == "2026-07-28" else mode) as client:
+        assert client.instructions == "## notes\nRead before you write."
+
+
+async def test_a_session_is_pinged_and_may_set_a_level(served: Served) -> None:
+    session = await served.open_session()
+    for method, params in [("ping", {}), ("logging/setLevel", {"level": "debug"})]:
+        answer = await served.post({"jsonrpc": "2.0", "id": 5, "method": method, "params": params}, headers=session)
+        assert answer.json == {"jsonrpc": "2.0", "id": 5, "result": {}}
+
+
+@both_eras
+async def test_a_tool_of_an_odd_schema_does_not_spoil_the_list(serve: Serve, mode: str) -> None:
+    schemas: list[dict[str, Any]] = [
+        {"type": "object", "properties": {"a": True}},
+        {"properties": {"a": {"type": "string"}}, "required": "a"},
+        {"type": "object", "properties": []},
+        {"$ref": "#/$defs/x", "$defs": {"x": {"type": "object"}}},
+    ]
+    made = [
+        Tool(f"odd_{number}", input_schema=schema, handler=lambda parameters, context: None)
+        for number, schema in enumerate(schemas)
+    ]
+    lists = Tool("lists", output_schema={"type": "array"}, handler=lambda parameters, context: [1, 2])
+    served = await serve(Toolspace([*made, lists]))
+    async with Client(served.url, mode=mode) as client:
+        assert len((await client.list_tools()).tools) == 5
+        result = await client.call_tool("lists", {})
+    assert result.structured_content == (None if mode == "legacy" else [1, 2])
+
+
+@both_eras
+async def test_many_calls_at_once(served: Served, mode: str) -> None:
+    async with Client(served.url, mode=mode) as client:
+        results = await asyncio.gather(*(client.call_tool("add", {"a": n, "b": n}) for n in range(50)))
+    assert [result.content[0].text for result in results] == [str(2 * n) for n in range(50)]

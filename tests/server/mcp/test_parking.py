@@ -1,0 +1,329 @@
+"""Calls of the stateless era that ask: what a hostile, careless or vanished client can do with them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.server.mcp.conftest import META, Answer, Serve, Served, Signals, serve_tools
+from toolspace import Tool, ToolContext, Toolspace, tool
+from toolspace.core.events import CallFailed
+from toolspace.server.mcp import suspended_calls
+from toolspace.server.mcp.access import Denied
+from toolspace.server.mcp.elicitation import Abilities
+from toolspace.server.mcp.json_rpc import Scope
+from toolspace.server.mcp.service import Service
+
+pytestmark = [pytest.mark.spec("3.16"), pytest.mark.spec("12.3")]
+NAME = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+ABLE = {
+    **META,
+    "io.modelcontextprotocol/clientCapabilities": {"elicitation": {}, "sampling": {}, "roots": {}},
+}
+
+
+WORDS = ("action", "accept", "content", "name", "roots", "uri", "file:///home")
+
+
+class Guests:
+    """Tools that count how often they ran, and know how they ended."""
+
+    def __init__(self) -> None:
+        self.began: list[str] = []
+        self.went_on = asyncio.Event()
+        self.stopped = asyncio.Event()
+
+    def tools(self) -> list[Tool]:
+        @tool
+        async def greet(context: ToolContext, greeting: str = "Hello", times: int = 1) -> str:
+            """Asks for a name."""
+            self.began.append(greeting)
+            try:
+                answer = await context.elicit("Who are you?", NAME, key="who")
+            except asyncio.CancelledError:
+                self.stopped.set()
+                raise
+            return f"{greeting}, {(answer.content or {})['name']}"
+
+        @tool
+        async def twice(context: ToolContext) -> str:
+            """Asks for two names, one after the other."""
+            first = await context.elicit("First?", NAME)
+            second = await context.elicit("Second?", NAME)
+            return f"{(first.content or {})['name']} {(second.content or {})['name']}"
+
+        @tool
+        async def both(context: ToolContext) -> str:
+            """Asks for a name and for folders, at once."""
+            answer, folders = await asyncio.gather(context.elicit("Who?", NAME, key="who"), context.roots(key="where"))
+            return f"{(answer.content or {})['name']} in {folders[0]}"
+
+        @tool(timeout=0.1)
+        async def hasty(context: ToolContext) -> str:
+            """Does not wait for long."""
+            return (await context.elicit("Who?", NAME, key="who")).action
+
+        @tool
+        async def curious(context: ToolContext) -> str:
+            """Asks more than anyone would answer."""
+            await asyncio.gather(*(context.elicit(f"{number}?") for number in range(100)))
+            return "satisfied"
+
+        @tool
+        async def listing(context: ToolContext) -> str:
+            """Asks for what a form cannot show."""
+            return (await context.elicit("?", {"type": "array"})).action
+
+        @tool
+        async def slow(context: ToolContext) -> str:
+            """Asks, and then takes its time."""
+            await context.elicit("Who?", NAME, key="who")
+            self.went_on.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.stopped.set()
+            return "never"
+
+        @tool
+        async def model(context: ToolContext) -> str:
+            """Needs a model."""
+            message = {"role": "user", "content": {"type": "text", "text": "?"}}
+            return str(await context.sample({"messages": [message], "maxTokens": 1}))
+
+        return [greet, twice, both, hasty, curious, listing, slow, model]
+
+
+@pytest.fixture
+def guests() -> Guests:
+    return Guests()
+
+
+@pytest.fixture
+async def served(serve: Serve, guests: Guests) -> Served:
+    return await serve(Toolspace(guests.tools()))
+
+
+async def call(served: Served, name: str, arguments: dict[str, Any] | None = None, **more: Any) -> Answer:
+    headers = more.pop("headers", {})
+    params = {"_meta": ABLE, "name": name, "arguments": arguments or {}, **more}
+    return await served.ask("tools/call", params, **headers)
+
+
+async def asked(served: Served, name: str, arguments: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
+    """Calls a tool, and gives what it asks."""
+    answer = await call(served, name, arguments, **more)
+    assert answer.status == 200, answer
+    result = answer.json["result"]
+    assert result["resultType"] == "input_required"
+    return result
+
+
+def named(name: str) -> dict[str, Any]:
+    return {"action": "accept", "content": {"name": name}}
+
+
+def text_of(answer: Answer) -> str:
+    return answer.json["result"]["content"][0]["text"]
+
+
+def is_refused(answer: Answer) -> bool:
+    error = answer.json.get("error", {})
+    return answer.status == 400 and (error.get("code"), error.get("message")) == (
+        -32602,
+        "Invalid or expired requestState",
+    )
+
+
+async def test_a_call_that_asks_goes_on_and_never_runs_twice(served: Served, guests: Guests) -> None:
+    first = await asked(served, "greet", {"greeting": "Hi"})
+    assert first["inputRequests"]["who"]["method"] == "elicitation/create"
+    assert first["inputRequests"]["who"]["params"]["requestedSchema"] == NAME
+    assert "io.modelcontextprotocol/serverInfo" in first["_meta"]
+    state = first["requestState"]
+    answer = await call(served, "greet", {"greeting": "Hi"}, requestState=state, inputResponses={"who": named("Ann")})
+    assert text_of(answer) == "Hi, Ann"
+    assert guests.began == ["Hi"]
+
+
+async def test_every_round_has_a_state_of_its_own(served: Served) -> None:
+    first = await asked(served, "twice")
+    (key,) = first["inputRequests"]
+    second = await asked(served, "twice", requestState=first["requestState"], inputResponses={key: named("Ann")})
+    assert second["requestState"] != first["requestState"]
+    assert is_refused(await call(served, "twice", requestState=first["requestState"], inputResponses={}))
+    (key,) = second["inputRequests"]
+    answer = await call(served, "twice", requestState=second["requestState"], inputResponses={key: named("Bob")})
+    assert text_of(answer) == "Ann Bob"
+
+
+async def test_questions_that_come_at_once_are_asked_at_once_and_may_be_answered_one_by_one(served: Served) -> None:
+    first = await asked(served, "both")
+    assert {key: one["method"] for key, one in first["inputRequests"].items()} == {
+        "who": "elicitation/create",
+        "where": "roots/list",
+    }
+    second = await asked(served, "both", requestState=first["requestState"], inputResponses={"who": named("Ann")})
+    assert list(second["inputRequests"]) == ["where"]
+    roots = {"where": {"roots": [{"uri": "file:///home"}]}}
+    answer = await call(served, "both", requestState=second["requestState"], inputResponses=roots)
+    assert text_of(answer) == "Ann in file:///home"
+
+
+@pytest.mark.parametrize(
+    "answers", [{}, {"other": named("Ann")}, {"who": {"roots": []}}], ids=["none", "other", "wrong"]
+)
+async def test_what_was_not_answered_is_asked_again(served: Served, guests: Guests, answers: dict[str, Any]) -> None:
+    first = await asked(served, "greet")
+    second = await asked(served, "greet", requestState=first["requestState"], inputResponses=answers)
+    assert list(second["inputRequests"]) == ["who"]
+    more = {"who": named("Ann"), "unknown": named("Bob")}
+    answer = await call(served, "greet", requestState=second["requestState"], inputResponses=more)
+    assert text_of(answer) == "Hello, Ann"
+    assert len(guests.began) == 1
+
+
+async def test_an_answer_may_come_with_the_call(served: Served) -> None:
+    assert text_of(await call(served, "greet", inputResponses={"who": named("Ann")})) == "Hello, Ann"
+
+
+@pytest.mark.parametrize("change", ["tampered", "cut", "empty", "made up"])
+async def test_a_state_that_was_not_given_out_is_refused(served: Served, guests: Guests, change: str) -> None:
+    state = (await asked(served, "greet"))["requestState"]
+    wrong = {"tampered": state + "-TAMPERED", "cut": state[:-1], "empty": "", "made up": "A" * len(state)}[change]
+    assert is_refused(await call(served, "greet", requestState=wrong, inputResponses={"who": named("Eve")}))
+    assert text_of(await call(served, "greet", requestState=state, inputResponses={"who": named("Ann")})).endswith(
+        "Ann"
+    )
+    assert len(guests.began) == 1
+
+
+async def test_a_state_is_good_for_its_own_tool_and_arguments_only(served: Served) -> None:
+    state = (await asked(served, "greet", {"greeting": "Hi", "times": 2}))["requestState"]
+    more = {"requestState": state, "inputResponses": {"who": named("Ann")}}
+    assert is_refused(await call(served, "greet", {"greeting": "Bye", "times": 2}, **more))
+    assert is_refused(await call(served, "twice", {"greeting": "Hi", "times": 2}, **more))
+    assert text_of(await call(served, "greet", {"times": 2, "greeting": "Hi"}, **more)) == "Hi, Ann"
+
+
+async def test_a_state_is_used_once(served: Served) -> None:
+    state = (await asked(served, "greet"))["requestState"]
+    more = {"requestState": state, "inputResponses": {"who": named("Ann")}}
+    answers = await asyncio.gather(*(call(served, "greet", **more) for _ in range(5)))
+    assert sorted(is_refused(one) for one in answers) == [False, True, True, True, True]
+
+
+def by_user(scope: Scope) -> ToolContext | Denied:
+    return ToolContext(user_id=dict(scope["headers"])[b"x-user"].decode())
+
+
+async def test_a_state_is_good_for_its_own_caller_only(serve: Serve, guests: Guests) -> None:
+    served = await serve(Toolspace(guests.tools()), authorize=by_user)
+    state = (await asked(served, "greet", headers={"x_user": "ann"}))["requestState"]
+    more = {"requestState": state, "inputResponses": {"who": named("Eve")}}
+    assert is_refused(await call(served, "greet", **more, headers={"x_user": "eve"}))
+    assert text_of(await call(served, "greet", **more, headers={"x_user": "ann"})) == "Hello, Eve"
+
+
+async def test_a_caller_cannot_leave_more_calls_waiting_than_a_few(
+    serve: Serve, guests: Guests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(suspended_calls, "MOST_PER_CALLER", 2)
+    served = await serve(Toolspace(guests.tools()), authorize=by_user)
+    states = [(await asked(served, "greet", headers={"x_user": "eve"}))["requestState"] for _ in range(2)]
+    full = await call(served, "greet", headers={"x_user": "eve"})
+    assert full.json["result"]["isError"]
+    assert "too many calls wait" in text_of(full)
+    await asked(served, "greet", headers={"x_user": "ann"})
+    more = {"requestState": states[0], "inputResponses": {"who": named("Eve")}}
+    assert text_of(await call(served, "greet", **more, headers={"x_user": "eve"})) == "Hello, Eve"
+    await asked(served, "greet", headers={"x_user": "eve"})
+
+
+async def test_not_more_calls_wait_than_the_server_can_bear(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suspended_calls, "MOST_PARKED", 1)
+    await asked(served, "greet")
+    assert "too many calls wait" in text_of(await call(served, "greet"))
+
+
+async def test_a_call_whose_client_does_not_come_back_is_stopped(
+    served: Served, guests: Guests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(suspended_calls, "PATIENCE_SECONDS", 0.05)
+    state = (await asked(served, "greet"))["requestState"]
+    await guests.stopped.wait()
+    assert is_refused(await call(served, "greet", requestState=state, inputResponses={"who": named("Ann")}))
+
+
+async def test_a_call_that_timed_out_meanwhile_says_so(served: Served) -> None:
+    ended = asyncio.Event()
+    served.toolspace.bus.subscribe(lambda _: ended.set(), CallFailed)
+    state = (await asked(served, "hasty"))["requestState"]
+    await ended.wait()
+    answer = await call(served, "hasty", requestState=state, inputResponses={"who": named("Ann")})
+    assert text_of(answer) == "(tool failed: timeout)"
+
+
+async def test_a_server_that_stops_ends_the_calls_that_wait(guests: Guests) -> None:
+    async with serve_tools(Toolspace(guests.tools()), Signals()) as served:
+        await asked(served, "greet")
+    assert guests.stopped.is_set()
+
+
+async def test_a_call_cannot_ask_without_end_at_once(served: Served) -> None:
+    first = await asked(served, "curious")
+    assert len(first["inputRequests"]) <= 16
+    answer = await call(served, "curious", requestState=first["requestState"])
+    assert "at most 16 questions at once" in text_of(answer)
+
+
+async def test_a_question_that_no_client_could_show_fails_the_call(served: Served) -> None:
+    answer = await call(served, "listing")
+    assert answer.json["result"]["isError"]
+    assert "its schema needs type" in text_of(answer)
+
+
+async def test_a_client_that_did_not_say_that_it_can_be_asked_is_told_what_is_missing(served: Served) -> None:
+    answer = await served.ask("tools/call", {"name": "model", "arguments": {}})
+    assert answer.status == 400
+    assert answer.json["error"]["code"] == -32021
+    assert answer.json["error"]["data"] == {"requiredCapabilities": {"sampling": {}}}
+    assert (await served.ask("tools/call", {"name": "greet", "arguments": {}})).json["error"]["data"] == {
+        "requiredCapabilities": {"elicitation": {"form": {}}}
+    }
+
+
+@pytest.mark.spec("4.5")
+async def test_a_client_that_goes_away_after_it_answered_stops_the_call(served: Served, guests: Guests) -> None:
+    state = (await asked(served, "slow"))["requestState"]
+    going = asyncio.create_task(call(served, "slow", requestState=state, inputResponses={"who": named("Ann")}))
+    await guests.went_on.wait()
+    going.cancel()
+    await guests.stopped.wait()
+    assert is_refused(await call(served, "slow", requestState=state))
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(WORDS) | st.text(max_size=5), inner),
+    max_leaves=10,
+)
+
+
+@given(first=JSON, second=JSON)
+def test_whatever_a_client_answers_the_call_asks_again_or_ends(first: Any, second: Any) -> None:
+    async def talk() -> None:
+        guests = Guests()
+        async with Toolspace(guests.tools()) as ts, Service(ts) as service, suspended_calls.Parking(service) as parked:
+            subject = suspended_calls.Subject(None, "both", {})
+            outcome = await parked.begin(subject, "c1", Abilities(form=True, roots=True), {"who": first})
+            for answers in ({"who": first, "where": second}, {"who": second, "where": first}):
+                if isinstance(outcome, suspended_calls.Asked):
+                    assert outcome.wire["inputRequests"].keys() <= {"who", "where"}
+                    outcome = await parked.resume(outcome.wire["requestState"], subject, answers)
+
+    asyncio.run(talk())

@@ -1,0 +1,49 @@
+"""Progress as it is led to clients."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from toolspace.core.events import CallPartial, CallProgress
+from toolspace.server.mcp.progress import Reports
+
+_IDS = {"at": 0.0, "call_id": "c", "tool_name": "t", "run_id": None, "parent_id": None}
+_events = st.lists(
+    st.builds(
+        lambda progress, total, message: CallProgress(**_IDS, progress=progress, total=total, message=message),
+        st.floats(min_value=-1e300, max_value=1e300) | st.just(math.nan) | st.just(math.inf),
+        st.none() | st.floats(),
+        st.none() | st.text(),
+    )
+    | st.builds(lambda value: CallPartial(**_IDS, value=value), st.text() | st.integers() | st.lists(st.text())),
+    max_size=30,
+)
+
+
+@given(_events)
+def test_whatever_a_tool_says_progress_only_grows(events: list[CallProgress | CallPartial]) -> None:
+    woken: list[None] = []
+    reports = Reports(lambda: woken.append(None))
+    for event in events:
+        reports.add(event)
+    said = reports.take()
+    numbers = [report.progress for report in said]
+    assert len(said) == len(woken) == len(events)
+    assert all(map(math.isfinite, numbers))
+    assert all(later > earlier for earlier, later in itertools.pairwise(numbers))
+    assert all(report.total is None or math.isfinite(report.total) for report in said)
+    for report in said:
+        (report.message or "").encode()
+
+
+def test_a_slow_reader_loses_the_oldest() -> None:
+    reports = Reports(lambda: None)
+    for number in range(5_000):
+        reports.add(CallProgress(**_IDS, progress=number))
+    said = reports.take()
+    assert len(said) == 1_000
+    assert said[-1].progress == 4_999

@@ -1,0 +1,282 @@
+"""Tools, and servers behind them, that ask whoever called over MCP; in both eras, with the library's client."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import mcp_types as types
+import pytest
+from mcp.client.client import Client
+from mcp.client.stdio import StdioServerParameters, stdio_client
+
+from tests.providers.mcp.conftest import SERVERS, Seen, until
+from tests.server.mcp.conftest import Serve, Served
+from tests.server.mcp.test_clients import both_eras
+from toolspace import ASK_THE_CALLER, Answer, Tool, ToolContext, ToolError, Toolspace, tool
+
+pytestmark = [pytest.mark.spec("3.16"), pytest.mark.spec("12.3")]
+COLOUR = {"type": "object", "properties": {"colour": {"type": "string"}}, "required": ["colour"]}
+
+
+def asking_tools() -> list[Tool]:
+    @tool
+    async def paint(context: ToolContext, what: str = "it") -> str:
+        """Asks for a colour."""
+        answer = await context.elicit(f"Which colour for {what}?", COLOUR)
+        return f"{answer.action} {answer.content['colour']}" if answer.content else answer.action
+
+    @tool
+    async def approve(context: ToolContext) -> str:
+        """Asks for a yes."""
+        return (await context.elicit("Go on?")).action
+
+    @tool
+    async def sign_in(context: ToolContext) -> str:
+        """Shows a page."""
+        return (await context.elicit("Sign in", url="https://example.org/in")).action
+
+    @tool
+    async def think(context: ToolContext, prompt: str) -> Any:
+        """Asks the model of the client."""
+        message = {"role": "user", "content": {"type": "text", "text": prompt}}
+        said = await context.sample({"messages": [message], "maxTokens": 10})
+        return said["content"]["text"]
+
+    @tool
+    async def folders(context: ToolContext) -> list[str]:
+        """Asks for the folders of the client."""
+        return list(await context.roots())
+
+    @tool
+    async def careful(context: ToolContext) -> str:
+        """Asks, and goes on where nobody answers."""
+        try:
+            await context.elicit("Which?", COLOUR)
+        except ToolError as error:
+            return f"alone: {error}"
+        return "asked"
+
+    @tool
+    async def outer(context: ToolContext) -> Any:
+        """Calls a tool that asks."""
+        return (await context.call("paint", {"what": "the inside"})).unwrap()
+
+    return [paint, approve, sign_in, think, folders, careful, outer]
+
+
+@pytest.fixture
+async def asking(serve: Serve) -> Served:
+    return await serve(Toolspace(asking_tools()))
+
+
+class Person:
+    """Who sits at the client, with a model and a folder."""
+
+    def __init__(self, answer: Mapping[str, Any] | None = None, action: Any = "accept") -> None:
+        self.asked: list[types.ElicitRequestParams] = []
+        self._answer = answer
+        self._action = action
+
+    async def elicit(self, _: Any, params: types.ElicitRequestParams) -> types.ElicitResult:
+        self.asked.append(params)
+        content: Any = dict(self._answer) if self._answer is not None else None
+        return types.ElicitResult(action=self._action, content=content)
+
+    async def sample(self, _: Any, params: types.CreateMessageRequestParams) -> types.CreateMessageResult:
+        text = f"{params.messages[0].content.text}!"  # type: ignore[union-attr]
+        return types.CreateMessageResult(
+            role="assistant", content=types.TextContent(type="text", text=text), model="small"
+        )
+
+    async def roots(self, _: Any) -> types.ListRootsResult:
+        return types.ListRootsResult(roots=[types.Root(uri="file:///home/ann")])  # type: ignore[arg-type]
+
+    def client(self, server: Any, mode: str) -> Client:
+        return Client(
+            server,
+            mode=mode,  # type: ignore[arg-type]
+            elicitation_callback=self.elicit,
+            sampling_callback=self.sample,
+            list_roots_callback=self.roots,
+        )
+
+
+@both_eras
+async def test_a_tool_asks_the_user_of_the_client(asking: Served, mode: str) -> None:
+    person = Person({"colour": "red"})
+    async with person.client(asking.url, mode) as client:
+        result = await client.call_tool("paint", {"what": "the fence"})
+    assert result.content[0].text == "accept red"
+    (asked,) = person.asked
+    assert asked.message == "Which colour for the fence?"
+    assert isinstance(asked, types.ElicitRequestFormParams)
+    assert asked.requested_schema == COLOUR
+
+
+@both_eras
+@pytest.mark.parametrize("action", ["decline", "cancel"])
+async def test_a_tool_hears_that_the_user_does_not_want(asking: Served, mode: str, action: str) -> None:
+    async with Person(action=action).client(asking.url, mode) as client:
+        assert (await client.call_tool("paint", {})).content[0].text == action
+
+
+@both_eras
+async def test_a_question_without_fields_and_one_with_a_page(asking: Served, mode: str) -> None:
+    person = Person()
+    async with person.client(asking.url, mode) as client:
+        assert (await client.call_tool("approve", {})).content[0].text == "accept"
+        assert (await client.call_tool("sign_in", {})).content[0].text == "accept"
+    assert [getattr(one, "url", None) for one in person.asked] == [None, "https://example.org/in"]
+
+
+@both_eras
+async def test_a_tool_asks_the_model_and_the_folders_of_the_client(asking: Served, mode: str) -> None:
+    async with Person().client(asking.url, mode) as client:
+        assert (await client.call_tool("think", {"prompt": "hm"})).content[0].text == "hm!"
+        folders = await client.call_tool("folders", {})
+    assert json.loads(folders.content[0].text) == ["file:///home/ann"]
+
+
+@both_eras
+async def test_a_tool_inside_a_call_asks_the_same_user(asking: Served, mode: str) -> None:
+    async with Person({"colour": "blue"}).client(asking.url, mode) as client:
+        assert (await client.call_tool("outer", {})).content[0].text == "accept blue"
+
+
+@both_eras
+async def test_an_answer_that_does_not_fit_the_question_never_reaches_the_tool(asking: Served, mode: str) -> None:
+    async with Person({"colour": 7}).client(asking.url, mode) as client:
+        result = await client.call_tool("paint", {})
+    assert result.is_error
+    assert "does not fit the question: colour: expected string" in result.content[0].text
+
+
+async def test_a_session_that_takes_no_questions_fails_the_call_and_says_why(asking: Served) -> None:
+    async with Client(asking.url, mode="legacy") as client:
+        result = await client.call_tool("paint", {})
+        assert (await client.call_tool("careful", {})).content[0].text.startswith("alone: nobody can be asked")
+    assert result.is_error
+    assert result.content[0].text.startswith("(tool failed: nobody can be asked")
+
+
+@both_eras
+async def test_questions_of_calls_at_once_reach_their_own_clients(asking: Served, mode: str) -> None:
+    async def paint(colour: str) -> str:
+        async with Person({"colour": colour}).client(asking.url, mode) as client:
+            return (await client.call_tool("paint", {})).content[0].text
+
+    colours = [f"colour {number}" for number in range(8)]
+    assert await asyncio.gather(*map(paint, colours)) == [f"accept {colour}" for colour in colours]
+
+
+@pytest.fixture
+def seen(tmp_path: Path) -> Seen:
+    return Seen(tmp_path / "server.log")
+
+
+@pytest.fixture
+def configuration(tmp_path: Path, seen: Seen) -> Path:
+    server = {"command": sys.executable, "args": [str(SERVERS / "scripted.py"), str(seen.path)]}
+    path = tmp_path / "toolspace.yaml"
+    path.write_text(json.dumps({"mcpServers": {"up": server}}))
+    return path
+
+
+@pytest.fixture
+async def proxy(serve: Serve, configuration: Path) -> Served:
+    toolspace = Toolspace.open(configuration, callbacks=ASK_THE_CALLER)
+    served = await serve(toolspace)
+    await until(lambda: toolspace.get("up__ask"))
+    return served
+
+
+@both_eras
+async def test_a_question_of_a_server_behind_reaches_the_client(proxy: Served, mode: str) -> None:
+    person = Person({"colour": "green"})
+    async with person.client(proxy.url, mode) as client:
+        result = await client.call_tool("up__ask", {"text": "Which?"})
+    assert json.loads(result.content[0].text) == {"action": "accept", "content": {"colour": "green"}}
+    assert [one.message for one in person.asked] == ["Which?"]
+
+
+@both_eras
+async def test_a_question_of_a_server_behind_is_declined_where_it_could_be_two_clients(
+    proxy: Served, seen: Seen, mode: str
+) -> None:
+    ann, bob = Person({"colour": "red"}), Person({"colour": "blue"})
+    async with ann.client(proxy.url, mode) as first, bob.client(proxy.url, mode) as second:
+        waiting = asyncio.create_task(first.call_tool("up__wait", {}))
+        await seen.until("waiting")
+        result = await second.call_tool("up__ask", {"text": "Which?"})
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+    assert json.loads(result.content[0].text) == {"action": "decline"}
+    assert ann.asked == bob.asked == []
+
+
+@both_eras
+async def test_a_server_behind_is_told_no_where_the_client_takes_no_questions(proxy: Served, mode: str) -> None:
+    async with Client(proxy.url, mode=mode) as client:  # type: ignore[arg-type]
+        result = await client.call_tool("up__ask", {"text": "Which?"})
+    assert json.loads(result.content[0].text) == {"action": "decline"}
+
+
+@both_eras
+async def test_a_question_of_a_server_behind_reaches_the_client_on_pipes(
+    configuration: Path, seen: Seen, mode: str
+) -> None:
+    person = Person({"colour": "green"})
+    command = StdioServerParameters(
+        command=sys.executable, args=["-m", "toolspace", "--config", str(configuration), "mcp"], env=dict(os.environ)
+    )
+    async with person.client(stdio_client(command), mode) as client:
+        # Whatever else it does, or gave up: who is asked is in no doubt on pipes.
+        given_up = asyncio.create_task(client.call_tool("up__wait", {}))
+        await seen.until("waiting")
+        given_up.cancel()
+        await asyncio.gather(given_up, return_exceptions=True)
+        result = await client.call_tool("up__ask", {"text": "Which?"})
+    assert json.loads(result.content[0].text) == {"action": "accept", "content": {"colour": "green"}}
+
+
+@both_eras
+async def test_questions_pass_through_a_toolspace_behind_a_toolspace(
+    serve: Serve, asking: Served, tmp_path: Path, mode: str
+) -> None:
+    path = tmp_path / "toolspace.yaml"
+    path.write_text(json.dumps({"mcpServers": {"far": {"url": asking.url}}}))
+    near = await serve(Toolspace.open(path, callbacks=ASK_THE_CALLER))
+    person = Person({"colour": "green"})
+    async with person.client(near.url, mode) as client:
+        assert (await client.call_tool("far__paint", {})).content[0].text == "accept green"
+        assert (await client.call_tool("far__think", {"prompt": "hm"})).content[0].text == "hm!"
+        folders = await client.call_tool("far__folders", {})
+    assert folders.is_error
+    assert len(person.asked) == 1
+
+
+async def test_a_program_that_calls_can_be_asked_too() -> None:
+    class Program:
+        async def elicit(self, message: str, **_: Any) -> Answer:
+            return Answer(action="accept", content={"colour": message})
+
+        async def sample(self, params: Mapping[str, Any], **_: Any) -> Mapping[str, Any]:
+            return {"content": {"type": "text", "text": str(params["maxTokens"])}}
+
+        async def roots(self, **_: Any) -> list[str]:
+            return ["file:///work"]
+
+    async with Toolspace(asking_tools()) as ts:
+        context = ToolContext(questions=Program())
+        assert (await ts.call("outer", context=context)).result == "accept Which colour for the inside?"
+        assert (await ts.call("think", {"prompt": ""}, context=context)).result == "10"
+        assert (await ts.call("folders", context=context)).result == ["file:///work"]
+        alone = await ts.call("paint")
+    assert (alone.error_kind, alone.executed) == ("execution_error", True)
+    assert alone.error == "nobody can be asked: whoever called this tool does not take questions"

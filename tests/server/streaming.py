@@ -1,0 +1,178 @@
+"""A server of nothing but streams, over a real database, and readers of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import parse_qsl
+
+import aiohttp
+import msgspec
+
+from toolspace.core.records import Exposure, NewEvent, StreamEvent
+from toolspace.server.mcp.http_server import Server, listen, settings, url_of
+from toolspace.server.mcp.json_rpc import Receive, Scope, Send
+from toolspace.server.problems import Problem
+from toolspace.server.redaction import Audience
+from toolspace.server.responses import respond_problem
+from toolspace.server.sse import Allowed, Readers
+from toolspace.server.stream_options import StreamQuery, reading_of
+from toolspace.storage.queries import events
+from toolspace.storage.sql.sqlite import SqliteDatabase
+from toolspace.storage.streams.hub import Hub
+
+
+class Frame(NamedTuple):
+    """One server-sent event."""
+
+    id: str
+    type: str
+    data: Any
+
+
+class Streams:
+    """Streams in a database, and an application at `/NAME` for each. `?audience=public` reads as a member does."""
+
+    def __init__(self, database: SqliteDatabase, readers: Readers, **sizes: int) -> None:
+        self.database = database
+        self.readers = readers
+        self.hub = Hub(self._load, self._bounds, **sizes)
+        self.allowed: Allowed | None = None
+        self.expires_at: int | None = None
+        self.url = ""
+
+    async def _load(self, stream: str, after: int, limit: int) -> list[StreamEvent]:
+        return await self.database.read(lambda: events.after(stream, after, limit))
+
+    async def _bounds(self, stream: str) -> tuple[int, int]:
+        return await self.database.read(lambda: events.bounds(stream))
+
+    async def append(self, stream: str, *new: NewEvent) -> list[StreamEvent]:
+        stored = await self.database.run(lambda: events.append(stream, new))
+        self.hub.publish(stored)
+        return stored
+
+    async def say(self, stream: str, type: str, data: Mapping[str, Any], exposure: Exposure = "full") -> None:
+        await self.append(stream, NewEvent(type, data, exposure))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        query = dict(parse_qsl(scope["query_string"].decode()))
+        audience: Audience = "public" if query.pop("audience", "") else "secret"
+        headers = dict(scope["headers"])
+        try:
+            if scope["path"] == "/everything":
+                answer = await self.readers.open_tail(self.hub)
+            else:
+                wanted = msgspec.convert(query, StreamQuery, strict=False)
+                reading = reading_of(wanted, headers.get(b"last-event-id", b"").decode())
+                answer = await self.readers.open(
+                    self.hub,
+                    scope["path"].lstrip("/"),
+                    reading,
+                    audience=audience,
+                    allowed=self.allowed,
+                    expires_at=self.expires_at,
+                )
+        except Problem as problem:
+            await respond_problem(send, problem)
+            return
+        await answer(scope, receive, send)
+
+
+@asynccontextmanager
+async def streaming(
+    folder: Path, *, heartbeat: float = 15.0, stall: float = 20.0, recheck: float = 2.0, **sizes: int
+) -> AsyncIterator[Streams]:
+    database = await SqliteDatabase.open(folder / "streams.db")
+    readers = Readers(heartbeat=heartbeat, stall=stall, recheck=recheck)
+    streams = Streams(database, readers, **sizes)
+    listening = listen("127.0.0.1", 0)
+    server = Server(settings(streams, stop_seconds=2))
+    running = asyncio.create_task(server.serve(sockets=[listening]))
+    try:
+        await server.ready(running)
+        streams.url = url_of(listening)
+        yield streams
+    finally:
+        await readers.aclose()
+        await streams.hub.aclose()
+        server.should_exit = True
+        await running
+        listening.close()
+        await database.aclose()
+
+
+class Reader:
+    """Reads frames of a response as they come, as a browser's EventSource does."""
+
+    def __init__(self, response: aiohttp.ClientResponse) -> None:
+        self.response = response
+        self.last_id = ""
+        """What a browser would come back with."""
+        self.raw = b""
+        """Everything that was read."""
+        self._rest = b""
+        self._frames: list[Frame] = []
+
+    async def next(self) -> Frame | None:
+        """The next frame; None at the end."""
+        while not self._frames:
+            chunk = await self.response.content.readany()
+            if not chunk:
+                return None
+            self.raw += chunk
+            *blocks, self._rest = (self._rest + chunk).split(b"\n\n")
+            for block in blocks:
+                self._take(block)
+        return self._frames.pop(0)
+
+    async def take(self, count: int) -> list[Frame]:
+        frames = [await self.next() for _ in range(count)]
+        assert None not in frames, "the stream ended"
+        return [frame for frame in frames if frame is not None]
+
+    async def rest(self) -> list[Frame]:
+        """Everything up to the end."""
+        frames: list[Frame] = []
+        while (frame := await self.next()) is not None:
+            frames.append(frame)
+        return frames
+
+    async def until(self, text: bytes) -> None:
+        """Reads on until these bytes have come."""
+        while text not in self.raw:
+            chunk = await self.response.content.readany()
+            assert chunk, "the stream ended"
+            self.raw += chunk
+            *blocks, self._rest = (self._rest + chunk).split(b"\n\n")
+            for block in blocks:
+                self._take(block)
+
+    def _take(self, block: bytes) -> None:
+        type, data = "message", []
+        for line in block.decode().split("\n"):
+            name, _, value = line.partition(": ")
+            if name == "id":
+                self.last_id = value
+            elif name == "event":
+                type = value
+            elif name == "data":
+                data.append(value)
+        if data:
+            text = "\n".join(data)
+            value = text if text == "[DONE]" else msgspec.json.decode(text)
+            self._frames.append(Frame(self.last_id, type, value))
+
+
+@asynccontextmanager
+async def reading(
+    session: aiohttp.ClientSession, url: str, *, last_event_id: str = "", **query: str
+) -> AsyncIterator[Reader]:
+    headers = {"last-event-id": last_event_id} if last_event_id else {}
+    async with session.get(url, headers=headers, params=query) as response:
+        assert response.status == 200, await response.text()
+        assert response.headers["content-type"].startswith("text/event-stream")
+        yield Reader(response)

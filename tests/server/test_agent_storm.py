@@ -1,0 +1,25 @@
+"""An agent of a gateway that is killed while it works: every message is answered once, and nothing is done twice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.agents.chaos.gateways import GatewayStorm
+
+
+@pytest.mark.spec("11.4")
+@pytest.mark.spec("11.6")
+async def test_a_gateway_that_is_killed_goes_on_with_its_agent(tmp_path: Path) -> None:
+    storm = GatewayStorm(tmp_path, jobs=6, kills=3)
+    await storm.run()
+    await storm.check()
+
+
+@pytest.mark.spec("11.1")
+@pytest.mark.spec("15.1")
+async def test_of_two_gateways_one_goes_on_where_the_other_was_killed(tmp_path: Path, postgres_url: str) -> None:
+    storm = GatewayStorm(tmp_path, url=postgres_url, processes=2, jobs=6, kills=2)
+    await storm.run()
+    await storm.check()

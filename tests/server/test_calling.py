@@ -1,0 +1,77 @@
+"""Calls over HTTP that are asked for again, canceled, or whose callers go away."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.server.serving import Api, asking, write_config
+from toolspace.server.gateway import Gateway
+from toolspace.storage.queries import presence
+
+_ANY = {"type": "object"}
+TOOLS: list[dict[str, Any]] = [
+    {"name": "fetch", "executionType": "external", "visible": False, "inputSchema": _ANY},
+    {"name": "approve", "executionType": "external", "visible": False, "isAsync": True, "inputSchema": _ANY},
+]
+
+
+@pytest.fixture
+async def gateway(tmp_path: Path) -> AsyncIterator[Gateway]:
+    async with Gateway.open(write_config(tmp_path, tools=TOOLS)) as opened:
+        await opened.ledger.write(presence.come, "wrk_1", ["tool:fetch"], node_id=opened.ledger.node_id)
+        yield opened
+
+
+@pytest.fixture
+async def api(gateway: Gateway) -> AsyncIterator[Api]:
+    async with asking(gateway) as someone:
+        yield someone
+
+
+async def _waiting(gateway: Gateway, call_id: str) -> None:
+    """Waits until someone waits for a call."""
+    offered = gateway.waiters.expect("offers:fetch")
+    if call_id not in gateway.calls._waiting:  # pyright: ignore[reportPrivateUsage]
+        await offered
+
+
+@pytest.mark.spec("6.4")
+async def test_a_result_that_is_nobodys_inboxs_is_for_whoever_asks_again(api: Api) -> None:
+    body = {"args": {}, "callId": "call_mine"}
+    assert (await api.post("/api/tools/approve/call", body)).status == 202
+    assert (await api.post("/api/tools/approve/call", body)).status == 202
+    await api.create("/api/calls/call_mine/result", result="yes")
+    for _ in range(2):
+        again = await api.post("/api/tools/approve/call", body)
+        assert (again.status, again.data["result"]) == (200, "yes")
+
+
+@pytest.mark.spec("12.1")
+async def test_a_call_that_waits_is_canceled_at_once(gateway: Gateway, api: Api) -> None:
+    calling = asyncio.create_task(api.post("/api/tools/fetch/call", {"callId": "call_mine"}))
+    await _waiting(gateway, "call_mine")
+    canceled = await api.post("/api/calls/call_mine/cancel")
+    assert (canceled.status, canceled.data["status"]) == (200, "canceled")
+    assert (await calling).data["errorKind"] == "canceled"
+    assert (await api.post("/api/calls/call_mine/cancel")).status == 200
+    assert (await api.post("/api/calls/call_none/cancel")).status == 404
+
+
+@pytest.mark.spec("6.4")
+@pytest.mark.parametrize("accept", ["application/json", "text/event-stream"])
+async def test_a_result_for_a_caller_who_went_away_reaches_the_inbox(gateway: Gateway, api: Api, accept: str) -> None:
+    await api.create("/api/entities", id="bot", type="agent", name="Bot")
+    run = await api.create("/api/runs", agentEntityId="bot")
+    body = {"name": "fetch", "callId": "call_mine"}
+    calling = asyncio.create_task(api.post(f"/api/runs/{run['id']}/calls", body, headers={"accept": accept}))
+    await _waiting(gateway, "call_mine")
+    calling.cancel()
+    await asyncio.gather(calling, return_exceptions=True)
+    await api.create("/api/calls/call_mine/result", result="here")
+    (event,) = (await api.get("/api/agents/bot/inbox?wait=10")).data["items"]
+    assert event["data"]["result"] == "here"

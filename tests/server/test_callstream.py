@@ -1,0 +1,58 @@
+"""Calls as streams, for readers who do not read."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.server.serving import Api
+from toolspace.core.context import ToolContext
+from toolspace.core.interfaces import ToolProvider
+from toolspace.core.result import ToolResult
+from toolspace.core.tool import Tool
+from toolspace.server import call_stream
+from toolspace.server.gateway import Gateway
+
+
+class Flood(ToolProvider):
+    """A tool that never stops talking."""
+
+    kind = "flood"
+    namespace = ""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ended = asyncio.Event()
+
+    def list_tools(self) -> list[Tool]:
+        return [Tool("flood", input_schema={"type": "object", "properties": {}}, timeout=60)]
+
+    async def execute(self, name: str, parameters: dict[str, Any], context: ToolContext) -> ToolResult:
+        try:
+            while True:
+                context.emit_partial("x" * 100_000)
+                await asyncio.sleep(0)
+        finally:
+            self.ended.set()
+
+
+@pytest.mark.spec("8.3")
+@pytest.mark.spec("12.2")
+async def test_a_call_whose_reader_does_not_read_is_stopped(
+    gateway: Gateway, api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(call_stream, "STALL_SECONDS", 0.05)
+    flood = Flood()
+    gateway.toolspace.orchestrator.register(flood)
+    where = urlsplit(api.url)
+    _, writer = await asyncio.open_connection(where.hostname, where.port)
+    writer.transport.pause_reading()
+    head = ["POST /api/tools/flood/call HTTP/1.1", "Host: 127.0.0.1", "Accept: text/event-stream", "Content-Length: 0"]
+    head += [f"{name}: {value}" for name, value in api.headers.items()]
+    writer.write("\r\n".join([*head, "", ""]).encode())
+    async with asyncio.timeout(30):
+        await flood.ended.wait()
+    writer.transport.abort()

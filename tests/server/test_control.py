@@ -1,0 +1,211 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import stat
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from toolspace import Toolspace
+from toolspace.server import control
+from toolspace.server.control import Request
+
+pytestmark = [
+    pytest.mark.spec("17.1"),
+    pytest.mark.skipif(not hasattr(socket, "AF_UNIX"), reason="needs Unix sockets"),
+]
+
+PROGRAM = Path(__file__).parents[1] / "cli" / "programs" / "long_running.py"
+SERVER = """
+import json, sys
+for line in sys.stdin:
+    request = json.loads(line)
+    if "id" not in request:
+        continue
+    result = {"tools": [{"name": "echo", "inputSchema": {"type": "object"}}]}
+    if request["method"] == "initialize":
+        result = {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}},
+                  "serverInfo": {"name": "quick", "version": "1"}}
+    if request["method"] == "server/discover":
+        answer = {"error": {"code": -32601, "message": "no"}}
+    else:
+        answer = {"result": result}
+    print(json.dumps({"jsonrpc": "2.0", "id": request["id"], **answer}), flush=True)
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    (tmp_path / "server.py").write_text(SERVER)
+    path = tmp_path / "toolspace.yaml"
+    path.write_text(f"mcpServers:\n  quick: {{command: {sys.executable}, args: [{tmp_path}/server.py]}}\n")
+    return path
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    return tmp_path / ("a long name " * 12) / "state"
+
+
+@asynccontextmanager
+async def running(config: Path, state: Path) -> AsyncGenerator[Toolspace]:
+    environ = {**os.environ, "TOOLSPACE_STORAGE_DIR": str(state)}
+    async with Toolspace.open(config, environ=environ) as ts, control.listening(ts):
+        yield ts
+
+
+def sockets(state: Path) -> list[Path]:
+    return sorted((state / "run").iterdir()) if (state / "run").exists() else []
+
+
+async def test_a_running_toolspace_tells_of_its_servers_and_restarts_them(config: Path, state: Path) -> None:
+    async with running(config, state) as ts:
+        [first] = await control.ask(state, config, Request("status"))
+        [second] = await control.ask(state, config, Request("restart", "quick"))
+        [wrong] = await control.ask(state, config, Request("restart", "quik"))
+        [made] = sockets(state)
+        modes = [stat.S_IMODE(path.stat().st_mode) for path in (made, made.parent)]
+        here = control.report(ts)
+
+    [before], [after] = first.servers, second.servers
+    assert first.pid == os.getpid()
+    assert (before.name, before.state, before.tools, before.restarts) == ("quick", "ready", 1, 0)
+    assert before.tokens > 0
+    assert (after.state, after.restarts) == ("ready", 1)
+    assert after.pid not in (None, before.pid)
+    assert here == second.servers
+    assert wrong.error == 'there is no MCP server "quik"; did you mean "quick"?'
+    assert modes == [0o600, 0o700]
+    assert sockets(state) == []
+    assert await control.ask(state, config, Request("status")) == []
+
+
+async def test_only_the_same_configuration_is_asked(config: Path, state: Path, tmp_path: Path) -> None:
+    (tmp_path / "link.yaml").symlink_to(config)
+    (tmp_path / "other.yaml").write_text("")
+
+    async with running(config, state), running(config, state):
+        answers = [
+            await control.ask(state, path, Request("status"))
+            for path in (config, tmp_path / "link.yaml", tmp_path / "other.yaml", None)
+        ]
+
+    assert [len(answer) for answer in answers] == [2, 2, 0, 0]
+
+
+async def test_a_gateway_tells_its_own_user_where_it_is_and_how_to_get_in(
+    config: Path, state: Path, tmp_path: Path
+) -> None:
+    environ = {**os.environ, "TOOLSPACE_STORAGE_DIR": str(state)}
+    door = control.GatewayDoor("http://127.0.0.1:8787", "sk_only_in_memory")
+    (tmp_path / "other.yaml").write_text("")
+
+    async with running(config, state):
+        assert await control.find_gateway(state, config) is None
+        async with Toolspace.open(config, environ=environ) as ts, control.listening(ts, door):
+            found = await control.find_gateway(state, config)
+            elsewhere = await control.find_gateway(state, tmp_path / "other.yaml")
+            files = [path for path in state.rglob("*") if path.is_file() and b"only_in_memory" in path.read_bytes()]
+
+    assert found == elsewhere == door
+    assert files == []
+    assert "only_in_memory" not in repr(found)
+    assert await control.find_gateway(state, config) is None
+
+
+async def test_a_socket_that_nobody_listens_on_is_removed_by_whoever_sees_it(config: Path, state: Path) -> None:
+    async with running(config, state):
+        name = sockets(state)[0].name
+    stale = state / "run" / name
+    with socket.socket(socket.AF_UNIX) as dead:
+        descriptor = os.open(stale.parent, os.O_RDONLY)
+        dead.bind(f"/proc/self/fd/{descriptor}/{name}")
+        os.close(descriptor)
+    (stale.parent / f"{name[:13]}1-0.sock").write_text("no socket at all")
+
+    assert await control.ask(state, config, Request("status")) == []
+    assert stale not in sockets(state)
+
+
+@pytest.mark.parametrize(
+    "request_line",
+    [b"", b"{}\n", b"[1]\n", b'{"do": "call"}\n', b'{"do": "status"', b"\xff\n", b"x" * 200_000, b"[" * 50_000 + b"\n"],
+    ids=["nothing", "empty", "list", "other", "half", "bytes", "long", "deep"],
+)
+async def test_whatever_is_sent_gets_a_short_answer_and_hurts_nobody(
+    config: Path, state: Path, request_line: bytes
+) -> None:
+    async with running(config, state):
+        descriptor = os.open(state / "run", os.O_RDONLY)
+        name = sockets(state)[0].name
+        reader, writer = await asyncio.open_unix_connection(f"/proc/self/fd/{descriptor}/{name}")
+        os.close(descriptor)
+        writer.write(request_line)
+        writer.write_eof()
+        try:
+            answer = await reader.read()
+        except ConnectionResetError:  # It did not read to the end of what is too long.
+            answer = b""
+        writer.close()
+        [status] = await control.ask(state, config, Request("status"))
+
+    assert answer == b"" or json.loads(answer) == {"pid": os.getpid(), "error": "that is no request"}
+    assert status.servers[0].state == "ready"
+
+
+async def test_one_who_connects_and_says_nothing_keeps_nobody_from_stopping(config: Path, state: Path) -> None:
+    async with running(config, state):
+        descriptor = os.open(state / "run", os.O_RDONLY)
+        reader, writer = await asyncio.open_unix_connection(f"/proc/self/fd/{descriptor}/{sockets(state)[0].name}")
+        os.close(descriptor)
+        await control.ask(state, config, Request("status"))
+
+    assert await reader.read() == b""
+    writer.close()
+
+
+async def test_a_folder_that_cannot_be_used_keeps_nothing_from_running(config: Path, tmp_path: Path) -> None:
+    (tmp_path / "state").write_text("a file")
+    (tmp_path / "planted").mkdir()
+    (tmp_path / "planted" / "run").symlink_to(tmp_path)
+
+    async with running(config, tmp_path / "state") as first, running(config, tmp_path / "planted") as second:
+        assert first.servers()[0].state == second.servers()[0].state == "ready"
+        assert await control.ask(tmp_path / "planted", config, Request("status")) == []
+    assert not list(tmp_path.glob("*.sock"))
+
+
+async def test_kill_leaves_no_socket_and_no_server_behind(config: Path, tmp_path: Path) -> None:
+    state = tmp_path / "state" / "toolspace"
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, str(PROGRAM), str(config), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert await process.stdout.readline() == b"ready\n"
+    [answer] = await control.ask(state, config, Request("status"))
+    server = answer.servers[0].pid
+    assert server is not None
+    assert answer.pid == process.pid
+
+    process.send_signal(signal.SIGKILL)
+    await process.wait()
+
+    for _ in range(600):
+        if not sockets(state) and not _lives(server):
+            break
+        await asyncio.sleep(0.05)
+    assert (sockets(state), _lives(server)) == ([], False)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False

@@ -1,0 +1,161 @@
+"""The first minute: a gateway without agents has one to try things out with, over the real tools."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.server.serving import SECRET, write_config
+from toolspace.client.client import ToolspaceClient
+from toolspace.config.load import load_config
+from toolspace.core.records import Message
+from toolspace.models.demorules import GREETING
+from toolspace.server.demo import DEMO_AGENT, LOBBY, YOU, demo_agent, is_thinking, set_up_demo
+from toolspace.server.gateway import Gateway
+from toolspace.server.listener import serving
+from toolspace.server.mcp.http_server import listen
+from toolspace.spaces.ledger import Ledger
+from toolspace.storage.database import Database
+from toolspace.storage.queries import entities
+
+pytestmark = pytest.mark.spec("11.7")
+
+
+@asynccontextmanager
+async def lobby(folder: Path, environ: Mapping[str, str] | None = None) -> AsyncIterator[ToolspaceClient]:
+    """A client of a gateway that nobody configured any agent for."""
+    path = write_config(folder, demo=True, storage={"dir": str(folder / "state")})
+    async with (
+        Gateway.open(path, environ=environ or {}) as gateway,
+        serving(gateway, listen("127.0.0.1", 0)) as url,
+        ToolspaceClient(url, secret_key=SECRET) as client,
+    ):
+        yield client
+
+
+async def answer(client: ToolspaceClient, text: str) -> Message:
+    """What the demo says next after a person said something."""
+    said = await client.spaces.say(LOBBY, text, entity_id=YOU)
+    return await spoken(client, said.seq)
+
+
+async def spoken(client: ToolspaceClient, after: int) -> Message:
+    """The first message of the demo behind a place."""
+    async with asyncio.timeout(30), client.spaces.subscribe(LOBBY, from_start=True) as events:
+        async for event in events:
+            if event.type == "message.done":
+                message = event.data["message"]
+                if message["senderId"] == DEMO_AGENT and message["seq"] > after:
+                    return await client.spaces.message(LOBBY, message["id"])
+    raise AssertionError("it said nothing")
+
+
+async def pending(client: ToolspaceClient) -> Any:
+    return (await client.calls.list(status="pending")).items[0]
+
+
+async def test_it_greets_in_the_lobby_and_is_heard_while_it_writes(tmp_path: Path) -> None:
+    async with lobby(tmp_path) as client:
+        assert (await answer(client, "hello")).content == GREETING
+        deltas = ""
+        async with asyncio.timeout(30), client.spaces.subscribe(LOBBY, from_start=True) as events:
+            count = 0
+            async for event in events:
+                if event.type == "message.delta":
+                    count += 1
+                    deltas += event.data["delta"]
+                elif event.type == "message.done" and event.data["message"]["senderId"] == DEMO_AGENT:
+                    break
+    assert count > 1
+    assert GREETING.startswith(deltas)
+
+
+async def test_it_uses_the_real_tools_on_its_own_folder_only(tmp_path: Path) -> None:
+    async with lobby(tmp_path) as client:
+        assert "Ann orders the signs" in (await answer(client, "read meeting.md")).content
+        assert (await answer(client, "what time is it in Tokyo?")).content.endswith("in Asia/Tokyo.")
+        runs = await client.agents.runs(DEMO_AGENT)
+        calls = [call for run in runs.items for call in await client.runs.calls(run.id)]
+    folder = str(tmp_path / "state" / "demo")
+    assert {call.args["path"].startswith(folder) for call in calls if call.tool_name == "read_file"} == {True}
+
+
+@pytest.mark.spec("6.1")
+async def test_a_chart_shows_in_the_space(tmp_path: Path) -> None:
+    async with lobby(tmp_path) as client:
+        await answer(client, "chart the sales")
+        shown = [one for one in (await client.spaces.messages(LOBBY)).items if one.kind == "tool"]
+    assert [one.content["toolName"] for one in shown] == ["displayChart"]
+    assert shown[0].content["input"]["values"] == [120, 98, 143, 160, 151, 187]
+
+
+@pytest.mark.spec("6.3")
+@pytest.mark.parametrize("confirmed", [True, False])
+async def test_it_asks_before_it_deletes_and_goes_on_in_a_later_cycle(tmp_path: Path, confirmed: bool) -> None:
+    draft = tmp_path / "state" / "demo" / "drafts" / "old-plan.txt"
+    async with lobby(tmp_path) as client:
+        asked = await answer(client, "clean up the drafts")
+        call = await pending(client)
+        assert draft.exists()
+    async with lobby(tmp_path) as client:  # The answer may come after any number of restarts.
+        await client.tools.submit_result(LOBBY, call.run_id, call.call_id, {"confirmed": confirmed})
+        said = await spoken(client, asked.seq)
+    assert said.content.startswith("Deleted drafts/old-plan.txt" if confirmed else "All right, I keep")
+    assert draft.exists() is not confirmed
+
+
+@pytest.mark.spec("9.2")
+@pytest.mark.spec("9.4")
+async def test_it_remembers_over_a_restart_and_reminds_when_it_is_time(tmp_path: Path) -> None:
+    async with lobby(tmp_path) as client:
+        await answer(client, "remember that I like tea")
+        said = await answer(client, "remind me in 1 second to stretch")
+    async with lobby(tmp_path) as client:
+        assert (await spoken(client, said.seq)).content == "A reminder: stretch"
+        assert "I like tea" in (await answer(client, "what do you remember?")).content
+
+
+async def test_another_start_finds_everything_as_it_was_left(tmp_path: Path) -> None:
+    async with lobby(tmp_path) as client:
+        await client.entities.update(YOU, name="Ann")
+        (tmp_path / "state" / "demo" / "welcome.txt").unlink()
+    async with lobby(tmp_path) as client:
+        assert (await client.entities.get(YOU)).name == "Ann"
+        assert {member.entity_id for member in await client.spaces.members(LOBBY)} == {YOU, DEMO_AGENT}
+        assert "welcome.txt" not in (await answer(client, "list the files")).content
+
+
+async def test_the_lobby_is_made_once_on_every_database(database: Database) -> None:
+    ledger = Ledger(database)
+    await asyncio.gather(*(set_up_demo(ledger) for _ in range(3)))
+    members = await ledger.read(entities.members, LOBBY)
+    assert sorted((one.type, one.name) for one in members) == [("agent", "Demo"), ("human", "You")]
+
+
+def test_with_a_key_in_the_environment_it_thinks(tmp_path: Path) -> None:
+    config = load_config(write_config(tmp_path, demo=True, storage={"dir": str(tmp_path / "state")}), environ={})
+    rules = demo_agent(config, {})
+    assert rules is not None
+    assert not is_thinking(rules)
+    for variable, provider in (("OPENAI_API_KEY", "openai"), ("ANTHROPIC_API_KEY", "anthropic")):
+        spec = demo_agent(config, {variable: "a key"})
+        assert spec is not None
+        assert is_thinking(spec)
+        assert spec.model.provider == provider
+        assert spec.model.name
+        assert f"Your folder: {tmp_path / 'state' / 'demo'}" in spec.system
+
+
+def test_there_is_none_where_agents_are_configured_or_none_is_wanted(tmp_path: Path) -> None:
+    none = load_config(write_config(tmp_path, demo=False), environ={})
+    assert demo_agent(none, {}) is None
+    own = load_config(
+        write_config(tmp_path, demo=True, agents={"mine": {"system": "You help.", "model": "demo"}}), environ={}
+    )
+    assert demo_agent(own, {}) is None
+    assert not (tmp_path / "state").exists()

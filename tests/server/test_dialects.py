@@ -1,0 +1,507 @@
+"""The dialects, read by the packages whose languages they are: the AI SDK's parser, AG-UI's verifier."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.peers.install import SETS, ensure, node
+from toolspace.core.records import Exposure, StreamEvent
+from toolspace.server.broadcast import Feed
+from toolspace.server.dialects import AG_UI, DIALECTS, NATIVE, UI_MESSAGE_STREAM, Dialect, Translator
+from toolspace.server.redaction import Audience
+from toolspace.storage.streams.hub import Hub
+
+CHECK = Path(__file__).parent.parent / "peers" / "streams" / "check.mjs"
+FORMATS = (UI_MESSAGE_STREAM, AG_UI)
+
+
+def read_by_peers(*streams: tuple[Dialect, bytes]) -> list[Any]:
+    """What the packages themselves make of streams."""
+    cases = json.dumps([{"format": dialect.name, "text": text.decode()} for dialect, text in streams])
+    command = [str(node()), "--input-type=module", "--eval", CHECK.read_text()]
+    done = subprocess.run(
+        command, cwd=ensure(SETS["streams"]), input=cases, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def read(dialect: Dialect, text: bytes) -> Any:
+    (answer,) = read_by_peers((dialect, text))
+    assert "error" not in answer, (answer, text.decode())
+    assert answer.get("valid", True), (answer, text.decode())
+    return answer
+
+
+async def _nothing(*_: object) -> Any:
+    raise AssertionError("the store is not asked")
+
+
+def feed_of(dialect: Dialect, audience: Audience = "secret", stream: str = "space:spc_1") -> Feed:
+    return Feed(Hub(_nothing, _nothing), stream, dialect, audience)
+
+
+def translator_of(feed: Feed) -> Translator | None:
+    return feed.dialect.translator(feed.stream) if feed.dialect.translator else None
+
+
+def said(dialect: Dialect, events: list[StreamEvent], *, audience: Audience = "secret", joins: int = 0) -> bytes:
+    """What a reader reads who came after so many of the events."""
+    feed = feed_of(dialect, audience)
+    translator = translator_of(feed)
+    frames: list[bytes] = []
+    for event in events[:joins]:
+        feed.encode(event, translator)
+    if joins and translator is not None:
+        frames += [b"data: %b\n\n" % json.dumps(payload).encode() for payload in translator.opening()]
+    for event in events[joins:]:
+        frames += feed.encode(event, translator)
+    return b"".join(frames)
+
+
+class Script:
+    """Writes events down as they happen in a space."""
+
+    def __init__(self) -> None:
+        self.events: list[StreamEvent] = []
+
+    def add(self, type: str, exposure: Exposure = "full", /, **data: Any) -> None:
+        id = len(self.events) + 1
+        self.events.append(StreamEvent("space:spc_1", id, type, data, exposure=exposure, at=1_700_000_000_000 + id))
+
+    def run(self, run: str, agent: str = "ent_bot") -> None:
+        self.add("run.started", runId=run, agentEntityId=agent, spaceId="spc_1")
+
+    def run_done(self, run: str, status: str = "completed", **more: Any) -> None:
+        self.add("run.done", runId=run, agentEntityId="ent_bot", status=status, **more)
+
+    def message(self, id: str, run: str | None = None) -> None:
+        self.add("message.started", messageId=id, spaceId="spc_1", senderId="ent_x", seq=1, runId=run)
+
+    def delta(self, id: str, delta: str, **more: Any) -> None:
+        self.add("message.delta", messageId=id, delta=delta, **more)
+
+    def message_done(self, id: str, content: Any, run: str | None = None, status: str = "complete") -> None:
+        message = {"id": id, "spaceId": "spc_1", "seq": 1, "senderId": "ent_x", "kind": "message", "content": content}
+        self.add("message.done", message={**message, "metadata": {}, "status": status, "runId": run})
+
+    def tool(self, id: str, exposure: Exposure = "full", /, **more: Any) -> None:
+        data = {"toolCallId": id, "toolName": "confirm", "runId": "run_1", "agentEntityId": "ent_bot"}
+        rest = {"input": {"city": "Oslo"}, "executionType": "space", "executionTarget": "client", "status": "running"}
+        self.add("tool.started", exposure, **{**data, "spaceId": "spc_1", "messageId": f"msg_{id}", **rest, **more})
+
+    def tool_delta(self, id: str, delta: str) -> None:
+        self.add("tool.streaming", toolCallId=id, toolName="confirm", inputDelta=delta)
+
+    def tool_part(self, id: str, output: Any) -> None:
+        self.add("tool.streaming", toolCallId=id, toolName="confirm", output=output, preliminary=True)
+
+    def tool_done(self, id: str, output: Any, exposure: Exposure = "full") -> None:
+        data = {"toolCallId": id, "toolName": "confirm", "messageId": f"msg_{id}", "output": output}
+        self.add("tool.done", exposure, **data, source="client", durationMs=12)
+
+    def tool_error(self, id: str, error: str, exposure: Exposure = "full") -> None:
+        data = {"toolCallId": id, "toolName": "confirm", "messageId": f"msg_{id}", "error": error}
+        self.add("tool.error", exposure, **data, errorKind="execution_error")
+
+
+@pytest.fixture
+def script() -> Script:
+    return Script()
+
+
+def part(message: Any, type: str) -> Any:
+    """The one part of a UI message of this type."""
+    (found,) = [part for part in message["parts"] if part["type"] == type]
+    return found
+
+
+# The AI SDK
+
+
+@pytest.mark.spec("7.5")
+def test_the_ai_sdk_reads_a_run_with_streamed_input_parts_of_a_result_and_text(script: Script) -> None:
+    script.run("run_1")
+    script.tool_delta("call_1", '{"city":')
+    script.tool_delta("call_1", ' "Oslo"}')
+    script.tool("call_1", executionType="gateway", executionTarget="server")
+    script.tool_part("call_1", {"rows": 1})
+    script.add("tool.progress", toolCallId="call_1", toolName="confirm", progress=1, total=2, message="half")
+    script.tool_done("call_1", {"rows": 2})
+    script.message("msg_1", "run_1")
+    script.delta("msg_1", "It is ")
+    script.delta("msg_1", "cold.")
+    script.message_done("msg_1", "It is cold.", "run_1")
+    script.run_done("run_1", usage={"inputTokens": 3})
+    answer = read(UI_MESSAGE_STREAM, said(UI_MESSAGE_STREAM, script.events))
+    assert answer["types"] == [
+        "start",
+        "tool-input-start", "tool-input-delta", "tool-input-delta", "tool-input-available",
+        "tool-output-available", "data-tool-progress", "tool-output-available",
+        "text-start", "text-delta", "text-delta", "text-end",
+        "finish",
+    ]  # fmt: skip
+    message = answer["message"]
+    assert message["id"] == "spc_1"
+    assert message["metadata"]["usage"] == {"inputTokens": 3}
+    call = part(message, "tool-confirm")
+    assert (call["state"], call["input"], call["output"]) == ("output-available", {"city": "Oslo"}, {"rows": 2})
+    assert call["providerExecuted"] is True
+    assert part(message, "text")["text"] == "It is cold."
+
+
+@pytest.mark.spec("7.5")
+def test_the_ai_sdk_is_told_that_a_person_is_asked_and_what_became_of_it(script: Script) -> None:
+    for id in ("yes", "no", "late", "open"):
+        script.tool(id, status="requires_action")
+    script.tool_done("yes", None)
+    script.tool_done("no", {"approved": False})
+    script.tool_error("late", "Tool expired")
+    answer = read(UI_MESSAGE_STREAM, said(UI_MESSAGE_STREAM, script.events))
+    states = {part["toolCallId"]: part for part in answer["message"]["parts"]}
+    assert {id: part["state"] for id, part in states.items()} == {
+        "yes": "output-available",
+        "no": "output-denied",
+        "late": "output-error",
+        "open": "approval-requested",
+    }
+    assert states["open"]["approval"] == {"id": "open"}
+    assert states["open"]["input"] == {"city": "Oslo"}
+    assert states["late"]["errorText"] == "Tool expired"
+    assert "providerExecuted" not in states["open"]  # It is for the client to execute.
+
+
+@pytest.mark.spec("7.5")
+def test_the_ai_sdk_gets_a_result_that_comes_when_another_run_is_under_way(script: Script) -> None:
+    script.run("run_1")
+    script.tool("call_1", status="requires_action")
+    script.run_done("run_1")
+    script.run("run_2", "ent_other")
+    script.message("msg_1")
+    script.message_done("msg_1", "Hello")
+    script.tool_done("call_1", True)
+    answer = read(UI_MESSAGE_STREAM, said(UI_MESSAGE_STREAM, script.events))
+    assert part(answer["message"], "tool-confirm")["output"] is True
+    assert part(answer["message"], "text")["text"] == "Hello"
+
+
+@pytest.mark.spec("7.5")
+def test_a_reader_who_comes_in_the_middle_is_told_what_is_open(script: Script) -> None:
+    script.run("run_1")
+    script.tool("call_1", status="requires_action")
+    script.tool_delta("call_2", '{"city":')
+    script.message("msg_1", "run_1")
+    script.delta("msg_1", "It ")
+    joins = len(script.events)
+    script.delta("msg_1", "is.")
+    script.tool_delta("call_2", ' "Oslo"}')
+    script.tool("call_2", executionTarget="server")
+    script.tool_done("call_1", 1)
+    script.tool_done("call_2", 2)
+    script.tool_done("call_0", "of a call that nobody remembers")
+    script.message_done("msg_1", "It is.", "run_1")
+    script.run_done("run_1")
+    answer = read(UI_MESSAGE_STREAM, said(UI_MESSAGE_STREAM, script.events, joins=joins))
+    outputs = {part["toolCallId"]: part["output"] for part in answer["message"]["parts"] if "toolCallId" in part}
+    assert outputs == {"call_1": 1, "call_2": 2}
+    assert part(answer["message"], "text")["text"] == "It is."
+    assert part(answer["message"], "data-tool-done")["data"]["toolCallId"] == "call_0"
+    answer = read(AG_UI, said(AG_UI, script.events, joins=joins))
+    assert answer["types"][:2] == ["RUN_STARTED", "TEXT_MESSAGE_START"]
+    texts = [message["content"] for message in answer["messages"] if message["id"] == "msg_1"]
+    assert texts == ["It is."]
+
+
+@pytest.mark.spec("9.1")
+@pytest.mark.spec("7.5")
+def test_the_ai_sdk_is_told_what_of_a_text_does_not_count(script: Script) -> None:
+    script.message("msg_1", "run_1")
+    script.delta("msg_1", "It is w")
+    script.delta("msg_1", "", restart=True)
+    script.delta("msg_1", "It is")
+    script.message_done("msg_1", "It is cold.", "run_1")
+    answer = read(UI_MESSAGE_STREAM, said(UI_MESSAGE_STREAM, script.events))
+    void, text = answer["message"]["parts"]
+    assert (void["text"], void["providerMetadata"]["toolspace"]["void"]) == ("It is w", True)
+    assert (text["text"], text["state"]) == ("It is cold.", "done")  # With what no delta said.
+    assert text["providerMetadata"]["toolspace"]["status"] == "complete"
+
+
+@pytest.mark.spec("9.1")
+def test_the_ai_sdk_reads_a_message_that_was_abandoned_and_said_later(script: Script) -> None:
+    script.message("msg_1", "run_1")
+    script.delta("msg_1", "It i")
+    script.message_done("msg_1", "", "run_1", status="error")
+    script.message("msg_1", "run_1")
+    script.delta("msg_1", "Snow.")
+    script.message_done("msg_1", "Snow.", "run_1")
+    script.message("msg_2", "run_1")
+    script.delta("msg_2", "Rain")
+    script.message_done("msg_2", "Hail.", "run_1")  # Not what was streamed: what is kept is right.
+    answer = read(UI_MESSAGE_STREAM, said(UI_MESSAGE_STREAM, script.events))
+    parts = [(part["text"], part["providerMetadata"]["toolspace"]) for part in answer["message"]["parts"]]
+    assert [text for text, _ in parts] == ["It i", "Snow.", "Rain", "Hail."]
+    assert [ours.get("void") or ours["status"] for _, ours in parts] == ["error", "complete", True, "complete"]
+
+
+# AG-UI
+
+
+@pytest.mark.spec("9.1")
+@pytest.mark.spec("7.5")
+def test_ag_ui_gets_a_text_that_begins_anew_under_another_id(script: Script) -> None:
+    script.run("run_1")
+    script.message("msg_1", "run_1")
+    script.delta("msg_1", "It is w")
+    script.delta("msg_1", "", restart=True)
+    script.delta("msg_1", "It is")
+    joins = len(script.events)
+    script.message_done("msg_1", "It is cold.", "run_1")
+    script.message("msg_2", "run_1")
+    script.delta("msg_2", "Ra")
+    script.message_done("msg_2", "", "run_1", status="error")
+    script.message("msg_2", "run_1")
+    script.delta("msg_2", "Snow.")
+    script.message_done("msg_2", "Snow.", "run_1")
+    script.run_done("run_1")
+    answer = read(AG_UI, said(AG_UI, script.events))
+    texts = {one["id"]: one["content"] for one in answer["messages"] if isinstance(one.get("content"), str)}
+    assert texts == {"msg_1": "It is w", "msg_1.2": "It is cold.", "msg_2": "Ra", "msg_2.2": "Snow."}
+    assert answer["types"].count("TEXT_MESSAGE_START") == answer["types"].count("TEXT_MESSAGE_END") == 4
+    answer = read(AG_UI, said(AG_UI, script.events, joins=joins))
+    texts = {one["id"]: one["content"] for one in answer["messages"] if isinstance(one.get("content"), str)}
+    assert texts["msg_1.2"] == "It is cold."
+
+
+@pytest.mark.spec("7.5")
+def test_ag_ui_reads_a_run(script: Script) -> None:
+    script.run("run_1")
+    script.tool_delta("call_1", '{"city":')
+    script.tool_delta("call_1", ' "Oslo"}')
+    script.tool("call_1", status="requires_action")
+    script.tool_done("call_1", {"rows": 2})
+    script.tool("call_2")
+    script.tool_error("call_2", "it broke")
+    script.message("msg_1", "run_1")
+    script.delta("msg_1", "It is ")
+    script.delta("msg_1", "cold.")
+    script.message_done("msg_1", "It is cold.", "run_1")
+    script.run_done("run_1")
+    answer = read(AG_UI, said(AG_UI, script.events))
+    assert answer["types"] == [
+        "RUN_STARTED",
+        "TOOL_CALL_START", "TOOL_CALL_ARGS", "TOOL_CALL_ARGS", "TOOL_CALL_END", "CUSTOM", "TOOL_CALL_RESULT",
+        "TOOL_CALL_START", "TOOL_CALL_ARGS", "TOOL_CALL_END", "TOOL_CALL_RESULT",
+        "TEXT_MESSAGE_START", "TEXT_MESSAGE_CONTENT", "TEXT_MESSAGE_CONTENT", "TEXT_MESSAGE_END", "CUSTOM",
+        "RUN_FINISHED",
+    ]  # fmt: skip
+    calls = {call["id"]: call for message in answer["messages"] for call in message.get("toolCalls", ())}
+    assert json.loads(calls["call_1"]["function"]["arguments"]) == {"city": "Oslo"}
+    results = {one["toolCallId"]: one["content"] for one in answer["messages"] if one["role"] == "tool"}
+    assert results == {"call_1": '{"rows":2}', "call_2": "it broke"}
+    assert [message["content"] for message in answer["messages"] if message["id"] == "msg_1"] == ["It is cold."]
+
+
+@pytest.mark.spec("7.5")
+@pytest.mark.parametrize(
+    ("status", "more", "last"),
+    [("completed", {}, "RUN_FINISHED"), ("canceled", {}, "RUN_FINISHED"), ("failed", {"error": "no"}, "RUN_ERROR")],
+)
+def test_ag_ui_hears_how_a_run_ended(script: Script, status: str, more: dict[str, str], last: str) -> None:
+    script.run("run_1")
+    script.message("msg_1", "run_1")
+    script.run_done("run_1", status, **more)
+    assert read(AG_UI, said(AG_UI, script.events))["types"][-1] == last
+
+
+@pytest.mark.spec("7.5")
+def test_ag_ui_reads_a_space_in_which_several_speak_at_once(script: Script) -> None:
+    script.message("msg_0")
+    script.message_done("msg_0", "Hello, both of you")
+    script.run("run_1")
+    script.message("msg_1", "run_1")
+    script.delta("msg_1", "I ")
+    script.run("run_2", "ent_other")
+    script.message("msg_2", "run_2")
+    script.delta("msg_2", "So ")
+    script.message("msg_3")
+    script.message_done("msg_3", {"not": "text"})
+    script.delta("msg_1", "am.")
+    script.message_done("msg_1", "I am.", "run_1")
+    script.run_done("run_1")
+    script.delta("msg_2", "do I.")
+    script.tool("call_1")
+    script.message_done("msg_2", "So do I.", "run_2")
+    script.run_done("run_2")
+    script.tool_done("call_1", "long after")
+    answer = read(AG_UI, said(AG_UI, script.events))
+    texts = {one["id"]: one["content"] for one in answer["messages"] if isinstance(one.get("content"), str)}
+    assert (texts["msg_0"], texts["msg_1"], texts["msg_2"]) == ("Hello, both of you", "I am.", "So do I.")
+    assert answer["types"].count("RUN_STARTED") == answer["types"].count("RUN_FINISHED")
+
+
+# Whatever happens
+
+
+def anything(seed: int) -> list[StreamEvent]:
+    """Events in an order that no program of ours would give them."""
+    chance = random.Random(seed)
+    script = Script()
+    exposures: tuple[Exposure, ...] = ("full", "full", "name", "none")
+    for _ in range(chance.randrange(1, 40)):
+        n = chance.randrange(3)
+        exposure = chance.choice(exposures)
+        status = chance.choice(("running", "requires_action"))
+        match chance.randrange(11):
+            case 0:
+                script.run(f"run_{n}")
+            case 1:
+                script.run_done(f"run_{n}", chance.choice(("completed", "failed", "canceled")))
+            case 2:
+                script.message(f"msg_{n}", chance.choice((None, f"run_{n}")))
+            case 3:
+                more = {"restart": True} if chance.random() < 0.3 else {}
+                script.delta(f"msg_{n}", chance.choice(("", "a", "é\n\u2028")), **more)
+            case 4:
+                ends = chance.choice(("complete", "complete", "error"))
+                script.message_done(f"msg_{n}", chance.choice(("text", "", None, {"a": [1]}, 2**60)), status=ends)
+            case 5:
+                script.tool(f"call_{n}", exposure, status=status, input=chance.choice(({}, None, [1], "x")))
+            case 6:
+                script.tool_delta(f"call_{n}", chance.choice(("", "{", '{"a":1}', "]]")))
+            case 7:
+                script.tool_part(f"call_{n}", chance.choice((None, 1, {"a": 1})))
+            case 8:
+                script.tool_done(f"call_{n}", chance.choice((None, False, {"approved": False}, "x")), exposure)
+            case 9:
+                script.tool_error(f"call_{n}", chance.choice(("", "broken")), exposure)
+            case _:
+                script.add("tool.progress", exposure, toolCallId=f"call_{n}", progress=0.5)
+    return script.events
+
+
+@pytest.mark.spec("7.5")
+def test_their_parsers_take_whatever_happens_in_whatever_order_from_wherever() -> None:
+    streams: list[tuple[Dialect, bytes]] = []
+    for seed in range(300):
+        events = anything(seed)
+        joins = random.Random(-seed).randrange(len(events) + 1) if seed % 2 else 0
+        audience: Audience = "public" if seed % 3 else "secret"
+        streams += [(dialect, said(dialect, events, audience=audience, joins=joins)) for dialect in FORMATS]
+    for (dialect, text), answer in zip(streams, read_by_peers(*streams), strict=True):
+        assert "error" not in answer, (dialect.name, answer, text.decode())
+
+
+# Where a reader was cut off
+
+
+@pytest.mark.spec("7.4")
+@pytest.mark.parametrize("dialect", FORMATS, ids=lambda dialect: dialect.name)
+def test_frames_of_one_event_have_ids_of_their_own_and_the_last_has_the_events(
+    script: Script, dialect: Dialect
+) -> None:
+    script.run("run_1")
+    script.message_done("msg_1", "Hello", "run_1")
+    feed = feed_of(dialect)
+    translator = translator_of(feed)
+    feed.encode(script.events[0], translator)
+    frames = feed.encode(script.events[1], translator)
+    ids = [frame.split(b"\n")[0].removeprefix(b"id: ").decode() for frame in frames]
+    assert len(ids) > 2
+    assert ids == [*(f"2.{n}" for n in range(len(ids) - 1)), "2"]
+
+
+# What is private
+
+
+SECRET = "s3cr3t-of-a-prebuilt-tool"
+
+
+@pytest.mark.spec("8.2")
+@pytest.mark.parametrize("dialect", DIALECTS.values(), ids=lambda dialect: dialect.name)
+@pytest.mark.parametrize("exposure", ["name", "none"])
+@pytest.mark.parametrize("joins", [0, 3])
+def test_no_byte_of_a_prebuilt_tools_input_or_output_reaches_a_public_reader(
+    script: Script, dialect: Dialect, exposure: Exposure, joins: int
+) -> None:
+    script.run("run_1")
+    named = {"toolCallId": "call_1", "toolName": "set_memories"}
+    script.add("tool.streaming", exposure, **named, inputDelta=SECRET)
+    script.add("tool.started", exposure, **named, input={"memories": SECRET}, runId="run_1", status="requires_action")
+    script.add("tool.progress", exposure, **named, progress=1, message=SECRET)
+    script.add("tool.streaming", exposure, **named, output=SECRET, preliminary=True)
+    script.add("tool.done", exposure, **named, output={"stored": SECRET}, source="server")
+    script.add("tool.error", exposure, **named, error=SECRET, errorKind=SECRET, output=SECRET)
+    script.run_done("run_1", "failed", error=SECRET, usage={"model": SECRET})
+    shown = said(dialect, script.events, audience="public", joins=joins)
+    assert SECRET.encode() not in shown
+    assert (b"call_1" in shown) == (exposure == "name")
+    assert SECRET.encode() in said(dialect, script.events, joins=joins)
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text() | st.just(SECRET) | st.text().map(lambda text: text + SECRET),
+    lambda children: st.lists(children, max_size=3) | st.dictionaries(st.text(), children, max_size=3),
+    max_leaves=8,
+)
+fields = st.dictionaries(
+    st.sampled_from(("input", "output", "error", "errorKind", "inputDelta", "message", "progress", "messageId", "x")),
+    values,
+)
+kinds = st.sampled_from(("tool.started", "tool.streaming", "tool.progress", "tool.done", "tool.error", "tool.new"))
+
+
+@pytest.mark.spec("8.2")
+@given(st.lists(st.tuples(kinds, st.sampled_from(("name", "none")), fields), max_size=8), st.integers(0, 8))
+def test_whatever_is_in_the_events_of_prebuilt_tools_stays_here(
+    happened: list[tuple[str, Exposure, dict[str, Any]]], joins: int
+) -> None:
+    script = Script()
+    for type, exposure, data in happened:
+        script.add(type, exposure, **{**data, "toolCallId": "call_1", "toolName": "set_goals"})
+    for dialect in DIALECTS.values():
+        assert SECRET.encode() not in said(dialect, script.events, audience="public", joins=joins)
+
+
+def test_a_public_reader_gets_the_id_and_the_name_of_a_prebuilt_call_and_nothing_else(script: Script) -> None:
+    script.tool("call_1", "name")
+    script.tool_done("call_1", 1, "name")
+    frames = said(NATIVE, script.events, audience="public").decode()
+    assert frames == (
+        'id: 1\nevent: tool.started\ndata: {"toolCallId":"call_1","toolName":"confirm"}\n\n'
+        'id: 2\nevent: tool.done\ndata: {"toolCallId":"call_1","toolName":"confirm"}\n\n'
+    )
+
+
+@pytest.mark.spec("8.2")
+def test_members_see_the_input_and_the_output_of_the_tools_that_they_execute(script: Script) -> None:
+    script.tool("call_1", status="requires_action")
+    script.tool_done("call_1", {"answer": 42})
+    for dialect in DIALECTS.values():
+        assert said(dialect, script.events, audience="public") == said(dialect, script.events)
+
+
+# Sharing
+
+
+@pytest.mark.parametrize("dialect", DIALECTS.values(), ids=lambda dialect: dialect.name)
+async def test_readers_who_fold_the_past_and_readers_who_saw_it_read_the_same(dialect: Dialect) -> None:
+    for seed in range(30):
+        events = anything(seed)
+
+        async def load(_: str, after: int, limit: int, events: list[StreamEvent] = events) -> list[StreamEvent]:
+            return events[after : after + limit]
+
+        feed = Feed(Hub(load, _nothing), "space:spc_1", dialect, "public")
+        seen = translator_of(feed)
+        for place, event in enumerate(events):
+            folded = await feed.fold(place)
+            assert feed.encode(event, folded) == feed.encode(event, seen)

@@ -1,0 +1,109 @@
+"""Documents of agents over HTTP, and through the client."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.server.serving import SECRET, Api
+from toolspace.client.client import ToolspaceClient
+from toolspace.client.errors import Conflict, NotFound
+
+pytestmark = [pytest.mark.spec("9.5"), pytest.mark.spec("12.1")]
+
+
+async def agent(api: Api, name: str = "Ada") -> str:
+    made = await api.create("/api/entities", type="agent", name=name)
+    return f"/api/agents/{made['id']}/documents"
+
+
+async def test_documents_are_kept_for_an_agent_and_found(anywhere: Api) -> None:
+    path = await agent(anywhere)
+    body = {"title": "FAQ", "text": "Tea is in the kitchen.", "source": "https://example.com/faq", "metadata": {"v": 1}}
+    made = await anywhere.post(path, body)
+    assert made.status == 201
+    document = made.data
+    assert (document["title"], document["size"], document["passages"], document["origin"]) == ("FAQ", 22, 1, "api")
+    assert "text" not in document
+    one = (await anywhere.get(f"{path}/{document['id']}")).data
+    assert one == {**document, "text": body["text"]}
+    changed = await anywhere.put(f"{path}/{document['id']}", {"title": "FAQ", "text": "Coffee is in the hall."})
+    assert (changed.data["source"], changed.data["metadata"]) == (None, {})
+    run = await anywhere.create("/api/runs", agentEntityId=path.split("/")[3])
+    found = await anywhere.post(
+        f"/api/runs/{run['id']}/calls", {"name": "search_knowledge", "args": {"query": "coffee"}}
+    )
+    assert found.data["result"]["results"][0]["text"] == "Coffee is in the hall."
+    assert (await anywhere.delete(f"{path}/{document['id']}")).status == 204
+    assert (await anywhere.delete(f"{path}/{document['id']}")).status == 404
+    assert (await anywhere.get(f"{path}/{document['id']}")).status == 404
+    found = await anywhere.post(
+        f"/api/runs/{run['id']}/calls", {"name": "search_knowledge", "args": {"query": "coffee"}}
+    )
+    assert found.data["result"] == {"results": [], "total": 0}
+
+
+async def test_documents_are_listed_page_by_page(api: Api) -> None:
+    path = await agent(api)
+    for n in range(5):
+        assert (await api.put(f"{path}/doc_{n}", {"title": f"{n}", "text": "x"})).status == 200
+    first = (await api.get(f"{path}?limit=3")).data
+    rest = (await api.get(f"{path}?limit=3&cursor={first['next']}")).data
+    assert [one["id"] for one in (*first["items"], *rest["items"])] == [f"doc_{n}" for n in range(5)]
+    assert rest["next"] is None
+
+
+async def test_what_cannot_be_kept_is_refused_with_the_reason(api: Api) -> None:
+    path = await agent(api)
+    for body, reason in (
+        ({"title": "T", "text": "é" * 510_000}, "so split it"),
+        ({"title": "T", "text": "x" * 1_000_001}, "text"),
+        ({"title": "T", "text": "a\0b"}, "NUL"),
+        ({"title": "a\nb", "text": "x"}, "title"),
+        ({"title": "", "text": "x"}, "title"),
+        ({"title": "T", "text": ""}, "text"),
+        ({"title": "T", "text": "x", "metadata": {"big": "x" * 70_000}}, "metadata"),
+        ({"title": "T", "text": "x", "more": 1}, "more"),
+        ({"title": "T", "text": "x", "id": "../x"}, "id"),
+    ):
+        reply = await api.post(path, body)
+        assert reply.status == 400, (body.keys(), reply.status)
+        assert reason in reply.detail + str(reply.data.get("path")), reply.data
+    for wrong, status in (("%00", 404), ("..%2fx", 404), ("x" * 101, 400), (".x", 400)):
+        assert (await api.put(f"{path}/{wrong}", {"title": "T", "text": "x"})).status == status, wrong
+        assert (await api.get(f"{path}/{wrong}")).status == 404, wrong
+    assert (await api.get(path)).data["items"] == []
+
+
+async def test_an_id_is_given_once_and_a_repeated_request_finds_the_first(api: Api) -> None:
+    path = await agent(api)
+    body = {"title": "T", "text": "x", "id": "mine"}
+    first = await api.post(path, body, headers={"Idempotency-Key": "k1"})
+    again = await api.post(path, body, headers={"Idempotency-Key": "k1"})
+    assert (first.status, again.status, again.data) == (201, 201, first.data)
+    taken = await api.post(path, body)
+    assert (taken.status, "PUT replaces it" in taken.detail) == (409, True)
+
+
+async def test_another_agents_documents_are_its_own(api: Api) -> None:
+    ada, bob = await agent(api), await agent(api, "Bob")
+    await api.put(f"{ada}/plan", {"title": "Plan", "text": "hers"})
+    assert (await api.get(f"{bob}/plan")).status == 404
+    assert (await api.delete(f"{bob}/plan")).status == 404
+    await api.put(f"{bob}/plan", {"title": "Plan", "text": "his"})
+    assert (await api.get(f"{ada}/plan")).data["text"] == "hers"
+
+
+@pytest.mark.spec("13.1")
+async def test_the_client_has_a_method_for_each(api: Api) -> None:
+    bot = (await api.create("/api/entities", type="agent", name="Bot"))["id"]
+    async with ToolspaceClient(api.url, secret_key=SECRET) as client:
+        added = await client.agents.add_document(bot, "FAQ", "Tea.", source="faq.md", metadata={"v": 1}, id="faq")
+        assert (added.id, added.source, added.metadata, added.size) == ("faq", "faq.md", {"v": 1}, 4)
+        with pytest.raises(Conflict):
+            await client.agents.add_document(bot, "FAQ", "Tea.", id="faq")
+        assert (await client.agents.put_document(bot, "faq", "FAQ", "Coffee.")).size == 7
+        assert (await client.agents.document(bot, "faq")).text == "Coffee."
+        assert [one.id for one in (await client.agents.documents(bot)).items] == ["faq"]
+        await client.agents.delete_document(bot, "faq")
+        with pytest.raises(NotFound):
+            await client.agents.document(bot, "faq")

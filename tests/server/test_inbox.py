@@ -1,0 +1,170 @@
+"""Agents' inboxes over HTTP: taken under a lease, done, given back, waited for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.server.serving import Api, asking, write_config
+from toolspace.server.gateway import Gateway
+from toolspace.storage.queries import inbox
+
+PATH = "/api/agents/bot/inbox"
+
+
+async def agent(api: Api) -> None:
+    await api.create("/api/entities", id="bot", type="agent", name="Bot")
+
+
+async def push(api: Api, event_id: str, data: Any = None) -> Any:
+    return await api.create(PATH, eventId=event_id, data=data)
+
+
+async def states(api: Api) -> dict[str, str]:
+    return {event["eventId"]: event["status"] for event in (await api.get(PATH)).data["items"]}
+
+
+@pytest.mark.spec("7.3")
+@pytest.mark.spec("12.1")
+async def test_an_event_is_told_once_taken_and_done(anywhere: Api) -> None:
+    api = anywhere
+    await agent(api)
+    assert await push(api, "order-1", {"order": 1}) == {"eventId": "order-1", "fresh": True}
+    assert await push(api, "order-1", {"order": 1}) == {"eventId": "order-1", "fresh": False}
+    listed = (await api.get(f"{PATH}?status=pending")).data["items"]
+    assert [(event["eventId"], event["type"], event["data"]) for event in listed] == [
+        ("order-1", "service", {"order": 1})
+    ]
+    taken = await api.create(f"{PATH}/claim", count=5, leaseSeconds=30)
+    assert [event["eventId"] for event in taken["items"]] == ["order-1"]
+    assert taken["leaseUntil"] > taken["items"][0]["timestamp"]
+    assert (await api.create(f"{PATH}/claim"))["items"] == []
+    other = await api.create(f"{PATH}/done", claim="another", eventIds=["order-1", "order-9"])
+    assert other == {"done": [], "notHeld": ["order-1", "order-9"]}
+    assert await api.create(f"{PATH}/done", claim=taken["claim"], eventIds=["order-1"]) == {
+        "done": ["order-1"],
+        "notHeld": [],
+    }
+    assert await states(api) == {"order-1": "processed"}
+    assert (await api.get(f"{PATH}?status=pending")).data == {"items": [], "next": None}
+
+
+@pytest.mark.spec("7.3")
+async def test_events_are_taken_by_one_of_many_in_their_order(anywhere: Api) -> None:
+    await agent(anywhere)
+    for number in range(10):
+        await push(anywhere, f"e{number}")
+    taken = await asyncio.gather(*(anywhere.create(f"{PATH}/claim", count=3) for _ in range(6)))
+    ids = [event["eventId"] for one in taken for event in one["items"]]
+    assert sorted(ids) == [f"e{number}" for number in range(10)]
+    for one in taken:
+        own = [event["eventId"] for event in one["items"]]
+        assert own == sorted(own)
+
+
+@pytest.mark.spec("7.3")
+async def test_what_is_given_back_comes_again_until_it_is_parked_for_an_operator(gateway: Gateway, api: Api) -> None:
+    await agent(api)
+    await push(api, "e1")
+    for attempt in range(1, inbox.MOST_ATTEMPTS + 1):
+        taken = await api.create(f"{PATH}/claim", wait=60)
+        assert taken["items"][0]["attempts"] == attempt
+        back = await api.create(f"{PATH}/return", claim=taken["claim"], eventIds=["e1", "e2"], error="no luck")
+        assert back["notHeld"] == ["e2"]
+        assert back["items"][0]["status"] == ("pending" if attempt < inbox.MOST_ATTEMPTS else "failed")
+        # The time until it comes again is the clock's; the test does not wait for it.
+        await gateway.ledger.write(_hurry)
+    failed = (await api.get(f"{PATH}?status=failed")).data["items"]
+    assert [(event["eventId"], event["error"]) for event in failed] == [("e1", "no luck")]
+    again = await api.post(f"{PATH}/e1/retry")
+    assert (again.status, again.data["status"], again.data["attempts"]) == (200, "pending", 0)
+    assert (await api.post(f"{PATH}/e1/retry")).status == 409
+    assert (await api.post(f"{PATH}/e2/retry")).status == 404
+
+
+async def _until(true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not true():  # noqa: ASYNC110 (it has no event to wait for)
+            await asyncio.sleep(0.005)
+
+
+def _hurry() -> Any:
+    yield "UPDATE inbox SET available_at = 0 WHERE status = 'pending'", ()
+
+
+@pytest.mark.spec("7.3")
+async def test_whoever_waits_hears_of_an_event_when_it_comes(anywhere: Api) -> None:
+    await agent(anywhere)
+    claiming = asyncio.create_task(anywhere.create(f"{PATH}/claim", wait=60))
+    looking = asyncio.create_task(anywhere.get(f"{PATH}?wait=60"))
+    await asyncio.sleep(0)
+    await push(anywhere, "news")
+    taken, seen = await asyncio.wait_for(asyncio.gather(claiming, looking), 30)
+    assert [event["eventId"] for event in taken["items"]] == ["news"]
+    assert [event["eventId"] for event in seen.data["items"]] == ["news"]
+
+
+async def test_waiting_in_vain_ends(api: Api) -> None:
+    await agent(api)
+    assert (await api.get(f"{PATH}?wait=0.05")).data == {"items": [], "next": None}
+    assert (await api.create(f"{PATH}/claim", wait=0.05))["items"] == []
+
+
+async def test_a_waiting_client_who_left_takes_nothing(gateway: Gateway, api: Api) -> None:
+    await agent(api)
+    claiming = asyncio.create_task(api.create(f"{PATH}/claim", wait=60))
+    await _until(lambda: gateway.ledger.waiters.waits("inbox:bot"))
+    claiming.cancel()
+    await _until(lambda: not gateway.ledger.waiters.waits("inbox:bot"))
+    await push(api, "e1")
+    assert await states(api) == {"e1": "pending"}
+
+
+async def test_whoever_waits_is_sent_home_when_the_gateway_stops(tmp_path: Path) -> None:
+    async with Gateway.open(write_config(tmp_path)) as gateway, asking(gateway) as api:
+        await agent(api)
+        claiming = asyncio.create_task(api.create(f"{PATH}/claim", wait=60))
+        await _until(lambda: gateway.ledger.waiters.waits("inbox:bot"))
+        gateway.readiness.stopping = True
+        await asyncio.wait_for(gateway.drain(5), 30)
+        assert (await asyncio.wait_for(claiming, 30))["items"] == []
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("", {}),
+        ("", {"data": 1, "eventId": "a b"}),
+        ("", {"data": "x" * 300_000}),
+        ("", {"data": 1, "type": "plan"}),
+        ("/claim", {"count": 0}),
+        ("/claim", {"leaseSeconds": 1e9}),
+        ("/claim", {"types": ["gossip"]}),
+        ("/claim", {"wait": 61}),
+        ("/done", {}),
+        ("/done", {"eventIds": []}),
+        ("/done", {"eventIds": ["x"] * 101}),
+        ("/return", {"eventIds": ["x"], "error": "a\0"}),
+    ],
+)
+async def test_what_an_inbox_does_not_take_is_refused(api: Api, path: str, body: object) -> None:
+    await agent(api)
+    assert (await api.post(PATH + path, body)).status == 400
+
+
+async def test_only_agents_have_an_inbox(api: Api) -> None:
+    await api.create("/api/entities", id="ann", type="human", name="Ann")
+    for entity in ("ann", "nobody"):
+        assert (await api.get(f"/api/agents/{entity}/inbox")).status == 404
+        assert (await api.post(f"/api/agents/{entity}/inbox", {"data": 1})).status == 404
+
+
+async def test_events_are_taken_by_their_type(api: Api) -> None:
+    await agent(api)
+    await push(api, "e1")
+    assert (await api.create(f"{PATH}/claim", types=["tool_result"]))["items"] == []
+    assert len((await api.create(f"{PATH}/claim", types=["service"]))["items"]) == 1

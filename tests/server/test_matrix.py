@@ -1,0 +1,353 @@
+"""Who may use which route: every route of the table with every kind of caller."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.server.town import Town, town
+from toolspace.server.callers import Access
+from toolspace.server.route_table import ROUTES
+from toolspace.server.routing import Route
+
+STRANGERS = (
+    "expired token",
+    "wrong signature",
+    "public key without a token",
+    "token without a public key",
+    "revoked key",
+    "nobody",
+)
+OTHERS = ("member of another space", "member of no space")
+
+
+@dataclass(frozen=True)
+class Row:
+    """What a route is asked, and what it answers to whom. Whoever is not named gets what the route's access says."""
+
+    path: str
+    """With `{name}` for what `make` or the town has."""
+    body: Any = None
+    good: int = 200
+    others: int | None = None
+    """For members of other spaces; 403 unless they have something of their own to see."""
+    member: int | None = None
+    make: Callable[[Town], Awaitable[Mapping[str, str]]] | None = None
+    """Something to be used up, made anew for each caller who may."""
+    each: Mapping[str, int] = field(default_factory=dict[str, int])
+
+
+async def _entity(town: Town) -> Mapping[str, str]:
+    return {"made": (await town.api.create("/api/entities", type="human", name="Made"))["id"]}
+
+
+async def _space(town: Town) -> Mapping[str, str]:
+    return {"made": (await town.api.create("/api/spaces", name="Made", members=["eve"]))["id"]}
+
+
+async def _run(town: Town) -> Mapping[str, str]:
+    made = await town.api.create("/api/runs", agentEntityId="robot", spaceId="spc_a")
+    return {"made": made["id"]}
+
+
+async def _call(town: Town) -> Mapping[str, str]:
+    begun = await town.call("run_a", "confirm", {"question": "made"})
+    return {"made": begun["pendingToolCallId"]}
+
+
+async def _key(town: Town) -> Mapping[str, str]:
+    return {"made": (await town.key("public"))[0]}
+
+
+async def _failed_event(town: Town) -> Mapping[str, str]:
+    event = (await town.api.post("/api/agents/robot/inbox", {"data": 1})).data["eventId"]
+    return {"made": event}
+
+
+SAID = {"content": "hello"}
+RESULT = {"result": None}
+ROWS: dict[str, Row] = {
+    "GET /api/entities": Row("/api/entities"),
+    "POST /api/entities": Row("/api/entities", {"type": "human", "name": "New"}, good=201),
+    "GET /api/entities/{entityId}": Row("/api/entities/robot"),
+    "PATCH /api/entities/{entityId}": Row("/api/entities/ann", {"name": "Ann"}),
+    "DELETE /api/entities/{entityId}": Row("/api/entities/{made}", good=204, make=_entity),
+    "POST /api/entities/{entityId}/token": Row("/api/entities/ann/token", {"expiresIn": 1}, good=201),
+    "GET /api/spaces": Row("/api/spaces", others=200),
+    "POST /api/spaces": Row("/api/spaces", {"name": "New"}, good=201),
+    "GET /api/spaces/{spaceId}": Row("/api/spaces/spc_a"),
+    "PATCH /api/spaces/{spaceId}": Row("/api/spaces/spc_a", {"name": "MARK-IN-A space"}),
+    "DELETE /api/spaces/{spaceId}": Row("/api/spaces/{made}", good=204, make=_space),
+    "GET /api/spaces/{spaceId}/members": Row("/api/spaces/spc_a/members"),
+    "POST /api/spaces/{spaceId}/members": Row("/api/spaces/spc_a/members", {"entityId": "ann"}),
+    "PUT /api/spaces/{spaceId}/members/{entityId}": Row("/api/spaces/spc_a/members/ann"),
+    "DELETE /api/spaces/{spaceId}/members/{entityId}": Row("/api/spaces/{made}/members/eve", good=204, make=_space),
+    "GET /api/spaces/{spaceId}/messages": Row("/api/spaces/spc_a/messages"),
+    "POST /api/spaces/{spaceId}/messages": Row("/api/spaces/spc_a/messages", {**SAID, "entityId": "ann"}, good=201),
+    "GET /api/spaces/{spaceId}/messages/{messageId}": Row("/api/spaces/spc_a/messages/{message}"),
+    "GET /api/spaces/{spaceId}/stream": Row("/api/spaces/spc_a/stream"),
+    "POST /api/spaces/{spaceId}/tool-results": Row(
+        "/api/spaces/spc_a/tool-results", {"runId": "run_a", "toolCallId": "{made}", **RESULT}, make=_call
+    ),
+    "GET /api/agents": Row("/api/agents", others=200),
+    "GET /api/agents/{agentId}": Row("/api/agents/robot"),
+    "GET /api/agents/{agentId}/runs": Row("/api/agents/robot/runs"),
+    "GET /api/agents/{agentId}/inbox": Row("/api/agents/robot/inbox"),
+    "POST /api/agents/{agentId}/inbox": Row("/api/agents/robot/inbox", {"data": 1}, good=201),
+    "POST /api/agents/{agentId}/inbox/claim": Row("/api/agents/robot/inbox/claim"),
+    "POST /api/agents/{agentId}/inbox/done": Row("/api/agents/robot/inbox/done", {"eventIds": ["evt_0"]}),
+    "POST /api/agents/{agentId}/inbox/return": Row("/api/agents/robot/inbox/return", {"eventIds": ["evt_0"]}),
+    "POST /api/agents/{agentId}/inbox/{eventId}/retry": Row(
+        "/api/agents/robot/inbox/{made}/retry", good=409, make=_failed_event
+    ),
+    "GET /api/agents/{agentId}/goals": Row("/api/agents/robot/goals"),
+    "PUT /api/agents/{agentId}/goals": Row("/api/agents/robot/goals", {"goals": []}),
+    "DELETE /api/agents/{agentId}/goals": Row("/api/agents/robot/goals"),
+    "DELETE /api/agents/{agentId}/goals/{goalId}": Row("/api/agents/robot/goals/none", good=404),
+    "GET /api/agents/{agentId}/memories": Row("/api/agents/robot/memories"),
+    "PUT /api/agents/{agentId}/memories": Row("/api/agents/robot/memories", {"memories": []}),
+    "DELETE /api/agents/{agentId}/memories": Row("/api/agents/robot/memories"),
+    "DELETE /api/agents/{agentId}/memories/{key}": Row("/api/agents/robot/memories/none", good=404),
+    "GET /api/agents/{agentId}/plans": Row("/api/agents/robot/plans"),
+    "PUT /api/agents/{agentId}/plans": Row(
+        "/api/agents/robot/plans", {"plans": [{"name": "rest", "instruction": "rest", "runAfter": "2 days"}]}
+    ),
+    "DELETE /api/agents/{agentId}/plans/{planId}": Row("/api/agents/robot/plans/none", good=404),
+    "GET /api/agents/{agentId}/documents": Row("/api/agents/robot/documents"),
+    "POST /api/agents/{agentId}/documents": Row(
+        "/api/agents/robot/documents", {"title": "FAQ", "text": "Who asks?"}, good=201
+    ),
+    "GET /api/agents/{agentId}/documents/{documentId}": Row("/api/agents/robot/documents/none", good=404),
+    "PUT /api/agents/{agentId}/documents/{documentId}": Row(
+        "/api/agents/robot/documents/faq", {"title": "FAQ", "text": "Who asks?"}
+    ),
+    "DELETE /api/agents/{agentId}/documents/{documentId}": Row("/api/agents/robot/documents/none", good=404),
+    "GET /api/agents/{agentId}/tasks": Row("/api/agents/robot/tasks"),
+    "GET /api/agents/{agentId}/tasks/{taskId}": Row("/api/agents/robot/tasks/none", good=404),
+    "POST /api/agents/{agentId}/tasks/{taskId}/cancel": Row("/api/agents/robot/tasks/none/cancel", good=404),
+    "GET /api/agents/{agentId}/history": Row("/api/agents/robot/history"),
+    "GET /api/runs": Row("/api/runs"),
+    "POST /api/runs": Row("/api/runs", {"agentEntityId": "robot"}, good=201),
+    "GET /api/runs/{runId}": Row("/api/runs/run_a"),
+    "GET /api/runs/{runId}/calls": Row("/api/runs/run_a/calls"),
+    "POST /api/runs/{runId}/calls": Row("/api/runs/run_a/calls", {"name": "lookup", "args": {}}),
+    "GET /api/runs/{runId}/events": Row("/api/runs/run_a/events"),
+    "POST /api/runs/{runId}/cancel": Row("/api/runs/{made}/cancel", make=_run),
+    "POST /api/runs/{runId}/close": Row("/api/runs/{made}/close", make=_run),
+    "POST /api/runs/{runId}/tool-results": Row(
+        "/api/runs/run_a/tool-results", {"callId": "{made}", **RESULT}, make=_call
+    ),
+    "GET /api/calls": Row("/api/calls", others=200),
+    "GET /api/calls/{callId}": Row("/api/calls/{confirm}"),
+    "POST /api/calls/{callId}/cancel": Row("/api/calls/{made}/cancel", make=_call),
+    "POST /api/calls/{callId}/result": Row("/api/calls/{made}/result", RESULT, make=_call),
+    "GET /api/tools": Row("/api/tools"),
+    "GET /api/tools/{name}": Row("/api/tools/lookup"),
+    "POST /api/tools/{name}/call": Row("/api/tools/lookup/call", {"args": {}}),
+    "GET /api/tools/stats": Row("/api/tools/stats"),
+    "GET /api/tools/stream": Row("/api/tools/stream?tools=move"),
+    "GET /api/workers": Row("/api/workers"),
+    "POST /api/workers/{workerId}/leave": Row("/api/workers/wrk_0/leave", good=404),
+    "GET /api/servers": Row("/api/servers"),
+    "GET /api/servers/{name}": Row("/api/servers/none", good=404),
+    "POST /api/servers/{name}/restart": Row("/api/servers/none/restart", good=404),
+    "GET /api/outputs/{session}/{outputId}": Row("/api/outputs/{output}"),
+    "GET /api/me": Row("/api/me"),
+    "GET /api/keys": Row("/api/keys"),
+    "POST /api/keys": Row("/api/keys", {"kind": "public"}, good=201),
+    "DELETE /api/keys/{keyId}": Row("/api/keys/{made}", good=204, make=_key),
+    "GET /api/events": Row("/api/events"),
+    "GET /health": Row("/health"),
+    "GET /ready": Row("/ready"),
+    "GET /metrics": Row("/metrics"),
+    "GET /openapi.json": Row("/openapi.json"),
+}
+
+
+def expected(route: Route, row: Row, who: str) -> int:
+    """What someone gets, by the rules: 401 who is not known, 403 whose it is not."""
+    if who in row.each:
+        return row.each[who]
+    if route.access is Access.OPEN or who == "secret":
+        return row.good
+    if who in STRANGERS:
+        return 401
+    if route.access is Access.ANY:
+        return row.good
+    if who == "tool key":
+        return row.good if route.access is Access.TOOLS else 403
+    if route.access is not Access.MEMBER:
+        return 403
+    if who in OTHERS:
+        return row.others or 403
+    return row.member or row.good
+
+
+def filled(value: Any, ids: Mapping[str, str]) -> Any:
+    """The path or body of a row, with ids for the names in it."""
+    if isinstance(value, str) and "{" in value:
+        return value.format_map(ids)
+    if isinstance(value, dict):
+        return {key: filled(one, ids) for key, one in value.items()}
+    return value
+
+
+async def status_of(made: Town, who: str, method: str, path: str, body: Any, *, stream: bool) -> tuple[int, bytes]:
+    if not stream:
+        reply = await made.ask(who, method, path, body)
+        return reply.status, reply.body
+    async with made.api.session.request(method, made.api.url + path, headers=made.callers[who]) as response:
+        return response.status, b"" if response.status == 200 else await response.read()
+
+
+def routes_of(made: Town) -> list[Route]:
+    app: Any = made.gateway.app
+    while not hasattr(app, "routes"):
+        app = app._app
+    return list(app.routes)
+
+
+def test_every_route_has_a_row_in_the_matrix() -> None:
+    names = {route.name for route in ROUTES} | {"GET /openapi.json"}
+    assert names - ROWS.keys() == set(), "say in ROWS who may use these"
+    assert ROWS.keys() - names == set(), "these are no routes any more"
+
+
+@pytest.mark.spec("8.1")
+@pytest.mark.spec("12.1")
+async def test_every_route_answers_every_caller_as_it_should(tmp_path: Path) -> None:
+    wrong: list[str] = []
+    async with town(tmp_path, rateLimit=None) as made:
+        fixed = {
+            "confirm": made.calls["confirm spc_a"],
+            "message": made.messages["spc_a"],
+            "output": made.calls["output"],
+        }
+        assert {route.name for route in routes_of(made)} == ROWS.keys()
+        for route in routes_of(made):
+            row = ROWS[route.name]
+            for who in made.callers:
+                wanted = expected(route, row, who)
+                ids = {"made": "none", **fixed, **(await row.make(made) if row.make is not None else {})}
+                path, body = filled(row.path, ids), filled(row.body, ids)
+                status, answer = await status_of(made, who, route.method, path, body, stream=route.stream)
+                if status != wanted:
+                    wrong.append(f"{route.name} for {who}: {status}, not {wanted}: {answer[:200]!r}")
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.spec("8.1")
+async def test_what_does_not_exist_is_404_for_whoever_may_ask(tmp_path: Path) -> None:
+    """Also with an id that no database could hold."""
+    wrong: list[str] = []
+    async with town(tmp_path, rateLimit=None) as made:
+        for route in routes_of(made):
+            if not route.parameters:
+                continue
+            row = ROWS[route.name]
+            body = filled(row.body, {"made": "call_none"})
+            for nothing in ("none_such", "%00", "..%2f..", "x" * 300):
+                path = route.path
+                for name in route.parameters:
+                    path = path.replace(f"{{{name}}}", nothing)
+                for who in ("secret", "member"):
+                    if who == "member" and route.access is not Access.MEMBER:
+                        continue
+                    reply = await made.ask(who, route.method, path, body)
+                    if reply.status != 404:
+                        wrong.append(f"{route.name} ({nothing[:9]}) for {who}: {reply.status}: {reply.body[:200]!r}")
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.spec("8.1")
+async def test_an_entity_sees_itself_and_speaks_only_as_itself(tmp_path: Path) -> None:
+    async with town(tmp_path) as made:
+        for who, entity in (("member", "ann"), ("member of no space", "eve")):
+            assert (await made.ask(who, "GET", f"/api/entities/{entity}")).status == 200
+            assert (await made.ask(who, "GET", "/api/me")).data["entity"]["id"] == entity
+        said = await made.ask("member", "POST", "/api/spaces/spc_a/messages", {"content": "I"})
+        assert said.data["senderId"] == "ann"
+        for pretended in ("robot", "bob"):
+            body = {"content": "not I", "entityId": pretended}
+            assert (await made.ask("member", "POST", "/api/spaces/spc_a/messages", body)).status == 403
+
+
+@pytest.mark.spec("8.1")
+async def test_a_result_can_be_brought_only_by_a_member_and_only_to_what_it_belongs(tmp_path: Path) -> None:
+    async with town(tmp_path) as made:
+        a, b = made.calls["confirm spc_a"], made.calls["confirm spc_b"]
+        result = {"result": "mine"}
+        tries: list[tuple[str, str, Any]] = [
+            ("member", "/api/runs/run_b/tool-results", {"callId": b, **result}),
+            ("member", "/api/runs/run_a/tool-results", {"callId": b, **result}),
+            ("member", "/api/spaces/spc_a/tool-results", {"runId": "run_a", "toolCallId": b, **result}),
+            ("member", "/api/spaces/spc_a/tool-results", {"runId": "run_b", "toolCallId": b, **result}),
+            ("member", "/api/spaces/spc_b/tool-results", {"runId": "run_b", "toolCallId": b, **result}),
+            ("member", f"/api/calls/{b}/result", result),
+            ("member", f"/api/calls/{made.calls['quiet']}/result", result),
+            ("member", f"/api/calls/{made.calls['peek']}/result", result),
+            ("member of another space", f"/api/calls/{a}/result", result),
+            ("member of no space", "/api/spaces/spc_a/tool-results", {"runId": "run_a", "toolCallId": a, **result}),
+        ]
+        for who, path, body in tries:
+            reply = await made.ask(who, "POST", path, body)
+            assert reply.status == 403, (who, path, reply)
+            assert b"MARK" not in reply.body
+        assert (await made.api.get(f"/api/calls/{a}")).data["status"] == "pending"
+        assert (await made.api.get(f"/api/calls/{b}")).data["status"] == "pending"
+        good = {"runId": "run_a", "toolCallId": a, "result": "yes"}
+        assert (await made.ask("member", "POST", "/api/spaces/spc_a/tool-results", good)).status == 200
+
+
+@pytest.mark.spec("12.3")
+async def test_a_tool_key_is_held_to_its_tools_over_http_too(tmp_path: Path) -> None:
+    async with town(tmp_path) as made:
+        listed = (await made.ask("tool key", "GET", "/api/tools")).data["items"]
+        assert {one["name"] for one in listed} == {"lookup", "large"}
+        found = await made.ask("tool key", "GET", "/api/tools?search=show+peek+move")
+        assert {one["name"] for one in found.data["items"]} <= {"lookup", "large"}
+        assert (await made.ask("tool key", "GET", "/api/tools/show")).status == 403
+        refused = await made.ask("tool key", "POST", "/api/tools/peek/call", {"args": {}})
+        assert b"MARK" not in refused.body
+        assert refused.status in (200, 403)
+
+
+@pytest.mark.spec("12.3")
+async def test_a_tool_key_finds_no_call_but_its_own_by_its_id(tmp_path: Path) -> None:
+    async with town(tmp_path) as made:
+        made.callers["another tool key"] = {"x-secret-key": (await made.key("tools"))[1]}
+        body = {"args": {}, "callId": "call_of_another"}
+        begun = (await made.api.post("/api/tools/move/call", body)).data
+        assert begun["pendingToolCallId"] == "call_of_another"
+        for who in ("tool key", "another tool key"):
+            stolen = await made.ask(who, "POST", "/api/tools/move/call", body)
+            assert b"call_of_another" not in stolen.body, stolen
+        assert (await made.api.post("/api/calls/call_of_another/result", {"result": "theirs"})).status == 200
+        # Its own it finds again.
+        own = {"args": {}, "callId": "own"}
+        first = (await made.ask("another tool key", "POST", "/api/tools/move/call", own)).data["pendingToolCallId"]
+        again = (await made.ask("another tool key", "POST", "/api/tools/move/call", own)).data["pendingToolCallId"]
+        assert first == again != "own"
+
+
+async def test_the_place_of_a_reader_that_leaves_is_given_back(tmp_path: Path) -> None:
+    async with town(tmp_path, maxStreamsPerCaller=2) as made:
+        url, headers = f"{made.api.url}/api/spaces/spc_a/stream", made.callers["member"]
+        one = await made.api.session.get(url, headers=headers)
+        two = await made.api.session.get(url, headers=headers)
+        assert (one.status, two.status) == (200, 200)
+        third = await made.api.session.get(url, headers=headers)
+        assert third.status == 429
+        assert int(third.headers["retry-after"]) >= 1
+        third.close()
+        one.close()
+        async with asyncio.timeout(10):
+            while (again := await made.api.session.get(url, headers=headers)).status != 200:
+                again.close()  # The server hears soon that one has left.
+        for response in (two, again):
+            response.close()

@@ -1,0 +1,360 @@
+"""`/mcp` behind the gateway's keys, over real HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import jwt
+import pytest
+
+from toolspace import ToolContext, Toolspace, tool
+from toolspace.config.model import Rate, Server
+from toolspace.core.interfaces import ToolProvider
+from toolspace.core.result import ToolResult
+from toolspace.core.tool import Tool
+from toolspace.server import keys
+from toolspace.server.authentication import Authenticator
+from toolspace.server.key_usage import Usage
+from toolspace.server.mcp import sessions
+from toolspace.server.mcp.http_server import serving
+from toolspace.server.mcp.mounted import McpMount
+from toolspace.server.request_limits import Limits
+from toolspace.server.tool_keys import ToolKeys
+from toolspace.spaces.ledger import Ledger
+from toolspace.storage.queries import entities
+from toolspace.storage.queries import keys as key_rows
+from toolspace.storage.queries.keys import KeyScope
+from toolspace.storage.sql.sqlite import SqliteDatabase
+
+VERSION = "2026-07-28"
+META = {
+    "io.modelcontextprotocol/protocolVersion": VERSION,
+    "io.modelcontextprotocol/clientCapabilities": {},
+    "io.modelcontextprotocol/clientInfo": {"name": "test", "version": "1"},
+}
+JWT_SECRET = "a-secret-for-tokens-with-32-characters"
+
+
+class Vault(ToolProvider):
+    """Has instructions that only those should read who may use it."""
+
+    kind = "vault"
+    namespace = "vault"
+
+    def list_tools(self) -> list[Tool]:
+        return [Tool("open")]
+
+    async def execute(self, name: str, parameters: dict[str, Any], context: ToolContext) -> ToolResult:
+        return ToolResult(ok=True, result="gold")
+
+    def get_instructions(self) -> str:
+        return "The vault is behind the picture."
+
+
+@tool
+async def notes_read(context: ToolContext) -> dict[str, Any]:
+    """Reads a note."""
+    return {"user": context.user_id, "session": context.session_id, "agent": context.agent_entity_id}
+
+
+@tool
+async def notes_drop() -> str:
+    """Drops a note."""
+    return "dropped"
+
+
+@tool
+async def notes_long() -> str:
+    """Reads a long note."""
+    return "a long line of words\n" * 20_000
+
+
+@tool
+async def notes_inside(name: str, context: ToolContext) -> Any:
+    """Calls another tool."""
+    result = await context.call(name)
+    return result.result if result.ok else {"refused": result.error}
+
+
+@dataclass
+class Door:
+    """A served endpoint, and the parts behind it."""
+
+    url: str
+    http: aiohttp.ClientSession
+    ledger: Ledger
+    authenticator: Authenticator
+    usage: Usage
+
+    async def key(self, kind: Any = "tools", **scope: Any) -> str:
+        _, key = await keys.create(self.ledger, kind, "test", KeyScope(**scope))
+        return key
+
+    async def ask(
+        self, key: str | None, method: str, params: Mapping[str, Any] | None = None, **more: str
+    ) -> tuple[int, Any]:
+        """A request of the stateless era."""
+        params = dict(params or {})
+        headers = {
+            "accept": "application/json, text/event-stream",
+            "content-type": "application/json",
+            "mcp-protocol-version": VERSION,
+            "mcp-method": method,
+            **({"authorization": f"Bearer {key}"} if key is not None else {}),
+            **more,
+        }
+        if name := params.get("name") or params.get("uri"):
+            headers["mcp-name"] = name
+        body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": {"_meta": META, **params}})
+        async with self.http.post(self.url, data=io.BytesIO(body.encode()), headers=headers) as answer:
+            return answer.status, await _message(answer)
+
+    async def tools(self, key: str) -> set[str]:
+        _, answer = await self.ask(key, "tools/list")
+        return {one["name"] for one in answer["result"]["tools"]}
+
+    async def call(self, key: str, name: str, /, **arguments: Any) -> dict[str, Any]:
+        _, answer = await self.ask(key, "tools/call", {"name": name, "arguments": arguments})
+        return answer
+
+    async def session(self, key: str) -> dict[str, Any]:
+        """Opens a session of the handshake era: its headers, and what the server said."""
+        headers = {
+            "accept": "application/json, text/event-stream",
+            "content-type": "application/json",
+            "authorization": f"Bearer {key}",
+        }
+        params = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
+        body = json.dumps({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params})
+        async with self.http.post(self.url, data=io.BytesIO(body.encode()), headers=headers) as answer:
+            assert answer.status == 200
+            return {**headers, "mcp-session-id": answer.headers["mcp-session-id"], "said": await _message(answer)}
+
+
+async def _message(answer: aiohttp.ClientResponse) -> Any:
+    text = await answer.text()
+    if answer.content_type == "text/event-stream":
+        text = [line[6:] for line in text.splitlines() if line.startswith("data: ")][-1]
+    return json.loads(text)
+
+
+def text_of(answer: dict[str, Any]) -> str:
+    return answer["result"]["content"][0]["text"]
+
+
+async def opened(tmp_path: Path, server: Server) -> AsyncIterator[Door]:
+    ledger = Ledger(await SqliteDatabase.open(tmp_path / "toolspace.db"))
+    authenticator = await Authenticator.open(ledger, server)
+    tool_keys, usage = ToolKeys(), Usage(ledger)
+    authenticator.on_used = usage.used
+    toolspace = Toolspace([notes_read, notes_drop, notes_long, notes_inside], providers=[Vault()])
+    toolspace.orchestrator.configure(policies=(tool_keys,))
+    toolspace.orchestrator.use(usage.stage)
+    mount = McpMount(toolspace, authenticator=authenticator, limits=Limits(server), tool_keys=tool_keys, server=server)
+    async with (
+        toolspace,
+        usage,
+        serving(mount) as url,
+        mount,
+        aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(20)) as http,
+    ):
+        yield Door(url, http, ledger, authenticator, usage)
+    await ledger.aclose()
+
+
+@pytest.fixture
+async def door(tmp_path: Path) -> AsyncIterator[Door]:
+    async for made in opened(tmp_path, Server(public_key="pk_0123456789abcdef", jwt_secret=JWT_SECRET)):
+        yield made
+
+
+@pytest.mark.spec("12.3")
+async def test_a_secret_key_sees_and_calls_every_tool(door: Door) -> None:
+    key = await door.key("secret")
+    assert await door.tools(key) >= {"notes_read", "notes_drop", "notes_inside", "vault__open"}
+    assert text_of(await door.call(key, "vault__open")) == "gold"
+
+
+@pytest.mark.spec("12.3")
+async def test_a_tool_key_sees_and_calls_only_what_it_allows(door: Door) -> None:
+    key = await door.key(tools_allowed=("notes_*",), tools_denied=("*_drop",))
+    assert await door.tools(key) == {"notes_read", "notes_inside", "notes_long"}
+    assert "result" in await door.call(key, "notes_read")
+    for name in ("notes_drop", "vault__open"):
+        answer = await door.call(key, name)
+        assert answer["result"]["isError"]
+        assert "this key may not use" in text_of(answer)
+        assert "gold" not in json.dumps(answer)
+
+
+@pytest.mark.spec("12.3")
+async def test_what_a_key_denies_cannot_be_reached_through_another_tool(door: Door) -> None:
+    key = await door.key(tools_denied=("vault__*",))
+    for name in ("vault__open", "vault.open", "open", "VAULT__OPEN"):
+        inside = text_of(await door.call(key, "notes_inside", name=name))
+        assert "gold" not in inside
+        assert "gold" not in json.dumps(await door.call(key, name))
+        batch = {"calls": [{"id": "1", "tool": name, "parameters": {}}]}
+        assert "gold" not in json.dumps(await door.call(key, "agent__batch", **batch))
+    found = await door.call(key, "agent__find_tools", query="open the vault")
+    assert "vault__open" not in json.dumps(found)
+
+
+@pytest.mark.spec("12.3")
+async def test_a_key_is_told_only_of_the_tools_that_it_may_use(door: Door) -> None:
+    outside, inside = await door.key(tools_allowed=("notes_*",)), await door.key(tools_allowed=("vault__*",))
+    assert "picture" in json.dumps((await door.session(inside))["said"])
+    assert "picture" not in json.dumps((await door.session(outside))["said"])
+    assert "picture" in json.dumps((await door.ask(inside, "server/discover"))[1])
+    assert "picture" not in json.dumps((await door.ask(outside, "server/discover"))[1])
+    unknown = await door.call(outside, "vault__opne")
+    assert "vault__open" not in json.dumps(unknown)
+
+
+@pytest.mark.spec("12.3")
+async def test_each_key_is_a_user_of_its_own_and_may_speak_for_an_agent(door: Door) -> None:
+    one, other = await door.key(), await door.key(agent_entity_id="ent_agent")
+    first, second = [json.loads(text_of(await door.call(key, "notes_read"))) for key in (one, other)]
+    assert first["user"] != second["user"]
+    assert first["session"] != second["session"]
+    assert first["agent"] is None
+    assert second["agent"] == "ent_agent"
+
+
+async def test_what_one_key_stored_no_other_reads(door: Door) -> None:
+    one, other = await door.key("secret"), await door.key("secret")
+    answer = await door.call(one, "notes_long")
+    (link,) = (part for part in answer["result"]["content"] if part["type"] == "resource_link")
+    status, read = await door.ask(one, "resources/read", {"uri": link["uri"]})
+    assert status == 200
+    assert "a long line" in json.dumps(read)
+    _, refused = await door.ask(other, "resources/read", {"uri": link["uri"]})
+    assert "error" in refused
+    assert "a long line" not in json.dumps(refused)
+    assert (await door.ask(other, "resources/list"))[1]["result"]["resources"] == []
+    handle = link["uri"].removeprefix("toolspace://outputs/")
+    assert "a long line" not in json.dumps(await door.call(other, "agent__read_output", handle=handle))
+
+
+async def test_a_session_is_for_the_key_that_opened_it(door: Door) -> None:
+    one, other = await door.key(), await door.key()
+    session = await door.session(one)
+    session.pop("said")
+    listing = json.dumps({"jsonrpc": "2.0", "id": 5, "method": "tools/list"})
+    async with door.http.post(door.url, data=io.BytesIO(listing.encode()), headers=session) as answer:
+        assert answer.status == 200
+    stolen = {**session, "authorization": f"Bearer {other}"}
+    async with door.http.post(door.url, data=io.BytesIO(listing.encode()), headers=stolen) as answer:
+        assert answer.status == 404
+    async with door.http.delete(door.url, headers=stolen) as answer:
+        assert answer.status == 404
+
+
+@pytest.mark.spec("8.1")
+async def test_nobody_else_gets_in(door: Door) -> None:
+    await door.ledger.write(entities.add_entity, "ent_1", "human", "Ann", {})
+    token = jwt.encode({"sub": "ent_1", "exp": int(time.time()) + 60}, JWT_SECRET, algorithm="HS256")
+    assert (await door.ask(None, "tools/list"))[0] == 401
+    assert (await door.ask("sk_wrong", "tools/list"))[0] == 401
+    assert (await door.ask(token, "tools/list"))[0] == 401
+    status, answer = await door.ask(token, "tools/list", **{"x-public-key": "pk_0123456789abcdef"})
+    assert status == 403
+    assert "public" in answer["error"]["message"]
+    revoked = await door.key()
+    (record,) = await door.ledger.read(key_rows.listing)
+    await keys.revoke(door.ledger, record.id, another_way_in=True)
+    assert (await door.ask(revoked, "tools/list"))[0] == 401
+
+
+async def test_a_stream_ends_when_its_key_is_revoked(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    key = await door.key()
+    (record,) = await door.ledger.read(key_rows.listing)
+    session = await door.session(key)
+    session.pop("said")
+    async with door.http.get(door.url, headers={**session, "accept": "text/event-stream"}) as stream:
+        assert stream.status == 200
+        await keys.revoke(door.ledger, record.id, another_way_in=True)
+        door.authenticator.forget()
+        async with asyncio.timeout(15):
+            await stream.content.read()
+
+
+async def test_calls_are_counted_for_their_key(door: Door) -> None:
+    one, other = await door.key(), await door.key(tools_denied=("notes_drop",))
+    for _ in range(3):
+        await door.call(one, "notes_read")
+    await door.call(one, "notes_inside", name="notes_read")
+    await door.call(other, "notes_drop")
+    await door.usage.write()
+    found = {record.hint: record for record in await door.ledger.read(key_rows.listing)}
+    assert (found[keys.hint(one)].calls, found[keys.hint(one)].failed) == (4, 0)
+    assert (found[keys.hint(other)].calls, found[keys.hint(other)].failed) == (1, 1)
+    assert found[keys.hint(one)].last_used_at is not None
+
+
+@pytest.mark.spec("8.3")
+async def test_the_limits_of_keys_hold_here_too(tmp_path: Path) -> None:
+    server = Server(secret_rate_limit=Rate(count=1, seconds=60.0), max_body_bytes=2000)
+    async for door in opened(tmp_path, server):
+        key = await door.key("secret")
+        assert (await door.ask(key, "tools/call", {"name": "notes_read", "arguments": {"x": "y" * 3000}}))[0] == 413
+        assert (await door.ask(key, "tools/list"))[0] == 200
+        status, answer = await door.ask(key, "tools/list")
+        assert status == 429
+        assert "secretRateLimit" in answer["error"]["message"]
+
+
+@pytest.mark.spec("8.3")
+async def test_no_key_takes_the_sessions_of_all_others(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "MOST_OF_ONE", 3)
+    greedy, other = await door.key(), await door.key()
+    opened = [await door.session(greedy) for _ in range(3)]
+    for session in opened:
+        session.pop("said")
+    params = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
+    body = {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params}
+    headers = {name: value for name, value in opened[0].items() if name != "mcp-session-id"}
+    async with door.http.post(door.url, json=body, headers=headers) as answer:
+        assert answer.status == 429
+        assert "DELETE" in await answer.text()
+    # Those that are open go on, requests without a session too, and others notice nothing.
+    async with door.http.post(
+        door.url, json={"jsonrpc": "2.0", "id": 1, "method": "tools/list"}, headers=opened[1]
+    ) as answer:
+        assert answer.status == 200
+    assert (await door.ask(greedy, "tools/list"))[0] == 200
+    await door.session(other)
+    async with door.http.delete(door.url, headers=opened[0]) as answer:
+        assert answer.status == 200
+    await door.session(greedy)
+
+
+def test_sessions_that_nobody_used_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "MOST_OF_ONE", 2)
+    kept = sessions.Sessions(idle_seconds=30)
+    opened = [sessions.Session(name, "someone", None, answers=False) for name in (b"one", b"two")]
+    for session in opened:
+        kept._add(session)
+    assert kept.has_too_many("someone")
+    assert not kept.has_too_many("another")
+    assert not kept.has_too_many(None)
+    opened[0].touched -= 60
+    assert not kept.has_too_many("someone")
+
+
+async def test_a_page_of_elsewhere_is_refused_and_one_of_here_may_ask_first(door: Door) -> None:
+    key = await door.key()
+    assert (await door.ask(key, "tools/list", origin="https://evil.example"))[0] == 403
+    assert (await door.ask(key, "tools/list", host="evil.example"))[0] == 421
+    headers = {"origin": "http://localhost:3000", "access-control-request-method": "POST"}
+    async with door.http.options(door.url, headers=headers) as answer:
+        assert answer.status == 204
+        assert answer.headers.getall("access-control-allow-origin") == ["http://localhost:3000"]

@@ -1,0 +1,112 @@
+"""Goals and memories of agents over HTTP."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.server.serving import Api
+
+
+async def agent(api: Api, name: str = "Ada") -> str:
+    made = await api.create("/api/entities", type="agent", name=name)
+    return made["id"]
+
+
+@pytest.mark.spec("12.1")
+@pytest.mark.spec("9.3")
+async def test_goals_are_kept_for_an_agent(anywhere: Api) -> None:
+    path = f"/api/agents/{await agent(anywhere)}/goals"
+    made = await anywhere.put(path, {"goals": [{"description": "b"}, {"description": "a", "priority": 2}]})
+    assert [goal["description"] for goal in made.data["items"]] == ["a", "b"]
+    first = made.data["items"][0]
+    changed = {"goals": [{"id": first["id"], "description": "a", "isCompleted": True}], "clearExisting": True}
+    assert (await anywhere.put(path, changed)).data["items"][0]["status"] == "completed"
+    listed = (await anywhere.get(path)).data
+    assert [goal["id"] for goal in listed["items"]] == [first["id"]]
+    assert listed["next"] is None
+    assert (await anywhere.delete(f"{path}/{first['id']}")).data == {"deleted": 1}
+    assert (await anywhere.delete(f"{path}/{first['id']}")).status == 404
+    assert (await anywhere.delete(path)).data == {"deleted": 0}
+
+
+@pytest.mark.spec("9.3")
+async def test_a_goal_of_another_agent_is_not_found(api: Api) -> None:
+    ada, bob = await agent(api), await agent(api, "Bob")
+    made = await api.put(f"/api/agents/{ada}/goals", {"goals": [{"description": "hers"}]})
+    hers = made.data["items"][0]["id"]
+    stolen = {"goals": [{"description": "new"}, {"id": hers, "description": "mine now"}]}
+    reply = await api.put(f"/api/agents/{bob}/goals", stolen)
+    assert (reply.status, "is not a goal of this agent" in reply.detail) == (404, True)
+    assert (await api.delete(f"/api/agents/{bob}/goals/{hers}")).status == 404
+    assert (await api.get(f"/api/agents/{bob}/goals")).data["items"] == []
+
+
+@pytest.mark.spec("12.1")
+@pytest.mark.spec("9.2")
+async def test_memories_are_kept_for_an_agent(anywhere: Api) -> None:
+    path = f"/api/agents/{await agent(anywhere)}/memories"
+    wanted = [{"key": "deadline", "value": "Friday"}, {"key": "a/b c", "value": {"x": [None, "\0"]}}]
+    made = await anywhere.put(path, {"memories": wanted})
+    assert [(one["key"], one["value"]) for one in made.data["items"]] == [
+        ("a/b c", {"x": [None, "\0"]}),
+        ("deadline", "Friday"),
+    ]
+    assert (await anywhere.delete(f"{path}/a%2Fb%20c")).data == {"deleted": 1}
+    assert (await anywhere.delete(f"{path}/nothing%00")).status == 404
+    assert len((await anywhere.get(path)).data["items"]) == 1
+    assert (await anywhere.delete(path)).data == {"deleted": 1}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("goals", {"goals": [{"description": ""}]}),
+        ("goals", {"goals": [{"description": "a\0"}]}),
+        ("goals", {"goals": [{"description": "a", "priority": 1e300}]}),
+        ("goals", {"goals": [{"description": "a", "status": "active", "isCompleted": True}]}),
+        ("goals", {"goals": [{"description": "a", "nonsense": 1}]}),
+        ("goals", {"goals": [{"description": "a"}] * 101}),
+        ("memories", {"memories": [{"key": "", "value": 1}]}),
+        ("memories", {"memories": [{"key": "k\0", "value": 1}]}),
+        ("memories", {"memories": [{"key": "k", "value": "x" * 20_000}]}),
+        ("memories", {}),
+    ],
+)
+async def test_what_cannot_be_kept_is_refused(api: Api, path: str, body: Any) -> None:
+    reply = await api.put(f"/api/agents/{await agent(api)}/{path}", body)
+    assert reply.status == 400, reply
+    assert reply.detail
+
+
+@pytest.mark.spec("8.1")
+async def test_only_the_secret_key_reads_an_agents_mind(api: Api) -> None:
+    ada = await agent(api)
+    person = (await api.create("/api/entities", type="human", name="Husam"))["id"]
+    await api.create("/api/spaces", name="Room", members=[ada, person])
+    member = await api.member(person)
+    for path in ("goals", "memories"):
+        assert (await member.get(f"/api/agents/{ada}/{path}")).status == 403
+        assert (await api.get(f"/api/agents/{person}/{path}")).status == 404
+        assert (await api.get(f"/api/agents/ent_nobody/{path}")).status == 404
+
+
+@pytest.mark.spec("12.2")
+@pytest.mark.spec("9.6")
+async def test_a_program_calls_prebuilt_tools_in_a_run(api: Api) -> None:
+    ada = await agent(api)
+    space = (await api.create("/api/spaces", name="Room", members=[ada]))["id"]
+    run = (await api.create("/api/runs", agentEntityId=ada))["id"]
+    calls: list[tuple[str, dict[str, Any]]] = [
+        ("enter_space", {"spaceId": space}),
+        ("send_message", {"text": "Hello"}),
+        ("get_goals", {}),
+    ]
+    for name, args in calls:
+        reply = await api.post(f"/api/runs/{run}/calls", {"name": name, "args": args})
+        assert reply.data["ok"], reply
+    messages = (await api.get(f"/api/spaces/{space}/messages")).data["items"]
+    assert [message["content"] for message in messages] == ["Hello"]
+    outside = await api.post("/api/tools/get_goals/call", {"args": {}})
+    assert "is for agents, in their runs" in outside.data["error"]

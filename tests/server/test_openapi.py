@@ -1,0 +1,233 @@
+"""The document is valid and tells the truth: whatever is asked, the answers are those that it has."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from hypothesis.errors import Unsatisfiable
+from openapi_spec_validator import validate
+from schemathesis import GenerationMode, checks
+from schemathesis.specs.openapi import checks as openapi_checks
+
+from tests.server.serving import SECRET, Api, asking, write_config
+from toolspace.core.ids import is_id
+from toolspace.server.callers import Access
+from toolspace.server.field_descriptions import GLOSSARY
+from toolspace.server.gateway import Gateway
+from toolspace.server.openapi_document import document
+from toolspace.server.route_table import ROUTES
+
+ROOT = Path(__file__).parent.parent.parent
+EXAMPLES = 10
+KNOWN = {
+    "spaceId": "den",
+    "entityId": "ann",
+    "agentId": "bot",
+    "agentEntityId": "bot",
+    "runId": "run-1",
+    "messageId": "m1",
+    "eventId": "e1",
+    "name": "echo",
+}
+"""What is really there, so that not every request ends at an id that nobody has."""
+CHECKS = (
+    checks.not_a_server_error,
+    openapi_checks.status_code_conformance,
+    openapi_checks.content_type_conformance,
+    openapi_checks.response_schema_conformance,
+    openapi_checks.response_headers_conformance,
+)
+
+
+@pytest.mark.spec("12.1")
+def test_the_document_is_valid_openapi() -> None:
+    validate(msgspec.json.decode(document(ROUTES)))
+
+
+@pytest.mark.spec("12.1")
+async def test_the_gateway_serves_the_document_of_everything_that_it_answers(api: Api) -> None:
+    served = (await api.with_headers().get("/openapi.json")).data
+    described = {(method.upper(), path) for path, one in served["paths"].items() for method in one}
+    assert described == {(route.method, route.path) for route in ROUTES} | {("GET", "/openapi.json")}
+    for path, operations in served["paths"].items():
+        for method, operation in operations.items():
+            assert operation["summary"], (method, path)
+            names = {one["name"] for one in operation.get("parameters", ()) if one["in"] == "path"}
+            assert names == set(re.findall(r"{(\w+)}", path))
+    for name, answer in served["components"]["responses"].items():
+        assert list(answer["content"]) == ["application/problem+json"], name
+
+
+def test_every_operation_has_a_name_of_its_own() -> None:
+    described = msgspec.json.decode(document(ROUTES))
+    names = [one["operationId"] for path in described["paths"].values() for one in path.values()]
+    assert len(set(names)) == len(names)
+
+
+def test_every_member_and_parameter_says_what_it_is() -> None:
+    described = msgspec.json.decode(document(ROUTES))
+    silent: list[str] = []
+    for name, schema in described["components"]["schemas"].items():
+        silent += [f"{name}.{member}" for member, one in _members(schema).items() if not _says(one)]
+    for path, operations in described["paths"].items():
+        for operation in operations.values():
+            silent += [f"{path} {one['name']}" for one in operation.get("parameters", ()) if not one.get("description")]
+    assert not silent
+    assert set(GLOSSARY) <= _names(described)  # Nothing is explained that is not there any more.
+
+
+def _members(schema: dict[str, Any]) -> dict[str, Any]:
+    return schema.get("properties", {})
+
+
+def _says(schema: dict[str, Any]) -> bool:
+    return "description" in schema or any("description" in one for one in schema.get("anyOf", ()))
+
+
+def _names(described: dict[str, Any]) -> set[str]:
+    schemas = described["components"]["schemas"].items()
+    members = {(name, one) for name, schema in schemas for one in _members(schema)}
+    operations = [operation for path in described["paths"].values() for operation in path.values()]
+    parameters = {one["name"] for operation in operations for one in operation.get("parameters", ())}
+    return {name for _, name in members} | {f"{schema}.{name}" for schema, name in members} | parameters
+
+
+def test_what_calls_answer_is_described_by_its_members() -> None:
+    described = msgspec.json.decode(document(ROUTES))
+    for path in ("/api/tools/{name}/call", "/api/runs/{runId}/calls"):
+        for status in ("200", "202"):
+            answer = described["paths"][path]["post"]["responses"][status]["content"]["application/json"]["schema"]
+            members = described["components"]["schemas"][answer["$ref"].rpartition("/")[2]]["properties"]
+            assert {"ok", "result", "error", "errorKind", "executed", "callId", "pendingToolCallId"} <= set(members)
+    for path in ("/api/runs/{runId}/tool-results", "/api/spaces/{spaceId}/tool-results", "/api/calls/{callId}/result"):
+        answer = described["paths"][path]["post"]["responses"]["200"]["content"]["application/json"]["schema"]
+        assert answer == {"$ref": "#/components/schemas/Call"}
+
+
+def test_every_route_says_whose_it_is() -> None:
+    described = msgspec.json.decode(document(ROUTES))
+    for route in ROUTES:
+        security = described["paths"][route.path][route.method.lower()]["security"]
+        assert bool(security) == (route.access is not Access.OPEN), route.name
+        schemes = {name for one in security for name in one}
+        assert ("token" in schemes) == (route.access in (Access.MEMBER, Access.ANY)), route.name
+
+
+@pytest.mark.spec("12.1")
+def test_every_route_has_one_line_in_the_page_that_says_who_may_and_what_it_does() -> None:
+    page = (ROOT / "docs" / "http-api.md").read_text()
+    who = {
+        Access.OPEN: "anyone",
+        Access.SECRET: "secret",
+        Access.MEMBER: "secret, member",
+        Access.TOOLS: "secret, tool key",
+        Access.ANY: "any key",
+    }
+    lines = re.findall(r"^\| `((?:GET|POST|PUT|PATCH|DELETE) [^`]+)` \| (.+?) \| (.+?) \|$", page, re.MULTILINE)
+    told = [(route.name, who[route.access], route.summary) for route in ROUTES]
+    assert sorted(lines) == sorted([*told, ("GET /openapi.json", "anyone", "The OpenAPI document of all this")])
+
+
+class _Background:
+    """A gateway in a thread of its own: the fuzzer blocks while it asks."""
+
+    def __init__(self, config: Path) -> None:
+        self._config = config
+        self._ready = threading.Event()
+        self._loop = asyncio.new_event_loop()
+        self._stop = asyncio.Event()
+        self._thread = threading.Thread(target=self._run)
+        self.url = ""
+        self.fault: BaseException | None = None
+
+    def __enter__(self) -> str:
+        self._thread.start()
+        self._ready.wait(60)
+        if self.fault is not None:
+            raise self.fault
+        return self.url
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(60)
+
+    def _run(self) -> None:
+        try:
+            self._loop.run_until_complete(self._serve())
+        except BaseException as error:
+            self.fault = error
+        finally:
+            self._ready.set()
+            self._loop.close()
+
+    async def _serve(self) -> None:
+        async with Gateway.open(self._config) as gateway, asking(gateway) as api:
+            for entity, kind in (("ann", "human"), ("bot", "agent")):
+                await api.create("/api/entities", id=entity, type=kind, name=entity)
+            await api.create("/api/spaces", id="den", name="den", members=["ann", "bot"])
+            await api.create("/api/spaces/den/messages", id="m1", content="Hello", entityId="ann")
+            await api.create("/api/runs", id="run-1", agentEntityId="bot", spaceId="den")
+            await api.create("/api/agents/bot/inbox", eventId="e1", data=1)
+            self.url = api.url
+            self._ready.set()
+            await self._stop.wait()
+
+
+@pytest.fixture(scope="module")
+def fuzzed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of a gateway for all requests that the fuzzer makes up."""
+    folder = tmp_path_factory.mktemp("fuzzed")
+    echo = {"name": "echo", "description": "Again.", "executionType": "internal", "inputSchema": {"type": "object"}}
+    with _Background(write_config(folder, tools=[echo], storage={"url": f"sqlite:///{folder}/fuzzed.db"})) as url:
+        yield url
+
+
+def operations() -> list[Any]:
+    """What is fuzzed. What streams until someone ends it is tested where it is made."""
+    served = schemathesis.openapi.from_dict(msgspec.json.decode(document(ROUTES)))
+    streaming = {(route.method.lower(), route.path) for route in ROUTES if route.stream}
+    found = [one.ok() for one in served.get_all_operations()]
+    return [one for one in found if (one.method, one.path) not in streaming]
+
+
+@pytest.mark.spec("12.1")
+@pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=["fitting", "unfitting"])
+@pytest.mark.parametrize("operation", operations(), ids=lambda one: one.label)
+def test_no_request_gets_an_answer_that_the_document_does_not_have(
+    operation: Any, mode: GenerationMode, fuzzed: str
+) -> None:
+    if mode is GenerationMode.NEGATIVE and not (operation.body or operation.query or operation.path_parameters):
+        return  # There is nothing that could be wrong.
+
+    @settings(
+        max_examples=EXAMPLES, derandomize=True, database=None, deadline=None, suppress_health_check=[*HealthCheck]
+    )
+    @given(operation.as_strategy(generation_mode=mode))
+    def ask(case: Any) -> None:
+        _use_what_is_there(case)
+        response = case.call(base_url=fuzzed, headers={"x-secret-key": SECRET}, timeout=30)
+        case.validate_response(response, checks=CHECKS)
+
+    try:
+        ask()
+    except Unsatisfiable:
+        assert mode is GenerationMode.NEGATIVE  # Nothing that could be sent would be wrong.
+
+
+def _use_what_is_there(case: Any) -> None:
+    for name, value in dict(case.path_parameters or {}).items():
+        # Half of what could be an id is one; whatever else was made up stays as it is.
+        if case.method != "DELETE" and name in KNOWN and is_id(str(value)) and len(str(value)) % 2:
+            case.path_parameters[name] = KNOWN[name]
+    for part in (case.query, case.body):
+        if isinstance(part, dict):
+            part.pop("wait", None)  # Nobody comes.

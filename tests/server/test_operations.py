@@ -1,0 +1,142 @@
+"""What operators see of a gateway: /health, /ready, /metrics; and that a database which goes away ends nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tests.server.serving import Api, Reply, asking, write_config
+from tests.server.test_exposition import samples
+from tests.servers.postgres import OwnServer
+from toolspace.server.gateway import Gateway
+from toolspace.storage.sql import sqlite_files
+
+pytestmark = pytest.mark.spec("12.4")
+
+
+async def test_anyone_may_ask_whether_it_lives_and_is_ready(api: Api) -> None:
+    nobody = api.with_headers()
+
+    health, ready = await nobody.get("/health"), await nobody.get("/ready")
+
+    assert (health.status, health.data) == (200, {"status": "ok"})
+    assert (ready.status, ready.data) == (200, {"status": "ready"})
+
+
+async def test_it_is_not_ready_while_it_stops(gateway: Gateway, api: Api) -> None:
+    gateway.readiness.stopping = True
+
+    reply = await api.with_headers().get("/ready")
+
+    assert reply.status == 503
+    assert reply.headers["content-type"] == "application/problem+json"
+    assert reply.headers["retry-after"] == "1"
+    assert reply.data["reasons"] == ["it is stopping"]
+    assert (await api.get("/health")).status == 200
+
+
+@pytest.mark.spec("15.3")
+async def test_it_is_not_ready_while_the_disk_is_full(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as full:
+        full.setattr(sqlite_files, "LEAST_ROOM", 1 << 62)
+        reply = await ready_says(api, 503)
+        assert reply.data["reasons"] == ["the database takes nothing in"]
+    await ready_says(api, 200)
+
+
+async def test_figures_are_for_secret_keys_alone(api: Api) -> None:
+    await api.create("/api/entities", id="ann", type="human", name="Ann")
+    member = await api.member("ann")
+
+    assert (await api.with_headers().get("/metrics")).status == 401
+    assert (await member.get("/metrics")).status == 403
+
+
+async def test_figures_say_what_happened(api: Api) -> None:
+    await api.post("/api/tools/json_parse/call", {"args": {"text": "[1]"}})
+    await api.post("/api/tools/json_parse/call", {"args": {"text": "["}})
+    await api.post("/api/tools/http_get/call", {"args": {"url": "http://127.0.0.1:1"}})
+    await api.get("/api/no/such/path")
+    await api.create("/api/entities", id="robot", type="agent", name="Robot")
+    await api.create("/api/runs", agentEntityId="robot")
+    await api.create("/api/agents/robot/inbox", data={"order": 1})
+
+    reply = await api.get("/metrics")
+    found = samples(reply.body)
+
+    assert reply.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    assert found['toolspace_tool_calls_total{tool="json_parse",status="ok",error_kind=""}'] == "1"
+    assert found['toolspace_tool_calls_total{tool="http_get",status="failed",error_kind="not_permitted"}'] == "1"
+    assert found['toolspace_tool_calls_total{tool="json_parse",status="failed",error_kind="invalid_parameters"}'] == "1"
+    assert found['toolspace_tool_call_duration_seconds_bucket{tool="json_parse",le="+Inf"}'] == "2"
+    assert found['toolspace_http_requests_total{method="POST",route="/api/tools/{name}/call",status="200"}'] == "3"
+    assert found['toolspace_http_requests_total{method="other",route="other",status="404"}'] == "1"
+    assert found['toolspace_runs_open{status="running"}'] == "1"
+    assert found['toolspace_inbox_events{status="pending"}'] == "1"
+    assert found['toolspace_calls_open{status="pending"}'] == "0"
+    assert int(found['toolspace_database_seconds_count{kind="write"}']) > 0
+    assert found["toolspace_database_up"] == found["toolspace_nodes"] == "1"
+    assert int(found["process_resident_memory_bytes"]) > 1_000_000
+
+
+async def test_what_callers_make_up_becomes_no_label(api: Api) -> None:
+    for number in range(30):
+        await api.post(f"/api/tools/made_up_{number}/call", {"args": {}})
+        await api.get(f"/made/up/{number}")
+        await api.get(f"/api/spaces/made_up_{number}")
+
+    text = (await api.get("/metrics")).body
+
+    assert b"made_up" not in text
+    assert b"/made/up" not in text
+
+
+async def ready_says(api: Api, status: int) -> Reply:
+    """Asks until it does: what was found a moment ago holds for a moment."""
+    for _ in range(1_000):
+        if (reply := await api.get("/ready")).status == status:
+            return reply
+        await asyncio.sleep(0.02)
+    raise AssertionError(f"/ready never said {status}")
+
+
+@pytest.mark.spec("15.3")
+async def test_while_the_database_is_away_it_says_so_lives_and_recovers_by_itself(
+    stoppable_postgres: OwnServer, tmp_path: Path
+) -> None:
+    with stoppable_postgres.database() as url:
+        config = write_config(tmp_path, storage={"url": url})
+        async with Gateway.open(config) as gateway, asking(gateway) as api:
+            before = await api.create("/api/entities", type="agent", name="Robot")
+            assert (await api.get("/ready")).status == 200
+
+            await asyncio.to_thread(stoppable_postgres.crash)
+            lost = await api.post("/api/entities", {"type": "agent", "name": "Nobody"})
+            away = await ready_says(api, 503)
+            lives = await api.get("/health")
+            figures = samples((await api.get("/metrics")).body)
+            works = await api.post("/api/tools/json_parse/call", {"args": {"text": "1"}})
+
+            await asyncio.to_thread(stoppable_postgres.start)
+            await ready_says(api, 200)
+            after = await api.get(f"/api/entities/{before['id']}")
+
+    assert lost.status == 503
+    assert "the database does not answer" in lost.detail
+    assert away.data["reasons"] == ["the database does not answer"]
+    assert "postgres" not in away.body.decode() + lost.body.decode()
+    assert lives.status == 200
+    assert figures["toolspace_database_up"] == "0"
+    assert (works.status, works.data["result"]) == (200, {"data": 1})
+    assert after.data == before
+
+
+async def test_every_figure_has_its_line_in_the_documentation(api: Api) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "gateway.md").read_text()
+    text = (await api.get("/metrics")).body.decode()
+    names = [line.split()[2] for line in text.splitlines() if line.startswith("# TYPE ")]
+
+    assert len(names) > 20
+    assert [name for name in names if f"\n| `{name}` |" not in page] == []

@@ -1,0 +1,54 @@
+"""The names that the gateway answers to, and the web pages that may call it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.server.serving import Api, asking, write_config
+from toolspace.config.model import Server
+from toolspace.server.gateway import Gateway
+from toolspace.server.origins import answered_hosts
+
+PREFLIGHT = {"access-control-request-method": "POST", "access-control-request-headers": "x-public-key"}
+
+
+@pytest.mark.spec("8.3")
+async def test_a_foreign_name_is_not_answered_to(api: Api) -> None:
+    for host in ("evil.example", "evil.example:8787", "localhost.evil.example", "127.0.0.1.evil.example", ""):
+        reply = await api.get("/health", headers={"host": host})
+        assert reply.status in (400, 421), host
+    assert (await api.get("/health", headers={"host": "localhost:1"})).status == 200
+
+
+@pytest.mark.spec("8.3")
+async def test_pages_of_elsewhere_may_not_call(api: Api) -> None:
+    for origin in ("https://evil.example", "null", "file://", "http://localhost.evil.example", "http://127.0.0.1@evil"):
+        reply = await api.get("/api/me", headers={"origin": origin})
+        assert reply.status == 403, origin
+        assert "access-control-allow-origin" not in reply.headers
+        assert (await api.ask("OPTIONS", "/api/me", headers={"origin": origin, **PREFLIGHT})).status == 403
+
+
+async def test_a_page_that_may_call_may_read_the_answer(tmp_path: Path) -> None:
+    config = write_config(tmp_path, server={"allowedOrigins": ["https://app.example"]})
+    async with Gateway.open(config) as gateway, asking(gateway) as api:
+        for origin in ("https://app.example", "http://localhost:5173"):
+            asked = await api.ask("OPTIONS", "/api/me", headers={"origin": origin, **PREFLIGHT})
+            assert asked.status == 204
+            assert asked.headers["access-control-allow-origin"] == origin
+            assert "x-public-key" in asked.headers["access-control-allow-headers"]
+            for path, status in (("/api/me", 200), ("/api/nothing", 404)):
+                reply = await api.get(path, headers={"origin": origin})
+                assert reply.status == status
+                assert reply.headers["access-control-allow-origin"] == origin
+                assert reply.headers["vary"] == "origin"
+        assert (await api.get("/api/me", headers={"origin": "http://app.example"})).status == 403
+
+
+def test_it_answers_to_the_names_that_are_configured() -> None:
+    assert answered_hosts(Server()) == ("127.0.0.1",)
+    server = Server(host="0.0.0.0", allowed_hosts=("a.example",), public_url="https://b.example:8443/x")
+    assert answered_hosts(server) == ("a.example", "b.example:8443")
+    assert answered_hosts(Server(host="::1")) == ("[::1]",)

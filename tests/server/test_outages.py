@@ -1,0 +1,147 @@
+"""What happens while the database is away, and once it is back: calls that wait, readers, workers, wake-ups."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tests.server.serving import SECRET, Api, Reply, asking, write_config
+from tests.server.test_operations import ready_says
+from tests.servers.postgres import OwnServer
+from toolspace.client.worker import ToolWorker
+from toolspace.server.gateway import Gateway
+
+TOOLS = [
+    {"name": "move", "executionType": "external", "visible": False, "timeout": "20s"},
+    {"name": "confirm", "executionType": "space", "timeout": "60s"},
+]
+
+
+@asynccontextmanager
+async def _gateway(folder: Path, **more: Any) -> AsyncIterator[Api]:
+    folder.mkdir()
+    state = {"storage": {"dir": str(folder / "state"), **more}}
+    async with Gateway.open(write_config(folder, tools=TOOLS, **state)) as gateway, asking(gateway) as api:
+        yield api
+
+
+async def _settle_in(api: Api) -> None:
+    await api.create("/api/entities", id="robot", type="agent", name="Robot")
+    await api.create("/api/entities", id="ann", type="human", name="Ann")
+    await api.create("/api/spaces", id="room", name="Room", members=["robot", "ann"])
+    await api.create("/api/runs", id="run", agentEntityId="robot", spaceId="room")
+
+
+async def _say(api: Api, content: str) -> Reply:
+    return await api.post("/api/spaces/room/messages", {"entityId": "ann", "content": content})
+
+
+async def _call(api: Api, name: str, call_id: str) -> Reply:
+    return await api.post("/api/runs/run/calls", {"name": name, "args": {}, "callId": call_id})
+
+
+class _Reader:
+    """Reads the room without ever coming back: what it gets has to be whole."""
+
+    def __init__(self, response: aiohttp.ClientResponse) -> None:
+        self._response = response
+        self.ids: list[int] = []
+        self._id = 0
+
+    async def reads(self, text: str) -> None:
+        async for line in self._response.content:
+            if line.startswith(b"id: "):
+                self._id = int(line[4:])
+            elif line.startswith(b"data: "):
+                self.ids.append(self._id)
+                if text.encode() in line:
+                    return
+        raise AssertionError("the stream ended")
+
+
+@asynccontextmanager
+async def _reading(api: Api) -> AsyncIterator[_Reader]:
+    url = f"{api.url}/api/spaces/room/stream"
+    async with api.session.get(url, headers={**api.headers, "last-event-id": "0"}) as response:
+        yield _Reader(response)
+
+
+@pytest.mark.spec("15.3")
+@pytest.mark.spec("7.4")
+async def test_what_waited_reads_and_works_goes_on_when_a_lost_database_is_back(
+    stoppable_postgres: OwnServer, tmp_path: Path
+) -> None:
+    with stoppable_postgres.database() as url:
+        async with (
+            asyncio.timeout(60),
+            _gateway(tmp_path / "a", url=url) as here,
+            _gateway(tmp_path / "b", url=url) as there,
+        ):
+            await _settle_in(here)
+            worker = ToolWorker(here.url, secret_key=SECRET)
+            worker.tool("move")(lambda: "moved")
+            async with worker, _reading(there) as reader:
+                await worker.ready.wait()
+                await _say(here, "before")
+                await reader.reads("before")
+                waiting = asyncio.create_task(_call(here, "confirm", "call_confirm"))
+                await reader.reads("requires_action")
+
+                await asyncio.to_thread(stoppable_postgres.stop)
+                said, called = await _say(here, "meanwhile"), await _call(here, "move", "call_1")
+                await asyncio.to_thread(stoppable_postgres.start)
+                await asyncio.gather(ready_says(here, 200), ready_says(there, 200))
+
+                while (again := await _call(there, "move", "call_1")).status == 503:
+                    pass
+                await _say(here, "after")
+                await reader.reads("after")
+                result = {"callId": "call_confirm", "result": "yes"}
+                answered = await there.post("/api/runs/run/tool-results", result)
+                confirmed = await waiting
+            inbox = await here.get("/api/agents/robot/inbox")
+
+    for refused in (said, called):
+        assert (refused.status, refused.headers["retry-after"]) == (503, "1")
+        assert "the database does not answer" in refused.detail
+    assert (again.status, again.data["result"]) == (200, "moved")
+    assert (answered.status, confirmed.data["result"]) == (200, "yes")
+    assert [event["type"] for event in inbox.data["items"]] == ["space_message"] * 2
+    assert reader.ids == list(range(1, len(reader.ids) + 1))
+
+
+@contextmanager
+def _largest_file(size: int) -> Iterator[None]:
+    """No file of this process can grow beyond that, as on a disk that is full."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.spec("15.2")
+async def test_a_full_disk_is_said_so_loses_nothing_and_when_there_is_room_it_goes_on(tmp_path: Path) -> None:
+    async with _gateway(tmp_path / "a") as api:
+        await _settle_in(api)
+        size = max(file.stat().st_size for file in (tmp_path / "a" / "state").iterdir())
+        said: list[str] = []
+        with _largest_file(size + 300_000):
+            while (reply := await _say(api, text := f"{len(said)} " + "x" * 20_000)).status == 201:
+                said.append(text)
+            health = await api.get("/health")
+        after = await _say(api, "after")
+        kept = await api.get("/api/spaces/room/messages?after=0&limit=500")
+
+    assert (reply.status, reply.headers["retry-after"], health.status) == (503, "1", 200)
+    assert after.status == 201
+    assert [message["content"] for message in kept.data["items"]] == [*said, "after"]
+    assert "the database does not answer" in reply.detail

@@ -1,0 +1,194 @@
+"""Agents that think on the gateway: what members may not see of it is looked for, byte by byte, in what they get."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.models.servers import status
+from tests.server.serving import Api
+from tests.server.test_mcp import META, VERSION
+from tests.server.thinking import PERSON, ROOM, Brain, House, calls, described, housed, thinking
+from toolspace.agents.host import entity_of
+
+OPERATOR = "MARK-OPERATOR"
+"""On all that only secret keys may see: thoughts, instructions, own tools, what agents tell one another, failures."""
+ROOMS = "MARK-ROOM"
+DEN = "spc_den"
+DENS = "MARK-DEN"
+"""On what is said in another space, that the agent is in too."""
+KEY = "mark-key-0123456789abcdef"
+NAME = "mark-model"
+FORBIDDEN = (OPERATOR, DENS, KEY, NAME, "127.0.0.1:")
+MCP = {
+    "accept": "application/json, text/event-stream",
+    "mcp-protocol-version": VERSION,
+    "mcp-method": "tools/call",
+}
+FORMATS = ("native", "ui-message-stream", "ag-ui")
+TOOLS = [
+    {"name": "lookup", "executionType": "static", "execution": {"output": f"{OPERATOR} of a static tool"}},
+    {"name": "board", "executionType": "external", "isAsync": True},
+]
+
+
+def _agents(brain: Brain) -> dict[str, Any]:
+    model = {"name": NAME, "apiKey": KEY}
+    ada = described(brain, model=model, agents=["bob"])
+    bob = described(brain, model={**model, "name": f"{NAME}-bob"})
+    return {
+        "ada": {**ada, "system": f"{OPERATOR} instructions", "description": f"{OPERATOR} description"},
+        "bob": {**bob, "system": f"{OPERATOR} instructions of bob"},
+    }
+
+
+def _script(brain: Brain) -> None:
+    own = {"memories": [{"key": f"{OPERATOR} key", "value": f"{OPERATOR} value"}]}
+    brain.script(
+        calls(
+            ("enter_space", {"spaceId": ROOM}),
+            ("set_memories", own),
+            ("no such tool", {"x": f"{OPERATOR} of a tool that is not there"}),
+            text=f"{OPERATOR} thought",
+        ),
+        calls(
+            ("send_message", {"text": f"{ROOMS} hello"}),
+            ("lookup", {"q": f"{OPERATOR} argument"}),
+            ("get_memories", {}),
+            ("set_goals", {"goals": [{"description": f"{OPERATOR} goal"}]}),
+            ("agent__bob", {"prompt": f"{OPERATOR} request to bob"}),
+            ("board", {"look": f"{ROOMS} on a board"}),
+            ("read_messages", {"spaceId": DEN}),
+            text=f"{OPERATOR} second thought",
+        ),
+        calls(
+            ("enter_space", {"spaceId": DEN}),
+            ("send_message", {"text": f"{DENS} said"}),
+            ("board", {"look": f"{DENS} on a board"}),
+        ),
+        calls(("enter_space", {"spaceId": ROOM}), ("send_message", {"text": f"{ROOMS} back"})),
+        f"{OPERATOR} last thought",
+        model=NAME,
+    )
+    brain.script(calls(("lookup", {"q": f"{OPERATOR} of bob"}), text=f"{OPERATOR} thought of bob"), model=f"{NAME}-bob")
+
+
+async def _live(house: House) -> None:
+    """A run with all that there is in it, and one that fails."""
+    await house.api.create("/api/spaces", id=DEN, name=f"{DENS} name", members=[entity_of("ada")])
+    await house.api.create(f"/api/spaces/{DEN}/messages", entityId=entity_of("ada"), content=f"{DENS} earlier")
+    _script(house.brain)
+    await house.say("Hello?")
+    run = await house.ended()
+    assert run["status"] == "completed", run
+    house.brain.script(
+        calls(("enter_space", {"spaceId": ROOM})),
+        status(400, {"error": {"message": f"{OPERATOR} refusal, Bearer {KEY}"}}),
+        model=NAME,
+    )
+    await house.say("And now?")
+    await house.ended(2)
+
+
+def _found(body: bytes) -> list[str]:
+    return [mark for mark in FORBIDDEN if mark.encode() in body]
+
+
+async def _looked_at(member: Api, house: House) -> dict[str, bytes]:
+    """All that a member can get, or try to."""
+    seen: dict[str, bytes] = {}
+    ids = [run["id"] for name in ("ada", "bob") for run in await house.runs(name)]
+    listed = [(await house.api.get(f"/api/runs/{one}/calls")).data["items"] for one in ids]
+    call_ids = [one["callId"] for some in listed for one in some]
+    agent = f"/api/agents/{entity_of('ada')}"
+    parts = ("", "/runs", "/inbox", "/history", "/tasks", "/goals", "/memories", "/plans", "/documents")
+    paths = [
+        "/api/me", "/api/spaces", "/api/agents", "/api/entities", "/api/runs", "/api/calls", "/api/calls?limit=500",
+        "/metrics", "/health", "/ready", "/api/tools", "/api/tools/agent__bob", "/api/servers",
+        f"/api/spaces/{ROOM}", f"/api/spaces/{ROOM}/messages", f"/api/spaces/{ROOM}/members",
+        f"/api/spaces/{DEN}", f"/api/spaces/{DEN}/messages", f"/api/entities/{entity_of('ada')}",
+        *(agent + part for part in parts),
+        *(f"/api/runs/{one}{part}" for one in ids for part in ("", "/calls")),
+        *(f"/api/calls/{one}" for one in call_ids),
+    ]  # fmt: skip
+    for path in paths:
+        seen[path] = (await member.get(path)).body
+    for form in FORMATS:
+        query = f"?from=start&format={form}"
+        seen[f"space {form}"] = await _stream(member, f"/api/spaces/{ROOM}/stream{query}", f"{ROOMS} the end")
+        seen[f"den {form}"] = (await member.get(f"/api/spaces/{DEN}/stream{query}")).body
+        for one in ids:
+            seen[f"run {one} {form}"] = (await member.get(f"/api/runs/{one}/events{query}&until=run.done")).body
+    called: dict[str, Any] = {"name": "agent__bob", "arguments": {"prompt": "x"}}
+    for method, params in (("tools/list", dict[str, Any]()), ("tools/call", called)):
+        body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+        seen[f"mcp {method}"] = (await member.post("/mcp", body)).body
+    return seen
+
+
+async def _stream(member: Api, path: str, until: str) -> bytes:
+    seen = b""
+    async with member.session.get(member.url + path, headers=member.headers) as response:
+        while until.encode() not in seen:
+            piece = await response.content.readany()
+            assert piece, seen[-500:]
+            seen += piece
+    return seen
+
+
+@pytest.mark.spec("8.1")
+@pytest.mark.spec("8.2")
+@pytest.mark.spec("9.1")
+async def test_a_member_sees_nothing_of_what_an_agent_thinks_and_keeps(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "toolspace")
+    async with thinking() as brain, housed(tmp_path, brain, agents=_agents(brain), tools=TOOLS) as house:
+        member = await house.api.member(PERSON)
+        await _live(house)
+        await house.say(f"{ROOMS} the end", sender=entity_of("bob"))
+        seen = await _looked_at(member, house)
+        leaks = [f"{where}: {marks} in {body[:600]!r}" for where, body in seen.items() if (marks := _found(body))]
+        assert not leaks, "\n".join(leaks)
+        for form in FORMATS:
+            assert f"{ROOMS} hello".encode() in seen[f"space {form}"]
+        assert b"set_memories" in seen["space native"]
+        assert b"usage" not in seen["space native"]
+        everything = await house.api.get("/api/calls?limit=500")
+        assert OPERATOR.encode() in everything.body
+        failed = next(run["error"] for run in await house.runs() if run["status"] == "failed")
+        assert (OPERATOR in failed, KEY in failed) == (True, False)
+    assert KEY not in caplog.text
+
+
+@pytest.mark.spec("8.1")
+@pytest.mark.spec("3.40")
+async def test_a_tool_key_calls_the_agents_that_it_names_and_no_others(tmp_path: Path) -> None:
+    async with thinking() as brain, housed(tmp_path, brain, agents=_agents(brain), tools=TOOLS) as house:
+        made = await house.api.create("/api/keys", kind="tools", name="bob", toolsAllowed=["agent__bob"])
+        holder = house.api.with_headers(authorization=f"Bearer {made['key']}")
+        brain.script("It is noon.", model=f"{NAME}-bob")
+        answers: dict[str, bytes] = {}
+        for name in (
+            "agent__bob",
+            "agent__ada",
+            "lookup",
+            "set_goals",
+            "peek_inbox",
+            "spawn_task",
+            "router__handoff-to",
+        ):
+            params = {"name": name, "arguments": {"prompt": "What time is it?"}, "_meta": META}
+            body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
+            reply = await holder.post("/mcp", body, headers={**MCP, "mcp-name": name})
+            answers[name] = reply.body
+        assert b"It is noon." in answers.pop("agent__bob")
+        for name, body in answers.items():
+            assert b'"isError":true' in body or b'"error"' in body, (name, body)
+            assert not _found(body), (name, body)
+        assert brain.asked_of(NAME) == []
+        own = await house.api.get(f"/api/agents/{entity_of('ada')}/goals")
+        assert own.data["items"] == []

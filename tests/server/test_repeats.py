@@ -1,0 +1,80 @@
+"""Requests that are sent twice with one Idempotency-Key happen once."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.server.serving import Api, Reply
+
+KEY = {"Idempotency-Key": "order-4711"}
+
+
+@pytest.mark.spec("12.1")
+async def test_a_repeated_request_gets_the_first_answer_and_happens_once(anywhere: Api) -> None:
+    body = {"type": "human", "name": "Ann"}
+    replies: list[Reply] = await asyncio.gather(
+        *(anywhere.post("/api/entities", body, headers=KEY) for _ in range(5)),
+    )
+    assert {(reply.status, reply.body) for reply in replies} == {(201, replies[0].body)}
+    assert [reply.headers.get("idempotency-replayed") for reply in replies].count("true") == 4
+    assert len((await anywhere.get("/api/entities")).data["items"]) == 1
+    # Also when what was made has changed since.
+    await anywhere.patch(f"/api/entities/{replies[0].data['id']}", {"name": "Anna"})
+    assert (await anywhere.post("/api/entities", body, headers=KEY)).body == replies[0].body
+
+
+async def test_one_key_for_another_request_is_refused(api: Api) -> None:
+    await api.post("/api/entities", {"type": "human", "name": "Ann"}, headers=KEY)
+    reply = await api.post("/api/entities", {"type": "human", "name": "Bob"}, headers=KEY)
+    assert reply.status == 422
+    assert "new key" in reply.detail
+
+
+async def test_a_key_belongs_to_one_caller_and_one_address(api: Api) -> None:
+    for name in ("ann", "bob"):
+        await api.create("/api/entities", id=name, type="human", name=name)
+    for space in ("den", "lair"):
+        await api.create("/api/spaces", id=space, name=space, members=["ann", "bob"])
+    body = {"content": "Hello"}
+    said: list[str] = []
+    for name in ("ann", "bob"):
+        who = await api.member(name)
+        for space in ("den", "lair"):
+            for _ in range(2):
+                reply = await who.post(f"/api/spaces/{space}/messages", body, headers=KEY)
+                assert reply.status == 201
+                said.append(reply.data["id"])
+    assert len(set(said)) == 4
+
+
+async def test_a_refused_request_leaves_its_key_free(api: Api) -> None:
+    body = {"name": "Den", "members": ["ann"]}
+    assert (await api.post("/api/spaces", body, headers=KEY)).status == 400
+    await api.create("/api/entities", id="ann", type="human", name="Ann")
+    assert (await api.post("/api/spaces", body, headers=KEY)).status == 201
+
+
+@pytest.mark.parametrize("key", ["", "x" * 201, "a b", "ü"])
+async def test_a_key_that_is_none_is_refused(api: Api, key: str) -> None:
+    reply = await api.post("/api/entities", {"type": "human", "name": "x"}, headers={"Idempotency-Key": key})
+    assert reply.status == 400
+    assert "Idempotency-Key" in reply.detail
+
+
+async def test_repeated_runs_messages_and_inbox_events_happen_once(api: Api) -> None:
+    await api.create("/api/entities", id="bot", type="agent", name="Bot")
+    await api.create("/api/entities", id="ann", type="human", name="Ann")
+    await api.create("/api/spaces", id="den", name="Den", members=["ann", "bot"])
+    for path, body in (
+        ("/api/runs", {"agentEntityId": "bot"}),
+        ("/api/spaces/den/messages", {"content": "Hello", "entityId": "ann"}),
+        ("/api/agents/bot/inbox", {"data": 1}),
+        ("/api/spaces", {"name": "Lair"}),
+    ):
+        first, second = [await api.post(path, body, headers=KEY) for _ in range(2)]
+        assert (first.status, first.body) == (201, second.body), path
+    assert len((await api.get("/api/runs")).data["items"]) == 1
+    assert len((await api.get("/api/spaces/den/messages")).data["items"]) == 1
+    assert len((await api.get("/api/agents/bot/inbox")).data["items"]) == 2

@@ -1,0 +1,78 @@
+"""Finding a route by its path."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from toolspace.server.callers import Access
+from toolspace.server.routing import Route, Router
+
+
+async def nothing(_: Any) -> None: ...
+
+
+def route(method: str, path: str) -> Route:
+    return Route(method=method, path=path, handler=nothing, access=Access.OPEN, summary="", tag="test")
+
+
+ROUTER = Router(
+    [
+        route("GET", "/api/tools"),
+        route("GET", "/api/tools/stats"),
+        route("GET", "/api/tools/{name}"),
+        route("POST", "/api/tools/{name}/call"),
+        route("GET", "/api/spaces/{spaceId}/members/{entityId}"),
+    ]
+)
+
+
+def found(path: str, raw: bytes | None = None) -> tuple[set[str], tuple[str, ...]] | None:
+    match = ROUTER.find(path, path.encode() if raw is None else raw)
+    return None if match is None else ({one.path for one in match.routes.values()}, match.values)
+
+
+def test_a_path_leads_to_its_route_with_the_values_of_its_parameters() -> None:
+    assert found("/api/tools") == ({"/api/tools"}, ())
+    assert found("/api/tools/echo/call") == ({"/api/tools/{name}/call"}, ("echo",))
+    assert found("/api/spaces/s1/members/e1") == ({"/api/spaces/{spaceId}/members/{entityId}"}, ("s1", "e1"))
+
+
+def test_a_fixed_name_goes_before_a_parameter_and_hides_nothing_below_it() -> None:
+    assert found("/api/tools/stats") == ({"/api/tools/stats"}, ())
+    assert found("/api/tools/stats/call") == ({"/api/tools/{name}/call"}, ("stats",))
+
+
+def test_an_encoded_slash_is_a_part_of_a_name() -> None:
+    assert found("/api/tools/a/b", b"/api/tools/a%2Fb") == ({"/api/tools/{name}"}, ("a/b",))
+    assert found("/api/tools/a%2Fb", b"/api/tools/a%252Fb") == ({"/api/tools/{name}"}, ("a%2Fb",))
+
+
+@pytest.mark.parametrize(
+    "path", ["", "/", "/api", "/api/tools/", "/api//stats", "/api/tools//call", "/api/tools/a/b/c", "*"]
+)
+def test_other_paths_lead_nowhere(path: str) -> None:
+    assert found(path) is None
+
+
+def test_bytes_that_are_no_text_lead_nowhere() -> None:
+    assert found("/api/tools/?", b"/api/tools/%ff") is None
+
+
+def test_paths_that_were_asked_for_are_found_again_and_do_not_pile_up() -> None:
+    for number in range(3_000):
+        assert found(f"/api/tools/t{number}") == ({"/api/tools/{name}"}, (f"t{number}",))
+    assert len(ROUTER._remembered) <= 1024
+    for _ in range(2):
+        assert found("/api/tools/echo/call") == ({"/api/tools/{name}/call"}, ("echo",))
+        assert found("/api/tools/a/call", b"/api/tools/a%2Fcall") == ({"/api/tools/{name}"}, ("a/call",))
+        assert found("/api/tools/a/call") == ({"/api/tools/{name}/call"}, ("a",))
+    long = "x" * 100_000
+    assert found(f"/api/tools/{long}") == ({"/api/tools/{name}"}, (long,))
+    assert max(map(len, ROUTER._remembered)) <= 200
+
+
+def test_two_routes_for_one_address_are_refused() -> None:
+    with pytest.raises(ValueError, match="two routes"):
+        Router([route("GET", "/api/{a}"), route("GET", "/api/{b}")])

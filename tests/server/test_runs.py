@@ -1,0 +1,189 @@
+"""Runs and their calls over HTTP: opened, looked at by those who may, closed, canceled."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.server.serving import Api, asking, write_config
+from toolspace.core.records import CallRecord, Exposure
+from toolspace.server.gateway import Gateway
+from toolspace.spaces import call_transactions
+from toolspace.storage.queries.calls import NewCall
+
+
+async def people(api: Api) -> None:
+    for name, kind in (("ann", "human"), ("bob", "human"), ("bot", "agent"), ("aid", "agent")):
+        await api.create("/api/entities", id=name, type=kind, name=name.title())
+    await api.create("/api/spaces", id="den", name="The den", members=["ann", "bot"])
+    await api.create("/api/spaces", id="lair", name="The lair", members=["bob", "aid"])
+
+
+async def begin(gateway: Gateway, call_id: str, run_id: str, exposure: Exposure, **more: Any) -> CallRecord:
+    new = NewCall(
+        call_id=call_id,
+        run_id=run_id,
+        agent_entity_id="bot",
+        space_id="den",
+        tool_name=f"tool-{call_id}",
+        args={"secret": f"args of {call_id}"},
+        execution_type="space",
+        execution_target="client",
+        visible=exposure == "full",
+        exposure=exposure,
+        status=more.pop("status", "pending"),
+        node_id=gateway.ledger.node_id,
+        **more,
+    )
+    return (await gateway.ledger.commit(call_transactions.begin, new)).call
+
+
+@pytest.mark.spec("7.1")
+@pytest.mark.spec("12.2")
+async def test_a_run_is_opened_listed_and_closed(anywhere: Api) -> None:
+    api = anywhere
+    await people(api)
+    run = await api.create("/api/runs", agentEntityId="bot", spaceId="den", trigger={"message": "m1"})
+    assert run["id"].startswith("run_")
+    assert (run["status"], run["spaceId"], run["trigger"]) == ("running", "den", {"message": "m1"})
+    assert (await api.get(f"/api/runs/{run['id']}")).data == run
+    second = await api.create("/api/runs", agentEntityId="bot")
+    listed = (await api.get("/api/runs?agentEntityId=bot&limit=1")).data
+    assert [one["id"] for one in listed["items"]] == [second["id"]]
+    older = (await api.get(f"/api/runs?limit=1&cursor={listed['next']}")).data
+    assert ([one["id"] for one in older["items"]], older["next"]) == ([run["id"]], None)
+    assert len((await api.get("/api/agents/bot/runs")).data["items"]) == 2
+    closed = await api.create(f"/api/runs/{run['id']}/close", usage={"tokens": 12}, status="failed", error="no luck")
+    assert (closed["status"], closed["usage"], closed["error"]) == ("failed", {"tokens": 12}, "no luck")
+    assert closed["completedAt"] is not None
+    assert (await api.create(f"/api/runs/{run['id']}/close", status="failed"))["status"] == "failed"
+    assert (await api.post(f"/api/runs/{run['id']}/close")).status == 409
+    assert (await api.post(f"/api/runs/{run['id']}/cancel")).status == 409
+    assert [one["id"] for one in (await api.get("/api/runs?status=running")).data["items"]] == [second["id"]]
+
+
+async def test_a_run_that_cannot_be_is_refused(api: Api) -> None:
+    await people(api)
+    for body, status in (
+        ({"agentEntityId": "ann"}, 400),
+        ({"agentEntityId": "ghost"}, 404),
+        ({"agentEntityId": "bot", "spaceId": "lair"}, 403),
+        ({"agentEntityId": "bot", "spaceId": "lost"}, 404),
+        ({"agentEntityId": "bot", "trigger": "x" * 300_000}, 400),
+        ({}, 400),
+    ):
+        assert (await api.post("/api/runs", body)).status == status, body
+    for path in ("", "/calls"):
+        assert (await api.get(f"/api/runs/lost{path}")).status == 404
+    for path in ("/close", "/cancel"):
+        assert (await api.post(f"/api/runs/lost{path}")).status == 404
+
+
+async def test_a_canceled_run_ends_what_waits_in_it(gateway: Gateway, api: Api) -> None:
+    await people(api)
+    run = await api.create("/api/runs", agentEntityId="bot", spaceId="den")
+    await begin(gateway, "c1", run["id"], "full")
+    assert (await api.create(f"/api/runs/{run['id']}/cancel"))["status"] == "canceled"
+    assert (await api.get("/api/calls/c1")).data["status"] == "canceled"
+    assert (await api.create(f"/api/runs/{run['id']}/cancel"))["status"] == "canceled"
+
+
+@pytest.mark.spec("7.1")
+async def test_a_run_counts_the_turns_of_its_model(api: Api) -> None:
+    await people(api)
+    run = await api.create("/api/runs", agentEntityId="bot")
+    for turn in (1, 2, 2, 1_000_000, 3):
+        await api.create(f"/api/runs/{run['id']}/calls", name="get_goals", turn=turn)
+    assert (await api.get(f"/api/runs/{run['id']}")).data["steps"] == 1_000_000
+
+
+@pytest.mark.spec("7.1")
+@pytest.mark.spec("8.1")
+@pytest.mark.spec("8.2")
+async def test_members_see_a_run_and_its_calls_as_far_as_they_may(gateway: Gateway, api: Api) -> None:
+    await people(api)
+    run = await api.create("/api/runs", agentEntityId="bot", spaceId="den", trigger={"why": "a-private-reason"})
+    path = f"/api/runs/{run['id']}"
+    for call_id, exposure in (("shown", "full"), ("named", "name"), ("hidden", "none")):
+        await begin(gateway, call_id, run["id"], exposure)
+    ann, bob = await api.member("ann"), await api.member("bob")
+    shown = await ann.get(path)
+    assert (shown.status, shown.data["status"]) == (200, "running")
+    assert b"private" not in shown.body
+    assert "trigger" not in shown.data
+    seen = await ann.get(f"{path}/calls")
+    assert [call["toolName"] for call in seen.data["items"]] == ["tool-shown", "tool-named"]
+    assert seen.data["items"][1] == {"toolCallId": "named", "toolName": "tool-named"}
+    assert b"args of named" not in seen.body
+    every = (await api.get(f"{path}/calls?limit=2")).data
+    assert [(call["callId"], call["seq"]) for call in every["items"]] == [("shown", 1), ("named", 2)]
+    rest = (await api.get(f"{path}/calls?limit=2&cursor={every['next']}")).data
+    assert ([call["callId"] for call in rest["items"]], rest["next"]) == (["hidden"], None)
+    for other in (path, f"{path}/calls", "/api/calls/shown"):
+        assert (await bob.get(other)).status == 403, other
+    assert (await ann.get("/api/runs")).status == 403
+    assert (await ann.post(f"{path}/close")).status == 403
+    assert (await ann.get("/api/agents/bot/runs")).status == 403
+
+
+@pytest.mark.spec("12.1")
+async def test_calls_are_listed_by_what_they_are(gateway: Gateway, api: Api) -> None:
+    await people(api)
+    run = await api.create("/api/runs", agentEntityId="bot", spaceId="den")
+    for call_id, exposure in (("shown", "full"), ("named", "name"), ("hidden", "none")):
+        await begin(gateway, call_id, run["id"], exposure)
+    await gateway.ledger.commit(call_transactions.end_call, "hidden", "canceled", "no more")
+
+    async def listed(who: Api, query: str = "") -> list[str]:
+        return [call["callId"] for call in (await who.get(f"/api/calls{query}")).data["items"]]
+
+    assert set(await listed(api)) == {"shown", "named", "hidden"}
+    assert set(await listed(api, "?status=pending,waiting")) == {"shown", "named"}
+    assert await listed(api, "?status=canceled") == ["hidden"]
+    assert await listed(api, "?toolName=tool-named&spaceId=den&agentEntityId=bot") == ["named"]
+    pages: list[str] = []
+    cursor: str | None = ""
+    while cursor is not None:
+        data = (await api.get(f"/api/calls?limit=1&cursor={cursor}" if cursor else "/api/calls?limit=1")).data
+        pages += [call["callId"] for call in data["items"]]
+        cursor = data["next"]
+    assert sorted(pages) == ["hidden", "named", "shown"]
+    one = (await api.get("/api/calls/shown")).data
+    assert (one["toolCallId"], one["startedAt"], one["completedAt"]) == ("shown", one["createdAt"], None)
+    assert "sleeping" in (await api.get("/api/calls?status=sleeping")).detail
+    assert await listed(await api.member("ann")) == ["shown"]
+    assert await listed(await api.member("bob")) == []
+    assert (await (await api.member("ann")).get("/api/calls/named")).status == 403
+    assert (await api.get("/api/calls/lost")).status == 404
+
+
+@pytest.mark.spec("7.4")
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+async def test_what_is_nested_as_deeply_as_can_be_makes_nothing_unreadable(
+    request: pytest.FixtureRequest, tmp_path: Path, kind: str
+) -> None:
+    """A model or a tool may say anything: a space in which that shows must not be lost for all others."""
+    tools = [
+        {"name": "echo", "executionType": "internal", "visible": True},
+        {"name": "move", "executionType": "external", "isAsync": True},
+    ]
+    more = {"storage": {"url": request.getfixturevalue("postgres_url")}} if kind == "postgres" else {}
+    async with Gateway.open(write_config(tmp_path, tools=tools, **more)) as gateway, asking(gateway) as api:
+        await people(api)
+        await api.create("/api/runs", id="run_1", agentEntityId="bot", spaceId="den")
+        for depth in range(960, 975):
+            args = f'{{"deep": {"[" * depth}{"]" * depth}}}'
+            reply = await api.post("/api/runs/run_1/calls", {"name": "echo", "args": args})
+            assert reply.status == 200
+        refused = (await api.post("/api/runs/run_1/calls", {"name": "move", "args": args.replace("[[", "[")})).data
+        assert refused["errorKind"] == "invalid_parameters"
+        ann = await api.member("ann")
+        for path in ("/api/spaces/den/messages", "/api/calls", "/api/runs/run_1/calls"):
+            assert (await ann.get(path)).status == 200
+        await api.create("/api/runs/run_1/close")
+        for path in ("/api/spaces/den/stream", "/api/runs/run_1/events"):
+            url = f"{api.url}{path}?from=start&until=run.done"
+            async with ann.session.get(url, headers=ann.headers) as stream:
+                assert b"run.done" in await stream.read()

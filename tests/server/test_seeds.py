@@ -1,0 +1,337 @@
+"""Agents as documents describe them, unchanged, in a real gateway: each cycle goes as their traces show.
+
+Models are asked on a server of the test's own, which `OPENAI_BASE_URL` names. Only what an agent calls on other hosts
+is given another address.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from tests.models.servers import message, stream, text_block, use_block
+from tests.providers.rest.servers import http_server
+from tests.server.serving import JWT_SECRET, PUBLIC, SECRET, Api, asking
+from tests.server.test_workers import connected
+from tests.server.thinking import PERSON, ROOM, House, answer, calls, results, thinking, told, tools
+from toolspace.agents.host import entity_of
+from toolspace.server.gateway import Gateway
+
+SEEDS = Path(__file__).parents[1] / "config" / "agents"
+ENTER = ("enter_space", {"spaceId": ROOM})
+
+
+class Scene:
+    """One agent of a document, and Husam, in a space."""
+
+    def __init__(self, house: House, name: str, model: str) -> None:
+        self.house = house
+        self.api: Api = house.api
+        self.name = name
+        self.model = model
+
+    def script(self, *turns: Any) -> None:
+        self.house.brain.script(*turns, model=self.model)
+
+    def asked(self) -> list[Any]:
+        return self.house.brain.asked_of(self.model)
+
+    async def cycle(self, number: int = 1) -> Any:
+        """Waits for the end of a cycle; the run that it was."""
+        return await self.house.ended(number, self.name)
+
+    async def submit(self, call: Any, result: Any) -> Any:
+        body = {"callId": call["callId"], "result": result}
+        return await self.api.post(f"/api/runs/{call['runId']}/tool-results", body)
+
+    async def shown(self) -> list[Any]:
+        """The calls that show in the space."""
+        return [one for one in await self.house.messages() if one["kind"] == "tool"]
+
+
+@asynccontextmanager
+async def scene(path: Path, state: Path, name: str, model: str = "gpt-4o") -> AsyncIterator[Scene]:
+    """A gateway on this file."""
+    async with thinking() as brain:
+        environ = {
+            "OPENAI_API_KEY": "sk-1",
+            "OPENAI_BASE_URL": brain.base_url,
+            "ANTHROPIC_API_KEY": "sk-2",
+            "ANTHROPIC_BASE_URL": brain.url,
+            "TOOLSPACE_STORAGE_DIR": str(state),
+            "TOOLSPACE_SERVER_SECRET_KEY": SECRET,
+            "TOOLSPACE_SERVER_PUBLIC_KEY": PUBLIC,
+            "TOOLSPACE_SERVER_JWT_SECRET": JWT_SECRET,
+        }
+        async with Gateway.open(path, environ=environ) as gateway, asking(gateway) as api:
+            house = House(gateway, api, brain, _unchanged)
+            await house.settle_in()
+            await api.create(f"/api/spaces/{ROOM}/members", entityId=entity_of(name))
+            yield Scene(house, name, model)
+
+
+def _unchanged(**_: Any) -> Path:
+    raise AssertionError("seeds stay as they are")
+
+
+@asynccontextmanager
+async def travelling(state: Path, path: Path = SEEDS / "space_tools.json") -> AsyncIterator[Scene]:
+    async with scene(path, state, "travel-agent") as made:
+        yield made
+
+
+def moved(folder: Path, seed: str, urls: Mapping[str, str] | None = None, **more: Any) -> Path:
+    """A copy of a seed with other hosts in its addresses, or other figures in its tools."""
+    text = (SEEDS / seed).read_text()
+    for old, new in (urls or {}).items():
+        assert old in text
+        text = text.replace(old, new)
+    data = json.loads(text)
+    for tool in data.get("tools", ()):
+        tool.update(more.get(tool["name"], {}))
+    path = folder / seed
+    path.write_text(json.dumps(data))
+    return path
+
+
+# Goals
+
+
+@pytest.mark.spec("9.3")
+@pytest.mark.spec("9.6")
+async def test_goal_aware_assistant_writes_goals_down_and_has_them_in_mind(tmp_path: Path) -> None:
+    async with scene(SEEDS / "goal_aware_assistant.json", tmp_path, "goal-aware-assistant") as play:
+        play.script(
+            calls(("setGoals", {"goals": [{"description": "Learn Dutch", "priority": 2}]})),
+            calls(("getGoals", {})),
+            *answer("I will remind you."),
+        )
+        await play.house.say("I want to learn Dutch.")
+        run = await play.cycle()
+        first, second, third, *_ = play.asked()
+        assert (first["model"], first["temperature"]) == ("gpt-4o", 0.7)
+        assert first.get("max_completion_tokens", first.get("max_tokens")) == 1500
+        assert "setGoals" in told(first)[0]
+        assert {"setGoals", "getGoals", "set_goals"} <= tools(first).keys()
+        made = json.loads(results(second)[0])
+        assert (made["success"], made["totalGoals"]) == (True, 1)
+        assert [one["description"] for one in json.loads(results(third)[1])["goals"]] == ["Learn Dutch"]
+        assert await play.house.said(play.name) == ["I will remind you."]
+
+        play.script("I know.")
+        await play.house.say("Hello again.")
+        await play.cycle(2)
+        prompt = told(play.asked()[-1])[0]
+        assert "GOALS:\n" in prompt
+        assert "Learn Dutch" in prompt.partition("GOALS:")[2]
+        await _others_see_that_a_tool_was_called(play, run)
+
+
+async def _others_see_that_a_tool_was_called(play: Scene, run: Any) -> None:
+    path = f"/api/runs/{run['id']}/events?from=start&until=run.done&format=ui-message-stream"
+    husam = await play.api.member(PERSON)
+    for reader, sees in ((play.api, True), (husam, False)):
+        streamed = (await reader.get(path)).body
+        assert b"setGoals" in streamed
+        assert (b"Learn Dutch" in streamed) == sees
+
+
+# A confirmation
+
+
+@pytest.mark.spec("6.3")
+@pytest.mark.spec("11.2")
+@pytest.mark.parametrize("file", ["space_tools.json", "toolspace.yaml"])
+async def test_one_cycle_asks_and_moves_on_and_the_next_has_the_answer(file: str, tmp_path: Path) -> None:
+    async with travelling(tmp_path, SEEDS / file) as play:
+        asking = ("confirmAction", {"question": "Confirm booking?"})
+        play.script(calls(ENTER, asking), "Asked Husam to confirm. Moving on to other tasks.")
+        await play.house.say("Book a hotel in Tokyo")
+        cycle15 = await play.cycle()
+        assert (cycle15["status"], cycle15["steps"]) == ("completed", 2)
+        call = (await play.house.calls(cycle15))[1]
+        pending = {"status": "pending", "pendingToolCallId": call["callId"]}
+        assert json.loads(results(play.asked()[1])[1]) == pending
+        (question,) = await play.shown()
+        assert (question["status"], question["content"]["input"]) == ("requires_action", asking[1])
+
+        play.script(*answer("Husam confirmed! Booking now..."))
+        husam = await play.api.member(PERSON)
+        body = {"runId": call["runId"], "toolCallId": call["callId"], "result": {"confirmed": True}}
+        assert (await husam.post(f"/api/spaces/{ROOM}/tool-results", body)).status == 200
+        cycle16 = await play.cycle(2)
+        assert f'in "Room" ({ROOM})] Husam (human): "Book a hotel in Tokyo"' in told(play.asked()[0])[-1]
+        inbox = told(play.asked()[2])[-1]
+        assert f'confirmAction (callId: {call["callId"]}): {{"confirmed":true}}' in inbox
+        assert "Asked Husam to confirm." in json.dumps(play.asked()[2]["messages"])  # It remembers having asked.
+        assert await play.house.said(play.name) == ["Husam confirmed! Booking now..."]
+        assert [one["status"] for one in await play.shown()] == ["complete"]
+
+        await husam.post(f"/api/spaces/{ROOM}/tool-results", body)
+        await play.house.say("Thank you")
+        last = await play.cycle(3)
+        assert last["trigger"]["type"] == "space_message"
+        assert cycle16["id"] != cycle15["id"]
+        assert len(await play.house.runs(play.name)) == 3
+
+
+@pytest.mark.spec("6.6")
+async def test_a_question_needs_a_space(tmp_path: Path) -> None:
+    async with travelling(tmp_path) as play:
+        play.script(calls(("confirmAction", {"question": "Sure?"})))
+        await play.house.say("Book it")
+        await play.cycle()
+        said = 'Tool "confirmAction" is visible but you are not in a space. Call enter_space first.'
+        assert said in results(play.asked()[1])[0]
+        assert await play.shown() == []
+
+
+# What others execute
+
+
+@pytest.mark.spec("6.2")
+@pytest.mark.spec("6.7")
+@pytest.mark.parametrize("file", ["space_tools.json", "toolspace.yaml"])
+async def test_what_a_worker_finds_in_time_comes_in_the_same_cycle(file: str, tmp_path: Path) -> None:
+    found = {"source": "pm-api", "results": ["a", "b", "c"]}
+    async with travelling(tmp_path, SEEDS / file) as play, connected(play.api, "fetchExternalData") as line:
+        play.script(calls(("fetchExternalData", {"query": "active projects"})), *answer("Found 3 active projects"))
+        await play.house.say("Look up active projects")
+        offer = await line.expect("call.offered")
+        assert offer["args"] == {"query": "active projects"}
+        assert (await play.submit(offer, found)).status == 200
+        await play.cycle()
+        assert json.loads(results(play.asked()[1])[0]) == found
+        assert await play.house.said(play.name) == ["Found 3 active projects"]
+        assert await play.shown() == []
+        assert len(await play.house.runs(play.name)) == 1
+
+
+@pytest.mark.spec("6.3")
+async def test_what_a_worker_finds_too_late_comes_by_the_inbox(tmp_path: Path) -> None:
+    path = moved(tmp_path, "space_tools.json", fetchExternalData={"timeout": 50})
+    async with travelling(tmp_path, path) as play, connected(play.api, "fetchExternalData") as line:
+        play.script(calls(("fetchExternalData", {"query": "all"})), "I will see it when it comes.")
+        await play.house.say("Look up all projects")
+        offer = await line.expect("call.offered")
+        run = await play.cycle()
+        assert results(play.asked()[1]) == ["(tool failed: timeout)"]
+        assert [one["status"] for one in await play.house.calls(run)] == ["pending"]
+        play.script(*answer("Here they are."))
+        assert (await play.submit(offer, ["a"])).status == 200
+        await play.cycle(2)
+        assert f'fetchExternalData (callId: {offer["callId"]}): ["a"]' in told(play.asked()[2])[-1]
+        assert await play.house.said(play.name) == ["Here they are."]
+
+
+@pytest.mark.spec("6.8")
+async def test_a_run_waits_for_an_approval_and_goes_on_with_it_in_its_place(tmp_path: Path) -> None:
+    async with travelling(tmp_path) as play:
+        play.script(calls(ENTER, ("getUserApproval", {"amount": 900})))
+        await play.house.say("Spend it")
+        run = await _waits(play)
+        (question,) = await play.shown()
+        assert question["status"] == "requires_action"
+        play.script(*answer("Spent."))
+        call = (await play.house.calls(run))[1]
+        assert (await play.submit(call, {"approved": True})).status == 200
+        ended = await play.cycle()
+        assert (ended["id"], ended["status"]) == (run["id"], "completed")
+        assert json.loads(results(play.asked()[1])[1]) == {"approved": True}
+        assert await play.house.said(play.name) == ["Spent."]
+
+
+async def _waits(play: Scene) -> Any:
+    async with asyncio.timeout(20):
+        await play.house.brain.until_asked(model=play.model)
+        while (run := (await play.house.runs(play.name))[0])["status"] != "waiting_tool":  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    return run
+
+
+@pytest.mark.spec("6.1")
+async def test_a_chart_shows_in_the_space(tmp_path: Path) -> None:
+    chart = {"title": "Sales", "values": [1, 2, 3]}
+    async with travelling(tmp_path) as play:
+        play.script(calls(ENTER, ("displayChart", chart)))
+        await play.house.say("Show me the sales")
+        await play.cycle()
+        assert json.loads(results(play.asked()[1])[1]) == {"success": True, "args": chart}
+        (shown,) = await play.shown()
+        assert (shown["content"]["toolName"], shown["content"]["input"], shown["status"]) == (
+            "displayChart",
+            chart,
+            "complete",
+        )
+
+
+# Tools on other hosts
+
+
+async def _answered(request: web.Request) -> web.Response:
+    body = {"temperature": 21} if request.method == "GET" else {"order": await request.json(), "status": "sent"}
+    return web.json_response(body)
+
+
+@pytest.mark.spec("6.1")
+async def test_support_agent_looks_things_up_over_http(tmp_path: Path) -> None:
+    async with http_server(_answered) as shop:
+        urls = {"https://api.weather.com": shop.url(""), "https://shop.example.com": shop.url("")}
+        path = moved(tmp_path, "support_http_tools.json", urls)
+        async with scene(path, tmp_path, "support-agent") as play:
+            play.script(calls(ENTER, ("fetchWeather", {"city": "Ghent"}), ("lookUpOrder", {"id": "4711"})))
+            await play.house.say("Where is my parcel, and will it be dry?")
+            await play.cycle()
+            _, weather, order = map(json.loads, results(play.asked()[1]))
+            assert (weather, order) == ({"temperature": 21}, {"order": {"id": "4711"}, "status": "sent"})
+            asked = sorted((one.method, one.target) for one in shop.seen)
+            assert asked == [("GET", "/current?city=Ghent"), ("POST", "/orders")]
+            assert [one["content"]["toolName"] for one in await play.shown()] == ["fetchWeather", "lookUpOrder"]
+
+
+@pytest.mark.spec("3.1")
+async def test_github_helper_uses_the_tools_of_a_server_that_it_may(tmp_path: Path) -> None:
+    async with _mcp_server() as url:
+        path = moved(tmp_path, "github_tools.json", {"https://mcp.github.com": url})
+        async with scene(path, tmp_path, "github-helper", "claude-sonnet-4-5") as play:
+            turns = [
+                message(use_block("t1", "github_tools__list_prs", '{"repo": "garden"}'), stop="tool_use"),
+                message(text_block("There is one.")),
+            ]
+            play.script(*map(stream, turns))
+            await play.house.say("Is there anything to review?")
+            run = await play.cycle()
+            assert run["status"] == "completed", run["error"]
+            first, second = play.asked()
+            offered = {one["name"] for one in first["tools"] if one["name"].startswith("github_tools__")}
+            assert offered == {"github_tools__list_prs", "github_tools__create_issue"}
+            assert "garden#7 Mend the fence" in json.dumps(second["messages"])
+            assert "Numbers of pull requests are unique." in json.dumps(first["system"])
+            assert await play.shown() == []
+
+
+@asynccontextmanager
+async def _mcp_server() -> AsyncIterator[str]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, str(Path(__file__).with_name("pullrequests.py")), stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(60):
+            yield (await process.stdout.readline()).decode().strip()
+    finally:
+        process.kill()
+        await process.wait()
+
+
+def test_every_seed_has_its_scene() -> None:
+    played = {"goal_aware_assistant.json", "space_tools.json", "support_http_tools.json", "github_tools.json"}
+    assert {file.name for file in SEEDS.iterdir()} == {*played, "toolspace.yaml"}

@@ -1,0 +1,272 @@
+"""Spaces, members and messages over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.server.serving import Api, asking, write_config
+from toolspace.core.records import CallRecord
+from toolspace.server.gateway import Gateway
+from toolspace.spaces import call_transactions
+from toolspace.storage.queries.calls import NewCall
+
+
+async def people(api: Api) -> None:
+    """Ann and Bob, who are persons, and two agents; all but Bob in one space."""
+    for name, kind in (("ann", "human"), ("bob", "human"), ("bot", "agent"), ("aid", "agent")):
+        await api.create("/api/entities", id=name, type=kind, name=name.title())
+    await api.create("/api/spaces", id="den", name="The den", members=["ann", "bot", "aid"])
+
+
+async def say(api: Api, content: str, who: str = "ann", **more: Any) -> Any:
+    return await api.create("/api/spaces/den/messages", entityId=who, content=content, **more)
+
+
+async def show_tool_call(gateway: Gateway) -> CallRecord:
+    """A visible call in the den that waits for someone."""
+    run = NewCall(
+        call_id="call-1",
+        run_id=None,
+        agent_entity_id="bot",
+        space_id="den",
+        tool_name="confirmAction",
+        args={"what": "launch"},
+        execution_type="space",
+        execution_target="client",
+        visible=True,
+        exposure="full",
+        status="pending",
+        node_id=gateway.ledger.node_id,
+    )
+    return (await gateway.ledger.commit(call_transactions.begin, run)).call
+
+
+@pytest.mark.spec("7.1")
+@pytest.mark.spec("12.1")
+async def test_a_space_is_created_looked_at_changed_and_removed(anywhere: Api) -> None:
+    api = anywhere
+    space = await api.create("/api/spaces", name="Support", metadata={"team": 3})
+    path = f"/api/spaces/{space['id']}"
+    assert (await api.get(path)).data == space
+    assert (await api.patch(path, {"name": "Help"})).data == {**space, "name": "Help"}
+    assert [one["name"] for one in (await api.get("/api/spaces")).data["items"]] == ["Help"]
+    assert (await api.delete(path)).status == 204
+    assert (await api.get(path)).status == 404
+    assert (await api.get(f"{path}/members")).status == 404
+    assert (await api.get(f"{path}/messages")).status == 404
+
+
+@pytest.mark.spec("7.1")
+async def test_members_come_and_go(anywhere: Api) -> None:
+    api = anywhere
+    await people(api)
+    joined = await api.put("/api/spaces/den/members/bob")
+    assert (joined.status, joined.data["entityId"], joined.data["type"]) == (200, "bob", "human")
+    assert (await api.post("/api/spaces/den/members", {"entityId": "bob"})).data == joined.data
+    members = (await api.get("/api/spaces/den/members")).data["items"]
+    assert {member["entityId"] for member in members} == {"ann", "bot", "aid", "bob"}
+    assert (await api.delete("/api/spaces/den/members/bob")).status == 204
+    assert (await api.delete("/api/spaces/den/members/bob")).status == 404
+    assert "nobody" in (await api.put("/api/spaces/den/members/nobody")).detail
+    assert (await api.put("/api/spaces/nowhere/members/ann")).status == 404
+    await api.delete("/api/entities/aid")
+    members = (await api.get("/api/spaces/den/members")).data["items"]
+    assert {member["entityId"] for member in members} == {"ann", "bot"}
+
+
+async def test_a_space_with_an_unknown_member_is_not_made(anywhere: Api) -> None:
+    reply = await anywhere.post("/api/spaces", {"id": "den", "name": "x", "members": ["ghost"]})
+    assert reply.status == 400
+    assert "ghost" in reply.detail
+    assert (await anywhere.get("/api/spaces/den")).status == 404
+
+
+@pytest.mark.spec("7.1")
+@pytest.mark.spec("7.2")
+async def test_a_message_is_numbered_and_reaches_every_other_agent(anywhere: Api) -> None:
+    api = anywhere
+    await people(api)
+    first = await say(api, "Hello", metadata={"mood": "good"})
+    assert (first["seq"], first["senderId"], first["status"], first["kind"]) == (1, "ann", "complete", "message")
+    await say(api, "Hi Ann", who="bot")
+    bots = (await api.get("/api/agents/bot/inbox")).data["items"]
+    assert [event["data"]["content"] for event in bots] == ["Hello"]
+    aids = (await api.get("/api/agents/aid/inbox")).data["items"]
+    # What a person says comes before what an agent says.
+    assert [(event["type"], event["data"]["senderId"]) for event in aids] == [
+        ("space_message", "ann"),
+        ("space_message", "bot"),
+    ]
+    assert (await api.get(f"/api/spaces/den/messages/{first['id']}")).data == first
+
+
+@pytest.mark.spec("7.1")
+async def test_messages_of_many_at_once_have_one_number_each(anywhere: Api) -> None:
+    await people(anywhere)
+    said = await asyncio.gather(*(say(anywhere, f"m{number}") for number in range(20)))
+    assert sorted(message["seq"] for message in said) == list(range(1, 21))
+
+
+async def test_messages_are_read_backwards_and_forwards(anywhere: Api) -> None:
+    api = anywhere
+    await people(api)
+    for number in range(1, 8):
+        await say(api, f"m{number}")
+
+    async def numbers(query: str) -> tuple[list[int], str | None]:
+        data = (await api.get(f"/api/spaces/den/messages?{query}")).data
+        return [message["seq"] for message in data["items"]], data["next"]
+
+    assert await numbers("limit=3") == ([5, 6, 7], "before.5")
+    assert await numbers("limit=3&cursor=before.5") == ([2, 3, 4], "before.2")
+    assert await numbers("limit=3&cursor=before.2") == ([1], None)
+    assert await numbers("limit=3&after=2") == ([3, 4, 5], "after.5")
+    assert await numbers("limit=3&cursor=after.5") == ([6, 7], None)
+    assert await numbers("before=3") == ([1, 2], None)
+    for wrong in ("cursor=5", "after=1&before=3", "after=-1", "cursor=before.5&after=1", f"before={2**70}"):
+        assert (await api.get(f"/api/spaces/den/messages?{wrong}")).status == 400, wrong
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"content": "x"}, "entityId is needed"),
+        ({"content": "", "entityId": "ann"}, "length >= 1"),
+        ({"content": "a\0b", "entityId": "ann"}, "NUL"),
+        ({"content": "x" * 100_001, "entityId": "ann"}, "length <= 100000"),
+        ({"content": {"a": 1}, "entityId": "ann"}, "expected `str`"),
+        ({"content": "x", "entityId": "ann", "metadata": {"replyTo": 7}}, "id of a message"),
+        ({"content": "x", "entityId": "ann", "replyTo": "m1", "metadata": {"replyTo": "m2"}}, "two messages"),
+    ],
+)
+async def test_what_cannot_be_said_is_named(api: Api, body: object, words: str) -> None:
+    await people(api)
+    reply = await api.post("/api/spaces/den/messages", body)
+    assert reply.status == 400
+    assert words in reply.detail
+
+
+async def test_only_members_speak(api: Api) -> None:
+    await people(api)
+    assert (await api.post("/api/spaces/den/messages", {"content": "x", "entityId": "bob"})).status == 403
+    assert (await api.post("/api/spaces/den/messages", {"content": "x", "entityId": "ghost"})).status == 404
+    assert (await api.post("/api/spaces/lost/messages", {"content": "x", "entityId": "ann"})).status == 404
+
+
+async def test_a_message_id_is_taken_once(anywhere: Api) -> None:
+    await people(anywhere)
+    body = {"id": "m1", "content": "x", "entityId": "ann"}
+    replies = await asyncio.gather(*(anywhere.post("/api/spaces/den/messages", body) for _ in range(4)))
+    assert sorted(reply.status for reply in replies) == [201, 409, 409, 409]
+    listed = (await anywhere.get("/api/spaces/den/messages")).data["items"]
+    assert [message["seq"] for message in listed] == [1]
+
+
+@pytest.mark.spec("7.2")
+async def test_a_tool_call_shows_as_a_message_that_cannot_be_replied_to(gateway: Gateway, api: Api) -> None:
+    await people(api)
+    said = await say(api, "Hello")
+    answer = await say(api, "And you?", replyTo=said["id"])
+    assert answer["metadata"] == {"replyTo": said["id"]}
+    assert (await say(api, "Again", metadata={"replyTo": said["id"]}))["metadata"] == {"replyTo": said["id"]}
+    call = await show_tool_call(gateway)
+    shown = (await api.get(f"/api/spaces/den/messages/{call.message_id}")).data
+    assert (shown["kind"], shown["status"]) == ("tool", "requires_action")
+    for more in ({"replyTo": call.message_id}, {"metadata": {"replyTo": call.message_id}}):
+        reply = await api.post("/api/spaces/den/messages", {"content": "x", "entityId": "ann", **more})
+        assert reply.status == 400
+        assert "cannot be replied to" in reply.detail
+    assert (
+        await api.post("/api/spaces/den/messages", {"content": "x", "entityId": "ann", "replyTo": "m0"})
+    ).status == 404
+
+
+@pytest.mark.spec("8.1")
+async def test_a_member_sees_and_speaks_in_its_own_spaces_alone(api: Api) -> None:
+    await people(api)
+    await api.create("/api/spaces", id="lair", name="The lair", members=["bob"])
+    ann, bob = await api.member("ann"), await api.member("bob")
+    assert [space["id"] for space in (await ann.get("/api/spaces")).data["items"]] == ["den"]
+    said = await ann.post("/api/spaces/den/messages", {"content": "It is me"})
+    assert (said.status, said.data["senderId"]) == (201, "ann")
+    assert (await ann.post("/api/spaces/den/messages", {"content": "x", "entityId": "bot"})).status == 403
+    assert (await ann.get("/api/spaces/den/messages")).status == 200
+    for path in ("", "/members", "/messages", f"/messages/{said.data['id']}"):
+        assert (await bob.get(f"/api/spaces/den{path}")).status == 403, path
+        assert (await bob.get(f"/api/spaces/lost{path}")).status == 404, path
+    assert (await bob.post("/api/spaces/den/messages", {"content": "x"})).status == 403
+    # A message of another space is not found through one's own.
+    assert (await bob.get(f"/api/spaces/lair/messages/{said.data['id']}")).status == 404
+    for method, path in (("POST", "/api/spaces"), ("PATCH", "/api/spaces/den"), ("DELETE", "/api/spaces/den")):
+        assert (await ann.ask(method, path, {})).status == 403
+
+
+@pytest.mark.spec("8.1")
+async def test_who_was_removed_is_out_at_once(api: Api) -> None:
+    await people(api)
+    ann = await api.member("ann")
+    assert (await ann.get("/api/spaces/den")).status == 200
+    await api.delete("/api/spaces/den/members/ann")
+    assert (await ann.get("/api/spaces/den")).status == 403
+    assert (await ann.post("/api/spaces/den/messages", {"content": "x"})).status == 403
+
+
+@pytest.mark.spec("8.3")
+async def test_a_page_of_large_messages_ends_before_it_is_too_large(api: Api) -> None:
+    await people(api)
+    ann = await api.member("ann")
+    for _ in range(20):
+        await ann.create("/api/spaces/den/messages", content="€" * 100_000, metadata={"x": "x" * 60_000})
+    for first in ("?limit=500", "?limit=500&after=0"):
+        seen: list[int] = []
+        query: str | None = first
+        while query is not None:
+            reply = await ann.get(f"/api/spaces/den/messages{query}")
+            assert len(reply.body) < 8_000_000
+            seqs = [message["seq"] for message in reply.data["items"]]
+            assert seqs == sorted(seqs)
+            seen = [*seen, *seqs] if "after" in first else [*seqs, *seen]
+            query = f"?limit=500&cursor={reply.data['next']}" if reply.data["next"] else None
+        assert seen == list(range(1, 21))
+
+
+@pytest.mark.spec("8.1")
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+async def test_a_space_under_the_id_of_a_removed_one_shows_nothing_of_it(
+    request: pytest.FixtureRequest, tmp_path: Path, kind: str
+) -> None:
+    tools = [{"name": "confirm", "executionType": "space", "isAsync": True}]
+    more = {"storage": {"url": request.getfixturevalue("postgres_url")}} if kind == "postgres" else {}
+    config = write_config(tmp_path, tools=tools, **more)
+    async with Gateway.open(config) as gateway, asking(gateway) as api:
+        await people(api)
+        await api.create("/api/runs", id="run_1", agentEntityId="bot", spaceId="den")
+        begun = await api.post("/api/runs/run_1/calls", {"name": "confirm", "args": {"question": "a secret"}})
+        call = begun.data["pendingToolCallId"]
+        await api.create("/api/spaces/den/messages", entityId="bot", content="a secret")
+        path = "/api/spaces/den/stream?from=start"
+        async with api.session.get(api.url + path, headers=api.headers) as operator:
+            assert operator.status == 200
+            assert (await api.delete("/api/spaces/den")).status == 204
+            assert b"a secret" in await operator.read()  # It ends.
+        await api.create("/api/spaces", id="den", name="Another", members=["bob", "bot"])
+        bob = await api.member("bob")
+        await bob.create("/api/spaces/den/messages", content="the first word here")
+        async with bob.session.get(f"{api.url}{path}&until=message.done", headers=bob.headers) as stream:
+            seen = await stream.read()
+        assert b"the first word here" in seen
+        assert b"a secret" not in seen
+        assert (await bob.get("/api/calls")).data["items"] == []
+        assert (await bob.get("/api/runs/run_1/events")).status == 403
+        assert (await api.post("/api/runs/run_1/calls", {"name": "enter_space", "args": {"spaceId": "den"}})).data["ok"]
+        for path in (f"/api/calls/{call}", "/api/calls", "/api/runs/run_1/calls"):
+            assert b"a secret" not in (await bob.get(path)).body
+        async with bob.session.get(
+            f"{api.url}/api/runs/run_1/events?from=start&until=run.done", headers=bob.headers
+        ) as stream:
+            await api.create("/api/runs/run_1/close")
+            assert b"a secret" not in await stream.read()

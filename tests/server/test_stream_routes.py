@@ -1,0 +1,149 @@
+"""Streams of spaces and runs over HTTP: who may read them, and until when."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+import toolspace
+from tests.server.serving import Api
+from toolspace.core.records import EVENT_TYPES
+from toolspace.server.gateway import Gateway
+from toolspace.spaces import messaging
+
+
+@asynccontextmanager
+async def reading(api: Api, path: str) -> AsyncIterator[aiohttp.StreamReader]:
+    async with api.session.get(api.url + path, headers=api.headers) as response:
+        assert response.status == 200, await response.read()
+        assert response.headers["content-type"].startswith("text/event-stream")
+        yield response.content
+
+
+async def until(stream: aiohttp.StreamReader, words: bytes) -> bytes:
+    seen = b""
+    async with asyncio.timeout(30):
+        while words not in seen:
+            piece = await stream.readany()
+            assert piece, f"it ended before {words!r}: {seen!r}"
+            seen += piece
+    return seen
+
+
+async def people(api: Api) -> None:
+    for name, kind in (("ann", "human"), ("bob", "human"), ("bot", "agent")):
+        await api.create("/api/entities", id=name, type=kind, name=name.title())
+    await api.create("/api/spaces", id="den", name="The den", members=["ann", "bot"])
+
+
+@pytest.mark.spec("7.4")
+@pytest.mark.spec("12.1")
+async def test_what_is_said_is_streamed_and_can_be_read_again(api: Api) -> None:
+    await people(api)
+    ann = await api.member("ann")
+    async with reading(ann, "/api/spaces/den/stream") as stream:
+        await api.create("/api/spaces/den/messages", entityId="bot", content="Hello Ann")
+        await until(stream, b"event: message.done")
+    again = api.with_headers(**ann.headers, last_event_id="1")
+    async with reading(again, "/api/spaces/den/stream") as stream:
+        seen = await until(stream, b"message.done")
+    assert b"Hello Ann" in seen
+    assert b"message.started" not in seen
+
+
+@pytest.mark.spec("9.1")
+async def test_members_read_a_message_while_it_is_written(gateway: Gateway, api: Api) -> None:
+    await people(api)
+    ann, bob = await api.member("ann"), await api.member("bob")
+    run = (await api.create("/api/runs", agentEntityId="bot", spaceId="den"))["id"]
+    message_id = messaging.message_id_of("call_1")
+    commit = gateway.ledger.commit
+    async with reading(ann, "/api/spaces/den/stream") as stream:
+        await commit(messaging.begin_message, "den", "bot", message_id, run)
+        await commit(messaging.grow_message, message_id, "Hello ")
+        assert b'"delta":"Hello "' in await until(stream, b"message.delta")
+        (listed,) = (await ann.get("/api/spaces/den/messages")).data["items"]
+        assert (listed["id"], listed["status"], listed["content"]) == (message_id, "running", "")
+        taken = await ann.post("/api/spaces/den/messages", {"id": message_id, "content": "Mine"})
+        assert taken.status == 409
+        sent = {"name": "send_message", "args": {"text": "Hello Ann"}, "callId": "call_1"}
+        assert (await api.post(f"/api/runs/{run}/calls", sent)).data["result"]["messageId"] == message_id
+        assert b"Hello Ann" in await until(stream, b"message.done")
+    (listed,) = (await ann.get("/api/spaces/den/messages")).data["items"]
+    assert (listed["status"], listed["content"]) == ("complete", "Hello Ann")
+    assert (await bob.get("/api/spaces/den/messages")).status == 403
+
+
+async def test_a_run_streams_its_beginning_and_its_end(api: Api) -> None:
+    await people(api)
+    run = await api.create("/api/runs", agentEntityId="bot", spaceId="den", trigger="why")
+    path = f"/api/runs/{run['id']}/events?from=start"
+    async with reading(api, path) as stream, reading(await api.member("ann"), path) as members:
+        await api.create(f"/api/runs/{run['id']}/close", usage={"tokens": 4711})
+        assert b"4711" in await until(stream, b"event: run.done")
+        assert b"4711" not in await until(members, b"event: run.done")
+
+
+async def test_everything_is_streamed_to_an_operator(api: Api) -> None:
+    await people(api)
+    async with reading(api, "/api/events") as stream:
+        await api.create("/api/spaces/den/messages", entityId="ann", content="Hello")
+        assert b"space:den" in await until(stream, b"message.done")
+
+
+@pytest.mark.spec("8.1")
+async def test_streams_are_for_members(api: Api) -> None:
+    await people(api)
+    run = await api.create("/api/runs", agentEntityId="bot", spaceId="den")
+    ann, bob = await api.member("ann"), await api.member("bob")
+    for path in ("/api/spaces/den/stream", f"/api/runs/{run['id']}/events"):
+        assert (await bob.get(path)).status == 403
+        assert (await api.with_headers().get(path)).status == 401
+    for path in ("/api/spaces/lost/stream", "/api/runs/lost/events"):
+        assert (await ann.get(path)).status == 404
+    assert (await ann.get("/api/events")).status == 403
+
+
+@pytest.mark.spec("8.1")
+async def test_a_stream_ends_for_who_is_not_a_member_any_more(gateway: Gateway, api: Api) -> None:
+    gateway.readers.recheck_after = 3600.0  # Not by the clock: because it is told.
+    await people(api)
+    async with reading(await api.member("ann"), "/api/spaces/den/stream") as stream:
+        await api.delete("/api/spaces/den/members/ann")
+        await api.create("/api/spaces/den/messages", entityId="bot", content="Now that she is gone")
+        async with asyncio.timeout(30):
+            rest = await stream.read()
+    assert b"she is gone" not in rest
+
+
+@pytest.mark.parametrize("query", ["format=morse", "lastEventId=x", "from=yesterday", "until=run.over", "speed=9"])
+async def test_a_stream_that_cannot_be_is_refused(api: Api, query: str) -> None:
+    await people(api)
+    reply = await api.get(f"/api/spaces/den/stream?{query}")
+    assert reply.status == 400
+    assert reply.headers["content-type"] == "application/problem+json"
+    assert (await api.ask("HEAD", "/api/spaces/den/stream")).status == 405
+
+
+async def test_an_end_that_never_comes_is_said_with_the_one_that_was_meant(api: Api) -> None:
+    await people(api)
+    reply = await api.get("/api/spaces/den/stream?until=run.dome")
+    assert reply.status == 400
+    assert "run.done" in reply.detail
+    assert "tool.started" not in reply.detail  # Not a list of all.
+
+
+def test_all_events_of_streams_can_be_waited_for() -> None:
+    """Each type that is appended anywhere is known to `until`."""
+    source = Path(toolspace.__file__).parent
+    folders = ("spaces", "agent", "gateway/routes")
+    text = "".join(path.read_text() for folder in folders for path in source.glob(f"{folder}/*.py"))
+    found = set(re.findall(r'"((?:run|tool|message)\.[a-z]+)"', text))
+    assert found >= {"run.started", "tool.done", "message.delta"}
+    assert found <= set(EVENT_TYPES)

@@ -1,0 +1,34 @@
+"""docs/streams.md tells the truth."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from toolspace.server.dialects import DIALECTS
+from toolspace.server.sse import HEARTBEAT_SECONDS, STALL_SECONDS
+from toolspace.server.stream_options import StreamQuery
+
+PAGE = (Path(__file__).parents[2] / "docs" / "streams.md").read_text()
+EVENTS = (
+    "tool.started", "tool.streaming", "tool.progress", "tool.done", "tool.error",
+    "message.started", "message.delta", "message.done", "run.started", "run.done", "stream.reset",
+)  # fmt: skip
+
+
+def test_every_event_has_its_line() -> None:
+    for type in EVENTS:
+        assert f"| `{type}` |" in PAGE
+
+
+def test_every_parameter_and_format_is_there() -> None:
+    for field in msgspec.structs.fields(StreamQuery):
+        assert f"| `{field.encode_name}` |" in PAGE
+    for name in DIALECTS:
+        assert f"`{name}`" in PAGE
+
+
+def test_times_are_those_of_the_code() -> None:
+    assert f"every {HEARTBEAT_SECONDS:.0f} seconds" in PAGE
+    assert f"stuck for {STALL_SECONDS:.0f} seconds" in PAGE

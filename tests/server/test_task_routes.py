@@ -1,0 +1,160 @@
+"""Tasks of agents, and what agents have in mind, over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.server.serving import SECRET, Api
+from tests.server.thinking import calls, described, housed, thinking
+from toolspace.agents.definition import Agent
+from toolspace.agents.host import entity_of
+from toolspace.agents.tasks import NewTask, spawn
+from toolspace.client.client import ToolspaceClient
+from toolspace.core.conversation import ModelRequest
+from toolspace.models.scripted import ScriptedModel, call
+from toolspace.server.gateway import Gateway
+from toolspace.storage.queries import sessions
+
+TODAY = datetime.datetime.now(datetime.UTC).date()
+
+
+def say(request: ModelRequest) -> Any:
+    """Has everything that it is told done by a task."""
+    if request.system.startswith("You work on a task"):
+        return "It is done."
+    if request.system.startswith("You keep the long-term memory"):
+        return "It went well."
+    told = request.turns[-1]
+    if "service" in getattr(told, "text", ""):
+        return call("spawn_task", {"description": "see to it", "input": "all of it"})
+    return "I wait."
+
+
+async def living(gateway: Gateway) -> str:
+    """The id of an agent that lives in the gateway."""
+    gateway.toolspace.crew.add([Agent("ada", model=ScriptedModel(say))])
+    await gateway.agents.settle_in()
+    return entity_of("ada")
+
+
+async def task_of(api: Api, agent: str) -> Any:
+    """The first task of an agent, once someone has looked back on it."""
+    while True:
+        items = (await api.get(f"/api/agents/{agent}/tasks")).data["items"]
+        if items and items[0]["reflection"] is not None:
+            return items[0]
+        await asyncio.sleep(0.01)
+
+
+@pytest.mark.spec("11.5")
+@pytest.mark.spec("12.1")
+async def test_a_task_is_shown_with_its_conversation_and_what_was_learned(gateway: Gateway, api: Api) -> None:
+    agent = await living(gateway)
+    await api.create(f"/api/agents/{agent}/inbox", data="something happened")
+    task = await task_of(api, agent)
+    assert (task["status"], task["result"], task["description"]) == ("completed", "It is done.", "see to it")
+    assert task["reflection"] == {"assessment": "It went well.", "toolCallsCount": 0}
+    whole = (await api.get(f"/api/agents/{agent}/tasks/{task['id']}")).data
+    assert [(turn["role"], turn["text"]) for turn in whole["messages"]] == [
+        ("user", "TASK: see to it\n\nall of it"),
+        ("assistant", "It is done."),
+    ]
+    assert (await api.post(f"/api/agents/{agent}/tasks/{task['id']}/cancel")).status == 409
+    async with ToolspaceClient(api.url, secret_key=SECRET) as client:
+        page = await client.agents.tasks(agent, date=TODAY.isoformat(), status="completed")
+        assert [one.id for one in page.items] == [task["id"]]
+        assert (await client.agents.task(agent, task["id"])).messages[-1].text == "It is done."
+        history = await client.agents.history(agent)
+        assert history.summary is None
+        assert [turn.role for turn in history.items][:4] == ["user", "assistant", "tool", "assistant"]
+        assert history.items[1].calls[0].name == "spawn_task"
+        assert history.items[2].results[0].call_id == history.items[1].calls[0].call_id
+
+
+async def new_tasks(gateway: Gateway, agent: str, count: int) -> list[str]:
+    """Tasks of an agent that lives elsewhere: nobody here takes them up."""
+    return [
+        await gateway.ledger.commit(
+            spawn, NewTask(agent_entity_id=agent, description=f"{n}", input="x", call_id=f"call_{n}")
+        )
+        for n in range(count)
+    ]
+
+
+@pytest.mark.spec("12.1")
+async def test_tasks_are_listed_page_by_page_and_by_day(gateway: Gateway, api: Api) -> None:
+    agent = (await api.create("/api/entities", type="agent", name="Bob"))["id"]
+    made = await new_tasks(gateway, agent, 5)
+    path = f"/api/agents/{agent}/tasks"
+    first = (await api.get(f"{path}?limit=3")).data
+    second = (await api.get(f"{path}?limit=3&cursor={first['next']}")).data
+    assert {one["id"] for one in (*first["items"], *second["items"])} == set(made)
+    assert second["next"] is None
+    assert len((await api.get(f"{path}?date={TODAY}")).data["items"]) == 5
+    assert (await api.get(f"{path}?date={TODAY - datetime.timedelta(days=1)}")).data["items"] == []
+    assert (await api.get(f"{path}?status=failed")).data["items"] == []
+    for wrong in ("date=today", "date=2026-02-30", "status=lost", "limit=0", "nonsense=1"):
+        assert (await api.get(f"{path}?{wrong}")).status == 400, wrong
+
+
+@pytest.mark.spec("12.1")
+async def test_a_task_is_canceled_and_its_agent_told(gateway: Gateway, api: Api) -> None:
+    agent = (await api.create("/api/entities", type="agent", name="Bob"))["id"]
+    other = (await api.create("/api/entities", type="agent", name="Eve"))["id"]
+    (task,) = await new_tasks(gateway, agent, 1)
+    path = f"/api/agents/{agent}/tasks/{task}"
+    assert (await api.get(f"/api/agents/{other}/tasks/{task}")).status == 404
+    assert (await api.post(f"/api/agents/{other}/tasks/{task}/cancel")).status == 404
+    for _ in range(2):
+        canceled = await api.post(f"{path}/cancel")
+        assert (canceled.status, canceled.data["status"]) == (200, "canceled")
+    assert (await api.get(f"/api/runs/run_{task}")).data["status"] == "canceled"
+    (event,) = (await api.get(f"/api/agents/{agent}/inbox")).data["items"]
+    assert (event["eventId"], event["data"]["status"]) == (f"task:{task}", "canceled")
+
+
+@pytest.mark.spec("12.1")
+async def test_a_history_is_read_backwards_page_by_page(gateway: Gateway, api: Api) -> None:
+    from toolspace.core.conversation import UserTurn
+    from toolspace.storage.queries.sessions import Kept, NewTurn
+
+    agent = (await api.create("/api/entities", type="agent", name="Bob"))["id"]
+    path = f"/api/agents/{agent}/history"
+    assert (await api.get(path)).data == {"summary": None, "items": [], "next": None}
+    await gateway.ledger.write(sessions.add, agent, agent, "agent")
+    turns = [NewTurn(kept=Kept(UserTurn(f"{n}")), tokens=1, run_id=None) for n in range(1, 8)]
+    await gateway.ledger.write(sessions.remember, agent, 1, turns)
+    await gateway.ledger.write(sessions.condense, agent, before=3, summary="one and two")
+    seen: list[str] = []
+    query = "?limit=2"
+    while query:
+        part = (await api.get(path + query)).data
+        assert part["summary"] == "one and two"
+        seen = [turn["text"] for turn in part["items"]] + seen
+        query = f"?limit=2&cursor={part['next']}" if part["next"] else ""
+    assert seen == ["3", "4", "5", "6", "7"]
+    for wrong in ("cursor=x", "cursor=-1", f"cursor={10**16}", "limit=501"):
+        assert (await api.get(f"{path}?{wrong}")).status == 400, wrong
+
+
+@pytest.mark.spec("11.5")
+async def test_an_agents_own_settings_hold_for_its_tasks_too(tmp_path: Path) -> None:
+    """Its memory, and what it may not use."""
+    async with thinking() as brain:
+        brain.script(calls(("spawn_task", {"description": "learn", "input": "all of it"})), "I wait.", model="m")
+        own = {"memoryDir": "own-memory", "builtins": ["memory_*"], "toolsDenied": ["reply", "memory_append"]}
+        async with housed(tmp_path, brain, agents={"ada": described(brain, tools=own)}) as house:
+            agent = entity_of("ada")
+            await house.api.create(f"/api/agents/{agent}/inbox", data="something happened")
+            task = await task_of(house.api, agent)
+        asked = [{one["function"]["name"] for one in request.get("tools", ())} for request in brain.asked_of("m")]
+    main = next(names for names in asked if "send_message" in names)
+    assert main >= {"spawn_task", "task_list", "memory_list"}
+    assert main.isdisjoint({"reply", "memory_append", "read_file"})
+    assert {"memory_read", "memory_write", "memory_patch"} in asked
+    assert task["status"] == "completed"

@@ -1,0 +1,153 @@
+"""Tools, MCP servers and stored outputs over HTTP: what is shown, and to whom."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.server.serving import Api, asking, write_config
+from toolspace.server.gateway import Gateway
+
+SERVER = """
+from mcp.server.mcpserver import MCPServer
+
+server = MCPServer("notes")
+
+
+@server.tool()
+def add(text: str) -> str:
+    return text
+
+
+server.run()
+"""
+TOOLS: list[dict[str, Any]] = [
+    {"name": "echo", "description": "Says it again.", "executionType": "internal", "inputSchema": {"type": "object"}},
+    {
+        "name": "lookup",
+        "description": "Looks a price up.",
+        "executionType": "gateway",
+        "execution": {"url": "https://prices.internal/", "headers": {"authorization": "Bearer private-token"}},
+        "inputSchema": {"type": "object"},
+    },
+]
+
+
+@pytest.fixture
+async def gateway(tmp_path: Path) -> AsyncIterator[Gateway]:
+    async with Gateway.open(write_config(tmp_path, tools=TOOLS)) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def with_server(tmp_path: Path) -> AsyncIterator[Api]:
+    """One that has an MCP server."""
+    (tmp_path / "server.py").write_text(SERVER)
+    servers = {"notes": {"command": sys.executable, "args": [str(tmp_path / "server.py")]}}
+    async with Gateway.open(write_config(tmp_path, mcpServers=servers)) as opened, asking(opened) as someone:
+        yield someone
+
+
+async def names(api: Api, query: str = "") -> list[str]:
+    return [tool["name"] for tool in (await api.get(f"/api/tools{query}")).data["items"]]
+
+
+@pytest.mark.spec("12.1")
+async def test_tools_are_listed_looked_at_and_counted(api: Api) -> None:
+    listed = await names(api)
+    assert {"echo", "lookup"} <= set(listed)
+    assert listed == sorted(listed)
+    pages: list[str] = []
+    query: str | None = "?limit=7"
+    while query is not None:
+        data = (await api.get(f"/api/tools{query}")).data
+        pages += [tool["name"] for tool in data["items"]]
+        query = f"?limit=7&cursor={data['next']}" if data["next"] else None
+    assert pages == listed
+    assert (await names(api, "?search=price&limit=3"))[0] == "lookup"
+    assert "echo" not in await names(api, "?category=network")
+    echo = (await api.get("/api/tools/echo")).data
+    assert (echo["executionType"], echo["visible"], echo["inputSchema"]) == ("internal", False, {"type": "object"})
+    assert "ecco" in (await api.get("/api/tools/ecco")).detail
+    await api.create("/api/tools/echo/call", args={"text": "hi"})
+    stats = (await api.get("/api/tools/stats")).data
+    assert stats["callStats"]["echo"]["count"] == 1
+
+
+async def test_how_a_tool_is_executed_is_not_shown(api: Api) -> None:
+    for path in ("/api/tools", "/api/tools/lookup", "/api/tools?search=price"):
+        body = (await api.get(path)).body
+        assert b"private-token" not in body
+        assert b"prices.internal" not in body
+
+
+@pytest.mark.spec("8.1")
+async def test_a_tool_key_sees_its_tools_alone(api: Api) -> None:
+    made = await api.create("/api/keys", kind="tools", name="ci", toolsAllowed=["ec*"])
+    key = api.with_headers(authorization=f"Bearer {made['key']}")
+    assert await names(key) == ["echo"]
+    assert await names(key, "?search=price") == []
+    assert (await key.get("/api/tools/echo")).status == 200
+    assert (await key.get("/api/tools/lookup")).status == 403
+    assert (await key.get("/api/tools/stats")).status == 403
+    assert (await key.get("/api/servers")).status == 403
+
+
+@pytest.mark.spec("12.1")
+async def test_servers_say_how_they_are_and_are_started_again(with_server: Api, tmp_path: Path) -> None:
+    api = with_server
+    first = (await api.get("/api/servers/notes")).data
+    assert (first["state"], first["tools"], first["restarts"]) == ("ready", 1, 0)
+    again = await api.post("/api/servers/notes/restart")
+    assert (again.status, again.data["state"], again.data["restarts"]) == (200, "ready", 1)
+    assert again.data["pid"] != first["pid"]
+    assert [server["name"] for server in (await api.get("/api/servers")).data["items"]] == ["notes"]
+    for method, path in (("GET", "/api/servers/note"), ("POST", "/api/servers/note/restart")):
+        reply = await api.ask(method, path)
+        assert reply.status == 404
+        assert '"notes"' in reply.detail
+    (tmp_path / "server.py").write_text("raise SystemExit('no luck today')")
+    reply = await api.post("/api/servers/notes/restart")
+    assert reply.status == 502
+    assert "notes" in reply.detail
+
+
+@pytest.mark.spec("12.1")
+async def test_a_stored_output_is_read_by_an_operator(gateway: Gateway, api: Api) -> None:
+    writer = await gateway.toolspace.outputs.create(session="s1", owner="ann", tool="read_file")
+    await writer.write("<script>alert(1)</script>\nπ")
+    stored = await writer.commit()
+    reply = await api.get(f"/api/outputs/{stored.handle}")
+    assert (reply.status, reply.body.decode()) == (200, "<script>alert(1)</script>\nπ")
+    assert reply.headers["content-type"] == "text/plain; charset=utf-8"
+    assert reply.headers["x-content-type-options"] == "nosniff"
+    assert (reply.headers["x-output-tool"], reply.headers["x-output-lines"]) == ("read_file", "2")
+    assert (await api.get(f"/api/outputs/{stored.handle}?maxBytes=7")).body == b"<script"
+    for wrong in ("session-s1/0000000000000000", "session-s1/..", "..%2F..%2Fetc/passwd", "session-s1/x"):
+        assert (await api.get(f"/api/outputs/{wrong}")).status == 404, wrong
+
+
+async def test_a_gateway_without_servers_has_an_empty_list(api: Api) -> None:
+    assert (await api.get("/api/servers")).data == {"items": [], "next": None}
+
+
+@pytest.mark.spec("8.1")
+@pytest.mark.spec("12.3")
+async def test_a_tool_key_is_proposed_no_tool_that_it_may_not_use(api: Api) -> None:
+    made = await api.create("/api/keys", kind="tools", name="ci", toolsAllowed=["ec*", "agent__batch"])
+    key = api.with_headers(authorization=f"Bearer {made['key']}")
+    assert '"lookup"' in (await api.post("/api/tools/lookups/call")).detail
+    missed = await key.post("/api/tools/lookups/call")
+    assert (missed.status, missed.detail) == (404, 'Tool "lookups" not found')
+    assert '"echo"' in (await key.post("/api/tools/echos/call")).detail
+    streamed = await key.post("/api/tools/lookups/call", headers={"accept": "text/event-stream"})
+    assert b"unknown_tool" in streamed.body
+    assert b"lookup\\" not in streamed.body
+    calls = [{"id": "1", "tool": "lookups", "parameters": {}}]
+    inside = await key.post("/api/tools/agent__batch/call", {"args": {"calls": calls}})
+    assert b"not found" in inside.body
+    assert b'lookup\\"' not in inside.body

@@ -1,0 +1,235 @@
+"""The stream for workers over HTTP: what it says, whom it takes, and what it does when one goes away."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tests.server.serving import Api, asking, write_config
+from toolspace.client.events import Event, Frames
+from toolspace.server.gateway import Gateway
+
+TOOLS = [
+    {"name": "move", "description": "Moves.", "executionType": "external", "visible": False, "timeout": "20s"},
+    {"name": "later", "description": "Later.", "executionType": "external", "visible": False, "isAsync": True},
+    {"name": "hello", "description": "Greets.", "executionType": "static", "execution": {"output": "hello"}},
+]
+
+
+class Line:
+    """A worker's stream, read as any program could."""
+
+    def __init__(self, response: aiohttp.ClientResponse) -> None:
+        self.response = response
+        self._frames = Frames()
+        self._events: list[Event] = []
+        self.raw = b""
+
+    async def next(self) -> Event | None:
+        """The next event; None at the end."""
+        async with asyncio.timeout(20):
+            while not self._events:
+                chunk = await self.response.content.readany()
+                if not chunk:
+                    return None
+                self.raw += chunk
+                self._events += self._frames.feed(chunk)
+        return self._events.pop(0)
+
+    async def expect(self, type: str) -> dict[str, Any]:
+        event = await self.next()
+        assert event is not None
+        assert event.type == type
+        return event.data
+
+
+@asynccontextmanager
+async def connected(api: Api, tools: str = "move", **query: Any) -> AsyncIterator[Line]:
+    wanted = {"tools": tools, **{name: str(value) for name, value in query.items()}}
+    async with api.session.get(api.url + "/api/tools/stream", params=wanted, headers=api.headers) as response:
+        assert response.status == 200, await response.text()
+        line = Line(response)
+        await line.expect("worker.ready")
+        yield line
+
+
+@pytest.fixture
+async def gateway(tmp_path: Path) -> AsyncIterator[Gateway]:
+    server = {"workerGrace": "200ms", "heartbeat": "200ms"}
+    async with Gateway.open(write_config(tmp_path, tools=TOOLS, server=server)) as opened:
+        yield opened
+
+
+async def call(api: Api, name: str = "move", **args: Any) -> Any:
+    reply = await api.post(f"/api/tools/{name}/call", {"args": args})
+    assert reply.status in (200, 202), reply
+    return reply.data
+
+
+@pytest.mark.spec("6.7")
+async def test_worker_is_offered_a_call_and_its_result_goes_to_the_caller(api: Api) -> None:
+    async with connected(api, workerId="wrk_mine") as line:
+        calling = asyncio.ensure_future(call(api, to="left"))
+        offer = await line.expect("call.offered")
+        assert (offer["toolName"], offer["args"]) == ("move", {"to": "left"})
+        assert offer["createdAt"] <= offer["expiresAt"]
+        answer = await api.post(f"/api/calls/{offer['callId']}/result", {"result": {"at": "left"}})
+        assert answer.status == 200
+        assert (await calling)["result"] == {"at": "left"}
+        assert await line.expect("call.answered") == {"callId": offer["callId"]}
+        workers = (await api.get("/api/workers")).data["items"]
+        assert workers == [{"workerId": "wrk_mine", "tools": ["move"], "connected": True}]
+
+
+@pytest.mark.spec("6.7")
+async def test_worker_hears_of_a_call_in_a_run_and_of_its_cancellation(api: Api) -> None:
+    agent = await api.create("/api/entities", type="agent", name="Bot")
+    run = await api.create("/api/runs", agentEntityId=agent["id"])
+    async with connected(api, "later") as line:
+        await api.post(f"/api/runs/{run['id']}/calls", {"name": "later", "args": {}})
+        offer = await line.expect("call.offered")
+        assert (offer["runId"], offer["agentEntityId"]) == (run["id"], agent["id"])
+        await api.post(f"/api/runs/{run['id']}/cancel")
+        assert await line.expect("call.canceled") == {"callId": offer["callId"]}
+
+
+@pytest.mark.spec("6.7")
+async def test_call_of_a_worker_that_went_away_is_offered_to_the_next(api: Api) -> None:
+    async with connected(api) as line:
+        calling = asyncio.ensure_future(call(api, to="left"))
+        first = await line.expect("call.offered")
+    async with connected(api) as line:
+        again = await line.expect("call.offered")
+        assert again["callId"] == first["callId"]
+        await api.post(f"/api/calls/{again['callId']}/result", {"result": "done"})
+        assert (await calling)["result"] == "done"
+
+
+async def test_worker_that_leaves_gives_back_what_it_does_not_finish(api: Api) -> None:
+    async with connected(api, "later", workerId="wrk_a") as first:
+        ids = [(await call(api, "later"))["pendingToolCallId"] for _ in range(2)]
+        for _ in ids:
+            await first.expect("call.offered")
+        async with connected(api, "later") as second:
+            left = await api.post("/api/workers/wrk_a/leave", {"finishing": ids[:1]})
+            assert left.status == 204
+            assert (await second.expect("call.offered"))["callId"] == ids[1]
+    assert (await api.post("/api/workers/wrk_none/leave", {})).status == 404
+
+
+async def test_same_worker_connected_again_takes_the_place_of_the_first(api: Api) -> None:
+    async with connected(api, "later", workerId="wrk_a") as first:
+        pending = (await call(api, "later"))["pendingToolCallId"]
+        await first.expect("call.offered")
+        async with connected(api, "later", workerId="wrk_a") as second:
+            assert (await second.expect("call.offered"))["callId"] == pending
+            assert await first.expect("worker.replaced") == {"workerId": "wrk_a"}
+            assert await first.next() is None
+
+
+async def test_tool_that_is_not_there_is_a_warning(api: Api) -> None:
+    async with connected(api, "move,fly") as line:
+        assert (await line.expect("worker.warning"))["tools"] == ["fly"]
+
+
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [
+        ("tools=hello", '"hello" is not for workers: its executionType is "static"'),
+        ("tools=", "tools"),
+        ("tools=,", "tools names none"),
+        ("", "tools"),
+        ("tools=move&concurrency=0", "concurrency"),
+        ("tools=move&concurrency=1000000", "concurrency"),
+        ("tools=move&workerId=a/b", "workerId"),
+        ("tools=a%01b", "no name of a tool"),
+        ("tools=move&tool=x", '"tool"'),
+    ],
+)
+async def test_what_a_worker_asks_wrongly_is_told(api: Api, query: str, said: str) -> None:
+    reply = await api.get(f"/api/tools/stream?{query}")
+    assert reply.status == 400
+    assert said in reply.detail
+
+
+@pytest.mark.spec("6.7")
+@pytest.mark.spec("8.1")
+async def test_only_secret_keys_are_workers(api: Api) -> None:
+    entity = await api.create("/api/entities", type="human", name="Ada")
+    member = await api.member(entity["id"])
+    key = await api.create("/api/keys", kind="tools", name="friend")
+    friend = api.with_headers(authorization=f"Bearer {key['key']}")
+    for path in ("/api/tools/stream?tools=move", "/api/workers"):
+        assert (await member.get(path)).status == 403
+        assert (await friend.get(path)).status == 403
+        assert (await api.with_headers().get(path)).status == 401
+
+
+@pytest.mark.spec("7.4")
+async def test_idle_worker_hears_heartbeats(api: Api) -> None:
+    async with connected(api) as line, asyncio.timeout(20):
+        while b": ping" not in line.raw:
+            line.raw += await line.response.content.readany()
+
+
+async def test_revoked_key_ends_the_stream(api: Api) -> None:
+    key = await api.create("/api/keys", kind="secret", name="worker")
+    worker = api.with_headers(x_secret_key=key["key"])
+    async with connected(worker) as line:
+        assert (await api.delete(f"/api/keys/{key['id']}")).status == 204
+        assert await line.next() is None
+
+
+@pytest.mark.spec("6.7")
+async def test_call_in_one_process_is_executed_by_a_worker_of_another(tmp_path: Path, postgres_url: str) -> None:
+    config = write_config(tmp_path, tools=TOOLS, storage={"url": postgres_url}, server={"workerGrace": "200ms"})
+    async with (
+        Gateway.open(config) as one,
+        Gateway.open(config) as two,
+        asking(one) as here,
+        asking(two) as there,
+    ):
+        async with connected(there) as line:
+            calling = asyncio.ensure_future(call(here, to="left"))
+            offer = await line.expect("call.offered")
+        async with connected(here) as line:
+            assert (await line.expect("call.offered"))["callId"] == offer["callId"]
+            await there.post(f"/api/calls/{offer['callId']}/result", {"result": "done"})
+            assert (await calling)["result"] == "done"
+            assert await line.expect("call.answered") == {"callId": offer["callId"]}
+
+
+async def test_many_calls_from_two_processes_are_each_executed_once(tmp_path: Path, postgres_url: str) -> None:
+    config = write_config(tmp_path, tools=TOOLS, storage={"url": postgres_url})
+    seen: list[str] = []
+
+    async def work(api: Api) -> None:
+        async with connected(api, concurrency=4) as line:
+            while (event := await line.next()) is not None:
+                if event.type == "call.offered":
+                    seen.append(event.data["callId"])
+                    body = {"result": event.data["args"]["number"]}
+                    assert (await api.post(f"/api/calls/{event.data['callId']}/result", body)).status == 200
+
+    async with (
+        Gateway.open(config) as one,
+        Gateway.open(config) as two,
+        asking(one) as here,
+        asking(two) as there,
+    ):
+        tasks = [asyncio.ensure_future(work(api)) for api in (here, here, there, there)]
+        while len((await here.get("/api/workers")).data["items"]) < len(tasks):
+            pass
+        calls = [call((here, there)[number % 2], number=number) for number in range(60)]
+        results = await asyncio.gather(*calls)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    assert [result["result"] for result in results] == list(range(60))
+    assert len(set(seen)) == len(seen) == 60

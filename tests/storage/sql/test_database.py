@@ -1,0 +1,258 @@
+"""What every database does with a program: all of it or nothing, durable when it is said to be, one view for a read."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from toolspace.core.records import NewEvent
+from toolspace.errors import StorageError, StorageUnavailable
+from toolspace.storage.database import Database, Program
+from toolspace.storage.queries import entities, events, inbox
+
+
+def _keep(name: str, value: str = "", *, then: Exception | None = None) -> Program[str]:
+    """Writes a row, and perhaps fails after that."""
+    rows = yield "INSERT INTO secrets (name, value, created_at) VALUES (?, ?, 0) RETURNING name", (name, value)
+    if then is not None:
+        raise then
+    return rows[0][0]
+
+
+def _kept() -> Program[list[str]]:
+    rows = yield "SELECT name FROM secrets ORDER BY name", ()
+    return [row[0] for row in rows]
+
+
+@pytest.mark.spec("15.1")
+async def test_a_program_that_fails_leaves_no_trace(database: Database) -> None:
+    with pytest.raises(LookupError, match="later"):
+        await database.run(lambda: _keep("a", then=LookupError("later")))
+    assert await database.read(_kept) == []
+
+
+@pytest.mark.spec("15.1")
+async def test_a_program_that_fails_does_not_touch_those_that_commit_with_it(database: Database) -> None:
+    async def one(number: int) -> None:
+        fault = ValueError("no") if number % 3 == 0 else None
+        await database.run(lambda: _keep(f"{number:03}", then=fault))
+
+    ends = await asyncio.gather(*map(one, range(90)), return_exceptions=True)
+    assert [type(end) for end in ends] == [ValueError if number % 3 == 0 else type(None) for number in range(90)]
+    assert await database.read(_kept) == [f"{number:03}" for number in range(90) if number % 3]
+
+
+@pytest.mark.spec("15.1")
+async def test_a_row_that_is_taken_is_refused_and_its_neighbours_are_not(database: Database) -> None:
+    ends = await asyncio.gather(
+        *(database.run(lambda name=name: _keep(name)) for name in ("a", "b", "a", "c")), return_exceptions=True
+    )
+    assert sorted(end for end in ends if isinstance(end, str)) == ["a", "b", "c"]
+    (refused,) = (end for end in ends if not isinstance(end, str))
+    assert type(refused) is StorageError
+
+
+@pytest.mark.parametrize("value", ["a\0b", "\ud800", "x\udfff"])
+async def test_a_text_that_cannot_be_kept_is_refused(database: Database, value: str) -> None:
+    with pytest.raises(StorageError, match="cannot be kept") as caught:
+        await database.run(lambda: _keep("a", value))
+    assert not isinstance(caught.value, StorageUnavailable)
+    assert await database.run(lambda: _keep("a", "fine")) == "a"
+
+
+async def test_an_integer_beyond_64_bits_is_refused(database: Database) -> None:
+    def late() -> Program[None]:
+        yield "INSERT INTO secrets (name, value, created_at) VALUES ('a', '', ?)", (2**63,)
+
+    with pytest.raises(StorageError, match="cannot be kept"):
+        await database.run(late)
+    assert await database.read(_kept) == []
+
+
+async def test_text_is_kept_as_it_is_and_ordered_by_its_bytes(database: Database) -> None:
+    texts = ["", " ", "A", "B", "Z", "_", "a", "b", "é", "ß", "日本", "🦉", "?", "'", "$1"]
+    for text in texts:
+        await database.run(lambda text=text: _keep(text, text))
+    assert await database.read(_kept) == sorted(texts, key=str.encode)
+
+
+async def test_a_large_value_is_kept_whole(database: Database) -> None:
+    value = "é" * 3_000_000
+    await database.run(lambda: _keep("a", value))
+
+    def look() -> Program[str]:
+        rows = yield "SELECT value FROM secrets WHERE name = 'a'", ()
+        return rows[0][0]
+
+    assert await database.read(look) == value
+
+
+async def test_a_program_that_asks_for_nothing_has_a_result(database: Database) -> None:
+    def nothing() -> Program[int]:
+        return 7
+        yield "", ()
+
+    assert await database.run(nothing) == 7
+    assert await database.read(nothing) == 7
+
+
+async def test_a_read_changes_nothing(database: Database) -> None:
+    def look_and_write() -> Program[None]:
+        yield "SELECT 1", ()
+        yield "INSERT INTO secrets (name, value, created_at) VALUES ('a', '', 0)", ()
+
+    for program in (look_and_write, look_and_write, lambda: _keep("a")):
+        with pytest.raises(StorageError):
+            await database.read(program)
+    assert await database.read(_kept) == []
+
+
+async def test_a_read_sees_everything_that_was_acknowledged(database: Database) -> None:
+    for number in range(30):
+        await database.run(lambda number=number: _keep(f"{number:02}"))
+        assert len(await database.read(_kept)) == number + 1
+
+
+@pytest.mark.spec("15.1")
+async def test_all_statements_of_a_read_see_one_moment(database: Database) -> None:
+    await database.run(lambda: _keep("count", "0"))
+    going = True
+
+    def add(number: int) -> Program[None]:
+        yield "UPDATE secrets SET created_at = created_at + 1 WHERE name = 'count'", ()
+        yield from inbox.push("agent", str(number), "service", {}, priority=1)
+
+    def compare() -> Program[tuple[int, int]]:
+        counted = yield "SELECT created_at FROM secrets WHERE name = 'count'", ()
+        rows = yield "SELECT COUNT(*) FROM inbox", ()
+        return counted[0][0], rows[0][0]
+
+    async def write() -> None:
+        number = 0
+        while going:
+            number += 1
+            await database.run(lambda number=number: add(number))
+
+    writer = asyncio.create_task(write())
+    seen = [await database.read(compare) for _ in range(100)]
+    going = False
+    await writer
+    assert all(counted == there for counted, there in seen)
+    assert seen[-1][0] > seen[0][0]
+
+
+@pytest.mark.spec("6.4")
+async def test_a_caller_that_goes_away_loses_nothing_and_others_hear_of_it(database: Database) -> None:
+    told: asyncio.Queue[str] = asyncio.Queue()
+    tasks = [
+        asyncio.ensure_future(database.run(lambda name=name: _keep(name), then=told.put_nowait))
+        for name in map(str, range(20))
+    ]
+    await asyncio.sleep(0)  # They have begun; none has its answer.
+    for task in tasks:
+        task.cancel()
+    async with asyncio.timeout(30):
+        assert sorted([await told.get() for _ in tasks]) == sorted(map(str, range(20)))
+    assert await database.read(_kept) == sorted(map(str, range(20)))
+    await asyncio.wait(tasks)
+    assert await database.run(lambda: _keep("after")) == "after"
+
+
+async def test_others_hear_of_it_before_the_answer_is_there_and_not_of_what_failed(database: Database) -> None:
+    told: list[str] = []
+    await database.run(lambda: _keep("a"), then=told.append)
+    assert told == ["a"]
+    with pytest.raises(LookupError):
+        await database.run(lambda: _keep("b", then=LookupError()), then=told.append)
+    assert told == ["a"]
+
+
+async def test_one_who_cannot_be_told_does_not_undo_what_happened(
+    database: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(name: str) -> None:
+        raise RuntimeError("deaf")
+
+    assert await database.run(lambda: _keep("a"), then=fail) == "a"
+    assert "deaf" in caplog.text
+
+
+async def test_a_closed_database_says_so(database: Database) -> None:
+    await asyncio.gather(*(database.run(lambda name=name: _keep(name)) for name in map(str, range(10))))
+    await database.aclose()
+    await database.aclose()
+    with pytest.raises(StorageUnavailable, match="closed"):
+        await database.run(lambda: _keep("late"))
+    with pytest.raises(StorageUnavailable, match="closed"):
+        await database.read(_kept)
+
+
+@pytest.mark.spec("6.4")
+async def test_of_many_who_compare_and_set_exactly_one_wins(database: Database) -> None:
+    def take(who: int) -> Program[int | None]:
+        rows = yield "UPDATE secrets SET value = ? WHERE name = 'a' AND value = '' RETURNING value", (str(who),)
+        return int(rows[0][0]) if rows else None
+
+    for _ in range(5):
+        await database.run(lambda: _keep("a"))
+        ends = await asyncio.gather(*(database.run(lambda who=who: take(who)) for who in range(40)))
+        assert len([end for end in ends if end is not None]) == 1
+
+        def clear() -> Program[None]:
+            yield "DELETE FROM secrets", ()
+
+        await database.run(clear)
+
+
+async def test_a_program_learns_how_many_rows_it_changed(database: Database) -> None:
+    def change(names: str) -> Program[int]:
+        return len((yield f"UPDATE secrets SET value = 'new' WHERE name IN ({names}) RETURNING 1", ()))
+
+    await database.run(lambda: _keep("a"))
+    await database.run(lambda: _keep("b"))
+    assert [await database.run(lambda names=names: change(names)) for names in ("'x'", "'a'", "'a', 'b'")] == [0, 1, 2]
+
+
+async def test_a_first_row_is_added_by_exactly_one_of_many(database: Database) -> None:
+    added = await asyncio.gather(
+        *(database.run(lambda who=who: entities.add_entity("ent_1", "human", str(who), {})) for who in range(30))
+    )
+    (winner,) = [entity for entity in added if entity is not None]
+    there = await database.read(lambda: entities.entity("ent_1"))
+    assert there is not None
+    assert there.name == winner.name
+
+
+@pytest.mark.spec("7.4")
+async def test_a_reader_behind_eight_writers_misses_no_event_and_sees_none_twice(database: Database) -> None:
+    writers, each = 8, 40
+    read: list[Any] = []
+
+    async def write(writer: int) -> None:
+        for number in range(each):
+            new = [
+                NewEvent("said", {"writer": writer, "number": number, "part": part}) for part in range(number % 3 + 1)
+            ]
+            await database.run(lambda new=new: events.append("space:1", new))
+
+    async def follow(done: asyncio.Event) -> None:
+        while True:
+            ended = done.is_set()
+            some = await database.read(lambda: events.after("space:1", read[-1].id if read else 0, 50))
+            read.extend(some)
+            if ended and not some:
+                return
+
+    done = asyncio.Event()
+    reader = asyncio.create_task(follow(done))
+    await asyncio.gather(*map(write, range(writers)))
+    done.set()
+    await reader
+    total = writers * sum(number % 3 + 1 for number in range(each))
+    assert [event.id for event in read] == list(range(1, total + 1))
+    for writer in range(writers):
+        order = [(event.data["number"], event.data["part"]) for event in read if event.data["writer"] == writer]
+        assert order == sorted(order)
+        assert len(order) == total // writers

@@ -1,0 +1,137 @@
+"""Inboxes, on each database: in order, once, under a lease, and back after a while that grows."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import chain
+from typing import Any
+
+import pytest
+
+from toolspace.core.ids import now_ms
+from toolspace.storage.database import Database, Program
+from toolspace.storage.queries import inbox
+
+
+async def _push(database: Database, event_id: str, *, agent: str = "ada", **given: Any) -> bool:
+    usual: dict[str, Any] = {"priority": inbox.PLAN_OR_SERVICE}
+    return await database.run(lambda: inbox.push(agent, event_id, "service", {"id": event_id}, **(usual | given)))
+
+
+async def _claim(database: Database, claim: str = "claim", **given: Any) -> list[str]:
+    usual: dict[str, Any] = {"count": 10, "lease_ms": 60_000}
+    taken = await database.run(lambda: inbox.claim("ada", claim, **(usual | given)))
+    return [event.event_id for event in taken]
+
+
+def _bring_forward() -> Program[None]:
+    """Time passes: what has to wait has waited, and every lease has ended."""
+    yield "UPDATE inbox SET available_at = 0, lease_until = CASE WHEN lease_until IS NULL THEN NULL ELSE 1 END", ()
+
+
+@pytest.mark.spec("7.3")
+async def test_events_are_taken_by_priority_then_time_then_order(database: Database) -> None:
+    at = now_ms() - 100
+    await _push(database, "agent", priority=inbox.AGENT_MESSAGE, at=at)
+    await _push(database, "service late", at=at + 1)
+    await _push(database, "service", at=at)
+    await _push(database, "result", priority=inbox.TOOL_RESULT, at=at + 5)
+    await _push(database, "human second", priority=inbox.HUMAN_MESSAGE, at=at + 9, seq=2)
+    await _push(database, "human first", priority=inbox.HUMAN_MESSAGE, at=at + 9, seq=1)
+    order = ["human first", "human second", "result", "service", "service late", "agent"]
+    assert [event.event_id for event in await database.read(lambda: inbox.listing("ada"))] == order
+    assert await database.read(lambda: inbox.count("ada")) == 6
+    assert await _claim(database, count=4) == order[:4]
+    assert await _claim(database) == order[4:]
+    assert await _claim(database) == []
+    assert await database.read(lambda: inbox.count("ada")) == 0
+
+
+@pytest.mark.spec("7.3")
+async def test_an_event_reaches_an_agent_once(database: Database) -> None:
+    told = await asyncio.gather(*(_push(database, "same") for _ in range(10)))
+    assert sorted(told) == [False] * 9 + [True]
+    assert await _push(database, "same", agent="cleo") is True
+    assert await _claim(database) == ["same"]
+    await database.run(lambda: inbox.finish("ada", "claim", ["same"]))
+    assert await _push(database, "same") is False
+    assert await _claim(database) == []
+
+
+@pytest.mark.spec("7.3")
+async def test_events_are_taken_by_one_of_many(database: Database) -> None:
+    for number in range(40):
+        await _push(database, f"{number:02}")
+
+    async def take(claim: str) -> list[str]:
+        taken: list[str] = []
+        while some := await _claim(database, claim, count=3):
+            assert len(some) <= 3
+            taken += some
+        return taken
+
+    shares = await asyncio.gather(*(take(f"claim {number}") for number in range(5)))
+    assert sorted(chain(*shares)) == [f"{number:02}" for number in range(40)]
+
+
+async def test_only_the_types_that_are_asked_for_are_taken(database: Database) -> None:
+    await _push(database, "a")
+    await database.run(lambda: inbox.push("ada", "b", "task", None, priority=0))
+    assert await _claim(database, types=["plan", "service"]) == ["a"]
+    assert await _claim(database, types=["task"]) == ["b"]
+
+
+@pytest.mark.spec("7.3")
+async def test_only_whoever_holds_an_event_is_done_with_it(database: Database) -> None:
+    await _push(database, "a")
+    await _push(database, "b")
+    await _claim(database, "mine")
+    assert await database.run(lambda: inbox.finish("ada", "theirs", ["a"])) == []
+    assert await database.run(lambda: inbox.give_back("ada", "theirs", ["a"], error=None)) == []
+    assert await database.run(lambda: inbox.finish("ada", "mine", ["a", "a", "x"])) == ["a"]
+    assert await database.run(lambda: inbox.finish("ada", None, ["b"])) == ["b"]
+    there = await database.read(lambda: inbox.listing("ada", status="processed"))
+    assert [event.event_id for event in there] == ["a", "b"]
+
+
+@pytest.mark.spec("7.3")
+async def test_an_event_comes_back_later_each_time_and_fails_in_the_end(database: Database) -> None:
+    await _push(database, "a")
+    waits: list[int] = []
+    for attempt in range(1, inbox.MOST_ATTEMPTS + 1):
+        assert await _claim(database) == ["a"]
+        before = now_ms()
+        (event,) = await database.run(lambda: inbox.give_back("ada", "claim", ["a"], error="broken"))
+        assert (event.attempts, event.error) == (attempt, "broken")
+        if attempt < inbox.MOST_ATTEMPTS:
+            assert event.status == "pending"
+            assert await _claim(database) == []
+            at = await database.read(lambda: inbox.next_at("ada"))
+            assert at is not None
+            waits.append(at - before)
+            await database.run(_bring_forward)
+    assert all(wait >= least for wait, least in zip(waits, (1000, 2000, 4000, 8000), strict=True))
+    assert event.status == "failed"
+    assert await _claim(database) == []
+    assert await database.read(lambda: inbox.next_at("ada")) is None
+
+    assert await database.run(lambda: inbox.retry("ada", "a")) is True
+    assert await database.run(lambda: inbox.retry("ada", "a")) is False
+    (again,) = await database.run(lambda: inbox.claim("ada", "c", count=1, lease_ms=1000))
+    assert (again.attempts, again.error, again.data) == (1, None, {"id": "a"})
+
+
+@pytest.mark.spec("7.3")
+async def test_what_was_taken_by_someone_who_went_away_comes_back(database: Database) -> None:
+    await _push(database, "a")
+    await _claim(database, "gone", lease_ms=60_000)
+    assert await database.run(inbox.take_back) == []
+    await database.run(_bring_forward)
+    backs = await asyncio.gather(*(database.run(inbox.take_back) for _ in range(4)))
+    (back,) = chain(*backs)
+    assert (back.status, back.attempts) == ("pending", 1)
+    assert back.error is not None
+    await database.run(_bring_forward)
+    assert await _claim(database, "new") == ["a"]
+    assert await database.run(lambda: inbox.finish("ada", "gone", ["a"])) == []
+    assert await database.run(lambda: inbox.finish("ada", "new", ["a"])) == ["a"]

@@ -1,0 +1,44 @@
+"""Pages that end where they get large."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from toolspace.storage.database import Program
+from toolspace.storage.queries.paging import page
+
+
+def reading(rows: Sequence[int], asked: list[int]) -> Callable[[int | None, int], Program[list[int]]]:
+    def read(last: int | None, limit: int) -> Program[list[int]]:
+        asked.append(limit)
+        yield "SELECT", ()
+        behind = 0 if last is None else rows.index(last) + 1
+        return list(rows[behind : behind + limit])
+
+    return read
+
+
+def run(program: Program[tuple[list[int], bool]]) -> tuple[list[int], bool]:
+    try:
+        next(program)
+        while True:
+            program.send([])
+    except StopIteration as end:
+        return end.value
+
+
+@pytest.mark.parametrize("limit", [1, 15, 16, 17, 99, 100, 101, 500])
+def test_small_rows_fill_a_page_with_two_looks(limit: int) -> None:
+    rows, asked = list(range(100)), list[int]()
+    assert run(page(reading(rows, asked), lambda _: 10, limit)) == (rows[:limit], limit < 100)
+    assert len(asked) <= 2
+
+
+def test_large_rows_end_a_page_early_and_there_may_be_more() -> None:
+    rows, asked = list(range(100)), list[int]()
+    assert run(page(reading(rows, asked), lambda _: 100, 100, most=3_000)) == (rows[:30], True)
+    assert run(page(reading(rows, asked), lambda _: 10_000, 100, most=3_000)) == (rows[:16], True)
+    assert run(page(reading(rows[:16], asked), lambda _: 10_000, 16, most=3_000)) == (rows[:16], True)
+    assert run(page(reading([], asked), lambda _: 1, 10)) == ([], False)

@@ -1,0 +1,265 @@
+"""What only a SQLite file has: its lock, its log, its owner, and what is left of it after `kill -9`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sqlite3
+import stat
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from toolspace.errors import StorageError, StorageUnavailable
+from toolspace.storage.database import Program
+from toolspace.storage.queries import entities, inbox
+from toolspace.storage.sql import schema
+from toolspace.storage.sql.sqlite import SqliteDatabase
+
+_WRITER = """
+import asyncio, sys
+from toolspace.storage.queries import inbox
+from toolspace.storage.sql.sqlite import SqliteDatabase
+
+async def main():
+    database = await SqliteDatabase.open(sys.argv[1])
+    async def write(name):
+        number = 0
+        while True:
+            number += 1
+            event = f"{name}-{number}"
+            await database.run(lambda: inbox.push(name, event, "service", {"x": "y" * 200}, priority=1))
+            sys.stdout.write(event + "\\n")
+            sys.stdout.flush()
+    await asyncio.gather(*(write(f"{sys.argv[2]}-{n}") for n in range(10)))
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.spec("15.2")
+def test_no_acknowledged_write_is_lost_when_the_process_is_killed(tmp_path: Path) -> None:
+    path = tmp_path / "toolspace.db"
+    acknowledged: set[str] = set()
+    for turn in range(4):
+        writer = subprocess.Popen(
+            [sys.executable, "-c", _WRITER, str(path), str(turn)], stdout=subprocess.PIPE, text=True
+        )
+        assert writer.stdout is not None
+        for line in writer.stdout:
+            acknowledged.add(line.strip())
+            if len(acknowledged) % 400 == 0:
+                writer.send_signal(signal.SIGKILL)
+                break
+        # What was said before the end was said after the commit. A last line may be torn.
+        acknowledged.update(line.strip() for line in writer.stdout if line.endswith("\n"))
+        writer.wait()
+        writer.stdout.close()
+
+    async def kept() -> set[str]:
+        database = await SqliteDatabase.open(path)
+
+        def every() -> Program[set[str]]:
+            rows = yield "SELECT event_id FROM inbox", ()
+            return {row[0] for row in rows}
+
+        try:
+            return await database.read(every)
+        finally:
+            await database.aclose()
+
+    assert len(acknowledged) >= 1600
+    assert acknowledged <= asyncio.run(kept())
+
+
+@pytest.mark.spec("15.1")
+async def test_a_second_process_is_refused_and_told_who_has_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "toolspace.db"
+    database = await SqliteDatabase.open(path)
+    program = (
+        f"import asyncio; from toolspace.storage.sql.sqlite import *; asyncio.run(SqliteDatabase.open({str(path)!r}))"
+    )
+    second = await asyncio.create_subprocess_exec(sys.executable, "-c", program, stderr=subprocess.PIPE)
+    _, said = await second.communicate()
+    assert second.returncode
+    assert f"{path} is in use by process {os.getpid()}; stop it first" in said.decode()
+    with pytest.raises(StorageError, match="in use by process"):
+        await SqliteDatabase.open(path)
+
+    await database.aclose()
+    again = await SqliteDatabase.open(path)
+    await again.aclose()
+
+
+async def test_the_files_are_only_their_owners_to_read(tmp_path: Path) -> None:
+    folder = tmp_path / "state" / "deep"
+    database = await SqliteDatabase.open(folder / "toolspace.db")
+    await database.run(lambda: entities.add_entity("ent_1", "human", "Ann", {}))
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    for file in folder.glob("toolspace.db*"):
+        if not file.name.endswith(".lock"):
+            assert stat.S_IMODE(file.stat().st_mode) == 0o600, file
+    await database.aclose()
+
+
+@pytest.mark.spec("15.2")
+async def test_an_up_to_date_database_is_opened_as_it_is_and_a_newer_one_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "toolspace.db"
+    database = await SqliteDatabase.open(path)
+    await database.run(lambda: entities.add_entity("ent_1", "human", "Ann", {}))
+    await database.aclose()
+    database = await SqliteDatabase.open(path)
+    assert await database.read(lambda: entities.entity("ent_1")) is not None
+
+    def age() -> Program[None]:
+        yield "INSERT INTO migrations (version, applied_at) VALUES (?, 0)", (len(schema.MIGRATIONS) + 1,)
+
+    await database.run(age)
+    await database.aclose()
+    with pytest.raises(StorageError, match=rf"{path}: the database is at version {len(schema.MIGRATIONS) + 1}"):
+        await SqliteDatabase.open(path)
+
+
+@pytest.mark.spec("15.2")
+async def test_a_migration_that_fails_leaves_the_database_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "toolspace.db"
+    known = schema.MIGRATIONS
+    monkeypatch.setattr(
+        schema, "MIGRATIONS", (*known, ("CREATE TABLE extra (id TEXT)", "CREATE TABLE spaces (id TEXT)"))
+    )
+    with pytest.raises(StorageError, match="cannot be opened"):
+        await SqliteDatabase.open(path)
+    monkeypatch.setattr(schema, "MIGRATIONS", (*known, ("CREATE TABLE extra (id TEXT)",)))
+    database = await SqliteDatabase.open(path)
+
+    def versions() -> Program[list[int]]:
+        yield "SELECT id FROM extra", ()
+        rows = yield "SELECT version FROM migrations ORDER BY version", ()
+        return [row[0] for row in rows]
+
+    assert await database.read(versions) == list(range(1, len(known) + 2))
+    await database.aclose()
+
+
+async def test_a_file_of_another_program_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "other.db"
+    other = sqlite3.connect(path)
+    other.execute("CREATE TABLE theirs (id TEXT)")
+    other.close()
+    before = path.read_bytes()
+    with pytest.raises(StorageError, match="database of another program"):
+        await SqliteDatabase.open(path)
+    assert path.read_bytes() == before
+
+
+async def test_what_is_no_database_or_cannot_be_made_is_named(tmp_path: Path) -> None:
+    text = tmp_path / "text.db"
+    text.write_text("not a database, but long enough to be looked at as one " * 20)
+    with pytest.raises(StorageError, match=r"text\.db cannot be opened"):
+        await SqliteDatabase.open(text)
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError, match=r"below\.db cannot be opened"):
+        await SqliteDatabase.open(tmp_path / "file" / "below.db")
+    (tmp_path / "folder.db").mkdir()
+    with pytest.raises(StorageError, match=r"folder\.db cannot be opened"):
+        await SqliteDatabase.open(tmp_path / "folder.db")
+
+
+async def test_opening_that_was_canceled_gives_the_file_back(tmp_path: Path) -> None:
+    path = tmp_path / "toolspace.db"
+    opening = asyncio.create_task(SqliteDatabase.open(path))
+    await asyncio.sleep(0)
+    opening.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    async with asyncio.timeout(30):
+        while True:
+            try:
+                database = await SqliteDatabase.open(path)
+            except StorageError:
+                continue  # The first is still on its way in, or out.
+            break
+    await database.aclose()
+
+
+async def test_the_log_does_not_grow_for_ever_under_constant_writing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("toolspace.storage.sql.sqlite_files.LONGEST_LOG", 1 << 20)
+    monkeypatch.setattr("toolspace.storage.sql.sqlite_files.CHECKPOINT_BYTES", 1 << 18)
+    monkeypatch.setattr("toolspace.storage.sql.sqlite_files.LOG_BYTES", 1 << 18)
+    path = tmp_path / "toolspace.db"
+    database = await SqliteDatabase.open(path)
+    text = "x" * 4000
+
+    async def write(name: str) -> None:
+        for number in range(250):
+            await database.run(lambda number=number: inbox.push(name, f"{number}", "service", text, priority=1))
+
+    await asyncio.gather(*(write(str(number)) for number in range(8)))
+    written, log = 8 * 250 * len(text), (tmp_path / "toolspace.db-wal").stat().st_size
+    assert log < written
+    await database.aclose()
+
+
+async def test_a_commit_does_not_make_the_log_longer(tmp_path: Path) -> None:
+    database = await SqliteDatabase.open(tmp_path / "toolspace.db")
+    log = tmp_path / "toolspace.db-wal"
+    length = log.stat().st_size
+    for number in range(50):
+        await database.run(lambda number=number: inbox.push("ada", str(number), "service", "x" * 400, priority=1))
+    assert log.stat().st_size == length
+    await database.aclose()
+
+
+async def test_what_is_in_a_log_that_is_longer_than_written_is_found_again(tmp_path: Path) -> None:
+    first, second = tmp_path / "one", tmp_path / "two"
+    database = await SqliteDatabase.open(first / "toolspace.db")
+    await database.run(lambda: inbox.push("ada", "1", "service", {}, priority=1))
+    second.mkdir()
+    for name in ("toolspace.db", "toolspace.db-wal"):  # As if the machine had stopped here.
+        (second / name).write_bytes((first / name).read_bytes())
+    await database.aclose()
+    database = await SqliteDatabase.open(second / "toolspace.db")
+    assert [event.event_id for event in await database.read(lambda: inbox.listing("ada"))] == ["1"]
+    await database.aclose()
+
+
+async def test_a_full_disk_fails_the_write_and_not_the_process(tmp_path: Path) -> None:
+    database = await SqliteDatabase.open(tmp_path / "toolspace.db")
+
+    def limit(pages: int) -> Program[None]:
+        yield f"PRAGMA max_page_count = {pages}", ()
+
+    def fill(name: str) -> Program[None]:
+        yield "INSERT INTO secrets (name, value, created_at) VALUES (?, ?, 0)", (name, "x" * 1_000_000)
+
+    await database.run(lambda: limit(1))  # Not below what it has.
+    ends = await asyncio.gather(*(database.run(lambda n=n: fill(n)) for n in "abc"), return_exceptions=True)
+    assert [type(end) for end in ends] == [StorageUnavailable] * 3
+    await database.run(lambda: limit(1_000_000))
+    await database.run(lambda: fill("a"))
+    await database.aclose()
+
+
+async def test_a_program_that_may_take_long_does_not_run_on_the_loop(tmp_path: Path) -> None:
+    database = await SqliteDatabase.open(tmp_path / "a.db")
+    ran: list[str] = []
+
+    def write(name: str) -> Program[None]:
+        ran.append(f"{name} {threading.current_thread() is threading.main_thread()}")
+        yield "INSERT INTO secrets (name, value, created_at) VALUES (?, 'v', 1)", (name,)
+
+    await asyncio.gather(
+        database.run(lambda: write("a")),
+        database.run(lambda: write("b"), aside=True),
+        database.run(lambda: write("c")),
+    )
+    assert ran == ["a True", "b False", "c True"]
+    await database.aclose()
