@@ -63,6 +63,6 @@ def _ours(gateway: Gateway) -> Runner:
         give_model(gateway, name, model)
         await tell(gateway, [name])
         await until_idle(gateway)
-        assert model.left == 0, model.left
+        assert model.remaining_steps == 0, model.remaining_steps
 
     return run

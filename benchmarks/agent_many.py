@@ -14,7 +14,7 @@ import uvloop
 from benchmarks.agent_town import give_model, tell, town, until_idle, write_config
 from benchmarks.harness import Report, child, rounds_of
 from benchmarks.memory import resident
-from toolspace.agents.host import entity_of
+from toolspace.agents.host import entity_id_for
 from toolspace.models.scripted import ScriptedModel
 from toolspace.storage.queries import inbox
 
@@ -81,7 +81,7 @@ async def _busy() -> None:
 async def _left(gateway: object, names: list[str]) -> int:
     left = 0
     for name in names:
-        left += await gateway.ledger.read(inbox.count, entity_of(name))  # type: ignore[attr-defined]
+        left += await gateway.ledger.read(inbox.count_pending, entity_id_for(name))  # type: ignore[attr-defined]
     return left
 
 

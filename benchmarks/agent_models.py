@@ -16,7 +16,7 @@ import httpx2
 from benchmarks.chatserver import TEXT, WORDS
 from benchmarks.harness import Contestant, Report, Timings, race, repeat
 from benchmarks.processes import serving
-from toolspace.core.conversation import ModelPart, ModelRequest, UserTurn
+from toolspace.core.model import ModelRequest, ModelStreamPart, UserTurn
 from toolspace.models.registry import open_model
 
 OURS = "Toolspace, listening to each piece"
@@ -69,7 +69,7 @@ async def ours(stack: AsyncExitStack, url: str) -> Ask:
     stack.push_async_callback(model.aclose)
     request = ModelRequest(system="", turns=[UserTurn(_ASKED)])
 
-    def listen(part: ModelPart) -> None:
+    def listen(part: ModelStreamPart) -> None:
         pass
 
     async def ask() -> str:

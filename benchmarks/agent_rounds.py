@@ -68,12 +68,12 @@ def _key(name: str, length: int) -> str:
 
 
 async def ours() -> Runner:
-    from toolspace import Agent, Ways
+    from toolspace import Agent, LoopSettings
     from toolspace.models.scripted import ScriptedModel, call
 
-    agent = Agent("adder", system="Add.", ways=Ways(max_steps=LONG + 5))
+    agent = Agent("adder", system="Add.", settings=LoopSettings(max_steps=LONG + 5))
     ts = toolspace_of([add])
-    ts.crew.add([agent])
+    ts.agents.add([agent])
     scripts = {rounds: [call("add", ARGUMENTS)] * rounds + ["done"] for rounds in (SHORT, LONG)}
 
     async def run(rounds: int) -> None:

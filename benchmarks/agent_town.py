@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from toolspace.agents.host import entity_of
+from toolspace.agents.host import entity_id_for
 from toolspace.core.ids import new_id
 from toolspace.core.model import Model
 from toolspace.server.gateway import Gateway
@@ -35,21 +35,21 @@ async def town(path: Path) -> AsyncGenerator[Gateway]:
 
 def give_model(gateway: Gateway, name: str, model: Model) -> None:
     """Has an agent think with a model of the measure's own, from its next cycle on."""
-    gateway.toolspace.crew.find(name).model = model
+    gateway.toolspace.agents.get(name).model = model
 
 
 async def tell(gateway: Gateway, names: Iterable[str], data: Any = None) -> None:
     """Puts an event into the inbox of each."""
-    await gateway.ledger.commit(_push, [entity_of(name) for name in names], data)
+    await gateway.ledger.commit(_push, [entity_id_for(name) for name in names], data)
 
 
 async def until_idle(gateway: Gateway) -> None:
     """Waits until nobody thinks."""
-    while gateway.agents.dispatcher.active:  # noqa: ASYNC110 - nobody tells of it
+    while gateway.agent_host.scheduler.active_count:  # noqa: ASYNC110 - nobody tells of it
         await asyncio.sleep(0.0003)
 
 
 def _push(effects: Effects, agents: list[str], data: Any) -> Any:
     for agent in agents:
-        yield from inbox.push(agent, new_id("evt"), "service", data, priority=inbox.PLAN_OR_SERVICE)
-        effects.tell_agent(agent)
+        yield from inbox.add(agent, new_id("evt"), "service", data, priority=inbox.PLAN_OR_SERVICE)
+        effects.notify_inbox(agent)

@@ -22,7 +22,7 @@ from typing_extensions import TypedDict
 
 from toolspace.core.events import CallCompleted, CallFailed, CallRequested
 from toolspace.core.result import ToolResult
-from toolspace.core.tokens import estimate
+from toolspace.core.tokens import estimate_tokens
 
 MAX_BYTES = 100_000
 SHORT = 200
@@ -112,7 +112,7 @@ async def call(name: str, text: str, defer_tokens: bool = False) -> ToolResult:
     )  # fmt: skip
     records.append((
         call_id, name, name, "", "ok" if ok else "failed", kind, executed, started, elapsed, 0.0,
-        len(text), len(out), out if defer_tokens and len(out) <= SHORT else estimate(out),
+        len(text), len(out), out if defer_tokens and len(out) <= SHORT else estimate_tokens(out),
         False, None, None, None, parent,
     ))  # fmt: skip
     books = stats[name]
@@ -201,7 +201,7 @@ async def cached_call(name: str, text: str, defer_tokens: bool = False) -> ToolR
     )  # fmt: skip
     records.append((
         call_id, name, name, "", "ok", None, False, started, elapsed, 0.0,
-        len(text), len(out), out if defer_tokens and len(out) <= SHORT else estimate(out),
+        len(text), len(out), out if defer_tokens and len(out) <= SHORT else estimate_tokens(out),
         True, None, None, None, parent,
     ))  # fmt: skip
     books = stats[name]

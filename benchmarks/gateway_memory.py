@@ -103,12 +103,12 @@ async def main(what: str) -> None:
     """What runs in the fresh interpreter: prints how many bytes the calls added that wait in its own process."""
     from toolspace.core.context import ToolContext
     from toolspace.server.gateway import Gateway
-    from toolspace.spaces.call_host import CallRoom
+    from toolspace.spaces.call_host import GatewayCallHost
 
     with tempfile.TemporaryDirectory() as folder:
         async with (
             Gateway.open(write_config(Path(folder))) as gateway,
-            gateway.workers.connected("worker", ["lookup"], 0),
+            gateway.workers.connect("worker", ["lookup"], 0),
         ):
             tasks: list[asyncio.Task[object]] = []
 
@@ -117,14 +117,14 @@ async def main(what: str) -> None:
                     # They do not all begin in one moment: what that takes is soon free again.
                     if number % _AT_ONCE == 0:
                         await all_wait()
-                    context = ToolContext(host=CallRoom(gateway.calls))
+                    context = ToolContext(host=GatewayCallHost(gateway.pending_calls))
                     tasks.append(
                         asyncio.create_task(gateway.toolspace.call("lookup", {"order": number}, context=context))
                     )
                 await all_wait()
 
             async def all_wait() -> None:
-                while gateway.calls.waiting < len(tasks):
+                while gateway.pending_calls.waiting_count < len(tasks):
                     if ended := next((task for task in tasks if task.done()), None):
                         raise RuntimeError(f"a call should wait, and gave {ended.result()!r}")
                     await asyncio.sleep(0.01)

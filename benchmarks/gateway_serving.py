@@ -11,15 +11,14 @@ from typing import Any
 
 import msgspec
 
-from toolspace.cli.serving import tune
+from toolspace.cli.runner import tune_process
 from toolspace.core.records import NewEvent, space_stream
 from toolspace.server import gateway as composition
-from toolspace.server.callers import Access
+from toolspace.server.authorization import Access
 from toolspace.server.gateway import Gateway
-from toolspace.server.listener import serving
-from toolspace.server.mcp.http_server import listen
 from toolspace.server.requests import Request
 from toolspace.server.routing import Route
+from toolspace.server.web_server import bind_socket, serve_gateway
 from toolspace.spaces.ledger import Effects
 from toolspace.storage.database import Program
 
@@ -34,11 +33,11 @@ class Bursts(msgspec.Struct):
     space_id: str = ""
 
 
-async def serve_gateway(config: str) -> None:
+async def run_gateway(config: str) -> None:
     """As `toolspace serve` does it."""
     composition.ROUTES = (*composition.ROUTES, *_ROUTES)  # pyright: ignore
-    async with Gateway.open(config) as gateway, serving(gateway, listen("127.0.0.1", 0)) as url:
-        tune()
+    async with Gateway.open(config) as gateway, serve_gateway(gateway, bind_socket("127.0.0.1", 0)) as url:
+        tune_process()
         print(url, flush=True)
         await asyncio.Event().wait()
 
@@ -65,7 +64,7 @@ async def _append(request: Request) -> Any:
 
 async def _say_what_is_open(request: Request) -> Any:
     gateway = request.gateway
-    return {"calls": gateway.calls.waiting, "readers": len(gateway.readers)}
+    return {"calls": gateway.pending_calls.waiting_count, "readers": len(gateway.streams)}
 
 
 _ROUTES = (

@@ -25,7 +25,7 @@ def _last_of(count: int) -> Callable[[], Awaitable[Any]]:
     name = f"search_{count - 1:05d}"
 
     async def find_and_call() -> None:
-        tool = ts.get(name)
+        tool = ts.find_tool(name)
         assert tool is not None
         result = await ts.call(tool.name, '{"query":"x"}')
         assert result.ok, result.error

@@ -12,8 +12,7 @@ import msgspec
 from benchmarks.apidocument import make_document
 from benchmarks.harness import Contestant, Report, race, repeat
 from benchmarks.subjects import toolspace_of
-from toolspace.providers.openapi.provider import OpenApiProvider
-from toolspace.providers.openapi.spec import OpenApiSpec
+from toolspace.providers.openapi.provider import OpenApiProvider, OpenApiSpec
 
 OPERATIONS = 1_000
 OURS = "Toolspace, from the file to the list"

@@ -13,8 +13,7 @@ import httpx2
 from benchmarks.harness import Contestant, Report, at_once, race, repeat
 from benchmarks.processes import serving
 from benchmarks.subjects import toolspace_of
-from toolspace.providers.rest.provider import RestProvider
-from toolspace.providers.rest.spec import RestSpec
+from toolspace.providers.rest.provider import RestProvider, RestSpec
 
 CALLERS = 50
 OURS, HTTPX, AIOHTTP = "Toolspace.call of a REST tool", "httpx2, bare", "aiohttp, bare"

@@ -56,9 +56,9 @@ async def fastmcp_proxy(url: str) -> None:
 
 
 async def gateway(config: str) -> None:
-    from benchmarks.gateway_serving import serve_gateway
+    from benchmarks.gateway_serving import run_gateway
 
-    await serve_gateway(config)
+    await run_gateway(config)
 
 
 async def fan_out(writes: str) -> None:

@@ -62,7 +62,9 @@ async def _start(good: tuple[str, ...], *, hanging: bool) -> Start:
             entered = time.perf_counter() - began
             if missing := [f"good{number}" for number in range(GOOD) if f"good{number}__add" not in names]:
                 raise RuntimeError(f"entered without the tools of {', '.join(missing)}")
-            ready = [status.since for status in ts.servers() if status.name != "hangs" and status.since is not None]
+            ready = [
+                status.since for status in ts.list_servers() if status.name != "hangs" and status.since is not None
+            ]
             return Start(entered, max(ready) - began_at)
 
 

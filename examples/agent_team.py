@@ -2,7 +2,7 @@
 
 import asyncio
 
-from toolspace import Agent, Bounds, Toolspace, Ways, tool
+from toolspace import Agent, LoopSettings, RunLimits, Toolspace, tool
 from toolspace.testing import ScriptedModel, call
 
 
@@ -18,8 +18,8 @@ researcher = Agent(
     system="Search until you are sure.",
     model=ScriptedModel([call("search", {"words": "tides"}), "The tables of tides are on shelf 4."]),
     tools=[search],  # Its own: nobody else has it.
-    ways=Ways(max_steps=5),
-    bounds=Bounds(max_cost=0.10, timeout=60),
+    settings=LoopSettings(max_steps=5),
+    limits=RunLimits(max_cost=0.10, timeout=60),
 )
 editor = Agent(
     "editor",
@@ -31,7 +31,7 @@ editor = Agent(
         ]
     ),
     agents=[researcher],  # It may call this one, and no other.
-    bounds=Bounds(max_tokens=50_000),  # With all that the researcher uses.
+    limits=RunLimits(max_tokens=50_000),  # With all that the researcher uses.
 )
 desk = Agent(
     "desk",

@@ -11,9 +11,9 @@ async def main() -> None:
         ada = await client.entities.create("human", "Ada")
         robot = await client.entities.create("agent", "Robot")
         space = await client.spaces.create("Workshop", members=[ada.id, robot.id])
-        await client.spaces.say(space.id, "What time is it?", entity_id=ada.id)
+        await client.spaces.send_message(space.id, "What time is it?", entity_id=ada.id)
 
-        (asked,) = await client.agents.inbox(robot.id)
+        (asked,) = await client.agents.list_inbox(robot.id)
         print("the robot is asked:", asked.data["content"])
 
         run = await client.runs.open(robot.id, space_id=space.id)

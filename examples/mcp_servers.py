@@ -23,7 +23,7 @@ async def main() -> None:
         # Checked here, before anything is sent; the text tells the model how to mend it.
         print((await ts.call("box__base64_encode", {})).text)
 
-        (server,) = ts.servers()
+        (server,) = ts.list_servers()
         print(server.state, server.era, server.transport, server.tools > 20)
 
 

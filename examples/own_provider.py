@@ -88,7 +88,7 @@ class NotesProvider(ToolProvider):
 
     def _list_again(self) -> None:
         self._titles = [title for (title,) in self._open.execute("SELECT title FROM notes ORDER BY title")]
-        self.changed()
+        self.notify_changed()
 
     @property
     def _open(self) -> sqlite3.Connection:

@@ -3,7 +3,7 @@
 import asyncio
 
 from toolspace import Toolspace, tool
-from toolspace.core.conversation import CallAnswer, ModelRequest, ResultsTurn, Turn, UserTurn
+from toolspace.core.model import ModelRequest, ModelToolResult, ResultsTurn, Turn, UserTurn
 from toolspace.testing import ScriptedModel, call
 
 
@@ -17,7 +17,7 @@ async def main() -> None:
     model = ScriptedModel(
         [
             [call("look_up", {"city": "Lisbon"}), call("look_up", {"city": "Oslo"})],  # Two calls at once.
-            lambda request: f"They have {' and '.join(one.text for one in request.turns[-1].answers)} degrees.",
+            lambda request: f"They have {' and '.join(one.text for one in request.turns[-1].results)} degrees.",
         ]
     )
     turns: list[Turn] = [UserTurn("How warm is it in Lisbon and Oslo?")]
@@ -29,11 +29,11 @@ async def main() -> None:
             if not turn.calls:
                 break
             answers = [
-                CallAnswer(one.id, one.name, (await ts.call(one.name, one.arguments)).text) for one in turn.calls
+                ModelToolResult(one.id, one.name, (await ts.call(one.name, one.arguments)).text) for one in turn.calls
             ]
             turns.append(ResultsTurn(tuple(answers)))
     print(turn.text)
-    print(len(model.requests), "requests;", model.left, "turns left")
+    print(len(model.requests), "requests;", model.remaining_steps, "turns left")
 
 
 asyncio.run(main())

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from toolspace.testing import Recorder
+from toolspace.testing import EventRecorder
 
 if TYPE_CHECKING:
     from tests.servers.postgres import OwnServer, Server
@@ -32,9 +32,9 @@ def _own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def record() -> type[Recorder]:
+def record() -> type[EventRecorder]:
     """Keeps the events of a toolspace: `seen = record(ts)`."""
-    return Recorder
+    return EventRecorder
 
 
 @pytest.fixture(scope="session")
@@ -66,11 +66,11 @@ def stoppable_postgres() -> Iterator[OwnServer]:
 async def database(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Database]:
     """Each kind of database in turn, for what has to hold on all."""
     if request.param == "sqlite":
-        from toolspace.storage.sql.sqlite import SqliteDatabase
+        from toolspace.storage.sqlite.database import SqliteDatabase
 
         opened: Database = await SqliteDatabase.open(tmp_path / "toolspace.db")
     else:
-        from toolspace.storage.sql.postgres import PostgresDatabase
+        from toolspace.storage.postgres.database import PostgresDatabase
 
         opened = await PostgresDatabase.open(request.getfixturevalue("postgres_url"))
     try:

@@ -16,41 +16,41 @@ import pytest
 import yaml
 from aiohttp import web
 
-from tests.builtin.http_servers import Server, http_server
-from tests.server.thinking import (
+from tests.http_servers import HttpTestServer, http_server
+from tests.server.scripted_agents import (
     ROOM,
-    Brain,
-    Gate,
-    House,
-    answer,
-    calls,
-    described,
-    housed,
-    results,
-    thinking,
-    told,
-    tools,
+    AgentGateway,
+    HeldTurn,
+    ScriptedModelServer,
+    agent_config,
+    list_input_texts,
+    list_result_texts,
+    message_turns,
+    offered_tools,
+    open_agent_gateway,
+    open_model_server,
+    tool_calls_turn,
 )
 from tests.servers.smtp import mail_server
-from toolspace.agents.host import entity_of
-from toolspace.config.describe import all_rows
-from toolspace.server.demo import DEMO_AGENT
+from toolspace.agents.host import entity_id_for
+from toolspace.config.documentation import list_all_rows
+from toolspace.server.demo import DEMO_AGENT_ID
 
-FAILING = calls(("read_file", {"path": "/nowhere/at/all"}))
-LOOKING = calls(("get_goals", {}))
-NOTIFYING = calls(("send_notification", {"title": "Done", "body": "It is done."}))
+FAILING = tool_calls_turn(("read_file", {"path": "/nowhere/at/all"}))
+LOOKING = tool_calls_turn(("get_goals", {}))
+NOTIFYING = tool_calls_turn(("send_notification", {"title": "Done", "body": "It is done."}))
 
 
 class World:
     """Opens gateways with agents of some settings, all in one folder and with one server of models."""
 
-    def __init__(self, folder: Path, brain: Brain) -> None:
+    def __init__(self, folder: Path, brain: ScriptedModelServer) -> None:
         self.folder = folder
         self.brain = brain
         self._count = 0
 
     def agent(self, *, model: str = "m", **settings: Any) -> dict[str, Any]:
-        return described(self.brain, model={"name": model, "temperature": 0.5}, **settings)
+        return agent_config(self.brain, model={"name": model, "temperature": 0.5}, **settings)
 
     def file(self, head: Mapping[str, str], *, model: str = "m", **settings: Any) -> dict[str, Any]:
         """The same as a file of its own says it."""
@@ -59,7 +59,9 @@ class World:
         return described
 
     @asynccontextmanager
-    async def ada(self, *script: Any, config: Mapping[str, Any] | None = None, **settings: Any) -> AsyncIterator[House]:
+    async def ada(
+        self, *script: Any, config: Mapping[str, Any] | None = None, **settings: Any
+    ) -> AsyncIterator[AgentGateway]:
         """A gateway with one agent, which was told something."""
         async with self.house({"ada": self.agent(**settings)}, **(config or {})) as house:
             self.brain.script(*script)
@@ -67,12 +69,12 @@ class World:
             yield house
 
     @asynccontextmanager
-    async def house(self, agents: Any, **config: Any) -> AsyncIterator[House]:
+    async def house(self, agents: Any, **config: Any) -> AsyncIterator[AgentGateway]:
         """A gateway with these agents, and nothing kept from another."""
         self.brain.asked.clear()
         self._count += 1
         storage = {"dir": str(self.folder / f"kept-{self._count}")}
-        async with housed(self.folder, self.brain, agents=agents, storage=storage, **config) as house:
+        async with open_agent_gateway(self.folder, self.brain, agents=agents, storage=storage, **config) as house:
             yield house
 
 
@@ -99,18 +101,20 @@ def of_agent(*settings: str) -> Callable[[Check], Check]:
 async def _(world: World) -> None:
     head = {"name": "ada", "description": "Knows the stars.", "system": "You look at stars."}
     (world.folder / "file.yaml").write_text(yaml.safe_dump(world.file(head, model="of-ada")))
-    world.brain.script(calls(("agent__ada", {"prompt": "Which one?", "reason": "it knows"})), *answer("Vega"))
+    world.brain.script(
+        tool_calls_turn(("agent__ada", {"prompt": "Which one?", "reason": "it knows"})), *message_turns("Vega")
+    )
     world.brain.script("Vega.", model="of-ada")
     async with world.house([{**world.agent(agents=["ada"]), "name": "boss"}, "./file.yaml"]) as house:
         names = [one["name"] for one in (await house.api.get("/api/agents")).data["items"]]
         assert {"ada", "boss"} <= set(names)
         await house.say("Which star is that?")
-        await house.ended(agent="boss")
-        asked = world.brain.asked_of()[0]
-        assert "Knows the stars." in tools(asked)["agent__ada"]["description"]
-        assert "agent__boss" not in tools(world.brain.asked_of("of-ada")[0])
-        assert told(world.brain.asked_of("of-ada")[0])[0].startswith("You look at stars.")
-        assert await house.said("boss") == ["Vega"]
+        await house.wait_for_run_end(agent="boss")
+        asked = world.brain.list_requests()[0]
+        assert "Knows the stars." in offered_tools(asked)["agent__ada"]["description"]
+        assert "agent__boss" not in offered_tools(world.brain.list_requests("of-ada")[0])
+        assert list_input_texts(world.brain.list_requests("of-ada")[0])[0].startswith("You look at stars.")
+        assert await house.list_agent_messages("boss") == ["Vega"]
 
 
 @of_agent("spaces")
@@ -120,7 +124,7 @@ async def _(world: World) -> None:
         assert spaces.keys() == {"Room", "Garden"}
         for space_id in spaces.values():
             members = (await house.api.get(f"/api/spaces/{space_id}/members")).data["items"]
-            assert entity_of("ada") in [one["entityId"] for one in members]
+            assert entity_id_for("ada") in [one["entityId"] for one in members]
 
 
 @of_agent("knowledge")
@@ -128,11 +132,11 @@ async def _(world: World) -> None:
     (world.folder / "handbook").mkdir(exist_ok=True)
     (world.folder / "handbook" / "returns.md").write_text("# Returns\n\nParcels come back to the depot in Ghent.\n")
     async with world.house({"ada": world.agent(knowledge=["./handbook"])}) as house:
-        await house.known()
-        world.brain.script(calls(("search_knowledge", {"query": "where do parcels come back to"})))
+        await house.wait_for_documents()
+        world.brain.script(tool_calls_turn(("search_knowledge", {"query": "where do parcels come back to"})))
         await house.say("Where to?")
-        await house.ended()
-        assert "depot in Ghent" in results(world.brain.asked_of()[1])[0]
+        await house.wait_for_run_end()
+        assert "depot in Ghent" in list_result_texts(world.brain.list_requests()[1])[0]
 
 
 # How it thinks
@@ -141,7 +145,7 @@ async def _(world: World) -> None:
 @of_agent("loop", "loop.maxSteps")
 async def _(world: World) -> None:
     async with world.ada(LOOKING, LOOKING, LOOKING, loop={"maxSteps": 2}) as house:
-        run = await house.ended()
+        run = await house.wait_for_run_end()
         assert (run["status"], run["steps"], len(world.brain.asked)) == ("failed", 2, 2)
         assert "loop.maxSteps" in run["error"]
 
@@ -150,34 +154,38 @@ async def _(world: World) -> None:
 async def _(world: World) -> None:
     for choice, sent in (("auto", (None, "auto")), ("required", ("required",)), ("none", ("none",))):
         async with world.ada(loop={"toolChoice": choice}) as house:
-            await house.ended()
-            assert world.brain.asked_of()[0].get("tool_choice") in sent
+            await house.wait_for_run_end()
+            assert world.brain.list_requests()[0].get("tool_choice") in sent
     async with world.ada(LOOKING, loop={"toolChoice": "get_goals"}) as house:
-        await house.ended()
-        first, second = world.brain.asked_of()
+        await house.wait_for_run_end()
+        first, second = world.brain.list_requests()
         assert first["tool_choice"] == {"type": "function", "function": {"name": "get_goals"}}
         assert second.get("tool_choice") in (None, "auto")  # Called first; then it is free to stop.
 
 
 @of_agent("loop.maxToolCallsPerTurn")
 async def _(world: World) -> None:
-    many = calls(*[("get_goals", {})] * 3)
+    many = tool_calls_turn(*[("get_goals", {})] * 3)
     async with world.ada(many, loop={"maxToolCallsPerTurn": 2}) as house:
-        await house.ended()
-        assert ["maxToolCallsPerTurn" in one for one in results(world.brain.asked_of()[1])] == [False, False, True]
+        await house.wait_for_run_end()
+        assert ["maxToolCallsPerTurn" in one for one in list_result_texts(world.brain.list_requests()[1])] == [
+            False,
+            False,
+            True,
+        ]
 
 
 @of_agent("loop.review")
 async def _(world: World) -> None:
     async with world.ada(FAILING, loop={"review": "rules"}) as house:
-        await house.ended()
+        await house.wait_for_run_end()
         assert len(world.brain.asked) == 2
     judged = json.dumps({"verdict": "complete", "assessment": "there is no such file"})
     async with world.ada(FAILING, judged, loop={"review": "model"}) as house:
-        run = await house.ended()
+        run = await house.wait_for_run_end()
         assert "there is no such file" in run["error"]
-        judge = world.brain.asked_of()[1]
-        assert "Judge it" in told(judge)[0]
+        judge = world.brain.list_requests()[1]
+        assert "Judge it" in list_input_texts(judge)[0]
         assert judge["temperature"] == 0.5  # As the agent's model is asked for anything.
 
 
@@ -186,15 +194,15 @@ async def _(world: World) -> None:
     for recent, condensed in ((1, True), (2, False)):
         settings = {"maxTokens": 1, "minRecentCycles": recent}
         async with world.ada("One.", consciousness=settings) as house:
-            await house.ended()
+            await house.wait_for_run_end()
             world.brain.script("Two.", *(["He said hi."] if condensed else []), "Three.")
             for count, text in ((2, "How are you?"), (3, "Bye")):
                 await house.say(text)
-                await house.ended(count)
-            last = "\n".join(told(world.brain.asked_of()[3 if condensed else 2]))
+                await house.wait_for_run_end(count)
+            last = "\n".join(list_input_texts(world.brain.list_requests()[3 if condensed else 2]))
             assert ("He said hi." in last, 'Husam (human): "Hi"' in last) == (condensed, not condensed)
             assert "How are you?" in last
-            assert {one["temperature"] for one in world.brain.asked_of()} == {0.5}
+            assert {one["temperature"] for one in world.brain.list_requests()} == {0.5}
 
 
 @of_agent("limits", "limits.maxTokens", "limits.maxCost")
@@ -203,7 +211,7 @@ async def _(world: World) -> None:
         async with world.house({"ada": world.agent(model=model, limits={name: most})}) as house:
             world.brain.script(LOOKING, LOOKING, model=model)
             await house.say("Hi")
-            run = await house.ended()
+            run = await house.wait_for_run_end()
             assert (run["status"], len(world.brain.asked)) == ("failed", 1)
             assert f"limits.{name}" in run["error"]
 
@@ -211,22 +219,22 @@ async def _(world: World) -> None:
 @of_agent("limits.timeout")
 async def _(world: World) -> None:
     async with world.ada(world.brain.silence, limits={"timeout": "50ms"}) as house:
-        assert "limits.timeout" in (await house.ended())["error"]
-    async with world.ada(calls(("sleep", {"duration": 60})), limits={"timeout": "200ms"}) as house:
-        assert "limits.timeout" in (await house.ended())["error"]
+        assert "limits.timeout" in (await house.wait_for_run_end())["error"]
+    async with world.ada(tool_calls_turn(("sleep", {"duration": 60})), limits={"timeout": "200ms"}) as house:
+        assert "limits.timeout" in (await house.wait_for_run_end())["error"]
         assert len(world.brain.asked) == 1
 
 
 @of_agent("limits.maxDepth")
 async def _(world: World) -> None:
-    asking = calls(("agent__bob", {"prompt": "Help", "reason": "it can"}))
+    asking = tool_calls_turn(("agent__bob", {"prompt": "Help", "reason": "it can"}))
     for most, refused in ((1, True), (2, False)):
         agents = {"ada": world.agent(agents=["bob"], limits={"maxDepth": most}), "bob": world.agent(model="of-bob")}
         async with world.house(agents) as house:
             world.brain.script(asking)
-            await house.push("go")
-            await house.ended()
-            assert ("limits.maxDepth" in results(world.brain.asked_of()[1])[0]) == refused
+            await house.push_event("go")
+            await house.wait_for_run_end()
+            assert ("limits.maxDepth" in list_result_texts(world.brain.list_requests()[1])[0]) == refused
 
 
 @of_agent("limits.maxAgentTurns")
@@ -237,11 +245,13 @@ async def _(world: World) -> None:
             await house.api.create(f"/api/spaces/{ROOM}/members", entityId="ent_bot")
             await house.say("I am a bot.", sender="ent_bot")
             if most:
-                await house.ended()
+                await house.wait_for_run_end()
             await house.say("I am a person.")
-            await house.ended(runs)
-            assert len(await house.runs()) == runs
-            assert "I am a bot." in "\n".join(told(world.brain.asked_of()[-1]))  # Read, if not answered.
+            await house.wait_for_run_end(runs)
+            assert len(await house.list_runs()) == runs
+            assert "I am a bot." in "\n".join(
+                list_input_texts(world.brain.list_requests()[-1])
+            )  # Read, if not answered.
 
 
 @of_agent("limits.cyclesPerMinute")
@@ -249,26 +259,26 @@ async def _(world: World) -> None:
     agents = {"ada": world.agent(limits={"cyclesPerMinute": 1}), "bob": world.agent(model="of-bob", spaces=[])}
     async with world.house(agents) as house:
         for count in (1, 2):
-            await house.push("one")
+            await house.push_event("one")
             if count == 1:
-                await house.ended()
-            await house.push("one", agent="bob")
-            await house.ended(count, agent="bob")
-        assert len(await house.runs()) == 1
-        inbox = (await house.api.get(f"/api/agents/{entity_of('ada')}/inbox")).data["items"]
+                await house.wait_for_run_end()
+            await house.push_event("one", agent="bob")
+            await house.wait_for_run_end(count, agent="bob")
+        assert len(await house.list_runs()) == 1
+        inbox = (await house.api.get(f"/api/agents/{entity_id_for('ada')}/inbox")).data["items"]
         assert sorted(one["status"] for one in inbox) == ["pending", "processed"]
 
 
 @of_agent("limits.inboxBatch")
 async def _(world: World) -> None:
-    gate = Gate()
+    gate = HeldTurn()
     async with world.ada(gate, limits={"inboxBatch": 2}) as house:
-        await world.brain.until_asked()
+        await world.brain.wait_for_requests()
         for number in range(3):
-            await house.push({"number": number})
+            await house.push_event({"number": number})
         gate.open()
-        await house.ended(3)
-        assert [len(run["trigger"]["events"]) for run in await house.runs()] == [1, 2, 1]
+        await house.wait_for_run_end(3)
+        assert [len(run["trigger"]["events"]) for run in await house.list_runs()] == [1, 2, 1]
 
 
 @of_agent("router")
@@ -285,16 +295,16 @@ async def _(world: World) -> None:
         await hands_over(world, house)
 
 
-async def hands_over(world: World, house: House) -> None:
-    world.brain.script(calls(("router__handoff-to", {"agent": "bob", "message": "You know ships."})))
-    world.brain.script(*answer("It sails at noon."), model="of-bob")
+async def hands_over(world: World, house: AgentGateway) -> None:
+    world.brain.script(tool_calls_turn(("router__handoff-to", {"agent": "bob", "message": "You know ships."})))
+    world.brain.script(*message_turns("It sails at noon."), model="of-bob")
     await house.say("When does it sail?")
-    await house.ended(agent="bob")
-    first = "\n".join(told(world.brain.asked_of("of-bob")[0]))
+    await house.wait_for_run_end(agent="bob")
+    first = "\n".join(list_input_texts(world.brain.list_requests("of-bob")[0]))
     assert "You know ships." in first
     assert "When does it sail?" in first
-    assert "router__handoff-to" not in tools(world.brain.asked_of("of-bob")[0])
-    assert await house.said("bob") == ["It sails at noon."]
+    assert "router__handoff-to" not in offered_tools(world.brain.list_requests("of-bob")[0])
+    assert await house.list_agent_messages("bob") == ["It sails at noon."]
 
 
 # How it reaches people
@@ -304,13 +314,13 @@ async def accept(_: web.Request) -> web.Response:
     return web.Response(status=204)
 
 
-async def notified(world: World, house: House) -> str:
+async def notified(world: World, house: AgentGateway) -> str:
     """Has the agent notify someone; what came of it."""
     world.brain.script(NOTIFYING)
-    before = len(world.brain.asked_of())
-    await house.push("go")
-    await world.brain.until_asked(before + 2)
-    return results(world.brain.asked_of()[-1])[-1]
+    before = len(world.brain.list_requests())
+    await house.push_event("go")
+    await world.brain.wait_for_requests(before + 2)
+    return list_result_texts(world.brain.list_requests()[-1])[-1]
 
 
 @of_agent("notifications")
@@ -325,11 +335,11 @@ async def _(world: World) -> None:
         async with world.house({"ada": world.agent(notifications=mine)}, notifications=main) as house:
             await notified(world, house)
             assert received(own) == ("/ada", None, "Done")
-            assert len(shared.seen) == 1
+            assert len(shared.requests) == 1
 
 
-def received(server: Server) -> tuple[str, str | None, str]:
-    (seen,) = server.seen
+def received(server: HttpTestServer) -> tuple[str, str | None, str]:
+    (seen,) = server.requests
     return seen.path, seen.headers.get("x-team"), json.loads(seen.body)["title"]
 
 
@@ -357,9 +367,12 @@ async def _(world: World) -> None:
     sending = [("send_notification", {"title": "a", "body": "b", "to": f"eve@{host}.com"}) for host in ("x", "y")]
     async with mail_server() as post:
         smtp = mailing(post.port, allowedRecipients=["*@x.com"])
-        async with world.ada(calls(*sending), config={"notifications": {"smtp": smtp}}) as house:
-            await house.ended()
-            assert ["allowedRecipients" in one for one in results(world.brain.asked_of()[1])] == [False, True]
+        async with world.ada(tool_calls_turn(*sending), config={"notifications": {"smtp": smtp}}) as house:
+            await house.wait_for_run_end()
+            assert ["allowedRecipients" in one for one in list_result_texts(world.brain.list_requests()[1])] == [
+                False,
+                True,
+            ]
 
 
 @shows("notifications.smtp.tls")
@@ -392,18 +405,18 @@ async def _(world: World) -> None:
     (world.folder / "library").mkdir(exist_ok=True)
     (world.folder / "library" / "a.txt").write_text("Lunch at noon.")
     (world.folder / "library" / "b.txt").write_text("The ship to the islands in the far north sails at noon each day.")
-    asking = calls(("search_knowledge", {"query": "noon", "limit": 1}))
+    asking = tool_calls_turn(("search_knowledge", {"query": "noon", "limit": 1}))
     async with http_server(embed) as server:
         said = {"model": "small", "baseUrl": server.url("/v1"), "apiKey": "sk-numbers", "headers": {"X-Team": "blue"}}
         for main, first in (({}, "Lunch"), ({"embeddings": said}, "The ship")):
             async with world.house({"ada": world.agent(knowledge=["./library"])}, **main) as house:
-                await house.known(2)
+                await house.wait_for_documents(2)
                 world.brain.script(asking)
-                await house.push("When does it sail?")
-                await house.ended()
-                (found,) = json.loads(results(world.brain.asked_of()[1])[0])["results"]
+                await house.push_event("When does it sail?")
+                await house.wait_for_run_end()
+                (found,) = json.loads(list_result_texts(world.brain.list_requests()[1])[0])["results"]
                 assert found["text"].startswith(first)
-        (seen,) = server.seen
+        (seen,) = server.requests
         assert (seen.path, json.loads(seen.body)["model"]) == ("/v1/embeddings", "small")
         assert (seen.headers["authorization"], seen.headers["x-team"]) == ("Bearer sk-numbers", "blue")
 
@@ -414,30 +427,32 @@ async def _(world: World) -> None:
 @shows("server.maxActiveAgents")
 async def _(world: World) -> None:
     for most, beside in ((1, False), (2, True)):
-        gate = Gate()
+        gate = HeldTurn()
         world.brain.script(gate)
         agents = {"ada": world.agent(), "bob": world.agent(model="of-bob"), "eve": world.agent(model="of-bob")}
         async with world.house(agents, server={"maxActiveAgents": most}) as house:
-            await house.push("go")
-            await world.brain.until_asked()
-            await house.push("go", agent="bob")
+            await house.push_event("go")
+            await world.brain.wait_for_requests()
+            await house.push_event("go", agent="bob")
             if beside:
-                await world.brain.until_asked(model="of-bob")
-            assert len(world.brain.asked_of("of-bob")) == int(beside)
+                await world.brain.wait_for_requests(model="of-bob")
+            assert len(world.brain.list_requests("of-bob")) == int(beside)
             gate.open()
-            await world.brain.until_asked(model="of-bob")
+            await world.brain.wait_for_requests(model="of-bob")
 
 
 @shows("demo")
 async def _(world: World) -> None:
-    for demo, there in ((False, []), (True, [DEMO_AGENT])):
+    for demo, there in ((False, []), (True, [DEMO_AGENT_ID])):
         async with world.house({}, demo=demo) as house:
             assert [one["id"] for one in (await house.api.get("/api/agents")).data["items"]] == there
 
 
 OF_AGENTS = ("agents.", "router.", "notifications.", "embeddings.", "demo", "server.maxActiveAgents")
 SETTINGS = [
-    row.path for row in all_rows() if row.path.startswith(OF_AGENTS) and not row.path.startswith("agents.<name>.model")
+    row.path
+    for row in list_all_rows()
+    if row.path.startswith(OF_AGENTS) and not row.path.startswith("agents.<name>.model")
 ]
 
 
@@ -445,5 +460,5 @@ SETTINGS = [
 @pytest.mark.parametrize("setting", SETTINGS)
 async def test_every_documented_setting_of_agents_has_an_effect(setting: str, tmp_path: Path) -> None:
     assert setting in CHECKS, f"{setting} is documented, and no check shows what it does"
-    async with thinking() as brain:
+    async with open_model_server() as brain:
         await CHECKS[setting](World(tmp_path, brain))

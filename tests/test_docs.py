@@ -12,7 +12,7 @@ from typing import get_args
 import pytest
 
 from toolspace import EventType
-from toolspace.builtin.catalogue import builtin_tools, collections
+from toolspace.builtin.catalog import builtin_tools, tool_collections
 from toolspace.errors import ErrorKind
 from toolspace.orchestrator.pipeline import STAGES
 
@@ -66,11 +66,11 @@ def test_the_readmes_configuration_loads(tmp_path: Path) -> None:
 
     team, shown = re.findall(r"```yaml\n(.*?)```", page("README.md"), re.DOTALL)
     (tmp_path / "team.yaml").write_text(team)
-    assert Toolspace.open(tmp_path / "team.yaml").get("agent__researcher") is not None
+    assert Toolspace.open(tmp_path / "team.yaml").find_tool("agent__researcher") is not None
     (tmp_path / "tools.py").write_text("from toolspace import tool\n\n@tool\ndef mine() -> int:\n    return 1\n")
     (tmp_path / "toolspace.yaml").write_text(shown)
     ts = Toolspace.open(tmp_path / "toolspace.yaml")
-    assert ts.get("mine") is not None
+    assert ts.find_tool("mine") is not None
     explained = ts.orchestrator.explain("http_get")
     assert explained is not None
     assert (explained[1].queue.value, explained[1].cache.value) == ("web", 300)
@@ -120,7 +120,7 @@ def test_the_modules_that_the_architecture_names_are_there() -> None:
 
 
 def test_every_collection_and_stage_has_its_line() -> None:
-    for name in collections:
+    for name in tool_collections:
         assert f"`{name}`" in page("docs/tools.md")
     for stage in STAGES:
         assert f"| `{stage.__name__}` |" in page("ARCHITECTURE.md")  # type: ignore[attr-defined]

@@ -15,9 +15,9 @@ import jwt
 import pytest
 from aiohttp import web
 
-from tests.server.processes import served
-from tests.server.serving import JWT_SECRET, PUBLIC, Api, asking, write_config
-from toolspace.config.describe import all_rows
+from tests.server.gateway_api import JWT_SECRET, PUBLIC, ApiClient, open_api, write_config
+from tests.server.gateway_process import start_gateway_process
+from toolspace.config.documentation import list_all_rows
 from toolspace.core.records import space_stream
 from toolspace.server.gateway import Gateway
 from toolspace.storage.queries import events
@@ -49,12 +49,12 @@ class World:
     @asynccontextmanager
     async def gateway(
         self, storage: dict[str, Any] | None = None, **server: Any
-    ) -> AsyncGenerator[tuple[Gateway, Api]]:
-        async with Gateway.open(self.config(storage, **server)) as gateway, asking(gateway) as api:
+    ) -> AsyncGenerator[tuple[Gateway, ApiClient]]:
+        async with Gateway.open(self.config(storage, **server)) as gateway, open_api(gateway) as api:
             yield gateway, api
 
     @asynccontextmanager
-    async def api(self, **server: Any) -> AsyncGenerator[Api]:
+    async def api(self, **server: Any) -> AsyncGenerator[ApiClient]:
         async with self.gateway(**server) as (_, api):
             yield api
 
@@ -75,11 +75,11 @@ def token(secret: str = JWT_SECRET, **claims: Any) -> str:
     return jwt.encode({"sub": "ann", "exp": time.time() + 60, **claims}, secret, "HS256")
 
 
-async def ann(api: Api) -> None:
+async def ann(api: ApiClient) -> None:
     await api.create("/api/entities", id="ann", type="human", name="Ann")
 
 
-async def gets_in(api: Api, signed: str, key: str = PUBLIC) -> bool:
+async def gets_in(api: ApiClient, signed: str, key: str = PUBLIC) -> bool:
     """Whether someone with this token is known."""
     reply = await api.with_headers(x_public_key=key, authorization=f"Bearer {signed}").get("/api/me")
     assert reply.status in (200, 401), reply
@@ -87,7 +87,7 @@ async def gets_in(api: Api, signed: str, key: str = PUBLIC) -> bool:
 
 
 @asynccontextmanager
-async def stream(api: Api, path: str = "/api/spaces/room/stream") -> AsyncGenerator[aiohttp.ClientResponse]:
+async def stream(api: ApiClient, path: str = "/api/spaces/room/stream") -> AsyncGenerator[aiohttp.ClientResponse]:
     async with api.session.get(api.url + path, headers=api.headers) as response:
         yield response
 
@@ -97,7 +97,7 @@ async def _(world: World) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.2", 0))
         port = free.getsockname()[1]
-    async with served(world.folder, world.config(host="127.0.0.2", port=port), port=None) as gateway:
+    async with start_gateway_process(world.folder, world.config(host="127.0.0.2", port=port), port=None) as gateway:
         assert gateway.url == f"http://127.0.0.2:{port}"
 
 
@@ -217,7 +217,7 @@ async def _(world: World) -> None:
 async def _(world: World) -> None:
     async with world.gateway(maxConcurrentRequests=1, stopTimeout=10) as (gateway, api):
         first = asyncio.create_task(api.post("/api/tools/endless/call", {"args": {}}))
-        while gateway.limits.requests == 0:  # noqa: ASYNC110 - nothing tells
+        while gateway.limiter.requests == 0:  # noqa: ASYNC110 - nothing tells
             await asyncio.sleep(0.005)
         assert (await api.get("/api/me")).status == 503
         gateway.toolspace.orchestrator.cancel()
@@ -228,7 +228,7 @@ async def _(world: World) -> None:
 async def _(world: World) -> None:
     async with world.gateway(stopTimeout=50) as (gateway, api):
         call = asyncio.create_task(api.post("/api/tools/endless/call", {"args": {}}))
-        while gateway.limits.requests == 0:  # noqa: ASYNC110 - nothing tells
+        while gateway.limiter.requests == 0:  # noqa: ASYNC110 - nothing tells
             await asyncio.sleep(0.005)
         await gateway.drain(gateway.config.server.stop_timeout)
         assert (await call).data["errorKind"] == "canceled"
@@ -257,7 +257,7 @@ async def _(world: World) -> None:
         server: dict[str, Any] = {"eventRetention": settings} if settings else {}
         async with world.gateway(None, **server) as (gateway, _):
             for _attempt in range(100):
-                kept.append(await gateway.ledger.read(events.after, space_stream("room"), 0, 100))
+                kept.append(await gateway.ledger.read(events.list_after, space_stream("room"), 0, 100))
                 if not kept[-1] or not settings:
                     break
                 await asyncio.sleep(0.02)
@@ -311,14 +311,16 @@ async def _(world: World) -> None:
                 assert (
                     await api.post("/api/entities", {"id": "ann", "type": "human", "name": "Ann"})
                 ).status == expected
-                assert gateway.ledger.database.shared is url.startswith("postgresql:")
+                assert gateway.ledger.database.is_shared is url.startswith("postgresql:")
     assert file.exists()
     assert not list((world.folder / "state").rglob("toolspace.db"))
 
 
 OF_AGENTS = "server.maxActiveAgents"
 """Shown in test_agent_settings.py."""
-SETTINGS = [row.path for row in all_rows() if row.path.startswith(("server.", "storage.url")) and row.path != OF_AGENTS]
+SETTINGS = [
+    row.path for row in list_all_rows() if row.path.startswith(("server.", "storage.url")) and row.path != OF_AGENTS
+]
 
 
 @pytest.mark.spec("5.3")

@@ -10,10 +10,10 @@ import pytest
 import yaml
 
 from tests.models.servers import Asked, message, said, status, stream, text_block
-from tests.server.thinking import Brain, thinking
+from tests.server.scripted_agents import ScriptedModelServer, open_model_server
 from toolspace import Toolspace
-from toolspace.config.describe import all_rows
-from toolspace.models.prices import price_of
+from toolspace.config.documentation import list_all_rows
+from toolspace.models.prices import find_price
 
 BUSY = status(503, {"error": {"message": "busy"}}, retry_after="0")
 
@@ -21,7 +21,7 @@ BUSY = status(503, {"error": {"message": "busy"}}, retry_after="0")
 class Asking:
     """An agent that is asked something, with settings of its model; and the server that its model is on."""
 
-    def __init__(self, folder: Path, server: Brain) -> None:
+    def __init__(self, folder: Path, server: ScriptedModelServer) -> None:
         self.folder = folder
         self.server = server
 
@@ -72,7 +72,7 @@ async def _(agent: Asking) -> None:
 @shows("model.name")
 async def _(agent: Asking) -> None:
     assert (await agent.request(name="gpt-4.1")).json["model"] == "gpt-4.1"
-    price = price_of("gpt-4.1")
+    price = find_price("gpt-4.1")
     assert price is not None
     spent = (600 * price.input + 400 * price.cached + 50 * price.output) / 1_000_000
     assert (await agent.ask(name="gpt-4.1")).usage.cost == pytest.approx(spent)
@@ -116,12 +116,12 @@ async def _(agent: Asking) -> None:
     assert (await agent.ask(retries=1)).text == "Here I am."
 
 
-SETTINGS = [row.path for row in all_rows() if row.path.startswith("agents.<name>.model")]
+SETTINGS = [row.path for row in list_all_rows() if row.path.startswith("agents.<name>.model")]
 
 
 @pytest.mark.spec("5.3")
 @pytest.mark.parametrize("setting", SETTINGS)
 async def test_every_documented_setting_of_a_model_has_an_effect(setting: str, tmp_path: Path) -> None:
     assert setting in CHECKS, f"{setting} is documented, and no check shows what it does"
-    async with thinking() as server:
+    async with open_model_server() as server:
         await CHECKS[setting](Asking(tmp_path, server))

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from tests.server.processes import Served, asking_process
-from tests.server.serving import Api
+from tests.server.gateway_api import ApiClient
+from tests.server.gateway_process import GatewayProcess, open_process_api
 
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"^```(bash|json)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -30,7 +30,7 @@ def blocks(page: str, kind: str) -> list[str]:
 
 
 @asynccontextmanager
-async def made_to_run(folder: Path) -> AsyncGenerator[Served]:
+async def made_to_run(folder: Path) -> AsyncGenerator[GatewayProcess]:
     """`make run`, in a session of its own as a terminal would have it, on a free port."""
     process = await asyncio.create_subprocess_exec(
         # Set up it is already: these tests run in what it sets up, and must not fetch anything.
@@ -43,20 +43,20 @@ async def made_to_run(folder: Path) -> AsyncGenerator[Served]:
         start_new_session=True,
     )
     assert process.stdout is not None
-    gateway = Served(process, (await process.stdout.readline()).decode().strip())
+    gateway = GatewayProcess(process, (await process.stdout.readline()).decode().strip())
     try:
-        await gateway.up()
+        await gateway.wait_until_ready()
         yield gateway
     finally:
         if process.returncode is None:
             os.killpg(process.pid, signal.SIGKILL)
-        await gateway.ended()
+        await gateway.wait_for_exit()
 
 
 class Terminal:
     """Runs what a newcomer pastes, with the URL and the key that `make run` printed."""
 
-    def __init__(self, folder: Path, gateway: Served) -> None:
+    def __init__(self, folder: Path, gateway: GatewayProcess) -> None:
         self.folder = folder
         self._replaced = {"http://127.0.0.1:8787": gateway.url, "sk_…": gateway.keys["secret"]}
         self._typed = ""
@@ -95,8 +95,8 @@ async def test_what_the_pages_say_to_paste_works_from_the_first_key_to_an_mcp_cl
     settings, call, start_worker, call_worker, make_room, ask, answer, look, use_mcp = blocks("docs/gateway.md", "bash")
     (client,) = blocks("docs/gateway.md", "json")
 
-    async with made_to_run(tmp_path) as gateway, asking_process(gateway, gateway.keys["secret"]) as api:
-        more_keys = re.search(r"\((\S+) keys new makes more\)", await gateway.says("shown this once"))
+    async with made_to_run(tmp_path) as gateway, open_process_api(gateway, gateway.keys["secret"]) as api:
+        more_keys = re.search(r"\((\S+) keys new makes more\)", await gateway.wait_for_line("shown this once"))
         assert more_keys is not None
         assert shutil.which(more_keys[1]) is not None  # Where nobody put it on the path, it is named by its own.
         terminal = Terminal(tmp_path, gateway)
@@ -121,15 +121,15 @@ async def test_what_the_pages_say_to_paste_works_from_the_first_key_to_an_mcp_cl
         assert "Asia/Tokyo" in "\n".join(await terminal.paste(use_mcp))
 
         os.killpg(gateway.process.pid, signal.SIGINT)  # As Ctrl-C does, to all in the terminal.
-        await gateway.says("Stopping")
-        await gateway.ended()
+        await gateway.wait_for_line("Stopping")
+        await gateway.wait_for_exit()
 
-    assert "Traceback" not in "\n".join(gateway.said)
-    assert "Error" not in "\n".join(gateway.said)
+    assert "Traceback" not in "\n".join(gateway.stderr_lines)
+    assert "Error" not in "\n".join(gateway.stderr_lines)
 
 
 @asynccontextmanager
-async def _worker(terminal: Terminal, command: str, api: Api) -> AsyncGenerator[None]:
+async def _worker(terminal: Terminal, command: str, api: ApiClient) -> AsyncGenerator[None]:
     process = await terminal.start("exec " + command.strip().removesuffix("&"))
     try:
         for _ in range(1_000):

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from toolspace import ProviderError, ToolContext, Toolspace
-from toolspace.config.describe import all_rows
+from toolspace.config.documentation import list_all_rows
 
 TOOLS = """
 import asyncio
@@ -192,11 +192,11 @@ async def _(opened: Callable[..., Toolspace], folder: Path) -> None:
 
 @shows("tools.builtins")
 async def _(opened: Callable[..., Toolspace], folder: Path) -> None:
-    assert opened().get("json_parse") is not None
-    assert opened(tools={"builtins": False}).get("json_parse") is None
+    assert opened().find_tool("json_parse") is not None
+    assert opened(tools={"builtins": False}).find_tool("json_parse") is None
     some = opened(tools={"builtins": ["json_*"]})
-    assert some.get("json_parse") is not None
-    assert some.get("read_file") is None
+    assert some.find_tool("json_parse") is not None
+    assert some.find_tool("read_file") is None
 
 
 @shows("tools.toolsAllowed", "tools.toolsDenied")
@@ -238,7 +238,7 @@ async def _(opened: Callable[..., Toolspace], folder: Path) -> None:
     ts = opened(tools={"overrides": {"slow": {"enabled": False}, "counted": {"visible": False}}})
     assert "slow" not in [one.name for one in ts.list_tools()]
     assert (await ts.call("slow")).error_kind == "not_permitted"
-    found = ts.get("counted")
+    found = ts.find_tool("counted")
     assert found is not None
     assert found.visible is False
 
@@ -271,7 +271,7 @@ DEFINITION = {
 async def _(opened: Callable[..., Toolspace], folder: Path) -> None:
     queues = {"q": {"concurrent": 1}}
     async with opened(queues=queues, tools=[{**DEFINITION, "cachePerUser": True}]) as ts:
-        found = ts.get("greet")
+        found = ts.find_tool("greet")
         assert found is not None
         wire = found.to_dict()
         for key in ("description", "inputSchema", "outputSchema", "category", "visible", "isAsync", "version", "tags"):
@@ -282,14 +282,14 @@ async def _(opened: Callable[..., Toolspace], folder: Path) -> None:
         explained = ts.orchestrator.explain("greet")
         assert explained is not None
         assert (explained[1].queue.value, explained[1].cache_per_user.value) == ("q", True)
-    assert opened(queues=queues, tools={"definitions": [{**DEFINITION, "enabled": False}]}).get("greet") is None
+    assert opened(queues=queues, tools={"definitions": [{**DEFINITION, "enabled": False}]}).find_tool("greet") is None
     internal = opened(tools=[{"name": "show", "executionType": "internal", "inputSchema": {"type": "object"}}])
     assert (await internal.call("show", {"a": 1})).result == {"success": True, "args": {"a": 1}}
 
 
 @shows("defaults.pendingCallTtl", "tools.definitions.<name>.expiresAfter")
 async def _(opened: Callable[..., Toolspace], folder: Path) -> None:
-    from tests.server.serving import SECRET, asking
+    from tests.server.gateway_api import SECRET, open_api
     from toolspace.server.gateway import Gateway
 
     asked = {"executionType": "external", "isAsync": True, "visible": False}
@@ -300,7 +300,7 @@ async def _(opened: Callable[..., Toolspace], folder: Path) -> None:
     )
     async with (
         Gateway.open(folder / "toolspace.yaml", environ={"HOME": str(folder)}) as gateway,
-        asking(gateway) as api,
+        open_api(gateway) as api,
     ):
         for name, hours in (("long", 72), ("short", 2)):
             pending = (await api.post(f"/api/tools/{name}/call", {"args": {}})).data
@@ -320,8 +320,8 @@ async def _(opened: Callable[..., Toolspace], folder: Path) -> None:
 
 @shows("functions")
 async def _(opened: Callable[..., Toolspace], folder: Path) -> None:
-    assert opened().get("counted") is not None
-    assert opened(functions="./tools.py:slow").get("counted") is None
+    assert opened().find_tool("counted") is not None
+    assert opened(functions="./tools.py:slow").find_tool("counted") is None
 
 
 PROVIDER = """
@@ -373,7 +373,7 @@ async def _(opened: Callable[..., Toolspace], folder: Path) -> None:
     (folder / "plug.py").write_text(PROVIDER)
     plug = {"uses": "./plug.py:Plug", "settings": {"start": False}}
     async with opened(providers={"a": plug}) as ts:
-        assert ts.orchestrator.unavailable() == {"plug": "nobody answers"}
+        assert ts.orchestrator.unavailable_providers() == {"plug": "nobody answers"}
     with pytest.raises(ProviderError, match="nobody answers"):
         await opened(providers={"a": {**plug, "required": True}}).__aenter__()
 
@@ -428,7 +428,7 @@ ELSEWHERE = (*NETWORK, *SOURCES, *GATEWAY, *AGENTS)
 
 
 @pytest.mark.spec("5.3")
-@pytest.mark.parametrize("setting", [row.path for row in all_rows() if not row.path.startswith(ELSEWHERE)])
+@pytest.mark.parametrize("setting", [row.path for row in list_all_rows() if not row.path.startswith(ELSEWHERE)])
 async def test_every_documented_setting_has_an_effect(
     setting: str, opened: Callable[..., Toolspace], tmp_path: Path
 ) -> None:

@@ -18,7 +18,7 @@ from aiohttp import web
 from tests.providers.mcp.conftest import until
 from tests.test_settings import SOURCES
 from toolspace import ConfigError, ProviderError, ToolContext, Toolspace
-from toolspace.config.describe import all_rows
+from toolspace.config.documentation import list_all_rows
 
 SERVER = """
 import json, os, sys, threading, time
@@ -218,7 +218,7 @@ async def _(world: World) -> None:
         assert (await ts.call("s__t")).result == "hi"
         assert world.outside.seen[-1]["team"] == "blue"
     async with world.open(mcpServers={"s": {**server, "type": "websocket"}}) as ts:
-        assert "ws://" in ts.orchestrator.unavailable()["s"]
+        assert "ws://" in ts.orchestrator.unavailable_providers()["s"]
 
 
 @shows("mcpServers.<name>.auth")
@@ -238,7 +238,7 @@ async def _(world: World) -> None:
 async def _(world: World) -> None:
     broken = {"command": "no-such-command"}
     async with world.open(mcpServers={"s": broken}) as ts:
-        assert "no-such-command" in ts.orchestrator.unavailable()["s"]
+        assert "no-such-command" in ts.orchestrator.unavailable_providers()["s"]
     with pytest.raises(ProviderError, match="no-such-command"):
         await world.open(mcpServers={"s": {**broken, "required": True}}).__aenter__()
 
@@ -263,7 +263,7 @@ async def _(world: World) -> None:
 @shows("mcpServers.<name>.idleTimeout")
 async def _(world: World) -> None:
     async with world.mcp(idleTimeout="100ms") as ts:
-        await until(lambda: ts.servers()[0].state == "idle")
+        await until(lambda: ts.list_servers()[0].state == "idle")
 
 
 @shows("defaults.mcpInitConcurrency")
@@ -335,7 +335,7 @@ async def _(world: World) -> None:
         outputSchema={"type": "object"},
         annotations={"destructive": True},
         tags=["greeting"],
-    ).get("rest__r")
+    ).find_tool("rest__r")
     assert tool is not None
     assert (tool.description, tool.input_schema, tool.output_schema) == ("Says hello.", schema, {"type": "object"})
     assert tool.annotations.destructive is True
@@ -409,12 +409,12 @@ async def _(world: World) -> None:
 @shows("openapi.<name>.required")
 async def _(world: World) -> None:
     async with world.openapi(spec="./missing.json") as ts:
-        assert "missing.json" in ts.orchestrator.unavailable()["o"]
+        assert "missing.json" in ts.orchestrator.unavailable_providers()["o"]
     with pytest.raises(ProviderError, match=r"missing\.json"):
         await world.openapi(spec="./missing.json", required=True).__aenter__()
 
 
-@pytest.mark.parametrize("setting", [row.path for row in all_rows() if row.path.startswith(SOURCES)])
+@pytest.mark.parametrize("setting", [row.path for row in list_all_rows() if row.path.startswith(SOURCES)])
 def test_every_documented_setting_of_a_source_has_a_check(setting: str) -> None:
     assert setting in CHECKS, f"{setting} is documented, and no check shows what it does"
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from toolspace import ConfigError, EventType, FunctionTool, ToolNameConflict, Toolspace, ToolspaceError, tool
-from toolspace.testing import Recorder
+from toolspace.testing import EventRecorder
 
 TOOLS = """
 import asyncio
@@ -87,7 +87,7 @@ def test_a_function_that_is_called_like_a_built_in_names_both(folder: Path) -> N
     ):
         Toolspace.open(folder / "toolspace.yaml")
     (folder / "toolspace.yaml").write_text("functions: ./tools.py\ntools: {builtins: ['json_*']}\n")
-    assert Toolspace.open(folder / "toolspace.yaml").get("read_file") is not None
+    assert Toolspace.open(folder / "toolspace.yaml").find_tool("read_file") is not None
 
 
 @pytest.mark.spec("5.4")
@@ -95,9 +95,9 @@ async def test_a_reload_applies_what_changed_and_calls_in_flight_finish_under_th
     config = folder / "toolspace.yaml"
     config.write_text("functions: ./tools.py\ndefaults: {toolTimeout: 400ms}\n")
     async with Toolspace.open(config) as ts:
-        seen = Recorder(ts)
+        seen = EventRecorder(ts)
         running = asyncio.create_task(ts.call("wait"))
-        await seen.started("wait")
+        await seen.wait_for_start("wait")
         (folder / "tools.py").write_text(TOOLS.replace("return 1", "return 22222"))
         config.write_text("functions: ./tools.py\ndefaults: {toolTimeout: 20ms}\ntools: {toolsDenied: [json_*]}\n")
         await ts.reload()
@@ -105,7 +105,7 @@ async def test_a_reload_applies_what_changed_and_calls_in_flight_finish_under_th
         assert (await ts.call("wait")).error == "Tool execution timed out after 20ms"
         assert (await ts.call("json_parse", {"text": "1"})).error_kind == "not_permitted"
         assert (await running).error == "Tool execution timed out after 400ms"
-        assert seen.of(EventType.TOOLS_CHANGED)
+        assert seen.of_type(EventType.TOOLS_CHANGED)
 
 
 @pytest.mark.spec("5.4")
@@ -156,7 +156,7 @@ async def _until(condition: Callable[[], bool]) -> None:
 
 async def _reloaded(ts: Toolspace, act: Callable[[], Any]) -> Any:
     """What `version` answers after the reload that an act brings about."""
-    seen = Recorder(ts)
+    seen = EventRecorder(ts)
     act()
     await seen.wait_for(lambda event: event.type is EventType.TOOLS_CHANGED)
     seen.stop()
@@ -298,7 +298,7 @@ async def answer() -> str:
 """
     (folder / "tools.py").write_text(source)
     async with Toolspace.open(folder / "toolspace.yaml") as ts:
-        old = ts.get("answer")
+        old = ts.find_tool("answer")
         assert isinstance(old, FunctionTool)
         names = old.function.__globals__
         call = asyncio.create_task(ts.call("answer"))
@@ -331,9 +331,9 @@ class Waiting(ToolProvider):
     config.write_text("providers:\n  w:\n    uses: ./provider.py:Waiting\n")
     async with asyncio.timeout(10):
         async with Toolspace.open(config) as ts:
-            seen = Recorder(ts)
+            seen = EventRecorder(ts)
             call = asyncio.create_task(ts.orchestrator.execute("w__wait", call_id="c", defer_completion=True))
-            await seen.started("w__wait")
+            await seen.wait_for_start("w__wait")
             config.write_text("functions: ./tools.py\n")
             await ts.reload()
             ts.cancel("c")
@@ -347,7 +347,7 @@ async def test_a_reload_that_fails_in_an_unforeseen_way_does_not_end_the_watchin
     config = folder / "toolspace.yaml"
     config.write_text("functions: ./tools.py\n")
     async with Toolspace.open(config) as ts:
-        seen = Recorder(ts)
+        seen = EventRecorder(ts)
         ts.watch(interval=0.01)
         with monkeypatch.context() as broken:
             broken.setattr("toolspace.config.load.load_config", lambda *_, **__: 1 / 0)

@@ -7,24 +7,24 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from toolspace.agents.definition import Agent as Agent
-    from toolspace.agents.in_process import AgentResult as AgentResult
-    from toolspace.agents.loop import Ways as Ways
-    from toolspace.agents.run_budget import Bounds as Bounds
+    from toolspace.agents.agent import Agent as Agent
+    from toolspace.agents.agent_request import AgentResult as AgentResult
+    from toolspace.agents.loop import LoopSettings as LoopSettings
+    from toolspace.agents.run_budget import RunLimits as RunLimits
     from toolspace.client.client import ToolspaceClient as ToolspaceClient
     from toolspace.client.worker import ToolWorker as ToolWorker
     from toolspace.core.context import ToolContext as ToolContext
+    from toolspace.core.elicitation import CallerClient as CallerClient
+    from toolspace.core.elicitation import ElicitationResult as ElicitationResult
     from toolspace.core.events import EventType as EventType
-    from toolspace.core.function import FunctionTool as FunctionTool
-    from toolspace.core.function import tool as tool
+    from toolspace.core.function_tool import FunctionTool as FunctionTool
+    from toolspace.core.function_tool import tool as tool
     from toolspace.core.interfaces import Allow as Allow
     from toolspace.core.interfaces import Deny as Deny
     from toolspace.core.interfaces import OutputStore as OutputStore
     from toolspace.core.interfaces import Policy as Policy
     from toolspace.core.interfaces import ResultCache as ResultCache
     from toolspace.core.interfaces import ToolProvider as ToolProvider
-    from toolspace.core.questions import Answer as Answer
-    from toolspace.core.questions import Questions as Questions
     from toolspace.core.result import AudioPart as AudioPart
     from toolspace.core.result import ImagePart as ImagePart
     from toolspace.core.result import JsonPart as JsonPart
@@ -52,78 +52,94 @@ if TYPE_CHECKING:
     from toolspace.orchestrator.event_bus import EventBus as EventBus
     from toolspace.orchestrator.orchestrator import ToolOrchestrator as ToolOrchestrator
     from toolspace.orchestrator.queues import QueueSpec as QueueSpec
-    from toolspace.orchestrator.queues import Rate as Rate
+    from toolspace.orchestrator.queues import RateLimit as RateLimit
     from toolspace.orchestrator.run import Run as Run
-    from toolspace.orchestrator.settings import Rules as Rules
-    from toolspace.providers.mcp.callbacks import ASK_THE_CALLER as ASK_THE_CALLER
-    from toolspace.providers.mcp.callbacks import Callbacks as Callbacks
-    from toolspace.providers.mcp.callbacks import Question as Question
+    from toolspace.orchestrator.settings import ToolRules as ToolRules
+    from toolspace.providers.mcp.callbacks import FORWARD_TO_CALLER as FORWARD_TO_CALLER
+    from toolspace.providers.mcp.callbacks import ElicitationRequest as ElicitationRequest
+    from toolspace.providers.mcp.callbacks import McpCallbacks as McpCallbacks
     from toolspace.providers.mcp.provider import McpProvider as McpProvider
     from toolspace.providers.mcp.spec import ServerSpec as ServerSpec
     from toolspace.providers.mcp.status import ServerStatus as ServerStatus
     from toolspace.providers.openapi.provider import OpenApiProvider as OpenApiProvider
-    from toolspace.providers.openapi.spec import OpenApiSpec as OpenApiSpec
+    from toolspace.providers.openapi.provider import OpenApiSpec as OpenApiSpec
     from toolspace.providers.registry import ToolRegistry as ToolRegistry
     from toolspace.providers.rest.provider import RestProvider as RestProvider
-    from toolspace.providers.rest.spec import RestSpec as RestSpec
+    from toolspace.providers.rest.provider import RestSpec as RestSpec
     from toolspace.toolspace import Settings as Settings
     from toolspace.toolspace import Toolspace as Toolspace
 
-_PLACES = {
-    "toolspace.core.interfaces": ("Allow", "Deny", "OutputStore", "Policy", "ResultCache", "ToolProvider"),
-    "toolspace.agents.definition": ("Agent",),
-    "toolspace.agents.run_budget": ("Bounds",),
-    "toolspace.agents.in_process": ("AgentResult",),
-    "toolspace.agents.loop": ("Ways",),
-    "toolspace.client.client": ("ToolspaceClient",),
-    "toolspace.client.worker": ("ToolWorker",),
-    "toolspace.core.context": ("ToolContext",),
-    "toolspace.core.events": ("EventType",),
-    "toolspace.core.function": ("FunctionTool", "tool"),
-    "toolspace.core.questions": ("Answer", "Questions"),
-    "toolspace.core.result": ("AudioPart", "ImagePart", "JsonPart", "ResourcePart", "TextPart", "ToolResult"),
-    "toolspace.core.statistics": ("ToolStats",),
-    "toolspace.core.tool": ("Annotations", "Tool", "ToolCategory"),
-    "toolspace.errors": (
-        "ConfigError",
-        "ProviderError",
-        "ToolCanceledError",
-        "ToolDefinitionError",
-        "ToolError",
-        "ToolExecutionError",
-        "ToolLimitError",
-        "ToolNameConflict",
-        "ToolNotFoundError",
-        "ToolPermissionError",
-        "ToolspaceError",
-        "ToolTimeoutError",
-        "ToolTransportError",
-        "ToolValidationError",
-    ),
-    "toolspace.orchestrator.event_bus": ("EventBus",),
-    "toolspace.orchestrator.orchestrator": ("ToolOrchestrator",),
-    "toolspace.orchestrator.queues": ("QueueSpec", "Rate"),
-    "toolspace.orchestrator.run": ("Run",),
-    "toolspace.orchestrator.settings": ("Rules",),
-    "toolspace.providers.mcp.callbacks": ("ASK_THE_CALLER", "Callbacks", "Question"),
-    "toolspace.providers.mcp.provider": ("McpProvider",),
-    "toolspace.providers.mcp.spec": ("ServerSpec",),
-    "toolspace.providers.mcp.status": ("ServerStatus",),
-    "toolspace.providers.openapi.provider": ("OpenApiProvider",),
-    "toolspace.providers.openapi.spec": ("OpenApiSpec",),
-    "toolspace.providers.registry": ("ToolRegistry",),
-    "toolspace.providers.rest.provider": ("RestProvider",),
-    "toolspace.providers.rest.spec": ("RestSpec",),
-    "toolspace.toolspace": ("Settings", "Toolspace"),
+_MODULES = {
+    "Agent": "toolspace.agents.agent",
+    "AgentResult": "toolspace.agents.agent_request",
+    "Allow": "toolspace.core.interfaces",
+    "Annotations": "toolspace.core.tool",
+    "AudioPart": "toolspace.core.result",
+    "CallerClient": "toolspace.core.elicitation",
+    "ConfigError": "toolspace.errors",
+    "Deny": "toolspace.core.interfaces",
+    "ElicitationRequest": "toolspace.providers.mcp.callbacks",
+    "ElicitationResult": "toolspace.core.elicitation",
+    "EventBus": "toolspace.orchestrator.event_bus",
+    "EventType": "toolspace.core.events",
+    "FORWARD_TO_CALLER": "toolspace.providers.mcp.callbacks",
+    "FunctionTool": "toolspace.core.function_tool",
+    "ImagePart": "toolspace.core.result",
+    "JsonPart": "toolspace.core.result",
+    "LoopSettings": "toolspace.agents.loop",
+    "McpCallbacks": "toolspace.providers.mcp.callbacks",
+    "McpProvider": "toolspace.providers.mcp.provider",
+    "OpenApiProvider": "toolspace.providers.openapi.provider",
+    "OpenApiSpec": "toolspace.providers.openapi.provider",
+    "OutputStore": "toolspace.core.interfaces",
+    "Policy": "toolspace.core.interfaces",
+    "ProviderError": "toolspace.errors",
+    "QueueSpec": "toolspace.orchestrator.queues",
+    "RateLimit": "toolspace.orchestrator.queues",
+    "ResourcePart": "toolspace.core.result",
+    "RestProvider": "toolspace.providers.rest.provider",
+    "RestSpec": "toolspace.providers.rest.provider",
+    "ResultCache": "toolspace.core.interfaces",
+    "Run": "toolspace.orchestrator.run",
+    "RunLimits": "toolspace.agents.run_budget",
+    "ServerSpec": "toolspace.providers.mcp.spec",
+    "ServerStatus": "toolspace.providers.mcp.status",
+    "Settings": "toolspace.toolspace",
+    "TextPart": "toolspace.core.result",
+    "tool": "toolspace.core.function_tool",
+    "Tool": "toolspace.core.tool",
+    "ToolCanceledError": "toolspace.errors",
+    "ToolCategory": "toolspace.core.tool",
+    "ToolContext": "toolspace.core.context",
+    "ToolDefinitionError": "toolspace.errors",
+    "ToolError": "toolspace.errors",
+    "ToolExecutionError": "toolspace.errors",
+    "ToolLimitError": "toolspace.errors",
+    "ToolNameConflict": "toolspace.errors",
+    "ToolNotFoundError": "toolspace.errors",
+    "ToolOrchestrator": "toolspace.orchestrator.orchestrator",
+    "ToolPermissionError": "toolspace.errors",
+    "ToolProvider": "toolspace.core.interfaces",
+    "ToolRegistry": "toolspace.providers.registry",
+    "ToolResult": "toolspace.core.result",
+    "ToolRules": "toolspace.orchestrator.settings",
+    "Toolspace": "toolspace.toolspace",
+    "ToolspaceClient": "toolspace.client.client",
+    "ToolspaceError": "toolspace.errors",
+    "ToolStats": "toolspace.core.statistics",
+    "ToolTimeoutError": "toolspace.errors",
+    "ToolTransportError": "toolspace.errors",
+    "ToolValidationError": "toolspace.errors",
+    "ToolWorker": "toolspace.client.worker",
 }
-_PLACE_OF = {name: module for module, names in _PLACES.items() for name in names}
+"""Each exported name and the module that defines it."""
 
-__all__ = list(_PLACE_OF)  # pyright: ignore[reportUnsupportedDunderAll]
+__all__ = list(_MODULES)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:
     """Loads what is asked for: `import toolspace` alone costs next to nothing."""
-    module = _PLACE_OF.get(name)
+    module = _MODULES.get(name)
     if module is None:
         raise AttributeError(f"module 'toolspace' has no attribute {name!r}")
     from importlib import import_module
@@ -134,4 +150,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_PLACE_OF})
+    return sorted({*globals(), *_MODULES})

@@ -88,7 +88,7 @@ class StorageError(ToolspaceError):
     """What is kept cannot be read or written as asked."""
 
 
-class UnkeepableError(StorageError):
+class UnstorableValueError(StorageError):
     """A value that no database here can keep: a NUL in a text, a lone surrogate, an integer beyond 64 bits."""
 
 
@@ -120,7 +120,7 @@ class ModelError(ToolspaceError):
         """Seconds that the provider asks to wait."""
 
     @property
-    def passing(self) -> bool:
+    def is_transient(self) -> bool:
         """Whether the same request may go well later."""
         return self.kind in ("rate_limited", "overloaded", "unavailable", "broken")
 

@@ -13,40 +13,40 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 import msgspec
 
-from toolspace.config.locate import default_state_dir
+from toolspace.config.files import default_state_dir
 from toolspace.core.context import ToolContext
 from toolspace.core.export import ToolFormat, export_tools
-from toolspace.core.function import as_tool
+from toolspace.core.function_tool import as_tool
 from toolspace.core.interfaces import OutputStore, Policy, ResultCache, TokenCounter, ToolProvider
 from toolspace.core.names import did_you_mean
 from toolspace.core.result import ToolResult
 from toolspace.core.statistics import ToolStats
-from toolspace.core.tokens import estimate
+from toolspace.core.tokens import estimate_tokens
 from toolspace.core.tool import Tool
 from toolspace.errors import ProviderError, ToolspaceError
-from toolspace.orchestrator.call import Arguments, outside
-from toolspace.orchestrator.catalog import Catalog, Entry
+from toolspace.orchestrator.call import Arguments, context_without_call
+from toolspace.orchestrator.catalog import Catalog, CatalogEntry
 from toolspace.orchestrator.event_bus import EventBus
-from toolspace.orchestrator.layered import Overlay
+from toolspace.orchestrator.layered import LayeredOrchestrator
 from toolspace.orchestrator.orchestrator import ToolOrchestrator
+from toolspace.orchestrator.provider_startup import StartupWait
 from toolspace.orchestrator.queues import QueueSpec
 from toolspace.orchestrator.run import Run
-from toolspace.orchestrator.settings import Defaults, ProviderRules, Rules, Setting
-from toolspace.orchestrator.warmup import Patience
-from toolspace.providers.internal.provider import InternalProvider
-from toolspace.providers.mcp.callbacks import NO_CALLBACKS, Callbacks
+from toolspace.orchestrator.settings import CallDefaults, ProviderRules, SourcedValue, ToolRules
+from toolspace.providers.internal_tools import InternalProvider
+from toolspace.providers.mcp.callbacks import NO_CALLBACKS, McpCallbacks
 from toolspace.providers.mcp.status import ServerStatus
-from toolspace.providers.namespaced import Mounted
+from toolspace.providers.plugins import MountedProvider
 from toolspace.providers.registry import ToolRegistry
-from toolspace.storage.cache_memory import MemoryCache
-from toolspace.storage.outputs_disk import DiskOutputs
+from toolspace.storage.caches.memory import MemoryCache
+from toolspace.storage.outputs.disk import DiskOutputs
 
 if TYPE_CHECKING:
-    from toolspace.agents.definition import Agent
-    from toolspace.agents.in_process import AgentResult
-    from toolspace.agents.registry import Crew
-    from toolspace.composition.assembly import Parts
-    from toolspace.core.conversation import Listener
+    from toolspace.agents.agent import Agent
+    from toolspace.agents.agent_request import AgentResult
+    from toolspace.agents.registry import AgentRegistry
+    from toolspace.composition.parts import ConfiguredParts
+    from toolspace.core.model import ModelListener
     from toolspace.providers.mcp.provider import McpProvider
 
 _log = logging.getLogger("toolspace")
@@ -65,15 +65,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     tool_output_ttl: float = 86_400.0
     queues: Mapping[str, QueueSpec] = {}
     aliases: Mapping[str, str] = {}
-    overrides: Mapping[str, Rules] = {}
+    overrides: Mapping[str, ToolRules] = {}
     policies: Sequence[Policy] = ()
-    count_tokens: TokenCounter = estimate
+    count_tokens: TokenCounter = estimate_tokens
     state_dir: Path | None = None
     """Where stored outputs are kept; where it is not said, in the user's state folder."""
 
-    def defaults(self) -> Defaults:
-        fields = Defaults.__struct_fields__
-        return Defaults(**{name: Setting(getattr(self, name), f"Settings.{name}") for name in fields})
+    def defaults(self) -> CallDefaults:
+        fields = CallDefaults.__struct_fields__
+        return CallDefaults(**{name: SourcedValue(getattr(self, name), f"Settings.{name}") for name in fields})
 
 
 class Toolspace:
@@ -95,16 +95,16 @@ class Toolspace:
         settings: Settings | None = None,
         cache: ResultCache | None = None,
         outputs: OutputStore | None = None,
-        below: Toolspace | None = None,
+        parent: Toolspace | None = None,
     ) -> None:
         """`below`: another toolspace, whose tools are here too, except those whose names are taken here."""
         settings = settings or Settings()
         state_dir = settings.state_dir or default_state_dir()
         self._cache = cache or MemoryCache()
-        self._below = below
+        self._parent = parent
         self._hides_builtins = False
-        self._parts: Parts | None = None
-        if below is None:
+        self._parts: ConfiguredParts | None = None
+        if parent is None:
             self._outputs = outputs or DiskOutputs(
                 state_dir / "outputs", ttl=settings.tool_output_ttl, count_tokens=settings.count_tokens
             )
@@ -118,24 +118,24 @@ class Toolspace:
                 count_tokens=settings.count_tokens,
             )
         else:
-            self._outputs = below._outputs
-            self.orchestrator = Overlay(
-                below.orchestrator, context=context, queues=settings.queues, cache=self._cache, hidden=self._hides
+            self._outputs = parent._outputs
+            self.orchestrator = LayeredOrchestrator(
+                parent.orchestrator, context=context, queues=settings.queues, cache=self._cache, is_hidden=self._hides
             )
-        self.registry = ToolRegistry(tools, stats=self.orchestrator.accounting.stats)
-        self._builtins = ToolRegistry(kind="builtin", stats=self.orchestrator.accounting.stats)
+        self.registry = ToolRegistry(tools, stats=self.orchestrator.call_log.stats)
+        self._builtins = ToolRegistry(kind="builtin", stats=self.orchestrator.call_log.stats)
         self._internal = InternalProvider(
             search=self.orchestrator.search,
             outputs=self._outputs,
-            has_stored=self.orchestrator.stored_sessions.__contains__,
+            has_stored_output=self.orchestrator.stored_sessions.__contains__,
         )
-        self._crew: Crew | None = None
+        self._agents: AgentRegistry | None = None
         self._configured: Sequence[Agent] = ()
         self._listens = False
         """Whether SIGHUP comes here."""
         self.config_path: Path | None = None
         self._environ: Mapping[str, str] = os.environ
-        self.patience = Patience()
+        self.startup_wait = StartupWait()
         """How long `async with` waits for providers that start slowly."""
         self.state_dir = state_dir
         self._callbacks = NO_CALLBACKS
@@ -148,10 +148,10 @@ class Toolspace:
         self.orchestrator.register(self._internal)
         for provider in providers:
             self.orchestrator.register(provider)
-        if below is None or settings.aliases:
+        if parent is None or settings.aliases:
             self.orchestrator.configure(aliases=settings.aliases)
         if agents := tuple(agents):
-            self.crew.add(agents)
+            self.agents.add(agents)
 
     @classmethod
     def open(
@@ -160,8 +160,8 @@ class Toolspace:
         *,
         environ: Mapping[str, str] = os.environ,
         session: str | None = None,
-        callbacks: Callbacks = NO_CALLBACKS,
-        only_for: str | None = None,
+        callbacks: McpCallbacks = NO_CALLBACKS,
+        single_tool: str | None = None,
     ) -> Self:
         """A toolspace from a configuration file; from the built-ins alone where no path is given.
 
@@ -169,17 +169,17 @@ class Toolspace:
         servers ask while they work. `only_for` names the one tool that is to be called: servers and services that
         it cannot need are left out, unless they are required.
         """
-        from toolspace.composition.assembly import assemble  # Here: a toolspace of functions needs no configuration.
+        from toolspace.composition.parts import build_parts  # Here: a toolspace of functions needs no configuration.
         from toolspace.config.load import load_config
 
         def call_agent(*asked: Any) -> Any:
             return self._call_agent(*asked)
 
         config = load_config(Path(path) if path is not None else None, environ=environ)
-        parts = assemble(config, callbacks=callbacks, only_for=only_for, call_agent=call_agent)
+        parts = build_parts(config, callbacks=callbacks, single_tool=single_tool, call_agent=call_agent)
         cache: ResultCache | None = None
         if config.storage.cache == "disk":
-            from toolspace.storage.cache_sqlite import SqliteCache  # SQLite only where it is asked for.
+            from toolspace.storage.caches.sqlite import SqliteCache  # SQLite only where it is asked for.
 
             cache = SqliteCache(config.state_dir / "cache.db")
         parts.context.session_id = session
@@ -188,7 +188,7 @@ class Toolspace:
             settings=Settings(tool_output_ttl=config.defaults.tool_output_ttl, state_dir=config.state_dir),
             cache=cache,
         )
-        self._internal.always = True
+        self._internal.always_offered = True
         self.config_path = Path(path) if path is not None else None
         self._environ = environ
         self._callbacks = callbacks
@@ -199,11 +199,11 @@ class Toolspace:
         if self.orchestrator.closed:
             raise ToolspaceError("this toolspace was closed; make a new one")
         try:
-            await self.orchestrator.warmup(patience=self.patience)
+            await self.orchestrator.warmup(wait=self.startup_wait)
         except BaseException:
             await self.aclose()
             raise
-        if self._below is not None:
+        if self._parent is not None:
             return self
         self._own(self._sweep())
         try:
@@ -225,14 +225,14 @@ class Toolspace:
         if self._closing:
             self.orchestrator.cancel()  # They wait for the last calls to end.
         await asyncio.gather(*self._background, *self._closing, return_exceptions=True)
-        if self._crew is not None:
+        if self._agents is not None:
             self.orchestrator.cancel()  # Before what agents work with is closed under them.
-            await self._crew.aclose()
+            await self._agents.aclose()
         await self.orchestrator.cleanup()
         if self._parts is not None and self._parts.client is not None:
             await self._parts.client.aclose()
         await self._cache.aclose()
-        if self._below is None:
+        if self._parent is None:
             await self._outputs.aclose()
 
     # Calls
@@ -260,18 +260,20 @@ class Toolspace:
     # Agents
 
     @property
-    def crew(self) -> Crew:
+    def agents(self) -> AgentRegistry:
         """The agents. Each is a tool too, `agent__{name}`."""
-        if self._crew is None:
-            from toolspace.agents.registry import Crew
-            from toolspace.agents.router import RouterProvider
-            from toolspace.agents.subagents import AgentProvider  # Here: most toolspaces have no agents.
+        if self._agents is None:
+            from toolspace.agents.registry import AgentRegistry
+            from toolspace.agents.subagents import (
+                AgentProvider,  # Here: most toolspaces have no agents.
+                RouterProvider,
+            )
 
-            crew = Crew(self.orchestrator, make_tools=self._tools_of, environ=self._environ)
+            crew = AgentRegistry(self.orchestrator, make_tools=self._tools_of, environ=self._environ)
             self.orchestrator.register(AgentProvider(crew), needs_start=False)
             self.orchestrator.register(RouterProvider(), needs_start=False)
-            self._crew = crew
-        return self._crew
+            self._agents = crew
+        return self._agents
 
     async def run_agent(
         self,
@@ -279,20 +281,20 @@ class Toolspace:
         prompt: str,
         *,
         context: ToolContext | None = None,
-        listen: Listener | None = None,
+        listen: ModelListener | None = None,
         max_steps: int | None = None,
     ) -> AgentResult:
         """Has an agent answer. What goes wrong is in the result; raises only where there is no such agent.
 
         `listen` hears the model write. An agent that hands the request on is followed: `result.agent` answered.
         """
-        from toolspace.agents.in_process import run_agent
+        from toolspace.agents.agent_request import run_agent
 
-        return await run_agent(self.crew, name, prompt, context=context, listen=listen, max_steps=max_steps)
+        return await run_agent(self.agents, name, prompt, context=context, listen=listen, max_steps=max_steps)
 
     def _tools_of(self, agent: Agent) -> Toolspace:
         """A toolspace that is one agent's alone, above this one."""
-        own = Toolspace(agent.tools, below=self, settings=Settings(state_dir=self.state_dir))
+        own = Toolspace(agent.tools, parent=self, settings=Settings(state_dir=self.state_dir))
         own._callbacks = self._callbacks
         own._configure_for(agent)
         return own
@@ -304,46 +306,46 @@ class Toolspace:
 
     def _configure_for(self, agent: Agent) -> None:
         config = agent.spec.config if agent.spec is not None else None
-        if config is None or self._below is None:
+        if config is None or self._parent is None:
             return
-        from toolspace.composition.assembly import assemble
+        from toolspace.composition.parts import build_parts
 
         before = self._parts
-        parts = assemble(
+        parts = build_parts(
             config,
             before.providers if before is not None else None,
             self._callbacks,
             client=before.client if before is not None else None,
-            call_agent=self._below._call_agent,
+            call_agent=self._parent._call_agent,
         )
         for warning in parts.warnings:
             _log.warning('the agent "%s": %s', agent.name, warning)
-        parts.context.session_id = self._below.orchestrator.context.session_id
+        parts.context.session_id = self._parent.orchestrator.context.session_id
         self._hides_builtins = bool(parts.builtins) or ("tools", "builtins") in config.origins
         self._apply(parts)
 
-    def _hides(self, entry: Entry) -> bool:
+    def _hides(self, entry: CatalogEntry) -> bool:
         """Whether a tool below is not here: configuration says so, or there are others of its kind."""
         kind, parts = entry.provider.kind, self._parts
         if kind == "builtin" and self._hides_builtins:
             return True
         if parts is None or kind not in ("local", "builtin", "task"):
             return False
-        return parts.rules.refusal(entry.own_name, entry.tool.name) is not None
+        return parts.rules.denial_reason(entry.local_name, entry.tool.name) is not None
 
     def _call_agent(
         self, name: str, parameters: Mapping[str, Any], context: ToolContext, task: str
     ) -> Coroutine[Any, Any, ToolResult]:
         from toolspace.agents.subagents import call_agent
 
-        return call_agent(self.crew, name, parameters, context, task=task)
+        return call_agent(self.agents, name, parameters, context, task=task)
 
     # Tools
 
     def add_tool(self, tool: Tool | Callable[..., Any]) -> Tool:
         """Adds a tool, or a function as one, from now on. A name that is taken is an error."""
         made = as_tool(tool)
-        self.orchestrator.check_free(self.registry, made.name)
+        self.orchestrator.check_name_available(self.registry, made.name)
         return self.registry.register(made)
 
     def remove_tool(self, name: str) -> Tool:
@@ -357,7 +359,7 @@ class Toolspace:
     def list_tools(self, *, context: ToolContext | None = None) -> list[Tool]:
         return self.orchestrator.list_tools(context=context)
 
-    def get(self, name: str) -> Tool | None:
+    def find_tool(self, name: str) -> Tool | None:
         """The tool that a name means, or None."""
         return self.orchestrator.find(name)
 
@@ -370,7 +372,7 @@ class Toolspace:
 
     # MCP servers
 
-    def servers(self) -> list[ServerStatus]:
+    def list_servers(self) -> list[ServerStatus]:
         """How each MCP server is."""
         return [status() for status, _ in self._servers().values()]
 
@@ -387,7 +389,7 @@ class Toolspace:
     def _servers(self) -> dict[str, tuple[Callable[[], ServerStatus], Callable[[], Awaitable[None]]]]:
         found: dict[str, tuple[Callable[[], ServerStatus], Callable[[], Awaitable[None]]]] = {}
         for provider in self.orchestrator.providers:
-            inner = provider.inner if isinstance(provider, Mounted) else provider
+            inner = provider.inner if isinstance(provider, MountedProvider) else provider
             # Asked for by its kind: its class comes with the MCP library, which is slow to import.
             if inner.kind == "mcp":
                 server = cast("McpProvider", inner)
@@ -405,7 +407,7 @@ class Toolspace:
         """Where results that are too large are kept."""
         return self._outputs
 
-    def stats(self) -> ToolStats:
+    def get_stats(self) -> ToolStats:
         return self.orchestrator.get_stats()
 
     @property
@@ -427,11 +429,11 @@ class Toolspace:
     def _reload(self) -> None:
         if self._parts is None:
             raise ToolspaceError("this toolspace was made without configuration; there is nothing to reload")
-        from toolspace.composition.assembly import assemble
+        from toolspace.composition.parts import build_parts
         from toolspace.config.load import load_config
 
         config = load_config(self.config_path, environ=self._environ)
-        parts = assemble(
+        parts = build_parts(
             config, self._parts.providers, self._callbacks, client=self._parts.client, call_agent=self._call_agent
         )
         parts.context.session_id = self.orchestrator.context.session_id
@@ -439,10 +441,10 @@ class Toolspace:
 
     def watch(self, *, interval: float = 1.0) -> None:
         """Reloads by itself whenever a file of the configuration changes, and on SIGHUP."""
-        from toolspace.config.watch import watch
+        from toolspace.config.files import watch_files
 
         # Looked at now, not when the task first runs: no change may fall in between.
-        self._own(self._reload_on(watch(self._files, interval=interval)))
+        self._own(self._reload_on(watch_files(self._files, interval=interval)))
         with suppress(AttributeError, NotImplementedError, RuntimeError, ValueError):  # Not here, or not this thread.
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload_now)
             self._listens = True
@@ -450,7 +452,7 @@ class Toolspace:
     def _files(self) -> Sequence[Path]:
         return self._parts.files() if self._parts is not None else ()
 
-    def _apply(self, parts: Parts) -> None:
+    def _apply(self, parts: ConfiguredParts) -> None:
         before = self._parts
         old = [mount.provider for mount in before.providers.values()] if before is not None else []
         configured = [*before.functions, *before.definitions] if before is not None else []
@@ -487,15 +489,15 @@ class Toolspace:
 
     @property
     def _borrowed(self) -> ToolProvider | None:
-        return self.orchestrator.borrowed if isinstance(self.orchestrator, Overlay) else None
+        return self.orchestrator.inherited_tools if isinstance(self.orchestrator, LayeredOrchestrator) else None
 
-    def _apply_agents(self, parts: Parts) -> None:
-        if self._below is None and (parts.agents or self._crew is not None):
-            from toolspace.agents.definition import Agent
+    def _apply_agents(self, parts: ConfiguredParts) -> None:
+        if self._parent is None and (parts.agents or self._agents is not None):
+            from toolspace.agents.agent import Agent
 
-            added = [agent for agent in self.crew if agent not in self._configured]  # By the program: they stay.
+            added = [agent for agent in self.agents if agent not in self._configured]  # By the program: they stay.
             configured = [Agent.from_spec(spec) for spec in parts.agents]
-            self.crew.replace([*added, *configured])
+            self.agents.replace([*added, *configured])
             self._configured = configured
 
     async def _finish_reload(self) -> None:
@@ -503,8 +505,8 @@ class Toolspace:
             await self._cache.clear()  # What was answered before may be another tool's answer now.
         except Exception as error:  # Whatever a broken cache raises: it must not keep new providers from starting.
             _log.warning("the cache could not be cleared: %r", error)
-        if self._crew is not None:
-            await self._crew.renew()
+        if self._agents is not None:
+            await self._agents.reload()
         await self.orchestrator.warmup()
 
     async def _reload_on(self, changes: AsyncIterator[None]) -> None:
@@ -524,7 +526,7 @@ class Toolspace:
     async def _close_after_calls(self, provider: ToolProvider) -> None:
         """Closes a provider that offers nothing any more, once the calls that were under way have ended."""
         # Of all calls, not only its own: a tool may call others, and closing can wait.
-        await self.orchestrator.settle()
+        await self.orchestrator.wait_until_idle()
         try:
             await self.orchestrator.unregister(provider)
         except Exception:
@@ -548,7 +550,7 @@ class Toolspace:
     def _own(self, work: Any, owned: set[asyncio.Task[None]] | None = None) -> None:
         owned = self._background if owned is None else owned
         # Outside any call: a tool may ask for a reload, and what that does is not a part of its call.
-        task = asyncio.get_running_loop().create_task(work, context=outside())
+        task = asyncio.get_running_loop().create_task(work, context=context_without_call())
         owned.add(task)
         task.add_done_callback(owned.discard)
 

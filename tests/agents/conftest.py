@@ -12,7 +12,7 @@ from toolspace.storage.database import Database
 
 @pytest.fixture
 async def sqlite(tmp_path: Path) -> AsyncIterator[Database]:
-    from toolspace.storage.sql.sqlite import SqliteDatabase
+    from toolspace.storage.sqlite.database import SqliteDatabase
 
     opened = await SqliteDatabase.open(tmp_path / "toolspace.db")
     try:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from toolspace.errors import StorageUnavailable
-from toolspace.storage.database import A, Database, Program, StaleError, Tail
-from toolspace.storage.sql import deferred_writes
+from toolspace.storage.database import A, Database, DeferredWrites, Program, StaleError
+from toolspace.storage.queries import deferred_writes
 
 T = TypeVar("T")
 
@@ -20,7 +20,7 @@ class Mortal(Database):
         self._within = within
         self._left: int | None = None
         self._lost = False
-        self.shared = within.shared
+        self.is_shared = within.is_shared
         self.dead = asyncio.Event()
 
     def die(self) -> None:
@@ -42,9 +42,9 @@ class Mortal(Database):
         self,
         program: Callable[[], Program[T]],
         *,
-        then: Callable[[T], None] | None = None,
-        tail: Callable[[], Tail] | None = None,
-        aside: bool = False,
+        on_commit: Callable[[T], None] | None = None,
+        deferred: Callable[[], DeferredWrites] | None = None,
+        exclusive: bool = False,
     ) -> T:
         self._check()
         if self._left is not None and not _is_sweeping():
@@ -52,23 +52,25 @@ class Mortal(Database):
             if self._left == 0:
                 self.die()
                 if not self._lost:
-                    await self._within.run(program, tail=tail, aside=aside)
+                    await self._within.run(program, deferred=deferred, exclusive=exclusive)
                 self._check()
 
         def tell(value: T) -> None:
-            if then is not None and not self.dead.is_set():
-                then(value)
+            if on_commit is not None and not self.dead.is_set():
+                on_commit(value)
 
-        return await self._within.run(program, then=tell, tail=tail, aside=aside)
+        return await self._within.run(program, on_commit=tell, deferred=deferred, exclusive=exclusive)
 
-    async def append(self, tail: A, *, then: Callable[[A], None], in_doubt: Callable[[A], None]) -> bool:
+    async def commit_deferred(
+        self, deferred: A, *, on_commit: Callable[[A], None], on_doubt: Callable[[A], None]
+    ) -> bool:
         """As a program, so that it may die with it."""
 
         def left() -> Program[None]:
-            yield from deferred_writes.resolve(tail)
+            yield from deferred_writes.resolve_calls(deferred)
 
         try:
-            await self.run(left, then=lambda _: then(tail), tail=lambda: tail)
+            await self.run(left, on_commit=lambda _: on_commit(deferred), deferred=lambda: deferred)
         except StaleError:
             return False
         return True

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from toolspace import Agent, Bounds, Settings, ToolContext, ToolProvider, Toolspace, Ways, tool
-from toolspace.agents.run_budget import Frame
+from toolspace import Agent, LoopSettings, RunLimits, Settings, ToolContext, ToolProvider, Toolspace, tool
+from toolspace.agents.run_budget import AgentRun
 from toolspace.agents.subagents import AgentProvider
-from toolspace.core.conversation import ModelRequest, ResultsTurn, Usage, UserTurn
+from toolspace.core.model import ModelRequest, ResultsTurn, Usage, UserTurn
 from toolspace.errors import ModelError
 from toolspace.models.scripted import ScriptedModel, call
-from toolspace.orchestrator.operation_tree import Operation
+from toolspace.orchestrator.trace import Span
 from toolspace.testing import ProviderContract
 
 COST = Usage(requests=1, input_tokens=10, output_tokens=5, cost=0.01)
@@ -33,10 +33,10 @@ def asks(name: str, prompt: str = "Help.", **more: Any) -> Any:
 def heard(model: ScriptedModel, request: int = -1) -> list[str]:
     turn = model.requests[request].turns[-1]
     assert isinstance(turn, ResultsTurn), turn
-    return [answer.text for answer in turn.answers]
+    return [answer.text for answer in turn.results]
 
 
-def names_in(operation: Operation, kind: str) -> list[str]:
+def names_in(operation: Span, kind: str) -> list[str]:
     found = [operation.attributes.get("agent", operation.name)] if operation.kind == kind else []
     return found + [name for child in operation.children for name in names_in(child, kind)]
 
@@ -75,7 +75,7 @@ async def test_what_a_child_does_and_costs_nests_under_its_parents() -> None:
         assert names_in(result.trace, "call") == ["agent__child", "add"]
         inner = result.trace.children[0].children[0].children[0]
         assert inner.attributes["usage"]["requests"] == 2
-        records = {record.tool: record for record in ts.orchestrator.accounting.recent}
+        records = {record.tool: record for record in ts.orchestrator.call_log.recent}
         assert records["add"].parent_id == records["agent__child"].call_id
         assert records["add"].run_id == inner.id
 
@@ -123,7 +123,7 @@ async def test_recursion_through_ancestors_is_refused() -> None:
             "Recursion detected: b → c → b)",
             "Recursion detected: c → c)",
         ]
-        frame = Frame("b", bounds=Bounds(), parent=Frame("a", bounds=Bounds()))
+        frame = AgentRun("b", limits=RunLimits(), parent=AgentRun("a", limits=RunLimits()))
         refused = await ts.call("agent__a", {"prompt": "x"}, context=ToolContext(agent=frame))
         assert (refused.error, refused.error_kind) == ("Recursion detected: a → b → a", "not_permitted")
         assert not refused.executed
@@ -142,8 +142,8 @@ async def test_the_line_of_agents_is_eight_long_at_most() -> None:
 async def test_the_smallest_depth_of_the_line_holds() -> None:
     model = ScriptedModel([asks("b"), "done"])
     agents = [
-        Agent("a", model=model, agents=["b"], bounds=Bounds(max_depth=1)),
-        Agent("b", model=ScriptedModel(["unasked"]), bounds=Bounds(max_depth=50)),
+        Agent("a", model=model, agents=["b"], limits=RunLimits(max_depth=1)),
+        Agent("b", model=ScriptedModel(["unasked"]), limits=RunLimits(max_depth=50)),
     ]
     async with Toolspace(agents=agents) as ts:
         await ts.run_agent("a", "Go.")
@@ -188,7 +188,7 @@ async def test_cancelling_the_parent_cancels_the_child() -> None:
         with pytest.raises(asyncio.CancelledError):
             await asking
         assert stopped.is_set()
-        assert ts.orchestrator.active == []
+        assert ts.orchestrator.active_call_ids == []
 
 
 async def test_cancelling_the_call_of_a_child_stops_it_and_its_parent_goes_on() -> None:
@@ -211,7 +211,7 @@ async def test_cancelling_the_call_of_a_child_stops_it_and_its_parent_goes_on() 
     async with Toolspace(agents=agents) as ts:
         asking = asyncio.create_task(ts.run_agent("parent", "Go."))
         await reached.wait()
-        assert ts.cancel(ts.orchestrator.active[0])
+        assert ts.cancel(ts.orchestrator.active_call_ids[0])
         result = await asking
         assert (result.ok, result.text) == (True, "Without the child, then.")
         assert heard(parent) == ["(tool failed: the call was canceled)"]
@@ -227,7 +227,7 @@ async def test_a_child_that_fails_is_a_failed_call_with_what_there_is() -> None:
         ),
     }
     parent = ScriptedModel([[asks(name) for name in cases], "Done."])
-    agents = [Agent(name, model=model, ways=Ways(max_steps=2)) for name, model in cases.items()]
+    agents = [Agent(name, model=model, settings=LoopSettings(max_steps=2)) for name, model in cases.items()]
     async with Toolspace([add], agents=[*agents, Agent("parent", model=parent, agents=cases)]) as ts:
         assert (await ts.run_agent("parent", "Go.")).ok
         direct = await ts.call("agent__endless", {"prompt": "x"})
@@ -243,8 +243,8 @@ async def test_a_child_cannot_spend_more_than_its_parent_has() -> None:
     child = ScriptedModel.looping([call("add", {"a": 1, "b": 1})], usage=COST)
     parent = ScriptedModel([asks("child"), "Done."], usage=COST)
     agents = [
-        Agent("child", model=child, bounds=Bounds(max_tokens=1_000_000), ways=Ways(max_steps=1_000)),
-        Agent("parent", model=parent, agents=["child"], bounds=Bounds(max_tokens=60)),
+        Agent("child", model=child, limits=RunLimits(max_tokens=1_000_000), settings=LoopSettings(max_steps=1_000)),
+        Agent("parent", model=parent, agents=["child"], limits=RunLimits(max_tokens=60)),
     ]
     async with Toolspace([add], agents=agents) as ts:
         result = await ts.run_agent("parent", "Go.")
@@ -255,9 +255,9 @@ async def test_a_child_cannot_spend_more_than_its_parent_has() -> None:
 
 @pytest.mark.spec("3.40")
 @pytest.mark.parametrize(
-    ("bounds", "requests"), [(Bounds(max_tokens=90), 6), (Bounds(max_cost=0.06), 6), (Bounds(), 31)]
+    ("bounds", "requests"), [(RunLimits(max_tokens=90), 6), (RunLimits(max_cost=0.06), 6), (RunLimits(), 31)]
 )
-async def test_children_side_by_side_cannot_spend_more_than_their_parent_has(bounds: Bounds, requests: int) -> None:
+async def test_children_side_by_side_cannot_spend_more_than_their_parent_has(bounds: RunLimits, requests: int) -> None:
     under_way = most = 0
 
     async def think(request: ModelRequest) -> str:
@@ -272,7 +272,7 @@ async def test_children_side_by_side_cannot_spend_more_than_their_parent_has(bou
     children = [Agent(name, model=ScriptedModel(think, usage=COST)) for name in names]
     parent = ScriptedModel([list(map(asks, names)), "Done."], usage=COST)
     async with Toolspace(
-        agents=[*children, Agent("parent", model=parent, agents=names, bounds=bounds)],
+        agents=[*children, Agent("parent", model=parent, agents=names, limits=bounds)],
         settings=Settings(max_concurrent_tools=30, max_tool_calls_per_turn=30),
     ) as ts:
         result = await ts.run_agent("parent", "Go.")
@@ -287,8 +287,8 @@ async def test_a_child_has_no_more_time_than_its_parent() -> None:
         return ""
 
     agents = [
-        Agent("child", model=ScriptedModel([never]), bounds=Bounds(timeout=3600)),
-        Agent("parent", model=ScriptedModel([asks("child"), "x"]), agents=["child"], bounds=Bounds(timeout=0.05)),
+        Agent("child", model=ScriptedModel([never]), limits=RunLimits(timeout=3600)),
+        Agent("parent", model=ScriptedModel([asks("child"), "x"]), agents=["child"], limits=RunLimits(timeout=0.05)),
     ]
     async with Toolspace(agents=agents) as ts:
         result = await ts.run_agent("parent", "Go.")
@@ -320,7 +320,7 @@ async def test_a_huge_answer_is_a_handle_that_the_parent_reads(tmp_path: Path) -
     def read(request: ModelRequest) -> Any:
         turn = request.turns[-1]
         assert isinstance(turn, ResultsTurn)
-        handle = turn.answers[0].text.split('"handle":"')[1].split('"')[0]
+        handle = turn.results[0].text.split('"handle":"')[1].split('"')[0]
         return call("agent__read_output", {"handle": handle, "pattern": "^line 70000$"})
 
     parent = ScriptedModel([asks("child"), read, "Read."])
@@ -342,12 +342,12 @@ async def test_what_a_childs_tools_stored_can_be_read_by_its_parent(tmp_path: Pa
     def pass_on(request: ModelRequest) -> str:
         turn = request.turns[-1]
         assert isinstance(turn, ResultsTurn)
-        return turn.answers[0].text.split('"handle":"')[1].split('"')[0]
+        return turn.results[0].text.split('"handle":"')[1].split('"')[0]
 
     def read(request: ModelRequest) -> Any:
         turn = request.turns[-1]
         assert isinstance(turn, ResultsTurn)
-        return call("agent__read_output", {"handle": turn.answers[0].text, "offset": 80_000})
+        return call("agent__read_output", {"handle": turn.results[0].text, "offset": 80_000})
 
     parent = ScriptedModel([asks("child"), read, "Read."])
     agents = [
@@ -377,7 +377,7 @@ class TestAgentProvider(ProviderContract):
             Agent("sick", model=ScriptedModel.looping([ModelError("broken", "cut off")])),
             Agent("slow", model=ScriptedModel.looping([think])),
         ]
-        return AgentProvider(Toolspace(agents=agents).crew)
+        return AgentProvider(Toolspace(agents=agents).agents)
 
 
 async def test_canceled_at_any_moment_nothing_is_left_running() -> None:
@@ -421,7 +421,7 @@ async def test_canceled_at_any_moment_nothing_is_left_running() -> None:
                 ended += (await asking).ok
             except asyncio.CancelledError:
                 canceled += 1
-            assert ts.orchestrator.active == []
+            assert ts.orchestrator.active_call_ids == []
             assert working == 0
         assert (await ts.run_agent("parent", "Go.")).text == "All done."
     assert canceled > 10

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from toolspace import Toolspace
-from toolspace.core.conversation import ResultsTurn, UserTurn
+from toolspace.core.model import ResultsTurn, UserTurn
 from toolspace.errors import ConfigError
 from toolspace.models.scripted import ScriptedModel, call
 
@@ -35,13 +35,13 @@ def write(folder: Path, text: str, *, mark: str = "!") -> Path:
 def heard(model: ScriptedModel) -> list[str]:
     turn = model.requests[-1].turns[-1]
     assert isinstance(turn, ResultsTurn), turn
-    return [answer.text for answer in turn.answers]
+    return [answer.text for answer in turn.results]
 
 
 def give(ts: Toolspace, name: str, *script: Any) -> ScriptedModel:
     """Has an agent think with a script."""
     model = ScriptedModel(script)
-    ts.crew.find(name).model = model
+    ts.agents.get(name).model = model
     return model
 
 
@@ -81,9 +81,13 @@ async def test_agents_of_a_file_run_as_it_says(tmp_path: Path) -> None:
         assert model.requests[0].system.startswith("You research.")
         assert heard(model)[:2] == ["HI!", "pong"]
         assert "not found" in heard(model)[2]
-        agent = ts.crew.find("researcher")
-        assert (agent.bounds.max_tokens, agent.ways.max_steps, agent.ways.max_tool_calls_per_turn) == (1000, 3, 9)
-        assert ts.crew.find("writer").helpers == ("researcher",)
+        agent = ts.agents.get("researcher")
+        assert (agent.limits.max_tokens, agent.settings.max_steps, agent.settings.max_tool_calls_per_turn) == (
+            1000,
+            3,
+            9,
+        )
+        assert ts.agents.get("writer").subagents == ("researcher",)
 
 
 @pytest.mark.spec("6.1")
@@ -94,7 +98,7 @@ async def test_a_configured_tool_may_be_an_agent(tmp_path: Path, kind: str, key:
     text = f"storage: {{dir: ./state}}\nagents: {{r: {{model: demo}}}}\ntools:\n{definition}"
     async with Toolspace.open(write(tmp_path, text)) as ts:
         model = give(ts, "r", "Found.", "Found again.")
-        tool = ts.get("research")
+        tool = ts.find_tool("research")
         assert tool is not None
         assert set(tool.input_schema["properties"]) == {"prompt", "reason"}
         result = await ts.call("research", {"prompt": "What?", "reason": "curious", "depth": 2})
@@ -160,7 +164,7 @@ async def test_a_reload_changes_agents_and_those_that_work_go_on(tmp_path: Path)
         await ts.run_agent("researcher", "Go.")
         write(tmp_path, TWO.replace("You research.", "You dig.").replace("writer:", "poet:"), mark="?")
         await ts.reload()
-        assert [agent.name for agent in ts.crew] == ["researcher", "poet"]
+        assert [agent.name for agent in ts.agents] == ["researcher", "poet"]
         assert "agent__poet" in {one.name for one in ts.list_tools()}
         assert (await ts.call("agent__writer", {"prompt": "x"})).error_kind == "unknown_tool"
         model = give(ts, "researcher", call("shout", {"text": "a"}), "ok")
@@ -179,7 +183,7 @@ async def test_agents_that_a_program_added_stay_through_a_reload(tmp_path: Path)
     from toolspace import Agent
 
     async with Toolspace.open(write(tmp_path, TWO)) as ts:
-        ts.crew.add([Agent("guest", model=ScriptedModel(["Hello."]))])
+        ts.agents.add([Agent("guest", model=ScriptedModel(["Hello."]))])
         await ts.reload()
         assert (await ts.run_agent("guest", "Hello?")).text == "Hello."
 

@@ -13,10 +13,10 @@ from tests.agents.village import Village, agent, village
 from tests.agents.workers import at_rest
 from toolspace import tool
 from toolspace.agents import compaction, cycle_transactions
-from toolspace.agents.cycle_transactions import Hold
-from toolspace.agents.definition import Agent
-from toolspace.config.model import Consciousness
-from toolspace.core.conversation import ModelRequest, ModelTurn, ResultsTurn, UserTurn
+from toolspace.agents.agent import Agent
+from toolspace.agents.cycle_transactions import SessionLease
+from toolspace.config.model import ConsciousnessSettings
+from toolspace.core.model import ModelRequest, ModelTurn, ResultsTurn, UserTurn
 from toolspace.errors import ModelError, StorageError
 from toolspace.models.scripted import ScriptedModel, call
 from toolspace.spaces.ledger import Ledger
@@ -70,7 +70,9 @@ def text_of(turn: Any) -> str:
 
 
 def mindful(thoughtful: Thoughtful, *, max_tokens: int = 1_200, recent: int = 2) -> Agent:
-    return agent("ada", thoughtful.model, consciousness=Consciousness(max_tokens=max_tokens, min_recent_cycles=recent))
+    return agent(
+        "ada", thoughtful.model, consciousness=ConsciousnessSettings(max_tokens=max_tokens, min_recent_cycles=recent)
+    )
 
 
 async def cycles(town: Village, *numbers: int) -> None:
@@ -148,7 +150,7 @@ async def test_calls_and_their_results_are_never_torn_apart(sqlite: Database, tm
     for request in ada.requests:
         for before, turn in zip([None, *request.turns], [*request.turns, None], strict=True):
             asked = before.calls if isinstance(before, ModelTurn) else ()
-            answered = turn.answers if isinstance(turn, ResultsTurn) else ()
+            answered = turn.results if isinstance(turn, ResultsTurn) else ()
             assert [one.id for one in asked] == [one.id for one in answered]
 
 
@@ -162,7 +164,7 @@ async def test_an_archive_can_be_read_from_inside_a_cycle(database: Database, tm
         await cycles(town, 4)
     read = ada.requests[-1].turns[-1]
     assert isinstance(read, ResultsTurn)
-    assert read.answers[0].text == (tmp_path / "ada" / "cycles-000001-000001.md").read_text()
+    assert read.results[0].text == (tmp_path / "ada" / "cycles-000001-000001.md").read_text()
 
 
 @pytest.mark.spec("11.4")
@@ -173,11 +175,11 @@ async def test_who_is_killed_while_condensing_condenses_again(database: Database
         before = await town.history()
 
     async def settle(ledger: Ledger) -> bool:
-        session = await Ledger(database).commit(cycle_transactions.take, town.agent, ledger.node_id)
+        session = await Ledger(database).commit(cycle_transactions.acquire, town.agent, ledger.node_id)
         assert session is not None
-        hold = Hold(town.agent, town.agent, session.token)
+        hold = SessionLease(town.agent, town.agent, session.token)
         try:
-            return await compaction.settle(
+            return await compaction.compact(
                 ledger, hold, ada.model, max_tokens=1, min_recent_cycles=2, folder=tmp_path / "ada"
             )
         finally:
@@ -198,7 +200,7 @@ async def test_who_is_killed_while_condensing_condenses_again(database: Database
 def _history_of(town: Village) -> Any:
     from toolspace.storage.queries import sessions
 
-    return lambda: sessions.history(town.agent)
+    return lambda: sessions.list_turns(town.agent)
 
 
 @pytest.mark.spec("11.4")
@@ -225,7 +227,7 @@ async def test_a_run_that_waits_is_not_condensed_and_goes_on(database: Database,
         await town.submit(asked.call_id, {"boss": "yes"})
         await at_rest(town)
         assert '"boss":"yes"' in str(ada.requests[-1].turns).replace(" ", "")
-        run = await town.ledger.read(runs.one, asked.run_id)
+        run = await town.ledger.read(runs.find, asked.run_id)
         assert run is not None
         assert run.status == "completed"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.agents.village import agent, village
-from toolspace.core.conversation import UserTurn
+from toolspace.core.model import UserTurn
 from toolspace.errors import ModelError
 from toolspace.models.scripted import ScriptedModel, call
 from toolspace.storage.database import Database
@@ -32,7 +32,7 @@ async def test_a_message_is_answered_in_the_space_that_it_came_from(database: Da
         assert isinstance(first, UserTurn)
         assert 'Husam (human): "Hello?"' in first.text
         assert [event.status for event in await town.inbox()] == ["processed"]
-        kinds = [type(row.kept.turn).__name__ for row in await town.history()]
+        kinds = [type(row.stored.turn).__name__ for row in await town.history()]
         assert kinds == ["UserTurn", "ModelTurn", "ResultsTurn", "ModelTurn", "ResultsTurn", "ModelTurn"]
 
 

@@ -9,10 +9,10 @@ import pytest
 
 from tests.agents.village import agent, village
 from toolspace import tool
-from toolspace.agents.host import entity_of
-from toolspace.config.model import Consciousness, Router
+from toolspace.agents.host import entity_id_for
+from toolspace.config.model import ConsciousnessSettings, RouterSettings
 from toolspace.core import json_text
-from toolspace.core.conversation import ModelTurn, UserTurn
+from toolspace.core.model import ModelTurn, UserTurn
 from toolspace.errors import ModelError
 from toolspace.models.scripted import ScriptedModel, call
 from toolspace.storage.database import Database
@@ -72,12 +72,12 @@ async def test_a_turn_of_any_text_is_kept_and_the_run_goes_on(database: Database
 @pytest.mark.spec("11.4")
 async def test_a_summary_of_any_text_is_kept(database: Database, tmp_path: Path) -> None:
     model = ScriptedModel(lambda request: VILE)
-    ada = agent("ada", model, consciousness=Consciousness(max_tokens=1, min_recent_cycles=1))
+    ada = agent("ada", model, consciousness=ConsciousnessSettings(max_tokens=1, min_recent_cycles=1))
     async with village(database, ada, folder=tmp_path, owns=False) as town:
         for count in range(1, 4):
             await town.say("Hello?")
             assert (await town.run_ended(count)).status == "completed"
-        session = await town.ledger.read(sessions.one, town.agent)
+        session = await town.ledger.read(sessions.find, town.agent)
         assert session is not None
         assert (session.summary or "").startswith("a\ufffdb?c")
 
@@ -98,7 +98,7 @@ async def test_a_turn_of_any_size_is_kept_within_bounds(sqlite: Database, tmp_pa
         assert (run.status, run.steps) == ("completed", 3)
         told = model.requests[1].turns[-1]
         assert told == UserTurn("REVIEW: 4000 calls of your turn were not made; ask for fewer at once.")
-        turns = [row.kept.turn for row in await town.history()]
+        turns = [row.stored.turn for row in await town.history()]
         assert sum(len(one.calls) for one in turns if isinstance(one, ModelTurn)) == 1_001
         assert len(json_text.encode(turns)) < 2_000_000
         events = await town.events(f"run:{run.id}")
@@ -110,13 +110,13 @@ async def test_a_hand_off_lets_nobody_into_a_space_that_the_agent_is_not_in(sqli
     router = agent(
         "router",
         ScriptedModel([call("router__handoff-to", {"agent": "bob"})]),
-        router=Router(destinations=("bob",)),
+        router=RouterSettings(destinations=("bob",)),
     )
     bob = agent("bob", ScriptedModel(["Well."]))
     async with village(sqlite, router, bob, folder=tmp_path, owns=False) as town:
-        await town.ledger.write(entities.add_space, "spc_vault", "Vault", {})
+        await town.ledger.write(entities.create_space, "spc_vault", "Vault", {})
         await town.push({"spaceId": "spc_vault", "order": 1})
-        await town.run_ended(agent=entity_of("bob"))
-        assert await town.ledger.read(entities.members, "spc_vault") == []
-        (handed,) = await town.inbox(entity_of("bob"))
+        await town.run_ended(agent=entity_id_for("bob"))
+        assert await town.ledger.read(entities.list_members, "spc_vault") == []
+        (handed,) = await town.inbox(entity_id_for("bob"))
         assert handed.data["spaceId"] is None

@@ -10,8 +10,8 @@ import pytest
 
 from tests.agents.village import agent, village
 from toolspace import tool
-from toolspace.agents.host import entity_of
-from toolspace.core.conversation import ModelRequest, ResultsTurn, Usage
+from toolspace.agents.host import entity_id_for
+from toolspace.core.model import ModelRequest, ResultsTurn, Usage
 from toolspace.errors import ModelError
 from toolspace.models.scripted import ScriptedModel, call
 from toolspace.spaces import runs
@@ -33,7 +33,7 @@ def asks(name: str, prompt: str = "Help.") -> Any:
 def heard(model: ScriptedModel) -> list[str]:
     turn = model.requests[-1].turns[-1]
     assert isinstance(turn, ResultsTurn), turn
-    return [answer.text for answer in turn.answers]
+    return [answer.text for answer in turn.results]
 
 
 @pytest.mark.spec("3.40")
@@ -45,18 +45,18 @@ async def test_the_run_of_a_child_is_kept_and_streamed(database: Database, tmp_p
         await town.push({"do": "it"})
         run = await town.run_ended()
         assert heard(parent) == ["It is 3."]
-        [below] = await town.runs(entity_of("child"))
+        [below] = await town.runs(entity_id_for("child"))
         [asked] = await town.calls(run.id)
         assert below.trigger == {"type": "agent", "parentRunId": run.id, "callId": asked.call_id, "agent": "parent"}
         assert (below.status, below.steps, below.usage["inputTokens"]) == ("completed", 2, 20)
         assert run.usage["inputTokens"] == 40
         [added] = await town.calls(below.id)
-        assert (added.tool_name, added.agent_entity_id, added.result) == ("add", entity_of("child"), 3)
+        assert (added.tool_name, added.agent_entity_id, added.result) == ("add", entity_id_for("child"), 3)
         streamed = [event.type for event in await town.events(f"run:{below.id}")]
         assert streamed[0] == "run.started"
         assert "tool.streaming" in streamed
         assert streamed[-1] == "run.done"
-        assert await town.history(entity_of("child")) == []  # What it has in mind is of its own cycles.
+        assert await town.history(entity_id_for("child")) == []  # What it has in mind is of its own cycles.
 
 
 async def test_a_child_that_fails_or_hands_on_leaves_runs_that_say_so(database: Database, tmp_path: Path) -> None:
@@ -71,9 +71,9 @@ async def test_a_child_that_fails_or_hands_on_leaves_runs_that_say_so(database: 
         await town.push({"do": "it"})
         await town.run_ended()
         assert heard(parent)[1] == "Filed."
-        [sick] = await town.runs(entity_of("sick"))
+        [sick] = await town.runs(entity_id_for("sick"))
         assert (sick.status, (sick.error or "")[:3]) == ("failed", "cut")
-        [desk], [clerk] = await town.runs(entity_of("desk")), await town.runs(entity_of("clerk"))
+        [desk], [clerk] = await town.runs(entity_id_for("desk")), await town.runs(entity_id_for("clerk"))
         assert (desk.status, clerk.status) == ("completed", "completed")
         assert desk.trigger["callId"] == clerk.trigger["callId"]
 
@@ -94,7 +94,7 @@ async def test_a_childs_run_that_someone_cancels_stops_at_once(database: Databas
     async with village(database, *family, folder=tmp_path, owns=False) as town:
         await town.push({"do": "it"})
         await reached.wait()
-        [below] = await town.runs(entity_of("child"))
+        [below] = await town.runs(entity_id_for("child"))
         await town.ledger.commit(runs.cancel_run, below.id)
         await stopped.wait()
         run = await town.run_ended()
@@ -124,7 +124,7 @@ async def test_cancelling_the_parents_run_cancels_the_childs(database: Database,
         await town.ledger.commit(runs.cancel_run, above.id)
         await stopped.wait()
         await town.run_ended()
-        below = await town.run_ended(agent=entity_of("child"))
+        below = await town.run_ended(agent=entity_id_for("child"))
         assert below.status == "canceled"
 
 
@@ -175,17 +175,17 @@ async def test_the_run_of_a_child_ends_with_the_call_that_a_dead_process_left(
 ) -> None:
     family = (agent("parent", ScriptedModel()), agent("child", ScriptedModel()))
     async with village(database, *family, folder=tmp_path, owns=False) as town:
-        below = runs.run_below("call_lost")
-        handed = runs.run_below("call_lost", 1)
+        below = runs.subagent_run_id("call_lost")
+        handed = runs.subagent_run_id("call_lost", 1)
         for run_id in (below, handed):
-            await town.ledger.commit(runs.open_run, entity_of("child"), run_id=run_id)
+            await town.ledger.commit(runs.open_run, entity_id_for("child"), run_id=run_id)
         await town.ledger.commit(runs.interrupt_call, "call_lost")
-        found = await town.runs(entity_of("child"))
+        found = await town.runs(entity_id_for("child"))
         assert {run.id for run in found} == {below, handed}
         assert {run.status for run in found} == {"failed"}
 
 
 def _to(*names: str) -> Any:
-    from toolspace.config.model import Router
+    from toolspace.config.model import RouterSettings
 
-    return Router(destinations=names)
+    return RouterSettings(destinations=names)

@@ -13,15 +13,15 @@ from tests.agents.village import Village, agent, village
 from toolspace import tool
 from toolspace.agents import cycle as cycles
 from toolspace.agents import cycle_transactions
-from toolspace.agents.definition import Agent
+from toolspace.agents.agent import Agent
 from toolspace.config.model import AgentLimits
-from toolspace.core.conversation import ModelRequest
+from toolspace.core.model import ModelRequest
 from toolspace.models.scripted import ScriptedModel, call
 from toolspace.spaces.ledger import Ledger
 from toolspace.storage.database import Database
+from toolspace.storage.postgres.database import PostgresDatabase
+from toolspace.storage.postgres.wakeups import PostgresWakeUps
 from toolspace.storage.queries import sessions
-from toolspace.storage.sql.postgres import PostgresDatabase
-from toolspace.storage.streams.postgres_wakeups import PostgresWakeUps
 
 
 class Watched:
@@ -48,8 +48,8 @@ async def replica(stack: AsyncExitStack, url: str, folder: Path, ada: Agent) -> 
 async def steal(database: Database, session_id: str) -> None:
     """Another process takes a session whose lease has ended."""
     other = Ledger(database)
-    await other.write(sessions.free_all, "")
-    assert await other.commit(cycle_transactions.take, session_id, other.node_id) is not None
+    await other.write(sessions.release_all_leases, "")
+    assert await other.commit(cycle_transactions.acquire, session_id, other.node_id) is not None
 
 
 @pytest.mark.spec("11.1")

@@ -9,9 +9,17 @@ from typing import Any
 
 import pytest
 
-from toolspace import Agent, AgentResult, Bounds, Settings, ToolContext, Toolspace, Ways, tool
-from toolspace.core.conversation import Listener, ModelRequest, ModelTurn, ResultsTurn, TextDelta, Usage, UserTurn
-from toolspace.core.model import Model
+from toolspace import Agent, AgentResult, LoopSettings, RunLimits, Settings, ToolContext, Toolspace, tool
+from toolspace.core.model import (
+    Model,
+    ModelListener,
+    ModelRequest,
+    ModelTurn,
+    ResultsTurn,
+    TextDelta,
+    Usage,
+    UserTurn,
+)
 from toolspace.errors import ModelError, RegistrationError, ToolNotFoundError
 from toolspace.models.scripted import ScriptedModel, call
 
@@ -32,7 +40,7 @@ def answers(model: ScriptedModel, request: int = -1) -> list[tuple[str, bool]]:
     """What the calls before a request came to, as the model read it."""
     turn = model.requests[request].turns[-1]
     assert isinstance(turn, ResultsTurn), turn
-    return [(answer.text, answer.is_error) for answer in turn.answers]
+    return [(answer.text, answer.is_error) for answer in turn.results]
 
 
 async def ask(model: Model, prompt: str = "Go.", *, tools: Any = (add, fail), **options: Any) -> AgentResult:
@@ -110,7 +118,7 @@ async def test_own_tools_are_the_agents_alone_and_those_of_the_toolspace_are_the
         model_saw = [one.name for one in model.requests[0].tools]
         assert {"add", "whisper", "fail"} <= set(model_saw)
         assert model_saw.count("add") == 1
-        records = {record.tool: record.status for record in ts.orchestrator.accounting.recent}
+        records = {record.tool: record.status for record in ts.orchestrator.call_log.recent}
         assert records == {"add": "ok", "whisper": "ok", "fail": "failed"}
         assert [one.name for one in ts.list_tools()] == ["add", "fail", "agent__ada"]
         assert (await ts.call("add", {"a": 1, "b": 1})).result == 2
@@ -122,7 +130,7 @@ async def test_an_agent_that_never_works_opens_nothing() -> None:
         return Agent(f"idle{n}", model="openai:gpt-5", tools=[add])
 
     async with Toolspace(agents=[unused(n) for n in range(100)]) as ts:
-        assert len(ts.crew) == 100
+        assert len(ts.agents) == 100
         assert len(ts.list_tools()) == 100
 
 
@@ -137,7 +145,7 @@ class Broken(Model):
     def __init__(self, raises: Callable[[], BaseException]) -> None:
         self._raises = raises
 
-    async def respond(self, request: ModelRequest, listen: Listener | None = None) -> ModelTurn:
+    async def respond(self, request: ModelRequest, listen: ModelListener | None = None) -> ModelTurn:
         raise self._raises()
 
 
@@ -204,19 +212,19 @@ async def test_fifty_calls_in_one_turn_run_side_by_side_and_are_answered_in_orde
 
 async def test_calls_beyond_the_limit_of_a_turn_are_refused_one_by_one() -> None:
     model = ScriptedModel([[call("add", {"a": n, "b": 0}) for n in range(5)], "Done."])
-    result = await ask(model, ways=Ways(max_tool_calls_per_turn=3))
+    result = await ask(model, settings=LoopSettings(max_tool_calls_per_turn=3))
     assert result.ok
     assert [is_error for _, is_error in answers(model)] == [False] * 3 + [True] * 2
 
 
 async def test_an_endless_loop_ends_at_its_steps() -> None:
-    result = await ask(ScriptedModel.looping([call("add", {"a": 1, "b": 1})]), ways=Ways(max_steps=7))
+    result = await ask(ScriptedModel.looping([call("add", {"a": 1, "b": 1})]), settings=LoopSettings(max_steps=7))
     assert (result.ok, result.end, result.steps, result.error_kind) == (False, "max_steps", 7, "limit_exceeded")
     assert "loop.maxSteps" in (result.error or "")
 
 
 async def test_tools_that_keep_failing_end_it() -> None:
-    result = await ask(ScriptedModel.looping([call("fail", {"why": "no disk"})]), ways=Ways(max_steps=500))
+    result = await ask(ScriptedModel.looping([call("fail", {"why": "no disk"})]), settings=LoopSettings(max_steps=500))
     assert (result.ok, result.end) == (False, "gave_up")
     assert "no disk" in (result.error or "")
     assert result.steps < 100
@@ -231,7 +239,7 @@ async def test_a_huge_result_is_a_handle_that_the_agent_reads(tmp_path: Path) ->
     def read(request: ModelRequest) -> Any:
         turn = request.turns[-1]
         assert isinstance(turn, ResultsTurn)
-        handle = turn.answers[0].text.split('"handle":"')[1].split('"')[0]
+        handle = turn.results[0].text.split('"handle":"')[1].split('"')[0]
         assert "agent__read_output" in {one.name for one in request.tools}
         return call("agent__read_output", {"handle": handle, "offset": 99_999})
 
@@ -249,16 +257,16 @@ async def test_a_turn_that_says_nothing_ends_the_run() -> None:
     assert (result.ok, result.text, result.end) == (True, "", "answered")
 
 
-# Bounds
+# Limits
 
 
 async def test_tokens_and_cost_bound_a_run() -> None:
     usage = Usage(requests=1, input_tokens=90, output_tokens=10, cost=0.5)
     model = ScriptedModel.looping([call("add", {"a": 1, "b": 1})], usage=usage)
-    result = await ask(model, bounds=Bounds(max_tokens=250))
+    result = await ask(model, limits=RunLimits(max_tokens=250))
     assert (result.end, result.steps, result.usage.tokens) == ("limit", 3, 300)
     assert "limits.maxTokens" in (result.error or "")
-    result = await ask(model, bounds=Bounds(max_cost=1.0))
+    result = await ask(model, limits=RunLimits(max_cost=1.0))
     assert (result.end, result.steps) == ("limit", 2)
     assert "limits.maxCost" in (result.error or "")
 
@@ -275,9 +283,9 @@ async def test_time_bounds_the_model_and_the_tools() -> None:
         await never.wait()
         return "too late"
 
-    result = await ask(ScriptedModel([silent]), bounds=Bounds(timeout=0.05))
+    result = await ask(ScriptedModel([silent]), limits=RunLimits(timeout=0.05))
     assert (result.ok, result.end, result.error_kind) == (False, "limit", "limit_exceeded")
-    result = await ask(ScriptedModel([call("wait"), "Done."]), tools=[wait], bounds=Bounds(timeout=0.05))
+    result = await ask(ScriptedModel([call("wait"), "Done."]), tools=[wait], limits=RunLimits(timeout=0.05))
     assert (result.ok, result.end) == (False, "limit")
     assert "limits.timeout" in (result.error or "")
 
@@ -370,4 +378,4 @@ def test_agents_that_do_not_hang_together_are_refused() -> None:
 def test_agents_given_with_an_agent_come_with_it() -> None:
     leaf = Agent("leaf")
     ts = Toolspace(agents=[Agent("root", agents=[Agent("twig", agents=[leaf])], destinations=[leaf])])
-    assert [agent.name for agent in ts.crew] == ["root", "leaf", "twig"]
+    assert [agent.name for agent in ts.agents] == ["root", "leaf", "twig"]

@@ -15,18 +15,18 @@ from tests.agents.chaos.clerk import elsewhere
 from tests.agents.village import Village, agent, village
 from toolspace import tool
 from toolspace.agents import live_output
-from toolspace.config.model import AgentLimits, Loop
-from toolspace.core.conversation import (
-    CallBegan,
+from toolspace.config.model import AgentLimits, AgentLoopSettings
+from toolspace.core.model import (
     CallDelta,
-    Listener,
+    CallStarted,
+    Model,
     ModelCall,
+    ModelListener,
     ModelRequest,
     ModelTurn,
     ResultsTurn,
     UserTurn,
 )
-from toolspace.core.model import Model
 from toolspace.errors import ModelError
 from toolspace.models.scripted import ScriptedModel, call
 from toolspace.spaces import deletion, runs
@@ -52,7 +52,7 @@ async def shout(length: int) -> str:
 def answers(request: ModelRequest) -> list[str]:
     """The results that the model was given last."""
     turn = next(turn for turn in reversed(request.turns) if isinstance(turn, ResultsTurn))
-    return [one.text for one in turn.answers]
+    return [one.text for one in turn.results]
 
 
 # What models say
@@ -61,7 +61,7 @@ def answers(request: ModelRequest) -> list[str]:
 @pytest.mark.spec("11.3")
 async def test_fifty_calls_at_once_are_answered_in_the_order_asked(database: Database, tmp_path: Path) -> None:
     model = ScriptedModel([[call("double", {"n": n}) for n in range(50)], "Done."])
-    ada = agent("ada", model, loop=Loop(max_tool_calls_per_turn=50))
+    ada = agent("ada", model, loop=AgentLoopSettings(max_tool_calls_per_turn=50))
     async with village(database, ada, tools=[double], folder=tmp_path, owns=False) as town:
         await town.say("Double them.")
         run = await town.run_ended()
@@ -75,7 +75,7 @@ async def test_calls_beyond_what_a_turn_may_have_are_refused_and_the_others_made
     database: Database, tmp_path: Path
 ) -> None:
     model = ScriptedModel([[call("double", {"n": n}) for n in range(6)], "Done."])
-    ada = agent("ada", model, loop=Loop(max_tool_calls_per_turn=4))
+    ada = agent("ada", model, loop=AgentLoopSettings(max_tool_calls_per_turn=4))
     async with village(database, ada, tools=[double], folder=tmp_path, owns=False) as town:
         await town.say("Double them.")
         run = await town.run_ended()
@@ -103,7 +103,7 @@ async def test_calls_that_make_no_sense_are_answered_and_the_run_goes_on(databas
         call("double", {"n": 10**400}),
     ]
     model = ScriptedModel([nonsense, "Well."])
-    ada = agent("ada", model, loop=Loop(max_tool_calls_per_turn=50))
+    ada = agent("ada", model, loop=AgentLoopSettings(max_tool_calls_per_turn=50))
     async with village(database, ada, tools=[double], folder=tmp_path, owns=False) as town:
         await town.say("Double them.")
         run = await town.run_ended()
@@ -130,7 +130,7 @@ async def test_calls_under_any_ids_are_told_apart(database: Database, tmp_path: 
 @pytest.mark.spec("11.2")
 async def test_a_model_that_never_stops_is_stopped(database: Database, tmp_path: Path) -> None:
     model = ScriptedModel(lambda _: call("double", {"n": 1}))
-    ada = agent("ada", model, loop=Loop(max_steps=5))
+    ada = agent("ada", model, loop=AgentLoopSettings(max_steps=5))
     async with village(database, ada, tools=[double], folder=tmp_path, owns=False) as town:
         await town.say("Go on.")
         run = await town.run_ended()
@@ -153,7 +153,7 @@ async def test_a_model_that_says_nothing_at_all_is_done(database: Database, tmp_
 @pytest.mark.spec("4.20")
 async def test_a_huge_result_is_read_back_in_a_later_cycle(database: Database, tmp_path: Path) -> None:
     def reads_on(request: ModelRequest) -> ModelCall:
-        told = next(turn for turn in request.turns if isinstance(turn, ResultsTurn)).answers[0].text
+        told = next(turn for turn in request.turns if isinstance(turn, ResultsTurn)).results[0].text
         handle = json.loads(told)["tool_output"]["handle"]
         return call("agent__read_output", {"handle": handle, "pattern": "line 123456$"})
 
@@ -192,13 +192,13 @@ class Writing(Model):
         self._before = before
         self.requests: list[ModelRequest] = []
 
-    async def respond(self, request: ModelRequest, listen: Listener | None = None) -> ModelTurn:
+    async def respond(self, request: ModelRequest, listen: ModelListener | None = None) -> ModelTurn:
         self.requests.append(request)
         at = len(self.requests) - 1
         turn = self._turns[at] if at < 2 else ModelTurn(text="Done.")
         for index, one in enumerate(turn.calls):
             if listen is not None:
-                listen(CallBegan(index, one.id, one.name))
+                listen(CallStarted(index, one.id, one.name))
                 listen(CallDelta(index, one.arguments))
         if at == 1:
             await self._before()
@@ -208,7 +208,7 @@ class Writing(Model):
 async def being_said(town: Village) -> str:
     """Waits until the space sees that something is being said."""
     while True:
-        found, _ = await town.ledger.read(messages.latest, town.space, limit=10)
+        found, _ = await town.ledger.read(messages.list_latest, town.space, limit=10)
         for one in found:
             if one.status == "running":
                 return one.id
@@ -230,7 +230,7 @@ async def test_what_was_seen_of_a_message_ends_where_it_may_not_be_said(
         await town.say("Say hello.")
         run = await town.run_ended()
         assert run.status == "completed"
-        found, _ = await town.ledger.read(messages.latest, town.space, limit=10)
+        found, _ = await town.ledger.read(messages.list_latest, town.space, limit=10)
         assert [one.status for one in found] == ["complete", "error"]
 
 
@@ -238,10 +238,10 @@ async def test_a_call_of_any_number_is_not_made_room_for(database: Database, tmp
     class Counting(Model):
         name = "counting:far"
 
-        async def respond(self, request: ModelRequest, listen: Listener | None = None) -> ModelTurn:
+        async def respond(self, request: ModelRequest, listen: ModelListener | None = None) -> ModelTurn:
             if listen is not None:
                 listen(CallDelta(3, "lost"))
-                listen(CallBegan(10**9, "x", "double"))
+                listen(CallStarted(10**9, "x", "double"))
                 listen(CallDelta(10**9, "{}"))
                 listen(CallDelta(-1, "{}"))
             return ModelTurn(text="Done.")
@@ -288,11 +288,11 @@ async def test_an_event_that_no_cycle_can_deal_with_is_parked_in_the_end(
     model = ScriptedModel(lambda _: ModelError("unavailable", "no model today"))
     async with village(database, agent("ada", model), folder=tmp_path, owns=False) as town:
         await town.say("Hello?")
-        await town.run_ended(inbox.MOST_ATTEMPTS)
+        await town.run_ended(inbox.MAX_ATTEMPTS)
         [event] = await town.inbox()
-        assert (event.status, event.attempts) == ("failed", inbox.MOST_ATTEMPTS)
+        assert (event.status, event.attempts) == ("failed", inbox.MAX_ATTEMPTS)
         assert "no model today" in (event.error or "")
-        assert len(await town.runs()) == inbox.MOST_ATTEMPTS
+        assert len(await town.runs()) == inbox.MAX_ATTEMPTS
         assert await town.history() == []
 
 
@@ -441,7 +441,7 @@ async def test_an_agent_that_is_removed_while_it_thinks_is_gone_and_others_go_on
         await stage.reached.wait()
         if stage_of is _waiting:
             await town.until_asked()
-        await town.ledger.commit(deletion.remove_entity, town.agent)
+        await town.ledger.commit(deletion.delete_entity, town.agent)
         await town.quiet()
         assert await town.runs() == []
         assert await town.inbox() == []
@@ -458,7 +458,7 @@ async def test_a_space_that_goes_while_something_is_said_in_it(database: Databas
         if how == "the agent leaves":
             await town.ledger.commit(deletion.remove_member, town.space, town.agent)
         else:
-            await town.ledger.commit(deletion.remove_space, town.space)
+            await town.ledger.commit(deletion.delete_space, town.space)
 
     model = Writing(ModelTurn(calls=(call("send_message", {"text": "Hello"}, id="b"),)), before=goes)
     async with village(database, agent("ada", model), folder=tmp_path, owns=False) as town:
@@ -466,7 +466,7 @@ async def test_a_space_that_goes_while_something_is_said_in_it(database: Databas
         run = await town.run_ended()
         assert (run.status, run.steps) == ("completed", 3)
         assert any(word in answers(model.requests[2])[0] for word in ("no space", "not a member", "not in a space"))
-        found, _ = await town.ledger.read(messages.latest, town.space, limit=10)
+        found, _ = await town.ledger.read(messages.list_latest, town.space, limit=10)
         assert all(one.status != "running" for one in found)
 
 
@@ -477,11 +477,11 @@ async def test_a_space_that_went_before_anything_was_shown_there(
     monkeypatch.setattr(live_output, "_FLUSH_SECONDS", 3600)
 
     async def goes() -> None:
-        await town.ledger.commit(deletion.remove_space, town.space)
+        await town.ledger.commit(deletion.delete_space, town.space)
 
     model = Writing(ModelTurn(calls=(call("send_message", {"text": "Hello"}, id="b"),)), before=goes)
     async with village(database, agent("ada", model), folder=tmp_path, owns=False) as town:
         await town.say("Say hello.")
         run = await town.run_ended()
         assert (run.status, run.steps) == ("completed", 3)
-        assert await town.ledger.read(entities.space, town.space) is None
+        assert await town.ledger.read(entities.find_space, town.space) is None

@@ -12,14 +12,14 @@ from tests.agents.chaos.clerk import elsewhere
 from tests.agents.mortal import Mortal
 from tests.agents.village import Village, agent, village
 from toolspace import Tool, tool
-from toolspace.config.model import Consciousness
+from toolspace.config.model import ConsciousnessSettings
 from toolspace.core.context import ToolContext
-from toolspace.core.conversation import ModelCall, ModelRequest, ResultsTurn, Turn, UserTurn
+from toolspace.core.model import ModelCall, ModelRequest, ResultsTurn, Turn, UserTurn
 from toolspace.core.tool import Annotations
 from toolspace.errors import ModelError
 from toolspace.models.scripted import ScriptedModel, call
 from toolspace.spaces import runs
-from toolspace.spaces.call_host import CallRoom
+from toolspace.spaces.call_host import GatewayCallHost
 from toolspace.spaces.ledger import Ledger
 from toolspace.storage.database import Database
 from toolspace.storage.queries import sessions
@@ -31,7 +31,7 @@ def asking() -> Tool:
 
 def answers(turn: Turn) -> list[str]:
     assert isinstance(turn, ResultsTurn), turn
-    return [one.text for one in turn.answers]
+    return [one.text for one in turn.results]
 
 
 def results(request: ModelRequest) -> list[list[str]]:
@@ -144,8 +144,8 @@ async def test_a_result_that_is_an_error_goes_on_as_one(database: Database, tmp_
         assert run.status == "completed"
         last = model.requests[1].turns[-1]
         assert isinstance(last, ResultsTurn)
-        assert last.answers[0].is_error
-        assert "nobody is there" in last.answers[0].text
+        assert last.results[0].is_error
+        assert "nobody is there" in last.results[0].text
 
 
 @pytest.mark.spec("6.9")
@@ -189,7 +189,7 @@ async def test_a_result_is_not_lost_where_the_model_fails_when_the_run_goes_on(
         assert len(await town.runs()) == 1
         last = model.requests[-1].turns[-1]
         assert isinstance(last, ResultsTurn)
-        assert "yes" in last.answers[0].text
+        assert "yes" in last.results[0].text
         assert {event.status for event in await town.inbox()} == {"processed"}
 
 
@@ -223,7 +223,7 @@ async def test_what_a_paused_run_is_about_outlasts_the_summary_of_older_cycles(
         return "They said yes." if "CONTINUE" in str(last) else "Hm."
 
     model = ScriptedModel(thinks)
-    mind = Consciousness(max_tokens=50, min_recent_cycles=1)
+    mind = ConsciousnessSettings(max_tokens=50, min_recent_cycles=1)
     ada = agent("ada", model, consciousness=mind)
     async with village(database, ada, tools=[asking()], folder=tmp_path, owns=False) as town:
         await town.say("Ask them.")
@@ -278,10 +278,10 @@ async def test_a_call_that_a_process_made_after_it_was_taken_for_dead_is_found(
             mortal.die()
             await mortal.live()
         # The other was not dead: what it had begun to write arrives now.
-        asked = (await town.history())[1].kept.call_ids[2]
-        room = CallRoom(town.desk, run_id=(await town.runs())[0].id, agent_entity_id=town.agent)
+        asked = (await town.history())[1].stored.call_ids[2]
+        room = GatewayCallHost(town.desk, run_id=(await town.runs())[0].id, agent_entity_id=town.agent)
         context = ToolContext(call_id=asked, host=room)
-        await room.answer_elsewhere(asking(), {}, context)
+        await room.wait_for_result(asking(), {}, context)
         return "looked"
 
     calls = [call("look"), call("enter_space", {"spaceId": "spc_room"}), call("ask")]
@@ -289,7 +289,7 @@ async def test_a_call_that_a_process_made_after_it_was_taken_for_dead_is_found(
     async with village(mortal, first, tools=[look, asking()], folder=tmp_path, owns=False) as town:
         await town.say("Look, and ask.")
         await in_flight.wait()
-    await Ledger(database).write(sessions.free_all, "")
+    await Ledger(database).write(sessions.release_all_leases, "")
     model = ScriptedModel(["They said yes."])
     async with village(database, agent("ada", model), tools=[look, asking()], folder=tmp_path, owns=False) as town:
         await town.paused()

@@ -9,7 +9,7 @@ import pytest
 from tests.agents.chaos.clerk import elsewhere
 from tests.agents.village import agent, village
 from toolspace import tool
-from toolspace.core.conversation import ModelCall, ModelRequest, ResultsTurn, UserTurn
+from toolspace.core.model import ModelCall, ModelRequest, ResultsTurn, UserTurn
 from toolspace.models.scripted import ScriptedModel, call
 from toolspace.storage.database import Database
 
@@ -47,12 +47,12 @@ async def test_a_correction_in_the_middle_of_a_cycle_is_previewed_taken_and_not_
         assert 'Husam: "No, make that two."' in told(second)
         taken = third.turns[-1]
         assert isinstance(taken, ResultsTurn)  # No preview any more: it was taken.
-        assert "No, make that two." in taken.answers[0].text
+        assert "No, make that two." in taken.results[0].text
         assert [event.status for event in await town.inbox()] == ["processed", "processed"]
         await town.say("Thank you.")
         await town.run_ended(2)
         assert told(model.requests[3]).count("\n") == 1  # The one message, under its title.
-        assert not any("PREVIEW" in row.kept.turn.text for row in await town.history() if row.seq == 1)
+        assert not any("PREVIEW" in row.stored.turn.text for row in await town.history() if row.seq == 1)
 
 
 @pytest.mark.spec("11.2")
@@ -114,6 +114,6 @@ async def test_peek_inbox_leaves_the_result_that_a_run_waits_for(database: Datab
         await town.run_ended(2)
         taken = model.requests[3].turns[-1]
         assert isinstance(taken, ResultsTurn)
-        assert '"events":[]' in taken.answers[0].text.replace(" ", "")
+        assert '"events":[]' in taken.results[0].text.replace(" ", "")
         assert [run.status for run in await town.runs()] == ["completed", "completed"]
         assert (await town.runs())[0].id == paused.id

@@ -11,11 +11,11 @@ import pytest
 
 from tests.agents.village import Village, agent, village
 from tests.agents.workers import Workers, at_rest
-from toolspace.builtin.catalogue import reflection_tools
+from toolspace.builtin.catalog import reflection_tools
 from toolspace.builtin.memory import memory_tools
-from toolspace.config.model import Loop
+from toolspace.config.model import AgentLoopSettings
 from toolspace.core.context import ToolContext
-from toolspace.core.conversation import ModelRequest, ResultsTurn, UserTurn
+from toolspace.core.model import ModelRequest, ResultsTurn, UserTurn
 from toolspace.errors import ModelError
 from toolspace.models.scripted import call
 from toolspace.storage.database import Database
@@ -48,7 +48,7 @@ async def test_what_a_task_taught_is_kept_in_memory_files(database: Database, tm
         (task,) = await at_rest(town)
         assert task.reflection == {"assessment": "It went well.", "toolCallsCount": 1}
         assert "2,962 m" in (tmp_path / "memory" / "facts" / "mountains.md").read_text()
-        run = await town.ledger.read(runs.one, rows.run_of(rows.reflection_of(task.id)))
+        run = await town.ledger.read(runs.find, rows.run_id_of(rows.reflection_id_of(task.id)))
         assert run is not None
         assert (run.status, run.trigger["type"], run.trigger["taskId"]) == ("completed", "reflection", task.id)
         assert [one.tool_name for one in await town.calls(run.id)] == ["memory_write"]
@@ -77,7 +77,7 @@ async def test_looking_back_has_the_conversation_the_memory_index_and_its_tools(
     assert 'It is completed: "2,962 m"' in told.text
     refused = second.turns[-1]
     assert isinstance(refused, ResultsTurn)
-    assert all("is not for this kind of work" in one.text for one in refused.answers)
+    assert all("is not for this kind of work" in one.text for one in refused.results)
     assert task.reflection["toolCallsCount"] == 2
 
 
@@ -93,7 +93,7 @@ async def test_a_reflection_is_shown_with_its_task(sqlite: Database, tmp_path: P
         await at_rest(town)
     listed = workers.asked("main")[-1].turns[-1]
     assert isinstance(listed, ResultsTurn)
-    assert '"reflection":{"assessment":"It went well.","toolCallsCount":0}' in listed.answers[0].text.replace(" ", " ")
+    assert '"reflection":{"assessment":"It went well.","toolCallsCount":0}' in listed.results[0].text.replace(" ", " ")
 
 
 @pytest.mark.spec("11.5")
@@ -118,7 +118,7 @@ async def test_looking_back_that_fails_leaves_its_task_as_it_is(
     sqlite: Database, tmp_path: Path, script: list[Any], why: str
 ) -> None:
     workers = Workers(main=[SPAWN], task=["2,962 m"], reflection=script)
-    async with town_of(sqlite, tmp_path, workers, loop=Loop(max_steps=3)) as town:
+    async with town_of(sqlite, tmp_path, workers, loop=AgentLoopSettings(max_steps=3)) as town:
         await town.push("begin")
         (task,) = await at_rest(town)
         assert (task.status, task.result) == ("completed", "2,962 m")

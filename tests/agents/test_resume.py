@@ -16,11 +16,19 @@ from tests.agents.mortal import Mortal
 from tests.agents.village import Village, agent, village
 from toolspace import tool
 from toolspace.agents import live_output, subagent_runs
-from toolspace.agents.host import entity_of
+from toolspace.agents.host import entity_id_for
 from toolspace.core.context import ToolContext
-from toolspace.core.conversation import CallBegan, CallDelta, Listener, ModelCall, ModelRequest, ModelTurn, ResultsTurn
 from toolspace.core.ids import now_ms
-from toolspace.core.model import Model
+from toolspace.core.model import (
+    CallDelta,
+    CallStarted,
+    Model,
+    ModelCall,
+    ModelListener,
+    ModelRequest,
+    ModelTurn,
+    ResultsTurn,
+)
 from toolspace.core.tool import Annotations
 from toolspace.models.scripted import ScriptedModel, call
 from toolspace.spaces import call_transactions, runs
@@ -45,7 +53,9 @@ class Lives:
     async def life(self, *, boss: bool = True) -> AsyncIterator[tuple[Village, Mortal]]:
         """The next process. Ends as if killed where it died before. `boss`: with someone who answers its calls."""
         mortal = Mortal(self.database)
-        await Ledger(self.database).write(sessions.free_all, "")  # As if the lease of the one before had ended.
+        await Ledger(self.database).write(
+            sessions.release_all_leases, ""
+        )  # As if the lease of the one before had ended.
         clerk = agent("clerk", Clerk(mortal.live))
         tools = clerks_tools(self.book, mortal.live)
         async with village(mortal, clerk, tools=tools, folder=self.folder, owns=False) as town:
@@ -99,7 +109,7 @@ async def test_a_process_that_dies_with_any_of_its_writes_leaves_nothing_undone_
     while not alive:
         deaths += 1
         # A write that happened, and the next that did not, are the same to a database. Not to what is outside of it.
-        for lost in (True, False) if kind == "plain" and not database.shared else (True,):
+        for lost in (True, False) if kind == "plain" and not database.is_shared else (True,):
             async with lives.life() as (town, mortal):
                 mortal.die_at(deaths + 1, lost=lost)  # The first is the message itself.
                 await lives.job(town, kind)
@@ -127,7 +137,7 @@ async def test_a_result_that_the_next_process_found_does_not_come_by_inbox_too(
         mortal.die()
     async with lives.life():
         await asyncio.wait_for(lives.finished(), 10)
-    await Sweeper(Ledger(database)).clear_up(now_ms() + 1)  # The dead are noticed after the run has ended.
+    await Sweeper(Ledger(database)).clean_up_dead_nodes(now_ms() + 1)  # The dead are noticed after the run has ended.
     async with lives.life():
         await asyncio.wait_for(lives.finished(), 10)
     await books.check(database, lives.jobs, lives.book, town.agent)
@@ -151,7 +161,7 @@ class Cut:
 
     @asynccontextmanager
     async def second(self, model: ScriptedModel, *tools: Any, **options: Any) -> AsyncIterator[Village]:
-        await Ledger(self.database).write(sessions.free_all, "")
+        await Ledger(self.database).write(sessions.release_all_leases, "")
         ada = agent("ada", model, **options)
         async with village(self.database, ada, tools=tools, folder=self.folder, owns=False) as town:
             yield town
@@ -195,7 +205,7 @@ async def test_a_call_in_flight_is_told_as_interrupted_or_made_again_where_that_
         [request] = second.requests
         results = request.turns[-1]
         assert isinstance(results, ResultsTurn)
-        told = {answer.id: answer for answer in results.answers}
+        told = {answer.id: answer for answer in results.results}
         if annotations == Annotations():
             assert len([one for one in made if one != "finish"]) == 1
             assert told["a"].is_error
@@ -246,13 +256,13 @@ async def test_a_message_that_was_being_written_ends_and_is_said_once(database: 
         name = "dies:while it writes"
         asked = 0
 
-        async def respond(self, request: ModelRequest, listen: Listener | None = None) -> ModelTurn:
+        async def respond(self, request: ModelRequest, listen: ModelListener | None = None) -> ModelTurn:
             self.asked += 1
             enter, say = call("enter_space", {"spaceId": "spc_room"}, id="a"), call("send_message", id="b")
             if self.asked == 1:
                 return ModelTurn(calls=(enter,))
             assert listen is not None
-            listen(CallBegan(0, say.id, say.name))
+            listen(CallStarted(0, say.id, say.name))
             listen(CallDelta(0, '{"text": "Hel'))
             while not any(one.status == "running" for one in await town.messages()):  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
@@ -302,7 +312,7 @@ async def test_a_run_that_was_canceled_while_its_process_was_dead_leaves_nothing
     async with cut.first(ScriptedModel([call("act")]), act) as town:
         await town.say("Act.")
         await cut.mortal.dead.wait()
-    [run] = await Ledger(database).read(run_rows.listing)
+    [run] = await Ledger(database).read(run_rows.list_runs)
     await Ledger(database).commit(runs.cancel_run, run.id)
     async with cut.second(ScriptedModel(["Hello."]), act) as town:
         await town.say("Hello?")
@@ -330,11 +340,11 @@ async def test_an_agent_that_another_called_leaves_no_run_open_where_both_die(
     async with village(cut.mortal, parent, child, folder=tmp_path, owns=False) as town:
         await town.push({"do": "get help"})
         await cut.mortal.dead.wait()
-    await Ledger(database).write(sessions.free_all, "")
+    await Ledger(database).write(sessions.release_all_leases, "")
     second = ScriptedModel(["Nobody helped."])
     parent, child = agent("ada", second, agents=("child",)), agent("child", ScriptedModel([]))
     async with village(database, parent, child, folder=tmp_path, owns=False) as town:
         assert (await town.run_ended()).status == "completed"
         assert "interrupted" in str(second.requests[0].turns[-1])
-        [below] = await town.runs(entity_of("child"))
+        [below] = await town.runs(entity_id_for("child"))
         assert below.status in ("failed", "canceled")

@@ -10,8 +10,8 @@ import pytest
 from tests.agents.village import Village, agent, village
 from tests.agents.workers import at_rest
 from toolspace import tool
-from toolspace.config.model import Loop
-from toolspace.core.conversation import ModelRequest, Turn, Usage, UserTurn
+from toolspace.config.model import AgentLoopSettings
+from toolspace.core.model import ModelRequest, Turn, Usage, UserTurn
 from toolspace.core.records import RunRecord
 from toolspace.errors import ModelError, ToolExecutionError
 from toolspace.models.scripted import ScriptedModel, call
@@ -65,7 +65,7 @@ def advice(turns: list[Turn] | Any) -> list[str]:
 
 
 async def climbing(database: Database, folder: Path, climber: Climber, *, review: Any = "rules") -> RunRecord:
-    ada = agent("ada", climber.model, loop=Loop(review=review))
+    ada = agent("ada", climber.model, loop=AgentLoopSettings(review=review))
     async with village(database, ada, tools=[climb], folder=folder, owns=False) as town:
         await _begin(town)
         return (await town.runs())[0]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from toolspace import Agent, Toolspace, tool
-from toolspace.core.conversation import ResultsTurn, Usage, UserTurn
+from toolspace.core.model import ResultsTurn, Usage, UserTurn
 from toolspace.errors import RegistrationError
 from toolspace.models.scripted import ScriptedModel, call
 
@@ -27,7 +27,7 @@ def hands(to: str, message: str | None = None) -> Any:
 def heard(model: ScriptedModel) -> list[str]:
     turn = model.requests[-1].turns[-1]
     assert isinstance(turn, ResultsTurn), turn
-    return [answer.text for answer in turn.answers]
+    return [answer.text for answer in turn.results]
 
 
 @pytest.mark.spec("3.41")
@@ -77,8 +77,8 @@ async def test_an_agent_that_is_not_listed_is_an_error_that_lists_them() -> None
     assert (result.text, result.path) == ("Then I answer.", ("desk",))
     first = desk.requests[1].turns[-1]
     assert isinstance(first, ResultsTurn)
-    assert '"suport" is not a destination of "desk"; did you mean "support"?' in first.answers[0].text
-    assert "it may hand over to billing, support" in first.answers[0].text
+    assert '"suport" is not a destination of "desk"; did you mean "support"?' in first.results[0].text
+    assert "it may hand over to billing, support" in first.results[0].text
 
 
 @pytest.mark.spec("3.41")
@@ -99,7 +99,7 @@ async def test_a_hand_off_ends_the_run_after_the_calls_beside_it() -> None:
     ]
     async with Toolspace([remember], agents=agents) as ts:
         result = await ts.run_agent("desk", "Go.")
-    assert (result.text, noted, desk.left) == ("b answers", ["x"], 1)
+    assert (result.text, noted, desk.remaining_steps) == ("b answers", ["x"], 1)
 
 
 async def test_hand_offs_are_followed_with_all_advice() -> None:
@@ -150,9 +150,9 @@ async def test_a_called_agent_may_hand_the_call_on() -> None:
     ]
     async with Toolspace(agents=agents) as ts:
         result = await ts.run_agent("parent", "Ask.")
-        direct = ts.crew.find("desk")
+        direct = ts.agents.get("desk")
         direct.model = ScriptedModel([hands("billing")])
-        ts.crew.find("billing").model = ScriptedModel(["Nothing."])
+        ts.agents.get("billing").model = ScriptedModel(["Nothing."])
         called = await ts.call("agent__desk", {"prompt": "What do I owe?"})
     assert result.text == "Nothing, they say."
     assert heard(parent) == ["Nothing."]

@@ -12,11 +12,11 @@ from typing import TypeVar
 import pytest
 
 from tests.agents.village import Village, agent, village
-from toolspace.agents import rate_limit
-from toolspace.agents.definition import Agent
-from toolspace.agents.host import entity_of
+from toolspace.agents import scheduler
+from toolspace.agents.agent import Agent
+from toolspace.agents.host import entity_id_for
 from toolspace.config.model import AgentLimits
-from toolspace.core.conversation import ModelCall, ModelRequest, Turn, UserTurn
+from toolspace.core.model import ModelCall, ModelRequest, Turn, UserTurn
 from toolspace.models.scripted import ScriptedModel, call
 from toolspace.spaces import messaging
 from toolspace.storage.database import Database, Program
@@ -56,14 +56,14 @@ class Counted(Database):
 
     def __init__(self, within: Database) -> None:
         self._within = within
-        self.shared = within.shared
+        self.is_shared = within.is_shared
         self.reads = 0
         self.run = within.run  # type: ignore[method-assign]
-        self.append = within.append  # type: ignore[method-assign]
+        self.commit_deferred = within.commit_deferred  # type: ignore[method-assign]
 
     async def run(self, *args: object, **kwargs: object) -> object: ...  # type: ignore[override]
 
-    async def append(self, *args: object, **kwargs: object) -> bool: ...  # type: ignore[override, empty-body]
+    async def commit_deferred(self, *args: object, **kwargs: object) -> bool: ...  # type: ignore[override, empty-body]
 
     async def read(self, program: Callable[[], Program[T]]) -> T:
         self.reads += 1
@@ -79,7 +79,7 @@ async def test_ten_agents_that_answer_each_other_come_to_an_end(database: Databa
     async with village(database, *agents, folder=tmp_path, owns=False, max_active=4) as town:
         await town.say("What do you think?")
         await silence(town)
-        said = {name: len(await town.said(entity_of(name))) for name in names}
+        said = {name: len(await town.said(entity_id_for(name))) for name in names}
         # One answer to the person, and no more than three in a row to each other.
         assert max(said.values()) <= 4
         assert min(said.values()) >= 2
@@ -87,12 +87,12 @@ async def test_ten_agents_that_answer_each_other_come_to_an_end(database: Databa
             assert {event.status for event in await town.inbox(name)} == {"processed"}
             assert {run.status for run in await town.runs(name)} == {"completed"}
         # What was said after that is read, and known when someone is next asked.
-        told = [row.kept.turn.text for row in await town.history() if isinstance(row.kept.turn, UserTurn)]
+        told = [row.stored.turn.text for row in await town.history() if isinstance(row.stored.turn, UserTurn)]
         assert sum(text.count("Indeed!") for text in told) == sum(said.values()) - said["agent0"]
         await town.say("And now?")
         await silence(town)
         for name in names:
-            assert len(await town.said(entity_of(name))) > said[name]
+            assert len(await town.said(entity_id_for(name))) > said[name]
 
 
 @pytest.mark.spec("11.1")
@@ -131,7 +131,7 @@ async def test_a_person_is_answered_before_a_backlog_of_agents_messages(database
     model = ScriptedModel([takes_its_time, "First.", "Second.", "Third."])
     ada = agent("ada", model, limits=AgentLimits(inbox_batch=1))
     async with village(database, ada, folder=tmp_path, owns=False) as town:
-        await town.ledger.write(entities.add_entity, "ent_bot", "agent", "Bot", {})
+        await town.ledger.write(entities.create_entity, "ent_bot", "agent", "Bot", {})
         await town.ledger.write(entities.add_member, town.space, "ent_bot")
         await town.say("Begin.")
         await begun.wait()
@@ -161,18 +161,18 @@ async def test_the_agent_that_a_person_asks_thinks_before_those_whom_agents_ask(
 
     agents = [agent("busy", ScriptedModel(busy)), *(agent(name, thinks(name)) for name in ("x", "y", "asked", "z"))]
     async with village(database, *agents, folder=tmp_path, owns=False, max_active=1) as town:
-        await town.ledger.write(entities.add_entity, "ent_bot", "agent", "Bot", {})
-        await town.push({"do": "something"}, agent=entity_of("busy"))
+        await town.ledger.write(entities.create_entity, "ent_bot", "agent", "Bot", {})
+        await town.push({"do": "something"}, agent=entity_id_for("busy"))
         await begun.wait()
         for name, sender in (("x", "ent_bot"), ("y", "ent_bot"), ("asked", town.person), ("z", "ent_bot")):
             space = f"spc_{name}"
-            await town.ledger.write(entities.add_space, space, name, {})
-            for member in (sender, entity_of(name)):
+            await town.ledger.write(entities.create_space, space, name, {})
+            for member in (sender, entity_id_for(name)):
                 await town.ledger.write(entities.add_member, space, member)
-            await town.ledger.commit(messaging.say, space, sender, "Think!")
+            await town.ledger.commit(messaging.send_message, space, sender, "Think!")
         go_on.set()
         for name in ("x", "y", "asked", "z"):
-            await town.run_ended(agent=entity_of(name))
+            await town.run_ended(agent=entity_id_for(name))
     assert order == ["asked", "x", "y", "z"]
 
 
@@ -205,7 +205,7 @@ async def test_an_agent_that_has_had_its_cycles_of_the_minute_rests_and_costs_no
 async def test_an_agent_that_rested_goes_on(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rate_limit, "MINUTE_MS", 300)
+    monkeypatch.setattr(scheduler, "MINUTE_MS", 300)
     limits = AgentLimits(cycles_per_minute=1, inbox_batch=1)
     ada = agent("ada", ScriptedModel.looping(["Hm."]), limits=limits)
     async with village(database, ada, folder=tmp_path, owns=False) as town:

@@ -15,13 +15,13 @@ from tests.agents.village import Village, agent, village
 from tests.agents.workers import Workers, at_rest, kind_of, the_tasks
 from toolspace import tool
 from toolspace.agents import tasks as work
-from toolspace.agents.tasks import MOST_RUNNING, NewTask
-from toolspace.builtin.catalogue import all_task_tools, builtin_tools
+from toolspace.agents.tasks import MAX_RUNNING_TASKS, NewTask
+from toolspace.builtin.catalog import all_task_tools, builtin_tools
 from toolspace.builtin.memory import memory_tools
-from toolspace.config.model import AgentLimits, Loop
+from toolspace.config.model import AgentLimits, AgentLoopSettings
 from toolspace.core import inbox_text
 from toolspace.core.context import ToolContext
-from toolspace.core.conversation import ModelRequest, ResultsTurn, UserTurn
+from toolspace.core.model import ModelRequest, ResultsTurn, UserTurn
 from toolspace.core.tool import Annotations
 from toolspace.errors import ModelError, RefusedError
 from toolspace.models.scripted import ScriptedModel, call
@@ -45,7 +45,7 @@ def measure(mountain: str) -> str:
 def last_answers(request: ModelRequest) -> list[str]:
     """What the calls before were answered."""
     results = next(turn for turn in reversed(request.turns) if isinstance(turn, ResultsTurn))
-    return [one.text for one in results.answers]
+    return [one.text for one in results.results]
 
 
 @pytest.mark.spec("11.5")
@@ -69,7 +69,7 @@ async def test_a_task_is_worked_on_and_its_end_reaches_the_agent(database: Datab
             "status": "completed",
             "result": "2,962 m",
         }
-        run = await town.ledger.read(runs.one, task.run_id)
+        run = await town.ledger.read(runs.find, task.run_id)
         assert run is not None
         assert (run.status, run.steps, run.trigger["type"]) == ("completed", 2, "task")
 
@@ -164,7 +164,7 @@ async def test_a_description_cannot_pass_for_another_event(sqlite: Database, tmp
 @pytest.mark.spec("11.5")
 async def test_a_task_that_takes_too_many_steps_fails_and_says_so(sqlite: Database, tmp_path: Path) -> None:
     workers = Workers(main=[SPAWN], task=[call("measure", {"mountain": str(n)}) for n in range(9)])
-    ada = agent("ada", workers.model, loop=Loop(max_steps=3))
+    ada = agent("ada", workers.model, loop=AgentLoopSettings(max_steps=3))
     async with village(sqlite, ada, tools=[measure], folder=tmp_path, owns=False) as town:
         await town.say("How high?")
         (task,) = await at_rest(town)
@@ -222,7 +222,7 @@ async def test_a_process_that_dies_with_any_of_its_writes_leaves_each_task_done_
 ) -> None:
     """The task, what it did, what its agent was told, and what was learned."""
     write, died, count = 2, True, 0
-    stride = 1 if database.shared is False else 5
+    stride = 1 if database.is_shared is False else 5
     while died:
         for lost in (True, False):
             count += 1
@@ -245,7 +245,7 @@ async def test_a_process_that_dies_with_any_of_its_writes_leaves_each_task_done_
         assert [one.reflection for one in made] == [
             {"assessment": f"learned errand {n}", "toolCallsCount": 1} for n in range(1, count + 1)
         ]
-        events = await town.ledger.read(inbox.listing, town.agent, limit=1000)
+        events = await town.ledger.read(inbox.list_events, town.agent, limit=1000)
         told = [event.data["description"] for event in events if event.type == "task"]
         assert sorted(told) == sorted(one.description for one in made)
     effects = (tmp_path / "book").read_text().split("\n")[:-1]
@@ -265,7 +265,7 @@ class _Life:
 
     async def __aenter__(self) -> tuple[Village, Mortal]:
         mortal = Mortal(self._database)
-        await Ledger(self._database).write(sessions.free_all, "")
+        await Ledger(self._database).write(sessions.release_all_leases, "")
         book = self._folder / "book"
 
         @tool(visible=False)
@@ -310,7 +310,7 @@ def _next_of_main(request: ModelRequest) -> Any:
                 if "space_message" in line:
                     wanted[line.rpartition(': "')[2].rstrip('"')] = None
         elif isinstance(turn, ResultsTurn):
-            for _ in turn.answers:
+            for _ in turn.results:
                 wanted.pop(next(iter(wanted)), None)
     missing = [call("spawn_task", {"description": name, "input": name}, id=name) for name in wanted]
     return missing or "Done."
@@ -320,7 +320,7 @@ def _next_of_task(request: ModelRequest) -> Any:
     first = request.turns[0]
     assert isinstance(first, UserTurn)
     name = first.text.partition("\n\n")[2]
-    results = [turn.answers[0] for turn in request.turns if isinstance(turn, ResultsTurn)]
+    results = [turn.results[0] for turn in request.turns if isinstance(turn, ResultsTurn)]
     if not results or (results[-1].name == "check" and results[-1].text == "false"):
         return call("effect", {"name": name})
     if results[-1].is_error:  # Interrupted: who knows.
@@ -481,7 +481,7 @@ async def _open(town: Village, count: int) -> list[Any]:
 
 
 async def _status(town: Village, run_id: str) -> str:
-    run = await town.ledger.read(runs.one, run_id)
+    run = await town.ledger.read(runs.find, run_id)
     return run.status if run is not None else "gone"
 
 
@@ -544,13 +544,13 @@ async def test_only_a_task_of_the_agent_that_runs_can_be_canceled(sqlite: Databa
 @pytest.mark.spec("11.5")
 async def test_an_agent_has_only_so_many_tasks_under_way(sqlite: Database, tmp_path: Path) -> None:
     ask = elsewhere("askBoss", "external", pauses_run=True, visible=False)
-    many = [call("spawn_task", {"description": f"{n}", "input": "x"}) for n in range(MOST_RUNNING + 1)]
-    workers = Workers(main=[many], task=[call("askBoss", {"n": "1"})] * MOST_RUNNING)
+    many = [call("spawn_task", {"description": f"{n}", "input": "x"}) for n in range(MAX_RUNNING_TASKS + 1)]
+    workers = Workers(main=[many], task=[call("askBoss", {"n": "1"})] * MAX_RUNNING_TASKS)
     async with village(sqlite, agent("ada", workers.model), tools=[ask], folder=tmp_path, owns=False) as town:
         await town.push("begin")
-        await _open(town, MOST_RUNNING)
+        await _open(town, MAX_RUNNING_TASKS)
         await at_rest(town)
-        assert len(await the_tasks(town)) == MOST_RUNNING
+        assert len(await the_tasks(town)) == MAX_RUNNING_TASKS
         refused = [text for text in last_answers(workers.asked("main")[1]) if "tool failed" in text]
         assert len(refused) == 1
         assert "wait until one of them has ended" in refused[0]
@@ -702,7 +702,7 @@ async def test_reply_speaks_in_a_space_that_the_agent_is_in(database: Database, 
     async with village(database, agent("ada", workers.model), folder=tmp_path, owns=False) as town:
         from toolspace.storage.queries import entities
 
-        await town.ledger.write(entities.add_space, "spc_other", "Other", {})
+        await town.ledger.write(entities.create_space, "spc_other", "Other", {})
         seen.append((await town.say("Hello?")).id)
         await at_rest(town)
         said, *refused = last_answers(workers.asked("main")[1])
@@ -715,10 +715,10 @@ async def test_reply_speaks_in_a_space_that_the_agent_is_in(database: Database, 
 
 @pytest.mark.spec("10.6")
 async def test_a_reply_that_is_made_again_says_nothing_twice(database: Database, tmp_path: Path) -> None:
-    from toolspace.agents.task_service import TaskDesk
+    from toolspace.agents.task_tools import TaskService
 
     async with village(database, agent("ada", ScriptedModel("Done.")), folder=tmp_path, owns=False) as town:
-        desk = TaskDesk(town.ledger, town.agent)
+        desk = TaskService(town.ledger, town.agent)
         context = ToolContext().bind(_Handle("call_1"), run_id=None, session_id="s")
         said = [await desk.reply("Once.", town.space, None, context) for _ in range(3)]
         assert len({one["messageId"] for one in said}) == 1
@@ -772,8 +772,8 @@ async def test_old_tasks_are_forgotten_with_their_conversations(database: Databa
         await town.push("begin")
         (task,) = await at_rest(town)
         assert task.completed_at is not None
-        assert await town.ledger.write(rows.forget, task.completed_at, 100) == 0
-        assert await town.ledger.write(rows.forget, task.completed_at + 1, 100) == 1
+        assert await town.ledger.write(rows.delete_old, task.completed_at, 100) == 0
+        assert await town.ledger.write(rows.delete_old, task.completed_at + 1, 100) == 1
         assert await the_tasks(town) == []
         assert await town.history(task.id) == []
         assert await town.history()

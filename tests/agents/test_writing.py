@@ -10,19 +10,19 @@ import pytest
 
 from tests.agents.village import Village, agent, village
 from toolspace import Tool
-from toolspace.core.conversation import (
-    CallBegan,
+from toolspace.core.json_text import StreamedTextField
+from toolspace.core.model import (
     CallDelta,
-    Listener,
+    CallStarted,
+    Model,
     ModelCall,
+    ModelListener,
     ModelRequest,
     ModelTurn,
-    Restarted,
+    ResponseRestarted,
     TextDelta,
 )
-from toolspace.core.model import Model
-from toolspace.core.partial_json import TextMember
-from toolspace.core.records import StreamEvent
+from toolspace.core.records import StoredEvent
 from toolspace.errors import ModelError
 from toolspace.storage.database import Database
 
@@ -36,7 +36,7 @@ class PacedModel(Model):
         self._script = list(script)
         self.go_on = asyncio.Event()
 
-    async def respond(self, request: ModelRequest, listen: Listener | None = None) -> ModelTurn:
+    async def respond(self, request: ModelRequest, listen: ModelListener | None = None) -> ModelTurn:
         said = self._script.pop(0)
         if isinstance(said, ModelTurn):
             return said
@@ -58,7 +58,7 @@ def _call(name: str, arguments: str) -> ModelTurn:
 _ENTER = _call("enter_space", '{"spaceId": "spc_room"}')
 
 
-async def _event(town: Village, type: str, *, stream: str | None = None) -> StreamEvent:
+async def _event(town: Village, type: str, *, stream: str | None = None) -> StoredEvent:
     """The next event of a type in the space."""
     async with await town.ledger.hub.subscribe(stream or f"space:{town.space}", after=0) as reader:
         async for batch in reader:
@@ -74,7 +74,7 @@ async def test_a_message_is_seen_while_the_model_writes_it_and_said_once(databas
     model = PacedModel(
         _ENTER,
         [
-            CallBegan(0, "c1", "send_message"),
+            CallStarted(0, "c1", "send_message"),
             CallDelta(0, '{"te'),
             CallDelta(0, 'xt": "Good mor'),
             "wait",
@@ -101,7 +101,7 @@ async def test_a_message_is_seen_while_the_model_writes_it_and_said_once(databas
         ]
 
 
-def _is_own(event: StreamEvent, town: Village) -> bool:
+def _is_own(event: StoredEvent, town: Village) -> bool:
     return event.type == "message.done" and event.data["message"]["senderId"] == town.agent
 
 
@@ -114,7 +114,7 @@ async def test_the_arguments_of_a_visible_tool_are_seen_as_they_come(database: D
     model = PacedModel(
         _ENTER,
         [
-            CallBegan(0, "c1", "draw_chart"),
+            CallStarted(0, "c1", "draw_chart"),
             CallDelta(0, '{"title": "Sa'),
             "wait",
             CallDelta(0, 'les"}'),
@@ -126,7 +126,7 @@ async def test_the_arguments_of_a_visible_tool_are_seen_as_they_come(database: D
         await town.say("Draw.")
         early = await _event(town, "tool.streaming")
         assert early.data["inputDelta"] == '{"title": "Sa'
-        assert early.exposure == "full"
+        assert early.visibility == "full"
         model.go_on.set()
         run = await town.run_ended()
         events = await town.events(f"space:{town.space}")
@@ -140,11 +140,11 @@ async def test_what_was_written_before_the_model_began_again_is_void(database: D
     model = PacedModel(
         _ENTER,
         [
-            CallBegan(0, "c1", "send_message"),
+            CallStarted(0, "c1", "send_message"),
             CallDelta(0, '{"text": "Wro'),
             "wait",
-            Restarted(),
-            CallBegan(0, "c1", "send_message"),
+            ResponseRestarted(),
+            CallStarted(0, "c1", "send_message"),
             CallDelta(0, '{"text": "Right"}'),
             _call("send_message", '{"text": "Right"}'),
         ],
@@ -162,7 +162,7 @@ async def test_what_was_written_before_the_model_began_again_is_void(database: D
 
 async def test_a_message_whose_writer_fails_is_not_left_open(database: Database, tmp_path: Path) -> None:
     class Breaking(PacedModel):
-        async def respond(self, request: ModelRequest, listen: Listener | None = None) -> ModelTurn:
+        async def respond(self, request: ModelRequest, listen: ModelListener | None = None) -> ModelTurn:
             turn = await super().respond(request, listen) if self._script else ModelTurn(text="break")
             if turn.text == "break":
                 raise ModelError("invalid", "it broke off")
@@ -170,7 +170,7 @@ async def test_a_message_whose_writer_fails_is_not_left_open(database: Database,
 
     model = Breaking(
         _ENTER,
-        [CallBegan(0, "c1", "send_message"), CallDelta(0, '{"text": "Half'), "wait", ModelTurn(text="break")],
+        [CallStarted(0, "c1", "send_message"), CallDelta(0, '{"text": "Half'), "wait", ModelTurn(text="break")],
     )
     async with village(database, agent("ada", model), folder=tmp_path, owns=False) as town:
         await town.say("Hello?")
@@ -192,7 +192,7 @@ async def test_what_a_model_says_to_itself_is_for_secret_readers_alone(database:
         run = await town.run_ended()
         thoughts = [event for event in await town.events(f"run:{run.id}") if event.type == "message.delta"]
         assert [event.data["delta"] for event in thoughts] == ["I wonder why."]
-        assert {event.exposure for event in thoughts} == {"none"}
+        assert {event.visibility for event in thoughts} == {"none"}
         assert not [event for event in await town.events(f"space:{town.space}") if event.type == "message.delta"]
 
 
@@ -209,6 +209,6 @@ async def test_what_a_model_says_to_itself_is_for_secret_readers_alone(database:
     ],
 )
 def test_one_member_is_read_from_json_however_it_is_cut(text: str, member: str) -> None:
-    assert TextMember("text").feed(text) == member
-    piecewise = TextMember("text")
+    assert StreamedTextField("text").feed(text) == member
+    piecewise = StreamedTextField("text")
     assert "".join(map(piecewise.feed, text)) == member

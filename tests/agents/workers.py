@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tests.agents.village import Village
-from toolspace.core.conversation import ModelRequest
+from toolspace.core.model import ModelRequest
 from toolspace.core.records import TaskRecord
 from toolspace.errors import ModelError
 from toolspace.models.scripted import ScriptedModel
@@ -43,13 +43,13 @@ class Workers:
 
 async def the_tasks(town: Village, agent: str | None = None) -> list[TaskRecord]:
     """Oldest first."""
-    return (await town.ledger.read(tasks.listing, agent or town.agent))[::-1]
+    return (await town.ledger.read(tasks.list_tasks, agent or town.agent))[::-1]
 
 
 async def at_rest(town: Village) -> list[TaskRecord]:
     """Waits until nobody has anything to do any more, but for what waits for others; gives the tasks, oldest first."""
     while True:
-        thinking = town.residents.dispatcher.active or await town.ledger.read(_under_way)
+        thinking = town.residents.scheduler.active_count or await town.ledger.read(_under_way)
         if not thinking and not any(event.status in ("pending", "processing") for event in await town.inbox()):
             return await the_tasks(town)
         await asyncio.sleep(0.005)

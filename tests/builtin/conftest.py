@@ -17,7 +17,7 @@ from toolspace.core.result import ToolResult
 from toolspace.toolspace import Settings, Toolspace
 
 
-class Door:
+class ToolCaller:
     """Calls tools the way users do."""
 
     def __init__(self, toolspace: Toolspace) -> None:
@@ -32,7 +32,7 @@ class Door:
         assert result.ok, result.error
         return result.result
 
-    async def fails(
+    async def call_fails(
         self, tool: str, arguments: dict[str, Any], kind: str, *words: str, context: ToolContext | None = None
     ) -> str:
         """The message of a call that fails in this way and names these things."""
@@ -61,9 +61,9 @@ def memory(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-async def tools(work: Path, memory: Path, tmp_path: Path) -> AsyncIterator[Door]:
+async def tools(work: Path, memory: Path, tmp_path: Path) -> AsyncIterator[ToolCaller]:
     context = ToolContext(allowed_paths=[work], memory_dir=memory)
     settings = Settings(tool_response_max_bytes=50_000_000, state_dir=tmp_path / "state")
     every = (*system_tools, *data_tools, *memory_tools, *file_tools)
     async with Toolspace(tools=every, context=context, settings=settings) as toolspace:
-        yield Door(toolspace)
+        yield ToolCaller(toolspace)

@@ -29,12 +29,12 @@ async def test_json_parse_takes_any_value(tools: Any, source: str) -> None:
 
 @pytest.mark.spec("10.4")
 async def test_a_fault_in_json_is_told_with_line_and_column(tools: Any) -> None:
-    await tools.fails("json_parse", {"text": '{\n  "a": 1,\n  b: 2}'}, "invalid_parameters", "line 3, column 3")
+    await tools.call_fails("json_parse", {"text": '{\n  "a": 1,\n  b: 2}'}, "invalid_parameters", "line 3, column 3")
 
 
 @pytest.mark.parametrize("source", ["", "{", "NaN", "[Infinity]", "1e999", "[" * 100_000, "1" * 10_000, "'a'", "{} {}"])
 async def test_what_is_no_json_is_refused(tools: Any, source: str) -> None:
-    await tools.fails("json_parse", {"text": source}, "invalid_parameters", "text")
+    await tools.call_fails("json_parse", {"text": source}, "invalid_parameters", "text")
 
 
 @pytest.mark.spec("10.4")
@@ -53,7 +53,7 @@ async def test_json_stringify_takes_null_and_keeps_half_characters_as_escapes(to
 
 
 async def test_json_stringify_refuses_what_json_cannot_carry(tools: Any) -> None:
-    await tools.fails("json_stringify", {"data": math.nan}, "invalid_parameters", "data")
+    await tools.call_fails("json_stringify", {"data": math.nan}, "invalid_parameters", "data")
 
 
 @quick
@@ -82,9 +82,9 @@ async def test_base64_carries_any_unicode(tools: Any, text: str) -> None:
 
 @pytest.mark.parametrize("encoded", ["a", "abc!", "QQ==QQ==", "QUJD=====", "ü", "Q\0Q="])
 async def test_what_is_no_base64_is_refused(tools: Any, encoded: str) -> None:
-    await tools.fails("base64_decode", {"encoded": encoded}, "invalid_parameters", "encoded", "not base64")
+    await tools.call_fails("base64_decode", {"encoded": encoded}, "invalid_parameters", "encoded", "not base64")
 
 
 async def test_bytes_that_are_no_text_are_refused(tools: Any) -> None:
-    await tools.fails("base64_decode", {"encoded": "/w=="}, "invalid_parameters", "not UTF-8", "0xff")
-    await tools.fails("base64_encode", {"text": "\udfff"}, "invalid_parameters", "text")
+    await tools.call_fails("base64_decode", {"encoded": "/w=="}, "invalid_parameters", "not UTF-8", "0xff")
+    await tools.call_fails("base64_encode", {"text": "\udfff"}, "invalid_parameters", "text")

@@ -39,8 +39,12 @@ async def test_the_new_text_is_taken_literally(tools: Any, work: Path, new: str)
 async def test_all_edits_are_made_or_none(tools: Any, work: Path) -> None:
     (work / "a.txt").write_text("one two two")
     first = {"old": "one", "new": "1"}
-    await tools.fails("edit_file", edit(first, {"old": "six", "new": "6"}), "invalid_parameters", "edits[1]", "0 times")
-    await tools.fails("edit_file", edit(first, {"old": "two", "new": "2"}), "invalid_parameters", "edits[1]", "2 times")
+    await tools.call_fails(
+        "edit_file", edit(first, {"old": "six", "new": "6"}), "invalid_parameters", "edits[1]", "0 times"
+    )
+    await tools.call_fails(
+        "edit_file", edit(first, {"old": "two", "new": "2"}), "invalid_parameters", "edits[1]", "2 times"
+    )
     assert (work / "a.txt").read_text() == "one two two"
     assert os.listdir(work) == ["a.txt"]
 
@@ -51,12 +55,12 @@ async def test_replace_all_replaces_every_occurrence(tools: Any, work: Path) -> 
     await tools.ok("edit_file", edit({"old": "two", "new": "twotwo", "replaceAll": True}))
     assert (work / "a.txt").read_text() == "twotwo twotwo twotwo"
     none = edit({"old": "six", "new": "6", "replaceAll": True})
-    await tools.fails("edit_file", none, "invalid_parameters", "edits[0]", "0 times")
+    await tools.call_fails("edit_file", none, "invalid_parameters", "edits[0]", "0 times")
 
 
 async def test_occurrences_that_overlap_are_several(tools: Any, work: Path) -> None:
     (work / "a.txt").write_text("aaa")
-    await tools.fails("edit_file", edit({"old": "aa", "new": "b"}), "invalid_parameters", "2 times")
+    await tools.call_fails("edit_file", edit({"old": "aa", "new": "b"}), "invalid_parameters", "2 times")
 
 
 @pytest.mark.parametrize(
@@ -64,7 +68,7 @@ async def test_occurrences_that_overlap_are_several(tools: Any, work: Path) -> N
 )
 async def test_edits_that_say_nothing_are_refused(tools: Any, work: Path, edits: Any) -> None:
     (work / "a.txt").write_text("a")
-    await tools.fails("edit_file", {"path": "a.txt", "edits": edits}, "invalid_parameters", "edits")
+    await tools.call_fails("edit_file", {"path": "a.txt", "edits": edits}, "invalid_parameters", "edits")
     assert (work / "a.txt").read_text() == "a"
 
 
@@ -98,19 +102,19 @@ async def test_a_link_inside_is_edited_through_and_stays_a_link(tools: Any, work
 @pytest.mark.parametrize("data", [b"a\0b", b"a\xffb"])
 async def test_a_binary_file_is_refused(tools: Any, work: Path, data: bytes) -> None:
     (work / "a.txt").write_bytes(data)
-    await tools.fails("edit_file", edit({"old": "a", "new": "b"}), "execution_error", "not utf-8 text")
+    await tools.call_fails("edit_file", edit({"old": "a", "new": "b"}), "execution_error", "not utf-8 text")
     assert (work / "a.txt").read_bytes() == data
 
 
 async def test_a_missing_file_is_an_error_and_is_not_made(tools: Any, work: Path) -> None:
-    await tools.fails("edit_file", edit({"old": "a", "new": "b"}), "execution_error", "not found")
+    await tools.call_fails("edit_file", edit({"old": "a", "new": "b"}), "execution_error", "not found")
     assert os.listdir(work) == []
 
 
 async def test_edits_that_would_fill_the_memory_are_refused(tools: Any, work: Path) -> None:
     (work / "a.txt").write_text("a" * 1000)
     grow = {"old": "a", "new": "a" * 1000, "replaceAll": True}
-    await tools.fails("edit_file", edit(*[grow] * 20), "invalid_parameters", "edits[1]", "grow")
+    await tools.call_fails("edit_file", edit(*[grow] * 20), "invalid_parameters", "edits[1]", "grow")
     assert (work / "a.txt").read_text() == "a" * 1000
 
 

@@ -89,7 +89,7 @@ async def test_offset_counts_lines_from_one(tools: Any, work: Path, window: dict
 @pytest.mark.parametrize("window", [{"offset": -1}, {"limit": -1}])
 async def test_negative_lines_are_refused(tools: Any, work: Path, window: dict[str, int]) -> None:
     (work / "a.txt").write_text("a")
-    await tools.fails("read_file", {"path": "a.txt", **window}, "invalid_parameters", next(iter(window)))
+    await tools.call_fails("read_file", {"path": "a.txt", **window}, "invalid_parameters", next(iter(window)))
 
 
 @quick
@@ -124,17 +124,17 @@ async def test_lines_are_found_across_the_pieces_that_a_large_file_is_read_in(to
 async def test_a_file_too_large_to_read_whole_is_read_in_parts(tools: Any, work: Path) -> None:
     with (work / "large.log").open("wb") as file:
         file.writelines(b"%08d\n" % number for number in range(1_300_000))
-    await tools.fails("read_file", {"path": "large.log"}, "limit_exceeded", "offset and limit")
+    await tools.call_fails("read_file", {"path": "large.log"}, "limit_exceeded", "offset and limit")
     read = await tools.ok("read_file", {"path": "large.log", "offset": 1_299_999, "limit": 5})
     assert read == {"content": "01299998\n01299999\n", "size": 11_700_000, "totalLines": 1_300_000}
-    await tools.fails("read_file", {"path": "large.log", "offset": 1}, "limit_exceeded", "lower limit")
-    await tools.fails("read_file", {"path": "large.log", "encoding": "base64"}, "limit_exceeded", "11,700,000")
+    await tools.call_fails("read_file", {"path": "large.log", "offset": 1}, "limit_exceeded", "lower limit")
+    await tools.call_fails("read_file", {"path": "large.log", "encoding": "base64"}, "limit_exceeded", "11,700,000")
 
 
 async def test_a_line_without_end_is_not_taken_into_memory(tools: Any, work: Path) -> None:
     with (work / "line.txt").open("wb") as file:
         file.writelines(b"x" * 1_000_000 for _ in range(11))
-    await tools.fails("read_file", {"path": "line.txt", "limit": 1}, "limit_exceeded")
+    await tools.call_fails("read_file", {"path": "line.txt", "limit": 1}, "limit_exceeded")
     read = await tools.ok("read_file", {"path": "line.txt", "offset": 2})
     assert (read["content"], read["totalLines"]) == ("", 1)
 
@@ -143,7 +143,7 @@ async def test_a_line_without_end_is_not_taken_into_memory(tools: Any, work: Pat
 @pytest.mark.parametrize("data", [b"\x89PNG\r\n\x1a\n\0\0", b"\xff\xfe\xfa", b"text\0more", bytes(range(256))])
 async def test_a_binary_file_is_read_as_base64_only(tools: Any, work: Path, data: bytes) -> None:
     (work / "a.bin").write_bytes(data)
-    await tools.fails("read_file", {"path": "a.bin"}, "execution_error", "base64", "a.bin")
+    await tools.call_fails("read_file", {"path": "a.bin"}, "execution_error", "base64", "a.bin")
     read = await tools.ok("read_file", {"path": "a.bin", "encoding": "base64"})
     assert base64.b64decode(read["content"]) == data
     assert read["size"] == len(data)
@@ -151,7 +151,7 @@ async def test_a_binary_file_is_read_as_base64_only(tools: Any, work: Path, data
 
 async def test_a_file_is_read_in_its_own_encoding(tools: Any, work: Path) -> None:
     (work / "a.txt").write_bytes("größer".encode("latin-1"))
-    await tools.fails("read_file", {"path": "a.txt"}, "execution_error", "not utf-8")
+    await tools.call_fails("read_file", {"path": "a.txt"}, "execution_error", "not utf-8")
     assert (await tools.ok("read_file", {"path": "a.txt", "encoding": "ISO-8859-1"}))["content"] == "größer"
 
 
@@ -160,14 +160,14 @@ async def test_a_file_is_read_in_its_own_encoding(tools: Any, work: Path) -> Non
 )
 async def test_an_encoding_that_is_none_is_refused(tools: Any, work: Path, encoding: str) -> None:
     (work / "a.txt").write_text("a")
-    await tools.fails("read_file", {"path": "a.txt", "encoding": encoding}, "invalid_parameters", "encoding")
+    await tools.call_fails("read_file", {"path": "a.txt", "encoding": encoding}, "invalid_parameters", "encoding")
     write = {"path": "b.txt", "content": "", "encoding": encoding}
-    await tools.fails("write_file", write, "invalid_parameters", "encoding")
+    await tools.call_fails("write_file", write, "invalid_parameters", "encoding")
 
 
 async def test_lines_of_base64_are_refused(tools: Any, work: Path) -> None:
     (work / "a.txt").write_text("a")
-    await tools.fails("read_file", {"path": "a.txt", "encoding": "base64", "offset": 1}, "invalid_parameters")
+    await tools.call_fails("read_file", {"path": "a.txt", "encoding": "base64", "offset": 1}, "invalid_parameters")
 
 
 # Writing
@@ -214,11 +214,11 @@ async def test_a_reader_never_sees_half_a_file(tools: Any, work: Path) -> None:
 
 async def test_a_failed_write_leaves_the_file_as_it_was(tools: Any, work: Path) -> None:
     (work / "a.txt").write_text("old")
-    await tools.fails("write_file", {"path": "a.txt", "content": "\ud800"}, "invalid_parameters", "content")
+    await tools.call_fails("write_file", {"path": "a.txt", "content": "\ud800"}, "invalid_parameters", "content")
     latin = {"path": "a.txt", "content": "漢", "encoding": "latin-1"}
-    await tools.fails("write_file", latin, "invalid_parameters", "utf-8")
+    await tools.call_fails("write_file", latin, "invalid_parameters", "utf-8")
     broken = {"path": "a.txt", "content": "%%%", "encoding": "base64"}
-    await tools.fails("write_file", broken, "invalid_parameters", "not base64")
+    await tools.call_fails("write_file", broken, "invalid_parameters", "not base64")
     assert (work / "a.txt").read_text() == "old"
     assert os.listdir(work) == ["a.txt"]
 
@@ -227,7 +227,7 @@ async def test_a_failed_write_leaves_the_file_as_it_was(tools: Any, work: Path) 
 async def test_a_write_protected_file_is_not_replaced(tools: Any, work: Path) -> None:
     (work / "a.txt").write_text("old")
     (work / "a.txt").chmod(0o444)
-    await tools.fails("write_file", {"path": "a.txt", "content": "new"}, "not_permitted", "write-protected")
+    await tools.call_fails("write_file", {"path": "a.txt", "content": "new"}, "not_permitted", "write-protected")
 
 
 @pytest.mark.parametrize("path", ["folder", "folder/", ".", "..", "new/", "folder/."])
@@ -317,7 +317,7 @@ async def test_a_recursive_listing_follows_no_link_and_leaves_out_what_git_keeps
 
 
 async def test_a_long_listing_is_cut_and_says_so(tools: Any, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files_module, "MOST_ENTRIES", 5)
+    monkeypatch.setattr(files_module, "MAX_ENTRIES", 5)
     for number in range(5):
         (work / f"{number}").touch()
     assert "truncated" not in await tools.ok("list_files", {"path": "."})
@@ -341,7 +341,7 @@ async def test_folders_that_cannot_be_read_are_left_out(tools: Any, tree: Path) 
     (tree / "src").chmod(0)
     try:
         assert "src" in names(await tools.ok("list_files", {"path": ".", "recursive": True}))
-        await tools.fails("list_files", {"path": "src"}, "not_permitted")
+        await tools.call_fails("list_files", {"path": "src"}, "not_permitted")
     finally:
         (tree / "src").chmod(0o755)
 
@@ -355,7 +355,7 @@ async def test_a_hostile_glob_ends(tools: Any, work: Path, pattern: str) -> None
 
 @pytest.mark.parametrize("pattern", ["{a,b}" * 30, "x" * 2000, "a\0"])
 async def test_a_glob_that_stands_for_too_much_is_refused(tools: Any, pattern: str) -> None:
-    await tools.fails("list_files", {"path": ".", "pattern": pattern}, "invalid_parameters", "pattern: ")
+    await tools.call_fails("list_files", {"path": ".", "pattern": pattern}, "invalid_parameters", "pattern: ")
 
 
 async def test_names_of_any_bytes_are_listed(tools: Any, work: Path) -> None:
@@ -367,8 +367,8 @@ async def test_names_of_any_bytes_are_listed(tools: Any, work: Path) -> None:
 
 
 async def test_a_file_is_not_listed_as_a_folder(tools: Any, tree: Path) -> None:
-    await tools.fails("list_files", {"path": "a.ts"}, "execution_error", "not a folder")
-    await tools.fails("list_files", {"path": "nowhere"}, "execution_error", "not found")
+    await tools.call_fails("list_files", {"path": "a.ts"}, "execution_error", "not a folder")
+    await tools.call_fails("list_files", {"path": "nowhere"}, "execution_error", "not found")
 
 
 # Deleting
@@ -379,13 +379,13 @@ async def test_delete_file_deletes_and_a_missing_file_is_an_error(tools: Any, wo
     (work / "a.txt").touch()
     assert await tools.ok("delete_file", {"path": "a.txt"}) == {"deleted": True}
     assert not (work / "a.txt").exists()
-    await tools.fails("delete_file", {"path": "a.txt"}, "execution_error", "not found")
+    await tools.call_fails("delete_file", {"path": "a.txt"}, "execution_error", "not found")
 
 
 async def test_delete_file_refuses_folders(tools: Any, work: Path) -> None:
     (work / "folder").mkdir()
     for path in ("folder", "folder/", ".", "folder/.."):
-        await tools.fails("delete_file", {"path": path}, "execution_error", "folder")
+        await tools.call_fails("delete_file", {"path": path}, "execution_error", "folder")
     assert (work / "folder").is_dir()
 
 
@@ -417,7 +417,7 @@ async def test_move_file_moves_and_makes_folders(tools: Any, work: Path) -> None
 async def test_move_file_overwrites_only_when_told(tools: Any, work: Path) -> None:
     (work / "a").write_text("a")
     (work / "b").write_text("b")
-    await tools.fails("move_file", {"from": "a", "to": "b"}, "execution_error", "'b' exists already", "overwrite")
+    await tools.call_fails("move_file", {"from": "a", "to": "b"}, "execution_error", "'b' exists already", "overwrite")
     assert ((work / "a").read_text(), (work / "b").read_text()) == ("a", "b")
     await tools.ok("move_file", {"from": "a", "to": "b", "overwrite": True})
     assert (work / "b").read_text() == "a"
@@ -427,13 +427,15 @@ async def test_move_file_overwrites_only_when_told(tools: Any, work: Path) -> No
 async def test_move_file_names_what_is_wrong(tools: Any, work: Path) -> None:
     (work / "a").write_text("a")
     (work / "folder").mkdir()
-    await tools.fails("move_file", {"from": "nothing", "to": "x"}, "execution_error", "'nothing' not found")
-    await tools.fails("move_file", {"from": "a", "to": "folder", "overwrite": True}, "execution_error", "folder")
-    await tools.fails("move_file", {"from": "folder", "to": "a", "overwrite": True}, "execution_error", "is a file")
-    await tools.fails("move_file", {"from": "a", "to": "new/"}, "invalid_parameters", "to")
-    await tools.fails("move_file", {"from": "folder", "to": "folder/x/y"}, "invalid_parameters", "inside")
-    await tools.fails("move_file", {"to": "x"}, "invalid_parameters", "from")
-    await tools.fails("move_file", {"from": "a", "to": "b", "force": True}, "invalid_parameters", "force")
+    await tools.call_fails("move_file", {"from": "nothing", "to": "x"}, "execution_error", "'nothing' not found")
+    await tools.call_fails("move_file", {"from": "a", "to": "folder", "overwrite": True}, "execution_error", "folder")
+    await tools.call_fails(
+        "move_file", {"from": "folder", "to": "a", "overwrite": True}, "execution_error", "is a file"
+    )
+    await tools.call_fails("move_file", {"from": "a", "to": "new/"}, "invalid_parameters", "to")
+    await tools.call_fails("move_file", {"from": "folder", "to": "folder/x/y"}, "invalid_parameters", "inside")
+    await tools.call_fails("move_file", {"to": "x"}, "invalid_parameters", "from")
+    await tools.call_fails("move_file", {"from": "a", "to": "b", "force": True}, "invalid_parameters", "force")
     assert (work / "a").read_text() == "a"
 
 
@@ -469,11 +471,11 @@ async def test_move_file_works_over_file_systems(tools: Any, work: Path, elsewhe
     both = ToolContext(allowed_paths=[work, elsewhere])
 
     taken = {"from": "a.bin", "to": str(elsewhere / "taken")}
-    await tools.fails("move_file", taken, "execution_error", "exists already", context=both)
+    await tools.call_fails("move_file", taken, "execution_error", "exists already", context=both)
     await tools.ok("move_file", {"from": "a.bin", "to": str(elsewhere / "b.bin")}, both)
     await tools.ok("move_file", {"from": "link", "to": str(elsewhere / "link")}, both)
     folder = {"from": "folder", "to": str(elsewhere / "folder")}
-    await tools.fails("move_file", folder, "execution_error", "another file system", context=both)
+    await tools.call_fails("move_file", folder, "execution_error", "another file system", context=both)
 
     assert (elsewhere / "b.bin").read_bytes() == data
     assert stat.S_IMODE((elsewhere / "b.bin").stat().st_mode) == 0o640
@@ -549,8 +551,8 @@ async def test_nothing_outside_the_allowed_folders_is_touched(
 
 
 async def test_a_refusal_does_not_tell_whether_the_file_exists(tools: Any, outside: Path) -> None:
-    there = await tools.fails("get_file_info", {"path": f"{outside}/secret.txt"}, "not_permitted")
-    nowhere = await tools.fails("get_file_info", {"path": f"{outside}/absent.txt"}, "not_permitted")
+    there = await tools.call_fails("get_file_info", {"path": f"{outside}/secret.txt"}, "not_permitted")
+    nowhere = await tools.call_fails("get_file_info", {"path": f"{outside}/absent.txt"}, "not_permitted")
     assert there.replace("secret", "absent") == nowhere
 
 
@@ -604,14 +606,14 @@ async def test_one_file_may_be_allowed_alone(tools: Any, outside: Path) -> None:
     only = ToolContext(allowed_paths=[outside / "secret.txt"])
     assert (await tools.ok("read_file", {"path": f"{outside}/secret.txt"}, only))["content"] == "secret"
     await tools.ok("write_file", {"path": f"{outside}/secret.txt", "content": "new"}, only)
-    await tools.fails("read_file", {"path": f"{outside}/other.txt"}, "not_permitted", context=only)
-    await tools.fails("list_files", {"path": f"{outside}"}, "not_permitted", context=only)
-    await tools.fails("read_file", {"path": f"{outside}/secret.txt/x"}, "execution_error", context=only)
+    await tools.call_fails("read_file", {"path": f"{outside}/other.txt"}, "not_permitted", context=only)
+    await tools.call_fails("list_files", {"path": f"{outside}"}, "not_permitted", context=only)
+    await tools.call_fails("read_file", {"path": f"{outside}/secret.txt/x"}, "execution_error", context=only)
 
 
 async def test_an_allowed_folder_that_does_not_exist_yet_is_made_by_a_write(tools: Any, tmp_path: Path) -> None:
     later = ToolContext(allowed_paths=[tmp_path / "later"])
-    await tools.fails("read_file", {"path": f"{tmp_path}/later/a"}, "execution_error", "not found", context=later)
+    await tools.call_fails("read_file", {"path": f"{tmp_path}/later/a"}, "execution_error", "not found", context=later)
     await tools.ok("write_file", {"path": f"{tmp_path}/later/a", "content": "a"}, later)
     assert (tmp_path / "later/a").read_text() == "a"
 
@@ -623,10 +625,10 @@ async def test_an_allowed_folder_cannot_be_replaced_by_a_link_to_elsewhere(
     (work / "evil").symlink_to(outside)
     both = ToolContext(allowed_paths=[work, work / "inner"])
     away = {"from": "inner", "to": "old"}
-    await tools.fails("move_file", away, "not_permitted", "allowed folders", context=both)
+    await tools.call_fails("move_file", away, "not_permitted", "allowed folders", context=both)
     (work / "inner").rmdir()
     over = {"from": "evil", "to": "inner"}
-    await tools.fails("move_file", over, "not_permitted", "allowed folders", context=both)
+    await tools.call_fails("move_file", over, "not_permitted", "allowed folders", context=both)
 
 
 @pytest.mark.parametrize(

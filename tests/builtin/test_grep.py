@@ -62,7 +62,7 @@ async def test_lines_around_a_match_are_shown(tools: Any, work: Path) -> None:
         {"path": "a.txt", "line": 4, "text": "x4", "before": ["2", "x3"], "after": ["5", "6"]},
     ]
     for wrong in (-1, 1000):
-        await tools.fails("grep_files", {"pattern": "x", "context": wrong}, "invalid_parameters", "context")
+        await tools.call_fails("grep_files", {"pattern": "x", "context": wrong}, "invalid_parameters", "context")
 
 
 @pytest.mark.spec("10.2")
@@ -77,8 +77,8 @@ async def test_binary_and_git_files_and_links_are_left_out(tools: Any, work: Pat
     os.mkfifo(work / "pipe")
     found = await tools.ok("grep_files", {"pattern": "needle"})
     assert places(found) == [(".hidden", 1), ("a.txt", 1), ("latin.txt", 1)]
-    await tools.fails("grep_files", {"pattern": "x", "path": "out"}, "not_permitted", "out")
-    await tools.fails("grep_files", {"pattern": "x", "path": "nowhere"}, "execution_error", "not found")
+    await tools.call_fails("grep_files", {"pattern": "x", "path": "out"}, "not_permitted", "out")
+    await tools.call_fails("grep_files", {"pattern": "x", "path": "nowhere"}, "execution_error", "not found")
 
 
 IGNORED = {
@@ -186,7 +186,7 @@ async def test_rules_of_the_folders_around_hold_up_to_the_top_of_the_repository(
 )
 async def test_a_pattern_with_a_fault_is_refused_with_its_place(tools: Any, pattern: str, position: int | None) -> None:
     where = "at position" if position is None else f"at position {position}"
-    await tools.fails("grep_files", {"pattern": pattern}, "invalid_parameters", "pattern", where)
+    await tools.call_fails("grep_files", {"pattern": pattern}, "invalid_parameters", "pattern", where)
 
 
 @pytest.mark.parametrize(
@@ -207,14 +207,14 @@ async def test_a_pattern_with_a_fault_is_refused_with_its_place(tools: Any, patt
 )
 async def test_a_pattern_that_would_take_all_memory_is_refused(tools: Any, work: Path, pattern: str) -> None:
     write(work, {"a.txt": "aaaa"})
-    await tools.fails("grep_files", {"pattern": pattern}, "invalid_parameters", "pattern")
+    await tools.call_fails("grep_files", {"pattern": pattern}, "invalid_parameters", "pattern")
 
 
 @pytest.mark.spec("10.2")
 @pytest.mark.parametrize("pattern", ["(x+x+)+y", "(x|xx)+$", "^(([x])+.)+[A-Z]([a-z])+$"])
 async def test_a_pattern_that_takes_forever_is_stopped(tools: Any, work: Path, pattern: str) -> None:
     write(work, {"a.txt": "x" * 5000 + "!"})
-    await tools.fails("grep_files", {"pattern": pattern}, "execution_error", "line 1 of 'a.txt'", "simpler")
+    await tools.call_fails("grep_files", {"pattern": pattern}, "execution_error", "line 1 of 'a.txt'", "simpler")
 
 
 async def test_a_slow_line_of_a_whole_program_is_left_out(
@@ -308,16 +308,16 @@ async def test_long_lines_and_many_matches_are_cut(tools: Any, work: Path, monke
     write(work, {"long.txt": "x" * 2000 + "needle" + "y" * 2000})
     (match,) = (await tools.ok("grep_files", {"pattern": "needle"}))["matches"]
     assert "needle" in match["text"]
-    assert len(match["text"]) <= grep.LONGEST_LINE + 2
+    assert len(match["text"]) <= grep.MAX_LINE_LENGTH + 2
     assert match["text"].startswith("…")
     assert match["text"].endswith("…")
 
-    write(work, {"many.txt": "pin\n" * grep.MOST_MATCHES})
+    write(work, {"many.txt": "pin\n" * grep.MAX_MATCHES})
     exact = await tools.ok("grep_files", {"pattern": "pin"})
-    assert (len(exact["matches"]), exact["truncated"]) == (grep.MOST_MATCHES, False)
+    assert (len(exact["matches"]), exact["truncated"]) == (grep.MAX_MATCHES, False)
     write(work, {"more.txt": "pin\n"})
     more = await tools.ok("grep_files", {"pattern": "pin"})
-    assert (len(more["matches"]), more["truncated"]) == (grep.MOST_MATCHES, True)
+    assert (len(more["matches"]), more["truncated"]) == (grep.MAX_MATCHES, True)
 
 
 async def test_all_that_is_found_together_is_bounded(tools: Any, work: Path) -> None:
@@ -325,7 +325,7 @@ async def test_all_that_is_found_together_is_bounded(tools: Any, work: Path) -> 
     found = await tools.ok("grep_files", {"pattern": "x", "context": 50})
     size = sum(len(m["text"]) + sum(map(len, m["before"] + m["after"])) for m in found["matches"])
     assert found["truncated"] is True
-    assert grep.MOST_TEXT / 2 < size < grep.MOST_TEXT * 20
+    assert grep.MAX_MATCH_CHARACTERS / 2 < size < grep.MAX_MATCH_CHARACTERS * 20
 
 
 async def test_large_files_are_left_out_of_a_folder_but_searched_by_name(tools: Any, work: Path) -> None:
@@ -347,12 +347,12 @@ async def test_a_line_larger_than_memory_should_hold_counts_as_one(tools: Any, w
 async def test_a_search_stays_inside(tools: Any, work: Path, tmp_path: Path) -> None:
     write(tmp_path, {"secret.txt": "needle", ".gitignore": "*\n"})
     write(work, {"a.txt": "needle"})
-    await tools.fails("grep_files", {"pattern": "needle", "path": ".."}, "not_permitted")
+    await tools.call_fails("grep_files", {"pattern": "needle", "path": ".."}, "not_permitted")
     found = await tools.ok("grep_files", {"pattern": "needle", "path": str(work)})
     assert places(found) == [(f"{work}/a.txt", 1)]
     nothing = ToolContext(allowed_paths=[])
     assert await tools.ok("grep_files", {"pattern": "needle"}, context=nothing) == {"matches": [], "truncated": False}
-    await tools.fails("grep_files", {"pattern": "needle", "path": "."}, "not_permitted", context=nothing)
+    await tools.call_fails("grep_files", {"pattern": "needle", "path": "."}, "not_permitted", context=nothing)
     elsewhere = ToolContext(allowed_paths=[tmp_path / "other"])
     write(tmp_path / "other", {"b.txt": "needle"})
     found = await tools.ok("grep_files", {"pattern": "needle"}, context=elsewhere)

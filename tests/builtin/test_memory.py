@@ -62,11 +62,11 @@ async def test_memory_patch_replaces_exactly_one_occurrence_literally(tools: Any
     patched = await tools.ok("memory_patch", {"path": "a.md", "old_str": "(.*)", "new_str": "$& \\1"})
     assert patched == {"path": "a.md", "size": 17}
     several = {"path": "a.md", "old_str": "two", "new_str": "2"}
-    await tools.fails("memory_patch", several, "invalid_parameters", "old_str", "2 times")
+    await tools.call_fails("memory_patch", several, "invalid_parameters", "old_str", "2 times")
     none = {"path": "a.md", "old_str": "six", "new_str": "6"}
-    await tools.fails("memory_patch", none, "invalid_parameters", "old_str", "0 times")
-    await tools.fails("memory_patch", {**none, "old_str": ""}, "invalid_parameters", "old_str")
-    await tools.fails("memory_patch", {**none, "path": "b.md"}, "execution_error", "not found")
+    await tools.call_fails("memory_patch", none, "invalid_parameters", "old_str", "0 times")
+    await tools.call_fails("memory_patch", {**none, "old_str": ""}, "invalid_parameters", "old_str")
+    await tools.call_fails("memory_patch", {**none, "path": "b.md"}, "execution_error", "not found")
     assert (memory / "a.md").read_text() == "one two two $& \\1"
 
 
@@ -148,7 +148,7 @@ async def test_after_any_appends_there_is_one_summary_line(
 
 
 async def test_an_empty_entry_is_refused(tools: Any) -> None:
-    await tools.fails("memory_append", {"path": "a.md", "entry": " \n"}, "invalid_parameters", "entry")
+    await tools.call_fails("memory_append", {"path": "a.md", "entry": " \n"}, "invalid_parameters", "entry")
 
 
 @pytest.mark.spec("10.5")
@@ -189,9 +189,9 @@ async def test_no_path_leaves_the_memory_folder(tools: Any, memory: Path, tmp_pa
         "memory_append": {"entry": "x"},
     }[tool]
     for path in ("../secret.md", str(secret), "link.md", "up/secret.md", "facts/../../secret.md", "up/new.md"):
-        await tools.fails(tool, {"path": path, **rest}, "not_permitted", path)
+        await tools.call_fails(tool, {"path": path, **rest}, "not_permitted", path)
     for path in ("a.txt", "a", "", "a.md/", "facts/", "a.md\0", "~/a.md", "x" * 300 + ".md"):
-        await tools.fails(tool, {"path": path, **rest}, "invalid_parameters", "path")
+        await tools.call_fails(tool, {"path": path, **rest}, "invalid_parameters", "path")
     assert secret.read_text() == "secret"
     assert not (tmp_path / "new.md").exists()
 
@@ -205,10 +205,10 @@ async def test_memory_list_follows_no_link(tools: Any, memory: Path, tmp_path: P
 
 
 async def test_a_memory_file_that_is_missing_or_no_text_is_a_clear_error(tools: Any, memory: Path) -> None:
-    await tools.fails("memory_read", {"path": "facts/a.md"}, "execution_error", "not found", "memory_list")
+    await tools.call_fails("memory_read", {"path": "facts/a.md"}, "execution_error", "not found", "memory_list")
     memory.mkdir()
     (memory / "b.md").write_bytes(b"\xff")
     (memory / "c.md").mkdir()
-    await tools.fails("memory_read", {"path": "b.md"}, "execution_error", "not utf-8")
-    await tools.fails("memory_read", {"path": "c.md"}, "execution_error", "folder")
-    await tools.fails("memory_append", {"path": "c.md", "entry": "x"}, "execution_error", "folder")
+    await tools.call_fails("memory_read", {"path": "b.md"}, "execution_error", "not utf-8")
+    await tools.call_fails("memory_read", {"path": "c.md"}, "execution_error", "folder")
+    await tools.call_fails("memory_append", {"path": "c.md", "entry": "x"}, "execution_error", "folder")

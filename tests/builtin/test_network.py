@@ -14,8 +14,8 @@ from aiohttp import web
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.builtin.http_servers import Answer, http_server, raw_server
-from toolspace.builtin.httpclient import HttpClient, parse_url
+from tests.http_servers import Respond, http_server, raw_server
+from toolspace.builtin.http_client import GuardedHttpClient, parse_url
 from toolspace.builtin.network import http_get, http_post, http_request, network_tools
 from toolspace.core.context import ToolContext
 from toolspace.core.tool import Tool
@@ -44,18 +44,18 @@ async def call(tool: Tool, arguments: dict[str, Any], *allowed_hosts: str) -> An
         return (await toolspace.call(tool.name, arguments)).unwrap()
 
 
-def answering(*args: Any, **kwargs: Any) -> Answer:
+def answering(*args: Any, **kwargs: Any) -> Respond:
     async def answer(request: web.Request) -> web.StreamResponse:
         return web.Response(*args, **kwargs)
 
     return answer
 
 
-def redirecting(status: int, location: str) -> Answer:
+def redirecting(status: int, location: str) -> Respond:
     return answering(status=status, headers={"location": location})
 
 
-def redirecting_from(path: str, status: int, location: str) -> Answer:
+def redirecting_from(path: str, status: int, location: str) -> Respond:
     async def answer(request: web.Request) -> web.StreamResponse:
         if request.path == path:
             return web.Response(status=status, headers={"location": location})
@@ -67,20 +67,20 @@ def redirecting_from(path: str, status: int, location: str) -> Answer:
 async def test_get_gives_status_headers_and_body():
     answer = answering(text="hello", headers=[("X-Kind", "a"), ("Set-Cookie", "a=1"), ("Set-Cookie", "b=2")])
     async with http_server(answer) as server:
-        result = await call(http_get, {"url": server.url("/x?y=1"), "headers": {"X-Ask": "me"}}, server.host)
+        result = await call(http_get, {"url": server.url("/x?y=1"), "headers": {"X-Ask": "me"}}, server.address)
     assert result.keys() == {"status", "headers", "body"}
     assert (result["status"], result["body"]) == (200, "hello")
     assert result["headers"]["x-kind"] == "a"
     assert result["headers"]["set-cookie"] == "a=1, b=2"
-    assert server.seen[0].method == "GET"
-    assert server.seen[0].query == {"y": "1"}
-    assert server.seen[0].headers["x-ask"] == "me"
+    assert server.requests[0].method == "GET"
+    assert server.requests[0].query == {"y": "1"}
+    assert server.requests[0].headers["x-ask"] == "me"
 
 
 @pytest.mark.parametrize("status", [404, 401, 500, 304])
 async def test_any_status_is_a_result(status: int):
     async with http_server(answering(status=status)) as server:
-        assert (await call(http_get, {"url": server.url()}, server.host))["status"] == status
+        assert (await call(http_get, {"url": server.url()}, server.address))["status"] == status
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ async def test_any_status_is_a_result(status: int):
 )
 async def test_text_is_decoded_by_what_it_says_it_is(body: bytes, content_type: str, text: str):
     async with http_server(answering(body=body, headers={"content-type": content_type})) as server:
-        result = await call(http_get, {"url": server.url()}, server.host)
+        result = await call(http_get, {"url": server.url()}, server.address)
     assert result["body"] == text
     assert "encoding" not in result
 
@@ -112,7 +112,7 @@ async def test_text_is_decoded_by_what_it_says_it_is(body: bytes, content_type: 
 async def test_a_binary_body_is_base64_and_says_so():
     image = b"\x89PNG\r\n\x1a\n\x00\x00\xff\xfe"
     async with http_server(answering(body=image, content_type="image/png")) as server:
-        result = await call(http_get, {"url": server.url()}, server.host)
+        result = await call(http_get, {"url": server.url()}, server.address)
     assert result["encoding"] == "base64"
     assert base64.b64decode(result["body"]) == image
 
@@ -130,30 +130,30 @@ async def test_a_binary_body_is_base64_and_says_so():
 )
 async def test_post_sends_objects_as_json_and_strings_as_they_are(body: Any, sent: str, content_type: str):
     async with http_server(answering()) as server:
-        await call(http_post, {"url": server.url(), "body": body}, server.host)
-    assert server.seen[0].method == "POST"
-    assert server.seen[0].body.decode() == sent
-    assert server.seen[0].headers["content-type"] == content_type
+        await call(http_post, {"url": server.url(), "body": body}, server.address)
+    assert server.requests[0].method == "POST"
+    assert server.requests[0].body.decode() == sent
+    assert server.requests[0].headers["content-type"] == content_type
 
 
 async def test_a_given_content_type_wins():
     arguments: dict[str, Any] = {"body": {"a": 1}, "headers": {"content-TYPE": "application/ld+json"}}
     async with http_server(answering()) as server:
-        await call(http_post, {"url": server.url(), **arguments}, server.host)
-    assert server.seen[0].headers["content-type"] == "application/ld+json"
+        await call(http_post, {"url": server.url(), **arguments}, server.address)
+    assert server.requests[0].headers["content-type"] == "application/ld+json"
 
 
 async def test_post_without_a_body_says_that_it_is_empty():
     async with http_server(answering()) as server:
-        await call(http_post, {"url": server.url()}, server.host)
-    assert server.seen[0].headers["content-length"] == "0"
+        await call(http_post, {"url": server.url()}, server.address)
+    assert server.requests[0].headers["content-length"] == "0"
 
 
 @pytest.mark.parametrize("method", ["GET", "put", "PATCH", "DELETE", "OPTIONS", "HEAD"])
 async def test_request_sends_any_method(method: str):
     async with http_server(answering(text="body")) as server:
-        result = await call(http_request, {"method": method, "url": server.url(), "body": "x"}, server.host)
-    assert server.seen[0].method == method.upper()
+        result = await call(http_request, {"method": method, "url": server.url(), "body": "x"}, server.address)
+    assert server.requests[0].method == method.upper()
     assert result["body"] == ("" if method == "HEAD" else "body")
 
 
@@ -183,7 +183,7 @@ async def test_a_method_that_is_none_is_refused(method: str):
 )
 async def test_headers_that_could_change_the_request_are_refused(headers: dict[str, str]):
     with pytest.raises(ToolValidationError, match="headers"):
-        await HttpClient(["127.0.0.1"]).send("GET", "http://127.0.0.1:9/", headers=headers)
+        await GuardedHttpClient(["127.0.0.1"]).send("GET", "http://127.0.0.1:9/", headers=headers)
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ async def test_headers_that_could_change_the_request_are_refused(headers: dict[s
 )
 async def test_a_url_that_cannot_be_fetched_is_refused(url: str):
     with pytest.raises(ToolValidationError, match="url"):
-        await HttpClient(["*"]).send("GET", url)
+        await GuardedHttpClient(["*"]).send("GET", url)
 
 
 @settings(deadline=None)
@@ -241,7 +241,7 @@ async def test_a_loopback_server_is_refused_unless_named_and_sees_nothing():
             await call(http_get, {"url": server.url()})
         with pytest.raises(ToolPermissionError, match="localhost resolves to the loopback address"):
             await call(http_get, {"url": f"http://localhost:{server.port}/"}, f"127.0.0.1:{server.port + 1}")
-    assert server.seen == []
+    assert server.requests == []
 
 
 @pytest.mark.parametrize(
@@ -283,9 +283,9 @@ async def test_no_spelling_of_a_refused_address_gets_through(host: str):
 
 async def test_an_odd_spelling_of_an_allowed_address_reaches_it():
     async with http_server(answering(text="here")) as server:
-        result = await call(http_get, {"url": f"http://127.1:{server.port}/"}, server.host)
+        result = await call(http_get, {"url": f"http://127.1:{server.port}/"}, server.address)
     assert result["body"] == "here"
-    assert server.seen[0].headers["host"] == server.host
+    assert server.requests[0].headers["host"] == server.address
 
 
 class Names:
@@ -303,7 +303,7 @@ class Names:
 async def test_a_name_that_resolves_to_a_private_address_is_refused():
     names = Names(["10.0.0.1"])
     with pytest.raises(ToolPermissionError) as refusal:
-        await HttpClient(resolve=names).send("GET", "http://db.example/")
+        await GuardedHttpClient(resolve=names).send("GET", "http://db.example/")
     assert str(refusal.value) == (
         "Permission denied: db.example resolves to the private address 10.0.0.1; "
         "add the host to allowedHosts to allow it"
@@ -313,30 +313,32 @@ async def test_a_name_that_resolves_to_a_private_address_is_refused():
 @pytest.mark.parametrize("address", ["::ffff:10.0.0.1", "64:ff9b::a00:1", "fe80::1%lo", "::1", "169.254.169.254"])
 async def test_a_name_that_resolves_to_a_disguised_address_is_refused(address: str):
     with pytest.raises(ToolPermissionError):
-        await HttpClient(resolve=Names([address])).send("GET", "http://db.example/")
+        await GuardedHttpClient(resolve=Names([address])).send("GET", "http://db.example/")
 
 
 async def test_the_connection_goes_to_the_checked_address_and_to_no_later_answer():
     names = Names(["10.0.0.1", "127.0.0.1", "127.0.0.1"])
     async with http_server(answering(text="here")) as server:
-        client = HttpClient([server.host], resolve=names)
+        client = GuardedHttpClient([server.address], resolve=names)
         response = await client.send("GET", f"http://made-up.example:{server.port}/")
     assert response.body == b"here"
     assert names.asked == ["made-up.example"]
-    assert server.seen[0].headers["host"] == f"made-up.example:{server.port}"
+    assert server.requests[0].headers["host"] == f"made-up.example:{server.port}"
 
 
 async def test_a_name_is_looked_up_and_checked_again_on_a_redirect():
     names = Names(["127.0.0.1"], ["10.0.0.1"])
     async with http_server(redirecting(302, "/again")) as server:
         with pytest.raises(ToolPermissionError, match=r"redirects to .*/again.* resolves to the private address"):
-            await HttpClient([server.host], resolve=names).send("GET", f"http://rebind.example:{server.port}/")
-    assert len(server.seen) == 1
+            await GuardedHttpClient([server.address], resolve=names).send(
+                "GET", f"http://rebind.example:{server.port}/"
+            )
+    assert len(server.requests) == 1
 
 
 async def test_naming_a_host_allows_whatever_it_resolves_to():
     async with http_server(answering(text="here")) as server:
-        client = HttpClient(["*.corp.example"], resolve=Names(["127.0.0.1"]))
+        client = GuardedHttpClient(["*.corp.example"], resolve=Names(["127.0.0.1"]))
         response = await client.send("GET", f"http://wiki.corp.example:{server.port}/")
     assert response.status == 200
 
@@ -349,12 +351,12 @@ async def test_a_name_without_an_address_is_a_transport_error(answer: list[str] 
         return answer
 
     with pytest.raises(ToolTransportError, match=r"cannot find the address of gone\.example"):
-        await HttpClient(resolve=resolve).send("GET", "http://gone.example/")
+        await GuardedHttpClient(resolve=resolve).send("GET", "http://gone.example/")
 
 
 async def test_redirects_are_followed_and_the_final_url_is_told():
     async with http_server(redirecting_from("/old", 301, "new?x=1#part")) as server:
-        result = await call(http_get, {"url": server.url("/old")}, server.host)
+        result = await call(http_get, {"url": server.url("/old")}, server.address)
     assert result["body"] == "arrived at /new"
     assert result["url"] == server.url("/new?x=1")
 
@@ -366,35 +368,35 @@ async def test_a_redirect_to_a_host_that_is_not_allowed_is_refused(location: str
         http_server(redirecting(302, location.format(port=other.port))) as server,
     ):
         with pytest.raises(ToolPermissionError, match="redirects to"):
-            await call(http_get, {"url": server.url()}, server.host)
-    assert len(server.seen) == 1
-    assert other.seen == []
+            await call(http_get, {"url": server.url()}, server.address)
+    assert len(server.requests) == 1
+    assert other.requests == []
 
 
 @pytest.mark.parametrize("location", ["file:///etc/passwd", "ftp://x.example/", "http://[::1", "http://u:p@x.example/"])
 async def test_a_redirect_to_what_cannot_be_fetched_fails(location: str):
     async with http_server(redirecting(302, location)) as server:
         with pytest.raises(ToolExecutionError, match="redirects, but"):
-            await call(http_get, {"url": server.url()}, server.host)
+            await call(http_get, {"url": server.url()}, server.address)
 
 
 async def test_a_refused_redirect_of_a_post_does_not_claim_that_nothing_was_done():
     async with http_server(redirecting(307, "http://10.0.0.1/")) as server:
         with pytest.raises(ToolPermissionError, match=r"Permission denied: .* redirects to") as refused:
-            await call(http_post, {"url": server.url()}, server.host)
+            await call(http_post, {"url": server.url()}, server.address)
     assert refused.value.executed
 
 
 async def test_a_redirect_without_a_location_is_the_answer():
     async with http_server(answering(status=302)) as server:
-        assert (await call(http_get, {"url": server.url()}, server.host))["status"] == 302
+        assert (await call(http_get, {"url": server.url()}, server.address))["status"] == 302
 
 
 async def test_redirects_without_end_are_given_up():
     async with http_server(redirecting(302, "/again")) as server:
         with pytest.raises(ToolExecutionError, match="more than 10 times"):
-            await call(http_get, {"url": server.url()}, server.host)
-    assert len(server.seen) == 11
+            await call(http_get, {"url": server.url()}, server.address)
+    assert len(server.requests) == 11
 
 
 @pytest.mark.parametrize(
@@ -414,8 +416,8 @@ async def test_redirects_without_end_are_given_up():
 async def test_a_redirect_keeps_or_changes_the_method_by_its_status(status: int, method: str, becomes: str):
     async with http_server(redirecting_from("/old", status, "/new")) as server:
         arguments = {"method": method, "url": server.url("/old"), "body": {"a": 1}}
-        await call(http_request, arguments, server.host)
-    arrived = server.seen[1]
+        await call(http_request, arguments, server.address)
+    arrived = server.requests[1]
     assert arrived.method == becomes
     assert arrived.body == (b"" if becomes == "GET" else b'{"a":1}')
     assert ("content-type" in arrived.headers) == (becomes != "GET")
@@ -428,17 +430,17 @@ async def test_headers_with_secrets_do_not_follow_to_another_origin():
         http_server(redirecting(307, other.url())) as server,
     ):
         arguments = {"url": server.url(), "headers": {**secrets, "Accept": "text/x"}}
-        await call(http_get, arguments, server.host, other.host)
-    assert {name.lower() for name in secrets} <= server.seen[0].headers.keys()
-    assert not {name.lower() for name in secrets} & other.seen[0].headers.keys()
-    assert other.seen[0].headers["accept"] == "text/x"
+        await call(http_get, arguments, server.address, other.address)
+    assert {name.lower() for name in secrets} <= server.requests[0].headers.keys()
+    assert not {name.lower() for name in secrets} & other.requests[0].headers.keys()
+    assert other.requests[0].headers["accept"] == "text/x"
 
 
 async def test_headers_follow_within_one_origin():
     async with http_server(redirecting_from("/old", 302, "/new")) as server:
         arguments = {"url": server.url("/old"), "headers": {"Authorization": "Bearer s"}}
-        await call(http_get, arguments, server.host)
-    assert server.seen[1].headers["authorization"] == "Bearer s"
+        await call(http_get, arguments, server.address)
+    assert server.requests[1].headers["authorization"] == "Bearer s"
 
 
 async def test_cookies_of_one_answer_are_not_sent_to_the_next():
@@ -448,27 +450,27 @@ async def test_cookies_of_one_answer_are_not_sent_to_the_next():
         return web.Response(status=302, headers={"location": "/new", "set-cookie": "a=1"})
 
     async with http_server(answer) as server:
-        await call(http_get, {"url": server.url("/old")}, server.host)
-    assert "cookie" not in server.seen[1].headers
+        await call(http_get, {"url": server.url("/old")}, server.address)
+    assert "cookie" not in server.requests[1].headers
 
 
 async def test_proxies_of_the_environment_are_ignored(monkeypatch: pytest.MonkeyPatch):
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     async with http_server(answering(text="here")) as server:
-        assert (await call(http_get, {"url": server.url()}, server.host))["body"] == "here"
+        assert (await call(http_get, {"url": server.url()}, server.address))["body"] == "here"
 
 
 async def test_a_large_body_is_cut_and_says_so():
     async with http_server(answering(body="é".encode() * 5_500_000, content_type="text/plain")) as server:
-        result = await call(http_get, {"url": server.url()}, server.host)
+        result = await call(http_get, {"url": server.url()}, server.address)
     assert result["truncated"] is True
     assert result["body"] == "é" * 5_000_000
 
 
 async def test_a_cut_inside_a_character_leaves_the_character_out():
     async with http_server(answering(body=("x" + "é" * 6_000_000).encode())) as server:
-        result = await call(http_get, {"url": server.url()}, server.host)
+        result = await call(http_get, {"url": server.url()}, server.address)
     assert result["body"][-1] == "é"
 
 
@@ -476,7 +478,7 @@ async def test_a_small_body_that_unpacks_to_a_huge_one_is_cut():
     packer = zlib.compressobj(9, zlib.DEFLATED, 31)
     packed = b"".join(packer.compress(bytes(1_000_000).replace(b"\0", b"a")) for _ in range(100)) + packer.flush()
     async with http_server(answering(body=packed, headers={"content-encoding": "gzip"})) as server:
-        result = await call(http_get, {"url": server.url()}, server.host)
+        result = await call(http_get, {"url": server.url()}, server.address)
     assert len(packed) < 200_000
     assert result["truncated"] is True
     assert len(result["body"]) == 10_000_000
@@ -485,7 +487,7 @@ async def test_a_small_body_that_unpacks_to_a_huge_one_is_cut():
 async def test_a_packed_body_that_unpacks_to_nothing_forever_is_cut():
     head = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\n\r\n"
     async with raw_server(head + gzip.compress(b"") * 50_000) as server:
-        response = await HttpClient([server.host], max_body_bytes=100_000).send("GET", server.url())
+        response = await GuardedHttpClient([server.address], max_body_bytes=100_000).send("GET", server.url())
     assert response.truncated
     assert response.body == b""
 
@@ -509,26 +511,26 @@ def raw_deflate(data: bytes) -> bytes:
 )
 async def test_a_packed_body_is_unpacked(encoding: str, packed: bytes):
     async with http_server(answering(body=packed, headers={"content-encoding": encoding})) as server:
-        assert (await call(http_get, {"url": server.url()}, server.host))["body"] == "hello"
+        assert (await call(http_get, {"url": server.url()}, server.address))["body"] == "hello"
 
 
 async def test_a_broken_packed_body_is_a_transport_error():
     async with http_server(answering(body=b"no gzip", headers={"content-encoding": "gzip"})) as server:
         with pytest.raises(ToolTransportError, match="broken compressed body"):
-            await call(http_get, {"url": server.url()}, server.host)
+            await call(http_get, {"url": server.url()}, server.address)
 
 
 async def test_a_server_that_is_not_there_is_a_transport_error():
     async with http_server(answering()) as server:
         pass
-    with pytest.raises(ToolTransportError, match=f"cannot connect to {server.host}"):
-        await call(http_get, {"url": server.url("/?key=s3cret")}, server.host)
+    with pytest.raises(ToolTransportError, match=f"cannot connect to {server.address}"):
+        await call(http_get, {"url": server.url("/?key=s3cret")}, server.address)
 
 
 async def test_a_server_without_tls_is_a_transport_error():
     async with http_server(answering()) as server:
         with pytest.raises(ToolTransportError, match="TLS"):
-            await call(http_get, {"url": f"https://{server.host}/"}, server.host)
+            await call(http_get, {"url": f"https://{server.address}/"}, server.address)
 
 
 @pytest.mark.parametrize(
@@ -543,14 +545,14 @@ async def test_a_server_without_tls_is_a_transport_error():
 async def test_a_broken_answer_is_a_transport_error_without_the_query(answer: bytes, message: str):
     async with raw_server(answer) as server:
         with pytest.raises(ToolTransportError, match=message) as failure:
-            await call(http_get, {"url": server.url("/?key=s3cret")}, server.host)
+            await call(http_get, {"url": server.url("/?key=s3cret")}, server.address)
     assert "s3cret" not in str(failure.value)
     assert failure.value.__cause__ is None
 
 
 async def test_bytes_in_headers_that_are_no_text_do_not_break_the_result():
     async with raw_server(b"HTTP/1.1 200 OK\r\nX: a\xffb\r\nContent-Length: 0\r\n\r\n") as server:
-        result = await call(http_get, {"url": server.url()}, server.host)
+        result = await call(http_get, {"url": server.url()}, server.address)
     assert result["headers"]["x"] == "a\ufffdb"
 
 
@@ -566,7 +568,7 @@ async def test_cancelling_closes_the_connection():
         return web.Response()
 
     async with http_server(answer) as server:
-        task = asyncio.create_task(call(http_get, {"url": server.url()}, server.host))
+        task = asyncio.create_task(call(http_get, {"url": server.url()}, server.address))
         await arrived.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -49,12 +49,12 @@ async def test_utc_is_known_under_all_its_names(tools: Any, name: str) -> None:
     ["Europe/Berln", "America", "../../etc/passwd", "/etc/localtime", "zone.tab", "", "a\0b", "\ud800", "x" * 9000],
 )
 async def test_an_unknown_zone_is_a_clear_error(tools: Any, name: str) -> None:
-    await tools.fails("current_time", {"timezone": name}, "invalid_parameters", "timezone")
+    await tools.call_fails("current_time", {"timezone": name}, "invalid_parameters", "timezone")
 
 
 async def test_an_unknown_zone_gets_the_nearest_names(tools: Any) -> None:
-    await tools.fails("current_time", {"timezone": "Europe/Berln"}, "invalid_parameters", '"Europe/Berlin"')
-    await tools.fails("current_time", {"timezone": "berlin"}, "invalid_parameters", '"Europe/Berlin"')
+    await tools.call_fails("current_time", {"timezone": "Europe/Berln"}, "invalid_parameters", '"Europe/Berlin"')
+    await tools.call_fails("current_time", {"timezone": "berlin"}, "invalid_parameters", '"Europe/Berlin"')
 
 
 @pytest.mark.spec("10.1")
@@ -65,7 +65,7 @@ async def test_sleep_says_how_long_it_slept(tools: Any) -> None:
 
 @pytest.mark.parametrize("duration", [-1, -0.001, math.nan, math.inf, -math.inf, 1e300, 86_401])
 async def test_sleep_refuses_what_is_no_time_to_wait(tools: Any, duration: float) -> None:
-    await tools.fails("sleep", {"duration": duration}, "invalid_parameters", "duration")
+    await tools.call_fails("sleep", {"duration": duration}, "invalid_parameters", "duration")
 
 
 @pytest.mark.spec("10.1")
@@ -80,12 +80,12 @@ async def test_harmless_variables_are_read_by_default(tools: Any, monkeypatch: p
 @pytest.mark.spec("10.1")
 async def test_a_refusal_does_not_tell_whether_the_variable_is_set(tools: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DATABASE_PASSWORD", "hunter2")
-    set_message = await tools.fails("get_env", {"key": "DATABASE_PASSWORD"}, "not_permitted", "allowedEnv")
+    set_message = await tools.call_fails("get_env", {"key": "DATABASE_PASSWORD"}, "not_permitted", "allowedEnv")
     monkeypatch.delenv("DATABASE_PASSWORD")
-    unset_message = await tools.fails("get_env", {"key": "DATABASE_PASSWORD"}, "not_permitted")
+    unset_message = await tools.call_fails("get_env", {"key": "DATABASE_PASSWORD"}, "not_permitted")
 
     assert set_message == unset_message
-    await tools.fails("set_env", {"key": "DATABASE_PASSWORD", "value": "x"}, "not_permitted")
+    await tools.call_fails("set_env", {"key": "DATABASE_PASSWORD", "value": "x"}, "not_permitted")
     assert "DATABASE_PASSWORD" not in os.environ
 
 
@@ -97,11 +97,11 @@ async def test_allowed_names_are_read_and_set(tools: Any, monkeypatch: pytest.Mo
     assert await tools.ok("set_env", {"key": "APP_MODE", "value": "a"}, context) == {"previous": None}
     assert await tools.ok("set_env", {"key": "APP_MODE", "value": "b"}, context) == {"previous": "a"}
     assert await tools.ok("get_env", {"key": "APP_MODE"}, context) == {"value": "b"}
-    await tools.fails("get_env", {"key": "HOME"}, "not_permitted", context=context)
+    await tools.call_fails("get_env", {"key": "HOME"}, "not_permitted", context=context)
 
 
 async def test_an_empty_list_allows_nothing(tools: Any) -> None:
-    await tools.fails("get_env", {"key": "LANG"}, "not_permitted", context=ToolContext(allowed_env=[]))
+    await tools.call_fails("get_env", {"key": "LANG"}, "not_permitted", context=ToolContext(allowed_env=[]))
 
 
 @pytest.mark.parametrize("key", ["PATH", "LD_PRELOAD", "PYTHONPATH", "DYLD_INSERT_LIBRARIES", "https_proxy", "HOME"])
@@ -111,8 +111,8 @@ async def test_powerful_variables_are_set_only_where_they_are_named_exactly(
     monkeypatch.setenv(key, "before")
     change = {"key": key, "value": "before"}
 
-    await tools.fails("set_env", change, "not_permitted", key)
-    await tools.fails("set_env", change, "not_permitted", "exactly", context=ToolContext(allowed_env=["*"]))
+    await tools.call_fails("set_env", change, "not_permitted", key)
+    await tools.call_fails("set_env", change, "not_permitted", "exactly", context=ToolContext(allowed_env=["*"]))
     named = ToolContext(allowed_env=["*", key])
     assert await tools.ok("set_env", change, named) == {"previous": "before"}
 
@@ -120,11 +120,13 @@ async def test_powerful_variables_are_set_only_where_they_are_named_exactly(
 @pytest.mark.parametrize("key", ["", "A=B", "A\0B", "\ud800"])
 async def test_what_cannot_name_a_variable_is_refused(tools: Any, key: str) -> None:
     everything = ToolContext(allowed_env=["*"])
-    await tools.fails("get_env", {"key": key}, "invalid_parameters", "key", context=everything)
-    await tools.fails("set_env", {"key": key, "value": ""}, "invalid_parameters", "key", context=everything)
+    await tools.call_fails("get_env", {"key": key}, "invalid_parameters", "key", context=everything)
+    await tools.call_fails("set_env", {"key": key, "value": ""}, "invalid_parameters", "key", context=everything)
 
 
 @pytest.mark.parametrize("value", ["a\0b", "\ud800"])
 async def test_a_value_that_the_environment_cannot_carry_is_refused(tools: Any, value: str) -> None:
     context = ToolContext(allowed_env=["APP_MODE"])
-    await tools.fails("set_env", {"key": "APP_MODE", "value": value}, "invalid_parameters", "value", context=context)
+    await tools.call_fails(
+        "set_env", {"key": "APP_MODE", "value": value}, "invalid_parameters", "value", context=context
+    )

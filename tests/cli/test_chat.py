@@ -21,17 +21,16 @@ import pytest
 
 from tests.cli.conftest import environment
 from tests.cli.terminals import TOOLSPACE, Terminal
-from tests.server.serving import SECRET, write_config
-from tests.server.thinking import answer, calls, described, thinking
-from toolspace.agents.host import entity_of
+from tests.server.gateway_api import SECRET, write_config
+from tests.server.scripted_agents import agent_config, message_turns, open_model_server, tool_calls_turn
+from toolspace.agents.host import entity_id_for
 from toolspace.client.client import ToolspaceClient
 from toolspace.core.ids import derived_id
 from toolspace.core.records import InboxEvent
 from toolspace.models.registry import PROVIDERS
-from toolspace.server.control import GatewayDoor, listening
+from toolspace.server.control_socket import LocalGateway, serve_control_socket
 from toolspace.server.gateway import Gateway
-from toolspace.server.listener import serving
-from toolspace.server.mcp.http_server import listen
+from toolspace.server.web_server import bind_socket, serve_gateway
 
 pytestmark = pytest.mark.spec("17.1")
 
@@ -63,7 +62,7 @@ def fails() -> None:
     \"\"\"Fails.\"\"\"
     raise ValueError("it broke\\x1b[31m")
 """
-NO_KEYS = {variable: "" for provider in PROVIDERS.values() for variable in provider.keys}
+NO_KEYS = {variable: "" for provider in PROVIDERS.values() for variable in provider.key_variables}
 Act = Callable[["Run", InboxEvent], Awaitable[None]]
 
 
@@ -102,7 +101,7 @@ class Robot:
                 else:
                     if (await self.client.runs.get(run.id)).status == "running":
                         await self.client.runs.close(run.id)
-                await self.client.agents.done("robot", [event.event_id], claim=claim.claim)
+                await self.client.agents.acknowledge("robot", [event.event_id], claim=claim.claim)
 
 
 @asynccontextmanager
@@ -113,9 +112,9 @@ async def town(folder: Path, act: Act) -> AsyncIterator[Robot]:
     path = write_config(folder, functions="./tools.py", tools=[CONFIRM, BOOK, CHART], demo=False, storage=storage)
     async with AsyncExitStack() as stack:
         gateway = await stack.enter_async_context(Gateway.open(path))
-        url = await stack.enter_async_context(serving(gateway, listen("127.0.0.1", 0)))
-        door = GatewayDoor(url, gateway.authenticator.issue_local())
-        await stack.enter_async_context(listening(gateway.toolspace, door))
+        url = await stack.enter_async_context(serve_gateway(gateway, bind_socket("127.0.0.1", 0)))
+        door = LocalGateway(url, gateway.authenticator.create_local_key())
+        await stack.enter_async_context(serve_control_socket(gateway.toolspace, door))
         client = await stack.enter_async_context(ToolspaceClient(url, secret_key=SECRET))
         await client.entities.create("agent", "Robot", id="robot")
         robot = Robot(client, act)
@@ -292,7 +291,7 @@ async def test_a_conversation_goes_on_where_it_was(tmp_path: Path) -> None:
         await chat(tmp_path, stdin="two\n")
         spaces = [space async for space in robot.client.spaces.all()]
         assert len(spaces) == 1
-        assert len((await robot.client.spaces.messages(spaces[0].id)).items) == 4
+        assert len((await robot.client.spaces.list_messages(spaces[0].id)).items) == 4
 
 
 async def test_a_gateway_that_is_gone_ends_the_chat(tmp_path: Path) -> None:
@@ -439,13 +438,13 @@ async def test_an_agent_without_a_key_says_which_variable_to_set(tmp_path: Path)
 
 @pytest.mark.spec("10.6")
 async def test_the_answer_of_an_agent_that_a_request_is_handed_on_to_is_the_answer(tmp_path: Path) -> None:
-    async with thinking() as brain:
-        brain.script(calls(("router__handoff-to", {"agent": "clerk"})), model="of-desk")
-        space = derived_id("spc", "chat", derived_id("ent", "chat", getpass.getuser()), entity_of("desk"))
-        brain.script(*answer("It sails at noon.", space), model="of-clerk")
+    async with open_model_server() as brain:
+        brain.script(tool_calls_turn(("router__handoff-to", {"agent": "clerk"})), model="of-desk")
+        space = derived_id("spc", "chat", derived_id("ent", "chat", getpass.getuser()), entity_id_for("desk"))
+        brain.script(*message_turns("It sails at noon.", space), model="of-clerk")
         agents = {
-            "desk": described(brain, model={"name": "of-desk"}, router={"destinations": ["clerk"]}),
-            "clerk": described(brain, model={"name": "of-clerk"}),
+            "desk": agent_config(brain, model={"name": "of-desk"}, router={"destinations": ["clerk"]}),
+            "clerk": agent_config(brain, model={"name": "of-clerk"}),
         }
         write_config(tmp_path, agents=agents)
         async with sitting(tmp_path, "desk") as terminal:
@@ -453,4 +452,4 @@ async def test_the_answer_of_an_agent_that_a_request_is_handed_on_to_is_the_answ
             await see(terminal, "clerk: It sails at noon.")
             terminal.type("/quit\r")
             assert await left(terminal) == 0
-        assert len(brain.asked_of("of-desk")) == 1  # It does not answer the answer.
+        assert len(brain.list_requests("of-desk")) == 1  # It does not answer the answer.

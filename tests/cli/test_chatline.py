@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolspace.cli.chatline import Key, LineEditor, Submitted, width
+from toolspace.cli.chat.line_editor import ControlKey, LineEditor, SubmittedLine, width
 
 pytestmark = pytest.mark.spec("17.2")
 
@@ -20,7 +20,7 @@ def typed(*keys: bytes) -> LineEditor:
 
 def test_a_line_is_submitted_as_it_was_typed() -> None:
     editor = LineEditor()
-    assert editor.feed("Grüße, 東京\n".encode()) == [Submitted("Grüße, 東京")]
+    assert editor.feed("Grüße, 東京\n".encode()) == [SubmittedLine("Grüße, 東京")]
     assert (editor.text, editor.cursor) == ("", 0)
 
 
@@ -55,8 +55,8 @@ def test_older_lines_come_back_and_what_was_begun_is_kept() -> None:
 
 def test_ctrl_c_and_ctrl_d_are_told_and_change_nothing() -> None:
     editor = LineEditor()
-    assert editor.feed(b"\x04") == [Key.END]
-    assert editor.feed(b"ab\x03") == [Key.INTERRUPT]
+    assert editor.feed(b"\x04") == [ControlKey.END]
+    assert editor.feed(b"ab\x03") == [ControlKey.INTERRUPT]
     assert editor.feed(b"\x01\x04") == []
     assert editor.text == "b"
 
@@ -68,7 +68,7 @@ def test_what_is_pasted_is_one_text_however_it_arrives(size: int) -> None:
     actions = [action for at in range(0, len(data), size) for action in editor.feed(data[at : at + size])]
     assert actions == []
     assert editor.text == "say: one\ntwo\n end"
-    assert editor.feed(b"\r") == [Submitted("say: one\ntwo\n end")]
+    assert editor.feed(b"\r") == [SubmittedLine("say: one\ntwo\n end")]
 
 
 def test_a_line_wider_than_the_terminal_shows_what_is_around_the_cursor() -> None:

@@ -228,8 +228,8 @@ def database(done: Run) -> dict[str, Any]:
 
 @pytest.mark.spec("15.2")
 def test_a_database_is_named_with_its_version_and_never_touched(toolspace: Toolspace, project: Path) -> None:
-    from toolspace.storage.sql.schema import MIGRATIONS
-    from toolspace.storage.sql.sqlite import SqliteDatabase
+    from toolspace.storage.schema import MIGRATIONS
+    from toolspace.storage.sqlite.database import SqliteDatabase
 
     file = project / "data" / "gateway.db"
     before = database(toolspace("doctor", "--json", TOOLSPACE_STORAGE_URL=str(file)))

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolspace.cli.editors import CLIENTS, Surroundings, config_file, is_toolspace
-from toolspace.cli.jsonedit import remove_value, set_value
+from toolspace.cli.editors import CLIENTS, ClientEnvironment, config_file, is_toolspace
+from toolspace.cli.json_edit import remove_value, set_value
 from toolspace.cli.tomledit import remove_table, set_table
-from toolspace.config.document import TextFault
-from toolspace.config.jsontext import parse_json
+from toolspace.config.document import TextSyntaxError
+from toolspace.config.parsing import parse_json
 
 pytestmark = pytest.mark.spec("17.1")
 
@@ -111,7 +111,7 @@ def test_a_value_that_is_there_is_replaced_in_its_place() -> None:
 def test_what_is_no_json_is_refused_and_never_guessed_at(text: str) -> None:
     try:
         added = set_value(text, PATH, ENTRY)
-    except (TextFault, TypeError):
+    except (TextSyntaxError, TypeError):
         return
     assert parse_json(added).data["mcpServers"]["toolspace"] == ENTRY
 
@@ -196,14 +196,14 @@ def test_whatever_a_value_holds_toml_gives_it_back(before: dict[str, str], value
 def test_each_client_has_its_files_where_its_system_puts_them(
     client: str, scope: Any, platform: str, expected: str
 ) -> None:
-    around = Surroundings(Path("/p"), Path("/h"), {"APPDATA": "/r", "XDG_CONFIG_HOME": "relative"}, platform)
+    around = ClientEnvironment(Path("/p"), Path("/h"), {"APPDATA": "/r", "XDG_CONFIG_HOME": "relative"}, platform)
 
     assert config_file(CLIENTS[client], scope, around) == Path(expected)
 
 
 def test_variables_move_the_files_of_the_clients_that_have_them() -> None:
     moved = {"CLAUDE_CONFIG_DIR": "/c", "CODEX_HOME": "/x", "XDG_CONFIG_HOME": "/g"}
-    around = Surroundings(Path("/p"), Path("/h"), moved, "linux")
+    around = ClientEnvironment(Path("/p"), Path("/h"), moved, "linux")
 
     files = [config_file(CLIENTS[key], "user", around) for key in ("claude-code", "codex", "vscode")]
 

@@ -6,42 +6,45 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.processes import served
-from tests.server.serving import write_config
+from tests.server.gateway_api import write_config
+from tests.server.gateway_process import start_gateway_process
 from toolspace.models.registry import PROVIDERS
 
 pytestmark = [pytest.mark.spec("11.7"), pytest.mark.spec("17.1")]
 
-NO_KEYS = {variable: "" for provider in PROVIDERS.values() for variable in provider.keys}
+NO_KEYS = {variable: "" for provider in PROVIDERS.values() for variable in provider.key_variables}
 
 
 async def test_without_a_key_it_says_which_to_set_and_how_to_talk(tmp_path: Path) -> None:
-    async with served(tmp_path, environ=NO_KEYS) as gateway:
-        said = "\n".join(gateway.said)
+    async with start_gateway_process(tmp_path, environ=NO_KEYS) as gateway:
+        said = "\n".join(gateway.stderr_lines)
     assert 'The agent Demo is in the space "Lobby". It goes by a few rules: no key of a model is set.' in said
-    assert f"OPENAI_API_KEY     openai:{PROVIDERS['openai'].model}" in said
-    assert f"GEMINI_API_KEY     google:{PROVIDERS['google'].model}" in said
+    assert f"OPENAI_API_KEY     openai:{PROVIDERS['openai'].default_model}" in said
+    assert f"GEMINI_API_KEY     google:{PROVIDERS['google'].default_model}" in said
     assert "\n  toolspace chat\n" in said
 
 
 async def test_with_a_key_it_says_which_model_it_thinks_with(tmp_path: Path) -> None:
-    async with served(tmp_path, environ={**NO_KEYS, "ANTHROPIC_API_KEY": "sk-ant-none"}) as gateway:
-        said = "\n".join(gateway.said)
-    assert f'The agent Demo is in the space "Lobby", and thinks with anthropic:{PROVIDERS["anthropic"].model}.' in said
+    async with start_gateway_process(tmp_path, environ={**NO_KEYS, "ANTHROPIC_API_KEY": "sk-ant-none"}) as gateway:
+        said = "\n".join(gateway.stderr_lines)
+    assert (
+        f'The agent Demo is in the space "Lobby", and thinks with anthropic:{PROVIDERS["anthropic"].default_model}.'
+        in said
+    )
     assert "sk-ant-none" not in said
 
 
 async def test_agents_of_ones_own_are_named(tmp_path: Path) -> None:
     config = write_config(tmp_path, agents={"ann": {"model": "demo"}, "bob jones": {"model": "demo"}})
-    async with served(tmp_path, config) as gateway:
-        said = "\n".join(gateway.said)
+    async with start_gateway_process(tmp_path, config) as gateway:
+        said = "\n".join(gateway.stderr_lines)
     assert "Agents: ann, bob jones. To talk to one, in another terminal:\n  toolspace chat ann\n" in said
     assert "Lobby" not in said
 
 
 async def test_agents_that_cannot_think_are_named_with_what_they_lack(tmp_path: Path) -> None:
     agents = {"ann": {"model": "demo"}, "bob": {"model": "openai:gpt-5"}, "eve": {"model": "openai:gpt-5"}}
-    async with served(tmp_path, write_config(tmp_path, agents=agents), environ=NO_KEYS) as gateway:
-        said = "\n".join(gateway.said)
+    async with start_gateway_process(tmp_path, write_config(tmp_path, agents=agents), environ=NO_KEYS) as gateway:
+        said = "\n".join(gateway.stderr_lines)
     assert "Agents that cannot think yet (toolspace doctor says more):\n  bob, eve: openai:gpt-5: no key is set" in said
     assert "OPENAI_API_KEY" in said

@@ -8,9 +8,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tests.cli.conftest import Toolspace
-from toolspace.cli.editors import CLIENTS, Surroundings, config_file
-from toolspace.cli.importing import import_servers
-from toolspace.cli.serversection import server_section
+from toolspace.cli.editor_import import import_servers
+from toolspace.cli.editors import CLIENTS, ClientEnvironment, config_file
+from toolspace.cli.init import server_section
 from toolspace.config.load import load_config
 
 pytestmark = pytest.mark.spec("17.1")
@@ -258,7 +258,7 @@ raw_entries = st.fixed_dictionaries(
 def test_whatever_an_editors_file_holds_the_new_file_loads(
     tmp_path: Path, servers: dict[str, object], client: str
 ) -> None:
-    around = Surroundings(tmp_path, tmp_path, {}, "linux")
+    around = ClientEnvironment(tmp_path, tmp_path, {}, "linux")
     write(config_file(CLIENTS[client], "user", around), {CLIENTS[client].table: servers})
 
     found = import_servers(around, [client]).found

@@ -16,9 +16,9 @@ import aiohttp
 import pytest
 
 from tests.cli.conftest import Toolspace
-from tests.server.processes import Served, asking_process, served
-from tests.server.serving import SECRET, Api, write_config
-from toolspace.server import control
+from tests.server.gateway_api import SECRET, ApiClient, write_config
+from tests.server.gateway_process import GatewayProcess, open_process_api, start_gateway_process
+from toolspace.server import control_socket
 
 pytestmark = pytest.mark.spec("17.1")
 
@@ -43,38 +43,38 @@ def configured(folder: Path, **server: Any) -> Path:
     return write_config(folder, functions="./tools.py", server=server, tools=[ASKED])
 
 
-async def room(api: Api) -> None:
+async def room(api: ApiClient) -> None:
     """An agent in a space, in a run."""
     await api.create("/api/entities", id="robot", type="agent", name="Robot")
     await api.create("/api/spaces", id="workshop", name="Workshop", members=["robot"])
     await api.create("/api/runs", id="run-1", agentEntityId="robot", spaceId="workshop")
 
 
-def quiet_end(gateway: Served) -> None:
+def quiet_end(gateway: GatewayProcess) -> None:
     """Nothing went wrong on the way out."""
-    text = "\n".join(gateway.said)
+    text = "\n".join(gateway.stderr_lines)
     assert "Traceback" not in text, text
     assert "[ERR]" not in text, text
 
 
 @pytest.mark.spec("8.3")
 async def test_the_first_start_shows_keys_once_and_a_command_that_works(tmp_path: Path) -> None:
-    async with served(tmp_path) as first:
+    async with start_gateway_process(tmp_path) as first:
         keys = first.keys
-        hint = await first.says("curl ")
+        hint = await first.wait_for_line("curl ")
         pasted = await asyncio.to_thread(
             subprocess.run, ["bash", "-c", hint], capture_output=True, text=True, check=True, timeout=30
         )
         first.process.send_signal(signal.SIGTERM)
-        assert await first.ended() == 0
+        assert await first.wait_for_exit() == 0
         quiet_end(first)
     kept = b"".join(path.read_bytes() for path in (tmp_path / "state").rglob("*") if path.is_file())
-    async with served(tmp_path) as second, asking_process(second, keys["secret"]) as api:
+    async with start_gateway_process(tmp_path) as second, open_process_api(second, keys["secret"]) as api:
         again = second.keys
         me = await api.get("/api/me")
-        line = await second.says("toolspace keys new")
+        line = await second.wait_for_line("toolspace keys new")
         second.process.send_signal(signal.SIGINT)
-        assert await second.ended() == 0
+        assert await second.wait_for_exit() == 0
         quiet_end(second)
 
     assert re.fullmatch(r"http://127\.0\.0\.1:\d+", first.url)
@@ -85,7 +85,7 @@ async def test_the_first_start_shows_keys_once_and_a_command_that_works(tmp_path
     assert again == {}
     assert me.status == 200
     assert "shown on the first start" in line
-    assert str(tmp_path / "state" / "toolspace" / "toolspace.db") in "\n".join(first.said)
+    assert str(tmp_path / "state" / "toolspace" / "toolspace.db") in "\n".join(first.stderr_lines)
 
 
 async def test_for_programs_it_prints_one_document(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_an_address_that_is_not_of_this_machine_is_refused(toolspace: Toolspace)
 
 
 async def test_two_cannot_share_a_file_and_the_second_is_told_why(tmp_path: Path, toolspace: Toolspace) -> None:
-    async with served(tmp_path) as first:
+    async with start_gateway_process(tmp_path) as first:
         done = await asyncio.to_thread(toolspace, "serve", "--port", "0", XDG_STATE_HOME=str(tmp_path / "state"))
 
     assert done.returncode == 2
@@ -137,23 +137,23 @@ async def test_two_cannot_share_a_file_and_the_second_is_told_why(tmp_path: Path
 
 @pytest.mark.spec("8.3")
 async def test_beyond_loopback_it_warns_and_commands_here_still_reach_it(tmp_path: Path) -> None:
-    async with served(tmp_path, None, "--host", "0.0.0.0") as gateway:
-        warning = await gateway.says("warning:")
-        door = await control.find_gateway(tmp_path / "state" / "toolspace", None)
+    async with start_gateway_process(tmp_path, None, "--host", "0.0.0.0") as gateway:
+        warning = await gateway.wait_for_line("warning:")
+        door = await control_socket.find_gateway(tmp_path / "state" / "toolspace", None)
         assert door is not None
         async with aiohttp.ClientSession() as session:
-            me = await Api(door.url, session, {"x-secret-key": door.key}).get("/api/me")
+            me = await ApiClient(door.url, session, {"x-secret-key": door.key}).get("/api/me")
 
     assert "without encryption" in warning
     assert door.url.startswith("http://127.0.0.1:")
     assert me.status == 200
-    assert door.key not in "\n".join((*gateway.printed, *gateway.said))
+    assert door.key not in "\n".join((*gateway.stdout_lines, *gateway.stderr_lines))
 
 
 @pytest.mark.spec("5.4")
 async def test_a_change_of_the_configuration_is_taken_in(tmp_path: Path) -> None:
     config = configured(tmp_path)
-    async with served(tmp_path, config) as gateway, asking_process(gateway) as api:
+    async with start_gateway_process(tmp_path, config) as gateway, open_process_api(gateway) as api:
         before = await api.get("/api/tools/waits_for_file")
         document = json.loads(config.read_text())
         config.write_text(json.dumps({**document, "tools": [ASKED, {**ASKED, "name": "askAgain"}]}))
@@ -170,7 +170,7 @@ async def test_a_change_of_the_configuration_is_taken_in(tmp_path: Path) -> None
 async def test_a_stop_parks_what_waits_ends_streams_and_lets_what_runs_end(tmp_path: Path) -> None:
     config = configured(tmp_path, stopTimeout="30s")
     file = tmp_path / "result"
-    async with served(tmp_path, config) as gateway, asking_process(gateway) as api:
+    async with start_gateway_process(tmp_path, config) as gateway, open_process_api(gateway) as api:
         await room(api)
         stream = await api.session.get(f"{gateway.url}/api/spaces/workshop/stream", headers=api.headers)
         asked = asyncio.create_task(
@@ -183,7 +183,7 @@ async def test_a_stop_parks_what_waits_ends_streams_and_lets_what_runs_end(tmp_p
                 break
 
         gateway.process.send_signal(signal.SIGTERM)
-        await gateway.says("Stopping")
+        await gateway.wait_for_line("Stopping")
         parked = await asked
         rest = await stream.content.read()
         with pytest.raises(aiohttp.ClientConnectionError):
@@ -191,10 +191,10 @@ async def test_a_stop_parks_what_waits_ends_streams_and_lets_what_runs_end(tmp_p
         still_runs = not runs.done()
         file.write_text("the result")
         finished = await runs
-        code = await gateway.ended()
+        code = await gateway.wait_for_exit()
         quiet_end(gateway)
 
-    async with served(tmp_path, config) as gateway, asking_process(gateway) as api:
+    async with start_gateway_process(tmp_path, config) as gateway, open_process_api(gateway) as api:
         kept = await api.get("/api/calls/call-1")
         answered = await api.post("/api/runs/run-1/tool-results", {"callId": "call-1", "result": True})
         inbox = await api.get("/api/agents/robot/inbox")
@@ -212,17 +212,17 @@ async def test_a_stop_parks_what_waits_ends_streams_and_lets_what_runs_end(tmp_p
 async def test_what_does_not_end_in_time_is_stopped_and_written_down(tmp_path: Path) -> None:
     config = configured(tmp_path, stopTimeout=100)
     never = str(tmp_path / "never")
-    async with served(tmp_path, config) as gateway, asking_process(gateway) as api:
+    async with start_gateway_process(tmp_path, config) as gateway, open_process_api(gateway) as api:
         await room(api)
         body = {"name": "waits_for_file", "args": {"path": never}, "callId": "call-2"}
         runs = asyncio.create_task(api.post("/api/runs/run-1/calls", body))
         await _until(lambda: Path(f"{never}.began").exists())
         gateway.process.send_signal(signal.SIGTERM)
         stopped = await runs
-        assert await gateway.ended() == 0
+        assert await gateway.wait_for_exit() == 0
         quiet_end(gateway)
 
-    async with served(tmp_path, config) as gateway, asking_process(gateway) as api:
+    async with start_gateway_process(tmp_path, config) as gateway, open_process_api(gateway) as api:
         kept = await api.get("/api/calls/call-2")
 
     assert stopped.data["errorKind"] == "canceled"
@@ -233,13 +233,13 @@ async def test_what_does_not_end_in_time_is_stopped_and_written_down(tmp_path: P
 async def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
     config = configured(tmp_path, stopTimeout="1h")
     never = str(tmp_path / "never")
-    async with served(tmp_path, config) as gateway, asking_process(gateway) as api:
+    async with start_gateway_process(tmp_path, config) as gateway, open_process_api(gateway) as api:
         runs = asyncio.create_task(api.post("/api/tools/waits_for_file/call", {"args": {"path": never}}))
         await _until(lambda: Path(f"{never}.began").exists())
         gateway.process.send_signal(signal.SIGINT)
-        await gateway.says("Stopping")
+        await gateway.wait_for_line("Stopping")
         gateway.process.send_signal(signal.SIGINT)
-        code = await gateway.ended()
+        code = await gateway.wait_for_exit()
         with pytest.raises(aiohttp.ClientError):
             await runs
 
@@ -255,7 +255,7 @@ async def test_keys_are_not_lost_where_the_first_start_fails(tmp_path: Path, too
     failed = await asyncio.to_thread(
         toolspace, "--config", str(tmp_path / "needed.json"), "serve", "--port", "0", **environ
     )
-    async with served(tmp_path) as gateway:
+    async with start_gateway_process(tmp_path) as gateway:
         keys = gateway.keys
 
     assert failed.returncode == 1, failed.stderr
@@ -275,5 +275,5 @@ async def _until_refused(url: str) -> None:
     """Connects anew until nobody answers."""
     for _ in range(500):
         async with aiohttp.ClientSession() as session:
-            await Api(url, session, {"x-secret-key": SECRET}).get("/health")
+            await ApiClient(url, session, {"x-secret-key": SECRET}).get("/health")
         await asyncio.sleep(0.01)

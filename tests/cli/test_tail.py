@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import environment
-from tests.server.processes import served
-from tests.server.serving import SECRET, write_config
+from tests.server.gateway_api import SECRET, write_config
+from tests.server.gateway_process import start_gateway_process
 from toolspace.client.client import ToolspaceClient
 from toolspace.client.errors import Unauthorized
 
@@ -76,12 +76,12 @@ async def command(folder: Path, *words: str, **changes: str) -> subprocess.Compl
 
 async def test_tail_shows_what_happens_and_ends_well(tmp_path: Path) -> None:
     write_config(tmp_path)
-    async with served(tmp_path) as gateway, ToolspaceClient(gateway.url, secret_key=SECRET) as client:
+    async with start_gateway_process(tmp_path) as gateway, ToolspaceClient(gateway.url, secret_key=SECRET) as client:
         ada = await client.entities.create("human", "Ada", id="ada")
         space = await client.spaces.create("Support", members=[ada.id], id="support")
         async with tailing(tmp_path) as tail:
             await tail.says("following everything")
-            await client.spaces.say(space.id, "Hello\nworld", entity_id=ada.id)
+            await client.spaces.send_message(space.id, "Hello\nworld", entity_id=ada.id)
             assert "message.started" in await tail.line()
             assert (await tail.line()).endswith("message.done      ada  Hello  space:support")
             tail.process.send_signal(signal.SIGINT)
@@ -90,17 +90,17 @@ async def test_tail_shows_what_happens_and_ends_well(tmp_path: Path) -> None:
 
 async def test_tail_follows_one_space_as_json_over_a_restart(tmp_path: Path) -> None:
     write_config(tmp_path)
-    async with served(tmp_path) as gateway, ToolspaceClient(gateway.url, secret_key=SECRET) as client:
+    async with start_gateway_process(tmp_path) as gateway, ToolspaceClient(gateway.url, secret_key=SECRET) as client:
         await client.entities.create("human", "Ada", id="ada")
         await client.spaces.create("Support", members=["ada"], id="support")
         async with tailing(tmp_path, "--space", "support", "--json") as tail:
             await tail.says("following space:support")
-            await client.spaces.say("support", "one", entity_id="ada")
+            await client.spaces.send_message("support", "one", entity_id="ada")
             seen = [json.loads(await tail.line()) for _ in range(2)]
             gateway.process.kill()
             await tail.says("the gateway is gone")
-            async with served(tmp_path) as again, ToolspaceClient(again.url, secret_key=SECRET) as other:
-                await other.spaces.say("support", "two", entity_id="ada")
+            async with start_gateway_process(tmp_path) as again, ToolspaceClient(again.url, secret_key=SECRET) as other:
+                await other.spaces.send_message("support", "two", entity_id="ada")
                 seen += [json.loads(await tail.line()) for _ in range(2)]
                 tail.process.send_signal(signal.SIGTERM)
                 assert await tail.process.wait() == 0
@@ -110,7 +110,7 @@ async def test_tail_follows_one_space_as_json_over_a_restart(tmp_path: Path) -> 
 
 async def test_tail_of_a_run_shows_its_calls(tmp_path: Path) -> None:
     write_config(tmp_path)
-    async with served(tmp_path) as gateway, ToolspaceClient(gateway.url, secret_key=SECRET) as client:
+    async with start_gateway_process(tmp_path) as gateway, ToolspaceClient(gateway.url, secret_key=SECRET) as client:
         agent = await client.entities.create("agent", "Bot", id="bot")
         run = await client.runs.open(agent.id, id="run_1")
         changes = {"TOOLSPACE_URL": gateway.url, "TOOLSPACE_SECRET_KEY": SECRET}
@@ -126,7 +126,7 @@ async def test_tail_of_a_run_shows_its_calls(tmp_path: Path) -> None:
 
 async def test_tail_of_everything_says_once_what_a_run_does_in_a_space(tmp_path: Path) -> None:
     write_config(tmp_path)
-    async with served(tmp_path) as gateway, ToolspaceClient(gateway.url, secret_key=SECRET) as client:
+    async with start_gateway_process(tmp_path) as gateway, ToolspaceClient(gateway.url, secret_key=SECRET) as client:
         await client.entities.create("agent", "Bot", id="bot")
         await client.spaces.create("Support", members=["bot"], id="support")
         async with tailing(tmp_path) as tail:
@@ -161,7 +161,7 @@ async def test_tail_without_a_gateway_says_what_to_do(tmp_path: Path) -> None:
 
 async def test_tail_with_a_wrong_key_or_of_an_unknown_space_ends(tmp_path: Path) -> None:
     write_config(tmp_path)
-    async with served(tmp_path) as gateway:
+    async with start_gateway_process(tmp_path) as gateway:
         wrong = await command(tmp_path, "tail", "--url", gateway.url, "--key", "sk_wrong_0123456789abcdef0123456789")
         unknown = await command(tmp_path, "tail", "--space", "nowhere")
     assert wrong.returncode == 2
@@ -172,7 +172,7 @@ async def test_tail_with_a_wrong_key_or_of_an_unknown_space_ends(tmp_path: Path)
 
 async def test_tail_into_a_pipe_that_is_closed_ends_well(tmp_path: Path) -> None:
     write_config(tmp_path)
-    async with served(tmp_path) as gateway, ToolspaceClient(gateway.url, secret_key=SECRET) as client:
+    async with start_gateway_process(tmp_path) as gateway, ToolspaceClient(gateway.url, secret_key=SECRET) as client:
         await client.entities.create("human", "Ada", id="ada")
         await client.spaces.create("Support", members=["ada"], id="support")
         script = f'"$0" -m toolspace tail --config {tmp_path / "toolspace.json"} | head -1'
@@ -185,14 +185,14 @@ async def test_tail_into_a_pipe_that_is_closed_ends_well(tmp_path: Path) -> None
         tail = Tail(process)
         await tail.says("following everything")
         while process.returncode is None:
-            await client.spaces.say("support", "hello", entity_id="ada")
+            await client.spaces.send_message("support", "hello", entity_id="ada")
         assert process.returncode == 0
         await process.communicate()
 
 
 async def test_keys_are_made_listed_and_revoked(tmp_path: Path) -> None:
     write_config(tmp_path)
-    async with served(tmp_path) as gateway:
+    async with start_gateway_process(tmp_path) as gateway:
         made = await command(tmp_path, "keys", "new", "--kind", "tools", "--name", "friend", "--allow", "current_*")
         assert made.returncode == 0, made.stderr
         key = made.stdout.strip()

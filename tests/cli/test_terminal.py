@@ -9,7 +9,7 @@ import pytest
 from tests.cli.conftest import environment
 from tests.cli.terminals import Terminal
 from toolspace.cli.list import shorten
-from toolspace.cli.output import neutral, one_line
+from toolspace.cli.output import escape_control_characters, first_line
 
 pytestmark = pytest.mark.spec("17.2")
 COLOUR = {"TERM": "xterm-256color", "NO_COLOR": ""}
@@ -88,11 +88,11 @@ def test_log_lines_are_coloured_by_their_level(project: Path) -> None:
 
 
 def test_only_what_a_terminal_would_obey_is_escaped() -> None:
-    assert neutral("a\tb\nc é 漢\r\nd") == "a\tb\nc é 漢\nd"
-    assert neutral("\x1b\x07\x7f\x9b\u202e") == "\\x1b\\x07\\u007f\\u009b\\u202e"
-    assert neutral("over\rwritten") == "over\\x0dwritten"
-    assert one_line("\n first \n second") == "first"
-    assert one_line("") == ""
+    assert escape_control_characters("a\tb\nc é 漢\r\nd") == "a\tb\nc é 漢\nd"
+    assert escape_control_characters("\x1b\x07\x7f\x9b\u202e") == "\\x1b\\x07\\u007f\\u009b\\u202e"
+    assert escape_control_characters("over\rwritten") == "over\\x0dwritten"
+    assert first_line("\n first \n second") == "first"
+    assert first_line("") == ""
 
 
 def test_wide_characters_count_twice_when_a_text_is_cut() -> None:

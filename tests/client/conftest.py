@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.server.serving import SECRET, asking, write_config
+from tests.server.gateway_api import SECRET, open_api, write_config
 from toolspace.client.client import ToolspaceClient
 from toolspace.server.gateway import Gateway
 
@@ -34,7 +34,7 @@ async def gateway(config: Path) -> AsyncIterator[Gateway]:
 
 @pytest.fixture
 async def url(gateway: Gateway) -> AsyncIterator[str]:
-    async with asking(gateway) as api:
+    async with open_api(gateway) as api:
         yield api.url
 
 

@@ -9,19 +9,19 @@ import pytest
 from aiohttp import web
 
 import toolspace
-from tests.server.serving import PUBLIC, SECRET
+from tests.server.gateway_api import PUBLIC, SECRET
 from toolspace.client.client import ToolspaceClient
 from toolspace.client.errors import (
     ApiError,
     BadRequest,
     Conflict,
     Forbidden,
+    GatewayUnreachable,
     NotFound,
     TooLarge,
     Unauthorized,
     Unavailable,
-    UnexpectedAnswer,
-    Unreachable,
+    UnexpectedResponse,
 )
 from toolspace.core.records import CallRecord, Entity, Message, RunRecord, Space
 from toolspace.errors import ToolspaceError
@@ -64,12 +64,12 @@ async def test_spaces_entities_and_messages_come_as_records(client: ToolspaceCli
     space = await client.spaces.create("Support", members=[ada.id])
     assert isinstance(space, Space)
     await client.spaces.add_member(space.id, bot.id)
-    assert {member.entity_id for member in await client.spaces.members(space.id)} == {ada.id, bot.id}
-    said = await client.spaces.say(space.id, "Hello!", entity_id=ada.id)
+    assert {member.entity_id for member in await client.spaces.list_members(space.id)} == {ada.id, bot.id}
+    said = await client.spaces.send_message(space.id, "Hello!", entity_id=ada.id)
     assert isinstance(said, Message)
-    page = await client.spaces.messages(space.id)
+    page = await client.spaces.list_messages(space.id)
     assert [message.content for message in page.items] == ["Hello!"]
-    assert (await client.spaces.message(space.id, said.id)).seq == 1
+    assert (await client.spaces.get_message(space.id, said.id)).seq == 1
     assert (await client.spaces.update(space.id, name="Help")).name == "Help"
     assert [one.id async for one in client.spaces.all()] == [space.id]
     await client.spaces.remove_member(space.id, ada.id)
@@ -92,16 +92,16 @@ async def test_program_with_its_own_loop_opens_a_run_calls_tools_and_closes_it(c
     run = await client.runs.open(agent.id, trigger={"why": "test"})
     assert isinstance(run, RunRecord)
     result = await client.runs.call(run.id, "hello")
-    assert (result.ok, result.result, result.pending) == (True, "hello", False)
+    assert (result.ok, result.result, result.is_pending) == (True, "hello", False)
     assert result.unwrap() == "hello"
     pending = await client.runs.call(run.id, "later", {"to": "left"})
-    assert pending.pending
-    calls = await client.runs.calls(run.id)
+    assert pending.is_pending
+    calls = await client.runs.list_calls(run.id)
     assert [(call.tool_name, call.status) for call in calls] == [("hello", "completed"), ("later", "pending")]
     closed = await client.runs.close(run.id, usage={"tokens": 3})
     assert (closed.status, closed.usage) == ("completed", {"tokens": 3})
     assert (await client.runs.close(run.id)).status == "completed"
-    assert [one.id for one in (await client.agents.runs(agent.id)).items] == [run.id]
+    assert [one.id for one in (await client.agents.list_runs(agent.id)).items] == [run.id]
 
 
 @pytest.mark.spec("13.1")
@@ -120,7 +120,7 @@ async def test_results_are_submitted_to_a_run_and_to_a_space(client: ToolspaceCl
     assert (failed.status, failed.is_error) == ("resolved", True)
     claim = await client.agents.claim(agent.id, count=10, wait=5)
     assert {event.data["callId"] for event in claim.items} == {answered.call_id, failed.call_id}
-    done = await client.agents.done(agent.id, [event.event_id for event in claim.items], claim=claim.claim)
+    done = await client.agents.acknowledge(agent.id, [event.event_id for event in claim.items], claim=claim.claim)
     assert len(done) == 2
 
 
@@ -128,8 +128,8 @@ async def test_results_are_submitted_to_a_run_and_to_a_space(client: ToolspaceCl
 async def test_second_result_is_a_conflict_that_has_the_first(client: ToolspaceClient) -> None:
     call = await client.tools.call("later")
     assert call.pending_tool_call_id
-    await client.tools.submit_call_result(call.pending_tool_call_id, "first", key="one")
-    again = await client.tools.submit_call_result(call.pending_tool_call_id, "first", key="one")
+    await client.tools.submit_call_result(call.pending_tool_call_id, "first", idempotency_key="one")
+    again = await client.tools.submit_call_result(call.pending_tool_call_id, "first", idempotency_key="one")
     assert again.result == "first"
     with pytest.raises(Conflict) as refused:
         await client.tools.submit_call_result(call.pending_tool_call_id, "second")
@@ -156,12 +156,12 @@ async def test_large_results_are_taken(client: ToolspaceClient) -> None:
 
 async def test_inbox_events_are_pushed_claimed_and_given_back(client: ToolspaceClient) -> None:
     agent = await client.entities.create("agent", "Bot")
-    assert await client.agents.push(agent.id, {"order": 1}, event_id="order_1")
-    assert not await client.agents.push(agent.id, {"order": 1}, event_id="order_1")
+    assert await client.agents.push_event(agent.id, {"order": 1}, event_id="order_1")
+    assert not await client.agents.push_event(agent.id, {"order": 1}, event_id="order_1")
     claim = await client.agents.claim(agent.id)
-    (back,) = await client.agents.give_back(agent.id, ["order_1"], claim=claim.claim, error="not now")
+    (back,) = await client.agents.release(agent.id, ["order_1"], claim=claim.claim, error="not now")
     assert (back.status, back.attempts) == ("pending", 1)
-    assert [event.event_id for event in await client.agents.inbox(agent.id)] == ["order_1"]
+    assert [event.event_id for event in await client.agents.list_inbox(agent.id)] == ["order_1"]
 
 
 async def test_tools_are_listed_and_a_failing_one_is_a_result(client: ToolspaceClient) -> None:
@@ -183,12 +183,12 @@ async def test_entity_with_a_token_sees_its_own_spaces_alone(client: ToolspaceCl
     async def token() -> str:
         nonlocal asked
         asked += 1
-        return "expired" if asked == 1 else await client.entities.token(ada.id)
+        return "expired" if asked == 1 else await client.entities.create_token(ada.id)
 
     async with ToolspaceClient(url, public_key=PUBLIC, token=token) as someone:
         assert [space.id for space in (await someone.spaces.list()).items] == [own.id]
         assert asked == 2, "a token that is not taken is renewed, once"
-        assert (await someone.spaces.say(own.id, "It is me.")).sender_id == ada.id
+        assert (await someone.spaces.send_message(own.id, "It is me.")).sender_id == ada.id
         with pytest.raises(Forbidden):
             await someone.spaces.get(other.id)
         with pytest.raises(Forbidden):
@@ -273,7 +273,7 @@ async def test_call_whose_fate_is_unknown_is_not_sent_again(serve: Callable[[Han
         return web.Response()
 
     async with ToolspaceClient(await serve(handler), secret_key=SECRET) as client:
-        with pytest.raises(Unreachable) as lost:
+        with pytest.raises(GatewayUnreachable) as lost:
             await client.tools.call("hello")
     assert len(asked) == 1
     assert lost.value.was_sent
@@ -298,7 +298,7 @@ async def test_lost_submission_is_repeated_under_one_key(serve: Callable[[Handle
 
 async def test_gateway_that_stays_away_is_an_error_that_names_it() -> None:
     async with ToolspaceClient("http://127.0.0.1:9", secret_key=SECRET, attempts=2) as client:
-        with pytest.raises(Unreachable, match="cannot be reached"):
+        with pytest.raises(GatewayUnreachable, match="cannot be reached"):
             await client.spaces.list()
 
 
@@ -307,9 +307,9 @@ async def test_answers_of_something_else_are_told_as_such(serve: Callable[[Handl
         return web.Response(text="<html>", content_type="text/html")
 
     async with ToolspaceClient(await serve(handler), secret_key=SECRET) as client:
-        with pytest.raises(UnexpectedAnswer, match="not JSON"):
+        with pytest.raises(UnexpectedResponse, match="not JSON"):
             await client.spaces.list()
-        with pytest.raises(UnexpectedAnswer, match="text/html"):
+        with pytest.raises(UnexpectedResponse, match="text/html"):
             await anext(client.subscribe())
 
 

@@ -12,25 +12,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.client.breaker import breaking
-from tests.server.serving import SECRET
+from tests.server.gateway_api import SECRET
 from toolspace.client.client import ToolspaceClient
 from toolspace.client.errors import NotFound
-from toolspace.client.events import Event, Frames
+from toolspace.client.events import Frames, StreamEvent
 from toolspace.server.gateway import Gateway
-from toolspace.server.listener import serving
-from toolspace.server.mcp.http_server import listen, url_of
+from toolspace.server.web_server import bind_socket, serve_gateway, socket_url
 
 TEXT = b': hi\n\nretry: 250\n\nid: 7\nevent: a\ndata: {"x": 1}\n\ndata: one\r\ndata: two\r\n\r\nid: 9\n\n'
 EVENTS = [
-    Event(id="7", type="a", data={"x": 1}),
-    Event(id=None, type="message", data="one\ntwo"),
-    Event(id="9", type="", data=None),
+    StreamEvent(id="7", type="a", data={"x": 1}),
+    StreamEvent(id=None, type="message", data="one\ntwo"),
+    StreamEvent(id="9", type="", data=None),
 ]
 
 
 @given(st.lists(st.integers(1, len(TEXT) - 1), max_size=8))
 def test_events_are_the_same_however_their_bytes_are_cut(cuts: list[int]) -> None:
-    frames, events, start = Frames(), list[Event](), 0
+    frames, events, start = Frames(), list[StreamEvent](), 0
     for end in [*sorted(cuts), len(TEXT)]:
         events += frames.feed(TEXT[start:end])
         start = end
@@ -42,12 +41,12 @@ def test_events_are_the_same_however_their_bytes_are_cut(cuts: list[int]) -> Non
 async def test_subscription_gives_what_happens_in_a_space(client: ToolspaceClient) -> None:
     ada = await client.entities.create("human", "Ada")
     space = await client.spaces.create("Support", members=[ada.id])
-    await client.spaces.say(space.id, "before", entity_id=ada.id)
+    await client.spaces.send_message(space.id, "before", entity_id=ada.id)
     async with client.spaces.subscribe(space.id, from_start=True) as events:
         seen = [await anext(events), await anext(events)]
         assert [event.type for event in seen] == ["message.started", "message.done"]
         assert seen[1].data["message"]["content"] == "before"
-        await client.spaces.say(space.id, "after", entity_id=ada.id)
+        await client.spaces.send_message(space.id, "after", entity_id=ada.id)
         assert (await anext(events)).type == "message.started"
         assert events.last_event_id == "3"
     async with client.spaces.subscribe(space.id, last_event_id=events.last_event_id) as rest:
@@ -64,7 +63,7 @@ async def test_line_that_breaks_again_and_again_loses_and_repeats_nothing(client
 
     async def talk(entity_id: str) -> None:
         for number in range(count // len(people)):
-            await client.spaces.say(space.id, f"{entity_id} {number}", entity_id=entity_id)
+            await client.spaces.send_message(space.id, f"{entity_id} {number}", entity_id=entity_id)
 
     async with (
         # Each connection brings a few events, and breaks in the middle of one.
@@ -84,18 +83,18 @@ async def test_line_that_breaks_again_and_again_loses_and_repeats_nothing(client
 
 @pytest.mark.spec("13.1")
 async def test_subscription_goes_on_when_the_gateway_was_restarted(config: Path) -> None:
-    listening = listen("127.0.0.1", 0)
-    url, port = url_of(listening), listening.getsockname()[1]
+    listening = bind_socket("127.0.0.1", 0)
+    url, port = socket_url(listening), listening.getsockname()[1]
     async with ToolspaceClient(url, secret_key=SECRET) as client, asyncio.timeout(30):
-        async with Gateway.open(config) as gateway, serving(gateway, listening):
+        async with Gateway.open(config) as gateway, serve_gateway(gateway, listening):
             ada = await client.entities.create("human", "Ada")
             space = await client.spaces.create("Support", members=[ada.id])
             events = client.spaces.subscribe(space.id, from_start=True)
-            await client.spaces.say(space.id, "before", entity_id=ada.id)
+            await client.spaces.send_message(space.id, "before", entity_id=ada.id)
             seen = [await anext(events) for _ in range(2)]
         waiting = asyncio.ensure_future(anext(events))
-        async with Gateway.open(config) as gateway, serving(gateway, listen("127.0.0.1", port)):
-            await client.spaces.say(space.id, "after", entity_id=ada.id)
+        async with Gateway.open(config) as gateway, serve_gateway(gateway, bind_socket("127.0.0.1", port)):
+            await client.spaces.send_message(space.id, "after", entity_id=ada.id)
             seen += [await waiting, await anext(events)]
         events.close()
     assert [event.id for event in seen] == ["1", "2", "3", "4"]
@@ -117,7 +116,7 @@ async def test_closing_ends_an_iteration_that_waits(client: ToolspaceClient) -> 
     space = await client.spaces.create("Support")
     events = client.spaces.subscribe(space.id)
 
-    async def read() -> list[Event]:
+    async def read() -> list[StreamEvent]:
         return [event async for event in events]
 
     reading = asyncio.ensure_future(read())
@@ -129,12 +128,12 @@ async def test_closing_ends_an_iteration_that_waits(client: ToolspaceClient) -> 
 async def test_loop_that_is_left_gives_its_connection_back(client: ToolspaceClient, gateway: Gateway) -> None:
     ada = await client.entities.create("human", "Ada")
     space = await client.spaces.create("Support", members=[ada.id])
-    await client.spaces.say(space.id, "hello", entity_id=ada.id)
+    await client.spaces.send_message(space.id, "hello", entity_id=ada.id)
     async for _ in client.spaces.subscribe(space.id, from_start=True):
-        assert len(gateway.readers) == 1
+        assert len(gateway.streams) == 1
         break
     gc.collect()
-    while len(gateway.readers):
+    while len(gateway.streams):
         await client.spaces.get(space.id)
 
 
@@ -144,6 +143,6 @@ async def test_everything_is_for_those_who_watch(client: ToolspaceClient) -> Non
     async with client.subscribe() as events:
         waiting = asyncio.ensure_future(anext(events))
         await events.connected.wait()
-        await client.spaces.say(space.id, "hello", entity_id=ada.id)
+        await client.spaces.send_message(space.id, "hello", entity_id=ada.id)
         event = await waiting
     assert (event.type, event.data["stream"]) == ("message.started", f"space:{space.id}")

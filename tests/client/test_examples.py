@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.serving import SECRET, asking, write_config
+from tests.server.gateway_api import SECRET, open_api, write_config
 from toolspace.client.client import ToolspaceClient
 from toolspace.server.gateway import Gateway
 
@@ -39,7 +39,7 @@ async def running(name: str, url: str) -> AsyncIterator[asyncio.subprocess.Proce
 
 @pytest.fixture
 async def url(tmp_path: Path) -> AsyncIterator[str]:
-    async with Gateway.open(write_config(tmp_path, tools=[ROBOT])) as gateway, asking(gateway) as api:
+    async with Gateway.open(write_config(tmp_path, tools=[ROBOT])) as gateway, open_api(gateway) as api:
         yield api.url
 
 

@@ -16,16 +16,15 @@ from pathlib import Path
 import pytest
 
 from tests.client.breaker import breaking
-from tests.server.serving import SECRET
+from tests.server.gateway_api import SECRET
 from toolspace.client.client import ToolspaceClient
 from toolspace.client.errors import BadRequest, Unauthorized
-from toolspace.client.shapes import CallResult
+from toolspace.client.responses import CallResult
 from toolspace.client.worker import OfferedCall, ToolWorker
 from toolspace.core.records import CallRecord
 from toolspace.errors import ToolspaceError
 from toolspace.server.gateway import Gateway
-from toolspace.server.listener import serving
-from toolspace.server.mcp.http_server import listen, url_of
+from toolspace.server.web_server import bind_socket, serve_gateway, socket_url
 
 PROGRAMS = Path(__file__).parent / "programs"
 
@@ -164,8 +163,8 @@ async def test_ctrl_c_finishes_what_runs_and_sends_its_result(client: ToolspaceC
 
 @pytest.mark.spec("13.1")
 async def test_worker_goes_on_when_the_gateway_was_restarted(config: Path) -> None:
-    listening = listen("127.0.0.1", 0)
-    url, port = url_of(listening), listening.getsockname()[1]
+    listening = bind_socket("127.0.0.1", 0)
+    url, port = socket_url(listening), listening.getsockname()[1]
     worker = ToolWorker(url, secret_key=SECRET)
     begun, may_end = asyncio.Event(), asyncio.Event()
     executed: list[str] = []
@@ -178,13 +177,13 @@ async def test_worker_goes_on_when_the_gateway_was_restarted(config: Path) -> No
         return f"went {to}"
 
     async with asyncio.timeout(30), ToolspaceClient(url, secret_key=SECRET) as client:
-        async with Gateway.open(config) as gateway, serving(gateway, listening):
+        async with Gateway.open(config) as gateway, serve_gateway(gateway, listening):
             serve = asyncio.ensure_future(worker.run())
             await worker.ready.wait()
             first = await client.tools.call("later", {"to": "left"})
             await begun.wait()
         may_end.set()  # Its result has to wait until there is someone to take it.
-        async with Gateway.open(config) as gateway, serving(gateway, listen("127.0.0.1", port)):
+        async with Gateway.open(config) as gateway, serve_gateway(gateway, bind_socket("127.0.0.1", port)):
             assert (await resolved(client, first)).result == "went left"
             await resolved(client, await client.tools.call("later", {"to": "right"}))
             await worker.stop()

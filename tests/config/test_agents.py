@@ -11,16 +11,16 @@ import pytest
 from toolspace.config.load import Config, load_config
 from toolspace.config.model import (
     AgentLimits,
-    AgentModel,
+    AgentLoopSettings,
+    AgentModelSettings,
     AgentSpec,
-    Consciousness,
-    Embeddings,
-    Loop,
-    Notifications,
-    Smtp,
-    Webhook,
+    ConsciousnessSettings,
+    EmbeddingSettings,
+    NotificationSettings,
+    SmtpSettings,
+    WebhookSettings,
 )
-from toolspace.core.agent_names import RESERVED_NAMES
+from toolspace.core.names import RESERVED_AGENT_NAMES
 from toolspace.errors import ConfigError
 
 SEEDS = Path(__file__).parent / "agents"
@@ -73,9 +73,11 @@ def test_an_agent_that_says_nothing_has_the_defaults(agent: Any, tmp_path: Path)
     assert agent("") == AgentSpec(name="a", path=tmp_path / "toolspace.yaml")
     spec = agent("system: You help.")
     assert spec.system == "You help."
-    assert spec.model == AgentModel(timeout=600, retries=4)
-    assert spec.loop == Loop(max_steps=20, tool_choice="auto", max_tool_calls_per_turn=None, review="rules")
-    assert spec.consciousness == Consciousness(max_tokens=100_000, min_recent_cycles=3)
+    assert spec.model == AgentModelSettings(timeout=600, retries=4)
+    assert spec.loop == AgentLoopSettings(
+        max_steps=20, tool_choice="auto", max_tool_calls_per_turn=None, review="rules"
+    )
+    assert spec.consciousness == ConsciousnessSettings(max_tokens=100_000, min_recent_cycles=3)
     assert spec.limits == AgentLimits(
         max_agent_turns=6,
         cycles_per_minute=60,
@@ -130,7 +132,7 @@ agents:
     )
     spec = config.agents["a"]
     assert (spec.name, spec.description, spec.system, spec.version) == ("a", "Does much.", "Do much.", "1.10")
-    assert spec.model == AgentModel(
+    assert spec.model == AgentModelSettings(
         provider="openai",
         name="gpt-5",
         temperature=0.5,
@@ -142,8 +144,10 @@ agents:
         timeout=30,
         retries=0,
     )
-    assert spec.loop == Loop(max_steps=3, tool_choice="required", max_tool_calls_per_turn=2, review="model")
-    assert spec.consciousness == Consciousness(max_tokens=500, min_recent_cycles=1)
+    assert spec.loop == AgentLoopSettings(
+        max_steps=3, tool_choice="required", max_tool_calls_per_turn=2, review="model"
+    )
+    assert spec.consciousness == ConsciousnessSettings(max_tokens=500, min_recent_cycles=1)
     assert spec.limits == AgentLimits(
         max_agent_turns=0,
         cycles_per_minute=5,
@@ -157,7 +161,7 @@ agents:
     assert spec.agents == ("helper",)
     assert spec.spaces == ("Lobby", "The back room")
     assert spec.knowledge == (tmp_path / "docs", Path("/abs/file.md"))
-    assert spec.notifications.webhook == Webhook(url="https://hooks.example.com", headers={"A": "b"})
+    assert spec.notifications.webhook == WebhookSettings(url="https://hooks.example.com", headers={"A": "b"})
     assert spec.runtime == {"response": {"type": "ui-message-stream"}}
     assert spec.config is None
     assert "hunter2" not in repr(config)
@@ -380,17 +384,17 @@ def test_a_name_that_fits_no_tool_is_refused(faults: Any, name: str) -> None:
 
 @pytest.mark.spec("3.40")
 def test_the_tools_that_every_agent_has_keep_their_names(faults: Any) -> None:
-    for name in RESERVED_NAMES:
+    for name in RESERVED_AGENT_NAMES:
         (found,) = faults(f"agents: {{{name.replace('_', '-')}: {{}}}}")
         assert f"cannot name an agent, as every agent has a tool agent__{name}; take another name" in found
 
 
 def test_the_reserved_names_are_those_of_the_internal_tools() -> None:
-    from toolspace.providers.internal.provider import InternalProvider
-    from toolspace.storage.outputs_memory import MemoryOutputs
+    from toolspace.providers.internal_tools import InternalProvider
+    from toolspace.storage.outputs.memory import MemoryOutputs
 
-    made = InternalProvider(search=lambda *_: [], outputs=MemoryOutputs(), has_stored=lambda _: False)
-    assert {tool.name for tool in made.list_tools()} == RESERVED_NAMES
+    made = InternalProvider(search=lambda *_: [], outputs=MemoryOutputs(), has_stored_output=lambda _: False)
+    assert {tool.name for tool in made.list_tools()} == RESERVED_AGENT_NAMES
 
 
 @pytest.mark.spec("3.40")
@@ -546,7 +550,7 @@ def test_an_agents_own_ways_to_reach_people_win(load: Any) -> None:
         "    tls: tls}\n"
         "agents: {a: {notifications: {webhook: 'https://own.example.com'}}, b: {}}\n"
     )
-    smtp = Smtp(
+    smtp = SmtpSettings(
         host="mail",
         sender="Bot <bot@example.com>",
         to=("ann@example.com",),
@@ -554,9 +558,13 @@ def test_an_agents_own_ways_to_reach_people_win(load: Any) -> None:
         password="hunter2",
         tls="tls",
     )
-    assert config.notifications == Notifications(webhook=Webhook(url="https://all.example.com"), smtp=smtp)
+    assert config.notifications == NotificationSettings(
+        webhook=WebhookSettings(url="https://all.example.com"), smtp=smtp
+    )
     assert config.agents["b"].notifications == config.notifications
-    assert config.agents["a"].notifications == Notifications(webhook=Webhook(url="https://own.example.com"), smtp=smtp)
+    assert config.agents["a"].notifications == NotificationSettings(
+        webhook=WebhookSettings(url="https://own.example.com"), smtp=smtp
+    )
     assert "hunter2" not in repr(config)
 
 
@@ -571,8 +579,8 @@ def test_variables_say_how_people_are_reached(load: Any) -> None:
         TOOLSPACE_DEMO="no",
         TOOLSPACE_SERVER_MAX_ACTIVE_AGENTS="2",
     )
-    assert config.notifications.webhook == Webhook(url="https://hooks.example.com")
-    assert config.notifications.smtp == Smtp(host="mail", sender="a@b", to=("c@d", "e@f"))
+    assert config.notifications.webhook == WebhookSettings(url="https://hooks.example.com")
+    assert config.notifications.smtp == SmtpSettings(host="mail", sender="a@b", to=("c@d", "e@f"))
     assert (config.demo, config.server.max_active_agents) == (False, 2)
     assert load("").server.max_active_agents == 32
 
@@ -580,14 +588,14 @@ def test_variables_say_how_people_are_reached(load: Any) -> None:
 @pytest.mark.spec("17.3")
 def test_the_model_of_embeddings_is_named_in_short_in_full_or_by_variables(load: Any) -> None:
     assert load("").embeddings is None
-    assert load("embeddings: openai:small\n").embeddings == Embeddings(model="openai:small")
+    assert load("embeddings: openai:small\n").embeddings == EmbeddingSettings(model="openai:small")
     full = load("embeddings: {model: m, baseUrl: 'http://localhost:1/v1', apiKey: hunter2, headers: {A: b}}\n")
-    assert full.embeddings == Embeddings(
+    assert full.embeddings == EmbeddingSettings(
         model="m", base_url="http://localhost:1/v1", api_key="hunter2", headers={"A": "b"}
     )
     assert "hunter2" in full.secret_values
     assert "hunter2" not in repr(full.embeddings)
-    assert load("", TOOLSPACE_EMBEDDINGS_MODEL="small").embeddings == Embeddings(model="small")
+    assert load("", TOOLSPACE_EMBEDDINGS_MODEL="small").embeddings == EmbeddingSettings(model="small")
     with pytest.raises(ConfigError, match='"model" is missing'):
         load("embeddings: {apiKey: k}\n")
 
@@ -602,8 +610,8 @@ def test_a_goal_aware_assistant_loads_unchanged() -> None:
     spec = config.agent
     assert spec is not None
     assert (spec.name, spec.version) == ("goal-aware-assistant", "1.0")
-    assert spec.model == AgentModel(provider="openai", name="gpt-4o", temperature=0.7, max_output_tokens=1500)
-    assert spec.loop == Loop(max_steps=10, tool_choice="auto")
+    assert spec.model == AgentModelSettings(provider="openai", name="gpt-4o", temperature=0.7, max_output_tokens=1500)
+    assert spec.loop == AgentLoopSettings(max_steps=10, tool_choice="auto")
     assert spec.runtime == {"response": {"type": "ui-message-stream"}}
     assert [(tool.execution_type, tool.visible) for tool in config.tools.definitions.values()] == [
         ("prebuilt", False),

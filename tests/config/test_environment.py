@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from toolspace.config.environment import RESERVED, variables
+from toolspace.config.environment import RESERVED, list_variables
 from toolspace.config.load import Config, load_config
 from toolspace.errors import ConfigError
 
@@ -87,7 +87,7 @@ def test_a_near_miss_is_a_warning_and_strangers_are_left_alone(load: Any) -> Non
 
 
 def test_every_variable_means_one_setting_and_none_is_reserved() -> None:
-    known = variables()
+    known = list_variables()
     assert len({path for path, _ in known.values()}) == len(known)
     assert not RESERVED & set(known)
     assert known["TOOLSPACE_MCP_INIT_CONCURRENCY"][0] == ("defaults", "mcpInitConcurrency")

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolspace.config.document import Document
-from toolspace.config.expand import Expanded, expand, expand_text
-from toolspace.config.parse import parse_document
+from toolspace.config.document import ConfigDocument
+from toolspace.config.parsing import parse_document
+from toolspace.config.variables import ExpandedDocument, expand, expand_text
 
 ENVIRON = {"NAME": "value", "EMPTY": "", "DOLLAR": "${NAME}"}
 
 
-def run(text: str, environ: Mapping[str, str] = ENVIRON) -> Expanded:
+def run(text: str, environ: Mapping[str, str] = ENVIRON) -> ExpandedDocument:
     return expand(parse_document(text.encode(), "toolspace.yaml"), environ)
 
 
@@ -69,12 +69,12 @@ def test_what_cannot_be_filled_in_says_why(text: str, reason: str) -> None:
 def test_only_strings_in_values_are_touched() -> None:
     expanded = run('"${NAME}": 1\nlist: ["${NAME}", 5, true, null]\n')
     assert expanded.data == {"${NAME}": 1, "list": ["value", 5, True, None]}
-    assert expanded.written == {("list", 0): "${NAME}"}
+    assert expanded.unexpanded == {("list", 0): "${NAME}"}
 
 
 def test_every_unset_variable_is_a_problem_of_its_own() -> None:
     expanded = run("a: ${ONE}\nb: {c: ['${TWO}']}\n")
-    assert [problem.at for problem in expanded.problems] == [("a",), ("b", "c", 0)]
+    assert [problem.path for problem in expanded.problems] == [("a",), ("b", "c", 0)]
     assert "ONE" in expanded.problems[0].message
 
 
@@ -91,7 +91,7 @@ def test_something_switched_on_needs_them() -> None:
 
 @given(st.text(alphabet=list("${}:-NAMEx. \\"), max_size=40), st.dictionaries(st.text(), st.text(), max_size=3))
 def test_no_text_breaks_expansion(text: str, environ: dict[str, str]) -> None:
-    expand(Document("f", {"a": text, "b": [text]}, {}, {}), environ)
+    expand(ConfigDocument("f", {"a": text, "b": [text]}, {}, {}), environ)
     try:
         result = expand_text(text, environ)
     except ValueError:

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from toolspace.config.load import Config, load_config
-from toolspace.config.model import Defaults, Queue, Rate, Storage
+from toolspace.config.model import DefaultSettings, QueueSettings, RateSetting, StorageSettings
 from toolspace.errors import ConfigError
 
 
@@ -49,7 +49,7 @@ def faults(load: Any) -> Any:
 def test_without_a_file_the_defaults_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     config = load_config(None, environ={"HOME": "/home/me"})
-    assert config.defaults == Defaults(
+    assert config.defaults == DefaultSettings(
         tool_timeout=30,
         tool_response_max_bytes=100_000,
         tool_output_ttl=86_400,
@@ -98,8 +98,8 @@ agents: {a: {system: x}, b: {system: y}}
     assert config.defaults.max_tool_calls_per_turn == 10
     assert config.defaults.tool_search_threshold is None
     assert config.defaults.trace_mcp is True
-    rate = Rate(count=100, seconds=60)
-    assert config.queues == {"q": Queue(concurrent=2, rate=rate, max_waiting=0, wait_timeout=60)}
+    rate = RateSetting(count=100, seconds=60)
+    assert config.queues == {"q": QueueSettings(concurrent=2, rate=rate, max_waiting=0, wait_timeout=60)}
     assert config.tools.builtins == ("read_*", "current_time")
     assert config.tools.allowed_paths == (tmp_path / "data", Path("/abs"), Path.home() / "y")
     assert config.tools.allowed_env == ("MY_*",)
@@ -110,7 +110,7 @@ agents: {a: {system: x}, b: {system: y}}
     override = config.tools.overrides["http_*"]
     assert (override.timeout, override.queue, override.cache, override.max_bytes) == (1.5, "q", 0, 5)
     assert (override.cache_per_user, override.enabled, override.visible) == (True, False, True)
-    assert config.storage == Storage(url="postgresql://h/db", redis="redis://h", cache="disk")
+    assert config.storage == StorageSettings(url="postgresql://h/db", redis="redis://h", cache="disk")
     assert (config.server.host, config.server.port) == ("0.0.0.0", 80)
     assert config.functions == ("./tools.py",)
     assert config.router.destinations == ("a", "b")

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolspace.config.document import Document
-from toolspace.config.parse import MAX_BYTES, parse_document, read_document
+from toolspace.config.document import ConfigDocument
+from toolspace.config.parsing import MAX_BYTES, parse_document, read_document
 from toolspace.errors import ConfigError
 
 
-def parse(text: str, name: str = "toolspace.yaml") -> Document:
+def parse(text: str, name: str = "toolspace.yaml") -> ConfigDocument:
     return parse_document(text.encode(), name)
 
 
@@ -87,10 +87,10 @@ def test_the_formats_say_the_same_and_know_their_lines(name: str, text: str, lin
         for mark in ("", "\ufeff"):
             document = parse(mark + text.replace("\n", ending), name)
             assert document.data == DATA
-            assert document.line(("defaults", "toolTimeout")) == 3
-            assert document.line(ENV) == line
-            assert document.line(("mcpServers", "github", "args", 1)) == last
-            assert document.line((*ENV, "deeper")) == line
+            assert document.find_line(("defaults", "toolTimeout")) == 3
+            assert document.find_line(ENV) == line
+            assert document.find_line(("mcpServers", "github", "args", 1)) == last
+            assert document.find_line((*ENV, "deeper")) == line
 
 
 @pytest.mark.parametrize("name", ["a.yaml", "a.json", "a.toml"])
@@ -145,8 +145,8 @@ def test_yaml_anchors_and_merge_keys_work_and_keep_their_lines() -> None:
         "a": {"queue": "q", "cache": "2m"},
         "b": {"command": "x", "queue": "q", "cache": "1m"},
     }
-    assert document.line(("mcpServers", "a", "queue")) == 2
-    assert document.line(("mcpServers", "a", "cache")) == 7
+    assert document.find_line(("mcpServers", "a", "queue")) == 2
+    assert document.find_line(("mcpServers", "a", "cache")) == 7
 
 
 @pytest.mark.spec("5.2")
@@ -233,9 +233,9 @@ def test_toml_tables_of_arrays_have_their_lines() -> None:
         "a.toml",
     )
     assert document.data["mcpServers"][1] == {"name": "b", "env": {"X": "[\n", "Y": 1}}
-    assert document.line(("mcpServers", 0, "name")) == 2
-    assert document.line(("mcpServers", 1, "name")) == 5
-    assert document.line(("mcpServers", 1, "env", "Y")) == 10
+    assert document.find_line(("mcpServers", 0, "name")) == 2
+    assert document.find_line(("mcpServers", 1, "name")) == 5
+    assert document.find_line(("mcpServers", 1, "env", "Y")) == 10
 
 
 values = st.recursive(

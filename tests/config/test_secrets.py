@@ -10,7 +10,7 @@ import pytest
 
 from toolspace import Toolspace
 from toolspace.config.load import load_config
-from toolspace.config.secrets import secrets_in
+from toolspace.config.variables import find_secrets
 from toolspace.core import secret_masking
 
 CONFIG = """\
@@ -33,9 +33,9 @@ ENVIRON = {"PLACE": "Lisbon", "MY_TOKEN": "in-a-token", "OTHER_TOKEN": "not-used
 @pytest.fixture(autouse=True)
 def _forget() -> Iterator[None]:
     """What is remembered is remembered for the whole process."""
-    before = list(secret_masking._known)
+    before = list(secret_masking._secrets)
     yield
-    secret_masking._known[:] = before
+    secret_masking._secrets[:] = before
 
 
 @pytest.mark.spec("4.11")
@@ -65,4 +65,4 @@ async def test_what_configuration_holds_as_a_secret_is_in_no_log(
 @pytest.mark.parametrize("variable", ["STRIPE_KEY", "GITHUB_PAT", "SENTRY_AUTH"])
 def test_a_variable_with_a_brief_name_for_a_secret_counts(variable: str) -> None:
     written = {"url": f"https://example.com/${{{variable}}}/x"}
-    assert list(secrets_in(written, {variable: "value-of-it"})) == ["value-of-it"]
+    assert list(find_secrets(written, {variable: "value-of-it"})) == ["value-of-it"]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from toolspace.config.load import Config, load_config
-from toolspace.config.model import Rate
+from toolspace.config.model import RateSetting
 from toolspace.errors import ConfigError
 
 
@@ -53,7 +53,7 @@ def test_without_configuration_the_gateway_listens_on_loopback_and_is_bounded(tm
     server = load(tmp_path, "").server
 
     assert (server.host, server.port) == ("127.0.0.1", 8787)
-    assert server.rate_limit == Rate(count=100, seconds=1.0)
+    assert server.rate_limit == RateSetting(count=100, seconds=1.0)
     assert server.secret_rate_limit is None
     assert server.secret_key is server.jwt_secret is server.jwks_url is None
     assert (server.allowed_hosts, server.allowed_origins) == ((), ())
@@ -68,7 +68,7 @@ def test_every_limit_can_be_set_and_rates_can_be_taken_away(tmp_path: Path) -> N
     ).server
 
     assert server.rate_limit is None
-    assert server.secret_rate_limit == Rate(count=5, seconds=60.0)
+    assert server.secret_rate_limit == RateSetting(count=5, seconds=60.0)
     assert (server.heartbeat, server.stop_timeout, server.port) == (3.0, 0.25, 0)
     assert server.allowed_hosts == ("a.ex",)
     assert server.allowed_origins == ("https://a.example", "https://b.example")

@@ -9,12 +9,11 @@ import msgspec
 import pytest
 import yaml
 
-from toolspace.config.describe import all_rows, describe, markdown_table
-from toolspace.config.environment import variables
+from toolspace.config.documentation import describe_setting, list_all_rows, render_starter_file, render_table
+from toolspace.config.environment import list_variables
 from toolspace.config.load import load_config
-from toolspace.config.reading import Session, Value
-from toolspace.config.settings import SECTIONS, SINGLE
-from toolspace.config.starter import starter_config
+from toolspace.config.reader import ReadingContext, Value
+from toolspace.config.tool_settings import SECTIONS, SINGLE
 
 DOCS = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
 
@@ -43,14 +42,14 @@ def test_the_documented_default_is_the_one_that_holds(section: str) -> None:
         if setting.required or not setting.default:
             continue
         written = yaml.safe_load(setting.default)
-        value = Value(written, Session(EMPTY, base_dir=Path()))
+        value = Value(written, ReadingContext(EMPTY, base_dir=Path()))
         assert (None if written is None else setting.kind.read(value)) == field.default, setting.key
 
 
 @pytest.mark.spec("5.1")
 @pytest.mark.parametrize("section", SECTIONS)
 def test_every_setting_is_documented(section: str) -> None:
-    assert markdown_table(section) in DOCS, f"docs/configuration.md lacks this table:\n{markdown_table(section)}"
+    assert render_table(section) in DOCS, f"docs/configuration.md lacks this table:\n{render_table(section)}"
 
 
 def test_every_section_has_its_heading() -> None:
@@ -60,7 +59,7 @@ def test_every_section_has_its_heading() -> None:
 
 @pytest.mark.spec("17.3")
 def test_every_variable_is_documented() -> None:
-    for variable in variables():
+    for variable in list_variables():
         assert f"`{variable}`" in DOCS, variable
 
 
@@ -75,22 +74,22 @@ def test_every_example_of_the_documentation_loads(tmp_path: Path) -> None:
 
 
 def test_a_setting_describes_itself() -> None:
-    assert describe(("defaults", "toolTimeout")) == "How long one call may take."
-    assert describe(("nothing",)) == ""
-    assert len({row.path for row in all_rows()}) == len(all_rows())
+    assert describe_setting(("defaults", "toolTimeout")) == "How long one call may take."
+    assert describe_setting(("nothing",)) == ""
+    assert len({row.path for row in list_all_rows()}) == len(list_all_rows())
 
 
 @pytest.mark.spec("17.1")
 def test_the_starter_file_changes_nothing_until_a_line_is_taken_in(tmp_path: Path) -> None:
     path = tmp_path / "toolspace.yaml"
-    path.write_text(starter_config())
+    path.write_text(render_starter_file())
     config = load_config(path, environ={})
     assert config.defaults == load_config(None, environ={}).defaults
     assert config.mcp_servers == {}
 
 
 def test_the_starter_file_loads_with_every_line_taken_in(tmp_path: Path) -> None:
-    text = starter_config()
+    text = render_starter_file()
     path = tmp_path / "toolspace.yaml"
     path.write_text(re.sub(r"^#(?! )|^#(?=  )", "", text, flags=re.MULTILINE))
     config = load_config(path, environ={})

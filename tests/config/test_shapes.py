@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from toolspace.config.load import Config, load_config
-from toolspace.config.model import Loop, McpServer, ToolDefinition
+from toolspace.config.model import AgentLoopSettings, McpServerSettings, ToolDefinition
 from toolspace.core.tool import ToolCategory
 from toolspace.errors import ConfigError
 
@@ -72,7 +72,7 @@ tools:
     assert config.tools.allowed_paths == (tmp_path / "data", tmp_path / "docs", tmp_path / "src")
     assert config.tools.web_search is not None
     assert config.tools.web_search.api_key == "key"
-    assert config.mcp_servers["filesystem"] == McpServer(
+    assert config.mcp_servers["filesystem"] == McpServerSettings(
         name="filesystem",
         transport="stdio",
         command="npx",
@@ -197,7 +197,7 @@ def test_an_agent_file_is_a_configuration_too(load: Any) -> None:
     assert list(config.tools.definitions) == ["setGoals", "getGoals"]
     assert list(config.mcp_servers) == ["github-tools"]
     assert config.agent is not None
-    assert config.agent.loop == Loop(max_steps=10)
+    assert config.agent.loop == AgentLoopSettings(max_steps=10)
 
 
 @pytest.mark.spec("5.1")

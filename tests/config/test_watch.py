@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from toolspace.config.watch import watch
+from toolspace.config.files import watch_files
 
 FAST = 0.01
 PATIENCE = 20.0
@@ -50,7 +50,7 @@ class Looks:
 async def test_a_change_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "toolspace.yaml"
     path.write_text("a")
-    changes = watch(lambda: [path], interval=FAST)
+    changes = watch_files(lambda: [path], interval=FAST)
     path.write_text("ab")
     await change(changes)
 
@@ -58,7 +58,7 @@ async def test_a_change_is_reported(tmp_path: Path) -> None:
 @pytest.mark.spec("5.4")
 async def test_a_change_before_the_first_step_is_not_lost(tmp_path: Path) -> None:
     path = tmp_path / "toolspace.yaml"
-    changes = watch(lambda: [path], interval=FAST)
+    changes = watch_files(lambda: [path], interval=FAST)
     path.write_text("new")
     await change(changes)
 
@@ -68,7 +68,7 @@ async def test_a_save_by_renaming_is_a_change_even_at_the_same_time_and_size(tmp
     path = tmp_path / "toolspace.yaml"
     path.write_text("a")
     stat = path.stat()
-    changes = watch(lambda: [path], interval=FAST)
+    changes = watch_files(lambda: [path], interval=FAST)
     other = tmp_path / "toolspace.yaml.tmp"
     other.write_text("b")
     os.utime(other, ns=(stat.st_atime_ns, stat.st_mtime_ns))
@@ -81,7 +81,7 @@ async def test_a_file_that_vanishes_for_a_moment_is_no_change(tmp_path: Path) ->
     path.write_text("a")
     other.write_text("b")
     looks = Looks(path, other)
-    changes = watch(looks, interval=FAST)
+    changes = watch_files(looks, interval=FAST)
     waiting = asyncio.ensure_future(anext(changes))
     await looks.more(1)
     path.rename(tmp_path / "aside")
@@ -98,7 +98,7 @@ async def test_a_file_that_stays_away_is_a_change_once(tmp_path: Path) -> None:
     path = tmp_path / "toolspace.yaml"
     path.write_text("a")
     looks = Looks(path)
-    changes = watch(looks, interval=FAST)
+    changes = watch_files(looks, interval=FAST)
     path.unlink()
     await change(changes)
     waiting = asyncio.ensure_future(anext(changes))
@@ -114,7 +114,7 @@ async def test_files_may_join_without_being_a_change(tmp_path: Path) -> None:
     path.write_text("a")
     joined.write_text("b")
     looks = Looks(path)
-    changes = watch(looks, interval=FAST)
+    changes = watch_files(looks, interval=FAST)
     waiting = asyncio.ensure_future(anext(changes))
     await looks.more(2)
     looks.paths.append(joined)

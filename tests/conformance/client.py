@@ -19,12 +19,12 @@ import httpx2
 
 from toolspace import ToolContext, Toolspace
 from toolspace.core.result import ToolResult
-from toolspace.providers.mcp.callbacks import Answer, Callbacks, Question, Sampling
-from toolspace.providers.mcp.oauth import oauth_for
-from toolspace.providers.mcp.opening import Hooks
+from toolspace.providers.mcp.callbacks import ElicitationRequest, ElicitationResult, McpCallbacks, SamplingRequest
+from toolspace.providers.mcp.connect import ConnectionOptions
+from toolspace.providers.mcp.oauth.authorization import create_http_auth
+from toolspace.providers.mcp.oauth.token_store import TokenStore
 from toolspace.providers.mcp.provider import McpProvider
 from toolspace.providers.mcp.spec import ServerSpec
-from toolspace.providers.mcp.tokens import TokenStore
 
 NAME = "peer"
 CLIENT_PAGE = "https://conformance-test.local/client-metadata.json"
@@ -36,15 +36,15 @@ Play = Callable[[Toolspace], Awaitable[None]]
 # What the server may ask of us
 
 
-async def fill_in_form(question: Question, _: ToolContext | None) -> Answer:
+async def fill_in_form(question: ElicitationRequest, _: ToolContext | None) -> ElicitationResult:
     """A person who accepts the form as it is offered, and says yes where there is nothing to accept."""
     fields: Mapping[str, Mapping[str, Any]] = (question.schema or {}).get("properties", {})
     content = {name: field["default"] for name, field in fields.items() if "default" in field}
     content |= {name: True for name, field in fields.items() if name not in content and field["type"] == "boolean"}
-    return Answer(action="accept", content=content)
+    return ElicitationResult(action="accept", content=content)
 
 
-async def sample(_: Sampling, __: ToolContext | None) -> Mapping[str, Any]:
+async def sample(_: SamplingRequest, __: ToolContext | None) -> Mapping[str, Any]:
     return {"role": "assistant", "content": {"type": "text", "text": "fine"}, "model": "scripted"}
 
 
@@ -83,7 +83,7 @@ async def call_with_region(toolspace: Toolspace) -> None:
 
 
 async def echo_schema(toolspace: Toolspace) -> None:
-    rich = toolspace.get(f"{NAME}__json_schema_2020_12_tool")
+    rich = toolspace.find_tool(f"{NAME}__json_schema_2020_12_tool")
     assert rich is not None
     must(await toolspace.call(f"{NAME}__json_schema_echo", {"schema": dict(rich.input_schema)}))
 
@@ -123,12 +123,12 @@ def auth_of(scenario: str) -> dict[str, Any]:
 async def connected(url: str, scenario: str) -> AsyncIterator[Toolspace]:
     spec = ServerSpec(url=url, auth=auth_of(scenario))
     with tempfile.TemporaryDirectory() as folder:
-        hooks = Hooks(
-            callbacks=Callbacks(elicit=fill_in_form, sample=sample, roots=lambda: (Path(folder),)),
-            auth=oauth_for(NAME, spec, store=TokenStore(Path(folder) / "tokens"), interact=log_in),
+        hooks = ConnectionOptions(
+            callbacks=McpCallbacks(elicit=fill_in_form, sample=sample, roots=lambda: (Path(folder),)),
+            auth=create_http_auth(NAME, spec, store=TokenStore(Path(folder) / "tokens"), open_login_page=log_in),
         )
         async with Toolspace(providers=[McpProvider(NAME, spec, hooks)]) as toolspace:
-            if reason := toolspace.orchestrator.unavailable().get(NAME):
+            if reason := toolspace.orchestrator.unavailable_providers().get(NAME):
                 raise SystemExit(f"not connected: {reason}")
             yield toolspace
 

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from toolspace import Answer, Tool, ToolContext, ToolError, tool
+from toolspace import ElicitationResult, Tool, ToolContext, ToolError, tool
 
 
 def fields(**properties: Mapping[str, Any]) -> dict[str, Any]:
@@ -47,7 +47,7 @@ def prompt_of(text: str, tokens: int = 100) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": {"type": "text", "text": text}}], "maxTokens": tokens}
 
 
-def said(answer: Answer) -> str:
+def said(answer: ElicitationResult) -> str:
     return f"action={answer.action}, content={json.dumps(dict(answer.content or {}))}"
 
 

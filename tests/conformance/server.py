@@ -11,7 +11,7 @@ import signal
 from tests.conformance.tools import TOOLS, trigger_of
 from toolspace import Toolspace
 from toolspace.server.mcp.endpoint import McpEndpoint
-from toolspace.server.mcp.http_server import serving
+from toolspace.server.web_server import serve_mcp
 
 
 async def main() -> None:
@@ -20,7 +20,7 @@ async def main() -> None:
         asyncio.get_running_loop().add_signal_handler(kind, stop.set)
     toolspace = Toolspace(tools=TOOLS)
     toolspace.add_tool(trigger_of(toolspace))
-    async with toolspace, McpEndpoint(toolspace) as endpoint, serving(endpoint) as url:
+    async with toolspace, McpEndpoint(toolspace) as endpoint, serve_mcp(endpoint) as url:
         print(url, flush=True)
         await stop.wait()
 

@@ -135,7 +135,7 @@ def trigger_of(toolspace: Toolspace) -> Tool:
     @tool
     async def test_trigger_tool_change() -> str:
         """Adds a tool, or takes it away again."""
-        if toolspace.get(test_passing_by.name) is None:
+        if toolspace.find_tool(test_passing_by.name) is None:
             toolspace.add_tool(test_passing_by)
             return "added"
         toolspace.remove_tool(test_passing_by.name)

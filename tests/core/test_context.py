@@ -61,14 +61,14 @@ async def test_each_call_has_a_context_of_its_own() -> None:
 @pytest.mark.spec("1.5")
 def test_what_a_caller_leaves_open_is_taken_from_the_base() -> None:
     base = ToolContext(user_id="base", allowed_paths=["/b"], memory_dir="/m", task_id="t")
-    merged = ToolContext(user_id="ann").within(base)
+    merged = ToolContext(user_id="ann").with_defaults(base)
     assert (merged.user_id, merged.allowed_paths, merged.memory_dir, merged.task_id) == ("ann", ["/b"], "/m", "t")
     assert (base.user_id, base.allowed_paths) == ("base", ["/b"])
 
 
 def test_allowing_nothing_is_not_the_same_as_leaving_it_open() -> None:
     base = ToolContext(allowed_paths=["/"], allowed_env=["*"], allowed_hosts=["*"])
-    merged = ToolContext(allowed_paths=[], allowed_env=(), allowed_hosts=[]).within(base)
+    merged = ToolContext(allowed_paths=[], allowed_env=(), allowed_hosts=[]).with_defaults(base)
     assert (list(merged.allowed_paths or "?"), list(merged.allowed_env or "?")) == (["?"], ["?"])
     assert (merged.allowed_paths, merged.allowed_env, merged.allowed_hosts) == ([], (), [])
 

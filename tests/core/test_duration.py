@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from toolspace.core.duration import format_duration, milliseconds, parse_duration
+from toolspace.core.times import format_duration, format_milliseconds, parse_duration
 
 quick = settings(max_examples=200, deadline=None)
 
@@ -61,7 +61,7 @@ def test_a_duration_is_written_as_a_person_would(seconds: float, text: str) -> N
 def test_what_is_written_reads_back_as_the_same(value: float) -> None:
     seconds = parse_duration(value)
     assert parse_duration(format_duration(seconds)) == pytest.approx(seconds, rel=1e-6, abs=1e-9)
-    assert "e" not in milliseconds(seconds)
+    assert "e" not in format_milliseconds(seconds)
 
 
 @pytest.mark.spec("1.7")
@@ -78,7 +78,7 @@ def test_what_is_written_reads_back_as_the_same(value: float) -> None:
     ],
 )
 def test_messages_write_milliseconds_without_noise(seconds: float, text: str) -> None:
-    assert milliseconds(seconds) == text
+    assert format_milliseconds(seconds) == text
 
 
 @quick

@@ -9,7 +9,7 @@ import pytest
 
 from toolspace import Annotations, Settings, Tool, ToolRegistry, Toolspace
 from toolspace.core.export import export_tools
-from toolspace.core.function import tool
+from toolspace.core.function_tool import tool
 
 RAW: dict[str, Any] = {
     "$schema": "https://json-schema.org/draft/2020-12/schema",

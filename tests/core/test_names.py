@@ -10,7 +10,16 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from toolspace.core.names import MAX_NAME, did_you_mean, digest, is_local_name, nearest, qualify, qualify_all, sanitise
+from toolspace.core.names import (
+    MAX_NAME,
+    did_you_mean,
+    is_local_name,
+    nearest,
+    qualify,
+    qualify_all,
+    sanitise,
+    short_hash,
+)
 
 quick = settings(max_examples=200, deadline=None)
 VALID = re.compile(r"[A-Za-z0-9_]{1,64}")
@@ -52,13 +61,13 @@ def test_a_name_up_to_64_is_kept_and_a_longer_one_keeps_head_and_tail_around_a_h
     assert len(name) == MAX_NAME
     head, hashed, tail = name[:27], name[28:36], name[37:]
     assert (plain.startswith(head), plain.endswith(tail)) == (True, True)
-    assert hashed == digest(plain)
+    assert hashed == short_hash(plain)
     assert (name[27], name[36]) == ("_", "_")
 
 
 @pytest.mark.spec("2.2")
 def test_the_hash_is_of_the_whole_name_and_the_same_everywhere() -> None:
-    assert digest("github__search_code") == hashlib.sha256(b"github__search_code").hexdigest()[:8]
+    assert short_hash("github__search_code") == hashlib.sha256(b"github__search_code").hexdigest()[:8]
     middle_one = qualify("n", "a" * 40 + "1" + "b" * 40)
     middle_two = qualify("n", "a" * 40 + "2" + "b" * 40)
     assert middle_one != middle_two
@@ -73,13 +82,13 @@ def test_names_that_collide_after_sanitising_all_get_the_hash() -> None:
     assert names["other"] == "n__other"
     assert len({*names.values()}) == 4
     for original in ("my-tool", "my_tool", "my.tool"):
-        assert names[original] == f"n__my_tool_{digest(f'n__{original}')}"
+        assert names[original] == f"n__my_tool_{short_hash(f'n__{original}')}"
 
 
 @pytest.mark.spec("2.3")
 def test_a_tool_cannot_take_the_hashed_name_of_another() -> None:
-    squatter = f"my_tool_{digest('n__my-tool')}"
-    second = f"{squatter}_{digest(f'n__{squatter}')}"
+    squatter = f"my_tool_{short_hash('n__my-tool')}"
+    second = f"{squatter}_{short_hash(f'n__{squatter}')}"
     originals = ["my-tool", "my_tool", squatter, second]
     for order in permutations(originals):
         names = qualify_all("n", order)
@@ -93,7 +102,7 @@ def test_hashes_that_collide_are_told_apart() -> None:
     pair: tuple[str, str] | None = None
     for number in range(400_000):
         tool = f"{'a' * 30}{number}{'b' * 30}"
-        hashed = digest(f"n__{tool}")
+        hashed = short_hash(f"n__{tool}")
         if hashed in seen:
             pair = (seen[hashed], tool)
             break
@@ -116,7 +125,7 @@ def test_names_are_valid_unique_and_do_not_depend_on_the_order(namespace: str, t
     assert len(set(names.values())) == len(set(tools))
     for name in names.values():
         assert VALID.fullmatch(name)
-    shuffled = sorted(tools, key=digest)
+    shuffled = sorted(tools, key=short_hash)
     assert qualify_all(namespace, shuffled) == names
     assert qualify_all(namespace, tools + tools) == names
 

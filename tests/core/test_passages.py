@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolspace.core.text_search import OVERLAP, PASSAGE, cut, index, joined, query_words, words
+from toolspace.core.text_search import (
+    PASSAGE_CHARACTERS,
+    PASSAGE_OVERLAP,
+    index_document,
+    join_passages,
+    query_words,
+    split_passages,
+    split_words,
+)
 
 pytestmark = [pytest.mark.spec("9.5")]
 
@@ -28,7 +36,7 @@ pytestmark = [pytest.mark.spec("9.5")]
     ],
 )
 def test_words_are_folded_and_unspaced_scripts_are_taken_in_pairs(text: str, found: list[str]) -> None:
-    assert words(text) == found
+    assert split_words(text) == found
 
 
 def test_a_query_asks_for_pairs_and_for_a_letter_only_where_it_stands_alone() -> None:
@@ -39,8 +47,8 @@ def test_a_query_asks_for_pairs_and_for_a_letter_only_where_it_stands_alone() ->
 def test_passages_end_between_paragraphs_where_they_can_and_overlap() -> None:
     paragraph = "A sentence that says something. " * 25
     text = "\n\n".join([paragraph.strip()] * 5)
-    parts = cut(text)
-    assert all(len(text[start:end]) <= PASSAGE + OVERLAP for start, end in parts)
+    parts = split_passages(text)
+    assert all(len(text[start:end]) <= PASSAGE_CHARACTERS + PASSAGE_OVERLAP for start, end in parts)
     assert text[parts[0][0] : parts[0][1]].endswith("\n\n")
     for (_, end), (start, _) in pairwise(parts):
         assert start < end
@@ -48,14 +56,14 @@ def test_passages_end_between_paragraphs_where_they_can_and_overlap() -> None:
 
 @given(st.text(alphabet=st.characters(codec="utf-8"), max_size=6000) | st.text("a \n.東", max_size=6000))
 def test_passages_are_bounded_and_make_up_the_text_again(text: str) -> None:
-    for start, end in cut(text):
+    for start, end in split_passages(text):
         assert 0 <= start <= end <= len(text)
-        assert end - start <= PASSAGE + OVERLAP
-    assert joined(index("", text).passages) == text
+        assert end - start <= PASSAGE_CHARACTERS + PASSAGE_OVERLAP
+    assert join_passages(index_document("", text).passages) == text
 
 
 def test_the_title_counts_for_every_passage() -> None:
-    indexed = index("Parental leave", "word " * 1000)
+    indexed = index_document("Parental leave", "word " * 1000)
     assert len(indexed.passages) > 3
     numbers = indexed.postings["parental"][::3]
     assert numbers == list(range(len(indexed.passages)))

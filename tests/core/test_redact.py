@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from toolspace import Toolspace, tool
 from toolspace.core import secret_masking as module
-from toolspace.core.secret_masking import HIDDEN, is_secret_name, redact, remember_secrets
+from toolspace.core.secret_masking import MASK, is_secret_name, mask_secrets, register_secrets
 
 quick = settings(max_examples=150, deadline=None)
 
@@ -20,9 +20,9 @@ quick = settings(max_examples=150, deadline=None)
 @pytest.fixture
 def memory() -> Iterator[None]:
     """The remembered secrets are the process's; a test gives back what it added."""
-    before = list(module._known)
+    before = list(module._secrets)
     yield
-    module._known[:] = before
+    module._secrets[:] = before
 
 
 @pytest.mark.spec("4.11")
@@ -37,45 +37,45 @@ def memory() -> Iterator[None]:
 def test_what_is_named_like_a_secret_is_hidden_whatever_it_is(name: str) -> None:
     assert is_secret_name(name)
     for value in ("x", 12345, 1.5, ["a"], {"user": "a", "value": "b"}, ("a",), b"x"):
-        assert redact({"deep": [{name: value, "other": "seen"}]}) == {"deep": [{name: HIDDEN, "other": "seen"}]}
+        assert mask_secrets({"deep": [{name: value, "other": "seen"}]}) == {"deep": [{name: MASK, "other": "seen"}]}
 
 
 @pytest.mark.parametrize(
     "name", ["path", "query", "tokens", "max_tokens", "key", "passenger", "tokenizer", "progressToken", "id", ""]
 )
 def test_ordinary_names_are_shown(name: str) -> None:
-    assert redact({name: "seen"}) == {name: "seen"}
+    assert mask_secrets({name: "seen"}) == {name: "seen"}
 
 
 @pytest.mark.parametrize("empty", [None, "", True, False])
 def test_nothing_is_nothing_to_hide(empty: Any) -> None:
-    assert redact({"password": empty}) == {"password": empty}
+    assert mask_secrets({"password": empty}) == {"password": empty}
 
 
 @pytest.mark.spec("4.11")
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
-        ("Authorization: Bearer abc.def-123", f"Authorization: Bearer {HIDDEN}"),
-        ("basic dXNlcjpwYXNz", f"basic {HIDDEN}"),
-        ("key sk-abcdefghijklmnop1234 used", f"key {HIDDEN} used"),
-        ("sk_live_abcdefghijklmnop", HIDDEN),
-        ("ghp_abcdefghijklmnopqrst", HIDDEN),
-        ("github_pat_abcdefghijklmnopqrst", HIDDEN),
-        ("glpat-abcdefghijklmnopqrst", HIDDEN),
-        ("xoxb-123456789012-abcdefgh", HIDDEN),
-        ("AKIAIOSFODNN7EXAMPLE", HIDDEN),
-        ("AIzaSyA1234567890abcdefghij", HIDDEN),
-        ("eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.abc-_def", HIDDEN),
-        ("https://user:pass@host/x", f"https://{HIDDEN}@host/x"),
-        ("redis://:pass@host", f"redis://{HIDDEN}@host"),
-        ("GET https://h/x?api_key=abc&q=1", f"GET https://h/x?api_key={HIDDEN}&q=1"),
-        ("https://h/?q=1&access_token=abc#top", f"https://h/?q=1&access_token={HIDDEN}#top"),
+        ("Authorization: Bearer abc.def-123", f"Authorization: Bearer {MASK}"),
+        ("basic dXNlcjpwYXNz", f"basic {MASK}"),
+        ("key sk-abcdefghijklmnop1234 used", f"key {MASK} used"),
+        ("sk_live_abcdefghijklmnop", MASK),
+        ("ghp_abcdefghijklmnopqrst", MASK),
+        ("github_pat_abcdefghijklmnopqrst", MASK),
+        ("glpat-abcdefghijklmnopqrst", MASK),
+        ("xoxb-123456789012-abcdefgh", MASK),
+        ("AKIAIOSFODNN7EXAMPLE", MASK),
+        ("AIzaSyA1234567890abcdefghij", MASK),
+        ("eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.abc-_def", MASK),
+        ("https://user:pass@host/x", f"https://{MASK}@host/x"),
+        ("redis://:pass@host", f"redis://{MASK}@host"),
+        ("GET https://h/x?api_key=abc&q=1", f"GET https://h/x?api_key={MASK}&q=1"),
+        ("https://h/?q=1&access_token=abc#top", f"https://h/?q=1&access_token={MASK}#top"),
     ],
 )
 def test_what_is_shaped_like_a_secret_is_hidden(text: str, shown: str) -> None:
-    assert redact(text) == shown
-    assert redact({"x": [text]}) == {"x": [shown]}
+    assert mask_secrets(text) == shown
+    assert mask_secrets({"x": [text]}) == {"x": [shown]}
 
 
 @pytest.mark.parametrize(
@@ -91,29 +91,29 @@ def test_what_is_shaped_like_a_secret_is_hidden(text: str, shown: str) -> None:
     ],
 )
 def test_ordinary_text_is_shown_as_it_is(text: str) -> None:
-    assert redact(text) == text
+    assert mask_secrets(text) == text
 
 
 @pytest.mark.spec("4.11")
 @pytest.mark.usefixtures("memory")
 def test_known_secrets_are_hidden_wherever_they_stand() -> None:
-    remember_secrets(["hunter22", "hunter22-long-version", "short"])
-    assert redact("login with hunter22!") == f"login with {HIDDEN}!"
-    assert redact({"note": ["x", {"y": "ahunter22b"}]}) == {"note": ["x", {"y": f"a{HIDDEN}b"}]}
-    assert redact("hunter22-long-version") == HIDDEN
-    assert redact("short") == "short"  # Too short to hide everywhere without hiding ordinary words.
+    register_secrets(["hunter22", "hunter22-long-version", "short"])
+    assert mask_secrets("login with hunter22!") == f"login with {MASK}!"
+    assert mask_secrets({"note": ["x", {"y": "ahunter22b"}]}) == {"note": ["x", {"y": f"a{MASK}b"}]}
+    assert mask_secrets("hunter22-long-version") == MASK
+    assert mask_secrets("short") == "short"  # Too short to hide everywhere without hiding ordinary words.
 
 
 def test_sets_and_tuples_are_looked_into() -> None:
-    assert redact({"x": {"sk-abcdefghijklmnop1234"}, "y": ("sk-abcdefghijklmnop1234", 1)}) == {
-        "x": [HIDDEN],
-        "y": [HIDDEN, 1],
+    assert mask_secrets({"x": {"sk-abcdefghijklmnop1234"}, "y": ("sk-abcdefghijklmnop1234", 1)}) == {
+        "x": [MASK],
+        "y": [MASK, 1],
     }
 
 
 def test_what_was_given_is_not_changed() -> None:
     given_ = {"password": "x", "a": ["Bearer abcdefgh"]}
-    redact(given_)
+    mask_secrets(given_)
     assert given_ == {"password": "x", "a": ["Bearer abcdefgh"]}
 
 
@@ -123,17 +123,17 @@ def test_data_without_end_is_cut() -> None:
     deep: Any = "x"
     for _ in range(100_000):
         deep = [deep]
-    assert "…" in str(redact(loop))
-    assert "…" in str(redact(deep))
+    assert "…" in str(mask_secrets(loop))
+    assert "…" in str(mask_secrets(deep))
 
 
 def test_megabytes_inside_data_are_cut_and_no_part_of_a_secret_is_left() -> None:
     for size in range(9_990, 10_010):
-        shown = redact({"a": "x" * size + " sk-abcdefghijklmnop1234" + "y" * 1_000_000})["a"]
+        shown = mask_secrets({"a": "x" * size + " sk-abcdefghijklmnop1234" + "y" * 1_000_000})["a"]
         assert len(shown) <= 10_001
         assert "sk-" not in shown
-    assert len(redact("x" * 100_000)) == 100_000
-    assert len(str(redact([["x"] * 1_000] * 1_000))) < 200_000
+    assert len(mask_secrets("x" * 100_000)) == 100_000
+    assert len(str(mask_secrets([["x"] * 1_000] * 1_000))) < 200_000
 
 
 @quick
@@ -146,8 +146,8 @@ def test_megabytes_inside_data_are_cut_and_no_part_of_a_secret_is_left() -> None
 )
 @pytest.mark.usefixtures("memory")
 def test_a_known_secret_never_survives(value: Any) -> None:
-    remember_secrets(["Tr0ub4dor&3"])
-    assert "Tr0ub4dor&3" not in str(redact({"v": value, "t": ["xTr0ub4dor&3x", {"k": "Tr0ub4dor&3Tr0ub4dor&3"}]}))
+    register_secrets(["Tr0ub4dor&3"])
+    assert "Tr0ub4dor&3" not in str(mask_secrets({"v": value, "t": ["xTr0ub4dor&3x", {"k": "Tr0ub4dor&3Tr0ub4dor&3"}]}))
 
 
 @pytest.mark.spec("4.11")

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from toolspace.core.schedule import iso, milliseconds_of, next_of_cron, seconds_in_words, time_of
+from toolspace.core.times import format_iso, next_cron_time, parse_delay, parse_iso_time, to_milliseconds
 
 
 @pytest.mark.spec("9.4")
@@ -28,13 +28,13 @@ from toolspace.core.schedule import iso, milliseconds_of, next_of_cron, seconds_
     ],
 )
 def test_durations_in_words(text: str, seconds: float) -> None:
-    assert seconds_in_words(text) == seconds
+    assert parse_delay(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "soon", "2", "2 fortnights", "-1 hour", "0 seconds", "2 hours later", "9" * 40])
 def test_what_is_no_duration_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(ValueError, match=r"hours|unit|between"):
-        seconds_in_words(text)
+        parse_delay(text)
 
 
 def _utc(*parts: int) -> datetime:
@@ -43,37 +43,37 @@ def _utc(*parts: int) -> datetime:
 
 @pytest.mark.spec("9.4")
 def test_cron_means_the_time_zone_that_it_is_given() -> None:
-    assert next_of_cron("0 9 * * *", _utc(2026, 1, 5, 7, 30)) == _utc(2026, 1, 5, 9)
-    assert next_of_cron("0 9 * * *", _utc(2026, 1, 5, 7, 30), "Europe/Berlin") == _utc(2026, 1, 5, 8)
-    assert next_of_cron("0 9 * * *", _utc(2026, 7, 5, 7, 30), "Europe/Berlin") == _utc(2026, 7, 6, 7)
-    assert next_of_cron("@daily", _utc(2026, 1, 5, 7)) == _utc(2026, 1, 6)
+    assert next_cron_time("0 9 * * *", _utc(2026, 1, 5, 7, 30)) == _utc(2026, 1, 5, 9)
+    assert next_cron_time("0 9 * * *", _utc(2026, 1, 5, 7, 30), "Europe/Berlin") == _utc(2026, 1, 5, 8)
+    assert next_cron_time("0 9 * * *", _utc(2026, 7, 5, 7, 30), "Europe/Berlin") == _utc(2026, 7, 6, 7)
+    assert next_cron_time("@daily", _utc(2026, 1, 5, 7)) == _utc(2026, 1, 6)
 
 
 @pytest.mark.spec("9.4")
 def test_a_time_that_the_change_of_clocks_skips_or_repeats_comes_once() -> None:
     # On 2026-03-29 the clocks of Berlin go from 2:00 to 3:00, on 2026-10-25 from 3:00 back to 2:00.
-    spring = next_of_cron("30 2 * * *", _utc(2026, 3, 28, 12), "Europe/Berlin")
+    spring = next_cron_time("30 2 * * *", _utc(2026, 3, 28, 12), "Europe/Berlin")
     assert spring == _utc(2026, 3, 29, 1)
-    assert next_of_cron("30 2 * * *", spring, "Europe/Berlin") == _utc(2026, 3, 30, 0, 30)
-    autumn = next_of_cron("30 2 * * *", _utc(2026, 10, 24, 12), "Europe/Berlin")
+    assert next_cron_time("30 2 * * *", spring, "Europe/Berlin") == _utc(2026, 3, 30, 0, 30)
+    autumn = next_cron_time("30 2 * * *", _utc(2026, 10, 24, 12), "Europe/Berlin")
     assert autumn is not None
-    after = next_of_cron("30 2 * * *", autumn, "Europe/Berlin")
+    after = next_cron_time("30 2 * * *", autumn, "Europe/Berlin")
     assert after == _utc(2026, 10, 26, 1, 30)
 
 
 @pytest.mark.parametrize("text", ["", "* * * *", "* * * * * *", "61 * * * *", "a b c d e", "0 0 31 2 *"])
 def test_what_is_no_cron_expression_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="cron expression"):
-        next_of_cron(text, _utc(2026, 1, 1))
+        next_cron_time(text, _utc(2026, 1, 1))
 
 
 def test_times_without_an_offset_are_meant_in_the_zone() -> None:
-    assert time_of("2026-03-01T08:00:00Z") == _utc(2026, 3, 1, 8)
-    assert time_of("2026-03-01T08:00:00", "Europe/Berlin") == _utc(2026, 3, 1, 7)
-    assert iso(milliseconds_of(_utc(2026, 3, 1, 8))) == "2026-03-01T08:00:00Z"
+    assert parse_iso_time("2026-03-01T08:00:00Z") == _utc(2026, 3, 1, 8)
+    assert parse_iso_time("2026-03-01T08:00:00", "Europe/Berlin") == _utc(2026, 3, 1, 7)
+    assert format_iso(to_milliseconds(_utc(2026, 3, 1, 8))) == "2026-03-01T08:00:00Z"
     with pytest.raises(ValueError, match="no ISO time"):
-        time_of("tomorrow")
+        parse_iso_time("tomorrow")
     with pytest.raises(ValueError, match="time zone 'Europe/Berlni'; did you mean"):
-        time_of("2026-03-01", "Europe/Berlni")
+        parse_iso_time("2026-03-01", "Europe/Berlni")
     with pytest.raises(ValueError, match="time zone"):
-        time_of("2026-03-01", "../../etc/passwd")
+        parse_iso_time("2026-03-01", "../../etc/passwd")

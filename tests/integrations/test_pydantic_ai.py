@@ -120,7 +120,7 @@ async def test_calls_take_the_way_of_every_call_under_the_ids_of_the_model(
     async with Toolspace(tools=[add]) as ts:
         events = record(ts)
         messages = await play(ToolspaceToolset(ts), Model([call("add", '{"a": "1", "b": 2}', id="c7")], "done"))
-        stats = ts.stats().to_dict()
+        stats = ts.get_stats().to_dict()
 
     assert [part.content for part in returns(messages)] == ["3"]
     assert events.types() == ["TOOL_CALL_REQUESTED", "TOOL_CALL_COMPLETED"]

@@ -19,20 +19,20 @@ from tests.models.servers import (
     use_block,
 )
 from toolspace import ImagePart
-from toolspace.core.conversation import (
-    CallAnswer,
-    CallBegan,
+from toolspace.core.model import (
     CallDelta,
+    CallStarted,
+    Model,
     ModelCall,
     ModelRequest,
     ModelSettings,
+    ModelToolResult,
     ModelTurn,
     ResultsTurn,
     TextDelta,
     ThinkingDelta,
     UserTurn,
 )
-from toolspace.core.model import Model
 from toolspace.errors import ModelError
 from toolspace.models.registry import open_model
 
@@ -69,10 +69,10 @@ async def test_text_and_parallel_calls_are_heard_as_they_are_written(
     assert heard == [
         TextDelta("Größe "),
         TextDelta("🎉"),
-        CallBegan(0, "toolu_1", "add"),
+        CallStarted(0, "toolu_1", "add"),
         CallDelta(0, '{"a"'),
         CallDelta(0, ": 1}"),
-        CallBegan(1, "toolu_2", "now"),
+        CallStarted(1, "toolu_2", "now"),
         CallDelta(1, "{}"),
     ]
     usage = turn.usage
@@ -141,7 +141,7 @@ async def test_thoughts_go_back_sealed_and_in_their_place(server: Loopback, mode
     server.reply(stream(first), stream(message(text_block("2"))))
     turn, heard = await hear(model)
     assert heard[:3] == [ThinkingDelta("Let me "), ThinkingDelta("see."), TextDelta("I look.")]
-    turns = [UserTurn("x"), turn, ResultsTurn((CallAnswer("toolu_1", "add", "2"),))]
+    turns = [UserTurn("x"), turn, ResultsTurn((ModelToolResult("toolu_1", "add", "2"),))]
     await hear(model, ModelRequest(system="", turns=turns))
     assert server.asked[1].json["messages"][1]["content"] == [
         {"type": "thinking", "thinking": "Let me see.", "signature": "c2VhbA=="},
@@ -167,8 +167,8 @@ async def test_a_conversation_is_written_so_that_it_is_accepted(server: Loopback
         ModelTurn(calls=(ModelCall("call:1", "add", "[1]"), ModelCall("b", "draw", ""))),
         ResultsTurn(
             (
-                CallAnswer("call:1", "add", "wrong", is_error=True, media=(picture,)),
-                CallAnswer("b", "draw", "", media=(picture,)),
+                ModelToolResult("call:1", "add", "wrong", is_error=True, media=(picture,)),
+                ModelToolResult("b", "draw", "", media=(picture,)),
             )
         ),
         UserTurn("and now?"),

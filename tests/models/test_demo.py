@@ -12,12 +12,12 @@ import pytest
 
 from toolspace import Toolspace
 from toolspace.core import inbox_text
-from toolspace.core.conversation import (
-    CallAnswer,
-    CallBegan,
+from toolspace.core.model import (
     CallDelta,
-    ModelPart,
+    CallStarted,
     ModelRequest,
+    ModelStreamPart,
+    ModelToolResult,
     ModelTurn,
     ResultsTurn,
     Turn,
@@ -26,8 +26,8 @@ from toolspace.core.conversation import (
 from toolspace.core.records import InboxEvent
 from toolspace.core.tool import Tool
 from toolspace.errors import ToolError
-from toolspace.models.demo import FOLDER_LINE, DemoModel
-from toolspace.models.demorules import GREETING, NOT_UNDERSTOOD
+from toolspace.models.demo.model import FOLDER_LINE, DemoModel
+from toolspace.models.demo.rules import GREETING, NOT_UNDERSTOOD
 
 pytestmark = pytest.mark.spec("11.7")
 
@@ -45,7 +45,7 @@ class Conversation:
         self.folder = folder
         self.turns: list[Turn] = []
         self.calls: list[tuple[str, dict[str, Any]]] = []
-        self.heard: list[ModelPart] = []
+        self.heard: list[ModelStreamPart] = []
         self.played: dict[str, Played] = {
             "confirmAction": lambda args: {"status": "pending", "pendingToolCallId": "call_7"},
         }
@@ -76,19 +76,19 @@ class Conversation:
         assert len(said) == 1, said
         return said[0]
 
-    async def _answer(self, turn: ModelTurn, index: int) -> CallAnswer:
+    async def _answer(self, turn: ModelTurn, index: int) -> ModelToolResult:
         call = turn.calls[index]
         args: dict[str, Any] = json.loads(call.arguments)
         self.calls.append((call.name, args))
         if call.name in self.played:
             try:
-                return CallAnswer(call.id, call.name, json.dumps(self.played[call.name](args)))
+                return ModelToolResult(call.id, call.name, json.dumps(self.played[call.name](args)))
             except ToolError as error:
-                return CallAnswer(call.id, call.name, f"(tool failed: {error})", is_error=True)
+                return ModelToolResult(call.id, call.name, f"(tool failed: {error})", is_error=True)
         if call.name in PREBUILT + SPACE_TOOLS:
-            return CallAnswer(call.id, call.name, '{"success":true}')
+            return ModelToolResult(call.id, call.name, '{"success":true}')
         result = await self.ts.call(call.name, args)
-        return CallAnswer(call.id, call.name, result.text, is_error=not result.ok)
+        return ModelToolResult(call.id, call.name, result.text, is_error=not result.ok)
 
     def names(self) -> list[str]:
         return [name for name, _ in self.calls]
@@ -306,7 +306,7 @@ async def test_a_tool_that_is_not_offered_is_not_called(talk: Conversation) -> N
 
 async def test_what_it_says_is_heard_in_pieces_that_make_the_whole(talk: Conversation) -> None:
     await talk.says("hello")
-    began = [part for part in talk.heard if isinstance(part, CallBegan)]
+    began = [part for part in talk.heard if isinstance(part, CallStarted)]
     assert [part.name for part in began] == ["enter_space", "send_message"]
     at = talk.heard.index(began[-1])
     pieces = [part.text for part in talk.heard[at:] if isinstance(part, CallDelta)]

@@ -12,9 +12,9 @@ import pytest
 
 from toolspace.config.load import load_config
 from toolspace.errors import ModelErrorKind
-from toolspace.models.images import MODELS
+from toolspace.models.images import DEFAULT_IMAGE_MODELS
 from toolspace.models.prices import AS_OF
-from toolspace.models.registry import OTHERS, PROVIDERS
+from toolspace.models.registry import PROVIDERS, PYDANTIC_AI_PROVIDERS
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "models.md").read_text()
@@ -31,12 +31,15 @@ def test_the_example_prints_what_the_page_says() -> None:
 def test_every_provider_has_its_line(name: str) -> None:
     provider = PROVIDERS[name]
     line = next((line for line in PAGE.splitlines() if line.startswith(f"| `{name}`")), "")
-    assert all(f"`{word}`" in line for word in (*provider.keys, *([provider.model] if provider.model else [])))
-    assert not provider.base_variable or f"`{provider.base_variable}`" in PAGE
+    assert all(
+        f"`{word}`" in line
+        for word in (*provider.key_variables, *([provider.default_model] if provider.default_model else []))
+    )
+    assert not provider.base_url_variable or f"`{provider.base_url_variable}`" in PAGE
 
 
 def test_the_others_are_named() -> None:
-    assert all(f"`{name}`" in PAGE for name in (*OTHERS, *MODELS.values()))
+    assert all(f"`{name}`" in PAGE for name in (*PYDANTIC_AI_PROVIDERS, *DEFAULT_IMAGE_MODELS.values()))
     assert AS_OF in PAGE
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from tests.builtin.http_servers import Server, http_server
+from tests.http_servers import HttpTestServer, http_server
 from toolspace.errors import ModelError
 from toolspace.models.embeddings import HttpEmbedder, open_embedder
 
@@ -25,7 +25,7 @@ async def of_lengths(request: web.Request) -> web.Response:
     return web.json_response({"object": "list", "data": data[::-1], "model": "small"})
 
 
-def embedder(server: Server, **options: Any) -> HttpEmbedder:
+def embedder(server: HttpTestServer, **options: Any) -> HttpEmbedder:
     return HttpEmbedder("small", api_key="sk-secret", base_url=server.url("/v1/"), **options)
 
 
@@ -36,8 +36,8 @@ async def test_each_text_gets_its_vector_in_the_order_of_the_texts() -> None:
         vectors = await made.embed(texts)
         await made.aclose()
     assert [vector[0] for vector in vectors] == list(range(250))
-    assert [len(json.loads(seen.body)["input"]) for seen in server.seen] == [100, 100, 50]
-    first = server.seen[0]
+    assert [len(json.loads(seen.body)["input"]) for seen in server.requests] == [100, 100, 50]
+    first = server.requests[0]
     assert (first.method, first.path, json.loads(first.body)["model"]) == ("POST", "/v1/embeddings", "small")
     assert (first.headers["authorization"], first.headers["x-team"]) == ("Bearer sk-secret", "search")
 
@@ -45,7 +45,7 @@ async def test_each_text_gets_its_vector_in_the_order_of_the_texts() -> None:
 async def test_nothing_is_asked_for_no_texts() -> None:
     async with http_server(of_lengths) as server:
         assert await embedder(server).embed([]) == []
-    assert server.seen == []
+    assert server.requests == []
 
 
 BAD: list[tuple[int, Any, str]] = [
@@ -72,7 +72,7 @@ async def test_an_answer_that_is_no_good_is_an_error_of_its_kind(status: int, bo
         await made.aclose()
     assert raised.value.kind == kind
     assert "sk-secret" not in str(raised.value)
-    assert len(server.seen) == 1
+    assert len(server.requests) == 1
 
 
 async def test_nobody_at_home_is_an_error_that_may_pass() -> None:
@@ -100,8 +100,8 @@ async def test_the_key_of_a_provider_goes_to_that_provider_alone() -> None:
             embedder = open_embedder(model, environ=environ, base_url=server.url("/v1"), **more)
             await embedder.embed(["a"])
             await embedder.aclose()
-            assert server.seen[-1].headers.get("authorization") == proof
-            assert json.loads(server.seen[-1].body)["model"] == "small"
+            assert server.requests[-1].headers.get("authorization") == proof
+            assert json.loads(server.requests[-1].body)["model"] == "small"
 
 
 @pytest.mark.parametrize(

@@ -10,20 +10,20 @@ import pytest
 from tests.models.asking import ADD, HELLO, hear
 from tests.models.servers import Loopback, events, generated, status, stream
 from toolspace import ImagePart, Tool
-from toolspace.core.conversation import (
-    CallAnswer,
-    CallBegan,
+from toolspace.core.model import (
     CallDelta,
+    CallStarted,
+    Model,
     ModelCall,
     ModelRequest,
     ModelSettings,
+    ModelToolResult,
     ModelTurn,
     ResultsTurn,
     TextDelta,
     ThinkingDelta,
     UserTurn,
 )
-from toolspace.core.model import Model
 from toolspace.errors import ModelError
 from toolspace.models.registry import open_model
 
@@ -58,9 +58,9 @@ async def test_text_thoughts_and_calls_without_ids_are_heard(server: Loopback, m
         ThinkingDelta("Hm."),
         TextDelta("Größe "),
         TextDelta("🎉"),
-        CallBegan(0, "call_0", "add"),
+        CallStarted(0, "call_0", "add"),
         CallDelta(0, '{"a":1}'),
-        CallBegan(1, "call_1", "now"),
+        CallStarted(1, "call_1", "now"),
         CallDelta(1, "{}"),
     ]
     usage = turn.usage
@@ -105,7 +105,7 @@ async def test_seals_go_back_where_they_were(server: Loopback) -> None:
     )
     server.reply(stream(first), stream(generated({"text": "done"}, {"text": "", "thoughtSignature": "ZW5k"})))
     turns: list[Any] = [UserTurn("x"), await model.respond(HELLO)]
-    turns.append(ResultsTurn((CallAnswer("fc1", "add", "1"), CallAnswer("fc2", "add", "no", is_error=True))))
+    turns.append(ResultsTurn((ModelToolResult("fc1", "add", "1"), ModelToolResult("fc2", "add", "no", is_error=True))))
     turns += [await model.respond(ModelRequest(system="", turns=turns)), UserTurn("and?")]
     await model.respond(ModelRequest(system="", turns=turns))
     # What another model called bears no seal; Google wants at least to be told so.
@@ -143,7 +143,7 @@ async def test_seals_go_back_where_they_were(server: Loopback) -> None:
 async def test_pictures_in_results_are_shown(server: Loopback, name: str) -> None:
     server.reply(stream(generated({"text": "ok"})))
     model = opened(server, name)
-    answer = CallAnswer("a", "draw", "[image]", media=(ImagePart(data="AAAA"),))
+    answer = ModelToolResult("a", "draw", "[image]", media=(ImagePart(data="AAAA"),))
     turns = [UserTurn("x"), ModelTurn(calls=(ModelCall("a", "draw", "{}"),)), ResultsTurn((answer,))]
     await model.respond(ModelRequest(system="", turns=turns))
     await model.aclose()
@@ -161,7 +161,7 @@ async def test_tools_whose_names_google_refuses_are_called_by_their_own(server: 
     turn, heard = await hear(model, ModelRequest(system="", turns=[UserTurn("x")], tools=(Tool("2fa__code", "Code."),)))
     assert server.asked[0].json["tools"][0]["functionDeclarations"][0]["name"] == "_2fa__code"
     assert turn.calls[0].name == "2fa__code"
-    assert heard[0] == CallBegan(0, "call_0", "2fa__code")
+    assert heard[0] == CallStarted(0, "call_0", "2fa__code")
 
 
 @pytest.mark.parametrize(

@@ -11,15 +11,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toolspace import Tool
-from toolspace.core.conversation import CallAnswer, ModelCall, ModelTurn, ResultsTurn, Turn, UserTurn
-from toolspace.models.provider_history import Layout, arguments_of, pieces, settled
-from toolspace.models.tool_encoding import Toolbox, object_schema
+from toolspace.core.model import ModelCall, ModelToolResult, ModelTurn, ResultsTurn, Turn, UserTurn
+from toolspace.models.request_encoding import (
+    ToolEncoder,
+    TurnLayout,
+    encode_arguments,
+    normalize_turns,
+    split_turn,
+    to_object_schema,
+)
 
 texts = st.sampled_from(["", " ", "a", "b\n", "\x00", "ä"])
 ids = st.sampled_from(["", "x", "y", "toolu_1", "a b", "z" * 80])
 names = st.sampled_from(["add", "", "no such!", "2fa", "n" * 90])
 calls = st.builds(ModelCall, ids, names, st.sampled_from(["", "{}", "{bad", "[1]", '{"a":1}', "null"]))
-answers = st.builds(CallAnswer, ids, names, texts, st.booleans())
+answers = st.builds(ModelToolResult, ids, names, texts, st.booleans())
 turns = st.one_of(
     st.builds(UserTurn, texts),
     st.builds(lambda text, made: ModelTurn(text=text, calls=tuple(made)), texts, st.lists(calls, max_size=4)),
@@ -29,7 +35,7 @@ turns = st.one_of(
 
 @given(st.lists(turns, max_size=8))
 def test_any_conversation_becomes_one_that_is_accepted(conversation: list[Turn]) -> None:
-    made = settled(conversation)
+    made = normalize_turns(conversation)
     assert isinstance(made[0], UserTurn)
     assert not isinstance(made[-1], ModelTurn)
     seen: set[str] = set()
@@ -50,27 +56,29 @@ def test_any_conversation_becomes_one_that_is_accepted(conversation: list[Turn])
                 assert isinstance(following, ResultsTurn) == bool(turn.calls)
             case ResultsTurn():
                 assert isinstance(before, ModelTurn)
-                assert [one.id for one in turn.answers] == [call.id for call in before.calls]
-    assert settled(made) == made
+                assert [one.id for one in turn.results] == [call.id for call in before.calls]
+    assert normalize_turns(made) == made
 
 
 def test_a_clean_conversation_is_left_as_it_is() -> None:
     conversation: list[Turn] = [
         UserTurn("hi"),
         ModelTurn(calls=(ModelCall("a", "add", "{}"), ModelCall("b", "add", "{}"))),
-        ResultsTurn((CallAnswer("a", "add", "1"), CallAnswer("b", "add", "2"))),
+        ResultsTurn((ModelToolResult("a", "add", "1"), ModelToolResult("b", "add", "2"))),
         ModelTurn(text="ok"),
         UserTurn("more"),
     ]
-    assert all(one is other for one, other in zip(settled(conversation), conversation, strict=True))
+    assert all(one is other for one, other in zip(normalize_turns(conversation), conversation, strict=True))
 
 
 def test_answers_find_their_calls_in_any_order() -> None:
     asked = ModelTurn(calls=(ModelCall("a", "f", "{}"), ModelCall("b", "g", "{}"), ModelCall("c", "h", "{}")))
-    answered = ResultsTurn((CallAnswer("c", "h", "3"), CallAnswer("stray", "x", "0"), CallAnswer("a", "f", "1")))
-    _, _, results = settled([UserTurn("x"), asked, answered])
+    answered = ResultsTurn(
+        (ModelToolResult("c", "h", "3"), ModelToolResult("stray", "x", "0"), ModelToolResult("a", "f", "1"))
+    )
+    _, _, results = normalize_turns([UserTurn("x"), asked, answered])
     assert isinstance(results, ResultsTurn)
-    assert [one.text for one in results.answers] == ["1", "(no result: the call was interrupted)", "3"]
+    assert [one.text for one in results.results] == ["1", "(no result: the call was interrupted)", "3"]
 
 
 @pytest.mark.parametrize(
@@ -87,24 +95,24 @@ def test_answers_find_their_calls_in_any_order() -> None:
     ],
 )
 def test_arguments_go_back_as_an_object(written: str, sent: dict[str, Any]) -> None:
-    assert json.loads(bytes(arguments_of(ModelCall("a", "f", written)))) == sent
+    assert json.loads(bytes(encode_arguments(ModelCall("a", "f", written)))) == sent
 
 
 def test_a_turn_is_said_again_in_its_order() -> None:
-    layout = Layout()
-    layout.text(2)
-    layout.text(1)
-    layout.keep({"type": "seal", "value": "s"})
-    layout.call(0)
-    layout.text(2)
-    layout.call(1)
+    layout = TurnLayout()
+    layout.add_text(2)
+    layout.add_text(1)
+    layout.add_entry({"type": "seal", "value": "s"})
+    layout.add_call(0)
+    layout.add_text(2)
+    layout.add_call(1)
     one, two = ModelCall("a", "f", "{}"), ModelCall("b", "g", "{}")
     turn = ModelTurn(text="abcde", calls=(one, two), thinking=layout.entries, model="m")
-    assert list(pieces(turn, "m")) == ["abc", {"type": "seal", "value": "s"}, one, "de", two]
-    assert list(pieces(turn, "another")) == ["abcde", one, two]
+    assert list(split_turn(turn, "m")) == ["abc", {"type": "seal", "value": "s"}, one, "de", two]
+    assert list(split_turn(turn, "another")) == ["abcde", one, two]
     # Whoever kept less of it than was said still gets what is left.
     cut = ModelTurn(text="ab", calls=(two,), thinking=layout.entries, model="m")
-    assert list(pieces(cut, "m")) == ["ab", {"type": "seal", "value": "s"}, two]
+    assert list(split_turn(cut, "m")) == ["ab", {"type": "seal", "value": "s"}, two]
 
 
 @pytest.mark.parametrize(
@@ -135,11 +143,11 @@ def test_a_turn_is_said_again_in_its_order() -> None:
     ],
 )
 def test_schemas_are_plainly_objects(schema: dict[str, Any], made: dict[str, Any]) -> None:
-    assert object_schema(schema) == made
+    assert to_object_schema(schema) == made
 
 
 def test_tools_are_encoded_once_for_the_same_tuple() -> None:
-    toolbox = Toolbox("anthropic")
+    toolbox = ToolEncoder("anthropic")
     tools = (Tool("add", "Adds."),)
     assert toolbox.encode(tools) is toolbox.encode(tools)
     assert toolbox.encode(tools, brief=True) is not toolbox.encode(tools)

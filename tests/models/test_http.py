@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from tests.models.servers import Loopback, said, stream
-from toolspace.core.conversation import ModelRequest, UserTurn
-from toolspace.models.http import ModelHttp
+from toolspace.core.model import ModelRequest, UserTurn
+from toolspace.models.http import ModelHttpClient
 from toolspace.models.registry import open_model
 
 HELLO = ModelRequest(system="", turns=[UserTurn("Hello")])
@@ -16,7 +16,7 @@ HELLO = ModelRequest(system="", turns=[UserTurn("Hello")])
 
 async def test_models_share_their_connections(server: Loopback) -> None:
     server.reply(stream(said("ok")))
-    http = ModelHttp()
+    http = ModelHttpClient()
     models = [open_model("openai", name, base_url=server.url, environ={}, http=http) for name in ("a", "b", "c")]
     for model in models:
         await model.respond(HELLO)

@@ -10,7 +10,7 @@ import pytest
 from tests.models.servers import Loopback, status
 from toolspace import ConfigError, ImagePart, Toolspace
 from toolspace.errors import ModelError
-from toolspace.models.images import MODELS, open_image_model
+from toolspace.models.images import DEFAULT_IMAGE_MODELS, open_image_model
 
 DRAWN = {"created": 1, "data": [{"b64_json": "AAAA"}], "output_format": "webp", "usage": {"input_tokens": 3}}
 
@@ -28,7 +28,7 @@ async def test_openai_draws(server: Loopback) -> None:
     asked = server.asked[0]
     assert (asked.path, asked.headers["authorization"]) == ("/v1/images/generations", "Bearer sk-secret-1")
     assert asked.json == {
-        "model": MODELS["openai"],
+        "model": DEFAULT_IMAGE_MODELS["openai"],
         "prompt": "a cat",
         "n": 1,
         "size": "1536x1024",
@@ -41,7 +41,7 @@ async def test_gemini_draws(server: Loopback) -> None:
     model = open_image_model("google", None, base_url=server.url, api_key="k", environ={})
     assert await model.generate("a cat", size="1792x1024") == ImagePart(data="AAAA", mime_type="image/jpeg")
     asked = server.asked[0]
-    assert asked.path == f"/v1beta/models/{MODELS['google']}:generateContent"
+    assert asked.path == f"/v1beta/models/{DEFAULT_IMAGE_MODELS['google']}:generateContent"
     assert asked.json == {
         "contents": [{"role": "user", "parts": [{"text": "a cat"}]}],
         "generationConfig": {"responseModalities": ["IMAGE"], "imageConfig": {"aspectRatio": "16:9"}},

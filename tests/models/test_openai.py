@@ -19,16 +19,16 @@ from tests.models.servers import (
     status,
     stream,
 )
-from toolspace.core.conversation import (
-    CallBegan,
+from toolspace.core.model import (
     CallDelta,
+    CallStarted,
+    Model,
     ModelCall,
     ModelRequest,
     TextDelta,
     ThinkingDelta,
     UserTurn,
 )
-from toolspace.core.model import Model
 
 
 @pytest.mark.spec("11.7")
@@ -76,8 +76,8 @@ async def test_parallel_calls_may_come_interleaved(server: Loopback, chat_model:
     turn, heard = await hear(chat_model)
     assert turn.calls == (ModelCall("call_a", "add", '{"a":1}'), ModelCall("call_b", "mul", '{"x":2}'))
     assert heard == [
-        CallBegan(0, "call_a", "add"),
-        CallBegan(1, "call_b", "mul"),
+        CallStarted(0, "call_a", "add"),
+        CallStarted(1, "call_b", "mul"),
         CallDelta(1, '{"x"'),
         CallDelta(0, '{"a":'),
         CallDelta(1, ":2}"),
@@ -168,7 +168,7 @@ async def test_calls_are_put_together_however_a_server_writes_them(
     turn, heard = await hear(chat_model)
     assert [(one.id, one.name, one.arguments) for one in turn.calls] == calls
     assert turn.finish == "tools"
-    began = [part for part in heard if isinstance(part, CallBegan)]
+    began = [part for part in heard if isinstance(part, CallStarted)]
     assert [(part.id, part.name) for part in began] == [(id, name) for id, name, _ in calls]
 
 

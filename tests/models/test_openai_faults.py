@@ -15,12 +15,12 @@ from tests.models.servers import (
     status,
     stream,
 )
-from toolspace.core.conversation import (
+from toolspace.core.model import (
+    Model,
     ModelRequest,
     ModelSettings,
     UserTurn,
 )
-from toolspace.core.model import Model
 from toolspace.errors import ModelError
 from toolspace.models.registry import open_model
 
@@ -95,7 +95,7 @@ async def test_a_stream_that_breaks_off_is_no_answer(server: Loopback, chat_mode
     with pytest.raises(ModelError) as caught:
         await chat_model.respond(HELLO)
     assert caught.value.kind == "broken"
-    assert caught.value.passing
+    assert caught.value.is_transient
 
 
 async def test_a_stream_cut_off_after_the_reason_of_its_end_is_an_answer(server: Loopback, chat_model: Model) -> None:
@@ -173,4 +173,4 @@ async def test_answers_are_bounded(server: Loopback, chat_model: Model, monkeypa
     server.reply(stream(events(*[chunk({"content": "x" * 1000})] * 20)))
     with pytest.raises(ModelError, match="more than") as caught:
         await chat_model.respond(HELLO)
-    assert not caught.value.passing
+    assert not caught.value.is_transient

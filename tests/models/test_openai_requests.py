@@ -15,16 +15,16 @@ from tests.models.servers import (
     stream,
 )
 from toolspace import ImagePart, Tool
-from toolspace.core.conversation import (
-    CallAnswer,
+from toolspace.core.model import (
+    Model,
     ModelCall,
     ModelRequest,
     ModelSettings,
+    ModelToolResult,
     ModelTurn,
     ResultsTurn,
     UserTurn,
 )
-from toolspace.core.model import Model
 from toolspace.errors import ModelError
 
 
@@ -57,7 +57,8 @@ async def test_thoughts_before_a_call_go_back_with_it(server: Loopback, chat_mod
     server.reply(stream(events(*sent)), stream(said("ok")))
     turn, _ = await hear(chat_model)
     await hear(
-        chat_model, ModelRequest(system="", turns=[UserTurn("x"), turn, ResultsTurn((CallAnswer("a", "add", "1"),))])
+        chat_model,
+        ModelRequest(system="", turns=[UserTurn("x"), turn, ResultsTurn((ModelToolResult("a", "add", "1"),))]),
     )
     assert server.asked[1].json["messages"][1] == {
         "role": "assistant",
@@ -88,7 +89,7 @@ async def test_a_conversation_is_written_so_that_it_is_accepted(server: Loopback
                 ModelCall("", "add", '{"a":1}'),
             ),
         ),
-        ResultsTurn((CallAnswer("a", "add", "bad"), CallAnswer("a", "no such tool!", "none"))),
+        ResultsTurn((ModelToolResult("a", "add", "bad"), ModelToolResult("a", "no such tool!", "none"))),
         UserTurn("\n"),
         ModelTurn(text="done"),
     ]
@@ -120,7 +121,7 @@ async def test_pictures_in_results_are_shown_in_the_next_message(server: Loopbac
     turns = [
         UserTurn("draw"),
         ModelTurn(calls=(ModelCall("a", "draw", "{}"), ModelCall("b", "add", "{}"))),
-        ResultsTurn((CallAnswer("a", "draw", "[image]", media=(picture,)), CallAnswer("b", "add", "2"))),
+        ResultsTurn((ModelToolResult("a", "draw", "[image]", media=(picture,)), ModelToolResult("b", "add", "2"))),
         UserTurn("well?"),
     ]
     await chat_model.respond(ModelRequest(system="", turns=turns))

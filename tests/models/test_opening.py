@@ -7,20 +7,28 @@ from typing import Any
 import pytest
 
 from toolspace.core.model import Model
-from toolspace.core.secret_masking import redact
+from toolspace.core.secret_masking import mask_secrets
 from toolspace.errors import ModelError
 from toolspace.models.anthropic import AnthropicModel
 from toolspace.models.google import GoogleModel
-from toolspace.models.openai import OpenAIModel
-from toolspace.models.prices import price_of
-from toolspace.models.pydantic_ai import PydanticModel
-from toolspace.models.registry import OTHERS, PROVIDERS, choose, default_model, find_key, open_model, parse_name
-from toolspace.models.responses import ResponsesModel
-from toolspace.models.retry import Retrying
+from toolspace.models.openai_chat import OpenAIChatModel
+from toolspace.models.openai_responses import OpenAIResponsesModel
+from toolspace.models.prices import find_price
+from toolspace.models.pydantic_ai import PydanticAIModel
+from toolspace.models.registry import (
+    PROVIDERS,
+    PYDANTIC_AI_PROVIDERS,
+    choose_model,
+    find_default_model,
+    find_key,
+    open_model,
+    parse_model_name,
+)
+from toolspace.models.retry import RetryingModel
 
 
 def inner(model: Model) -> Any:
-    assert isinstance(model, Retrying)
+    assert isinstance(model, RetryingModel)
     return model.model
 
 
@@ -28,13 +36,13 @@ def inner(model: Model) -> Any:
 @pytest.mark.parametrize(
     ("provider", "name", "environ", "kind", "url"),
     [
-        ("openai", "gpt-6-sol", {}, ResponsesModel, "https://api.openai.com/v1/responses"),
-        ("openai-chat", "gpt-4.1", {}, OpenAIModel, "https://api.openai.com/v1/chat/completions"),
+        ("openai", "gpt-6-sol", {}, OpenAIResponsesModel, "https://api.openai.com/v1/responses"),
+        ("openai-chat", "gpt-4.1", {}, OpenAIChatModel, "https://api.openai.com/v1/chat/completions"),
         (
             "openai",
             "qwen3",
             {"OPENAI_BASE_URL": "http://localhost:8000/v1/"},
-            OpenAIModel,
+            OpenAIChatModel,
             "http://localhost:8000/v1/chat/completions",
         ),
         ("Anthropic", "claude-opus-5-5", {}, AnthropicModel, "https://api.anthropic.com/v1/messages"),
@@ -52,8 +60,8 @@ def inner(model: Model) -> Any:
             GoogleModel,
             "https://generativelanguage.googleapis.com/v1beta/models/gemini-3.8-flash:streamGenerateContent?alt=sse",
         ),
-        ("groq", "x", {}, OpenAIModel, "https://api.groq.com/openai/v1/chat/completions"),
-        ("ollama", "llama3", {}, OpenAIModel, "http://127.0.0.1:11434/v1/chat/completions"),
+        ("groq", "x", {}, OpenAIChatModel, "https://api.groq.com/openai/v1/chat/completions"),
+        ("ollama", "llama3", {}, OpenAIChatModel, "http://127.0.0.1:11434/v1/chat/completions"),
     ],
 )
 def test_each_provider_is_asked_at_its_own_address(
@@ -67,19 +75,19 @@ def test_each_provider_is_asked_at_its_own_address(
 
 
 @pytest.mark.spec("11.7")
-@pytest.mark.parametrize("provider", [name for name, one in PROVIDERS.items() if one.keys])
+@pytest.mark.parametrize("provider", [name for name, one in PROVIDERS.items() if one.key_variables])
 def test_a_missing_key_is_named_with_the_way_out(provider: str) -> None:
     with pytest.raises(ModelError) as caught:
         open_model(provider, "some-model", environ={})
     assert caught.value.kind == "no_key"
-    assert f"set {PROVIDERS[provider].keys[0]} in the environment" in str(caught.value)
-    assert not caught.value.passing
+    assert f"set {PROVIDERS[provider].key_variables[0]} in the environment" in str(caught.value)
+    assert not caught.value.is_transient
 
 
 def test_a_server_of_ones_own_needs_no_key() -> None:
     model = inner(open_model("openai", "qwen3", base_url="http://localhost:8000/v1", environ={}))
     assert model.endpoint.headers == {}
-    assert isinstance(inner(open_model("openai-compatible", "x", base_url="http://h/v1", environ={})), OpenAIModel)
+    assert isinstance(inner(open_model("openai-compatible", "x", base_url="http://h/v1", environ={})), OpenAIChatModel)
     bare = inner(open_model(None, "gpt-4.1", base_url="http://h/v1", environ={"OPENAI_API_KEY": "not-for-them"}))
     assert (bare.name, bare.endpoint.headers) == ("openai-compatible:gpt-4.1", {})
 
@@ -88,7 +96,7 @@ def test_keys_are_shown_nowhere() -> None:
     key = "not-of-a-known-form-4711"
     model = open_model("openai", "gpt-4.1", environ={"OPENAI_API_KEY": key}, headers={"X-Api-Key": "another-secret-9"})
     assert key not in repr(inner(model).endpoint)
-    assert redact(f"it said {key} and another-secret-9") == "it said [hidden] and [hidden]"
+    assert mask_secrets(f"it said {key} and another-secret-9") == "it said [hidden] and [hidden]"
 
 
 def test_headers_of_the_configuration_go_along() -> None:
@@ -128,9 +136,9 @@ def test_an_address_that_is_none_is_refused(url: str) -> None:
         open_model("openai-compatible", "x", environ={})
 
 
-@pytest.mark.parametrize("provider", OTHERS)
+@pytest.mark.parametrize("provider", PYDANTIC_AI_PROVIDERS)
 def test_all_others_are_asked_through_pydantic_ai(provider: str) -> None:
-    assert isinstance(inner(open_model(provider, "x", environ={})), PydanticModel)
+    assert isinstance(inner(open_model(provider, "x", environ={})), PydanticAIModel)
 
 
 @pytest.mark.parametrize(
@@ -145,22 +153,22 @@ def test_all_others_are_asked_through_pydantic_ai(provider: str) -> None:
     ],
 )
 def test_the_model_of_the_key_that_is_set_is_used(environ: dict[str, str], found: str | None) -> None:
-    chosen = default_model(environ)
+    chosen = find_default_model(environ)
     assert (chosen and chosen[0]) == found
     if chosen is not None:
-        assert chosen[1] == PROVIDERS[chosen[0]].model
+        assert chosen[1] == PROVIDERS[chosen[0]].default_model
         assert inner(open_model(None, None, environ=environ)).name == ":".join(chosen)
 
 
 @pytest.mark.parametrize("provider", ["openai", "anthropic", "google"])
 def test_what_the_usual_models_cost_is_known(provider: str) -> None:
-    assert price_of(PROVIDERS[provider].model or "") is not None
+    assert find_price(PROVIDERS[provider].default_model or "") is not None
 
 
 @pytest.mark.parametrize(
     ("provider", "name", "chosen"),
     [
-        ("openai", None, ("openai", PROVIDERS["openai"].model)),
+        ("openai", None, ("openai", PROVIDERS["openai"].default_model)),
         (None, "openai:gpt-4.1", ("openai", "gpt-4.1")),
         (None, "claude-opus-5-5", ("anthropic", "claude-opus-5-5")),
         (None, "gemini-2.5-flash", ("google", "gemini-2.5-flash")),
@@ -171,7 +179,7 @@ def test_what_the_usual_models_cost_is_known(provider: str) -> None:
 def test_what_a_configuration_leaves_open_is_filled_in(
     provider: str | None, name: str | None, chosen: tuple[str, str]
 ) -> None:
-    assert choose(provider, name, {"MISTRAL_API_KEY": "k"}) == chosen
+    assert choose_model(provider, name, {"MISTRAL_API_KEY": "k"}) == chosen
 
 
 def test_without_any_key_the_way_out_is_told() -> None:
@@ -181,6 +189,6 @@ def test_without_any_key_the_way_out_is_told() -> None:
 
 
 def test_names_with_their_provider_are_understood() -> None:
-    assert parse_name("anthropic:claude-opus-5-5") == ("anthropic", "claude-opus-5-5")
-    assert parse_name("gpt-4.1") == ("", "gpt-4.1")
+    assert parse_model_name("anthropic:claude-opus-5-5") == ("anthropic", "claude-opus-5-5")
+    assert parse_model_name("gpt-4.1") == ("", "gpt-4.1")
     assert find_key("google", {"GOOGLE_API_KEY": "k"}) == ("GOOGLE_API_KEY", "k")

@@ -8,21 +8,21 @@ import pytest
 
 from tests.models.servers import Loopback, called, completion, said, status, stream
 from toolspace import ImagePart, Tool
-from toolspace.core.conversation import (
-    CallAnswer,
-    CallBegan,
+from toolspace.core.model import (
     CallDelta,
+    CallStarted,
     ModelCall,
-    ModelPart,
     ModelRequest,
     ModelSettings,
+    ModelStreamPart,
+    ModelToolResult,
     ModelTurn,
     ResultsTurn,
     TextDelta,
     UserTurn,
 )
 from toolspace.errors import ModelError
-from toolspace.models.pydantic_ai import PydanticModel
+from toolspace.models.pydantic_ai import PydanticAIModel
 
 pytest.importorskip("pydantic_ai")
 pytest.importorskip("openai")
@@ -31,14 +31,14 @@ ADD = Tool("add", "Adds.", {"type": "object", "properties": {"a": {"type": "inte
 
 
 @pytest.fixture
-async def model(server: Loopback) -> AsyncIterator[PydanticModel]:
-    made = PydanticModel("openai-chat", "some-model", api_key="sk-secret-12345", base_url=f"{server.url}/v1")
+async def model(server: Loopback) -> AsyncIterator[PydanticAIModel]:
+    made = PydanticAIModel("openai-chat", "some-model", api_key="sk-secret-12345", base_url=f"{server.url}/v1")
     yield made
     await made.aclose()
 
 
 @pytest.mark.spec("11.7")
-async def test_an_answer_is_heard_as_it_is_written(server: Loopback, model: PydanticModel) -> None:
+async def test_an_answer_is_heard_as_it_is_written(server: Loopback, model: PydanticAIModel) -> None:
     body = completion(
         {"content": "Wa"},
         {"content": "it."},
@@ -48,7 +48,7 @@ async def test_an_answer_is_heard_as_it_is_written(server: Loopback, model: Pyda
         finish="tool_calls",
     )
     server.reply(stream(body))
-    heard: list[ModelPart] = []
+    heard: list[ModelStreamPart] = []
     settings = ModelSettings(temperature=0.5, max_output_tokens=50)
     request = ModelRequest(system="Be brief.", turns=[UserTurn("Hello")], tools=(ADD,), settings=settings)
     turn = await model.respond(request, heard.append)
@@ -56,7 +56,7 @@ async def test_an_answer_is_heard_as_it_is_written(server: Loopback, model: Pyda
     assert heard == [
         TextDelta("Wa"),
         TextDelta("it."),
-        CallBegan(0, "call_a", "add"),
+        CallStarted(0, "call_a", "add"),
         CallDelta(0, '{"a"'),
         CallDelta(0, ":1}"),
     ]
@@ -67,12 +67,12 @@ async def test_an_answer_is_heard_as_it_is_written(server: Loopback, model: Pyda
     assert sent["temperature"] == 0.5
 
 
-async def test_a_conversation_goes_along(server: Loopback, model: PydanticModel) -> None:
+async def test_a_conversation_goes_along(server: Loopback, model: PydanticAIModel) -> None:
     server.reply(stream(said("ok")))
     turns = [
         UserTurn("draw", (ImagePart(data="AAAA"),)),
         ModelTurn(text="So.", calls=(ModelCall("a", "draw", "{}"), ModelCall("b", "add", "{bad"))),
-        ResultsTurn((CallAnswer("a", "draw", "[image]"), CallAnswer("b", "add", "no", is_error=True))),
+        ResultsTurn((ModelToolResult("a", "draw", "[image]"), ModelToolResult("b", "add", "no", is_error=True))),
     ]
     turn = await model.respond(ModelRequest(system="", turns=turns))
     assert turn.text == "ok"
@@ -84,7 +84,7 @@ async def test_a_conversation_goes_along(server: Loopback, model: PydanticModel)
 @pytest.mark.parametrize(
     ("code", "kind"), [(429, "rate_limited"), (401, "not_permitted"), (503, "overloaded"), (404, "not_found")]
 )
-async def test_refusals_are_understood(server: Loopback, model: PydanticModel, code: int, kind: str) -> None:
+async def test_refusals_are_understood(server: Loopback, model: PydanticAIModel, code: int, kind: str) -> None:
     server.reply(status(code, {"error": {"message": "no"}}, retry_after="7"))
     with pytest.raises(ModelError) as caught:
         await model.respond(ModelRequest(system="", turns=[UserTurn("x")]))
@@ -96,5 +96,5 @@ async def test_refusals_are_understood(server: Loopback, model: PydanticModel, c
 async def test_what_is_missing_is_named() -> None:
     request = ModelRequest(system="", turns=[UserTurn("x")])
     with pytest.raises(ModelError, match="install") as caught:
-        await PydanticModel("bedrock", "some-model").respond(request)
+        await PydanticAIModel("bedrock", "some-model").respond(request)
     assert caught.value.kind == "not_found"

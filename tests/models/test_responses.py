@@ -10,19 +10,19 @@ import pytest
 from tests.models.asking import ADD, HELLO, hear
 from tests.models.servers import Loopback, events, response, status, stream
 from toolspace import ImagePart
-from toolspace.core.conversation import (
-    CallAnswer,
-    CallBegan,
+from toolspace.core.model import (
     CallDelta,
+    CallStarted,
+    Model,
     ModelCall,
     ModelRequest,
     ModelSettings,
+    ModelToolResult,
     ResultsTurn,
     TextDelta,
     ThinkingDelta,
     UserTurn,
 )
-from toolspace.core.model import Model
 from toolspace.errors import ModelError
 from toolspace.models.registry import open_model
 
@@ -76,10 +76,10 @@ async def test_text_thoughts_and_parallel_calls_are_heard(server: Loopback, mode
         ThinkingDelta("Hm."),
         TextDelta("Wa"),
         TextDelta("it."),
-        CallBegan(0, "call_1", "add"),
+        CallStarted(0, "call_1", "add"),
         CallDelta(0, '{"a"'),
         CallDelta(0, ":1}"),
-        CallBegan(1, "call_2", "now"),
+        CallStarted(1, "call_2", "now"),
         CallDelta(1, "{}"),
     ]
     usage = turn.usage
@@ -93,7 +93,7 @@ async def test_nothing_is_kept_there_and_thoughts_go_back_sealed(server: Loopbac
     tools = (ADD,)
     request = ModelRequest(system="Be brief.", turns=[UserTurn("x")], tools=tools, tool_choice="add", settings=settings)
     turn = await model.respond(request)
-    answer = CallAnswer("call_1", "draw", "[image]", media=(ImagePart(data="AAAA"),))
+    answer = ModelToolResult("call_1", "draw", "[image]", media=(ImagePart(data="AAAA"),))
     await model.respond(ModelRequest(system="", turns=[UserTurn("x"), turn, ResultsTurn((answer,))], tools=tools))
     first, second = (one.json for one in server.asked)
     assert server.asked[0].path == "/v1/responses"

@@ -7,10 +7,18 @@ import asyncio
 import pytest
 
 from tests.models.servers import Loopback, chunk, events, said, status, stream
-from toolspace.core.conversation import CallBegan, CallDelta, ModelPart, ModelRequest, Restarted, TextDelta, UserTurn
+from toolspace.core.model import (
+    CallDelta,
+    CallStarted,
+    ModelRequest,
+    ModelStreamPart,
+    ResponseRestarted,
+    TextDelta,
+    UserTurn,
+)
 from toolspace.errors import ModelError, ModelErrorKind
 from toolspace.models.registry import open_model
-from toolspace.models.retry import Retrying
+from toolspace.models.retry import RetryingModel
 from toolspace.testing import ScriptedModel, call
 
 HELLO = ModelRequest(system="", turns=[UserTurn("Hello")])
@@ -42,7 +50,7 @@ def failing(kind: ModelErrorKind, **more: float) -> ModelError:
 @pytest.mark.parametrize("kind", ["rate_limited", "overloaded", "unavailable", "broken"])
 async def test_what_may_pass_is_asked_again_with_growing_pauses(kind: ModelErrorKind, waited: Pauses) -> None:
     model = ScriptedModel([failing(kind), failing(kind), failing(kind), "Hello"])
-    turn = await Retrying(model, sleep=waited).respond(HELLO)
+    turn = await RetryingModel(model, sleep=waited).respond(HELLO)
     assert turn.text == "Hello"
     assert waited.near(0.5, 1.0, 2.0)
 
@@ -51,20 +59,20 @@ async def test_what_may_pass_is_asked_again_with_growing_pauses(kind: ModelError
 async def test_what_cannot_pass_is_asked_once(kind: ModelErrorKind, waited: Pauses) -> None:
     model = ScriptedModel([failing(kind), "Hello"])
     with pytest.raises(ModelError):
-        await Retrying(model, sleep=waited).respond(HELLO)
+        await RetryingModel(model, sleep=waited).respond(HELLO)
     assert (len(model.requests), waited) == (1, [])
 
 
 async def test_it_gives_up_after_so_many_retries(waited: Pauses) -> None:
     model = ScriptedModel.looping([failing("overloaded")])
     with pytest.raises(ModelError, match="it is overloaded"):
-        await Retrying(model, retries=2, sleep=waited).respond(HELLO)
+        await RetryingModel(model, retries=2, sleep=waited).respond(HELLO)
     assert len(model.requests) == 3
 
 
 async def test_a_provider_is_waited_for_as_long_as_it_asks(waited: Pauses) -> None:
     model = ScriptedModel([failing("rate_limited", retry_after=7.0), failing("rate_limited", retry_after=0.0), "ok"])
-    await Retrying(model, sleep=waited).respond(HELLO)
+    await RetryingModel(model, sleep=waited).respond(HELLO)
     assert waited.near(7.0, 0.0)
     assert waited[0] >= 7.0
 
@@ -72,7 +80,7 @@ async def test_a_provider_is_waited_for_as_long_as_it_asks(waited: Pauses) -> No
 async def test_a_provider_that_asks_for_too_long_is_given_up_at_once(waited: Pauses) -> None:
     model = ScriptedModel([failing("rate_limited", retry_after=3600.0), "ok"])
     with pytest.raises(ModelError) as caught:
-        await Retrying(model, sleep=waited).respond(HELLO)
+        await RetryingModel(model, sleep=waited).respond(HELLO)
     assert caught.value.retry_after == 3600.0
     assert waited == []
 
@@ -80,7 +88,7 @@ async def test_a_provider_that_asks_for_too_long_is_given_up_at_once(waited: Pau
 async def test_no_new_attempt_begins_after_the_time_is_up(waited: Pauses) -> None:
     model = ScriptedModel.looping([failing("unavailable")])
     with pytest.raises(ModelError):
-        await Retrying(model, within=0.0, sleep=waited).respond(HELLO)
+        await RetryingModel(model, within=0.0, sleep=waited).respond(HELLO)
     assert len(model.requests) == 1
 
 
@@ -89,12 +97,12 @@ async def test_listeners_are_told_to_forget_a_half_answer(server: Loopback, wait
     cut = stream(events(chunk({"content": "Hel"})), end=False)
     server.reply(status(529), cut, status(429, b"", retry_after="1"), stream(said("Hello")))
     asked = open_model("openai", "x", base_url=server.url, api_key="k", environ={}, retries=0)
-    model = Retrying(asked, sleep=waited)
-    heard: list[ModelPart] = []
+    model = RetryingModel(asked, sleep=waited)
+    heard: list[ModelStreamPart] = []
     turn = await model.respond(HELLO, heard.append)
     await model.aclose()
     assert turn.text == "Hello"
-    assert heard == [TextDelta("Hel"), Restarted(), TextDelta("Hello")]
+    assert heard == [TextDelta("Hel"), ResponseRestarted(), TextDelta("Hello")]
     assert len(server.asked) == 4
 
 
@@ -106,10 +114,10 @@ async def test_a_call_that_was_half_written_is_forgotten_too(waited: Pauses) -> 
                 raise failing("broken")
             return turn
 
-    heard: list[ModelPart] = []
-    model = Retrying(Breaking([call("add", {"a": 1}, id="a"), "ok"]), sleep=waited)
+    heard: list[ModelStreamPart] = []
+    model = RetryingModel(Breaking([call("add", {"a": 1}, id="a"), "ok"]), sleep=waited)
     await model.respond(HELLO, heard.append)
-    assert heard == [CallBegan(0, "a", "add"), CallDelta(0, '{"a":1}'), Restarted(), TextDelta("ok")]
+    assert heard == [CallStarted(0, "a", "add"), CallDelta(0, '{"a":1}'), ResponseRestarted(), TextDelta("ok")]
 
 
 async def test_cancelling_ends_a_pause_at_once() -> None:
@@ -119,7 +127,7 @@ async def test_cancelling_ends_a_pause_at_once() -> None:
         asked.set()
         return failing("rate_limited", retry_after=50.0)
 
-    asking = asyncio.create_task(Retrying(ScriptedModel(fail)).respond(HELLO))
+    asking = asyncio.create_task(RetryingModel(ScriptedModel(fail)).respond(HELLO))
     await asked.wait()
     await asyncio.sleep(0)
     asking.cancel()

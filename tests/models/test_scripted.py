@@ -6,12 +6,12 @@ import asyncio
 
 import pytest
 
-from toolspace.core.conversation import (
-    CallBegan,
+from toolspace.core.model import (
     CallDelta,
+    CallStarted,
     ModelCall,
-    ModelPart,
     ModelRequest,
+    ModelStreamPart,
     ModelTurn,
     TextDelta,
     Turn,
@@ -34,7 +34,7 @@ async def test_a_script_is_said_turn_by_turn() -> None:
     assert third.calls == (ModelCall("call_3_1", "f", "{}"), ModelCall("mine", "g", "{bad"))
     assert (fourth.text, fourth.usage.input_tokens) == ("Hm", 7)
     assert first.usage.requests == 1
-    assert model.left == 0
+    assert model.remaining_steps == 0
 
 
 async def test_a_step_may_be_made_of_the_request_or_be_an_error() -> None:
@@ -55,7 +55,7 @@ async def test_a_function_in_place_of_a_script_answers_every_request() -> None:
     model = ScriptedModel(lambda request: f"You said: {request.turns[-1].text}")  # pyright: ignore
     for _ in range(3):
         assert (await model.respond(HELLO)).text == "You said: Hello"
-    assert model.left is None
+    assert model.remaining_steps is None
 
 
 async def test_a_looping_script_begins_again() -> None:
@@ -79,11 +79,11 @@ async def test_what_is_no_turn_is_refused() -> None:
 
 
 async def test_turns_are_heard_in_pieces() -> None:
-    heard: list[ModelPart] = []
+    heard: list[ModelStreamPart] = []
     model = ScriptedModel([ModelTurn(text="It is  3.\n", calls=(call("say", {"text": "a long text"}),))])
     turn = await model.respond(HELLO, heard.append)
     assert [part.text for part in heard if isinstance(part, TextDelta)] == ["It ", "is  ", "3.\n"]
-    assert CallBegan(0, "call_1_1", "say") in heard
+    assert CallStarted(0, "call_1_1", "say") in heard
     written = [part.text for part in heard if isinstance(part, CallDelta)]
     assert len(written) > 1
     assert "".join(written) == turn.calls[0].arguments

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from toolspace import EventType, ResultCache, Rules, Settings, ToolContext, ToolResult, Toolspace, tool
+from toolspace import EventType, ResultCache, Settings, ToolContext, ToolResult, ToolRules, Toolspace, tool
 from toolspace.core.events import CallEvent
 from toolspace.core.interfaces import CachedResult
-from toolspace.storage.cache_memory import MemoryCache
-from toolspace.testing import Recorder
+from toolspace.storage.caches.memory import MemoryCache
+from toolspace.testing import EventRecorder
 
 
 class Counter:
@@ -38,7 +38,7 @@ async def test_equal_arguments_run_once_however_they_are_written() -> None:
             await ts.call("look_up", arguments)
             for arguments in ({"key": "a", "limit": 5}, '{"limit": 5, "key": "a"}', {"limit": "5", "key": "a"})
         ]
-        records = ts.orchestrator.accounting.recent
+        records = ts.orchestrator.call_log.recent
     assert [result.result for result in results] == [{"key": "a", "run": 1}] * 3
     assert [record.cache_hit for record in records] == [False, True, True]
     assert [result.executed for result in results] == [True, False, False]
@@ -122,9 +122,9 @@ async def test_when_the_one_that_runs_is_cancelled_another_takes_over() -> None:
         return runs
 
     async with Toolspace(tools=[slow]) as ts:
-        seen = Recorder(ts)
+        seen = EventRecorder(ts)
         leader = asyncio.create_task(ts.call("slow", call_id="leader"))
-        await seen.started("slow")
+        await seen.wait_for_start("slow")
         followers = [asyncio.create_task(ts.call("slow")) for _ in range(3)]
         await asyncio.sleep(0)
         ts.cancel("leader")
@@ -220,7 +220,7 @@ async def test_a_refused_call_never_looks_the_cache_up() -> None:
 
 async def test_configuration_can_turn_a_tools_cache_off() -> None:
     counter = Counter(cache=60)
-    async with Toolspace(tools=[counter.tool], settings=Settings(overrides={"look_up": Rules(cache=0)})) as ts:
+    async with Toolspace(tools=[counter.tool], settings=Settings(overrides={"look_up": ToolRules(cache=0)})) as ts:
         await ts.call("look_up")
         await ts.call("look_up")
     assert counter.runs == 2
@@ -336,7 +336,7 @@ async def test_a_hit_by_its_very_text_is_told_as_any_other(nested: bool) -> None
         await ts.call("look_up", text)
         told: list[list[tuple[Any, ...]]] = []
         for by_text in (True, False):  # The one is known by its text, the other goes through the stages.
-            seen = Recorder(ts)
+            seen = EventRecorder(ts)
             if nested:
                 await ts.call("outer", {"by_text": by_text})
             else:
@@ -347,7 +347,7 @@ async def test_a_hit_by_its_very_text_is_told_as_any_other(nested: bool) -> None
             assert all((event.parent_id is not None) is nested for event in events)
             told.append([(event.type, event.run_id) for event in events])
         assert told[0] == told[1] == [(EventType.TOOL_CALL_REQUESTED, None), (EventType.TOOL_CALL_COMPLETED, None)]
-        records = [record for record in ts.orchestrator.accounting.recent if record.tool == "look_up"]
+        records = [record for record in ts.orchestrator.call_log.recent if record.tool == "look_up"]
         assert [record.cache_hit for record in records] == [False, True, True]
         assert (records[1].parent_id is not None) is nested
     assert counter.runs == 1
@@ -358,7 +358,7 @@ async def test_the_end_of_a_hit_can_be_announced_later_too() -> None:
     counter = Counter()
     async with Toolspace(tools=[counter.tool]) as ts:
         await ts.call("look_up", "{}")
-        seen = Recorder(ts)
+        seen = EventRecorder(ts)
         result = await ts.orchestrator.execute("look_up", "{}", defer_completion=True)
         assert not result.executed
         assert seen.types() == ["TOOL_CALL_REQUESTED"]

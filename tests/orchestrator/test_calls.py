@@ -28,7 +28,7 @@ from toolspace import (
     ToolTransportError,
     tool,
 )
-from toolspace.testing import Recorder
+from toolspace.testing import EventRecorder
 
 
 @tool
@@ -183,10 +183,14 @@ async def test_a_streaming_tool_gives_parts_as_events_and_the_joined_text() -> N
             yield word
 
     async with Toolspace(tools=[count]) as ts:
-        seen = Recorder(ts)
+        seen = EventRecorder(ts)
         result = await ts.call("count")
     assert result.result == "one two three"
-    assert [event.to_dict()["value"] for event in seen.of(EventType.TOOL_CALL_PARTIAL)] == ["one ", "two ", "three"]
+    assert [event.to_dict()["value"] for event in seen.of_type(EventType.TOOL_CALL_PARTIAL)] == [
+        "one ",
+        "two ",
+        "three",
+    ]
     assert seen.types()[0] == "TOOL_CALL_REQUESTED"
     assert seen.types()[-1] == "TOOL_CALL_COMPLETED"
 
@@ -234,12 +238,12 @@ async def test_the_context_reports_progress_parts_and_cancellation() -> None:
         return context.task_id
 
     async with Toolspace(tools=[work]) as ts:
-        seen = Recorder(ts)
+        seen = EventRecorder(ts)
         result = await ts.call("work", context=ToolContext(task_id="t1"))
     assert result.result == "t1"
-    progress = seen.of(EventType.TOOL_CALL_PROGRESS)[0].to_dict()
+    progress = seen.of_type(EventType.TOOL_CALL_PROGRESS)[0].to_dict()
     assert (progress["progress"], progress["total"], progress["message"]) == (1, 2, "half")
-    assert seen.of(EventType.TOOL_CALL_PARTIAL)[0].to_dict()["value"] == "some"
+    assert seen.of_type(EventType.TOOL_CALL_PARTIAL)[0].to_dict()["value"] == "some"
 
 
 @pytest.mark.spec("1.5")
@@ -259,10 +263,10 @@ async def test_progress_from_a_thread_reaches_subscribers_on_the_loop() -> None:
 
 async def test_a_call_id_that_is_given_is_used_everywhere() -> None:
     async with Toolspace(tools=[add]) as ts:
-        seen = Recorder(ts)
+        seen = EventRecorder(ts)
         await ts.call("add", {"a": 1}, call_id="c-7")
         assert {event.to_dict()["callId"] for event in seen.events} == {"c-7"}
-        assert ts.orchestrator.accounting.recent[-1].call_id == "c-7"
+        assert ts.orchestrator.call_log.recent[-1].call_id == "c-7"
 
 
 async def test_a_tool_may_return_a_whole_result() -> None:
@@ -341,11 +345,11 @@ async def test_whatever_a_tool_raises_is_a_result_with_a_record_and_an_end(style
 
     function: Callable[..., Any] = {"async": coroutine, "sync": sync, "stream": stream}[style]
     async with Toolspace(tools=[tool(name="fail")(function)]) as ts:
-        seen = Recorder(ts)
+        seen = EventRecorder(ts)
         result = await ts.call("fail")
         assert (result.error_kind, result.error) == ("execution_error", "boo")
         assert seen.types()[-1] == "TOOL_CALL_FAILED"
-        assert ts.stats().calls == 1
+        assert ts.get_stats().calls == 1
 
 
 async def test_two_calls_with_one_id_are_both_stopped() -> None:
@@ -354,13 +358,13 @@ async def test_two_calls_with_one_id_are_both_stopped() -> None:
         await asyncio.sleep(60)
 
     async with Toolspace(tools=[forever]) as ts:
-        seen = Recorder(ts)
+        seen = EventRecorder(ts)
         tasks = [asyncio.create_task(ts.run().call("forever", call_id="c1")) for _ in range(2)]
-        await seen.wait_for(lambda _: len(seen.of(EventType.TOOL_CALL_REQUESTED)) == 2)
-        assert ts.orchestrator.active == ["c1", "c1"]
+        await seen.wait_for(lambda _: len(seen.of_type(EventType.TOOL_CALL_REQUESTED)) == 2)
+        assert ts.orchestrator.active_call_ids == ["c1", "c1"]
         assert ts.cancel("c1")
         assert {result.error_kind for result in await asyncio.gather(*tasks)} == {"canceled"}
-        assert ts.orchestrator.active == []
+        assert ts.orchestrator.active_call_ids == []
 
 
 async def test_a_closed_toolspace_says_so() -> None:
@@ -410,7 +414,7 @@ async def test_whatever_a_tool_raises_is_a_result(kind: type[BaseException], sty
 
     function = {"async": coroutine, "plain": plain, "stream": stream}[style]
     async with Toolspace(tools=[tool(name="odd")(function)]) as ts:
-        seen = Recorder(ts)
+        seen = EventRecorder(ts)
         result = await ts.call("odd")
         assert (result.error_kind, result.executed) == ("execution_error", True)
         assert seen.types()[-1] == "TOOL_CALL_FAILED"

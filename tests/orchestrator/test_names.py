@@ -116,7 +116,7 @@ async def test_a_call_resolves_through_spelling_bare_name_and_alias(called: str)
     settings = Settings(aliases={"find": "github__search_code"})
     async with Toolspace(providers=[Echo("github", "search-code")], settings=settings) as ts:
         result = await ts.call(called, {"q": "x"})
-        record = ts.orchestrator.accounting.recent[-1]
+        record = ts.orchestrator.call_log.recent[-1]
     assert result.result == "github:search-code"
     assert (record.requested, record.tool) == (called, "github__search_code")
 
@@ -198,13 +198,13 @@ async def test_a_changed_list_with_a_taken_name_is_logged_and_comes_when_the_nam
     first.kind, second.kind = "first", "second"
     async with Toolspace(providers=[first, second]) as ts:
         second.names = ["two", "one", "three"]
-        second.changed()
+        second.notify_changed()
         assert names(ts) == ["one", "two", "three"]
         assert [record.getMessage() for record in caplog.records] == [
             "\"one\" is offered by 'first' and 'second'; it stays that of 'first'"
         ]
         first.names = []
-        first.changed()
+        first.notify_changed()
         assert names(ts) == ["two", "one", "three"]
         assert (await ts.call("one", {"q": ""})).kind == "second"
 
@@ -213,7 +213,7 @@ async def test_a_changed_list_keeps_its_place_among_the_others() -> None:
     first, second = Echo("a", "x"), Echo("b", "y")
     async with Toolspace(providers=[first, second]) as ts:
         first.names = ["x", "z"]
-        first.changed()
+        first.notify_changed()
         assert names(ts) == ["a__x", "a__z", "b__y"]
 
 
@@ -231,7 +231,7 @@ async def test_a_provider_that_cannot_list_its_tools_keeps_those_it_had_under_th
     breaking = Breaking("a", "x", "y")
     async with Toolspace(providers=[breaking, Echo("b", "z")]) as ts:
         breaking.broken = True
-        breaking.changed()
+        breaking.notify_changed()
         assert names(ts) == ["a__x", "a__y", "b__z"]
         assert "a cannot list its tools: ConnectionError('gone')" in caplog.text
         ts.orchestrator.configure(rules={breaking: ProviderRules(tools_denied=["x"])})

@@ -9,8 +9,8 @@ import pytest
 from toolspace import Run, ToolResult, Toolspace
 from toolspace.core.events import CallEvent
 from toolspace.orchestrator.call import Call
-from toolspace.orchestrator.stage import Handler, Plan
-from toolspace.testing import Recorder
+from toolspace.orchestrator.stage import CallHandler, StageContext
+from toolspace.testing import EventRecorder
 
 
 async def add(a: int, b: int) -> int:
@@ -41,8 +41,8 @@ async def test_a_stage_of_ones_own_sees_every_call_between_its_announcements() -
     async with Toolspace(tools=[add]) as ts:
         await ts.call("add", {"a": 1, "b": 1})
         ts.bus.subscribe(lambda event: notes.append(event.type.name) if isinstance(event, CallEvent) else None)
-        ts.orchestrator.use(Watch("first", notes))
-        remove = ts.orchestrator.use(Watch("second", notes))
+        ts.orchestrator.add_stage(Watch("first", notes))
+        remove = ts.orchestrator.add_stage(Watch("second", notes))
         await ts.call("add", {"a": 1, "b": 2})
         remove()
         await ts.call("nothing")
@@ -79,7 +79,7 @@ async def test_a_listener_is_told_of_runs_and_a_trace_of_its_end() -> None:
 @pytest.mark.spec("4.10")
 @pytest.mark.parametrize("when", ["before", "after"])
 async def test_a_stage_of_ones_own_that_raises_fails_the_call_as_a_result(when: str) -> None:
-    def broken(plan: Plan, next: Handler, /) -> Handler:
+    def broken(plan: StageContext, next: CallHandler, /) -> CallHandler:
         async def run(call: Call) -> ToolResult:
             if when == "after":
                 await next(call)
@@ -88,8 +88,8 @@ async def test_a_stage_of_ones_own_that_raises_fails_the_call_as_a_result(when: 
         return run
 
     async with Toolspace(tools=[add]) as ts:
-        ts.orchestrator.use(broken)
-        seen = Recorder(ts)
+        ts.orchestrator.add_stage(broken)
+        seen = EventRecorder(ts)
         result = await ts.call("add", {"a": 1, "b": 2})
         assert (result.error_kind, result.executed) == ("internal_error", when == "after")
         assert result.error == "ValueError: lost the thread"

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from toolspace import QueueSpec, Rules, Settings, Toolspace, tool
-from toolspace.testing import Recorder
+from toolspace import QueueSpec, Settings, ToolRules, Toolspace, tool
+from toolspace.testing import EventRecorder
 
 pytestmark = pytest.mark.spec("4.1")
 
@@ -22,14 +22,14 @@ def space(**settings: object) -> Toolspace:
 
 
 async def test_a_name_is_resolved_before_permission_is_asked() -> None:
-    denied = {"square": Rules(enabled=False, source="here")}
+    denied = {"square": ToolRules(enabled=False, source="here")}
     async with space(aliases={"power": "square"}, overrides=denied) as ts:
         result = await ts.call("power", {"n": 2})
     assert (result.error_kind, result.tool) == ("not_permitted", "square")
 
 
 async def test_permission_comes_before_validation() -> None:
-    async with space(overrides={"square": Rules(enabled=False, source="here")}) as ts:
+    async with space(overrides={"square": ToolRules(enabled=False, source="here")}) as ts:
         assert (await ts.call("square", {"n": "many"})).error_kind == "not_permitted"
 
 
@@ -45,7 +45,7 @@ async def test_an_answer_from_the_cache_is_a_call_of_the_turn() -> None:
         await ts.call("square", {"n": 2})
         run = ts.run(max_tool_calls_per_turn=1)
         results = [await run.call("square", {"n": 2}) for _ in range(2)]
-        hits = [record.cache_hit for record in ts.orchestrator.accounting.recent]
+        hits = [record.cache_hit for record in ts.orchestrator.call_log.recent]
     assert [result.error_kind for result in results] == [None, "limit_exceeded"]
     assert hits == [False, True, False]
 
@@ -61,9 +61,9 @@ async def test_an_answer_from_the_cache_takes_no_place_in_the_queue(in_run: bool
     async with space() as ts:
         ts.add_tool(hold)
         await ts.call("square", {"n": 3})
-        seen = Recorder(ts)
+        seen = EventRecorder(ts)
         holding = asyncio.create_task(ts.call("hold"))
-        await seen.started("hold")
+        await seen.wait_for_start("hold")
         call = ts.run().call if in_run else ts.call
         hit = await asyncio.wait_for(call("square", {"n": 3}), 10)
         assert not holding.done()

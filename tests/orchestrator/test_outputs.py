@@ -13,8 +13,8 @@ import pytest
 
 from toolspace import ImagePart, Settings, TextPart, ToolContext, Toolspace, tool
 from toolspace.core.interfaces import OutputStore, OutputWriter
-from toolspace.storage.outputs_disk import DiskOutputs
-from toolspace.storage.outputs_memory import MemoryOutputs
+from toolspace.storage.outputs.disk import DiskOutputs
+from toolspace.storage.outputs.memory import MemoryOutputs
 
 
 @tool
@@ -312,7 +312,7 @@ async def test_results_use_the_runs_tokens_up_and_what_does_not_fit_is_stored() 
 async def test_what_can_not_even_be_stored_fails_and_marks_the_run() -> None:
     async with Toolspace(tools=[lines]) as ts:
         run = ts.run(context_window=100)
-        run.use_tokens(95)
+        run.add_tokens(95)
         result = await run.call("lines", {"count": 2_000})
     assert (result.ok, result.error) == (False, "context window budget exceeded")
     assert result.text == "(tool failed: context window budget exceeded)"

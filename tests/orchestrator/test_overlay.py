@@ -12,16 +12,16 @@ from toolspace import (
     Deny,
     EventType,
     QueueSpec,
-    Rules,
     Settings,
     Tool,
     ToolContext,
     ToolProvider,
     ToolResult,
+    ToolRules,
     Toolspace,
     tool,
 )
-from toolspace.orchestrator.stage import Handler, Plan
+from toolspace.orchestrator.stage import CallHandler, StageContext
 
 
 @tool
@@ -73,7 +73,7 @@ def names(ts: Toolspace) -> list[str]:
 
 
 async def test_names_above_win_and_the_others_are_there_too() -> None:
-    async with Toolspace([low, both_low]) as below, Toolspace([high, both_high], below=below) as above:
+    async with Toolspace([low, both_low]) as below, Toolspace([high, both_high], parent=below) as above:
         assert names(above) == ["both", "high", "low"]
         assert names(below) == ["both", "low"]
         assert [(await above.call(name)).result for name in ("low", "high", "both")] == ["low", "high", "high"]
@@ -81,7 +81,7 @@ async def test_names_above_win_and_the_others_are_there_too() -> None:
 
 
 async def test_a_name_that_is_given_back_is_that_of_the_one_below_again() -> None:
-    async with Toolspace([both_low]) as below, Toolspace([both_high], below=below) as above:
+    async with Toolspace([both_low]) as below, Toolspace([both_high], parent=below) as above:
         above.remove_tool("both")
         assert (await above.call("both")).result == "low"
         above.add_tool(both_high)
@@ -90,7 +90,7 @@ async def test_a_name_that_is_given_back_is_that_of_the_one_below_again() -> Non
 
 
 async def test_what_is_added_below_later_is_there_above() -> None:
-    async with Toolspace() as below, Toolspace([high], below=below) as above:
+    async with Toolspace() as below, Toolspace([high], parent=below) as above:
         below.add_tool(low)
         assert (await above.call("low")).result == "low"
         below.remove_tool("low")
@@ -100,8 +100,8 @@ async def test_what_is_added_below_later_is_there_above() -> None:
 async def test_a_namespace_above_hides_the_same_one_below_as_a_whole() -> None:
     async with (
         Toolspace(providers=[Notes("read", "write")]) as below,
-        Toolspace(providers=[Notes("read")], below=below) as above,
-        Toolspace([high], below=below) as other,
+        Toolspace(providers=[Notes("read")], parent=below) as above,
+        Toolspace([high], parent=below) as other,
     ):
         assert names(above) == ["notes__read"]
         assert names(other) == ["high", "notes__read", "notes__write"]
@@ -131,12 +131,12 @@ async def test_queues_caches_rules_and_policies_of_the_one_below_hold() -> None:
             return Deny("no") if tool.name in ("low", "high") else Allow()
 
     settings = Settings(
-        queues={"narrow": QueueSpec(concurrent=1)}, overrides={"both": Rules(enabled=False)}, policies=[NotLow()]
+        queues={"narrow": QueueSpec(concurrent=1)}, overrides={"both": ToolRules(enabled=False)}, policies=[NotLow()]
     )
     async with (
         Toolspace([slow, low, both_low], settings=settings) as below,
-        Toolspace([high], below=below) as above,
-        Toolspace(below=below) as other,
+        Toolspace([high], parent=below) as above,
+        Toolspace(parent=below) as other,
     ):
         await asyncio.gather(*(ts.call("slow", {"n": n}) for ts in (above, other, below) for n in (1, 2, 3)))
         assert (ran, most) == (3, 1)
@@ -151,24 +151,24 @@ async def test_whoever_watches_the_one_below_sees_the_calls_of_both() -> None:
     seen: list[str] = []
     around: list[str] = []
 
-    def stage(plan: Plan, next: Handler, /) -> Handler:
+    def stage(plan: StageContext, next: CallHandler, /) -> CallHandler:
         async def run(call: Any) -> ToolResult:
             around.append(call.entry.tool.name)
             return await next(call)
 
         return run
 
-    async with Toolspace([low]) as below, Toolspace([high], below=below) as above:
+    async with Toolspace([low]) as below, Toolspace([high], parent=below) as above:
         below.bus.subscribe(lambda event: seen.append(event.tool_name), EventType.TOOL_CALL_COMPLETED)
         await above.call("high")
-        remove = below.orchestrator.use(stage)
+        remove = below.orchestrator.add_stage(stage)
         await above.call("low")
         await above.call("high")
         remove()
         await above.call("high")
         assert seen == ["high", "low", "high", "high"]
         assert around == ["low", "high"]
-        assert [record.tool for record in below.orchestrator.accounting.recent] == seen
+        assert [record.tool for record in below.orchestrator.call_log.recent] == seen
 
 
 async def test_calls_above_are_stopped_from_below_and_closing_leaves_the_one_below_open() -> None:
@@ -181,7 +181,7 @@ async def test_calls_above_are_stopped_from_below_and_closing_leaves_the_one_bel
         await asyncio.Event().wait()
 
     async with Toolspace([low]) as below:
-        async with Toolspace([hang], below=below) as above:
+        async with Toolspace([hang], parent=below) as above:
             calling = asyncio.create_task(above.call("hang", call_id="call_1"))
             await reached.wait()
             assert below.cancel("call_1")
@@ -196,7 +196,7 @@ async def test_a_function_above_calls_tools_below() -> None:
         """Calls both."""
         return [(await context.call("low")).result, (await context.call("high")).result]
 
-    async with Toolspace([low]) as below, Toolspace([high, twice], below=below) as above:
+    async with Toolspace([low]) as below, Toolspace([high, twice], parent=below) as above:
         assert (await above.call("twice")).result == ["low", "high"]
         run = above.run()
         await run.call("twice")
@@ -215,12 +215,12 @@ async def test_two_tools_of_one_name_do_not_share_their_caches() -> None:
         """Above."""
         return "above"
 
-    async with Toolspace([below_tool]) as below, Toolspace([above_tool], below=below) as above:
+    async with Toolspace([below_tool]) as below, Toolspace([above_tool], parent=below) as above:
         assert [(await ts.call("same")).result for ts in (below, above, below, above)] == ["below", "above"] * 2
 
 
 @pytest.mark.spec("4.9")
 async def test_a_search_above_finds_the_tools_of_both() -> None:
-    async with Toolspace([low]) as below, Toolspace([high], below=below) as above:
+    async with Toolspace([low]) as below, Toolspace([high], parent=below) as above:
         found = {one.name for one, _ in above.search("above below", 10)}
         assert {"low", "high"} <= found

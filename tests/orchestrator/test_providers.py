@@ -11,8 +11,8 @@ import pytest
 from tests.orchestrator.test_names import Echo, names
 from toolspace import EventType, ProviderError, Tool, ToolContext, ToolProvider, ToolResult, Toolspace, tool
 from toolspace.core.events import ToolsChanged
-from toolspace.orchestrator.settings import ProviderRules, Rules
-from toolspace.testing import Recorder
+from toolspace.orchestrator.settings import ProviderRules, ToolRules
+from toolspace.testing import EventRecorder
 
 
 class Flaky(Echo):
@@ -42,7 +42,7 @@ async def test_a_provider_that_does_not_start_is_reported_and_hurts_nobody() -> 
     flaky = Flaky()
     async with Toolspace(providers=[flaky, Echo("good", "x")]) as ts:
         assert names(ts) == ["good__x"]
-        assert ts.orchestrator.unavailable() == {"flaky": "nobody answers at 127.0.0.1:9"}
+        assert ts.orchestrator.unavailable_providers() == {"flaky": "nobody answers at 127.0.0.1:9"}
         result = await ts.call("flaky__work", {"q": "x"})
         assert (result.error_kind, result.executed) == ("transport_error", False)
         assert "nobody answers" in (result.error or "")
@@ -54,14 +54,14 @@ async def test_a_provider_that_does_not_start_is_reported_and_hurts_nobody() -> 
 async def test_it_is_retried_in_the_background_until_it_works(monkeypatch: pytest.MonkeyPatch) -> None:
     flaky = Flaky()
     ts = Toolspace(providers=[flaky])
-    ts.orchestrator._warmup._retry = (0.01,)
+    ts.orchestrator._startup._retry = (0.01,)
     async with ts:
-        seen = Recorder(ts)
+        seen = EventRecorder(ts)
         flaky.broken = False
         await seen.wait_for(lambda event: event.type is EventType.TOOLS_CHANGED)
         assert names(ts) == ["flaky__work"]
         assert (await ts.call("flaky__work", {"q": "x"})).ok
-        assert ts.orchestrator.unavailable() == {}
+        assert ts.orchestrator.unavailable_providers() == {}
 
 
 @pytest.mark.spec("3.2")
@@ -130,7 +130,9 @@ async def test_rules_of_a_provider_hold_for_its_tools() -> None:
             raise AssertionError
 
     ts = Toolspace()
-    ts.orchestrator.register(Slow("s", "x"), ProviderRules(rules=Rules(timeout=0.02, source="file:3 (mcpServers.s)")))
+    ts.orchestrator.register(
+        Slow("s", "x"), ProviderRules(rules=ToolRules(timeout=0.02, source="file:3 (mcpServers.s)"))
+    )
     async with ts:
         result = await ts.call("s__x", {"q": "1"})
         explained = ts.orchestrator.explain("s__x")
@@ -150,7 +152,7 @@ async def test_a_tools_own_timeout_beats_its_providers_and_that_beats_the_defaul
             raise AssertionError
 
     ts = Toolspace()
-    ts.orchestrator.register(Slow("s"), ProviderRules(rules=Rules(timeout=0.03)))
+    ts.orchestrator.register(Slow("s"), ProviderRules(rules=ToolRules(timeout=0.03)))
     async with ts:
         errors = [(await ts.call(name)).error for name in ("s__own", "s__other")]
     assert errors == ["Tool execution timed out after 20ms", "Tool execution timed out after 30ms"]
@@ -160,9 +162,9 @@ async def test_a_tools_own_timeout_beats_its_providers_and_that_beats_the_defaul
 async def test_a_changed_list_is_taken_over_without_a_restart() -> None:
     echo = Echo("s", "one")
     async with Toolspace(providers=[echo]) as ts:
-        seen = Recorder(ts)
+        seen = EventRecorder(ts)
         echo.names = ["two", "three"]
-        echo.changed()
+        echo.notify_changed()
         assert names(ts) == ["s__two", "s__three"]
         assert seen.types() == ["TOOLS_CHANGED"]
         assert (await ts.call("s__one", {"q": "x"})).error_kind == "unknown_tool"
@@ -175,7 +177,7 @@ async def test_a_provider_added_at_run_time_is_warmed_up_and_can_be_removed() ->
     flaky.broken = False
     async with Toolspace() as ts:
         await ts.add_provider(flaky)
-        flaky.changed()
+        flaky.notify_changed()
         assert names(ts) == ["flaky__work"]
         assert "Be gentle." in ts.orchestrator.instructions()
         await ts.orchestrator.unregister(flaky)
@@ -189,7 +191,7 @@ async def test_tools_are_added_and_removed_at_run_time() -> None:
         return "here"
 
     async with Toolspace() as ts:
-        seen = Recorder(ts)
+        seen = EventRecorder(ts)
         ts.add_tool(late)
         assert (await ts.call("late")).result == "here"
         ts.remove_tool("late")
@@ -230,7 +232,9 @@ async def test_arguments_are_checked_before_the_provider_and_coerced() -> None:
 @pytest.mark.parametrize("name", ["x", "s__x", "S__*"])
 async def test_an_override_names_a_tool_by_its_own_or_its_full_name(name: str) -> None:
     ts = Toolspace()
-    ts.orchestrator.register(Echo("s", "x", "y"), ProviderRules(overrides={name: Rules(enabled=False, source="here")}))
+    ts.orchestrator.register(
+        Echo("s", "x", "y"), ProviderRules(overrides={name: ToolRules(enabled=False, source="here")})
+    )
     async with ts:
         result = await ts.call("s__x", {"q": "1"})
     assert result.error == 'Permission denied: tool "s__x" is disabled (here.enabled)'
@@ -246,9 +250,9 @@ async def test_a_provider_with_an_odd_namespace_says_why_it_is_down() -> None:
 @pytest.mark.spec("5.3")
 async def test_overrides_hold_key_by_key_and_the_most_specific_wins() -> None:
     overrides = {
-        "get_*": Rules(timeout=7, enabled=False, source="b"),
-        "*": Rules(timeout=9, cache=60, source="a"),
-        "get_user": Rules(enabled=True, source="c"),
+        "get_*": ToolRules(timeout=7, enabled=False, source="b"),
+        "*": ToolRules(timeout=9, cache=60, source="a"),
+        "get_user": ToolRules(enabled=True, source="c"),
     }
     ts = Toolspace()
     ts.orchestrator.register(Echo("s", "get_user", "get_repo", "put"), ProviderRules(overrides=overrides))
@@ -277,19 +281,21 @@ class Hanging(Echo):
 
 @pytest.mark.spec("3.2")
 async def test_a_provider_that_hangs_delays_nobody_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("toolspace.orchestrator.warmup.PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr("toolspace.orchestrator.provider_startup.DEFAULT_WAIT_SECONDS", 0.05)
     flaky, hanging = Flaky(), Hanging()
     flaky.broken = False
     async with asyncio.timeout(5), Toolspace(providers=[hanging, flaky]) as ts:
         assert names(ts) == ["flaky__work"]
-        assert ts.orchestrator.unavailable() == {"hanging": "it has not started within 50ms, and is still at it"}
+        assert ts.orchestrator.unavailable_providers() == {
+            "hanging": "it has not started within 50ms, and is still at it"
+        }
         failed = await ts.call("hanging__work", {"q": "x"})
         assert (failed.error_kind, failed.executed) == ("transport_error", False)
     assert hanging.stopped
 
 
 async def test_a_required_provider_that_hangs_fails_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("toolspace.orchestrator.warmup.PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr("toolspace.orchestrator.provider_startup.DEFAULT_WAIT_SECONDS", 0.05)
     hanging = Hanging()
     ts = Toolspace()
     ts.orchestrator.register(hanging, ProviderRules(required=True))
@@ -303,7 +309,7 @@ async def test_a_quick_providers_tools_are_there_while_a_slow_one_starts() -> No
     flaky, hanging = Flaky(), Hanging()
     flaky.broken = False
     ts = Toolspace(providers=[hanging, flaky])
-    seen = Recorder(ts)
+    seen = EventRecorder(ts)
     opening = asyncio.create_task(ts.__aenter__())
     await seen.wait_for(lambda event: isinstance(event, ToolsChanged) and event.namespace == "flaky")
     assert names(ts) == ["flaky__work"]
@@ -325,7 +331,7 @@ async def test_a_provider_whose_start_is_cancelled_from_inside_fails_alone() -> 
     flaky.broken = False
     async with Toolspace(providers=[Cancelled("odd"), flaky]) as ts:
         assert names(ts) == ["flaky__work"]
-        assert "odd" in ts.orchestrator.unavailable()
+        assert "odd" in ts.orchestrator.unavailable_providers()
     assert flaky.closed
 
 
@@ -348,7 +354,7 @@ async def test_a_provider_taken_out_while_it_starts_is_not_tried_again(monkeypat
         await ts.orchestrator.unregister(slow)
         slow.go.set()
         await adding
-        assert ts.orchestrator.unavailable() == {}
+        assert ts.orchestrator.unavailable_providers() == {}
         assert slow.tries == 0
 
 
@@ -357,7 +363,7 @@ async def test_a_provider_that_cannot_speak_of_its_tools_hurts_nobody() -> None:
         def get_instructions(self) -> str:
             raise ValueError("no words")
 
-        def offers(self, tool: Tool, context: ToolContext) -> bool:
+        def is_offered(self, tool: Tool, context: ToolContext) -> bool:
             raise ValueError("no idea")
 
     flaky = Flaky()

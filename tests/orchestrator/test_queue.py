@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from toolspace import EventType, QueueSpec, Settings, ToolContext, Toolspace, tool
-from toolspace.orchestrator.queues import Queue, Rate
-from toolspace.testing import Recorder
+from toolspace.orchestrator.queues import CallQueue, RateLimit
+from toolspace.testing import EventRecorder
 
 
 class Gate:
@@ -120,7 +120,7 @@ async def test_cancelling_a_waiting_call_gives_its_place_up_at_once() -> None:
 
 @pytest.mark.spec("4.3")
 async def test_a_slot_granted_to_a_call_that_leaves_goes_to_the_next() -> None:
-    queue = Queue("q", QueueSpec(concurrent=1))
+    queue = CallQueue("q", QueueSpec(concurrent=1))
     held = await queue.acquire()
     second, third = (asyncio.create_task(queue.acquire()) for _ in range(2))
     await asyncio.sleep(0)
@@ -201,7 +201,7 @@ async def test_cancelled_children_hand_the_lent_slot_on() -> None:
 @pytest.mark.spec("4.3")
 async def test_a_rate_bounds_starts_in_any_window() -> None:
     now = 0.0
-    queue = Queue("q", QueueSpec(concurrent=100, rate=Rate(3, 10.0)), clock=lambda: now)
+    queue = CallQueue("q", QueueSpec(concurrent=100, rate=RateLimit(3, 10.0)), clock=lambda: now)
     for _ in range(3):
         (await queue.acquire()).release()
     assert queue.try_acquire() is None
@@ -219,7 +219,7 @@ async def test_a_rate_lets_waiting_calls_in_as_time_passes() -> None:
     async def work() -> None:
         starts.append(asyncio.get_running_loop().time())
 
-    spec = QueueSpec(concurrent=10, rate=Rate(2, 0.05))
+    spec = QueueSpec(concurrent=10, rate=RateLimit(2, 0.05))
     async with Toolspace(tools=[work], settings=Settings(queues={"q": spec})) as ts:
         await asyncio.gather(*(ts.call("work") for _ in range(6)))
     assert len(starts) == 6
@@ -259,14 +259,14 @@ async def test_the_wait_in_a_queue_is_recorded_and_not_counted_as_the_tools_time
         return await gate(n)
 
     async with Toolspace(tools=[work], settings=Settings(queues={"q": QueueSpec(concurrent=1)})) as ts:
-        seen = Recorder(ts)
+        seen = EventRecorder(ts)
         first = asyncio.create_task(ts.call("work", {"n": 1}))
-        await seen.started("work")
+        await seen.wait_for_start("work")
         second = asyncio.create_task(ts.call("work", {"n": 2}))
         assert (await first).error_kind == "timeout"  # The second waited as long, and still has all its time.
         gate.open.set()
         assert (await second).result == 2
-        record = ts.orchestrator.accounting.recent[-1]
+        record = ts.orchestrator.call_log.recent[-1]
     assert record.queue_wait_ms > 0
 
 
@@ -307,7 +307,7 @@ async def test_a_call_interrupted_from_inside_its_parent_leaves_no_slot_taken() 
 
 
 async def test_a_call_that_was_just_let_in_is_not_counted_as_waiting() -> None:
-    queue = Queue("q", QueueSpec(concurrent=1, max_waiting=1))
+    queue = CallQueue("q", QueueSpec(concurrent=1, max_waiting=1))
     held = queue.try_acquire()
     assert held is not None
     second = asyncio.create_task(queue.acquire())
@@ -379,5 +379,5 @@ async def test_a_slot_given_back_on_one_event_loop_reaches_a_call_that_waits_on_
     assert (await first).ok
     assert (await second).result == 2
     # Told by the other loop, not woken by its own clock.
-    assert ts.orchestrator.accounting.recent[-1].queue_wait_ms < 9_000
+    assert ts.orchestrator.call_log.recent[-1].queue_wait_ms < 9_000
     assert (queue.active, queue.waiting) == (0, 0)

@@ -22,9 +22,9 @@ from toolspace import (
     tool,
 )
 from toolspace.core.interfaces import Decision
-from toolspace.core.tokens import estimate
+from toolspace.core.tokens import estimate_tokens
 from toolspace.orchestrator.stages.announce import VERBOSE
-from toolspace.testing import Recorder
+from toolspace.testing import EventRecorder
 
 
 @tool
@@ -106,7 +106,7 @@ async def test_every_call_is_recorded_whatever_became_of_it() -> None:
         await run.call("add", '{"a": 20, "b": 22}', context=who)
         await run.call("fail", context=who)
         await run.call("nothing", context=who)
-        records = [record.to_dict() for record in ts.orchestrator.accounting.recent]
+        records = [record.to_dict() for record in ts.orchestrator.call_log.recent]
     assert [(r["tool"], r["status"], r.get("errorKind")) for r in records] == [
         ("add", "ok", None),
         ("fail", "failed", "execution_error"),
@@ -126,7 +126,7 @@ async def test_statistics_by_category_and_by_tool() -> None:
         for _ in range(9):
             await ts.call("add", {"a": 1})
         await ts.call("fail")
-        stats = ts.stats().to_dict()
+        stats = ts.get_stats().to_dict()
         local = ts.registry.get_stats().to_dict()
     assert stats["byCategory"]["custom"] == 2
     assert (stats["callStats"]["add"]["count"], stats["callStats"]["add"]["failures"]) == (9, 0)
@@ -141,7 +141,7 @@ async def test_made_up_names_do_not_grow_the_statistics() -> None:
     async with Toolspace() as ts:
         for n in range(100):
             await ts.call(f"made_up_{n}")
-        assert ts.stats().call_stats == {}
+        assert ts.get_stats().call_stats == {}
 
 
 @pytest.mark.spec("4.8")
@@ -177,7 +177,7 @@ async def test_calls_form_a_tree_of_run_turn_call_and_child_run() -> None:
 @pytest.mark.spec("4.10")
 async def test_each_call_has_one_beginning_and_one_end_in_order() -> None:
     async with Toolspace(tools=[add, fail]) as ts:
-        seen = Recorder(ts)
+        seen = EventRecorder(ts)
         for name, arguments in (("add", {"a": 1}), ("fail", None), ("add", {"x": 1}), ("gone", None)):
             await ts.call(name, arguments)
     assert [(event.type.name, int(event.type)) for event in seen.events] == [
@@ -196,7 +196,7 @@ async def test_the_end_is_announced_only_after_it_is_recorded() -> None:
     recorded: list[bool] = []
     async with Toolspace(tools=[add]) as ts:
         ts.bus.subscribe(
-            lambda event: recorded.append(ts.orchestrator.accounting.recent[-1].call_id == event.call_id),
+            lambda event: recorded.append(ts.orchestrator.call_log.recent[-1].call_id == event.call_id),
             EventType.TOOL_CALL_COMPLETED,
         )
         await ts.call("add", {"a": 1})
@@ -237,7 +237,7 @@ async def test_a_subscriber_that_raises_fails_no_call_and_an_async_one_is_awaite
 @pytest.mark.spec("4.10")
 async def test_a_stream_of_events_loses_the_oldest_when_its_reader_is_slow() -> None:
     async with Toolspace(tools=[add]) as ts:
-        with ts.bus.collect(EventType.TOOL_CALL_COMPLETED, limit=3) as queue:
+        with ts.bus.open_queue(EventType.TOOL_CALL_COMPLETED, limit=3) as queue:
             for n in range(5):
                 await ts.call("add", {"a": n})
             assert [queue.get_nowait().to_dict()["result"] for _ in range(queue.qsize())] == [2, 3, 4]
@@ -285,7 +285,7 @@ async def test_calls_are_logged_in_and_out_and_secrets_never_appear(caplog: pyte
 @pytest.mark.spec("4.1")
 async def test_a_stage_can_be_replaced_by_itself() -> None:
     from toolspace.orchestrator.pipeline import STAGES
-    from toolspace.orchestrator.stages.validate import validate
+    from toolspace.orchestrator.stages.admission import validate
 
     def trusting(plan: Any, next: Any) -> Any:
         async def run(call: Any) -> Any:
@@ -303,9 +303,8 @@ async def test_a_stage_can_be_replaced_by_itself() -> None:
 @pytest.mark.spec("4.1")
 def test_a_plain_tool_pays_only_for_the_stages_it_needs() -> None:
     from toolspace.orchestrator.pipeline import STAGES, compile_handler
+    from toolspace.orchestrator.stages.admission import limits, permission
     from toolspace.orchestrator.stages.cache import cache
-    from toolspace.orchestrator.stages.limits import limits
-    from toolspace.orchestrator.stages.permission import permission
     from toolspace.orchestrator.stages.queue import queue
 
     ts = Toolspace(tools=[add])
@@ -342,7 +341,7 @@ async def test_a_call_in_a_run_is_made_by_the_runs_caller_whichever_door_it_take
         assert (await ts.call("ask", run=run)).result == ["ada", None]
         assert (await run.call("who", context=more)).result == ["ada", "s"]
         assert (await run.call("ask", context=more)).result == ["ada", "s"]
-        assert {one.user_id for one in ts.orchestrator.accounting.recent} == {"ada"}
+        assert {one.user_id for one in ts.orchestrator.call_log.recent} == {"ada"}
 
 
 @pytest.mark.spec("4.5")
@@ -390,7 +389,7 @@ async def test_what_an_async_subscriber_calls_is_no_part_of_the_call_it_heard_of
         run = ts.run(max_tool_calls_per_turn=1)
         await run.call("add", {"a": 1})
         await ts.bus.aclose()
-        noted = ts.orchestrator.accounting.recent[-1]
+        noted = ts.orchestrator.call_log.recent[-1]
     assert (noted.tool, noted.status, noted.parent_id, noted.run_id) == ("note", "ok", None, None)
 
 
@@ -403,5 +402,5 @@ async def test_a_counter_of_tokens_that_fails_fails_no_call() -> None:
         assert result.result == 3
         long = await ts.call("x" * 1_000, {"a": 1})
         assert long.error_kind == "unknown_tool"
-        counted = [one.tokens_out for one in ts.orchestrator.accounting.recent]
-        assert counted == [estimate(result.text), estimate(long.text)]
+        counted = [one.tokens_out for one in ts.orchestrator.call_log.recent]
+        assert counted == [estimate_tokens(result.text), estimate_tokens(long.text)]

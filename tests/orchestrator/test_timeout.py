@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from toolspace import EventType, QueueSpec, Rules, Settings, ToolContext, ToolRegistry, Toolspace, tool
+from toolspace import EventType, QueueSpec, Settings, ToolContext, ToolRegistry, ToolRules, Toolspace, tool
 from toolspace.core.events import CallFailed
 from toolspace.core.interfaces import CachedResult, OutputWriter
 from toolspace.orchestrator import deadline
-from toolspace.storage.cache_memory import MemoryCache
-from toolspace.storage.outputs_memory import MemoryOutputs
-from toolspace.testing import Recorder
+from toolspace.storage.caches.memory import MemoryCache
+from toolspace.storage.outputs.memory import MemoryOutputs
+from toolspace.testing import EventRecorder
 
 
 @pytest.mark.spec("4.4")
@@ -51,7 +51,7 @@ async def test_the_tools_own_timeout_beats_the_default_and_configuration_beats_b
     async def overridden() -> None:
         await asyncio.sleep(60)
 
-    settings = Settings(tool_timeout=0.03, overrides={"over*": Rules(timeout=0.01)})
+    settings = Settings(tool_timeout=0.03, overrides={"over*": ToolRules(timeout=0.01)})
     async with Toolspace(tools=[own, default, overridden], settings=settings) as ts:
         errors = [(await ts.call(name)).error for name in ("own", "default", "overridden")]
     assert errors == [f"Tool execution timed out after {n}ms" for n in (20, 30, 10)]
@@ -75,7 +75,7 @@ async def test_a_tool_that_ignores_cancellation_is_closed_all_the_same(monkeypat
     async with Toolspace(tools=[stubborn]) as ts:
         result = await ts.call("stubborn")
         assert result.error_kind == "timeout"
-        assert ts.orchestrator.abandoned == 1
+        assert ts.orchestrator.abandoned_count == 1
     assert rounds == 2
 
 
@@ -109,14 +109,14 @@ async def test_a_thread_that_runs_on_is_counted_and_its_result_discarded() -> No
         return "late"
 
     async with Toolspace(tools=[stuck]) as ts:
-        seen = Recorder(ts)
+        seen = EventRecorder(ts)
         result = await ts.call("stuck")
         assert result.error_kind == "timeout"
         assert await asyncio.to_thread(told.wait, 10)
-        assert ts.orchestrator.abandoned == 1
+        assert ts.orchestrator.abandoned_count == 1
         release.set()
         async with asyncio.timeout(10):
-            while ts.orchestrator.abandoned:  # noqa: ASYNC110 - a thread ends without telling anyone
+            while ts.orchestrator.abandoned_count:  # noqa: ASYNC110 - a thread ends without telling anyone
                 await asyncio.sleep(0.001)
         assert seen.types() == ["TOOL_CALL_REQUESTED", "TOOL_CALL_FAILED"]
 
@@ -167,9 +167,9 @@ async def test_cancel_stops_a_running_call_and_its_caller_gets_a_result() -> Non
             stopped.set()
 
     async with Toolspace(tools=[wait]) as ts:
-        seen = Recorder(ts)
+        seen = EventRecorder(ts)
         task = asyncio.create_task(ts.call("wait", call_id="c1"))
-        await seen.started("wait")
+        await seen.wait_for_start("wait")
         assert ts.cancel("c1")
         result = await task
         assert (result.error_kind, result.executed) == ("canceled", True)
@@ -198,13 +198,13 @@ async def test_cancelling_the_caller_stops_everything_below() -> None:
             stopped.append("outer")
 
     async with Toolspace(tools=[inner, outer]) as ts:
-        seen = Recorder(ts)
+        seen = EventRecorder(ts)
         task = asyncio.create_task(ts.call("outer"))
-        await seen.started("inner")
+        await seen.wait_for_start("inner")
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        failed = [event.to_dict() for event in seen.of(EventType.TOOL_CALL_FAILED)]
+        failed = [event.to_dict() for event in seen.of_type(EventType.TOOL_CALL_FAILED)]
     assert stopped == ["inner", "outer"]
     assert [(event["toolName"], event["errorKind"]) for event in failed] == [
         ("inner", "canceled"),
@@ -225,9 +225,9 @@ async def test_cancelling_a_child_leaves_its_parent_running() -> None:
         return child.error_kind
 
     async with Toolspace(tools=[inner, outer]) as ts:
-        seen = Recorder(ts)
+        seen = EventRecorder(ts)
         task = asyncio.create_task(ts.call("outer"))
-        child = await seen.started("inner")
+        child = await seen.wait_for_start("inner")
         ts.cancel(child.call_id)
         result = await task
     assert (result.ok, result.result) == (True, "canceled")
@@ -241,10 +241,10 @@ async def test_a_run_cancels_all_of_its_calls_and_refuses_new_ones() -> None:
 
     async with Toolspace(tools=[wait]) as ts:
         run, other = ts.run(), ts.run()
-        seen = Recorder(ts)
+        seen = EventRecorder(ts)
         tasks = [asyncio.create_task(run.call("wait")) for _ in range(3)]
         survivor = asyncio.create_task(other.call("wait", call_id="other"))
-        await seen.wait_for(lambda _: len(seen.of(EventType.TOOL_CALL_REQUESTED)) == 4)
+        await seen.wait_for(lambda _: len(seen.of_type(EventType.TOOL_CALL_REQUESTED)) == 4)
         run.cancel()
         results = await asyncio.gather(*tasks)
         assert {result.error_kind for result in results} == {"canceled"}
@@ -285,9 +285,9 @@ async def test_a_cancel_for_a_tool_that_ignores_it_ends_it(monkeypatch: pytest.M
                 continue
 
     async with Toolspace(tools=[stubborn]) as ts:
-        seen = Recorder(ts)
+        seen = EventRecorder(ts)
         task = asyncio.create_task(ts.call("stubborn", call_id="c"))
-        await seen.started("stubborn")
+        await seen.wait_for_start("stubborn")
         ts.cancel("c")
         assert (await task).error_kind == "canceled"
         external = asyncio.create_task(ts.call("stubborn"))
@@ -349,10 +349,10 @@ async def test_closing_a_toolspace_ends_its_calls() -> None:
         await asyncio.sleep(60)
 
     ts = Toolspace(tools=[wait])
-    seen = Recorder(ts)
+    seen = EventRecorder(ts)
     async with ts:
         task = asyncio.create_task(ts.call("wait"))
-        await seen.started("wait")
+        await seen.wait_for_start("wait")
     assert (await task).error_kind == "canceled"
 
 
@@ -408,13 +408,13 @@ async def test_a_caller_cancelled_while_its_call_stores_or_looks_up_is_cancelled
 ) -> None:
     ts, asked = make()
     async with ts:
-        seen = Recorder(ts)
+        seen = EventRecorder(ts)
         task = asyncio.create_task(ts.call("large"))
         await asked.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        (end,) = seen.of(EventType.TOOL_CALL_FAILED)
+        (end,) = seen.of_type(EventType.TOOL_CALL_FAILED)
     assert isinstance(end, CallFailed)
     assert (end.result.error_kind, end.result.executed) == ("canceled", executed)
 
@@ -465,7 +465,7 @@ async def test_a_tools_own_task_group_does_not_bring_the_grace_upon_it(monkeypat
     async with Toolspace(tools=[falls_back, hangs]) as ts:
         assert (await ts.call("falls_back")).result == "the other way"
         assert (await ts.call("hangs")).error_kind == "timeout"  # Its own time still counts.
-        assert ts.orchestrator.abandoned == 0
+        assert ts.orchestrator.abandoned_count == 0
 
 
 async def test_a_tool_that_ignores_cancellation_and_keeps_failing_inside_is_closed(
@@ -505,13 +505,13 @@ async def test_when_all_calls_are_canceled_no_parent_goes_on_after_its_child() -
         reached.append("went on")
 
     async with Toolspace(tools=[child, parent]) as ts:
-        seen = Recorder(ts)
+        seen = EventRecorder(ts)
         task = asyncio.create_task(ts.call("parent"))
-        await seen.started("child")
+        await seen.wait_for_start("child")
         assert ts.orchestrator.cancel()
         assert (await task).error_kind == "canceled"
         assert task.cancelling() == 0
-        assert len(seen.of(EventType.TOOL_CALL_FAILED)) == 2
+        assert len(seen.of_type(EventType.TOOL_CALL_FAILED)) == 2
     assert reached == []
 
 
@@ -550,9 +550,9 @@ async def test_canceling_a_call_stops_what_its_tool_left_running_below() -> None
         await asyncio.sleep(60)
 
     async with Toolspace(tools=[child, parent]) as ts:
-        seen = Recorder(ts)
+        seen = EventRecorder(ts)
         task = asyncio.create_task(ts.call("parent", call_id="p"))
-        await seen.started("child")
+        await seen.wait_for_start("child")
         assert ts.cancel("p")
         assert (await task).error_kind == "canceled"
         assert (await below[0]).error_kind == "canceled"
@@ -564,9 +564,9 @@ async def test_a_caller_cancelled_in_the_moment_its_call_is_canceled_is_still_ca
         await asyncio.sleep(60)
 
     async with Toolspace(tools=[wait]) as ts:
-        seen = Recorder(ts)
+        seen = EventRecorder(ts)
         task = asyncio.create_task(ts.call("wait", call_id="c"))
-        await seen.started("wait")
+        await seen.wait_for_start("wait")
         ts.cancel("c")
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -644,13 +644,13 @@ async def test_a_closed_toolspace_has_recorded_and_announced_every_end() -> None
             cleaned.append("up")
 
     ts = Toolspace(tools=[wait])
-    seen = Recorder(ts)
+    seen = EventRecorder(ts)
     async with ts:
         task = asyncio.create_task(ts.call("wait"))
-        await seen.started("wait")
+        await seen.wait_for_start("wait")
     assert cleaned == ["up"]
     assert seen.types()[-1] == "TOOL_CALL_FAILED"
-    assert [one.error_kind for one in ts.orchestrator.accounting.recent] == ["canceled"]
+    assert [one.error_kind for one in ts.orchestrator.call_log.recent] == ["canceled"]
     assert (await task).error_kind == "canceled"
 
 
@@ -672,9 +672,9 @@ async def test_a_deadline_of_a_run_ends_the_wait_in_a_queue() -> None:
         await asyncio.sleep(60)
 
     async with Toolspace(tools=[wait], settings=Settings(queues={"q": QueueSpec(concurrent=1)})) as ts:
-        seen = Recorder(ts)
+        seen = EventRecorder(ts)
         first = asyncio.create_task(ts.call("wait", call_id="first"))
-        await seen.started("wait")
+        await seen.wait_for_start("wait")
         async with asyncio.timeout(5):
             late = await ts.run(deadline=0.05).call("wait")
         assert (late.error_kind, late.executed) == ("timeout", False)
@@ -690,9 +690,9 @@ async def test_a_deadline_of_a_run_ends_the_wait_for_an_equal_call() -> None:
         await asyncio.sleep(60)
 
     async with Toolspace(tools=[wait]) as ts:
-        seen = Recorder(ts)
+        seen = EventRecorder(ts)
         first = asyncio.create_task(ts.call("wait", call_id="first"))
-        await seen.started("wait")
+        await seen.wait_for_start("wait")
         async with asyncio.timeout(5):
             assert (await ts.run(deadline=0.05).call("wait")).error_kind == "timeout"
         assert not first.done()
@@ -721,16 +721,16 @@ async def test_closing_a_child_that_ignores_its_end_leaves_its_parent_running(
         return child.error_kind
 
     async with Toolspace(tools=[stubborn, parent]) as ts:
-        seen = Recorder(ts)
+        seen = EventRecorder(ts)
         task = asyncio.create_task(ts.call("parent"))
-        child = await seen.started("stubborn")
+        child = await seen.wait_for_start("stubborn")
         await asyncio.sleep(0)
         if how == "cancel":
             assert ts.cancel(child.call_id)
         result = await task
         assert result.result == ("timeout" if how == "time" else "canceled")
         assert task.cancelling() == 0
-        assert ts.orchestrator.abandoned == 1
+        assert ts.orchestrator.abandoned_count == 1
 
 
 async def test_a_call_left_behind_by_a_closed_loop_does_not_keep_a_toolspace_open() -> None:
@@ -748,7 +748,7 @@ async def test_a_call_left_behind_by_a_closed_loop_does_not_keep_a_toolspace_ope
         loop.close()
 
     await asyncio.to_thread(abandon)
-    assert len(ts.orchestrator.active) == 1
+    assert len(ts.orchestrator.active_call_ids) == 1
     await ts.aclose()
 
 

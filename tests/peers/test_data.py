@@ -11,7 +11,7 @@ import pytest
 from tests.peers.servers import clock, editor_file, filesystem, git, memory, sqlite
 from toolspace import Toolspace
 from toolspace.core.result import ImagePart
-from toolspace.providers.mcp.callbacks import Callbacks
+from toolspace.providers.mcp.callbacks import McpCallbacks
 
 PIXEL = (
     b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR\x00\x00\x00\x01\x00\x00\x00\x01\x08\x02\x00\x00\x00\x90wS\xde\x00\x00\x00\x0c"
@@ -45,7 +45,7 @@ async def test_the_folders_of_the_program_replace_those_of_the_command_line(tmp_
     second.mkdir()
     (second / "here.txt").write_text("found")
     file = editor_file(tmp_path, files=filesystem(first))
-    async with Toolspace.open(file, callbacks=Callbacks(roots=lambda: (second,))) as ts:
+    async with Toolspace.open(file, callbacks=McpCallbacks(roots=lambda: (second,))) as ts:
         # The server asks for them by itself after its start, at a time of its own.
         async with asyncio.timeout(60):
             while str(second) not in (await ts.call("files__list_allowed_directories")).text:
@@ -106,7 +106,7 @@ async def test_a_commit_is_made_in_a_repository(tmp_path: Path, repository: Path
 @pytest.mark.spec("3.10")
 async def test_a_database_is_made_filled_and_asked_through_a_server_of_the_old_library(tmp_path: Path) -> None:
     async with Toolspace.open(editor_file(tmp_path, db=sqlite(tmp_path / "data.db"))) as ts:
-        assert ts.servers()[0].era == "handshake"
+        assert ts.list_servers()[0].era == "handshake"
         assert (await ts.call("db__create_table", {"query": "CREATE TABLE people (name TEXT, born INTEGER)"})).ok
         assert (await ts.call("db__write_query", {"query": "INSERT INTO people VALUES ('Ada', 1815)"})).ok
         rows = await ts.call("db__read_query", {"query": "SELECT * FROM people"})

@@ -43,8 +43,8 @@ def file(tmp_path: Path, repository: Path) -> Path:
 async def test_seven_servers_of_both_eras_start_and_answer(file: Path, repository: Path) -> None:
     async with Toolspace.open(file) as ts:
         # Of seven, the start waits for six; the last may come a little later.
-        await until(lambda: all(server.state == "ready" for server in ts.servers()))
-        status = {server.name: server for server in ts.servers()}
+        await until(lambda: all(server.state == "ready" for server in ts.list_servers()))
+        status = {server.name: server for server in ts.list_servers()}
         assert set(status) == SERVERS
         assert {name: (one.state, one.last_error) for name, one in status.items()} == dict.fromkeys(
             SERVERS, ("ready", None)
@@ -82,7 +82,7 @@ async def test_the_file_of_another_editor_works_as_well(tmp_path: Path) -> None:
     file = tmp_path / "mcp.json"
     file.write_text(json.dumps({"inputs": [], "servers": {"clock": {"type": "stdio", **clock()}}}))
     async with Toolspace.open(file) as ts:
-        assert [server.state for server in ts.servers()] == ["ready"]
+        assert [server.state for server in ts.list_servers()] == ["ready"]
 
 
 @pytest.mark.spec("3.12")
@@ -94,7 +94,7 @@ async def test_a_server_that_does_not_start_is_reported_and_stops_no_other(tmp_p
         clock=clock(),
     )
     async with Toolspace.open(file) as ts:
-        status = {server.name: server for server in ts.servers()}
+        status = {server.name: server for server in ts.list_servers()}
         assert (await ts.call("clock__get_current_time", {"timezone": "UTC"})).ok
         lost = await ts.call("missing__anything")
     assert status["clock"].state == "ready"

@@ -16,8 +16,8 @@ from tests.peers.tap import tap
 from toolspace import ToolContext, Toolspace
 from toolspace.core.events import CallProgress, ToolsChanged
 from toolspace.core.result import ImagePart, ResourcePart, TextPart
-from toolspace.providers.mcp.callbacks import Answer, Callbacks, Question, Sampling
-from toolspace.testing import Recorder
+from toolspace.providers.mcp.callbacks import ElicitationRequest, ElicitationResult, McpCallbacks, SamplingRequest
+from toolspace.testing import EventRecorder
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ async def test_links_to_resources_are_kept(ts: Toolspace) -> None:
 async def test_structured_content_is_the_result(ts: Toolspace) -> None:
     result = await ts.call("everything__get_structured_content", {"location": "Chicago"})
     assert result.result == {"temperature": 36, "conditions": "Light rain / drizzle", "humidity": 82}
-    tool = ts.get("everything__get_structured_content")
+    tool = ts.find_tool("everything__get_structured_content")
     assert tool is not None
     assert tool.output_schema is not None
 
@@ -97,30 +97,30 @@ async def test_instructions_are_offered_to_the_system_prompt(ts: Toolspace) -> N
 
 @pytest.mark.spec("3.17")
 async def test_a_tool_that_needs_tasks_is_not_offered_and_the_status_says_so(ts: Toolspace) -> None:
-    seen = Recorder(ts)
+    seen = EventRecorder(ts)
     # It comes with the change that the server makes after its start.
-    left_out = [server.left_out for server in ts.servers()]
+    left_out = [server.left_out for server in ts.list_servers()]
     if left_out == [()]:
         await seen.wait_for(lambda event: isinstance(event, ToolsChanged))
-        left_out = [server.left_out for server in ts.servers()]
+        left_out = [server.left_out for server in ts.list_servers()]
     assert "simulate-research-query" in left_out[0][0]
-    assert ts.get("everything__simulate_research_query") is None
+    assert ts.find_tool("everything__simulate_research_query") is None
 
 
 @pytest.mark.spec("3.14")
 async def test_tools_that_the_server_adds_later_reach_models_without_a_restart(tmp_path: Path) -> None:
     # It adds some once it knows what its client can do, which is after the client had its first list.
     file = editor_file(tmp_path, everything=everything())
-    async with Toolspace.open(file, callbacks=Callbacks(roots=lambda: (tmp_path,))) as ts:
+    async with Toolspace.open(file, callbacks=McpCallbacks(roots=lambda: (tmp_path,))) as ts:
         await _offered(ts, "everything__get_roots_list")
         shown = {entry["function"]["name"] for entry in ts.to_llm_tools("openai")}
         assert "everything__get_roots_list" in shown
-        assert ts.servers()[0].restarts == 0
+        assert ts.list_servers()[0].restarts == 0
 
 
 @pytest.mark.spec("3.14")
 async def test_progress_becomes_events(ts: Toolspace) -> None:
-    seen = Recorder(ts)
+    seen = EventRecorder(ts)
     result = await ts.call("everything__trigger_long_running_operation", {"duration": 0.2, "steps": 4})
     assert result.ok
     steps = [event for event in seen.events if isinstance(event, CallProgress)]
@@ -136,7 +136,7 @@ async def test_a_call_that_ends_early_is_cancelled_on_the_server(tmp_path: Path,
         if how == "timeout":
             entry["requestTimeoutMs"] = 1000
         async with Toolspace.open(editor_file(tmp_path, everything=entry)) as ts:
-            pid = ts.servers()[0].pid
+            pid = ts.list_servers()[0].pid
             call = asyncio.create_task(
                 ts.call("everything__trigger_long_running_operation", {"duration": 30, "steps": 1}, call_id="mine")
             )
@@ -149,8 +149,8 @@ async def test_a_call_that_ends_early_is_cancelled_on_the_server(tmp_path: Path,
             assert told["params"]["requestId"] == sent["id"]
             # One connection is shared by all: the others' calls go on.
             assert (await ts.call("everything__echo", {"message": "still here"})).ok
-            assert ts.servers()[0].pid == pid
-            assert ts.servers()[0].restarts == 0
+            assert ts.list_servers()[0].pid == pid
+            assert ts.list_servers()[0].restarts == 0
 
 
 # Questions that a server asks
@@ -159,33 +159,33 @@ async def test_a_call_that_ends_early_is_cancelled_on_the_server(tmp_path: Path,
 class Person:
     """Answers what servers ask, and remembers it."""
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: ElicitationResult) -> None:
         self.answer = answer
-        self.questions: list[Question] = []
-        self.wishes: list[Sampling] = []
+        self.questions: list[ElicitationRequest] = []
+        self.wishes: list[SamplingRequest] = []
 
-    async def ask(self, question: Question, _: ToolContext | None) -> Answer:
+    async def ask(self, question: ElicitationRequest, _: ToolContext | None) -> ElicitationResult:
         self.questions.append(question)
         return self.answer
 
-    async def sample(self, wish: Sampling, _: ToolContext | None) -> Mapping[str, Any]:
+    async def sample(self, wish: SamplingRequest, _: ToolContext | None) -> Mapping[str, Any]:
         self.wishes.append(wish)
         return {"role": "assistant", "content": {"type": "text", "text": "forty-two"}, "model": "scripted"}
 
 
 async def _offered(ts: Toolspace, name: str) -> None:
     """Waits for a tool that the server adds only after its start, when it knows what its client can do."""
-    seen = Recorder(ts)
-    if ts.get(name) is None:
-        await seen.wait_for(lambda _: ts.get(name) is not None)
+    seen = EventRecorder(ts)
+    if ts.find_tool(name) is None:
+        await seen.wait_for(lambda _: ts.find_tool(name) is not None)
 
 
 @pytest.mark.spec("3.14")
 @pytest.mark.spec("3.16")
 async def test_a_question_reaches_the_user_and_the_answer_the_server(tmp_path: Path) -> None:
-    person = Person(Answer(action="accept", content={"name": "Ada Lovelace", "check": True}))
+    person = Person(ElicitationResult(action="accept", content={"name": "Ada Lovelace", "check": True}))
     file = editor_file(tmp_path, everything=everything())
-    async with Toolspace.open(file, callbacks=Callbacks(elicit=person.ask)) as ts:
+    async with Toolspace.open(file, callbacks=McpCallbacks(elicit=person.ask)) as ts:
         await _offered(ts, "everything__trigger_elicitation_request")
         result = await ts.call("everything__trigger_elicitation_request")
     assert "Name: Ada Lovelace" in result.text
@@ -198,9 +198,9 @@ async def test_a_question_reaches_the_user_and_the_answer_the_server(tmp_path: P
 @pytest.mark.spec("3.16")
 @pytest.mark.parametrize("action", ["decline", "cancel"])
 async def test_a_user_may_refuse_to_answer(tmp_path: Path, action: Any) -> None:
-    person = Person(Answer(action=action))
+    person = Person(ElicitationResult(action=action))
     file = editor_file(tmp_path, everything=everything())
-    async with Toolspace.open(file, callbacks=Callbacks(elicit=person.ask)) as ts:
+    async with Toolspace.open(file, callbacks=McpCallbacks(elicit=person.ask)) as ts:
         await _offered(ts, "everything__trigger_elicitation_request")
         result = await ts.call("everything__trigger_elicitation_request")
     assert result.ok
@@ -209,9 +209,9 @@ async def test_a_user_may_refuse_to_answer(tmp_path: Path, action: Any) -> None:
 
 @pytest.mark.spec("3.16")
 async def test_a_server_gets_its_answer_from_a_model(tmp_path: Path) -> None:
-    person = Person(Answer(action="cancel"))
+    person = Person(ElicitationResult(action="cancel"))
     file = editor_file(tmp_path, everything=everything())
-    async with Toolspace.open(file, callbacks=Callbacks(sample=person.sample)) as ts:
+    async with Toolspace.open(file, callbacks=McpCallbacks(sample=person.sample)) as ts:
         await _offered(ts, "everything__trigger_sampling_request")
         result = await ts.call("everything__trigger_sampling_request", {"prompt": "the answer?", "maxTokens": 7})
     assert "forty-two" in result.text
@@ -224,7 +224,7 @@ async def test_a_server_gets_its_answer_from_a_model(tmp_path: Path) -> None:
 @pytest.mark.spec("3.16")
 async def test_a_server_is_told_the_folders_in_use(tmp_path: Path) -> None:
     file = editor_file(tmp_path, everything=everything())
-    async with Toolspace.open(file, callbacks=Callbacks(roots=lambda: (tmp_path,))) as ts:
+    async with Toolspace.open(file, callbacks=McpCallbacks(roots=lambda: (tmp_path,))) as ts:
         await _offered(ts, "everything__get_roots_list")
         result = await ts.call("everything__get_roots_list")
     assert tmp_path.as_uri() in result.text

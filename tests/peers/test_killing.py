@@ -15,7 +15,7 @@ from tests.providers.mcp.conftest import until
 from toolspace import Toolspace
 from toolspace.core.events import CallProgress
 from toolspace.providers.mcp import connection
-from toolspace.testing import Recorder
+from toolspace.testing import EventRecorder
 
 # Begins with SELECT: the server refuses everything else at once.
 ENDLESS = "SELECT max(i) FROM (WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i FROM n)"
@@ -29,7 +29,7 @@ def kill(ts: Toolspace, name: str) -> int:
 
 
 def _pid(ts: Toolspace, name: str) -> int:
-    pid = next(server.pid for server in ts.servers() if server.name == name)
+    pid = next(server.pid for server in ts.list_servers() if server.name == name)
     assert pid is not None
     return pid
 
@@ -44,7 +44,7 @@ async def test_a_server_killed_between_calls_answers_the_next_one(tmp_path: Path
         killed, other = kill(ts, "peer"), _pid(ts, "other")
         result = await ts.call(f"peer__{name}", arguments)
         assert (result.ok, result.error) == (True, None)
-        status = {server.name: server for server in ts.servers()}
+        status = {server.name: server for server in ts.list_servers()}
         assert (status["peer"].state, status["peer"].era, status["peer"].restarts) == ("ready", era, 1)
         assert status["peer"].pid != killed
         assert "SIGKILL" in (status["peer"].last_error or "")
@@ -59,7 +59,7 @@ async def test_a_server_that_is_killed_again_and_again_comes_back_each_time(tmp_
             # The first attempt at once, and a call does not wait for the next one's time to come.
             result = await ts.call("clock__get_current_time", {"timezone": "UTC"})
             assert (result.ok, result.error) == (True, None)
-        assert ts.servers()[0].restarts == 3
+        assert ts.list_servers()[0].restarts == 3
 
 
 @pytest.mark.spec("3.13")
@@ -82,7 +82,7 @@ async def test_a_tool_that_only_reads_is_called_again_on_the_new_process(tmp_pat
     async with tap(tmp_path / "door") as wire:
         file = editor_file(tmp_path, everything=tapped(everything(), tmp_path / "door"))
         async with Toolspace.open(file) as ts:
-            seen = Recorder(ts)
+            seen = EventRecorder(ts)
             call = asyncio.create_task(
                 ts.call("everything__trigger_long_running_operation", {"duration": 0.4, "steps": 4})
             )
@@ -91,7 +91,7 @@ async def test_a_tool_that_only_reads_is_called_again_on_the_new_process(tmp_pat
             result = await call
             assert (result.ok, result.error) == (True, None)
             assert len(wire.of("tools/call")) == 2
-            assert ts.servers()[0].restarts == 1
+            assert ts.list_servers()[0].restarts == 1
 
 
 @pytest.mark.spec("3.13")
@@ -130,8 +130,8 @@ async def test_nothing_is_left_of_seven_starts(tmp_path: Path) -> None:
     servers = {f"clock{number}": clock() for number in range(3)} | {f"all{number}": everything() for number in range(4)}
     async with Toolspace.open(editor_file(tmp_path, **servers)) as ts:
         # Of seven, the start waits for six; the last may come a little later.
-        await until(lambda: all(server.state == "ready" for server in ts.servers()))
-        pids = [server.pid for server in ts.servers()]
+        await until(lambda: all(server.state == "ready" for server in ts.list_servers()))
+        pids = [server.pid for server in ts.list_servers()]
         assert all(pid is not None and _exists(pid) for pid in pids)
     assert not any(_exists(pid) for pid in pids if pid is not None)
 

@@ -13,7 +13,7 @@ import pytest
 from tests.peers.servers import Entry, editor_file, everything
 from toolspace import Toolspace
 from toolspace.core.events import CallProgress
-from toolspace.testing import Recorder
+from toolspace.testing import EventRecorder
 
 
 @asynccontextmanager
@@ -47,10 +47,10 @@ async def test_the_same_server_works_over_http_and_over_what_came_before(tmp_pat
         path = "/mcp" if transport == "streamableHttp" else "/sse"
         file = editor_file(tmp_path, everything={"type": "http", "url": base + path})
         async with Toolspace.open(file) as ts:
-            (status,) = ts.servers()
+            (status,) = ts.list_servers()
             assert (status.state, status.era) == ("ready", "handshake")
             assert status.transport == ("http" if transport == "streamableHttp" else "sse")
-            seen = Recorder(ts)
+            seen = EventRecorder(ts)
             result = await ts.call("everything__trigger_long_running_operation", {"duration": 0.1, "steps": 2})
             assert result.ok
             assert len([event for event in seen.events if isinstance(event, CallProgress)]) == 2

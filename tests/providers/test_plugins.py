@@ -25,7 +25,7 @@ from toolspace import (
     tool,
 )
 from toolspace.providers.plugins import load_provider
-from toolspace.testing import ProviderContract, Recorder
+from toolspace.testing import EventRecorder, ProviderContract
 
 pytestmark = pytest.mark.usefixtures("interpreter")
 
@@ -84,7 +84,7 @@ class Unready(Plug):
 
 
 class Shy(Plug):
-    def offers(self, tool, context):
+    def is_offered(self, tool, context):
         return tool.name.endswith("__say") and context.user_id == "ann"
 
 
@@ -339,7 +339,7 @@ async def test_a_required_provider_that_does_not_start_fails_the_start(opened: O
         async with opened(a={**broken, "required": True}):
             pass
     async with opened(a=broken) as ts:
-        assert ts.orchestrator.unavailable() == {"a": "nobody answers"}
+        assert ts.orchestrator.unavailable_providers() == {"a": "nobody answers"}
 
 
 @pytest.mark.spec("5.3")
@@ -504,16 +504,16 @@ async def test_changed_code_of_ones_own_is_read_again(write: Callable[..., Path]
 @pytest.mark.spec("3.2")
 async def test_after_a_reload_a_provider_that_does_not_start_is_tried_again(write: Callable[..., Path]) -> None:
     async with Toolspace.open(write(), environ={}) as ts:
-        ts.orchestrator._warmup._retry = (0.01,)
+        ts.orchestrator._startup._retry = (0.01,)
         broken = {"uses": "./plug.py:Plug", "settings": {"broken": True}, "required": True}
         write(providers={"a": broken})
-        seen = Recorder(ts)
+        seen = EventRecorder(ts)
         await ts.reload()
-        assert ts.orchestrator.unavailable() == {"a": "nobody answers"}
-        changes = len(seen.of(EventType.TOOLS_CHANGED))
+        assert ts.orchestrator.unavailable_providers() == {"a": "nobody answers"}
+        changes = len(seen.of_type(EventType.TOOLS_CHANGED))
         plug(ts, "a").broken = False
-        await seen.wait_for(lambda _: len(seen.of(EventType.TOOLS_CHANGED)) > changes)
-        assert ts.orchestrator.unavailable() == {}
+        await seen.wait_for(lambda _: len(seen.of_type(EventType.TOOLS_CHANGED)) > changes)
+        assert ts.orchestrator.unavailable_providers() == {}
 
 
 @pytest.mark.spec("5.4")
@@ -521,7 +521,7 @@ async def test_a_provider_that_hangs_can_be_taken_out_again(write: Callable[...,
     async with Toolspace.open(write(), environ={}) as ts:
         hanging = {"uses": "./plug.py:Plug", "settings": {"greeting": "stuck", "hangs": True}}
         write(providers={"a": hanging, "b": "./plug.py:Plug"})
-        seen = Recorder(ts)
+        seen = EventRecorder(ts)
         starting = asyncio.create_task(ts.reload())
         await seen.wait_for(lambda _: "a__say" in names(ts))
         stuck = plug(ts, "a")
@@ -531,7 +531,7 @@ async def test_a_provider_that_hangs_can_be_taken_out_again(write: Callable[...,
         await closed(ts)
         await starting
         assert log_of(stuck)[-1] == "closed stuck"
-        assert ts.orchestrator.unavailable() == {}
+        assert ts.orchestrator.unavailable_providers() == {}
         assert (await ts.call("b__say")).ok
 
 
@@ -540,7 +540,7 @@ async def test_a_watched_configuration_reloads_its_providers(
     write: Callable[..., Path],
 ) -> None:
     async with Toolspace.open(write(), environ={}) as ts:
-        seen = Recorder(ts)
+        seen = EventRecorder(ts)
         ts.watch(interval=0.01)
         path = write(providers={"a": "./plug.py:Plug"})
         os.utime(path, (1, 1))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.serving import Api, asking, write_config
+from tests.server.gateway_api import ApiClient, open_api, write_config
 from toolspace.server.gateway import Gateway
 
 
@@ -19,17 +19,17 @@ async def gateway(tmp_path: Path) -> AsyncIterator[Gateway]:
 
 
 @pytest.fixture
-async def api(gateway: Gateway) -> AsyncIterator[Api]:
+async def api(gateway: Gateway) -> AsyncIterator[ApiClient]:
     """Someone with a secret key, over HTTP."""
-    async with asking(gateway) as someone:
+    async with open_api(gateway) as someone:
         yield someone
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
-async def anywhere(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Api]:
+async def anywhere(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[ApiClient]:
     """The same, once for each kind of database."""
     more = {}
     if request.param == "postgres":
         more["storage"] = {"url": request.getfixturevalue("postgres_url")}
-    async with Gateway.open(write_config(tmp_path, **more)) as opened, asking(opened) as someone:
+    async with Gateway.open(write_config(tmp_path, **more)) as opened, open_api(opened) as someone:
         yield someone

@@ -10,27 +10,27 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.server.serving import Api, Reply, asking_app
+from tests.server.gateway_api import ApiClient, ApiResponse, open_app_api
 from toolspace.errors import RefusedError, StorageUnavailable
 from toolspace.server import requests
-from toolspace.server.body_types import Body, Name, Query
-from toolspace.server.callers import Access
+from toolspace.server.api_types import JsonRequestBody, Name, QueryParameters
+from toolspace.server.authorization import Access
 from toolspace.server.gateway import Gateway
 from toolspace.server.problems import Problem
 from toolspace.server.requests import Request
-from toolspace.server.responses import Answer
+from toolspace.server.responses import Response
 from toolspace.server.routing import Route
 
 LIMIT = 10_000
 
 
-class Thing(Body, frozen=True, kw_only=True):
+class Thing(JsonRequestBody, frozen=True, kw_only=True):
     name: Name
     count: int = 1
     data: Any = None
 
 
-class Wanted(Query, frozen=True, kw_only=True):
+class Wanted(QueryParameters, frozen=True, kw_only=True):
     limit: int = 10
     loud: bool = False
 
@@ -56,8 +56,8 @@ async def fail(request: Request) -> None:
     raise faults[request.params["how"]]
 
 
-async def empty(_: Request) -> Answer:
-    return Answer(status=204)
+async def empty(_: Request) -> Response:
+    return Response(status=204)
 
 
 def route(method: str, path: str, handler: Any, access: Access = Access.OPEN) -> Route:
@@ -73,12 +73,12 @@ ROUTES = [
 
 
 @pytest.fixture
-async def frame(gateway: Gateway) -> AsyncIterator[Api]:
-    async with asking_app(gateway, ROUTES, max_body=LIMIT) as api:
+async def frame(gateway: Gateway) -> AsyncIterator[ApiClient]:
+    async with open_app_api(gateway, ROUTES, max_body=LIMIT) as api:
         yield api
 
 
-async def raw(api: Api, *pieces: bytes, end: bool = True) -> bytes:
+async def raw(api: ApiClient, *pieces: bytes, end: bool = True) -> bytes:
     """Writes bytes to the server as they are; gives all that comes back until it closes."""
     host, port = api.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
@@ -95,7 +95,7 @@ async def raw(api: Api, *pieces: bytes, end: bool = True) -> bytes:
 
 
 @pytest.mark.spec("12.1")
-async def test_what_a_handler_gives_back_is_json(frame: Api) -> None:
+async def test_what_a_handler_gives_back_is_json(frame: ApiClient) -> None:
     reply = await frame.post("/things", {"name": "Ann", "count": 3})
     assert (reply.status, reply.headers["content-type"]) == (200, "application/json")
     assert reply.data == {"name": "Ann", "count": 3, "by": "key_configured"}
@@ -103,7 +103,7 @@ async def test_what_a_handler_gives_back_is_json(frame: Api) -> None:
 
 
 @pytest.mark.spec("12.1")
-async def test_an_unknown_path_is_a_problem_that_says_where_to_look(frame: Api) -> None:
+async def test_an_unknown_path_is_a_problem_that_says_where_to_look(frame: ApiClient) -> None:
     reply = await frame.get("/nowhere")
     assert reply.status == 404
     assert reply.data["title"] == "Not Found"
@@ -111,22 +111,22 @@ async def test_an_unknown_path_is_a_problem_that_says_where_to_look(frame: Api) 
     assert "no slash at the end" in (await frame.get("/things/")).detail
 
 
-async def test_a_method_that_is_not_taken_names_those_that_are(frame: Api) -> None:
+async def test_a_method_that_is_not_taken_names_those_that_are(frame: ApiClient) -> None:
     reply = await frame.put("/things/a")
     assert (reply.status, reply.headers["allow"]) == (405, "DELETE, GET, HEAD, OPTIONS")
-    reply = await frame.ask("OPTIONS", "/things/a")
+    reply = await frame.request("OPTIONS", "/things/a")
     assert (reply.status, reply.headers["allow"], reply.body) == (204, "DELETE, GET, HEAD, OPTIONS", b"")
 
 
-async def test_head_is_get_without_the_body(frame: Api) -> None:
+async def test_head_is_get_without_the_body(frame: ApiClient) -> None:
     whole = await frame.get("/things/a")
-    head = await frame.ask("HEAD", "/things/a")
+    head = await frame.request("HEAD", "/things/a")
     assert (head.status, head.body) == (200, b"")
     assert head.headers["content-length"] == whole.headers["content-length"]
-    assert (await frame.ask("HEAD", "/nowhere")).status == 404
+    assert (await frame.request("HEAD", "/nowhere")).status == 404
 
 
-async def test_an_answer_without_content_has_none(frame: Api) -> None:
+async def test_an_answer_without_content_has_none(frame: ApiClient) -> None:
     reply = await frame.delete("/things/a")
     assert (reply.status, reply.body) == (204, b"")
     assert "content-length" not in reply.headers
@@ -146,13 +146,15 @@ async def test_an_answer_without_content_has_none(frame: Api) -> None:
         (b"", "$", "missing required field `name`"),
     ],
 )
-async def test_a_wrong_body_is_a_problem_that_names_the_place(frame: Api, body: bytes, path: str, words: str) -> None:
+async def test_a_wrong_body_is_a_problem_that_names_the_place(
+    frame: ApiClient, body: bytes, path: str, words: str
+) -> None:
     reply = await frame.post("/things", raw=body)
     assert (reply.status, reply.data["path"]) == (400, path)
     assert words in reply.detail
 
 
-async def test_a_value_that_is_none_of_the_choices_is_told_them(api: Api) -> None:
+async def test_a_value_that_is_none_of_the_choices_is_told_them(api: ApiClient) -> None:
     reply = await api.get("/api/runs?status=done")
     assert (reply.status, reply.data["path"]) == (400, "$.status")
     assert "'done'; expected one of canceled, completed, failed, queued, running, waiting_tool" in reply.detail
@@ -174,19 +176,19 @@ async def test_a_value_that_is_none_of_the_choices_is_told_them(api: Api) -> Non
         b"\xef\xbb\xbf{}",
     ],
 )
-async def test_what_is_no_json_or_too_deep_is_refused(frame: Api, body: bytes) -> None:
+async def test_what_is_no_json_or_too_deep_is_refused(frame: ApiClient, body: bytes) -> None:
     reply = await frame.post("/things", raw=body[:LIMIT])
     assert reply.status == 400
     assert "body" in reply.detail
     assert "jSON" not in reply.detail
 
 
-async def test_a_wide_body_is_not_a_deep_one(frame: Api) -> None:
+async def test_a_wide_body_is_not_a_deep_one(frame: ApiClient) -> None:
     data = [{"a": [1]} for _ in range(500)]
     assert (await frame.post("/things", {"name": "a", "data": data})).status == 200
 
 
-async def test_other_media_types_are_refused_with_the_way_out(frame: Api) -> None:
+async def test_other_media_types_are_refused_with_the_way_out(frame: ApiClient) -> None:
     for kind in ("application/x-www-form-urlencoded", "text/plain", "application/json; charset=latin-1"):
         reply = await frame.post("/things", raw=b'{"name":"a"}', headers={"content-type": kind})
         assert reply.status == 415, kind
@@ -195,7 +197,7 @@ async def test_other_media_types_are_refused_with_the_way_out(frame: Api) -> Non
 
 
 @pytest.mark.spec("8.3")
-async def test_a_body_beyond_the_limit_is_refused_whether_its_length_is_said_or_not(frame: Api) -> None:
+async def test_a_body_beyond_the_limit_is_refused_whether_its_length_is_said_or_not(frame: ApiClient) -> None:
     reply = await frame.post("/things", raw=b" " * (LIMIT + 1))
     assert reply.status == 413
     assert str(LIMIT) in reply.detail
@@ -209,15 +211,15 @@ async def test_a_body_beyond_the_limit_is_refused_whether_its_length_is_said_or_
 
 
 @pytest.mark.spec("8.3")
-async def test_a_body_that_does_not_arrive_is_given_up(frame: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(requests, "BODY_SECONDS", 0.05)
+async def test_a_body_that_does_not_arrive_is_given_up(frame: ApiClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requests, "BODY_TIMEOUT_SECONDS", 0.05)
     head = b"POST /things HTTP/1.1\r\nhost: localhost\r\nx-secret-key: " + frame.headers["x-secret-key"].encode()
     answer = await raw(frame, head + b'\r\ncontent-length: 100\r\n\r\n{"na')
     assert answer.startswith(b"HTTP/1.1 408 ")
     assert b"connection: close" in answer
 
 
-async def test_a_client_who_leaves_in_the_middle_of_a_body_disturbs_nobody(frame: Api) -> None:
+async def test_a_client_who_leaves_in_the_middle_of_a_body_disturbs_nobody(frame: ApiClient) -> None:
     head = b"POST /things HTTP/1.1\r\nhost: localhost\r\nx-secret-key: " + frame.headers["x-secret-key"].encode()
     await raw(frame, head + b'\r\ncontent-length: 100\r\n\r\n{"name":"a"', end=False)
     assert (await frame.post("/things", {"name": "b"})).status == 200
@@ -235,23 +237,23 @@ async def test_a_client_who_leaves_in_the_middle_of_a_body_disturbs_nobody(frame
         ("&".join(f"a{n}=1" for n in range(80)), "cannot be read"),
     ],
 )
-async def test_a_wrong_query_is_a_problem_that_names_the_parameter(frame: Api, query: str, words: str) -> None:
+async def test_a_wrong_query_is_a_problem_that_names_the_parameter(frame: ApiClient, query: str, words: str) -> None:
     reply = await frame.get(f"/things/a?{query}")
     assert reply.status == 400
     assert words in reply.detail
 
 
-async def test_a_query_is_read_by_the_types_of_its_parameters(frame: Api) -> None:
+async def test_a_query_is_read_by_the_types_of_its_parameters(frame: ApiClient) -> None:
     assert (await frame.get("/things/a?limit=25&loud=true")).data == {"id": "a", "limit": 25, "loud": True}
 
 
-async def test_what_cannot_be_an_id_is_not_there(frame: Api) -> None:
+async def test_what_cannot_be_an_id_is_not_there(frame: ApiClient) -> None:
     for odd in ("a%20b", "a%00b", "%F0%9F%98%80", "a" * 129, "a%2Fb"):
         assert (await frame.get(f"/things/{odd}")).status == 404, odd
 
 
 async def test_a_fault_says_nothing_of_the_inside_and_is_logged_under_its_id(
-    frame: Api, caplog: pytest.LogCaptureFixture
+    frame: ApiClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.ERROR, "toolspace.server"):
         reply = await frame.get("/fail/bug")
@@ -263,13 +265,13 @@ async def test_a_fault_says_nothing_of_the_inside_and_is_logged_under_its_id(
 
 
 @pytest.mark.spec("15.3")
-async def test_a_database_that_is_away_means_try_again(frame: Api) -> None:
+async def test_a_database_that_is_away_means_try_again(frame: ApiClient) -> None:
     reply = await frame.get("/fail/storage")
     assert (reply.status, reply.headers["retry-after"]) == (503, "1")
     assert "10.0.0.5" not in reply.detail
 
 
-async def test_refusals_and_problems_are_told_as_they_are(frame: Api) -> None:
+async def test_refusals_and_problems_are_told_as_they_are(frame: ApiClient) -> None:
     reply = await frame.get("/fail/refused")
     assert (reply.status, reply.detail, reply.data["name"]) == (409, "it is there already", "x")
     reply = await frame.get("/fail/problem")
@@ -280,13 +282,13 @@ async def test_refusals_and_problems_are_told_as_they_are(frame: Api) -> None:
 
 
 @pytest.mark.spec("8.1")
-async def test_credentials_are_looked_at_before_anything_else_of_a_request(frame: Api) -> None:
+async def test_credentials_are_looked_at_before_anything_else_of_a_request(frame: ApiClient) -> None:
     nobody = frame.with_headers()
     reply = await nobody.post("/things", raw=b"{")
     assert (reply.status, reply.headers["content-type"]) == (401, "application/problem+json")
 
 
-async def test_a_header_that_is_there_twice_is_refused(frame: Api) -> None:
+async def test_a_header_that_is_there_twice_is_refused(frame: ApiClient) -> None:
     head = b"POST /things HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\nx-secret-key: "
     head += frame.headers["x-secret-key"].encode()
     both = b"\r\ncontent-type: application/json\r\ncontent-type: text/plain\r\ncontent-length: 12\r\n\r\n"
@@ -302,13 +304,13 @@ async def test_answers_are_observed_with_their_route_and_status(gateway: Gateway
         assert seconds >= 0
         seen.append((found.path if found is not None else None, status))
 
-    async with asking_app(gateway, ROUTES, observe=observe) as api:
-        replies: list[Reply] = [await api.get("/things/a"), await api.get("/nowhere"), await api.get("/fail/bug")]
+    async with open_app_api(gateway, ROUTES, observe=observe) as api:
+        replies: list[ApiResponse] = [await api.get("/things/a"), await api.get("/nowhere"), await api.get("/fail/bug")]
     assert [reply.status for reply in replies] == [200, 404, 500]
     assert seen == [("/things/{thingId}", 200), (None, 404), ("/fail/{how}", 500)]
 
 
-async def test_an_answer_does_not_repeat_all_that_was_sent(api: Api) -> None:
+async def test_an_answer_does_not_repeat_all_that_was_sent(api: ApiClient) -> None:
     long = "x" * 100_000
     for body in (
         {long: 1},

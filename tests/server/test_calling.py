@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.server.serving import Api, asking, write_config
+from tests.server.gateway_api import ApiClient, open_api, write_config
 from toolspace.server.gateway import Gateway
 from toolspace.storage.queries import presence
 
@@ -23,25 +23,25 @@ TOOLS: list[dict[str, Any]] = [
 @pytest.fixture
 async def gateway(tmp_path: Path) -> AsyncIterator[Gateway]:
     async with Gateway.open(write_config(tmp_path, tools=TOOLS)) as opened:
-        await opened.ledger.write(presence.come, "wrk_1", ["tool:fetch"], node_id=opened.ledger.node_id)
+        await opened.ledger.write(presence.register, "wrk_1", ["tool:fetch"], node_id=opened.ledger.node_id)
         yield opened
 
 
 @pytest.fixture
-async def api(gateway: Gateway) -> AsyncIterator[Api]:
-    async with asking(gateway) as someone:
+async def api(gateway: Gateway) -> AsyncIterator[ApiClient]:
+    async with open_api(gateway) as someone:
         yield someone
 
 
 async def _waiting(gateway: Gateway, call_id: str) -> None:
     """Waits until someone waits for a call."""
-    offered = gateway.waiters.expect("offers:fetch")
-    if call_id not in gateway.calls._waiting:  # pyright: ignore[reportPrivateUsage]
+    offered = gateway.waiters.register("offers:fetch")
+    if call_id not in gateway.pending_calls._waiting:  # pyright: ignore[reportPrivateUsage]
         await offered
 
 
 @pytest.mark.spec("6.4")
-async def test_a_result_that_is_nobodys_inboxs_is_for_whoever_asks_again(api: Api) -> None:
+async def test_a_result_that_is_nobodys_inboxs_is_for_whoever_asks_again(api: ApiClient) -> None:
     body = {"args": {}, "callId": "call_mine"}
     assert (await api.post("/api/tools/approve/call", body)).status == 202
     assert (await api.post("/api/tools/approve/call", body)).status == 202
@@ -52,7 +52,7 @@ async def test_a_result_that_is_nobodys_inboxs_is_for_whoever_asks_again(api: Ap
 
 
 @pytest.mark.spec("12.1")
-async def test_a_call_that_waits_is_canceled_at_once(gateway: Gateway, api: Api) -> None:
+async def test_a_call_that_waits_is_canceled_at_once(gateway: Gateway, api: ApiClient) -> None:
     calling = asyncio.create_task(api.post("/api/tools/fetch/call", {"callId": "call_mine"}))
     await _waiting(gateway, "call_mine")
     canceled = await api.post("/api/calls/call_mine/cancel")
@@ -64,7 +64,9 @@ async def test_a_call_that_waits_is_canceled_at_once(gateway: Gateway, api: Api)
 
 @pytest.mark.spec("6.4")
 @pytest.mark.parametrize("accept", ["application/json", "text/event-stream"])
-async def test_a_result_for_a_caller_who_went_away_reaches_the_inbox(gateway: Gateway, api: Api, accept: str) -> None:
+async def test_a_result_for_a_caller_who_went_away_reaches_the_inbox(
+    gateway: Gateway, api: ApiClient, accept: str
+) -> None:
     await api.create("/api/entities", id="bot", type="agent", name="Bot")
     run = await api.create("/api/runs", agentEntityId="bot")
     body = {"name": "fetch", "callId": "call_mine"}

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.server.serving import Api
+from tests.server.gateway_api import ApiClient
 from toolspace.core.context import ToolContext
 from toolspace.core.interfaces import ToolProvider
 from toolspace.core.result import ToolResult
@@ -42,7 +42,7 @@ class Flood(ToolProvider):
 @pytest.mark.spec("8.3")
 @pytest.mark.spec("12.2")
 async def test_a_call_whose_reader_does_not_read_is_stopped(
-    gateway: Gateway, api: Api, monkeypatch: pytest.MonkeyPatch
+    gateway: Gateway, api: ApiClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(call_stream, "STALL_SECONDS", 0.05)
     flood = Flood()

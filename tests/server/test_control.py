@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from toolspace import Toolspace
-from toolspace.server import control
-from toolspace.server.control import Request
+from toolspace.server import control_socket
+from toolspace.server.control_socket import ControlRequest
 
 pytestmark = [
     pytest.mark.spec("17.1"),
@@ -57,7 +57,7 @@ def state(tmp_path: Path) -> Path:
 @asynccontextmanager
 async def running(config: Path, state: Path) -> AsyncGenerator[Toolspace]:
     environ = {**os.environ, "TOOLSPACE_STORAGE_DIR": str(state)}
-    async with Toolspace.open(config, environ=environ) as ts, control.listening(ts):
+    async with Toolspace.open(config, environ=environ) as ts, control_socket.serve_control_socket(ts):
         yield ts
 
 
@@ -67,12 +67,12 @@ def sockets(state: Path) -> list[Path]:
 
 async def test_a_running_toolspace_tells_of_its_servers_and_restarts_them(config: Path, state: Path) -> None:
     async with running(config, state) as ts:
-        [first] = await control.ask(state, config, Request("status"))
-        [second] = await control.ask(state, config, Request("restart", "quick"))
-        [wrong] = await control.ask(state, config, Request("restart", "quik"))
+        [first] = await control_socket.ask_processes(state, config, ControlRequest("status"))
+        [second] = await control_socket.ask_processes(state, config, ControlRequest("restart", "quick"))
+        [wrong] = await control_socket.ask_processes(state, config, ControlRequest("restart", "quik"))
         [made] = sockets(state)
         modes = [stat.S_IMODE(path.stat().st_mode) for path in (made, made.parent)]
-        here = control.report(ts)
+        here = control_socket.report_servers(ts)
 
     [before], [after] = first.servers, second.servers
     assert first.pid == os.getpid()
@@ -84,7 +84,7 @@ async def test_a_running_toolspace_tells_of_its_servers_and_restarts_them(config
     assert wrong.error == 'there is no MCP server "quik"; did you mean "quick"?'
     assert modes == [0o600, 0o700]
     assert sockets(state) == []
-    assert await control.ask(state, config, Request("status")) == []
+    assert await control_socket.ask_processes(state, config, ControlRequest("status")) == []
 
 
 async def test_only_the_same_configuration_is_asked(config: Path, state: Path, tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ async def test_only_the_same_configuration_is_asked(config: Path, state: Path, t
 
     async with running(config, state), running(config, state):
         answers = [
-            await control.ask(state, path, Request("status"))
+            await control_socket.ask_processes(state, path, ControlRequest("status"))
             for path in (config, tmp_path / "link.yaml", tmp_path / "other.yaml", None)
         ]
 
@@ -104,20 +104,20 @@ async def test_a_gateway_tells_its_own_user_where_it_is_and_how_to_get_in(
     config: Path, state: Path, tmp_path: Path
 ) -> None:
     environ = {**os.environ, "TOOLSPACE_STORAGE_DIR": str(state)}
-    door = control.GatewayDoor("http://127.0.0.1:8787", "sk_only_in_memory")
+    door = control_socket.LocalGateway("http://127.0.0.1:8787", "sk_only_in_memory")
     (tmp_path / "other.yaml").write_text("")
 
     async with running(config, state):
-        assert await control.find_gateway(state, config) is None
-        async with Toolspace.open(config, environ=environ) as ts, control.listening(ts, door):
-            found = await control.find_gateway(state, config)
-            elsewhere = await control.find_gateway(state, tmp_path / "other.yaml")
+        assert await control_socket.find_gateway(state, config) is None
+        async with Toolspace.open(config, environ=environ) as ts, control_socket.serve_control_socket(ts, door):
+            found = await control_socket.find_gateway(state, config)
+            elsewhere = await control_socket.find_gateway(state, tmp_path / "other.yaml")
             files = [path for path in state.rglob("*") if path.is_file() and b"only_in_memory" in path.read_bytes()]
 
     assert found == elsewhere == door
     assert files == []
     assert "only_in_memory" not in repr(found)
-    assert await control.find_gateway(state, config) is None
+    assert await control_socket.find_gateway(state, config) is None
 
 
 async def test_a_socket_that_nobody_listens_on_is_removed_by_whoever_sees_it(config: Path, state: Path) -> None:
@@ -130,7 +130,7 @@ async def test_a_socket_that_nobody_listens_on_is_removed_by_whoever_sees_it(con
         os.close(descriptor)
     (stale.parent / f"{name[:13]}1-0.sock").write_text("no socket at all")
 
-    assert await control.ask(state, config, Request("status")) == []
+    assert await control_socket.ask_processes(state, config, ControlRequest("status")) == []
     assert stale not in sockets(state)
 
 
@@ -154,7 +154,7 @@ async def test_whatever_is_sent_gets_a_short_answer_and_hurts_nobody(
         except ConnectionResetError:  # It did not read to the end of what is too long.
             answer = b""
         writer.close()
-        [status] = await control.ask(state, config, Request("status"))
+        [status] = await control_socket.ask_processes(state, config, ControlRequest("status"))
 
     assert answer == b"" or json.loads(answer) == {"pid": os.getpid(), "error": "that is no request"}
     assert status.servers[0].state == "ready"
@@ -165,7 +165,7 @@ async def test_one_who_connects_and_says_nothing_keeps_nobody_from_stopping(conf
         descriptor = os.open(state / "run", os.O_RDONLY)
         reader, writer = await asyncio.open_unix_connection(f"/proc/self/fd/{descriptor}/{sockets(state)[0].name}")
         os.close(descriptor)
-        await control.ask(state, config, Request("status"))
+        await control_socket.ask_processes(state, config, ControlRequest("status"))
 
     assert await reader.read() == b""
     writer.close()
@@ -177,8 +177,8 @@ async def test_a_folder_that_cannot_be_used_keeps_nothing_from_running(config: P
     (tmp_path / "planted" / "run").symlink_to(tmp_path)
 
     async with running(config, tmp_path / "state") as first, running(config, tmp_path / "planted") as second:
-        assert first.servers()[0].state == second.servers()[0].state == "ready"
-        assert await control.ask(tmp_path / "planted", config, Request("status")) == []
+        assert first.list_servers()[0].state == second.list_servers()[0].state == "ready"
+        assert await control_socket.ask_processes(tmp_path / "planted", config, ControlRequest("status")) == []
     assert not list(tmp_path.glob("*.sock"))
 
 
@@ -189,7 +189,7 @@ async def test_kill_leaves_no_socket_and_no_server_behind(config: Path, tmp_path
     )
     assert process.stdout is not None
     assert await process.stdout.readline() == b"ready\n"
-    [answer] = await control.ask(state, config, Request("status"))
+    [answer] = await control_socket.ask_processes(state, config, ControlRequest("status"))
     server = answer.servers[0].pid
     assert server is not None
     assert answer.pid == process.pid

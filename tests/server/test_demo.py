@@ -10,15 +10,14 @@ from typing import Any
 
 import pytest
 
-from tests.server.serving import SECRET, write_config
+from tests.server.gateway_api import SECRET, write_config
 from toolspace.client.client import ToolspaceClient
 from toolspace.config.load import load_config
 from toolspace.core.records import Message
-from toolspace.models.demorules import GREETING
-from toolspace.server.demo import DEMO_AGENT, LOBBY, YOU, demo_agent, is_thinking, set_up_demo
+from toolspace.models.demo.rules import GREETING
+from toolspace.server.demo import DEMO_AGENT_ID, LOBBY_SPACE_ID, YOU_ENTITY_ID, demo_agent, set_up_demo, uses_model
 from toolspace.server.gateway import Gateway
-from toolspace.server.listener import serving
-from toolspace.server.mcp.http_server import listen
+from toolspace.server.web_server import bind_socket, serve_gateway
 from toolspace.spaces.ledger import Ledger
 from toolspace.storage.database import Database
 from toolspace.storage.queries import entities
@@ -32,7 +31,7 @@ async def lobby(folder: Path, environ: Mapping[str, str] | None = None) -> Async
     path = write_config(folder, demo=True, storage={"dir": str(folder / "state")})
     async with (
         Gateway.open(path, environ=environ or {}) as gateway,
-        serving(gateway, listen("127.0.0.1", 0)) as url,
+        serve_gateway(gateway, bind_socket("127.0.0.1", 0)) as url,
         ToolspaceClient(url, secret_key=SECRET) as client,
     ):
         yield client
@@ -40,18 +39,18 @@ async def lobby(folder: Path, environ: Mapping[str, str] | None = None) -> Async
 
 async def answer(client: ToolspaceClient, text: str) -> Message:
     """What the demo says next after a person said something."""
-    said = await client.spaces.say(LOBBY, text, entity_id=YOU)
+    said = await client.spaces.send_message(LOBBY_SPACE_ID, text, entity_id=YOU_ENTITY_ID)
     return await spoken(client, said.seq)
 
 
 async def spoken(client: ToolspaceClient, after: int) -> Message:
     """The first message of the demo behind a place."""
-    async with asyncio.timeout(30), client.spaces.subscribe(LOBBY, from_start=True) as events:
+    async with asyncio.timeout(30), client.spaces.subscribe(LOBBY_SPACE_ID, from_start=True) as events:
         async for event in events:
             if event.type == "message.done":
                 message = event.data["message"]
-                if message["senderId"] == DEMO_AGENT and message["seq"] > after:
-                    return await client.spaces.message(LOBBY, message["id"])
+                if message["senderId"] == DEMO_AGENT_ID and message["seq"] > after:
+                    return await client.spaces.get_message(LOBBY_SPACE_ID, message["id"])
     raise AssertionError("it said nothing")
 
 
@@ -63,13 +62,13 @@ async def test_it_greets_in_the_lobby_and_is_heard_while_it_writes(tmp_path: Pat
     async with lobby(tmp_path) as client:
         assert (await answer(client, "hello")).content == GREETING
         deltas = ""
-        async with asyncio.timeout(30), client.spaces.subscribe(LOBBY, from_start=True) as events:
+        async with asyncio.timeout(30), client.spaces.subscribe(LOBBY_SPACE_ID, from_start=True) as events:
             count = 0
             async for event in events:
                 if event.type == "message.delta":
                     count += 1
                     deltas += event.data["delta"]
-                elif event.type == "message.done" and event.data["message"]["senderId"] == DEMO_AGENT:
+                elif event.type == "message.done" and event.data["message"]["senderId"] == DEMO_AGENT_ID:
                     break
     assert count > 1
     assert GREETING.startswith(deltas)
@@ -79,8 +78,8 @@ async def test_it_uses_the_real_tools_on_its_own_folder_only(tmp_path: Path) -> 
     async with lobby(tmp_path) as client:
         assert "Ann orders the signs" in (await answer(client, "read meeting.md")).content
         assert (await answer(client, "what time is it in Tokyo?")).content.endswith("in Asia/Tokyo.")
-        runs = await client.agents.runs(DEMO_AGENT)
-        calls = [call for run in runs.items for call in await client.runs.calls(run.id)]
+        runs = await client.agents.list_runs(DEMO_AGENT_ID)
+        calls = [call for run in runs.items for call in await client.runs.list_calls(run.id)]
     folder = str(tmp_path / "state" / "demo")
     assert {call.args["path"].startswith(folder) for call in calls if call.tool_name == "read_file"} == {True}
 
@@ -89,7 +88,7 @@ async def test_it_uses_the_real_tools_on_its_own_folder_only(tmp_path: Path) -> 
 async def test_a_chart_shows_in_the_space(tmp_path: Path) -> None:
     async with lobby(tmp_path) as client:
         await answer(client, "chart the sales")
-        shown = [one for one in (await client.spaces.messages(LOBBY)).items if one.kind == "tool"]
+        shown = [one for one in (await client.spaces.list_messages(LOBBY_SPACE_ID)).items if one.kind == "tool"]
     assert [one.content["toolName"] for one in shown] == ["displayChart"]
     assert shown[0].content["input"]["values"] == [120, 98, 143, 160, 151, 187]
 
@@ -103,7 +102,7 @@ async def test_it_asks_before_it_deletes_and_goes_on_in_a_later_cycle(tmp_path: 
         call = await pending(client)
         assert draft.exists()
     async with lobby(tmp_path) as client:  # The answer may come after any number of restarts.
-        await client.tools.submit_result(LOBBY, call.run_id, call.call_id, {"confirmed": confirmed})
+        await client.tools.submit_result(LOBBY_SPACE_ID, call.run_id, call.call_id, {"confirmed": confirmed})
         said = await spoken(client, asked.seq)
     assert said.content.startswith("Deleted drafts/old-plan.txt" if confirmed else "All right, I keep")
     assert draft.exists() is not confirmed
@@ -122,18 +121,21 @@ async def test_it_remembers_over_a_restart_and_reminds_when_it_is_time(tmp_path:
 
 async def test_another_start_finds_everything_as_it_was_left(tmp_path: Path) -> None:
     async with lobby(tmp_path) as client:
-        await client.entities.update(YOU, name="Ann")
+        await client.entities.update(YOU_ENTITY_ID, name="Ann")
         (tmp_path / "state" / "demo" / "welcome.txt").unlink()
     async with lobby(tmp_path) as client:
-        assert (await client.entities.get(YOU)).name == "Ann"
-        assert {member.entity_id for member in await client.spaces.members(LOBBY)} == {YOU, DEMO_AGENT}
+        assert (await client.entities.get(YOU_ENTITY_ID)).name == "Ann"
+        assert {member.entity_id for member in await client.spaces.list_members(LOBBY_SPACE_ID)} == {
+            YOU_ENTITY_ID,
+            DEMO_AGENT_ID,
+        }
         assert "welcome.txt" not in (await answer(client, "list the files")).content
 
 
 async def test_the_lobby_is_made_once_on_every_database(database: Database) -> None:
     ledger = Ledger(database)
     await asyncio.gather(*(set_up_demo(ledger) for _ in range(3)))
-    members = await ledger.read(entities.members, LOBBY)
+    members = await ledger.read(entities.list_members, LOBBY_SPACE_ID)
     assert sorted((one.type, one.name) for one in members) == [("agent", "Demo"), ("human", "You")]
 
 
@@ -141,11 +143,11 @@ def test_with_a_key_in_the_environment_it_thinks(tmp_path: Path) -> None:
     config = load_config(write_config(tmp_path, demo=True, storage={"dir": str(tmp_path / "state")}), environ={})
     rules = demo_agent(config, {})
     assert rules is not None
-    assert not is_thinking(rules)
+    assert not uses_model(rules)
     for variable, provider in (("OPENAI_API_KEY", "openai"), ("ANTHROPIC_API_KEY", "anthropic")):
         spec = demo_agent(config, {variable: "a key"})
         assert spec is not None
-        assert is_thinking(spec)
+        assert uses_model(spec)
         assert spec.model.provider == provider
         assert spec.model.name
         assert f"Your folder: {tmp_path / 'state' / 'demo'}" in spec.system

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.peers.install import SETS, ensure, node
-from toolspace.core.records import Exposure, StreamEvent
-from toolspace.server.broadcast import Feed
+from toolspace.core.records import StoredEvent, Visibility
+from toolspace.server.broadcast import SharedFeed
 from toolspace.server.dialects import AG_UI, DIALECTS, NATIVE, UI_MESSAGE_STREAM, Dialect, Translator
-from toolspace.server.redaction import Audience
+from toolspace.server.redaction import Viewer
 from toolspace.storage.streams.hub import Hub
 
 CHECK = Path(__file__).parent.parent / "peers" / "streams" / "check.mjs"
@@ -45,15 +45,15 @@ async def _nothing(*_: object) -> Any:
     raise AssertionError("the store is not asked")
 
 
-def feed_of(dialect: Dialect, audience: Audience = "secret", stream: str = "space:spc_1") -> Feed:
-    return Feed(Hub(_nothing, _nothing), stream, dialect, audience)
+def feed_of(dialect: Dialect, audience: Viewer = "secret", stream: str = "space:spc_1") -> SharedFeed:
+    return SharedFeed(Hub(_nothing, _nothing), stream, dialect, audience)
 
 
-def translator_of(feed: Feed) -> Translator | None:
+def translator_of(feed: SharedFeed) -> Translator | None:
     return feed.dialect.translator(feed.stream) if feed.dialect.translator else None
 
 
-def said(dialect: Dialect, events: list[StreamEvent], *, audience: Audience = "secret", joins: int = 0) -> bytes:
+def said(dialect: Dialect, events: list[StoredEvent], *, audience: Viewer = "secret", joins: int = 0) -> bytes:
     """What a reader reads who came after so many of the events."""
     feed = feed_of(dialect, audience)
     translator = translator_of(feed)
@@ -71,11 +71,11 @@ class Script:
     """Writes events down as they happen in a space."""
 
     def __init__(self) -> None:
-        self.events: list[StreamEvent] = []
+        self.events: list[StoredEvent] = []
 
-    def add(self, type: str, exposure: Exposure = "full", /, **data: Any) -> None:
+    def add(self, type: str, exposure: Visibility = "full", /, **data: Any) -> None:
         id = len(self.events) + 1
-        self.events.append(StreamEvent("space:spc_1", id, type, data, exposure=exposure, at=1_700_000_000_000 + id))
+        self.events.append(StoredEvent("space:spc_1", id, type, data, visibility=exposure, at=1_700_000_000_000 + id))
 
     def run(self, run: str, agent: str = "ent_bot") -> None:
         self.add("run.started", runId=run, agentEntityId=agent, spaceId="spc_1")
@@ -93,7 +93,7 @@ class Script:
         message = {"id": id, "spaceId": "spc_1", "seq": 1, "senderId": "ent_x", "kind": "message", "content": content}
         self.add("message.done", message={**message, "metadata": {}, "status": status, "runId": run})
 
-    def tool(self, id: str, exposure: Exposure = "full", /, **more: Any) -> None:
+    def tool(self, id: str, exposure: Visibility = "full", /, **more: Any) -> None:
         data = {"toolCallId": id, "toolName": "confirm", "runId": "run_1", "agentEntityId": "ent_bot"}
         rest = {"input": {"city": "Oslo"}, "executionType": "space", "executionTarget": "client", "status": "running"}
         self.add("tool.started", exposure, **{**data, "spaceId": "spc_1", "messageId": f"msg_{id}", **rest, **more})
@@ -104,11 +104,11 @@ class Script:
     def tool_part(self, id: str, output: Any) -> None:
         self.add("tool.streaming", toolCallId=id, toolName="confirm", output=output, preliminary=True)
 
-    def tool_done(self, id: str, output: Any, exposure: Exposure = "full") -> None:
+    def tool_done(self, id: str, output: Any, exposure: Visibility = "full") -> None:
         data = {"toolCallId": id, "toolName": "confirm", "messageId": f"msg_{id}", "output": output}
         self.add("tool.done", exposure, **data, source="client", durationMs=12)
 
-    def tool_error(self, id: str, error: str, exposure: Exposure = "full") -> None:
+    def tool_error(self, id: str, error: str, exposure: Visibility = "full") -> None:
         data = {"toolCallId": id, "toolName": "confirm", "messageId": f"msg_{id}", "error": error}
         self.add("tool.error", exposure, **data, errorKind="execution_error")
 
@@ -351,11 +351,11 @@ def test_ag_ui_reads_a_space_in_which_several_speak_at_once(script: Script) -> N
 # Whatever happens
 
 
-def anything(seed: int) -> list[StreamEvent]:
+def anything(seed: int) -> list[StoredEvent]:
     """Events in an order that no program of ours would give them."""
     chance = random.Random(seed)
     script = Script()
-    exposures: tuple[Exposure, ...] = ("full", "full", "name", "none")
+    exposures: tuple[Visibility, ...] = ("full", "full", "name", "none")
     for _ in range(chance.randrange(1, 40)):
         n = chance.randrange(3)
         exposure = chance.choice(exposures)
@@ -394,7 +394,7 @@ def test_their_parsers_take_whatever_happens_in_whatever_order_from_wherever() -
     for seed in range(300):
         events = anything(seed)
         joins = random.Random(-seed).randrange(len(events) + 1) if seed % 2 else 0
-        audience: Audience = "public" if seed % 3 else "secret"
+        audience: Viewer = "public" if seed % 3 else "secret"
         streams += [(dialect, said(dialect, events, audience=audience, joins=joins)) for dialect in FORMATS]
     for (dialect, text), answer in zip(streams, read_by_peers(*streams), strict=True):
         assert "error" not in answer, (dialect.name, answer, text.decode())
@@ -430,7 +430,7 @@ SECRET = "s3cr3t-of-a-prebuilt-tool"
 @pytest.mark.parametrize("exposure", ["name", "none"])
 @pytest.mark.parametrize("joins", [0, 3])
 def test_no_byte_of_a_prebuilt_tools_input_or_output_reaches_a_public_reader(
-    script: Script, dialect: Dialect, exposure: Exposure, joins: int
+    script: Script, dialect: Dialect, exposure: Visibility, joins: int
 ) -> None:
     script.run("run_1")
     named = {"toolCallId": "call_1", "toolName": "set_memories"}
@@ -462,7 +462,7 @@ kinds = st.sampled_from(("tool.started", "tool.streaming", "tool.progress", "too
 @pytest.mark.spec("8.2")
 @given(st.lists(st.tuples(kinds, st.sampled_from(("name", "none")), fields), max_size=8), st.integers(0, 8))
 def test_whatever_is_in_the_events_of_prebuilt_tools_stays_here(
-    happened: list[tuple[str, Exposure, dict[str, Any]]], joins: int
+    happened: list[tuple[str, Visibility, dict[str, Any]]], joins: int
 ) -> None:
     script = Script()
     for type, exposure, data in happened:
@@ -497,11 +497,11 @@ async def test_readers_who_fold_the_past_and_readers_who_saw_it_read_the_same(di
     for seed in range(30):
         events = anything(seed)
 
-        async def load(_: str, after: int, limit: int, events: list[StreamEvent] = events) -> list[StreamEvent]:
+        async def load(_: str, after: int, limit: int, events: list[StoredEvent] = events) -> list[StoredEvent]:
             return events[after : after + limit]
 
-        feed = Feed(Hub(load, _nothing), "space:spc_1", dialect, "public")
+        feed = SharedFeed(Hub(load, _nothing), "space:spc_1", dialect, "public")
         seen = translator_of(feed)
         for place, event in enumerate(events):
-            folded = await feed.fold(place)
+            folded = await feed.replay_translator(place)
             assert feed.encode(event, folded) == feed.encode(event, seen)

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from tests.server.serving import SECRET, Api
+from tests.server.gateway_api import SECRET, ApiClient
 from toolspace.client.client import ToolspaceClient
 from toolspace.client.errors import Conflict, NotFound
 
 pytestmark = [pytest.mark.spec("9.5"), pytest.mark.spec("12.1")]
 
 
-async def agent(api: Api, name: str = "Ada") -> str:
+async def agent(api: ApiClient, name: str = "Ada") -> str:
     made = await api.create("/api/entities", type="agent", name=name)
     return f"/api/agents/{made['id']}/documents"
 
 
-async def test_documents_are_kept_for_an_agent_and_found(anywhere: Api) -> None:
+async def test_documents_are_kept_for_an_agent_and_found(anywhere: ApiClient) -> None:
     path = await agent(anywhere)
     body = {"title": "FAQ", "text": "Tea is in the kitchen.", "source": "https://example.com/faq", "metadata": {"v": 1}}
     made = await anywhere.post(path, body)
@@ -42,7 +42,7 @@ async def test_documents_are_kept_for_an_agent_and_found(anywhere: Api) -> None:
     assert found.data["result"] == {"results": [], "total": 0}
 
 
-async def test_documents_are_listed_page_by_page(api: Api) -> None:
+async def test_documents_are_listed_page_by_page(api: ApiClient) -> None:
     path = await agent(api)
     for n in range(5):
         assert (await api.put(f"{path}/doc_{n}", {"title": f"{n}", "text": "x"})).status == 200
@@ -52,7 +52,7 @@ async def test_documents_are_listed_page_by_page(api: Api) -> None:
     assert rest["next"] is None
 
 
-async def test_what_cannot_be_kept_is_refused_with_the_reason(api: Api) -> None:
+async def test_what_cannot_be_kept_is_refused_with_the_reason(api: ApiClient) -> None:
     path = await agent(api)
     for body, reason in (
         ({"title": "T", "text": "é" * 510_000}, "so split it"),
@@ -74,7 +74,7 @@ async def test_what_cannot_be_kept_is_refused_with_the_reason(api: Api) -> None:
     assert (await api.get(path)).data["items"] == []
 
 
-async def test_an_id_is_given_once_and_a_repeated_request_finds_the_first(api: Api) -> None:
+async def test_an_id_is_given_once_and_a_repeated_request_finds_the_first(api: ApiClient) -> None:
     path = await agent(api)
     body = {"title": "T", "text": "x", "id": "mine"}
     first = await api.post(path, body, headers={"Idempotency-Key": "k1"})
@@ -84,7 +84,7 @@ async def test_an_id_is_given_once_and_a_repeated_request_finds_the_first(api: A
     assert (taken.status, "PUT replaces it" in taken.detail) == (409, True)
 
 
-async def test_another_agents_documents_are_its_own(api: Api) -> None:
+async def test_another_agents_documents_are_its_own(api: ApiClient) -> None:
     ada, bob = await agent(api), await agent(api, "Bob")
     await api.put(f"{ada}/plan", {"title": "Plan", "text": "hers"})
     assert (await api.get(f"{bob}/plan")).status == 404
@@ -94,7 +94,7 @@ async def test_another_agents_documents_are_its_own(api: Api) -> None:
 
 
 @pytest.mark.spec("13.1")
-async def test_the_client_has_a_method_for_each(api: Api) -> None:
+async def test_the_client_has_a_method_for_each(api: ApiClient) -> None:
     bot = (await api.create("/api/entities", type="agent", name="Bot"))["id"]
     async with ToolspaceClient(api.url, secret_key=SECRET) as client:
         added = await client.agents.add_document(bot, "FAQ", "Tea.", source="faq.md", metadata={"v": 1}, id="faq")
@@ -102,8 +102,8 @@ async def test_the_client_has_a_method_for_each(api: Api) -> None:
         with pytest.raises(Conflict):
             await client.agents.add_document(bot, "FAQ", "Tea.", id="faq")
         assert (await client.agents.put_document(bot, "faq", "FAQ", "Coffee.")).size == 7
-        assert (await client.agents.document(bot, "faq")).text == "Coffee."
-        assert [one.id for one in (await client.agents.documents(bot)).items] == ["faq"]
+        assert (await client.agents.get_document(bot, "faq")).text == "Coffee."
+        assert [one.id for one in (await client.agents.list_documents(bot)).items] == ["faq"]
         await client.agents.delete_document(bot, "faq")
         with pytest.raises(NotFound):
-            await client.agents.document(bot, "faq")
+            await client.agents.get_document(bot, "faq")

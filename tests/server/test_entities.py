@@ -6,12 +6,12 @@ import asyncio
 
 import pytest
 
-from tests.server.serving import Api
+from tests.server.gateway_api import ApiClient
 
 
 @pytest.mark.spec("7.1")
 @pytest.mark.spec("12.1")
-async def test_an_entity_is_created_looked_at_changed_and_removed(anywhere: Api) -> None:
+async def test_an_entity_is_created_looked_at_changed_and_removed(anywhere: ApiClient) -> None:
     api = anywhere
     reply = await api.post("/api/entities", {"type": "human", "name": "Ann", "metadata": {"π": [1, None, 2.5]}})
     assert reply.status == 201
@@ -26,12 +26,12 @@ async def test_an_entity_is_created_looked_at_changed_and_removed(anywhere: Api)
     assert (await api.patch(path, {})).data["name"] == "Anna"
     assert (await api.delete(path)).status == 204
     for method, body in (("GET", None), ("PATCH", {"name": "x"}), ("DELETE", None)):
-        reply = await api.ask(method, path, body)
+        reply = await api.request(method, path, body)
         assert reply.status == 404
         assert ann["id"] in reply.detail
 
 
-async def test_an_id_of_ones_own_is_taken_once(anywhere: Api) -> None:
+async def test_an_id_of_ones_own_is_taken_once(anywhere: ApiClient) -> None:
     body = {"id": "bot-7", "type": "agent", "name": "Bot"}
     replies = await asyncio.gather(*(anywhere.post("/api/entities", body) for _ in range(5)))
     assert sorted(reply.status for reply in replies) == [201, 409, 409, 409, 409]
@@ -53,12 +53,12 @@ async def test_an_id_of_ones_own_is_taken_once(anywhere: Api) -> None:
         ({"type": "human", "name": "x", "createdAt": 1}, "$.createdAt"),
     ],
 )
-async def test_what_an_entity_cannot_be_is_named(api: Api, body: object, path: str) -> None:
+async def test_what_an_entity_cannot_be_is_named(api: ApiClient, body: object, path: str) -> None:
     reply = await api.post("/api/entities", body)
     assert (reply.status, reply.data["path"]) == (400, path)
 
 
-async def test_odd_values_in_metadata_come_back_as_they_are(anywhere: Api) -> None:
+async def test_odd_values_in_metadata_come_back_as_they_are(anywhere: ApiClient) -> None:
     odd = b'{"type":"human","name":"x","metadata":{"nul":"a\\u0000b","big":123456789012345678901234567890,"f":0.1}}'
     made = await anywhere.post("/api/entities", raw=odd)
     assert made.status == 201
@@ -69,7 +69,7 @@ async def test_odd_values_in_metadata_come_back_as_they_are(anywhere: Api) -> No
 
 
 @pytest.mark.spec("12.1")
-async def test_lists_come_page_by_page_each_entity_once(anywhere: Api) -> None:
+async def test_lists_come_page_by_page_each_entity_once(anywhere: ApiClient) -> None:
     for number in range(7):
         kind = "agent" if number % 2 else "human"
         await anywhere.create("/api/entities", id=f"e{number}", type=kind, name=f"E{number}")
@@ -88,17 +88,17 @@ async def test_lists_come_page_by_page_each_entity_once(anywhere: Api) -> None:
 
 
 @pytest.mark.parametrize("limit", ["0", "501", "-1", "1.5", "x", "9" * 30])
-async def test_a_page_has_a_bounded_size(api: Api, limit: str) -> None:
+async def test_a_page_has_a_bounded_size(api: ApiClient, limit: str) -> None:
     assert (await api.get(f"/api/entities?limit={limit}")).status == 400
 
 
-async def test_a_person_is_no_agent(api: Api) -> None:
+async def test_a_person_is_no_agent(api: ApiClient) -> None:
     ann = await api.create("/api/entities", type="human", name="Ann")
     assert (await api.get(f"/api/agents/{ann['id']}")).status == 404
 
 
 @pytest.mark.spec("8.1")
-async def test_an_entity_sees_itself_and_who_shares_a_space_without_their_metadata(api: Api) -> None:
+async def test_an_entity_sees_itself_and_who_shares_a_space_without_their_metadata(api: ApiClient) -> None:
     for name, kind in (("ann", "human"), ("bob", "human"), ("bot", "agent"), ("spy", "agent")):
         await api.create("/api/entities", id=name, type=kind, name=name, metadata={"note": f"about {name}"})
     await api.create("/api/spaces", name="ours", members=["ann", "bot"])
@@ -118,7 +118,7 @@ async def test_an_entity_sees_itself_and_who_shares_a_space_without_their_metada
 
 
 @pytest.mark.spec("8.1")
-async def test_the_token_of_a_removed_entity_is_good_for_nothing(api: Api) -> None:
+async def test_the_token_of_a_removed_entity_is_good_for_nothing(api: ApiClient) -> None:
     await api.create("/api/entities", id="ann", type="human", name="Ann")
     ann = await api.member("ann")
     assert (await ann.get("/api/spaces")).status == 200
@@ -127,7 +127,7 @@ async def test_the_token_of_a_removed_entity_is_good_for_nothing(api: Api) -> No
 
 
 @pytest.mark.parametrize("name", ["id", "name"])
-async def test_a_line_break_at_the_end_is_a_part_of_no_id_and_no_name(api: Api, name: str) -> None:
+async def test_a_line_break_at_the_end_is_a_part_of_no_id_and_no_name(api: ApiClient, name: str) -> None:
     reply = await api.post("/api/entities", {"id": "bot-7", "type": "agent", "name": "Bot", name: "bot-8\n"})
     assert reply.status == 400
     assert reply.data["path"] == f"$.{name}"

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.providers.rest.servers import http_server
-from tests.server.serving import Api, Reply, asking, write_config
+from tests.http_servers import http_server
+from tests.server.gateway_api import ApiClient, ApiResponse, open_api, write_config
 from toolspace.server.gateway import Gateway
 
 pytestmark = pytest.mark.spec("6.1")
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.spec("6.1")
 class Agent:
     """An agent and a person in a space, and calls in a run of the agent."""
 
-    def __init__(self, api: Api) -> None:
+    def __init__(self, api: ApiClient) -> None:
         self.api = api
 
     async def settle_in(self) -> None:
@@ -27,7 +27,7 @@ class Agent:
         self.space = (await self.api.create("/api/spaces", name="Room", members=[self.id, self.person]))["id"]
         self.run = (await self.api.create("/api/runs", agentEntityId=self.id))["id"]
 
-    async def call(self, name: str, **args: Any) -> Reply:
+    async def call(self, name: str, **args: Any) -> ApiResponse:
         return await self.api.post(f"/api/runs/{self.run}/calls", {"name": name, "args": args})
 
 
@@ -45,7 +45,7 @@ async def agent(tmp_path: Path) -> AsyncIterator[Agent]:
             {"name": "goals", "executionType": "prebuilt", "execution": {"action": "getGoals"}},
         ]
         path = write_config(tmp_path, tools={"definitions": tools, "overrides": {"goals": {"visible": True}}})
-        async with Gateway.open(path) as gateway, asking(gateway) as api:
+        async with Gateway.open(path) as gateway, open_api(gateway) as api:
             made = Agent(api)
             await made.settle_in()
             yield made

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolspace.server.prometheus import Counter, Figures, Histogram, exposition, gauge
+from toolspace.server.metrics import Counter, Histogram, MetricSamples, format_prometheus, gauge
 
 pytestmark = pytest.mark.spec("12.4")
 
@@ -39,7 +39,7 @@ def test_a_counter_counts_by_labels() -> None:
     counter.add(("/a", "200"), 2)
     counter.add(("/b", "404"))
 
-    text = exposition([counter])
+    text = format_prometheus([counter])
 
     assert text.startswith(b"# HELP requests_total Requests.\n# TYPE requests_total counter\n")
     assert samples(text) == {
@@ -53,7 +53,7 @@ def test_a_histogram_counts_what_is_no_longer_than_each_bound() -> None:
     for seconds in (0.05, 0.1, 0.5, 30.0):
         histogram.add(seconds)
 
-    assert samples(exposition([histogram])) == {
+    assert samples(format_prometheus([histogram])) == {
         'seconds_bucket{le="0.1"}': "2",
         'seconds_bucket{le="1"}': "3",
         'seconds_bucket{le="+Inf"}': "4",
@@ -65,8 +65,8 @@ def test_a_histogram_counts_what_is_no_longer_than_each_bound() -> None:
 @pytest.mark.parametrize(
     ("make", "rest"),
     [
-        (lambda: Counter("c", "", "tool", most=10), 'c{tool="other"}'),
-        (lambda: Histogram("c", "", "tool", most=10), 'c_count{tool="other"}'),
+        (lambda: Counter("c", "", "tool", max_label_sets=10), 'c{tool="other"}'),
+        (lambda: Histogram("c", "", "tool", max_label_sets=10), 'c_count{tool="other"}'),
     ],
     ids=["counter", "histogram"],
 )
@@ -78,7 +78,7 @@ def test_more_labels_than_are_kept_count_as_other(make: Callable[[], Counter | H
         else:
             family.add(0.1, (f"tool{number}",))
 
-    found = samples(exposition([family]))
+    found = samples(format_prometheus([family]))
 
     assert found[rest] == "490"
     assert len([name for name in found if "le=" not in name and "_sum" not in name]) == 11
@@ -86,7 +86,7 @@ def test_more_labels_than_are_kept_count_as_other(make: Callable[[], Counter | H
 
 @given(st.text(max_size=30), st.floats())
 def test_whatever_a_label_holds_the_text_stays_readable(label: str, value: float) -> None:
-    figures = Figures("c", "gauge", "Text.", "name")
-    figures.put(value, label)
+    figures = MetricSamples("c", "gauge", "Text.", "name")
+    figures.add(value, label)
 
-    assert len(samples(exposition([figures, gauge("d", "Text.", {label: 1.0}, "name")]))) == 2
+    assert len(samples(format_prometheus([figures, gauge("d", "Text.", {label: 1.0}, "name")]))) == 2

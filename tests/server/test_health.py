@@ -9,21 +9,21 @@ from pathlib import Path
 
 import pytest
 
-from toolspace.server.health import NO_DATABASE, NO_WRITES, STARTING, STOPPING, Readiness
+from toolspace.server.routes.health_and_metrics import NO_DATABASE, NO_WRITES, STARTING, STOPPING, Readiness
 from toolspace.storage.database import Program
 from toolspace.storage.queries import presence, statistics
-from toolspace.storage.sql.sqlite import SqliteDatabase
+from toolspace.storage.sqlite.database import SqliteDatabase
 
 pytestmark = pytest.mark.spec("12.4")
 
 
 def _keep() -> Program[None]:
-    yield from presence.beat("node_1", started_at=1)
+    yield from presence.record_heartbeat("node_1", started_at=1)
 
 
 async def test_it_is_ready_from_its_start_to_its_end(tmp_path: Path) -> None:
     database = await SqliteDatabase.open(tmp_path / "toolspace.db")
-    readiness = Readiness(lambda: database.read(statistics.count), lambda: database.run(_keep))
+    readiness = Readiness(lambda: database.read(statistics.count_open_work), lambda: database.run(_keep))
 
     assert await readiness.reasons() == [STARTING]
     readiness.started = True
@@ -38,7 +38,7 @@ async def test_it_is_ready_from_its_start_to_its_end(tmp_path: Path) -> None:
 @pytest.mark.spec("15.3")
 async def test_without_its_database_it_is_not_ready(tmp_path: Path) -> None:
     database = await SqliteDatabase.open(tmp_path / "toolspace.db")
-    readiness = Readiness(lambda: database.read(statistics.count), lambda: database.run(_keep))
+    readiness = Readiness(lambda: database.read(statistics.count_open_work), lambda: database.run(_keep))
     readiness.started = True
     await database.aclose()
 
@@ -48,7 +48,7 @@ async def test_without_its_database_it_is_not_ready(tmp_path: Path) -> None:
 @pytest.mark.spec("15.3")
 async def test_where_nothing_can_be_written_it_is_not_ready(tmp_path: Path) -> None:
     database = await SqliteDatabase.open(tmp_path / "toolspace.db")
-    readiness = Readiness(lambda: database.read(statistics.count), lambda: database.run(_keep), seconds=0.2)
+    readiness = Readiness(lambda: database.read(statistics.count_open_work), lambda: database.run(_keep), seconds=0.2)
     readiness.started = True
     with closing(sqlite3.connect(tmp_path / "toolspace.db")) as other:
         other.execute("BEGIN IMMEDIATE")

@@ -9,28 +9,28 @@ from typing import Any
 
 import pytest
 
-from tests.server.serving import Api, asking, write_config
+from tests.server.gateway_api import ApiClient, open_api, write_config
 from toolspace.server.gateway import Gateway
 from toolspace.storage.queries import inbox
 
 PATH = "/api/agents/bot/inbox"
 
 
-async def agent(api: Api) -> None:
+async def agent(api: ApiClient) -> None:
     await api.create("/api/entities", id="bot", type="agent", name="Bot")
 
 
-async def push(api: Api, event_id: str, data: Any = None) -> Any:
+async def push(api: ApiClient, event_id: str, data: Any = None) -> Any:
     return await api.create(PATH, eventId=event_id, data=data)
 
 
-async def states(api: Api) -> dict[str, str]:
+async def states(api: ApiClient) -> dict[str, str]:
     return {event["eventId"]: event["status"] for event in (await api.get(PATH)).data["items"]}
 
 
 @pytest.mark.spec("7.3")
 @pytest.mark.spec("12.1")
-async def test_an_event_is_told_once_taken_and_done(anywhere: Api) -> None:
+async def test_an_event_is_told_once_taken_and_done(anywhere: ApiClient) -> None:
     api = anywhere
     await agent(api)
     assert await push(api, "order-1", {"order": 1}) == {"eventId": "order-1", "fresh": True}
@@ -54,7 +54,7 @@ async def test_an_event_is_told_once_taken_and_done(anywhere: Api) -> None:
 
 
 @pytest.mark.spec("7.3")
-async def test_events_are_taken_by_one_of_many_in_their_order(anywhere: Api) -> None:
+async def test_events_are_taken_by_one_of_many_in_their_order(anywhere: ApiClient) -> None:
     await agent(anywhere)
     for number in range(10):
         await push(anywhere, f"e{number}")
@@ -67,15 +67,17 @@ async def test_events_are_taken_by_one_of_many_in_their_order(anywhere: Api) -> 
 
 
 @pytest.mark.spec("7.3")
-async def test_what_is_given_back_comes_again_until_it_is_parked_for_an_operator(gateway: Gateway, api: Api) -> None:
+async def test_what_is_given_back_comes_again_until_it_is_parked_for_an_operator(
+    gateway: Gateway, api: ApiClient
+) -> None:
     await agent(api)
     await push(api, "e1")
-    for attempt in range(1, inbox.MOST_ATTEMPTS + 1):
+    for attempt in range(1, inbox.MAX_ATTEMPTS + 1):
         taken = await api.create(f"{PATH}/claim", wait=60)
         assert taken["items"][0]["attempts"] == attempt
         back = await api.create(f"{PATH}/return", claim=taken["claim"], eventIds=["e1", "e2"], error="no luck")
         assert back["notHeld"] == ["e2"]
-        assert back["items"][0]["status"] == ("pending" if attempt < inbox.MOST_ATTEMPTS else "failed")
+        assert back["items"][0]["status"] == ("pending" if attempt < inbox.MAX_ATTEMPTS else "failed")
         # The time until it comes again is the clock's; the test does not wait for it.
         await gateway.ledger.write(_hurry)
     failed = (await api.get(f"{PATH}?status=failed")).data["items"]
@@ -97,7 +99,7 @@ def _hurry() -> Any:
 
 
 @pytest.mark.spec("7.3")
-async def test_whoever_waits_hears_of_an_event_when_it_comes(anywhere: Api) -> None:
+async def test_whoever_waits_hears_of_an_event_when_it_comes(anywhere: ApiClient) -> None:
     await agent(anywhere)
     claiming = asyncio.create_task(anywhere.create(f"{PATH}/claim", wait=60))
     looking = asyncio.create_task(anywhere.get(f"{PATH}?wait=60"))
@@ -108,27 +110,27 @@ async def test_whoever_waits_hears_of_an_event_when_it_comes(anywhere: Api) -> N
     assert [event["eventId"] for event in seen.data["items"]] == ["news"]
 
 
-async def test_waiting_in_vain_ends(api: Api) -> None:
+async def test_waiting_in_vain_ends(api: ApiClient) -> None:
     await agent(api)
     assert (await api.get(f"{PATH}?wait=0.05")).data == {"items": [], "next": None}
     assert (await api.create(f"{PATH}/claim", wait=0.05))["items"] == []
 
 
-async def test_a_waiting_client_who_left_takes_nothing(gateway: Gateway, api: Api) -> None:
+async def test_a_waiting_client_who_left_takes_nothing(gateway: Gateway, api: ApiClient) -> None:
     await agent(api)
     claiming = asyncio.create_task(api.create(f"{PATH}/claim", wait=60))
-    await _until(lambda: gateway.ledger.waiters.waits("inbox:bot"))
+    await _until(lambda: gateway.ledger.waiters.is_waited_for("inbox:bot"))
     claiming.cancel()
-    await _until(lambda: not gateway.ledger.waiters.waits("inbox:bot"))
+    await _until(lambda: not gateway.ledger.waiters.is_waited_for("inbox:bot"))
     await push(api, "e1")
     assert await states(api) == {"e1": "pending"}
 
 
 async def test_whoever_waits_is_sent_home_when_the_gateway_stops(tmp_path: Path) -> None:
-    async with Gateway.open(write_config(tmp_path)) as gateway, asking(gateway) as api:
+    async with Gateway.open(write_config(tmp_path)) as gateway, open_api(gateway) as api:
         await agent(api)
         claiming = asyncio.create_task(api.create(f"{PATH}/claim", wait=60))
-        await _until(lambda: gateway.ledger.waiters.waits("inbox:bot"))
+        await _until(lambda: gateway.ledger.waiters.is_waited_for("inbox:bot"))
         gateway.readiness.stopping = True
         await asyncio.wait_for(gateway.drain(5), 30)
         assert (await asyncio.wait_for(claiming, 30))["items"] == []
@@ -151,19 +153,19 @@ async def test_whoever_waits_is_sent_home_when_the_gateway_stops(tmp_path: Path)
         ("/return", {"eventIds": ["x"], "error": "a\0"}),
     ],
 )
-async def test_what_an_inbox_does_not_take_is_refused(api: Api, path: str, body: object) -> None:
+async def test_what_an_inbox_does_not_take_is_refused(api: ApiClient, path: str, body: object) -> None:
     await agent(api)
     assert (await api.post(PATH + path, body)).status == 400
 
 
-async def test_only_agents_have_an_inbox(api: Api) -> None:
+async def test_only_agents_have_an_inbox(api: ApiClient) -> None:
     await api.create("/api/entities", id="ann", type="human", name="Ann")
     for entity in ("ann", "nobody"):
         assert (await api.get(f"/api/agents/{entity}/inbox")).status == 404
         assert (await api.post(f"/api/agents/{entity}/inbox", {"data": 1})).status == 404
 
 
-async def test_events_are_taken_by_their_type(api: Api) -> None:
+async def test_events_are_taken_by_their_type(api: ApiClient) -> None:
     await agent(api)
     await push(api, "e1")
     assert (await api.create(f"{PATH}/claim", types=["tool_result"]))["items"] == []

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from tests.server.serving import PUBLIC, Api, Reply
+from tests.server.gateway_api import PUBLIC, ApiClient, ApiResponse
 
 
-async def made(api: Api, **body: object) -> Reply:
+async def made(api: ApiClient, **body: object) -> ApiResponse:
     return await api.post("/api/keys", body)
 
 
 @pytest.mark.spec("8.3")
-async def test_a_key_is_shown_once_and_then_only_hinted_at(api: Api) -> None:
+async def test_a_key_is_shown_once_and_then_only_hinted_at(api: ApiClient) -> None:
     reply = await made(api, kind="secret", name="backend")
     assert reply.status == 201
     key = reply.data["key"]
@@ -32,7 +32,7 @@ async def test_a_key_is_shown_once_and_then_only_hinted_at(api: Api) -> None:
     assert key.encode() not in listed.body
 
 
-async def test_a_revoked_key_is_listed_as_such_and_opens_nothing(api: Api) -> None:
+async def test_a_revoked_key_is_listed_as_such_and_opens_nothing(api: ApiClient) -> None:
     await made(api, kind="secret", name="kept")
     reply = await made(api, kind="secret", name="revoked")
     own = api.with_headers(authorization=f"Bearer {reply.data['key']}")
@@ -45,7 +45,7 @@ async def test_a_revoked_key_is_listed_as_such_and_opens_nothing(api: Api) -> No
     assert (await api.delete("/api/keys/key_none")).status == 404
 
 
-async def test_keys_come_in_pages(api: Api) -> None:
+async def test_keys_come_in_pages(api: ApiClient) -> None:
     for number in range(5):
         await made(api, kind="public", name=f"key {number}")
     names, cursor = [], ""
@@ -74,7 +74,7 @@ async def test_keys_come_in_pages(api: Api) -> None:
         {"kind": "secret", "name": ""},
     ],
 )
-async def test_a_key_that_makes_no_sense_is_refused(api: Api, body: dict[str, object]) -> None:
+async def test_a_key_that_makes_no_sense_is_refused(api: ApiClient, body: dict[str, object]) -> None:
     await api.create("/api/entities", id="ann", type="human", name="Ann")
     reply = await api.post("/api/keys", body)
     assert reply.status == 400, reply
@@ -82,7 +82,7 @@ async def test_a_key_that_makes_no_sense_is_refused(api: Api, body: dict[str, ob
 
 
 @pytest.mark.spec("8.1")
-async def test_a_token_names_its_entity_until_it_ends(api: Api) -> None:
+async def test_a_token_names_its_entity_until_it_ends(api: ApiClient) -> None:
     await api.create("/api/entities", id="ann", type="human", name="Ann")
     reply = await api.post("/api/entities/ann/token", {"expiresIn": 60})
     assert reply.status == 201

@@ -11,16 +11,16 @@ from typing import Any
 import jwt
 import pytest
 
-from toolspace.config.model import Server
+from toolspace.config.model import ServerSettings
 from toolspace.server import keys
 from toolspace.server.authentication import Authenticator
-from toolspace.server.callers import CONFIGURED, Caller, Public, Secret, ToolKey
+from toolspace.server.authorization import CONFIGURED_KEY_ID, Caller, EntityCaller, SecretKeyCaller, ToolKeyCaller
 from toolspace.server.problems import Problem
 from toolspace.spaces.ledger import Ledger
 from toolspace.storage.queries import entities
 from toolspace.storage.queries import keys as rows
 from toolspace.storage.queries.keys import KeyScope
-from toolspace.storage.sql.sqlite import SqliteDatabase
+from toolspace.storage.sqlite.database import SqliteDatabase
 
 JWT_SECRET = "a-secret-for-tokens-with-32-characters"
 
@@ -30,7 +30,7 @@ async def ledger(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
     if request.param == "sqlite":
         made = Ledger(await SqliteDatabase.open(tmp_path / "toolspace.db"))
     else:
-        from toolspace.storage.sql.postgres import PostgresDatabase
+        from toolspace.storage.postgres.database import PostgresDatabase
 
         made = Ledger(await PostgresDatabase.open(request.getfixturevalue("postgres_url")))
     yield made
@@ -65,58 +65,60 @@ def token(entity: str, secret: str = JWT_SECRET, **claims: Any) -> str:
 
 @pytest.mark.spec("8.3")
 async def test_the_first_start_makes_keys_and_gives_them_once(ledger: Ledger) -> None:
-    first = await keys.ensure_keys(ledger, Server())
+    first = await keys.create_missing_keys(ledger, ServerSettings())
     assert first is not None
     assert first.secret is not None
     assert first.public is not None
     assert first.jwt_secret is not None
-    assert await keys.ensure_keys(ledger, Server()) is None
-    who = await Authenticator.open(ledger, Server())
-    assert isinstance(await entered(who, x_secret_key=first.secret), Secret)
-    await ledger.write(entities.add_entity, "ent_1", "human", "Ann", {})
+    assert await keys.create_missing_keys(ledger, ServerSettings()) is None
+    who = await Authenticator.open(ledger, ServerSettings())
+    assert isinstance(await entered(who, x_secret_key=first.secret), SecretKeyCaller)
+    await ledger.write(entities.create_entity, "ent_1", "human", "Ann", {})
     signed = token("ent_1", first.jwt_secret)
     caller = await entered(who, x_public_key=first.public, authorization=f"Bearer {signed}")
-    assert isinstance(caller, Public)
+    assert isinstance(caller, EntityCaller)
     assert caller.entity_id == "ent_1"
 
 
 @pytest.mark.spec("8.3")
 async def test_of_processes_that_start_at_once_one_shows_the_keys(ledger: Ledger) -> None:
-    made = await asyncio.gather(*(keys.ensure_keys(ledger, Server()) for _ in range(8)))
+    made = await asyncio.gather(*(keys.create_missing_keys(ledger, ServerSettings()) for _ in range(8)))
     shown = [one for one in made if one is not None]
     secrets = [one.secret for one in shown if one.secret is not None]
     assert len(secrets) == 1
     assert len([one for one in shown if one.jwt_secret is not None]) == 1
-    assert len(await ledger.read(rows.listing)) == 2
-    assert isinstance(await entered(await Authenticator.open(ledger, Server()), x_secret_key=secrets[0]), Secret)
+    assert len(await ledger.read(rows.list_keys)) == 2
+    assert isinstance(
+        await entered(await Authenticator.open(ledger, ServerSettings()), x_secret_key=secrets[0]), SecretKeyCaller
+    )
 
 
 @pytest.mark.spec("8.3")
 async def test_keys_are_stored_hashed(sqlite: Ledger, tmp_path: Path) -> None:
-    first = await keys.ensure_keys(sqlite, Server())
+    first = await keys.create_missing_keys(sqlite, ServerSettings())
     assert first is not None
-    _, made = await keys.create(sqlite, "tools", "editor")
+    _, made = await keys.create_key(sqlite, "tools", "editor")
     written = b"".join(path.read_bytes() for path in tmp_path.glob("toolspace.db*"))
     for key in (first.secret, first.public, made):
         assert key is not None
-        assert keys.hashed(key).encode() in written
+        assert keys.hash_key(key).encode() in written
         assert key.encode() not in written
         assert key[3:20].encode() not in written
 
 
 async def test_configured_keys_work_and_are_never_stored(sqlite: Ledger, tmp_path: Path) -> None:
-    server = Server(secret_key="sk_configured_secret", public_key="pk_configured_public", jwt_secret=JWT_SECRET)
-    assert await keys.ensure_keys(sqlite, server) is None
+    server = ServerSettings(secret_key="sk_configured_secret", public_key="pk_configured_public", jwt_secret=JWT_SECRET)
+    assert await keys.create_missing_keys(sqlite, server) is None
     who = await Authenticator.open(sqlite, server)
-    assert await entered(who, authorization="Bearer sk_configured_secret") == Secret(key_id=CONFIGURED)
-    await sqlite.write(entities.add_entity, "ent_1", "human", "Ann", {})
+    assert await entered(who, authorization="Bearer sk_configured_secret") == SecretKeyCaller(key_id=CONFIGURED_KEY_ID)
+    await sqlite.write(entities.create_entity, "ent_1", "human", "Ann", {})
     caller = await entered(who, x_public_key="pk_configured_public", authorization=f"Bearer {token('ent_1')}")
-    assert isinstance(caller, Public)
+    assert isinstance(caller, EntityCaller)
     written = b"".join(path.read_bytes() for path in tmp_path.glob("toolspace.db*"))
     assert b"configured" not in written
     assert JWT_SECRET.encode() not in written
     # Where the configured key goes away later, the first start is still to come.
-    later = await keys.ensure_keys(sqlite, Server())
+    later = await keys.create_missing_keys(sqlite, ServerSettings())
     assert later is not None
     assert later.secret is not None
 
@@ -126,10 +128,10 @@ async def test_configured_keys_work_and_are_never_stored(sqlite: Ledger, tmp_pat
 
 async def test_a_tool_key_carries_its_scope(ledger: Ledger) -> None:
     scope = KeyScope(tools_allowed=("notes__*",), tools_denied=("notes__drop",), agent_entity_id="ent_a")
-    record, key = await keys.create(ledger, "tools", "editor", scope)
+    record, key = await keys.create_key(ledger, "tools", "editor", scope)
     assert record.hint == f"tk_…{key[-4:]}"
-    who = await Authenticator.open(ledger, Server())
-    wanted = ToolKey(
+    who = await Authenticator.open(ledger, ServerSettings())
+    wanted = ToolKeyCaller(
         key_id=record.id, tools_allowed=("notes__*",), tools_denied=("notes__drop",), agent_entity_id="ent_a"
     )
     assert await entered(who, authorization=f"Bearer {key}") == wanted
@@ -139,42 +141,45 @@ async def test_a_tool_key_carries_its_scope(ledger: Ledger) -> None:
 async def test_a_revoked_key_ends_at_once_here_and_soon_elsewhere(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    record, key = await keys.create(ledger, "secret", "one")
-    await keys.create(ledger, "secret", "two")
-    here, elsewhere = await Authenticator.open(ledger, Server()), await Authenticator.open(ledger, Server())
+    record, key = await keys.create_key(ledger, "secret", "one")
+    await keys.create_key(ledger, "secret", "two")
+    here, elsewhere = (
+        await Authenticator.open(ledger, ServerSettings()),
+        await Authenticator.open(ledger, ServerSettings()),
+    )
     for who in (here, elsewhere):
-        assert await entered(who, x_secret_key=key) == Secret(key_id=record.id)
-    assert await keys.revoke(ledger, record.id, another_way_in=False) == "revoked"
-    here.forget()
+        assert await entered(who, x_secret_key=key) == SecretKeyCaller(key_id=record.id)
+    assert await keys.revoke_key(ledger, record.id, another_way_in=False) == "revoked"
+    here.invalidate()
     assert (await refusal(here, x_secret_key=key)).status == 401
-    assert not await here.holds([(b"x-secret-key", key.encode())])
+    assert not await here.is_valid([(b"x-secret-key", key.encode())])
     later = time.monotonic() + 5
     monkeypatch.setattr("toolspace.server.authentication.time.monotonic", lambda: later)
     assert (await refusal(elsewhere, x_secret_key=key)).status == 401
 
 
 async def test_the_last_secret_key_stays_unless_there_is_another_way_in(ledger: Ledger) -> None:
-    first, _ = await keys.create(ledger, "secret", "first")
-    second, _ = await keys.create(ledger, "secret", "second")
-    tools, _ = await keys.create(ledger, "tools", "tools")
-    assert await keys.revoke(ledger, first.id, another_way_in=False) == "revoked"
-    assert await keys.revoke(ledger, second.id, another_way_in=False) == "last"
-    assert await keys.revoke(ledger, tools.id, another_way_in=False) == "revoked"
-    assert await keys.revoke(ledger, "key_unknown", another_way_in=False) == "unknown"
-    assert await keys.revoke(ledger, second.id, another_way_in=True) == "revoked"
+    first, _ = await keys.create_key(ledger, "secret", "first")
+    second, _ = await keys.create_key(ledger, "secret", "second")
+    tools, _ = await keys.create_key(ledger, "tools", "tools")
+    assert await keys.revoke_key(ledger, first.id, another_way_in=False) == "revoked"
+    assert await keys.revoke_key(ledger, second.id, another_way_in=False) == "last"
+    assert await keys.revoke_key(ledger, tools.id, another_way_in=False) == "revoked"
+    assert await keys.revoke_key(ledger, "key_unknown", another_way_in=False) == "unknown"
+    assert await keys.revoke_key(ledger, second.id, another_way_in=True) == "revoked"
 
 
 async def test_two_who_revoke_the_last_two_keys_at_once_leave_one(ledger: Ledger) -> None:
-    made = [(await keys.create(ledger, "secret", f"key {number}"))[0] for number in range(4)]
-    outcomes = await asyncio.gather(*(keys.revoke(ledger, one.id, another_way_in=False) for one in made))
+    made = [(await keys.create_key(ledger, "secret", f"key {number}"))[0] for number in range(4)]
+    outcomes = await asyncio.gather(*(keys.revoke_key(ledger, one.id, another_way_in=False) for one in made))
     assert sorted(outcomes) == ["last", "revoked", "revoked", "revoked"]
 
 
 async def test_what_is_done_with_a_key_adds_up(ledger: Ledger) -> None:
-    record, _ = await keys.create(ledger, "tools", "one")
-    await ledger.write(rows.note_use, {record.id: rows.Use(3, 1, 2000), "key_gone": rows.Use(1, 0, 1)})
-    await ledger.write(rows.note_use, {record.id: rows.Use(2, 0, 1000)})
-    found = await ledger.read(rows.one, record.id)
+    record, _ = await keys.create_key(ledger, "tools", "one")
+    await ledger.write(rows.record_use, {record.id: rows.KeyUse(3, 1, 2000), "key_gone": rows.KeyUse(1, 0, 1)})
+    await ledger.write(rows.record_use, {record.id: rows.KeyUse(2, 0, 1000)})
+    found = await ledger.read(rows.find, record.id)
     assert found is not None
     assert (found.calls, found.failed, found.last_used_at) == (5, 1, 2000)
 
@@ -184,8 +189,8 @@ async def test_what_is_done_with_a_key_adds_up(ledger: Ledger) -> None:
 
 @pytest.fixture
 async def door(sqlite: Ledger) -> Authenticator:
-    server = Server(secret_key="sk_0123456789abcdef", public_key="pk_0123456789abcdef", jwt_secret=JWT_SECRET)
-    await sqlite.write(entities.add_entity, "ent_1", "human", "Ann", {})
+    server = ServerSettings(secret_key="sk_0123456789abcdef", public_key="pk_0123456789abcdef", jwt_secret=JWT_SECRET)
+    await sqlite.write(entities.create_entity, "ent_1", "human", "Ann", {})
     return await Authenticator.open(sqlite, server)
 
 
@@ -203,7 +208,7 @@ SECRET, PUBLIC = "sk_0123456789abcdef", "pk_0123456789abcdef"
     ],
 )
 async def test_a_secret_key_is_taken_from_either_header(door: Authenticator, headers: Mapping[str, str]) -> None:
-    assert await entered(door, **headers) == Secret(key_id=CONFIGURED)
+    assert await entered(door, **headers) == SecretKeyCaller(key_id=CONFIGURED_KEY_ID)
 
 
 @pytest.mark.spec("8.1")
@@ -257,8 +262,8 @@ async def test_a_header_that_is_there_twice_is_refused(door: Authenticator, name
 
 
 async def test_a_caller_who_is_known_costs_no_lookup(sqlite: Ledger) -> None:
-    who = await Authenticator.open(sqlite, Server())
-    _, key = await keys.create(sqlite, "secret", "one")
+    who = await Authenticator.open(sqlite, ServerSettings())
+    _, key = await keys.create_key(sqlite, "secret", "one")
     pairs = [(b"host", b"localhost"), (b"authorization", f"Bearer {key}".encode())]
     caller = who.authenticate(pairs, "")
     assert not isinstance(caller, Caller)
@@ -267,11 +272,11 @@ async def test_a_caller_who_is_known_costs_no_lookup(sqlite: Ledger) -> None:
 
 
 async def test_a_token_ends_with_its_time_even_if_it_is_known(sqlite: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
-    await sqlite.write(entities.add_entity, "ent_1", "human", "Ann", {})
-    who = await Authenticator.open(sqlite, Server(public_key=PUBLIC, jwt_secret=JWT_SECRET))
+    await sqlite.write(entities.create_entity, "ent_1", "human", "Ann", {})
+    who = await Authenticator.open(sqlite, ServerSettings(public_key=PUBLIC, jwt_secret=JWT_SECRET))
     signed = token("ent_1", exp=int(time.time()) - 29)  # One second is left of the leeway.
     caller = await entered(who, x_public_key=PUBLIC, authorization=f"Bearer {signed}")
-    assert isinstance(caller, Public)
+    assert isinstance(caller, EntityCaller)
     later, clock = time.time() + 2, time.monotonic() + 2
     monkeypatch.setattr("toolspace.server.authentication.time.monotonic", lambda: clock)
     monkeypatch.setattr("toolspace.server.authentication.time.time", lambda: later)
@@ -288,8 +293,8 @@ async def test_a_token_ends_with_its_time_even_if_it_is_known(sqlite: Ledger, mo
 async def test_an_entity_that_is_removed_is_nobody(sqlite: Ledger, door: Authenticator) -> None:
     headers = {"x_public_key": PUBLIC, "authorization": f"Bearer {token('ent_1')}"}
     await entered(door, **headers)
-    await sqlite.write(entities.remove_entity, "ent_1")
-    door.forget()
+    await sqlite.write(entities.delete_entity, "ent_1")
+    door.invalidate()
     assert (await refusal(door, **headers)).status == 401
 
 
@@ -300,24 +305,24 @@ async def test_guessing_is_slowed_and_does_not_hold_up_who_was_known(door: Authe
     assert [problem.status for problem in problems[:60]] == [401] * 60
     assert problems[-1].status == 429
     assert int(dict(problems[-1].headers)[b"retry-after"]) >= 1
-    door.forget()
-    assert isinstance(await entered(door, x_secret_key=SECRET), Secret)
+    door.invalidate()
+    assert isinstance(await entered(door, x_secret_key=SECRET), SecretKeyCaller)
     assert (await refusal(door, "192.0.2.7", x_secret_key="sk_guess")).status == 401
 
 
 async def test_a_key_of_this_process_alone_is_no_row(sqlite: Ledger, door: Authenticator) -> None:
-    key = door.issue_local()
-    assert isinstance(await entered(door, x_secret_key=key), Secret)
-    assert await sqlite.read(rows.listing) == []
-    other = await Authenticator.open(sqlite, Server())
+    key = door.create_local_key()
+    assert isinstance(await entered(door, x_secret_key=key), SecretKeyCaller)
+    assert await sqlite.read(rows.list_keys) == []
+    other = await Authenticator.open(sqlite, ServerSettings())
     assert (await refusal(other, x_secret_key=key)).status == 401
 
 
 async def test_one_key_written_in_many_ways_is_not_remembered_as_many_long_ones(sqlite: Ledger) -> None:
-    who = await Authenticator.open(sqlite, Server())
-    _, key = await keys.create(sqlite, "secret", "one")
+    who = await Authenticator.open(sqlite, ServerSettings())
+    _, key = await keys.create_key(sqlite, "secret", "one")
     for spaces in range(10_000, 10_010):
-        assert isinstance(await entered(who, authorization=f"Bearer{' ' * spaces}{key}"), Secret)
+        assert isinstance(await entered(who, authorization=f"Bearer{' ' * spaces}{key}"), SecretKeyCaller)
     assert not who._known
 
 
@@ -325,13 +330,13 @@ async def test_one_key_written_in_many_ways_is_not_remembered_as_many_long_ones(
 async def test_guessing_holds_up_no_token_and_not_the_operator_on_the_machine(
     sqlite: Ledger, door: Authenticator
 ) -> None:
-    await sqlite.write(entities.add_entity, "ann", "human", "Ann", {})
-    local = door.issue_local()
+    await sqlite.write(entities.create_entity, "ann", "human", "Ann", {})
+    local = door.create_local_key()
     for number in range(100):
         await refusal(door, x_secret_key=f"sk_guess_{number}")
     assert (await refusal(door, x_secret_key=SECRET)).status == 429
-    assert isinstance(await entered(door, x_public_key=PUBLIC, authorization=f"Bearer {token('ann')}"), Public)
-    assert isinstance(await entered(door, authorization=f"Bearer {local}"), Secret)
+    assert isinstance(await entered(door, x_public_key=PUBLIC, authorization=f"Bearer {token('ann')}"), EntityCaller)
+    assert isinstance(await entered(door, authorization=f"Bearer {local}"), SecretKeyCaller)
 
 
 @pytest.mark.spec("8.3")
@@ -339,4 +344,4 @@ async def test_expired_tokens_hold_up_nobody(door: Authenticator) -> None:
     for number in range(100):
         expired = token("ann", exp=1_000 + number)
         assert (await refusal(door, x_public_key=PUBLIC, authorization=f"Bearer {expired}")).status == 401
-    assert isinstance(await entered(door, x_secret_key=SECRET), Secret)
+    assert isinstance(await entered(door, x_secret_key=SECRET), SecretKeyCaller)

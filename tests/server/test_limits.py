@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from toolspace.config.model import Rate, Server
-from toolspace.server.callers import Anonymous, Public, Secret, ToolKey
+from toolspace.config.model import RateSetting, ServerSettings
+from toolspace.server.authorization import AnonymousCaller, EntityCaller, SecretKeyCaller, ToolKeyCaller
 from toolspace.server.problems import Problem
-from toolspace.server.request_limits import Buckets, Failures, Limits
+from toolspace.server.rate_limit import FailedLoginLimiter, RequestLimiter, TokenBuckets
 
 
 class Clock:
@@ -18,8 +18,8 @@ class Clock:
         return self.now
 
 
-def someone(name: str = "ent_1") -> Public:
-    return Public(entity_id=name, expires_at=0)
+def someone(name: str = "ent_1") -> EntityCaller:
+    return EntityCaller(entity_id=name, expires_at=0)
 
 
 def retry_after(problem: Problem) -> int:
@@ -29,26 +29,26 @@ def retry_after(problem: Problem) -> int:
 @pytest.mark.spec("8.3")
 def test_an_entity_may_burst_and_then_goes_at_the_rate() -> None:
     clock = Clock()
-    limits = Limits(Server(rate_limit=Rate(count=10, seconds=1.0)), clock=clock)
+    limits = RequestLimiter(ServerSettings(rate_limit=RateSetting(count=10, seconds=1.0)), clock=clock)
     for _ in range(20):
-        limits.enter(someone())()
+        limits.admit(someone())()
     with pytest.raises(Problem) as caught:
-        limits.enter(someone())
+        limits.admit(someone())
     assert caught.value.status == 429
     assert retry_after(caught.value) == 1
-    limits.enter(someone("ent_2"))()  # Others are not held up by it.
+    limits.admit(someone("ent_2"))()  # Others are not held up by it.
     clock.now += 0.1
-    limits.enter(someone())()
+    limits.admit(someone())()
     with pytest.raises(Problem):
-        limits.enter(someone())
+        limits.admit(someone())
     clock.now += 100
     for _ in range(20):
-        limits.enter(someone())()
+        limits.admit(someone())()
 
 
 def test_being_refused_costs_nothing_more() -> None:
     clock = Clock()
-    buckets = Buckets(Rate(count=1, seconds=10.0), burst=1, clock=clock)
+    buckets = TokenBuckets(RateSetting(count=1, seconds=10.0), burst=1, clock=clock)
     assert buckets.take("a") == 0
     for _ in range(100):
         assert buckets.take("a") == pytest.approx(10)
@@ -58,56 +58,56 @@ def test_being_refused_costs_nothing_more() -> None:
 
 @pytest.mark.spec("8.3")
 def test_keys_are_limited_only_where_that_is_configured() -> None:
-    free = Limits(Server())
+    free = RequestLimiter(ServerSettings())
     for _ in range(1000):
-        free.enter(Secret(key_id="key_1"))()
-        free.enter(Anonymous())()
-    limits = Limits(Server(secret_rate_limit=Rate(count=1, seconds=1.0)), clock=Clock())
-    for caller in (Secret(key_id="key_1"), ToolKey(key_id="key_2")):
-        limits.enter(caller)()
-        limits.enter(caller)()
+        free.admit(SecretKeyCaller(key_id="key_1"))()
+        free.admit(AnonymousCaller())()
+    limits = RequestLimiter(ServerSettings(secret_rate_limit=RateSetting(count=1, seconds=1.0)), clock=Clock())
+    for caller in (SecretKeyCaller(key_id="key_1"), ToolKeyCaller(key_id="key_2")):
+        limits.admit(caller)()
+        limits.admit(caller)()
         with pytest.raises(Problem) as caught:
-            limits.enter(caller)
+            limits.admit(caller)
         assert "secretRateLimit" in caught.value.detail
 
 
 @pytest.mark.spec("8.3")
 def test_requests_under_way_are_bounded_in_total() -> None:
-    limits = Limits(Server(max_concurrent_requests=2))
-    leave = limits.enter(Secret(key_id="key_1"))
-    limits.enter(Secret(key_id="key_2"))
+    limits = RequestLimiter(ServerSettings(max_concurrent_requests=2))
+    leave = limits.admit(SecretKeyCaller(key_id="key_1"))
+    limits.admit(SecretKeyCaller(key_id="key_2"))
     with pytest.raises(Problem) as caught:
-        limits.enter(Anonymous())
+        limits.admit(AnonymousCaller())
     assert caught.value.status == 503
     assert retry_after(caught.value) >= 1
     leave()
-    limits.enter(Secret(key_id="key_1"))
+    limits.admit(SecretKeyCaller(key_id="key_1"))
 
 
 @pytest.mark.spec("8.3")
 def test_streams_are_bounded_for_each_caller_and_in_total() -> None:
-    limits = Limits(Server(max_streams=3, max_streams_per_caller=2, max_concurrent_requests=1))
-    leave = limits.enter(someone("ent_1"), stream=True)
-    limits.enter(someone("ent_1"), stream=True)
+    limits = RequestLimiter(ServerSettings(max_streams=3, max_streams_per_caller=2, max_concurrent_requests=1))
+    leave = limits.admit(someone("ent_1"), stream=True)
+    limits.admit(someone("ent_1"), stream=True)
     with pytest.raises(Problem) as caught:
-        limits.enter(someone("ent_1"), stream=True)
+        limits.admit(someone("ent_1"), stream=True)
     assert caught.value.status == 429
-    limits.enter(someone("ent_2"), stream=True)
+    limits.admit(someone("ent_2"), stream=True)
     with pytest.raises(Problem) as caught:
-        limits.enter(someone("ent_3"), stream=True)
+        limits.admit(someone("ent_3"), stream=True)
     assert caught.value.status == 503
     leave()
     leave()  # Leaving twice is leaving once.
-    limits.enter(someone("ent_3"), stream=True)
+    limits.admit(someone("ent_3"), stream=True)
     with pytest.raises(Problem):
-        limits.enter(someone("ent_4"), stream=True)
+        limits.admit(someone("ent_4"), stream=True)
     assert limits.streams == 3
     assert limits.requests == 0
 
 
 def test_a_thousand_streams_of_one_key_are_within_the_defaults() -> None:
-    limits = Limits(Server())
-    leaves = [limits.enter(Secret(key_id="key_1"), stream=True) for _ in range(1000)]
+    limits = RequestLimiter(ServerSettings())
+    leaves = [limits.admit(SecretKeyCaller(key_id="key_1"), stream=True) for _ in range(1000)]
     for leave in leaves:
         leave()
     assert limits.streams == 0
@@ -116,10 +116,10 @@ def test_a_thousand_streams_of_one_key_are_within_the_defaults() -> None:
 @pytest.mark.spec("8.3")
 def test_an_address_with_many_wrong_credentials_has_to_wait() -> None:
     clock = Clock()
-    failures = Failures(Rate(count=60, seconds=60.0), clock=clock)
+    failures = FailedLoginLimiter(RateSetting(count=60, seconds=60.0), clock=clock)
     for _ in range(60):
         failures.check("192.0.2.1")
-        failures.add("192.0.2.1")
+        failures.record("192.0.2.1")
     with pytest.raises(Problem) as caught:
         failures.check("192.0.2.1")
     assert caught.value.status == 429
@@ -130,9 +130,9 @@ def test_an_address_with_many_wrong_credentials_has_to_wait() -> None:
 
 
 def test_the_table_of_callers_stays_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("toolspace.server.request_limits._MOST_REMEMBERED", 100)
+    monkeypatch.setattr("toolspace.server.rate_limit._MOST_REMEMBERED", 100)
     clock = Clock()
-    buckets = Buckets(Rate(count=1, seconds=1.0), burst=1, clock=clock)
+    buckets = TokenBuckets(RateSetting(count=1, seconds=1.0), burst=1, clock=clock)
     for number in range(1000):
         assert buckets.take(f"one-{number}") == 0
     assert len(buckets._full_at) <= 100
@@ -141,29 +141,29 @@ def test_the_table_of_callers_stays_bounded(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.spec("8.3")
 def test_one_entity_does_not_take_the_room_of_all() -> None:
-    limits = Limits(Server(rate_limit=None, max_concurrent_requests=20))
-    leaves = [limits.enter(someone("ent_1")) for _ in range(2)]
+    limits = RequestLimiter(ServerSettings(rate_limit=None, max_concurrent_requests=20))
+    leaves = [limits.admit(someone("ent_1")) for _ in range(2)]
     with pytest.raises(Problem) as caught:
-        limits.enter(someone("ent_1"))
+        limits.admit(someone("ent_1"))
     assert caught.value.status == 429
-    limits.enter(someone("ent_2"))()
+    limits.admit(someone("ent_2"))()
     for _ in range(18):
-        limits.enter(Secret(key_id="key_1"))
+        limits.admit(SecretKeyCaller(key_id="key_1"))
     for leave in leaves:
         leave()
-    limits.enter(someone("ent_1"))
+    limits.admit(someone("ent_1"))
 
 
 @pytest.mark.spec("8.3")
 def test_a_network_of_ipv6_is_one_address() -> None:
-    failures = Failures(Rate(count=10, seconds=10.0), clock=Clock())
+    failures = FailedLoginLimiter(RateSetting(count=10, seconds=10.0), clock=Clock())
     for number in range(10):
-        failures.add(f"2001:db8:0:1::{number:x}")
+        failures.record(f"2001:db8:0:1::{number:x}")
     with pytest.raises(Problem):
         failures.check("2001:db8:0:1:ffff::1")
     failures.check("2001:db8:0:2::1")
     for _ in range(10):
-        failures.add("::ffff:192.0.2.1")
+        failures.record("::ffff:192.0.2.1")
     failures.check("::ffff:192.0.2.2")
     failures.check("no address")
     with pytest.raises(Problem):

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.server.town import Town, town
-from toolspace.server.callers import Access
-from toolspace.server.route_table import ROUTES
+from tests.server.two_spaces import TwoSpaces, open_two_spaces
+from toolspace.server.authorization import Access
+from toolspace.server.routes import ROUTES
 from toolspace.server.routing import Route
 
 STRANGERS = (
@@ -37,34 +37,34 @@ class Row:
     others: int | None = None
     """For members of other spaces; 403 unless they have something of their own to see."""
     member: int | None = None
-    make: Callable[[Town], Awaitable[Mapping[str, str]]] | None = None
+    make: Callable[[TwoSpaces], Awaitable[Mapping[str, str]]] | None = None
     """Something to be used up, made anew for each caller who may."""
     each: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
-async def _entity(town: Town) -> Mapping[str, str]:
+async def _entity(town: TwoSpaces) -> Mapping[str, str]:
     return {"made": (await town.api.create("/api/entities", type="human", name="Made"))["id"]}
 
 
-async def _space(town: Town) -> Mapping[str, str]:
+async def _space(town: TwoSpaces) -> Mapping[str, str]:
     return {"made": (await town.api.create("/api/spaces", name="Made", members=["eve"]))["id"]}
 
 
-async def _run(town: Town) -> Mapping[str, str]:
+async def _run(town: TwoSpaces) -> Mapping[str, str]:
     made = await town.api.create("/api/runs", agentEntityId="robot", spaceId="spc_a")
     return {"made": made["id"]}
 
 
-async def _call(town: Town) -> Mapping[str, str]:
+async def _call(town: TwoSpaces) -> Mapping[str, str]:
     begun = await town.call("run_a", "confirm", {"question": "made"})
     return {"made": begun["pendingToolCallId"]}
 
 
-async def _key(town: Town) -> Mapping[str, str]:
+async def _key(town: TwoSpaces) -> Mapping[str, str]:
     return {"made": (await town.key("public"))[0]}
 
 
-async def _failed_event(town: Town) -> Mapping[str, str]:
+async def _failed_event(town: TwoSpaces) -> Mapping[str, str]:
     event = (await town.api.post("/api/agents/robot/inbox", {"data": 1})).data["eventId"]
     return {"made": event}
 
@@ -197,7 +197,7 @@ def filled(value: Any, ids: Mapping[str, str]) -> Any:
     return value
 
 
-async def status_of(made: Town, who: str, method: str, path: str, body: Any, *, stream: bool) -> tuple[int, bytes]:
+async def status_of(made: TwoSpaces, who: str, method: str, path: str, body: Any, *, stream: bool) -> tuple[int, bytes]:
     if not stream:
         reply = await made.ask(who, method, path, body)
         return reply.status, reply.body
@@ -205,7 +205,7 @@ async def status_of(made: Town, who: str, method: str, path: str, body: Any, *, 
         return response.status, b"" if response.status == 200 else await response.read()
 
 
-def routes_of(made: Town) -> list[Route]:
+def routes_of(made: TwoSpaces) -> list[Route]:
     app: Any = made.gateway.app
     while not hasattr(app, "routes"):
         app = app._app
@@ -222,7 +222,7 @@ def test_every_route_has_a_row_in_the_matrix() -> None:
 @pytest.mark.spec("12.1")
 async def test_every_route_answers_every_caller_as_it_should(tmp_path: Path) -> None:
     wrong: list[str] = []
-    async with town(tmp_path, rateLimit=None) as made:
+    async with open_two_spaces(tmp_path, rateLimit=None) as made:
         fixed = {
             "confirm": made.calls["confirm spc_a"],
             "message": made.messages["spc_a"],
@@ -235,7 +235,7 @@ async def test_every_route_answers_every_caller_as_it_should(tmp_path: Path) -> 
                 wanted = expected(route, row, who)
                 ids = {"made": "none", **fixed, **(await row.make(made) if row.make is not None else {})}
                 path, body = filled(row.path, ids), filled(row.body, ids)
-                status, answer = await status_of(made, who, route.method, path, body, stream=route.stream)
+                status, answer = await status_of(made, who, route.method, path, body, stream=route.is_stream)
                 if status != wanted:
                     wrong.append(f"{route.name} for {who}: {status}, not {wanted}: {answer[:200]!r}")
     assert not wrong, "\n".join(wrong)
@@ -245,7 +245,7 @@ async def test_every_route_answers_every_caller_as_it_should(tmp_path: Path) -> 
 async def test_what_does_not_exist_is_404_for_whoever_may_ask(tmp_path: Path) -> None:
     """Also with an id that no database could hold."""
     wrong: list[str] = []
-    async with town(tmp_path, rateLimit=None) as made:
+    async with open_two_spaces(tmp_path, rateLimit=None) as made:
         for route in routes_of(made):
             if not route.parameters:
                 continue
@@ -266,7 +266,7 @@ async def test_what_does_not_exist_is_404_for_whoever_may_ask(tmp_path: Path) ->
 
 @pytest.mark.spec("8.1")
 async def test_an_entity_sees_itself_and_speaks_only_as_itself(tmp_path: Path) -> None:
-    async with town(tmp_path) as made:
+    async with open_two_spaces(tmp_path) as made:
         for who, entity in (("member", "ann"), ("member of no space", "eve")):
             assert (await made.ask(who, "GET", f"/api/entities/{entity}")).status == 200
             assert (await made.ask(who, "GET", "/api/me")).data["entity"]["id"] == entity
@@ -279,7 +279,7 @@ async def test_an_entity_sees_itself_and_speaks_only_as_itself(tmp_path: Path) -
 
 @pytest.mark.spec("8.1")
 async def test_a_result_can_be_brought_only_by_a_member_and_only_to_what_it_belongs(tmp_path: Path) -> None:
-    async with town(tmp_path) as made:
+    async with open_two_spaces(tmp_path) as made:
         a, b = made.calls["confirm spc_a"], made.calls["confirm spc_b"]
         result = {"result": "mine"}
         tries: list[tuple[str, str, Any]] = [
@@ -306,7 +306,7 @@ async def test_a_result_can_be_brought_only_by_a_member_and_only_to_what_it_belo
 
 @pytest.mark.spec("12.3")
 async def test_a_tool_key_is_held_to_its_tools_over_http_too(tmp_path: Path) -> None:
-    async with town(tmp_path) as made:
+    async with open_two_spaces(tmp_path) as made:
         listed = (await made.ask("tool key", "GET", "/api/tools")).data["items"]
         assert {one["name"] for one in listed} == {"lookup", "large"}
         found = await made.ask("tool key", "GET", "/api/tools?search=show+peek+move")
@@ -319,7 +319,7 @@ async def test_a_tool_key_is_held_to_its_tools_over_http_too(tmp_path: Path) -> 
 
 @pytest.mark.spec("12.3")
 async def test_a_tool_key_finds_no_call_but_its_own_by_its_id(tmp_path: Path) -> None:
-    async with town(tmp_path) as made:
+    async with open_two_spaces(tmp_path) as made:
         made.callers["another tool key"] = {"x-secret-key": (await made.key("tools"))[1]}
         body = {"args": {}, "callId": "call_of_another"}
         begun = (await made.api.post("/api/tools/move/call", body)).data
@@ -336,7 +336,7 @@ async def test_a_tool_key_finds_no_call_but_its_own_by_its_id(tmp_path: Path) ->
 
 
 async def test_the_place_of_a_reader_that_leaves_is_given_back(tmp_path: Path) -> None:
-    async with town(tmp_path, maxStreamsPerCaller=2) as made:
+    async with open_two_spaces(tmp_path, maxStreamsPerCaller=2) as made:
         url, headers = f"{made.api.url}/api/spaces/spc_a/stream", made.callers["member"]
         one = await made.api.session.get(url, headers=headers)
         two = await made.api.session.get(url, headers=headers)

@@ -16,23 +16,22 @@ import jwt
 import pytest
 
 from toolspace import ToolContext, Toolspace, tool
-from toolspace.config.model import Rate, Server
+from toolspace.config.model import RateSetting, ServerSettings
 from toolspace.core.interfaces import ToolProvider
 from toolspace.core.result import ToolResult
 from toolspace.core.tool import Tool
 from toolspace.server import keys
 from toolspace.server.authentication import Authenticator
-from toolspace.server.key_usage import Usage
+from toolspace.server.keys import KeyUsage, ToolKeyPolicy
 from toolspace.server.mcp import sessions
-from toolspace.server.mcp.http_server import serving
-from toolspace.server.mcp.mounted import McpMount
-from toolspace.server.request_limits import Limits
-from toolspace.server.tool_keys import ToolKeys
+from toolspace.server.mcp.gateway_mount import McpMount
+from toolspace.server.rate_limit import RequestLimiter
+from toolspace.server.web_server import serve_mcp
 from toolspace.spaces.ledger import Ledger
 from toolspace.storage.queries import entities
 from toolspace.storage.queries import keys as key_rows
 from toolspace.storage.queries.keys import KeyScope
-from toolspace.storage.sql.sqlite import SqliteDatabase
+from toolspace.storage.sqlite.database import SqliteDatabase
 
 VERSION = "2026-07-28"
 META = {
@@ -92,10 +91,10 @@ class Door:
     http: aiohttp.ClientSession
     ledger: Ledger
     authenticator: Authenticator
-    usage: Usage
+    usage: KeyUsage
 
     async def key(self, kind: Any = "tools", **scope: Any) -> str:
-        _, key = await keys.create(self.ledger, kind, "test", KeyScope(**scope))
+        _, key = await keys.create_key(self.ledger, kind, "test", KeyScope(**scope))
         return key
 
     async def ask(
@@ -150,19 +149,21 @@ def text_of(answer: dict[str, Any]) -> str:
     return answer["result"]["content"][0]["text"]
 
 
-async def opened(tmp_path: Path, server: Server) -> AsyncIterator[Door]:
+async def opened(tmp_path: Path, server: ServerSettings) -> AsyncIterator[Door]:
     ledger = Ledger(await SqliteDatabase.open(tmp_path / "toolspace.db"))
     authenticator = await Authenticator.open(ledger, server)
-    tool_keys, usage = ToolKeys(), Usage(ledger)
-    authenticator.on_used = usage.used
+    tool_keys, usage = ToolKeyPolicy(), KeyUsage(ledger)
+    authenticator.on_key_used = usage.record_use
     toolspace = Toolspace([notes_read, notes_drop, notes_long, notes_inside], providers=[Vault()])
     toolspace.orchestrator.configure(policies=(tool_keys,))
-    toolspace.orchestrator.use(usage.stage)
-    mount = McpMount(toolspace, authenticator=authenticator, limits=Limits(server), tool_keys=tool_keys, server=server)
+    toolspace.orchestrator.add_stage(usage.stage)
+    mount = McpMount(
+        toolspace, authenticator=authenticator, limits=RequestLimiter(server), tool_keys=tool_keys, server=server
+    )
     async with (
         toolspace,
         usage,
-        serving(mount) as url,
+        serve_mcp(mount) as url,
         mount,
         aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(20)) as http,
     ):
@@ -172,7 +173,7 @@ async def opened(tmp_path: Path, server: Server) -> AsyncIterator[Door]:
 
 @pytest.fixture
 async def door(tmp_path: Path) -> AsyncIterator[Door]:
-    async for made in opened(tmp_path, Server(public_key="pk_0123456789abcdef", jwt_secret=JWT_SECRET)):
+    async for made in opened(tmp_path, ServerSettings(public_key="pk_0123456789abcdef", jwt_secret=JWT_SECRET)):
         yield made
 
 
@@ -260,7 +261,7 @@ async def test_a_session_is_for_the_key_that_opened_it(door: Door) -> None:
 
 @pytest.mark.spec("8.1")
 async def test_nobody_else_gets_in(door: Door) -> None:
-    await door.ledger.write(entities.add_entity, "ent_1", "human", "Ann", {})
+    await door.ledger.write(entities.create_entity, "ent_1", "human", "Ann", {})
     token = jwt.encode({"sub": "ent_1", "exp": int(time.time()) + 60}, JWT_SECRET, algorithm="HS256")
     assert (await door.ask(None, "tools/list"))[0] == 401
     assert (await door.ask("sk_wrong", "tools/list"))[0] == 401
@@ -269,20 +270,20 @@ async def test_nobody_else_gets_in(door: Door) -> None:
     assert status == 403
     assert "public" in answer["error"]["message"]
     revoked = await door.key()
-    (record,) = await door.ledger.read(key_rows.listing)
-    await keys.revoke(door.ledger, record.id, another_way_in=True)
+    (record,) = await door.ledger.read(key_rows.list_keys)
+    await keys.revoke_key(door.ledger, record.id, another_way_in=True)
     assert (await door.ask(revoked, "tools/list"))[0] == 401
 
 
 async def test_a_stream_ends_when_its_key_is_revoked(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
     key = await door.key()
-    (record,) = await door.ledger.read(key_rows.listing)
+    (record,) = await door.ledger.read(key_rows.list_keys)
     session = await door.session(key)
     session.pop("said")
     async with door.http.get(door.url, headers={**session, "accept": "text/event-stream"}) as stream:
         assert stream.status == 200
-        await keys.revoke(door.ledger, record.id, another_way_in=True)
-        door.authenticator.forget()
+        await keys.revoke_key(door.ledger, record.id, another_way_in=True)
+        door.authenticator.invalidate()
         async with asyncio.timeout(15):
             await stream.content.read()
 
@@ -293,16 +294,16 @@ async def test_calls_are_counted_for_their_key(door: Door) -> None:
         await door.call(one, "notes_read")
     await door.call(one, "notes_inside", name="notes_read")
     await door.call(other, "notes_drop")
-    await door.usage.write()
-    found = {record.hint: record for record in await door.ledger.read(key_rows.listing)}
-    assert (found[keys.hint(one)].calls, found[keys.hint(one)].failed) == (4, 0)
-    assert (found[keys.hint(other)].calls, found[keys.hint(other)].failed) == (1, 1)
-    assert found[keys.hint(one)].last_used_at is not None
+    await door.usage.flush()
+    found = {record.hint: record for record in await door.ledger.read(key_rows.list_keys)}
+    assert (found[keys.key_hint(one)].calls, found[keys.key_hint(one)].failed) == (4, 0)
+    assert (found[keys.key_hint(other)].calls, found[keys.key_hint(other)].failed) == (1, 1)
+    assert found[keys.key_hint(one)].last_used_at is not None
 
 
 @pytest.mark.spec("8.3")
 async def test_the_limits_of_keys_hold_here_too(tmp_path: Path) -> None:
-    server = Server(secret_rate_limit=Rate(count=1, seconds=60.0), max_body_bytes=2000)
+    server = ServerSettings(secret_rate_limit=RateSetting(count=1, seconds=60.0), max_body_bytes=2000)
     async for door in opened(tmp_path, server):
         key = await door.key("secret")
         assert (await door.ask(key, "tools/call", {"name": "notes_read", "arguments": {"x": "y" * 3000}}))[0] == 413
@@ -314,7 +315,7 @@ async def test_the_limits_of_keys_hold_here_too(tmp_path: Path) -> None:
 
 @pytest.mark.spec("8.3")
 async def test_no_key_takes_the_sessions_of_all_others(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sessions, "MOST_OF_ONE", 3)
+    monkeypatch.setattr(sessions, "MAX_SESSIONS_PER_CALLER", 3)
     greedy, other = await door.key(), await door.key()
     opened = [await door.session(greedy) for _ in range(3)]
     for session in opened:
@@ -338,15 +339,15 @@ async def test_no_key_takes_the_sessions_of_all_others(door: Door, monkeypatch: 
 
 
 def test_sessions_that_nobody_used_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sessions, "MOST_OF_ONE", 2)
-    kept = sessions.Sessions(idle_seconds=30)
-    opened = [sessions.Session(name, "someone", None, answers=False) for name in (b"one", b"two")]
+    monkeypatch.setattr(sessions, "MAX_SESSIONS_PER_CALLER", 2)
+    kept = sessions.HandshakeSessions(idle_seconds=30)
+    opened = [sessions.HandshakeSession(name, "someone", None, answers=False) for name in (b"one", b"two")]
     for session in opened:
         kept._add(session)
     assert kept.has_too_many("someone")
     assert not kept.has_too_many("another")
     assert not kept.has_too_many(None)
-    opened[0].touched -= 60
+    opened[0].last_sdk_request_at -= 60
     assert not kept.has_too_many("someone")
 
 

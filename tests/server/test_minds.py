@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
-from tests.server.serving import Api
+from tests.server.gateway_api import ApiClient
 
 
-async def agent(api: Api, name: str = "Ada") -> str:
+async def agent(api: ApiClient, name: str = "Ada") -> str:
     made = await api.create("/api/entities", type="agent", name=name)
     return made["id"]
 
 
 @pytest.mark.spec("12.1")
 @pytest.mark.spec("9.3")
-async def test_goals_are_kept_for_an_agent(anywhere: Api) -> None:
+async def test_goals_are_kept_for_an_agent(anywhere: ApiClient) -> None:
     path = f"/api/agents/{await agent(anywhere)}/goals"
     made = await anywhere.put(path, {"goals": [{"description": "b"}, {"description": "a", "priority": 2}]})
     assert [goal["description"] for goal in made.data["items"]] == ["a", "b"]
@@ -32,7 +32,7 @@ async def test_goals_are_kept_for_an_agent(anywhere: Api) -> None:
 
 
 @pytest.mark.spec("9.3")
-async def test_a_goal_of_another_agent_is_not_found(api: Api) -> None:
+async def test_a_goal_of_another_agent_is_not_found(api: ApiClient) -> None:
     ada, bob = await agent(api), await agent(api, "Bob")
     made = await api.put(f"/api/agents/{ada}/goals", {"goals": [{"description": "hers"}]})
     hers = made.data["items"][0]["id"]
@@ -45,7 +45,7 @@ async def test_a_goal_of_another_agent_is_not_found(api: Api) -> None:
 
 @pytest.mark.spec("12.1")
 @pytest.mark.spec("9.2")
-async def test_memories_are_kept_for_an_agent(anywhere: Api) -> None:
+async def test_memories_are_kept_for_an_agent(anywhere: ApiClient) -> None:
     path = f"/api/agents/{await agent(anywhere)}/memories"
     wanted = [{"key": "deadline", "value": "Friday"}, {"key": "a/b c", "value": {"x": [None, "\0"]}}]
     made = await anywhere.put(path, {"memories": wanted})
@@ -74,14 +74,14 @@ async def test_memories_are_kept_for_an_agent(anywhere: Api) -> None:
         ("memories", {}),
     ],
 )
-async def test_what_cannot_be_kept_is_refused(api: Api, path: str, body: Any) -> None:
+async def test_what_cannot_be_kept_is_refused(api: ApiClient, path: str, body: Any) -> None:
     reply = await api.put(f"/api/agents/{await agent(api)}/{path}", body)
     assert reply.status == 400, reply
     assert reply.detail
 
 
 @pytest.mark.spec("8.1")
-async def test_only_the_secret_key_reads_an_agents_mind(api: Api) -> None:
+async def test_only_the_secret_key_reads_an_agents_mind(api: ApiClient) -> None:
     ada = await agent(api)
     person = (await api.create("/api/entities", type="human", name="Husam"))["id"]
     await api.create("/api/spaces", name="Room", members=[ada, person])
@@ -94,7 +94,7 @@ async def test_only_the_secret_key_reads_an_agents_mind(api: Api) -> None:
 
 @pytest.mark.spec("12.2")
 @pytest.mark.spec("9.6")
-async def test_a_program_calls_prebuilt_tools_in_a_run(api: Api) -> None:
+async def test_a_program_calls_prebuilt_tools_in_a_run(api: ApiClient) -> None:
     ada = await agent(api)
     space = (await api.create("/api/spaces", name="Room", members=[ada]))["id"]
     run = (await api.create("/api/runs", agentEntityId=ada))["id"]

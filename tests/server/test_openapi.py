@@ -18,13 +18,13 @@ from openapi_spec_validator import validate
 from schemathesis import GenerationMode, checks
 from schemathesis.specs.openapi import checks as openapi_checks
 
-from tests.server.serving import SECRET, Api, asking, write_config
+from tests.server.gateway_api import SECRET, ApiClient, open_api, write_config
 from toolspace.core.ids import is_id
-from toolspace.server.callers import Access
+from toolspace.server.authorization import Access
 from toolspace.server.field_descriptions import GLOSSARY
 from toolspace.server.gateway import Gateway
-from toolspace.server.openapi_document import document
-from toolspace.server.route_table import ROUTES
+from toolspace.server.openapi import encode_document
+from toolspace.server.routes import ROUTES
 
 ROOT = Path(__file__).parent.parent.parent
 EXAMPLES = 10
@@ -50,11 +50,11 @@ CHECKS = (
 
 @pytest.mark.spec("12.1")
 def test_the_document_is_valid_openapi() -> None:
-    validate(msgspec.json.decode(document(ROUTES)))
+    validate(msgspec.json.decode(encode_document(ROUTES)))
 
 
 @pytest.mark.spec("12.1")
-async def test_the_gateway_serves_the_document_of_everything_that_it_answers(api: Api) -> None:
+async def test_the_gateway_serves_the_document_of_everything_that_it_answers(api: ApiClient) -> None:
     served = (await api.with_headers().get("/openapi.json")).data
     described = {(method.upper(), path) for path, one in served["paths"].items() for method in one}
     assert described == {(route.method, route.path) for route in ROUTES} | {("GET", "/openapi.json")}
@@ -68,13 +68,13 @@ async def test_the_gateway_serves_the_document_of_everything_that_it_answers(api
 
 
 def test_every_operation_has_a_name_of_its_own() -> None:
-    described = msgspec.json.decode(document(ROUTES))
+    described = msgspec.json.decode(encode_document(ROUTES))
     names = [one["operationId"] for path in described["paths"].values() for one in path.values()]
     assert len(set(names)) == len(names)
 
 
 def test_every_member_and_parameter_says_what_it_is() -> None:
-    described = msgspec.json.decode(document(ROUTES))
+    described = msgspec.json.decode(encode_document(ROUTES))
     silent: list[str] = []
     for name, schema in described["components"]["schemas"].items():
         silent += [f"{name}.{member}" for member, one in _members(schema).items() if not _says(one)]
@@ -102,7 +102,7 @@ def _names(described: dict[str, Any]) -> set[str]:
 
 
 def test_what_calls_answer_is_described_by_its_members() -> None:
-    described = msgspec.json.decode(document(ROUTES))
+    described = msgspec.json.decode(encode_document(ROUTES))
     for path in ("/api/tools/{name}/call", "/api/runs/{runId}/calls"):
         for status in ("200", "202"):
             answer = described["paths"][path]["post"]["responses"][status]["content"]["application/json"]["schema"]
@@ -114,7 +114,7 @@ def test_what_calls_answer_is_described_by_its_members() -> None:
 
 
 def test_every_route_says_whose_it_is() -> None:
-    described = msgspec.json.decode(document(ROUTES))
+    described = msgspec.json.decode(encode_document(ROUTES))
     for route in ROUTES:
         security = described["paths"][route.path][route.method.lower()]["security"]
         assert bool(security) == (route.access is not Access.OPEN), route.name
@@ -170,7 +170,7 @@ class _Background:
             self._loop.close()
 
     async def _serve(self) -> None:
-        async with Gateway.open(self._config) as gateway, asking(gateway) as api:
+        async with Gateway.open(self._config) as gateway, open_api(gateway) as api:
             for entity, kind in (("ann", "human"), ("bot", "agent")):
                 await api.create("/api/entities", id=entity, type=kind, name=entity)
             await api.create("/api/spaces", id="den", name="den", members=["ann", "bot"])
@@ -193,8 +193,8 @@ def fuzzed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 def operations() -> list[Any]:
     """What is fuzzed. What streams until someone ends it is tested where it is made."""
-    served = schemathesis.openapi.from_dict(msgspec.json.decode(document(ROUTES)))
-    streaming = {(route.method.lower(), route.path) for route in ROUTES if route.stream}
+    served = schemathesis.openapi.from_dict(msgspec.json.decode(encode_document(ROUTES)))
+    streaming = {(route.method.lower(), route.path) for route in ROUTES if route.is_stream}
     found = [one.ok() for one in served.get_all_operations()]
     return [one for one in found if (one.method, one.path) not in streaming]
 

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.serving import Api, Reply, asking, write_config
+from tests.server.gateway_api import ApiClient, ApiResponse, open_api, write_config
 from tests.server.test_exposition import samples
 from tests.servers.postgres import OwnServer
 from toolspace.server.gateway import Gateway
-from toolspace.storage.sql import sqlite_files
+from toolspace.storage.sqlite import files
 
 pytestmark = pytest.mark.spec("12.4")
 
 
-async def test_anyone_may_ask_whether_it_lives_and_is_ready(api: Api) -> None:
+async def test_anyone_may_ask_whether_it_lives_and_is_ready(api: ApiClient) -> None:
     nobody = api.with_headers()
 
     health, ready = await nobody.get("/health"), await nobody.get("/ready")
@@ -25,7 +25,7 @@ async def test_anyone_may_ask_whether_it_lives_and_is_ready(api: Api) -> None:
     assert (ready.status, ready.data) == (200, {"status": "ready"})
 
 
-async def test_it_is_not_ready_while_it_stops(gateway: Gateway, api: Api) -> None:
+async def test_it_is_not_ready_while_it_stops(gateway: Gateway, api: ApiClient) -> None:
     gateway.readiness.stopping = True
 
     reply = await api.with_headers().get("/ready")
@@ -38,15 +38,15 @@ async def test_it_is_not_ready_while_it_stops(gateway: Gateway, api: Api) -> Non
 
 
 @pytest.mark.spec("15.3")
-async def test_it_is_not_ready_while_the_disk_is_full(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_it_is_not_ready_while_the_disk_is_full(api: ApiClient, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as full:
-        full.setattr(sqlite_files, "LEAST_ROOM", 1 << 62)
+        full.setattr(files, "LEAST_ROOM", 1 << 62)
         reply = await ready_says(api, 503)
         assert reply.data["reasons"] == ["the database takes nothing in"]
     await ready_says(api, 200)
 
 
-async def test_figures_are_for_secret_keys_alone(api: Api) -> None:
+async def test_figures_are_for_secret_keys_alone(api: ApiClient) -> None:
     await api.create("/api/entities", id="ann", type="human", name="Ann")
     member = await api.member("ann")
 
@@ -54,7 +54,7 @@ async def test_figures_are_for_secret_keys_alone(api: Api) -> None:
     assert (await member.get("/metrics")).status == 403
 
 
-async def test_figures_say_what_happened(api: Api) -> None:
+async def test_figures_say_what_happened(api: ApiClient) -> None:
     await api.post("/api/tools/json_parse/call", {"args": {"text": "[1]"}})
     await api.post("/api/tools/json_parse/call", {"args": {"text": "["}})
     await api.post("/api/tools/http_get/call", {"args": {"url": "http://127.0.0.1:1"}})
@@ -81,7 +81,7 @@ async def test_figures_say_what_happened(api: Api) -> None:
     assert int(found["process_resident_memory_bytes"]) > 1_000_000
 
 
-async def test_what_callers_make_up_becomes_no_label(api: Api) -> None:
+async def test_what_callers_make_up_becomes_no_label(api: ApiClient) -> None:
     for number in range(30):
         await api.post(f"/api/tools/made_up_{number}/call", {"args": {}})
         await api.get(f"/made/up/{number}")
@@ -93,7 +93,7 @@ async def test_what_callers_make_up_becomes_no_label(api: Api) -> None:
     assert b"/made/up" not in text
 
 
-async def ready_says(api: Api, status: int) -> Reply:
+async def ready_says(api: ApiClient, status: int) -> ApiResponse:
     """Asks until it does: what was found a moment ago holds for a moment."""
     for _ in range(1_000):
         if (reply := await api.get("/ready")).status == status:
@@ -108,7 +108,7 @@ async def test_while_the_database_is_away_it_says_so_lives_and_recovers_by_itsel
 ) -> None:
     with stoppable_postgres.database() as url:
         config = write_config(tmp_path, storage={"url": url})
-        async with Gateway.open(config) as gateway, asking(gateway) as api:
+        async with Gateway.open(config) as gateway, open_api(gateway) as api:
             before = await api.create("/api/entities", type="agent", name="Robot")
             assert (await api.get("/ready")).status == 200
 
@@ -133,7 +133,7 @@ async def test_while_the_database_is_away_it_says_so_lives_and_recovers_by_itsel
     assert after.data == before
 
 
-async def test_every_figure_has_its_line_in_the_documentation(api: Api) -> None:
+async def test_every_figure_has_its_line_in_the_documentation(api: ApiClient) -> None:
     page = (Path(__file__).parents[2] / "docs" / "gateway.md").read_text()
     text = (await api.get("/metrics")).body.decode()
     names = [line.split()[2] for line in text.splitlines() if line.startswith("# TYPE ")]

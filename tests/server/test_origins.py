@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.serving import Api, asking, write_config
-from toolspace.config.model import Server
+from tests.server.gateway_api import ApiClient, open_api, write_config
+from toolspace.config.model import ServerSettings
 from toolspace.server.gateway import Gateway
-from toolspace.server.origins import answered_hosts
+from toolspace.server.host_and_cors import allowed_hosts
 
 PREFLIGHT = {"access-control-request-method": "POST", "access-control-request-headers": "x-public-key"}
 
 
 @pytest.mark.spec("8.3")
-async def test_a_foreign_name_is_not_answered_to(api: Api) -> None:
+async def test_a_foreign_name_is_not_answered_to(api: ApiClient) -> None:
     for host in ("evil.example", "evil.example:8787", "localhost.evil.example", "127.0.0.1.evil.example", ""):
         reply = await api.get("/health", headers={"host": host})
         assert reply.status in (400, 421), host
@@ -23,19 +23,19 @@ async def test_a_foreign_name_is_not_answered_to(api: Api) -> None:
 
 
 @pytest.mark.spec("8.3")
-async def test_pages_of_elsewhere_may_not_call(api: Api) -> None:
+async def test_pages_of_elsewhere_may_not_call(api: ApiClient) -> None:
     for origin in ("https://evil.example", "null", "file://", "http://localhost.evil.example", "http://127.0.0.1@evil"):
         reply = await api.get("/api/me", headers={"origin": origin})
         assert reply.status == 403, origin
         assert "access-control-allow-origin" not in reply.headers
-        assert (await api.ask("OPTIONS", "/api/me", headers={"origin": origin, **PREFLIGHT})).status == 403
+        assert (await api.request("OPTIONS", "/api/me", headers={"origin": origin, **PREFLIGHT})).status == 403
 
 
 async def test_a_page_that_may_call_may_read_the_answer(tmp_path: Path) -> None:
     config = write_config(tmp_path, server={"allowedOrigins": ["https://app.example"]})
-    async with Gateway.open(config) as gateway, asking(gateway) as api:
+    async with Gateway.open(config) as gateway, open_api(gateway) as api:
         for origin in ("https://app.example", "http://localhost:5173"):
-            asked = await api.ask("OPTIONS", "/api/me", headers={"origin": origin, **PREFLIGHT})
+            asked = await api.request("OPTIONS", "/api/me", headers={"origin": origin, **PREFLIGHT})
             assert asked.status == 204
             assert asked.headers["access-control-allow-origin"] == origin
             assert "x-public-key" in asked.headers["access-control-allow-headers"]
@@ -48,7 +48,7 @@ async def test_a_page_that_may_call_may_read_the_answer(tmp_path: Path) -> None:
 
 
 def test_it_answers_to_the_names_that_are_configured() -> None:
-    assert answered_hosts(Server()) == ("127.0.0.1",)
-    server = Server(host="0.0.0.0", allowed_hosts=("a.example",), public_url="https://b.example:8443/x")
-    assert answered_hosts(server) == ("a.example", "b.example:8443")
-    assert answered_hosts(Server(host="::1")) == ("[::1]",)
+    assert allowed_hosts(ServerSettings()) == ("127.0.0.1",)
+    server = ServerSettings(host="0.0.0.0", allowed_hosts=("a.example",), public_url="https://b.example:8443/x")
+    assert allowed_hosts(server) == ("a.example", "b.example:8443")
+    assert allowed_hosts(ServerSettings(host="::1")) == ("[::1]",)

@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tests.server.serving import SECRET, Api, Reply, asking, write_config
+from tests.server.gateway_api import SECRET, ApiClient, ApiResponse, open_api, write_config
 from tests.server.test_operations import ready_says
 from tests.servers.postgres import OwnServer
 from toolspace.client.worker import ToolWorker
@@ -25,25 +25,25 @@ TOOLS = [
 
 
 @asynccontextmanager
-async def _gateway(folder: Path, **more: Any) -> AsyncIterator[Api]:
+async def _gateway(folder: Path, **more: Any) -> AsyncIterator[ApiClient]:
     folder.mkdir()
     state = {"storage": {"dir": str(folder / "state"), **more}}
-    async with Gateway.open(write_config(folder, tools=TOOLS, **state)) as gateway, asking(gateway) as api:
+    async with Gateway.open(write_config(folder, tools=TOOLS, **state)) as gateway, open_api(gateway) as api:
         yield api
 
 
-async def _settle_in(api: Api) -> None:
+async def _settle_in(api: ApiClient) -> None:
     await api.create("/api/entities", id="robot", type="agent", name="Robot")
     await api.create("/api/entities", id="ann", type="human", name="Ann")
     await api.create("/api/spaces", id="room", name="Room", members=["robot", "ann"])
     await api.create("/api/runs", id="run", agentEntityId="robot", spaceId="room")
 
 
-async def _say(api: Api, content: str) -> Reply:
+async def _say(api: ApiClient, content: str) -> ApiResponse:
     return await api.post("/api/spaces/room/messages", {"entityId": "ann", "content": content})
 
 
-async def _call(api: Api, name: str, call_id: str) -> Reply:
+async def _call(api: ApiClient, name: str, call_id: str) -> ApiResponse:
     return await api.post("/api/runs/run/calls", {"name": name, "args": {}, "callId": call_id})
 
 
@@ -67,7 +67,7 @@ class _Reader:
 
 
 @asynccontextmanager
-async def _reading(api: Api) -> AsyncIterator[_Reader]:
+async def _reading(api: ApiClient) -> AsyncIterator[_Reader]:
     url = f"{api.url}/api/spaces/room/stream"
     async with api.session.get(url, headers={**api.headers, "last-event-id": "0"}) as response:
         yield _Reader(response)

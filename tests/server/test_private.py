@@ -11,11 +11,11 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from tests.server.serving import JWT_SECRET, SECRET
+from tests.server.gateway_api import JWT_SECRET, SECRET
 from tests.server.test_matrix import OTHERS, ROWS, filled, routes_of
-from tests.server.town import IN_A, IN_B, OPERATOR, Town, town
+from tests.server.two_spaces import IN_A, IN_B, OPERATOR, TwoSpaces, open_two_spaces
 from toolspace.core.records import NewEvent, run_stream, space_stream
-from toolspace.server.callers import Access
+from toolspace.server.authorization import Access
 from toolspace.spaces.ledger import Effects
 from toolspace.storage.database import Program
 from toolspace.storage.queries import keys as key_rows
@@ -65,11 +65,11 @@ async def test_no_answer_shows_a_public_reader_what_is_private(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     found: list[str] = []
-    async with town(tmp_path, rateLimit=None) as made:
+    async with open_two_spaces(tmp_path, rateLimit=None) as made:
         caplog.set_level(logging.DEBUG)
         caplog.clear()
         for route in routes_of(made):
-            if route.stream or route.access is Access.OPEN:
+            if route.is_stream or route.access is Access.OPEN:
                 continue
             row = ROWS[route.name]
             for space in ("spc_a", "spc_b"):
@@ -97,7 +97,7 @@ async def test_no_answer_shows_a_public_reader_what_is_private(
 
 @pytest.mark.spec("8.2")
 async def test_a_member_sees_what_shows_in_the_space_and_of_prebuilt_calls_the_name(tmp_path: Path) -> None:
-    async with town(tmp_path) as made:
+    async with open_two_spaces(tmp_path) as made:
         calls = (await made.ask("member", "GET", "/api/runs/run_a/calls")).data["items"]
         by_name = {call["toolName"]: call for call in calls}
         assert by_name["peek"] == {"toolCallId": made.calls["peek"], "toolName": "peek"}
@@ -110,7 +110,7 @@ async def test_a_member_sees_what_shows_in_the_space_and_of_prebuilt_calls_the_n
         assert "trigger" not in run
 
 
-async def _stir(made: Town) -> None:
+async def _stir(made: TwoSpaces) -> None:
     """Makes an event of every kind in both spaces and all runs, with marks on what is private."""
     for run, space, mark in (("run_a", "spc_a", IN_A), ("run_b", "spc_b", IN_B)):
         for name in ("peek", "stumble", "lookup", "quiet"):
@@ -136,7 +136,7 @@ async def _stir(made: Town) -> None:
 
 
 @asynccontextmanager
-async def reading(made: Town, who: str, path: str) -> AsyncIterator[aiohttp.ClientResponse]:
+async def reading(made: TwoSpaces, who: str, path: str) -> AsyncIterator[aiohttp.ClientResponse]:
     async with made.api.session.get(made.api.url + path, headers=made.callers[who]) as response:
         yield response
 
@@ -156,7 +156,7 @@ async def _read(response: aiohttp.ClientResponse, until: str) -> bytes:
 @pytest.mark.spec("7.5")
 @pytest.mark.parametrize("format", ["native", "ui-message-stream", "ag-ui"])
 async def test_no_stream_shows_a_public_reader_what_is_private(tmp_path: Path, format: str) -> None:
-    async with town(tmp_path) as made:
+    async with open_two_spaces(tmp_path) as made:
         query = f"?format={format}&from=start"
         readers = {"member": "spc_a", "member of another space": "spc_b", "secret": "spc_a"}
         async with AsyncExitStack() as stack:
@@ -186,7 +186,7 @@ async def test_no_stream_shows_a_public_reader_what_is_private(tmp_path: Path, f
                     assert marks_in(await response.read(), who) == []
 
 
-async def _whole(made: Town, who: str, path: str) -> bytes:
+async def _whole(made: TwoSpaces, who: str, path: str) -> bytes:
     async with reading(made, who, path) as response, asyncio.timeout(10):
         assert response.status == 200
         return await response.read()
@@ -194,7 +194,7 @@ async def _whole(made: Town, who: str, path: str) -> bytes:
 
 @pytest.mark.spec("8.1")
 async def test_who_leaves_a_space_reads_no_further(tmp_path: Path) -> None:
-    async with town(tmp_path) as made, reading(made, "member", "/api/spaces/spc_a/stream") as response:
+    async with open_two_spaces(tmp_path) as made, reading(made, "member", "/api/spaces/spc_a/stream") as response:
         said = {"entityId": "robot", "content": "while she is there"}
         await made.api.post("/api/spaces/spc_a/messages", said)
         await _read(response, "while she is there")
@@ -207,7 +207,7 @@ async def test_who_leaves_a_space_reads_no_further(tmp_path: Path) -> None:
 
 @pytest.mark.spec("8.1")
 async def test_a_run_that_goes_elsewhere_takes_its_readers_along_only_where_they_may(tmp_path: Path) -> None:
-    async with town(tmp_path) as made:
+    async with open_two_spaces(tmp_path) as made:
         await made.api.put("/api/spaces/spc_b/members/robot")
         run = (await made.api.create("/api/runs", agentEntityId="robot", spaceId="spc_a"))["id"]
         async with reading(made, "member", f"/api/runs/{run}/events") as response:
@@ -229,7 +229,7 @@ async def test_a_run_that_goes_elsewhere_takes_its_readers_along_only_where_they
 
 @pytest.mark.spec("8.1")
 async def test_streams_end_with_the_credentials_that_opened_them(tmp_path: Path) -> None:
-    async with town(tmp_path) as made:
+    async with open_two_spaces(tmp_path) as made:
         key_id, key = await made.key("secret")
         public_id, public = await made.key("public")
         made.callers["ending"] = {"x-secret-key": key}
@@ -255,11 +255,11 @@ async def test_streams_end_with_the_credentials_that_opened_them(tmp_path: Path)
 @pytest.mark.spec("8.3")
 async def test_no_key_and_no_token_is_ever_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    async with town(tmp_path) as made:
+    async with open_two_spaces(tmp_path) as made:
         for who in made.callers:
             await made.ask(who, "GET", "/api/me")
             await made.ask(who, "POST", "/api/keys", {"kind": "secret", "wrong": 1})
-        kept = await made.gateway.ledger.read(key_rows.listing)
+        kept = await made.gateway.ledger.read(key_rows.list_keys)
         assert kept
         secrets = [*made.secrets, SECRET, JWT_SECRET]
     logged = "\n".join(f"{record.getMessage()} {record.exc_text or ''}" for record in caplog.records)
@@ -268,7 +268,7 @@ async def test_no_key_and_no_token_is_ever_logged(tmp_path: Path, caplog: pytest
 
 @pytest.mark.spec("8.2")
 async def test_the_mcp_endpoint_is_closed_to_public_readers(tmp_path: Path) -> None:
-    async with town(tmp_path) as made:
+    async with open_two_spaces(tmp_path) as made:
         body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "peek", "arguments": {}}}
         for who in FORBIDDEN:
             reply = await made.ask(who, "POST", "/mcp", body)
@@ -279,7 +279,7 @@ async def test_the_mcp_endpoint_is_closed_to_public_readers(tmp_path: Path) -> N
 async def test_what_a_run_tried_outside_of_every_space_does_not_show_in_one_that_it_enters_later(
     tmp_path: Path,
 ) -> None:
-    async with town(tmp_path) as made:
+    async with open_two_spaces(tmp_path) as made:
         run = (await made.api.create("/api/runs", agentEntityId="robot"))["id"]
         for name in ("show", "move", "confirm", "quiet", "peek"):
             await made.call(run, name, {"look": f"{OPERATOR} before"})
@@ -296,7 +296,7 @@ async def test_what_a_run_tried_outside_of_every_space_does_not_show_in_one_that
 @pytest.mark.parametrize("format", ["native", "ui-message-stream", "ag-ui"])
 async def test_an_event_that_is_not_shown_does_not_end_a_stream_either(tmp_path: Path, format: str) -> None:
     """What someone may not see, they must not learn from when a stream `until` it ends."""
-    async with town(tmp_path) as made:
+    async with open_two_spaces(tmp_path) as made:
         path = f"{made.api.url}/api/runs/run_a/events?from=start&until=tool.progress&format={format}"
         async with made.api.session.get(path, headers=made.callers["member"]) as stream:
             await made.call("run_a", "show", {"look": END})

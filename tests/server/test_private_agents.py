@@ -9,10 +9,19 @@ from typing import Any
 import pytest
 
 from tests.models.servers import status
-from tests.server.serving import Api
+from tests.server.gateway_api import ApiClient
+from tests.server.scripted_agents import (
+    PERSON,
+    ROOM,
+    AgentGateway,
+    ScriptedModelServer,
+    agent_config,
+    open_agent_gateway,
+    open_model_server,
+    tool_calls_turn,
+)
 from tests.server.test_mcp import META, VERSION
-from tests.server.thinking import PERSON, ROOM, Brain, House, calls, described, housed, thinking
-from toolspace.agents.host import entity_of
+from toolspace.agents.host import entity_id_for
 
 OPERATOR = "MARK-OPERATOR"
 """On all that only secret keys may see: thoughts, instructions, own tools, what agents tell one another, failures."""
@@ -35,26 +44,26 @@ TOOLS = [
 ]
 
 
-def _agents(brain: Brain) -> dict[str, Any]:
+def _agents(brain: ScriptedModelServer) -> dict[str, Any]:
     model = {"name": NAME, "apiKey": KEY}
-    ada = described(brain, model=model, agents=["bob"])
-    bob = described(brain, model={**model, "name": f"{NAME}-bob"})
+    ada = agent_config(brain, model=model, agents=["bob"])
+    bob = agent_config(brain, model={**model, "name": f"{NAME}-bob"})
     return {
         "ada": {**ada, "system": f"{OPERATOR} instructions", "description": f"{OPERATOR} description"},
         "bob": {**bob, "system": f"{OPERATOR} instructions of bob"},
     }
 
 
-def _script(brain: Brain) -> None:
+def _script(brain: ScriptedModelServer) -> None:
     own = {"memories": [{"key": f"{OPERATOR} key", "value": f"{OPERATOR} value"}]}
     brain.script(
-        calls(
+        tool_calls_turn(
             ("enter_space", {"spaceId": ROOM}),
             ("set_memories", own),
             ("no such tool", {"x": f"{OPERATOR} of a tool that is not there"}),
             text=f"{OPERATOR} thought",
         ),
-        calls(
+        tool_calls_turn(
             ("send_message", {"text": f"{ROOMS} hello"}),
             ("lookup", {"q": f"{OPERATOR} argument"}),
             ("get_memories", {}),
@@ -64,52 +73,54 @@ def _script(brain: Brain) -> None:
             ("read_messages", {"spaceId": DEN}),
             text=f"{OPERATOR} second thought",
         ),
-        calls(
+        tool_calls_turn(
             ("enter_space", {"spaceId": DEN}),
             ("send_message", {"text": f"{DENS} said"}),
             ("board", {"look": f"{DENS} on a board"}),
         ),
-        calls(("enter_space", {"spaceId": ROOM}), ("send_message", {"text": f"{ROOMS} back"})),
+        tool_calls_turn(("enter_space", {"spaceId": ROOM}), ("send_message", {"text": f"{ROOMS} back"})),
         f"{OPERATOR} last thought",
         model=NAME,
     )
-    brain.script(calls(("lookup", {"q": f"{OPERATOR} of bob"}), text=f"{OPERATOR} thought of bob"), model=f"{NAME}-bob")
+    brain.script(
+        tool_calls_turn(("lookup", {"q": f"{OPERATOR} of bob"}), text=f"{OPERATOR} thought of bob"), model=f"{NAME}-bob"
+    )
 
 
-async def _live(house: House) -> None:
+async def _live(house: AgentGateway) -> None:
     """A run with all that there is in it, and one that fails."""
-    await house.api.create("/api/spaces", id=DEN, name=f"{DENS} name", members=[entity_of("ada")])
-    await house.api.create(f"/api/spaces/{DEN}/messages", entityId=entity_of("ada"), content=f"{DENS} earlier")
-    _script(house.brain)
+    await house.api.create("/api/spaces", id=DEN, name=f"{DENS} name", members=[entity_id_for("ada")])
+    await house.api.create(f"/api/spaces/{DEN}/messages", entityId=entity_id_for("ada"), content=f"{DENS} earlier")
+    _script(house.model_server)
     await house.say("Hello?")
-    run = await house.ended()
+    run = await house.wait_for_run_end()
     assert run["status"] == "completed", run
-    house.brain.script(
-        calls(("enter_space", {"spaceId": ROOM})),
+    house.model_server.script(
+        tool_calls_turn(("enter_space", {"spaceId": ROOM})),
         status(400, {"error": {"message": f"{OPERATOR} refusal, Bearer {KEY}"}}),
         model=NAME,
     )
     await house.say("And now?")
-    await house.ended(2)
+    await house.wait_for_run_end(2)
 
 
 def _found(body: bytes) -> list[str]:
     return [mark for mark in FORBIDDEN if mark.encode() in body]
 
 
-async def _looked_at(member: Api, house: House) -> dict[str, bytes]:
+async def _looked_at(member: ApiClient, house: AgentGateway) -> dict[str, bytes]:
     """All that a member can get, or try to."""
     seen: dict[str, bytes] = {}
-    ids = [run["id"] for name in ("ada", "bob") for run in await house.runs(name)]
+    ids = [run["id"] for name in ("ada", "bob") for run in await house.list_runs(name)]
     listed = [(await house.api.get(f"/api/runs/{one}/calls")).data["items"] for one in ids]
     call_ids = [one["callId"] for some in listed for one in some]
-    agent = f"/api/agents/{entity_of('ada')}"
+    agent = f"/api/agents/{entity_id_for('ada')}"
     parts = ("", "/runs", "/inbox", "/history", "/tasks", "/goals", "/memories", "/plans", "/documents")
     paths = [
         "/api/me", "/api/spaces", "/api/agents", "/api/entities", "/api/runs", "/api/calls", "/api/calls?limit=500",
         "/metrics", "/health", "/ready", "/api/tools", "/api/tools/agent__bob", "/api/servers",
         f"/api/spaces/{ROOM}", f"/api/spaces/{ROOM}/messages", f"/api/spaces/{ROOM}/members",
-        f"/api/spaces/{DEN}", f"/api/spaces/{DEN}/messages", f"/api/entities/{entity_of('ada')}",
+        f"/api/spaces/{DEN}", f"/api/spaces/{DEN}/messages", f"/api/entities/{entity_id_for('ada')}",
         *(agent + part for part in parts),
         *(f"/api/runs/{one}{part}" for one in ids for part in ("", "/calls")),
         *(f"/api/calls/{one}" for one in call_ids),
@@ -129,7 +140,7 @@ async def _looked_at(member: Api, house: House) -> dict[str, bytes]:
     return seen
 
 
-async def _stream(member: Api, path: str, until: str) -> bytes:
+async def _stream(member: ApiClient, path: str, until: str) -> bytes:
     seen = b""
     async with member.session.get(member.url + path, headers=member.headers) as response:
         while until.encode() not in seen:
@@ -146,10 +157,13 @@ async def test_a_member_sees_nothing_of_what_an_agent_thinks_and_keeps(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG, "toolspace")
-    async with thinking() as brain, housed(tmp_path, brain, agents=_agents(brain), tools=TOOLS) as house:
+    async with (
+        open_model_server() as brain,
+        open_agent_gateway(tmp_path, brain, agents=_agents(brain), tools=TOOLS) as house,
+    ):
         member = await house.api.member(PERSON)
         await _live(house)
-        await house.say(f"{ROOMS} the end", sender=entity_of("bob"))
+        await house.say(f"{ROOMS} the end", sender=entity_id_for("bob"))
         seen = await _looked_at(member, house)
         leaks = [f"{where}: {marks} in {body[:600]!r}" for where, body in seen.items() if (marks := _found(body))]
         assert not leaks, "\n".join(leaks)
@@ -159,7 +173,7 @@ async def test_a_member_sees_nothing_of_what_an_agent_thinks_and_keeps(
         assert b"usage" not in seen["space native"]
         everything = await house.api.get("/api/calls?limit=500")
         assert OPERATOR.encode() in everything.body
-        failed = next(run["error"] for run in await house.runs() if run["status"] == "failed")
+        failed = next(run["error"] for run in await house.list_runs() if run["status"] == "failed")
         assert (OPERATOR in failed, KEY in failed) == (True, False)
     assert KEY not in caplog.text
 
@@ -167,7 +181,10 @@ async def test_a_member_sees_nothing_of_what_an_agent_thinks_and_keeps(
 @pytest.mark.spec("8.1")
 @pytest.mark.spec("3.40")
 async def test_a_tool_key_calls_the_agents_that_it_names_and_no_others(tmp_path: Path) -> None:
-    async with thinking() as brain, housed(tmp_path, brain, agents=_agents(brain), tools=TOOLS) as house:
+    async with (
+        open_model_server() as brain,
+        open_agent_gateway(tmp_path, brain, agents=_agents(brain), tools=TOOLS) as house,
+    ):
         made = await house.api.create("/api/keys", kind="tools", name="bob", toolsAllowed=["agent__bob"])
         holder = house.api.with_headers(authorization=f"Bearer {made['key']}")
         brain.script("It is noon.", model=f"{NAME}-bob")
@@ -189,6 +206,6 @@ async def test_a_tool_key_calls_the_agents_that_it_names_and_no_others(tmp_path:
         for name, body in answers.items():
             assert b'"isError":true' in body or b'"error"' in body, (name, body)
             assert not _found(body), (name, body)
-        assert brain.asked_of(NAME) == []
-        own = await house.api.get(f"/api/agents/{entity_of('ada')}/goals")
+        assert brain.list_requests(NAME) == []
+        own = await house.api.get(f"/api/agents/{entity_id_for('ada')}/goals")
         assert own.data["items"] == []

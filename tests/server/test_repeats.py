@@ -6,15 +6,15 @@ import asyncio
 
 import pytest
 
-from tests.server.serving import Api, Reply
+from tests.server.gateway_api import ApiClient, ApiResponse
 
 KEY = {"Idempotency-Key": "order-4711"}
 
 
 @pytest.mark.spec("12.1")
-async def test_a_repeated_request_gets_the_first_answer_and_happens_once(anywhere: Api) -> None:
+async def test_a_repeated_request_gets_the_first_answer_and_happens_once(anywhere: ApiClient) -> None:
     body = {"type": "human", "name": "Ann"}
-    replies: list[Reply] = await asyncio.gather(
+    replies: list[ApiResponse] = await asyncio.gather(
         *(anywhere.post("/api/entities", body, headers=KEY) for _ in range(5)),
     )
     assert {(reply.status, reply.body) for reply in replies} == {(201, replies[0].body)}
@@ -25,14 +25,14 @@ async def test_a_repeated_request_gets_the_first_answer_and_happens_once(anywher
     assert (await anywhere.post("/api/entities", body, headers=KEY)).body == replies[0].body
 
 
-async def test_one_key_for_another_request_is_refused(api: Api) -> None:
+async def test_one_key_for_another_request_is_refused(api: ApiClient) -> None:
     await api.post("/api/entities", {"type": "human", "name": "Ann"}, headers=KEY)
     reply = await api.post("/api/entities", {"type": "human", "name": "Bob"}, headers=KEY)
     assert reply.status == 422
     assert "new key" in reply.detail
 
 
-async def test_a_key_belongs_to_one_caller_and_one_address(api: Api) -> None:
+async def test_a_key_belongs_to_one_caller_and_one_address(api: ApiClient) -> None:
     for name in ("ann", "bob"):
         await api.create("/api/entities", id=name, type="human", name=name)
     for space in ("den", "lair"):
@@ -49,7 +49,7 @@ async def test_a_key_belongs_to_one_caller_and_one_address(api: Api) -> None:
     assert len(set(said)) == 4
 
 
-async def test_a_refused_request_leaves_its_key_free(api: Api) -> None:
+async def test_a_refused_request_leaves_its_key_free(api: ApiClient) -> None:
     body = {"name": "Den", "members": ["ann"]}
     assert (await api.post("/api/spaces", body, headers=KEY)).status == 400
     await api.create("/api/entities", id="ann", type="human", name="Ann")
@@ -57,13 +57,13 @@ async def test_a_refused_request_leaves_its_key_free(api: Api) -> None:
 
 
 @pytest.mark.parametrize("key", ["", "x" * 201, "a b", "ü"])
-async def test_a_key_that_is_none_is_refused(api: Api, key: str) -> None:
+async def test_a_key_that_is_none_is_refused(api: ApiClient, key: str) -> None:
     reply = await api.post("/api/entities", {"type": "human", "name": "x"}, headers={"Idempotency-Key": key})
     assert reply.status == 400
     assert "Idempotency-Key" in reply.detail
 
 
-async def test_repeated_runs_messages_and_inbox_events_happen_once(api: Api) -> None:
+async def test_repeated_runs_messages_and_inbox_events_happen_once(api: ApiClient) -> None:
     await api.create("/api/entities", id="bot", type="agent", name="Bot")
     await api.create("/api/entities", id="ann", type="human", name="Ann")
     await api.create("/api/spaces", id="den", name="Den", members=["ann", "bot"])

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from toolspace.server.callers import Access
+from toolspace.server.authorization import Access
 from toolspace.server.routing import Route, Router
 
 

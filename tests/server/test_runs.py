@@ -7,21 +7,21 @@ from typing import Any
 
 import pytest
 
-from tests.server.serving import Api, asking, write_config
-from toolspace.core.records import CallRecord, Exposure
+from tests.server.gateway_api import ApiClient, open_api, write_config
+from toolspace.core.records import CallRecord, Visibility
 from toolspace.server.gateway import Gateway
 from toolspace.spaces import call_transactions
 from toolspace.storage.queries.calls import NewCall
 
 
-async def people(api: Api) -> None:
+async def people(api: ApiClient) -> None:
     for name, kind in (("ann", "human"), ("bob", "human"), ("bot", "agent"), ("aid", "agent")):
         await api.create("/api/entities", id=name, type=kind, name=name.title())
     await api.create("/api/spaces", id="den", name="The den", members=["ann", "bot"])
     await api.create("/api/spaces", id="lair", name="The lair", members=["bob", "aid"])
 
 
-async def begin(gateway: Gateway, call_id: str, run_id: str, exposure: Exposure, **more: Any) -> CallRecord:
+async def begin(gateway: Gateway, call_id: str, run_id: str, exposure: Visibility, **more: Any) -> CallRecord:
     new = NewCall(
         call_id=call_id,
         run_id=run_id,
@@ -37,12 +37,12 @@ async def begin(gateway: Gateway, call_id: str, run_id: str, exposure: Exposure,
         node_id=gateway.ledger.node_id,
         **more,
     )
-    return (await gateway.ledger.commit(call_transactions.begin, new)).call
+    return (await gateway.ledger.commit(call_transactions.start, new)).call
 
 
 @pytest.mark.spec("7.1")
 @pytest.mark.spec("12.2")
-async def test_a_run_is_opened_listed_and_closed(anywhere: Api) -> None:
+async def test_a_run_is_opened_listed_and_closed(anywhere: ApiClient) -> None:
     api = anywhere
     await people(api)
     run = await api.create("/api/runs", agentEntityId="bot", spaceId="den", trigger={"message": "m1"})
@@ -64,7 +64,7 @@ async def test_a_run_is_opened_listed_and_closed(anywhere: Api) -> None:
     assert [one["id"] for one in (await api.get("/api/runs?status=running")).data["items"]] == [second["id"]]
 
 
-async def test_a_run_that_cannot_be_is_refused(api: Api) -> None:
+async def test_a_run_that_cannot_be_is_refused(api: ApiClient) -> None:
     await people(api)
     for body, status in (
         ({"agentEntityId": "ann"}, 400),
@@ -81,7 +81,7 @@ async def test_a_run_that_cannot_be_is_refused(api: Api) -> None:
         assert (await api.post(f"/api/runs/lost{path}")).status == 404
 
 
-async def test_a_canceled_run_ends_what_waits_in_it(gateway: Gateway, api: Api) -> None:
+async def test_a_canceled_run_ends_what_waits_in_it(gateway: Gateway, api: ApiClient) -> None:
     await people(api)
     run = await api.create("/api/runs", agentEntityId="bot", spaceId="den")
     await begin(gateway, "c1", run["id"], "full")
@@ -91,7 +91,7 @@ async def test_a_canceled_run_ends_what_waits_in_it(gateway: Gateway, api: Api) 
 
 
 @pytest.mark.spec("7.1")
-async def test_a_run_counts_the_turns_of_its_model(api: Api) -> None:
+async def test_a_run_counts_the_turns_of_its_model(api: ApiClient) -> None:
     await people(api)
     run = await api.create("/api/runs", agentEntityId="bot")
     for turn in (1, 2, 2, 1_000_000, 3):
@@ -102,7 +102,7 @@ async def test_a_run_counts_the_turns_of_its_model(api: Api) -> None:
 @pytest.mark.spec("7.1")
 @pytest.mark.spec("8.1")
 @pytest.mark.spec("8.2")
-async def test_members_see_a_run_and_its_calls_as_far_as_they_may(gateway: Gateway, api: Api) -> None:
+async def test_members_see_a_run_and_its_calls_as_far_as_they_may(gateway: Gateway, api: ApiClient) -> None:
     await people(api)
     run = await api.create("/api/runs", agentEntityId="bot", spaceId="den", trigger={"why": "a-private-reason"})
     path = f"/api/runs/{run['id']}"
@@ -129,14 +129,14 @@ async def test_members_see_a_run_and_its_calls_as_far_as_they_may(gateway: Gatew
 
 
 @pytest.mark.spec("12.1")
-async def test_calls_are_listed_by_what_they_are(gateway: Gateway, api: Api) -> None:
+async def test_calls_are_listed_by_what_they_are(gateway: Gateway, api: ApiClient) -> None:
     await people(api)
     run = await api.create("/api/runs", agentEntityId="bot", spaceId="den")
     for call_id, exposure in (("shown", "full"), ("named", "name"), ("hidden", "none")):
         await begin(gateway, call_id, run["id"], exposure)
     await gateway.ledger.commit(call_transactions.end_call, "hidden", "canceled", "no more")
 
-    async def listed(who: Api, query: str = "") -> list[str]:
+    async def listed(who: ApiClient, query: str = "") -> list[str]:
         return [call["callId"] for call in (await who.get(f"/api/calls{query}")).data["items"]]
 
     assert set(await listed(api)) == {"shown", "named", "hidden"}
@@ -170,7 +170,7 @@ async def test_what_is_nested_as_deeply_as_can_be_makes_nothing_unreadable(
         {"name": "move", "executionType": "external", "isAsync": True},
     ]
     more = {"storage": {"url": request.getfixturevalue("postgres_url")}} if kind == "postgres" else {}
-    async with Gateway.open(write_config(tmp_path, tools=tools, **more)) as gateway, asking(gateway) as api:
+    async with Gateway.open(write_config(tmp_path, tools=tools, **more)) as gateway, open_api(gateway) as api:
         await people(api)
         await api.create("/api/runs", id="run_1", agentEntityId="bot", spaceId="den")
         for depth in range(960, 975):

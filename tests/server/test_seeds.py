@@ -17,12 +17,22 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from tests.http_servers import http_server
 from tests.models.servers import message, stream, text_block, use_block
-from tests.providers.rest.servers import http_server
-from tests.server.serving import JWT_SECRET, PUBLIC, SECRET, Api, asking
+from tests.server.gateway_api import JWT_SECRET, PUBLIC, SECRET, ApiClient, open_api
+from tests.server.scripted_agents import (
+    PERSON,
+    ROOM,
+    AgentGateway,
+    list_input_texts,
+    list_result_texts,
+    message_turns,
+    offered_tools,
+    open_model_server,
+    tool_calls_turn,
+)
 from tests.server.test_workers import connected
-from tests.server.thinking import PERSON, ROOM, House, answer, calls, results, thinking, told, tools
-from toolspace.agents.host import entity_of
+from toolspace.agents.host import entity_id_for
 from toolspace.server.gateway import Gateway
 
 SEEDS = Path(__file__).parents[1] / "config" / "agents"
@@ -32,21 +42,21 @@ ENTER = ("enter_space", {"spaceId": ROOM})
 class Scene:
     """One agent of a document, and Husam, in a space."""
 
-    def __init__(self, house: House, name: str, model: str) -> None:
+    def __init__(self, house: AgentGateway, name: str, model: str) -> None:
         self.house = house
-        self.api: Api = house.api
+        self.api: ApiClient = house.api
         self.name = name
         self.model = model
 
     def script(self, *turns: Any) -> None:
-        self.house.brain.script(*turns, model=self.model)
+        self.house.model_server.script(*turns, model=self.model)
 
     def asked(self) -> list[Any]:
-        return self.house.brain.asked_of(self.model)
+        return self.house.model_server.list_requests(self.model)
 
     async def cycle(self, number: int = 1) -> Any:
         """Waits for the end of a cycle; the run that it was."""
-        return await self.house.ended(number, self.name)
+        return await self.house.wait_for_run_end(number, self.name)
 
     async def submit(self, call: Any, result: Any) -> Any:
         body = {"callId": call["callId"], "result": result}
@@ -54,13 +64,13 @@ class Scene:
 
     async def shown(self) -> list[Any]:
         """The calls that show in the space."""
-        return [one for one in await self.house.messages() if one["kind"] == "tool"]
+        return [one for one in await self.house.list_messages() if one["kind"] == "tool"]
 
 
 @asynccontextmanager
 async def scene(path: Path, state: Path, name: str, model: str = "gpt-4o") -> AsyncIterator[Scene]:
     """A gateway on this file."""
-    async with thinking() as brain:
+    async with open_model_server() as brain:
         environ = {
             "OPENAI_API_KEY": "sk-1",
             "OPENAI_BASE_URL": brain.base_url,
@@ -71,10 +81,10 @@ async def scene(path: Path, state: Path, name: str, model: str = "gpt-4o") -> As
             "TOOLSPACE_SERVER_PUBLIC_KEY": PUBLIC,
             "TOOLSPACE_SERVER_JWT_SECRET": JWT_SECRET,
         }
-        async with Gateway.open(path, environ=environ) as gateway, asking(gateway) as api:
-            house = House(gateway, api, brain, _unchanged)
-            await house.settle_in()
-            await api.create(f"/api/spaces/{ROOM}/members", entityId=entity_of(name))
+        async with Gateway.open(path, environ=environ) as gateway, open_api(gateway) as api:
+            house = AgentGateway(gateway, api, brain, _unchanged)
+            await house.create_room()
+            await api.create(f"/api/spaces/{ROOM}/members", entityId=entity_id_for(name))
             yield Scene(house, name, model)
 
 
@@ -110,26 +120,26 @@ def moved(folder: Path, seed: str, urls: Mapping[str, str] | None = None, **more
 async def test_goal_aware_assistant_writes_goals_down_and_has_them_in_mind(tmp_path: Path) -> None:
     async with scene(SEEDS / "goal_aware_assistant.json", tmp_path, "goal-aware-assistant") as play:
         play.script(
-            calls(("setGoals", {"goals": [{"description": "Learn Dutch", "priority": 2}]})),
-            calls(("getGoals", {})),
-            *answer("I will remind you."),
+            tool_calls_turn(("setGoals", {"goals": [{"description": "Learn Dutch", "priority": 2}]})),
+            tool_calls_turn(("getGoals", {})),
+            *message_turns("I will remind you."),
         )
         await play.house.say("I want to learn Dutch.")
         run = await play.cycle()
         first, second, third, *_ = play.asked()
         assert (first["model"], first["temperature"]) == ("gpt-4o", 0.7)
         assert first.get("max_completion_tokens", first.get("max_tokens")) == 1500
-        assert "setGoals" in told(first)[0]
-        assert {"setGoals", "getGoals", "set_goals"} <= tools(first).keys()
-        made = json.loads(results(second)[0])
+        assert "setGoals" in list_input_texts(first)[0]
+        assert {"setGoals", "getGoals", "set_goals"} <= offered_tools(first).keys()
+        made = json.loads(list_result_texts(second)[0])
         assert (made["success"], made["totalGoals"]) == (True, 1)
-        assert [one["description"] for one in json.loads(results(third)[1])["goals"]] == ["Learn Dutch"]
-        assert await play.house.said(play.name) == ["I will remind you."]
+        assert [one["description"] for one in json.loads(list_result_texts(third)[1])["goals"]] == ["Learn Dutch"]
+        assert await play.house.list_agent_messages(play.name) == ["I will remind you."]
 
         play.script("I know.")
         await play.house.say("Hello again.")
         await play.cycle(2)
-        prompt = told(play.asked()[-1])[0]
+        prompt = list_input_texts(play.asked()[-1])[0]
         assert "GOALS:\n" in prompt
         assert "Learn Dutch" in prompt.partition("GOALS:")[2]
         await _others_see_that_a_tool_was_called(play, run)
@@ -153,26 +163,26 @@ async def _others_see_that_a_tool_was_called(play: Scene, run: Any) -> None:
 async def test_one_cycle_asks_and_moves_on_and_the_next_has_the_answer(file: str, tmp_path: Path) -> None:
     async with travelling(tmp_path, SEEDS / file) as play:
         asking = ("confirmAction", {"question": "Confirm booking?"})
-        play.script(calls(ENTER, asking), "Asked Husam to confirm. Moving on to other tasks.")
+        play.script(tool_calls_turn(ENTER, asking), "Asked Husam to confirm. Moving on to other tasks.")
         await play.house.say("Book a hotel in Tokyo")
         cycle15 = await play.cycle()
         assert (cycle15["status"], cycle15["steps"]) == ("completed", 2)
-        call = (await play.house.calls(cycle15))[1]
+        call = (await play.house.list_calls(cycle15))[1]
         pending = {"status": "pending", "pendingToolCallId": call["callId"]}
-        assert json.loads(results(play.asked()[1])[1]) == pending
+        assert json.loads(list_result_texts(play.asked()[1])[1]) == pending
         (question,) = await play.shown()
         assert (question["status"], question["content"]["input"]) == ("requires_action", asking[1])
 
-        play.script(*answer("Husam confirmed! Booking now..."))
+        play.script(*message_turns("Husam confirmed! Booking now..."))
         husam = await play.api.member(PERSON)
         body = {"runId": call["runId"], "toolCallId": call["callId"], "result": {"confirmed": True}}
         assert (await husam.post(f"/api/spaces/{ROOM}/tool-results", body)).status == 200
         cycle16 = await play.cycle(2)
-        assert f'in "Room" ({ROOM})] Husam (human): "Book a hotel in Tokyo"' in told(play.asked()[0])[-1]
-        inbox = told(play.asked()[2])[-1]
+        assert f'in "Room" ({ROOM})] Husam (human): "Book a hotel in Tokyo"' in list_input_texts(play.asked()[0])[-1]
+        inbox = list_input_texts(play.asked()[2])[-1]
         assert f'confirmAction (callId: {call["callId"]}): {{"confirmed":true}}' in inbox
         assert "Asked Husam to confirm." in json.dumps(play.asked()[2]["messages"])  # It remembers having asked.
-        assert await play.house.said(play.name) == ["Husam confirmed! Booking now..."]
+        assert await play.house.list_agent_messages(play.name) == ["Husam confirmed! Booking now..."]
         assert [one["status"] for one in await play.shown()] == ["complete"]
 
         await husam.post(f"/api/spaces/{ROOM}/tool-results", body)
@@ -180,17 +190,17 @@ async def test_one_cycle_asks_and_moves_on_and_the_next_has_the_answer(file: str
         last = await play.cycle(3)
         assert last["trigger"]["type"] == "space_message"
         assert cycle16["id"] != cycle15["id"]
-        assert len(await play.house.runs(play.name)) == 3
+        assert len(await play.house.list_runs(play.name)) == 3
 
 
 @pytest.mark.spec("6.6")
 async def test_a_question_needs_a_space(tmp_path: Path) -> None:
     async with travelling(tmp_path) as play:
-        play.script(calls(("confirmAction", {"question": "Sure?"})))
+        play.script(tool_calls_turn(("confirmAction", {"question": "Sure?"})))
         await play.house.say("Book it")
         await play.cycle()
         said = 'Tool "confirmAction" is visible but you are not in a space. Call enter_space first.'
-        assert said in results(play.asked()[1])[0]
+        assert said in list_result_texts(play.asked()[1])[0]
         assert await play.shown() == []
 
 
@@ -203,56 +213,59 @@ async def test_a_question_needs_a_space(tmp_path: Path) -> None:
 async def test_what_a_worker_finds_in_time_comes_in_the_same_cycle(file: str, tmp_path: Path) -> None:
     found = {"source": "pm-api", "results": ["a", "b", "c"]}
     async with travelling(tmp_path, SEEDS / file) as play, connected(play.api, "fetchExternalData") as line:
-        play.script(calls(("fetchExternalData", {"query": "active projects"})), *answer("Found 3 active projects"))
+        play.script(
+            tool_calls_turn(("fetchExternalData", {"query": "active projects"})),
+            *message_turns("Found 3 active projects"),
+        )
         await play.house.say("Look up active projects")
         offer = await line.expect("call.offered")
         assert offer["args"] == {"query": "active projects"}
         assert (await play.submit(offer, found)).status == 200
         await play.cycle()
-        assert json.loads(results(play.asked()[1])[0]) == found
-        assert await play.house.said(play.name) == ["Found 3 active projects"]
+        assert json.loads(list_result_texts(play.asked()[1])[0]) == found
+        assert await play.house.list_agent_messages(play.name) == ["Found 3 active projects"]
         assert await play.shown() == []
-        assert len(await play.house.runs(play.name)) == 1
+        assert len(await play.house.list_runs(play.name)) == 1
 
 
 @pytest.mark.spec("6.3")
 async def test_what_a_worker_finds_too_late_comes_by_the_inbox(tmp_path: Path) -> None:
     path = moved(tmp_path, "space_tools.json", fetchExternalData={"timeout": 50})
     async with travelling(tmp_path, path) as play, connected(play.api, "fetchExternalData") as line:
-        play.script(calls(("fetchExternalData", {"query": "all"})), "I will see it when it comes.")
+        play.script(tool_calls_turn(("fetchExternalData", {"query": "all"})), "I will see it when it comes.")
         await play.house.say("Look up all projects")
         offer = await line.expect("call.offered")
         run = await play.cycle()
-        assert results(play.asked()[1]) == ["(tool failed: timeout)"]
-        assert [one["status"] for one in await play.house.calls(run)] == ["pending"]
-        play.script(*answer("Here they are."))
+        assert list_result_texts(play.asked()[1]) == ["(tool failed: timeout)"]
+        assert [one["status"] for one in await play.house.list_calls(run)] == ["pending"]
+        play.script(*message_turns("Here they are."))
         assert (await play.submit(offer, ["a"])).status == 200
         await play.cycle(2)
-        assert f'fetchExternalData (callId: {offer["callId"]}): ["a"]' in told(play.asked()[2])[-1]
-        assert await play.house.said(play.name) == ["Here they are."]
+        assert f'fetchExternalData (callId: {offer["callId"]}): ["a"]' in list_input_texts(play.asked()[2])[-1]
+        assert await play.house.list_agent_messages(play.name) == ["Here they are."]
 
 
 @pytest.mark.spec("6.8")
 async def test_a_run_waits_for_an_approval_and_goes_on_with_it_in_its_place(tmp_path: Path) -> None:
     async with travelling(tmp_path) as play:
-        play.script(calls(ENTER, ("getUserApproval", {"amount": 900})))
+        play.script(tool_calls_turn(ENTER, ("getUserApproval", {"amount": 900})))
         await play.house.say("Spend it")
         run = await _waits(play)
         (question,) = await play.shown()
         assert question["status"] == "requires_action"
-        play.script(*answer("Spent."))
-        call = (await play.house.calls(run))[1]
+        play.script(*message_turns("Spent."))
+        call = (await play.house.list_calls(run))[1]
         assert (await play.submit(call, {"approved": True})).status == 200
         ended = await play.cycle()
         assert (ended["id"], ended["status"]) == (run["id"], "completed")
-        assert json.loads(results(play.asked()[1])[1]) == {"approved": True}
-        assert await play.house.said(play.name) == ["Spent."]
+        assert json.loads(list_result_texts(play.asked()[1])[1]) == {"approved": True}
+        assert await play.house.list_agent_messages(play.name) == ["Spent."]
 
 
 async def _waits(play: Scene) -> Any:
     async with asyncio.timeout(20):
-        await play.house.brain.until_asked(model=play.model)
-        while (run := (await play.house.runs(play.name))[0])["status"] != "waiting_tool":  # noqa: ASYNC110
+        await play.house.model_server.wait_for_requests(model=play.model)
+        while (run := (await play.house.list_runs(play.name))[0])["status"] != "waiting_tool":  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     return run
 
@@ -261,10 +274,10 @@ async def _waits(play: Scene) -> Any:
 async def test_a_chart_shows_in_the_space(tmp_path: Path) -> None:
     chart = {"title": "Sales", "values": [1, 2, 3]}
     async with travelling(tmp_path) as play:
-        play.script(calls(ENTER, ("displayChart", chart)))
+        play.script(tool_calls_turn(ENTER, ("displayChart", chart)))
         await play.house.say("Show me the sales")
         await play.cycle()
-        assert json.loads(results(play.asked()[1])[1]) == {"success": True, "args": chart}
+        assert json.loads(list_result_texts(play.asked()[1])[1]) == {"success": True, "args": chart}
         (shown,) = await play.shown()
         assert (shown["content"]["toolName"], shown["content"]["input"], shown["status"]) == (
             "displayChart",
@@ -287,12 +300,12 @@ async def test_support_agent_looks_things_up_over_http(tmp_path: Path) -> None:
         urls = {"https://api.weather.com": shop.url(""), "https://shop.example.com": shop.url("")}
         path = moved(tmp_path, "support_http_tools.json", urls)
         async with scene(path, tmp_path, "support-agent") as play:
-            play.script(calls(ENTER, ("fetchWeather", {"city": "Ghent"}), ("lookUpOrder", {"id": "4711"})))
+            play.script(tool_calls_turn(ENTER, ("fetchWeather", {"city": "Ghent"}), ("lookUpOrder", {"id": "4711"})))
             await play.house.say("Where is my parcel, and will it be dry?")
             await play.cycle()
-            _, weather, order = map(json.loads, results(play.asked()[1]))
+            _, weather, order = map(json.loads, list_result_texts(play.asked()[1]))
             assert (weather, order) == ({"temperature": 21}, {"order": {"id": "4711"}, "status": "sent"})
-            asked = sorted((one.method, one.target) for one in shop.seen)
+            asked = sorted((one.method, one.target) for one in shop.requests)
             assert asked == [("GET", "/current?city=Ghent"), ("POST", "/orders")]
             assert [one["content"]["toolName"] for one in await play.shown()] == ["fetchWeather", "lookUpOrder"]
 
@@ -321,7 +334,7 @@ async def test_github_helper_uses_the_tools_of_a_server_that_it_may(tmp_path: Pa
 @asynccontextmanager
 async def _mcp_server() -> AsyncIterator[str]:
     process = await asyncio.create_subprocess_exec(
-        sys.executable, str(Path(__file__).with_name("pullrequests.py")), stdout=asyncio.subprocess.PIPE
+        sys.executable, str(Path(__file__).with_name("pull_request_server.py")), stdout=asyncio.subprocess.PIPE
     )
     assert process.stdout is not None
     try:

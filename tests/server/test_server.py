@@ -8,24 +8,24 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.server.serving import Api, asking_app
+from tests.server.gateway_api import ApiClient, open_app_api
+from toolspace.server import web_server
 from toolspace.server.gateway import Gateway
-from toolspace.server.mcp import http_server
 from toolspace.server.routes import outputs
 
 pytestmark = pytest.mark.spec("8.3")
 
 
-async def connect(api: Api) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def connect(api: ApiClient) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     where = urlsplit(api.url)
     return await asyncio.open_connection(where.hostname, where.port)
 
 
 @pytest.mark.parametrize("begun", [b"", b"GET /health HT", b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX-A: b"])
 async def test_a_connection_that_never_asks_anything_is_closed(
-    api: Api, monkeypatch: pytest.MonkeyPatch, begun: bytes
+    api: ApiClient, monkeypatch: pytest.MonkeyPatch, begun: bytes
 ) -> None:
-    monkeypatch.setattr(http_server, "HEAD_SECONDS", 0.05)
+    monkeypatch.setattr(web_server, "HEADER_TIMEOUT_SECONDS", 0.05)
     reader, writer = await connect(api)
     writer.write(begun)
 
@@ -34,8 +34,10 @@ async def test_a_connection_that_never_asks_anything_is_closed(
     writer.close()
 
 
-async def test_the_second_head_of_a_connection_has_its_time_too(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_server, "HEAD_SECONDS", 0.05)
+async def test_the_second_head_of_a_connection_has_its_time_too(
+    api: ApiClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(web_server, "HEADER_TIMEOUT_SECONDS", 0.05)
     reader, writer = await connect(api)
     writer.write(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
     first = await reader.readuntil(b'{"status":"ok"}')
@@ -47,11 +49,11 @@ async def test_the_second_head_of_a_connection_has_its_time_too(api: Api, monkey
     writer.close()
 
 
-async def test_a_stream_may_be_silent_for_longer(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_server, "HEAD_SECONDS", 0.05)
+async def test_a_stream_may_be_silent_for_longer(api: ApiClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(web_server, "HEADER_TIMEOUT_SECONDS", 0.05)
     await api.create("/api/spaces", id="room", name="Room")
     await api.create("/api/entities", id="ann", type="human", name="Ann")
-    await api.ask("PUT", "/api/spaces/room/members/ann")
+    await api.request("PUT", "/api/spaces/room/members/ann")
     async with api.session.get(f"{api.url}/api/spaces/room/stream", headers=api.headers) as response:
         idle, writer = await connect(api)
         await idle.read()  # Others have been closed by now.
@@ -68,19 +70,19 @@ async def test_an_answer_that_nobody_reads_is_not_kept_for_ever(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch, closing: str
 ) -> None:
     gone = asyncio.Event()
-    usual: Any = http_server.protocol()
+    usual: Any = web_server.http_protocol()
 
     class Watched(usual):
         def connection_lost(self, exc: Exception | None) -> None:
             super().connection_lost(exc)
             gone.set()
 
-    monkeypatch.setattr(http_server, "protocol", lambda: Watched)
-    monkeypatch.setattr(http_server, "READ_SECONDS", 0.05)
+    monkeypatch.setattr(web_server, "http_protocol", lambda: Watched)
+    monkeypatch.setattr(web_server, "READ_TIMEOUT_SECONDS", 0.05)
     writing = await gateway.toolspace.outputs.create(session="s1", owner="ann", tool="read_file")
     await writing.write("x" * 16_000_000)
     stored = await writing.commit()
-    async with asking_app(gateway, outputs.ROUTES) as api:
+    async with open_app_api(gateway, outputs.ROUTES) as api:
         _, writer = await connect(api)
         head = [f"GET /api/outputs/{stored.handle} HTTP/1.1", "Host: 127.0.0.1", f"Connection: {closing}"]
         head += [f"{name}: {value}" for name, value in api.headers.items()]

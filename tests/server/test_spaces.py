@@ -8,21 +8,21 @@ from typing import Any
 
 import pytest
 
-from tests.server.serving import Api, asking, write_config
+from tests.server.gateway_api import ApiClient, open_api, write_config
 from toolspace.core.records import CallRecord
 from toolspace.server.gateway import Gateway
 from toolspace.spaces import call_transactions
 from toolspace.storage.queries.calls import NewCall
 
 
-async def people(api: Api) -> None:
+async def people(api: ApiClient) -> None:
     """Ann and Bob, who are persons, and two agents; all but Bob in one space."""
     for name, kind in (("ann", "human"), ("bob", "human"), ("bot", "agent"), ("aid", "agent")):
         await api.create("/api/entities", id=name, type=kind, name=name.title())
     await api.create("/api/spaces", id="den", name="The den", members=["ann", "bot", "aid"])
 
 
-async def say(api: Api, content: str, who: str = "ann", **more: Any) -> Any:
+async def say(api: ApiClient, content: str, who: str = "ann", **more: Any) -> Any:
     return await api.create("/api/spaces/den/messages", entityId=who, content=content, **more)
 
 
@@ -42,12 +42,12 @@ async def show_tool_call(gateway: Gateway) -> CallRecord:
         status="pending",
         node_id=gateway.ledger.node_id,
     )
-    return (await gateway.ledger.commit(call_transactions.begin, run)).call
+    return (await gateway.ledger.commit(call_transactions.start, run)).call
 
 
 @pytest.mark.spec("7.1")
 @pytest.mark.spec("12.1")
-async def test_a_space_is_created_looked_at_changed_and_removed(anywhere: Api) -> None:
+async def test_a_space_is_created_looked_at_changed_and_removed(anywhere: ApiClient) -> None:
     api = anywhere
     space = await api.create("/api/spaces", name="Support", metadata={"team": 3})
     path = f"/api/spaces/{space['id']}"
@@ -61,7 +61,7 @@ async def test_a_space_is_created_looked_at_changed_and_removed(anywhere: Api) -
 
 
 @pytest.mark.spec("7.1")
-async def test_members_come_and_go(anywhere: Api) -> None:
+async def test_members_come_and_go(anywhere: ApiClient) -> None:
     api = anywhere
     await people(api)
     joined = await api.put("/api/spaces/den/members/bob")
@@ -78,7 +78,7 @@ async def test_members_come_and_go(anywhere: Api) -> None:
     assert {member["entityId"] for member in members} == {"ann", "bot"}
 
 
-async def test_a_space_with_an_unknown_member_is_not_made(anywhere: Api) -> None:
+async def test_a_space_with_an_unknown_member_is_not_made(anywhere: ApiClient) -> None:
     reply = await anywhere.post("/api/spaces", {"id": "den", "name": "x", "members": ["ghost"]})
     assert reply.status == 400
     assert "ghost" in reply.detail
@@ -87,7 +87,7 @@ async def test_a_space_with_an_unknown_member_is_not_made(anywhere: Api) -> None
 
 @pytest.mark.spec("7.1")
 @pytest.mark.spec("7.2")
-async def test_a_message_is_numbered_and_reaches_every_other_agent(anywhere: Api) -> None:
+async def test_a_message_is_numbered_and_reaches_every_other_agent(anywhere: ApiClient) -> None:
     api = anywhere
     await people(api)
     first = await say(api, "Hello", metadata={"mood": "good"})
@@ -105,13 +105,13 @@ async def test_a_message_is_numbered_and_reaches_every_other_agent(anywhere: Api
 
 
 @pytest.mark.spec("7.1")
-async def test_messages_of_many_at_once_have_one_number_each(anywhere: Api) -> None:
+async def test_messages_of_many_at_once_have_one_number_each(anywhere: ApiClient) -> None:
     await people(anywhere)
     said = await asyncio.gather(*(say(anywhere, f"m{number}") for number in range(20)))
     assert sorted(message["seq"] for message in said) == list(range(1, 21))
 
 
-async def test_messages_are_read_backwards_and_forwards(anywhere: Api) -> None:
+async def test_messages_are_read_backwards_and_forwards(anywhere: ApiClient) -> None:
     api = anywhere
     await people(api)
     for number in range(1, 8):
@@ -143,21 +143,21 @@ async def test_messages_are_read_backwards_and_forwards(anywhere: Api) -> None:
         ({"content": "x", "entityId": "ann", "replyTo": "m1", "metadata": {"replyTo": "m2"}}, "two messages"),
     ],
 )
-async def test_what_cannot_be_said_is_named(api: Api, body: object, words: str) -> None:
+async def test_what_cannot_be_said_is_named(api: ApiClient, body: object, words: str) -> None:
     await people(api)
     reply = await api.post("/api/spaces/den/messages", body)
     assert reply.status == 400
     assert words in reply.detail
 
 
-async def test_only_members_speak(api: Api) -> None:
+async def test_only_members_speak(api: ApiClient) -> None:
     await people(api)
     assert (await api.post("/api/spaces/den/messages", {"content": "x", "entityId": "bob"})).status == 403
     assert (await api.post("/api/spaces/den/messages", {"content": "x", "entityId": "ghost"})).status == 404
     assert (await api.post("/api/spaces/lost/messages", {"content": "x", "entityId": "ann"})).status == 404
 
 
-async def test_a_message_id_is_taken_once(anywhere: Api) -> None:
+async def test_a_message_id_is_taken_once(anywhere: ApiClient) -> None:
     await people(anywhere)
     body = {"id": "m1", "content": "x", "entityId": "ann"}
     replies = await asyncio.gather(*(anywhere.post("/api/spaces/den/messages", body) for _ in range(4)))
@@ -167,7 +167,7 @@ async def test_a_message_id_is_taken_once(anywhere: Api) -> None:
 
 
 @pytest.mark.spec("7.2")
-async def test_a_tool_call_shows_as_a_message_that_cannot_be_replied_to(gateway: Gateway, api: Api) -> None:
+async def test_a_tool_call_shows_as_a_message_that_cannot_be_replied_to(gateway: Gateway, api: ApiClient) -> None:
     await people(api)
     said = await say(api, "Hello")
     answer = await say(api, "And you?", replyTo=said["id"])
@@ -186,7 +186,7 @@ async def test_a_tool_call_shows_as_a_message_that_cannot_be_replied_to(gateway:
 
 
 @pytest.mark.spec("8.1")
-async def test_a_member_sees_and_speaks_in_its_own_spaces_alone(api: Api) -> None:
+async def test_a_member_sees_and_speaks_in_its_own_spaces_alone(api: ApiClient) -> None:
     await people(api)
     await api.create("/api/spaces", id="lair", name="The lair", members=["bob"])
     ann, bob = await api.member("ann"), await api.member("bob")
@@ -202,11 +202,11 @@ async def test_a_member_sees_and_speaks_in_its_own_spaces_alone(api: Api) -> Non
     # A message of another space is not found through one's own.
     assert (await bob.get(f"/api/spaces/lair/messages/{said.data['id']}")).status == 404
     for method, path in (("POST", "/api/spaces"), ("PATCH", "/api/spaces/den"), ("DELETE", "/api/spaces/den")):
-        assert (await ann.ask(method, path, {})).status == 403
+        assert (await ann.request(method, path, {})).status == 403
 
 
 @pytest.mark.spec("8.1")
-async def test_who_was_removed_is_out_at_once(api: Api) -> None:
+async def test_who_was_removed_is_out_at_once(api: ApiClient) -> None:
     await people(api)
     ann = await api.member("ann")
     assert (await ann.get("/api/spaces/den")).status == 200
@@ -216,7 +216,7 @@ async def test_who_was_removed_is_out_at_once(api: Api) -> None:
 
 
 @pytest.mark.spec("8.3")
-async def test_a_page_of_large_messages_ends_before_it_is_too_large(api: Api) -> None:
+async def test_a_page_of_large_messages_ends_before_it_is_too_large(api: ApiClient) -> None:
     await people(api)
     ann = await api.member("ann")
     for _ in range(20):
@@ -242,7 +242,7 @@ async def test_a_space_under_the_id_of_a_removed_one_shows_nothing_of_it(
     tools = [{"name": "confirm", "executionType": "space", "isAsync": True}]
     more = {"storage": {"url": request.getfixturevalue("postgres_url")}} if kind == "postgres" else {}
     config = write_config(tmp_path, tools=tools, **more)
-    async with Gateway.open(config) as gateway, asking(gateway) as api:
+    async with Gateway.open(config) as gateway, open_api(gateway) as api:
         await people(api)
         await api.create("/api/runs", id="run_1", agentEntityId="bot", spaceId="den")
         begun = await api.post("/api/runs/run_1/calls", {"name": "confirm", "args": {"question": "a secret"}})

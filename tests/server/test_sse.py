@@ -13,9 +13,9 @@ import aiohttp
 import msgspec
 import pytest
 
-from tests.server.streaming import Frame, Streams, reading, streaming
+from tests.server.stream_server import Frame, Streams, reading, streaming
 from toolspace.core.records import NewEvent
-from toolspace.server.sse import Readers
+from toolspace.server.sse import StreamRegistry
 from toolspace.storage.queries import events
 
 WRITERS = 8
@@ -103,7 +103,7 @@ async def test_a_place_that_is_not_kept_any_more_begins_with_a_reset(
     streams: Streams, session: aiohttp.ClientSession
 ) -> None:
     stored = await streams.append("space:a", *map(progress, range(1, 7)))
-    await streams.database.run(lambda: events.forget(stored[-1].at + 1, 4))
+    await streams.database.run(lambda: events.delete_old(stored[-1].at + 1, 4))
     async with reading(session, f"{streams.url}/space:a", last_event_id="2") as reader:
         reset, *rest = await reader.take(3)
         assert (reset.type, reset.data) == ("stream.reset", {"oldest": 5})
@@ -179,7 +179,7 @@ async def test_a_quiet_stream_has_heartbeats_with_the_place(tmp_path: Path, sess
 
 
 async def test_heartbeats_are_sent_every_15_seconds_unless_said_otherwise() -> None:
-    assert Readers().heartbeat == 15.0
+    assert StreamRegistry().heartbeat == 15.0
 
 
 @pytest.mark.spec("7.4")
@@ -235,12 +235,12 @@ async def test_a_reader_that_stops_reading_is_dropped_and_disturbs_nobody(
     tmp_path: Path, session: aiohttp.ClientSession
 ) -> None:
     async with (
-        streaming(tmp_path, ring=64, stall=30.0) as streams,
+        streaming(tmp_path, max_events=64, stall=30.0) as streams,
         reading(session, f"{streams.url}/space:a") as reader,
     ):
         stuck = await _open_and_never_read(streams, "space:a")
         written = 0
-        while not streams.readers.dropped:
+        while not streams.readers.dropped_count:
             await streams.append("space:a", *(progress(n, "x" * 20_000) for n in range(8)))
             written += 8
             assert ids(await reader.take(8))[-1] == written
@@ -259,8 +259,8 @@ async def test_a_write_that_is_stuck_for_too_long_ends_even_if_nothing_more_happ
     async with streaming(tmp_path, stall=0.2) as streams:
         stuck = await _open_and_never_read(streams, "space:a")
         await streams.append("space:a", *(progress(n, "x" * 1_000_000) for n in range(12)))
-        await _until(lambda: streams.readers.dropped == 1 and len(streams.readers) == 0)
-        assert streams.hub.subscriptions == 0
+        await _until(lambda: streams.readers.dropped_count == 1 and len(streams.readers) == 0)
+        assert streams.hub.subscription_count == 0
         stuck.close()
 
 
@@ -288,9 +288,9 @@ async def _until(true: Callable[[], bool]) -> None:
 async def test_a_reader_that_goes_away_is_noticed_at_once(streams: Streams, session: aiohttp.ClientSession) -> None:
     async with reading(session, f"{streams.url}/space:a") as reader:
         await reader.until(b"id: 0")
-        assert (len(streams.readers), streams.hub.subscriptions) == (1, 1)
-    await _until(lambda: len(streams.readers) == 0 and streams.hub.streams == 0)
-    assert streams.readers.dropped == 0
+        assert (len(streams.readers), streams.hub.subscription_count) == (1, 1)
+    await _until(lambda: len(streams.readers) == 0 and streams.hub.stream_count == 0)
+    assert streams.readers.dropped_count == 0
 
 
 @pytest.mark.spec("7.4")
@@ -310,7 +310,7 @@ async def test_a_thousand_readers_of_one_stream_all_get_everything(
         readers = [asyncio.create_task(read()) for _ in range(count)]
         for _ in range(count):
             await ready.acquire()
-        assert streams.hub.subscriptions == count
+        assert streams.hub.subscription_count == count
         for n in range(0, total, 16):
             await streams.append("space:a", *map(progress, range(n, n + 16)))
         for seen in await asyncio.gather(*readers):
@@ -332,7 +332,7 @@ async def test_a_stream_ends_when_its_reader_may_not_read_it_any_more(
             await streams.append("space:a", progress(1))
             assert len(await reader.take(1)) == 1
             rights["member"] = False
-            streams.readers.recheck()  # As whoever changes members does.
+            streams.readers.recheck_permissions()  # As whoever changes members does.
             await streams.append("space:a", progress(2))
             assert await reader.rest() == []
 
@@ -383,7 +383,7 @@ async def test_all_streams_end_politely_when_the_gateway_stops(
 ) -> None:
     async with reading(session, f"{streams.url}/space:a") as reader:
         await reader.until(b"id: 0")
-        streams.readers.end()
+        streams.readers.close_all()
         assert await reader.rest() == []
         async with session.get(f"{streams.url}/space:a") as response:
             assert response.status == 503
@@ -404,7 +404,7 @@ async def test_the_tail_has_the_events_of_all_streams(streams: Streams, session:
 async def test_a_reader_who_replays_a_long_stream_is_not_too_slow(
     tmp_path: Path, session: aiohttp.ClientSession
 ) -> None:
-    async with streaming(tmp_path, ring=16) as streams:
+    async with streaming(tmp_path, max_events=16) as streams:
         await streams.append("space:a", *(progress(n, "x" * 1000) for n in range(1_000)))
         async with reading(session, f"{streams.url}/space:a", **{"from": "start"}) as reader:
             first = await reader.take(100)

@@ -12,14 +12,14 @@ import aiohttp
 import pytest
 
 import toolspace
-from tests.server.serving import Api
+from tests.server.gateway_api import ApiClient
 from toolspace.core.records import EVENT_TYPES
 from toolspace.server.gateway import Gateway
 from toolspace.spaces import messaging
 
 
 @asynccontextmanager
-async def reading(api: Api, path: str) -> AsyncIterator[aiohttp.StreamReader]:
+async def reading(api: ApiClient, path: str) -> AsyncIterator[aiohttp.StreamReader]:
     async with api.session.get(api.url + path, headers=api.headers) as response:
         assert response.status == 200, await response.read()
         assert response.headers["content-type"].startswith("text/event-stream")
@@ -36,7 +36,7 @@ async def until(stream: aiohttp.StreamReader, words: bytes) -> bytes:
     return seen
 
 
-async def people(api: Api) -> None:
+async def people(api: ApiClient) -> None:
     for name, kind in (("ann", "human"), ("bob", "human"), ("bot", "agent")):
         await api.create("/api/entities", id=name, type=kind, name=name.title())
     await api.create("/api/spaces", id="den", name="The den", members=["ann", "bot"])
@@ -44,7 +44,7 @@ async def people(api: Api) -> None:
 
 @pytest.mark.spec("7.4")
 @pytest.mark.spec("12.1")
-async def test_what_is_said_is_streamed_and_can_be_read_again(api: Api) -> None:
+async def test_what_is_said_is_streamed_and_can_be_read_again(api: ApiClient) -> None:
     await people(api)
     ann = await api.member("ann")
     async with reading(ann, "/api/spaces/den/stream") as stream:
@@ -58,15 +58,15 @@ async def test_what_is_said_is_streamed_and_can_be_read_again(api: Api) -> None:
 
 
 @pytest.mark.spec("9.1")
-async def test_members_read_a_message_while_it_is_written(gateway: Gateway, api: Api) -> None:
+async def test_members_read_a_message_while_it_is_written(gateway: Gateway, api: ApiClient) -> None:
     await people(api)
     ann, bob = await api.member("ann"), await api.member("bob")
     run = (await api.create("/api/runs", agentEntityId="bot", spaceId="den"))["id"]
-    message_id = messaging.message_id_of("call_1")
+    message_id = messaging.message_id_for_call("call_1")
     commit = gateway.ledger.commit
     async with reading(ann, "/api/spaces/den/stream") as stream:
-        await commit(messaging.begin_message, "den", "bot", message_id, run)
-        await commit(messaging.grow_message, message_id, "Hello ")
+        await commit(messaging.start_message, "den", "bot", message_id, run)
+        await commit(messaging.append_to_message, message_id, "Hello ")
         assert b'"delta":"Hello "' in await until(stream, b"message.delta")
         (listed,) = (await ann.get("/api/spaces/den/messages")).data["items"]
         assert (listed["id"], listed["status"], listed["content"]) == (message_id, "running", "")
@@ -80,7 +80,7 @@ async def test_members_read_a_message_while_it_is_written(gateway: Gateway, api:
     assert (await bob.get("/api/spaces/den/messages")).status == 403
 
 
-async def test_a_run_streams_its_beginning_and_its_end(api: Api) -> None:
+async def test_a_run_streams_its_beginning_and_its_end(api: ApiClient) -> None:
     await people(api)
     run = await api.create("/api/runs", agentEntityId="bot", spaceId="den", trigger="why")
     path = f"/api/runs/{run['id']}/events?from=start"
@@ -90,7 +90,7 @@ async def test_a_run_streams_its_beginning_and_its_end(api: Api) -> None:
         assert b"4711" not in await until(members, b"event: run.done")
 
 
-async def test_everything_is_streamed_to_an_operator(api: Api) -> None:
+async def test_everything_is_streamed_to_an_operator(api: ApiClient) -> None:
     await people(api)
     async with reading(api, "/api/events") as stream:
         await api.create("/api/spaces/den/messages", entityId="ann", content="Hello")
@@ -98,7 +98,7 @@ async def test_everything_is_streamed_to_an_operator(api: Api) -> None:
 
 
 @pytest.mark.spec("8.1")
-async def test_streams_are_for_members(api: Api) -> None:
+async def test_streams_are_for_members(api: ApiClient) -> None:
     await people(api)
     run = await api.create("/api/runs", agentEntityId="bot", spaceId="den")
     ann, bob = await api.member("ann"), await api.member("bob")
@@ -111,8 +111,8 @@ async def test_streams_are_for_members(api: Api) -> None:
 
 
 @pytest.mark.spec("8.1")
-async def test_a_stream_ends_for_who_is_not_a_member_any_more(gateway: Gateway, api: Api) -> None:
-    gateway.readers.recheck_after = 3600.0  # Not by the clock: because it is told.
+async def test_a_stream_ends_for_who_is_not_a_member_any_more(gateway: Gateway, api: ApiClient) -> None:
+    gateway.streams.recheck_after = 3600.0  # Not by the clock: because it is told.
     await people(api)
     async with reading(await api.member("ann"), "/api/spaces/den/stream") as stream:
         await api.delete("/api/spaces/den/members/ann")
@@ -123,15 +123,15 @@ async def test_a_stream_ends_for_who_is_not_a_member_any_more(gateway: Gateway, 
 
 
 @pytest.mark.parametrize("query", ["format=morse", "lastEventId=x", "from=yesterday", "until=run.over", "speed=9"])
-async def test_a_stream_that_cannot_be_is_refused(api: Api, query: str) -> None:
+async def test_a_stream_that_cannot_be_is_refused(api: ApiClient, query: str) -> None:
     await people(api)
     reply = await api.get(f"/api/spaces/den/stream?{query}")
     assert reply.status == 400
     assert reply.headers["content-type"] == "application/problem+json"
-    assert (await api.ask("HEAD", "/api/spaces/den/stream")).status == 405
+    assert (await api.request("HEAD", "/api/spaces/den/stream")).status == 405
 
 
-async def test_an_end_that_never_comes_is_said_with_the_one_that_was_meant(api: Api) -> None:
+async def test_an_end_that_never_comes_is_said_with_the_one_that_was_meant(api: ApiClient) -> None:
     await people(api)
     reply = await api.get("/api/spaces/den/stream?until=run.dome")
     assert reply.status == 400

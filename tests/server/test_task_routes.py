@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from tests.server.serving import SECRET, Api
-from tests.server.thinking import calls, described, housed, thinking
-from toolspace.agents.definition import Agent
-from toolspace.agents.host import entity_of
+from tests.server.gateway_api import SECRET, ApiClient
+from tests.server.scripted_agents import agent_config, open_agent_gateway, open_model_server, tool_calls_turn
+from toolspace.agents.agent import Agent
+from toolspace.agents.host import entity_id_for
 from toolspace.agents.tasks import NewTask, spawn
 from toolspace.client.client import ToolspaceClient
-from toolspace.core.conversation import ModelRequest
+from toolspace.core.model import ModelRequest
 from toolspace.models.scripted import ScriptedModel, call
 from toolspace.server.gateway import Gateway
 from toolspace.storage.queries import sessions
@@ -37,12 +37,12 @@ def say(request: ModelRequest) -> Any:
 
 async def living(gateway: Gateway) -> str:
     """The id of an agent that lives in the gateway."""
-    gateway.toolspace.crew.add([Agent("ada", model=ScriptedModel(say))])
-    await gateway.agents.settle_in()
-    return entity_of("ada")
+    gateway.toolspace.agents.add([Agent("ada", model=ScriptedModel(say))])
+    await gateway.agent_host.register_agents()
+    return entity_id_for("ada")
 
 
-async def task_of(api: Api, agent: str) -> Any:
+async def task_of(api: ApiClient, agent: str) -> Any:
     """The first task of an agent, once someone has looked back on it."""
     while True:
         items = (await api.get(f"/api/agents/{agent}/tasks")).data["items"]
@@ -53,7 +53,7 @@ async def task_of(api: Api, agent: str) -> Any:
 
 @pytest.mark.spec("11.5")
 @pytest.mark.spec("12.1")
-async def test_a_task_is_shown_with_its_conversation_and_what_was_learned(gateway: Gateway, api: Api) -> None:
+async def test_a_task_is_shown_with_its_conversation_and_what_was_learned(gateway: Gateway, api: ApiClient) -> None:
     agent = await living(gateway)
     await api.create(f"/api/agents/{agent}/inbox", data="something happened")
     task = await task_of(api, agent)
@@ -66,10 +66,10 @@ async def test_a_task_is_shown_with_its_conversation_and_what_was_learned(gatewa
     ]
     assert (await api.post(f"/api/agents/{agent}/tasks/{task['id']}/cancel")).status == 409
     async with ToolspaceClient(api.url, secret_key=SECRET) as client:
-        page = await client.agents.tasks(agent, date=TODAY.isoformat(), status="completed")
+        page = await client.agents.list_tasks(agent, date=TODAY.isoformat(), status="completed")
         assert [one.id for one in page.items] == [task["id"]]
-        assert (await client.agents.task(agent, task["id"])).messages[-1].text == "It is done."
-        history = await client.agents.history(agent)
+        assert (await client.agents.get_task(agent, task["id"])).messages[-1].text == "It is done."
+        history = await client.agents.get_history(agent)
         assert history.summary is None
         assert [turn.role for turn in history.items][:4] == ["user", "assistant", "tool", "assistant"]
         assert history.items[1].calls[0].name == "spawn_task"
@@ -87,7 +87,7 @@ async def new_tasks(gateway: Gateway, agent: str, count: int) -> list[str]:
 
 
 @pytest.mark.spec("12.1")
-async def test_tasks_are_listed_page_by_page_and_by_day(gateway: Gateway, api: Api) -> None:
+async def test_tasks_are_listed_page_by_page_and_by_day(gateway: Gateway, api: ApiClient) -> None:
     agent = (await api.create("/api/entities", type="agent", name="Bob"))["id"]
     made = await new_tasks(gateway, agent, 5)
     path = f"/api/agents/{agent}/tasks"
@@ -103,7 +103,7 @@ async def test_tasks_are_listed_page_by_page_and_by_day(gateway: Gateway, api: A
 
 
 @pytest.mark.spec("12.1")
-async def test_a_task_is_canceled_and_its_agent_told(gateway: Gateway, api: Api) -> None:
+async def test_a_task_is_canceled_and_its_agent_told(gateway: Gateway, api: ApiClient) -> None:
     agent = (await api.create("/api/entities", type="agent", name="Bob"))["id"]
     other = (await api.create("/api/entities", type="agent", name="Eve"))["id"]
     (task,) = await new_tasks(gateway, agent, 1)
@@ -119,17 +119,17 @@ async def test_a_task_is_canceled_and_its_agent_told(gateway: Gateway, api: Api)
 
 
 @pytest.mark.spec("12.1")
-async def test_a_history_is_read_backwards_page_by_page(gateway: Gateway, api: Api) -> None:
-    from toolspace.core.conversation import UserTurn
-    from toolspace.storage.queries.sessions import Kept, NewTurn
+async def test_a_history_is_read_backwards_page_by_page(gateway: Gateway, api: ApiClient) -> None:
+    from toolspace.core.model import UserTurn
+    from toolspace.storage.queries.sessions import NewTurn, StoredTurn
 
     agent = (await api.create("/api/entities", type="agent", name="Bob"))["id"]
     path = f"/api/agents/{agent}/history"
     assert (await api.get(path)).data == {"summary": None, "items": [], "next": None}
-    await gateway.ledger.write(sessions.add, agent, agent, "agent")
-    turns = [NewTurn(kept=Kept(UserTurn(f"{n}")), tokens=1, run_id=None) for n in range(1, 8)]
-    await gateway.ledger.write(sessions.remember, agent, 1, turns)
-    await gateway.ledger.write(sessions.condense, agent, before=3, summary="one and two")
+    await gateway.ledger.write(sessions.create, agent, agent, "agent")
+    turns = [NewTurn(stored=StoredTurn(UserTurn(f"{n}")), tokens=1, run_id=None) for n in range(1, 8)]
+    await gateway.ledger.write(sessions.append_turns, agent, 1, turns)
+    await gateway.ledger.write(sessions.replace_by_summary, agent, before=3, summary="one and two")
     seen: list[str] = []
     query = "?limit=2"
     while query:
@@ -145,14 +145,16 @@ async def test_a_history_is_read_backwards_page_by_page(gateway: Gateway, api: A
 @pytest.mark.spec("11.5")
 async def test_an_agents_own_settings_hold_for_its_tasks_too(tmp_path: Path) -> None:
     """Its memory, and what it may not use."""
-    async with thinking() as brain:
-        brain.script(calls(("spawn_task", {"description": "learn", "input": "all of it"})), "I wait.", model="m")
+    async with open_model_server() as brain:
+        brain.script(
+            tool_calls_turn(("spawn_task", {"description": "learn", "input": "all of it"})), "I wait.", model="m"
+        )
         own = {"memoryDir": "own-memory", "builtins": ["memory_*"], "toolsDenied": ["reply", "memory_append"]}
-        async with housed(tmp_path, brain, agents={"ada": described(brain, tools=own)}) as house:
-            agent = entity_of("ada")
+        async with open_agent_gateway(tmp_path, brain, agents={"ada": agent_config(brain, tools=own)}) as house:
+            agent = entity_id_for("ada")
             await house.api.create(f"/api/agents/{agent}/inbox", data="something happened")
             task = await task_of(house.api, agent)
-        asked = [{one["function"]["name"] for one in request.get("tools", ())} for request in brain.asked_of("m")]
+        asked = [{one["function"]["name"] for one in request.get("tools", ())} for request in brain.list_requests("m")]
     main = next(names for names in asked if "send_message" in names)
     assert main >= {"spawn_task", "task_list", "memory_list"}
     assert main.isdisjoint({"reply", "memory_append", "read_file"})

@@ -9,8 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.serving import SECRET, Api, asking, write_config
-from tests.server.thinking import PERSON, House, Turn, calls, results, said, thinking, told, tools
+from tests.server.gateway_api import SECRET, ApiClient, open_api, write_config
+from tests.server.scripted_agents import (
+    PERSON,
+    AgentGateway,
+    Turn,
+    list_input_texts,
+    list_result_texts,
+    offered_tools,
+    open_model_server,
+    said,
+    tool_calls_turn,
+)
 from toolspace import ToolWorker
 from toolspace.core.ids import derived_id
 from toolspace.models.registry import PROVIDERS
@@ -18,57 +28,57 @@ from toolspace.server.gateway import Gateway
 
 TEAM = Path(__file__).parent.parent.parent / "examples" / "agents" / "toolspace.yaml"
 TRAVEL = derived_id("spc", "named", "Travel")
-USUAL = PROVIDERS["openai"].model or ""
-ASK = calls(("agent__researcher", {"prompt": "What may a hotel cost?", "reason": "to book one"}))
-LOOK = calls(("search_knowledge", {"query": "hotels a night"}))
+USUAL = PROVIDERS["openai"].default_model or ""
+ASK = tool_calls_turn(("agent__researcher", {"prompt": "What may a hotel cost?", "reason": "to book one"}))
+LOOK = tool_calls_turn(("search_knowledge", {"query": "hotels a night"}))
 BOOKING = {"action": "Book 2 nights in Lisbon, 120 euros each"}
 
 
 @pytest.mark.spec("17.1")
 @pytest.mark.spec("11.2")
 async def test_the_example_team_looks_up_asks_and_books_once_it_is_confirmed(tmp_path: Path) -> None:
-    async with thinking() as brain:
+    async with open_model_server() as brain:
         environ = {
             "OPENAI_API_KEY": "sk-team",
             "OPENAI_BASE_URL": brain.base_url,
             "TOOLSPACE_STORAGE_DIR": str(tmp_path),
             "TOOLSPACE_SERVER_SECRET_KEY": SECRET,
         }
-        async with Gateway.open(TEAM, environ=environ) as gateway, asking(gateway) as api:
-            house = House(gateway, api, brain, partial(write_config, tmp_path))
-            await house.known(agent="researcher")
+        async with Gateway.open(TEAM, environ=environ) as gateway, open_api(gateway) as api:
+            house = AgentGateway(gateway, api, brain, partial(write_config, tmp_path))
+            await house.wait_for_documents(agent="researcher")
             await api.create("/api/entities", id=PERSON, type="human", name="Husam")
             await api.create(f"/api/spaces/{TRAVEL}/members", entityId=PERSON)
             asking_first: list[Turn] = [
-                calls(("enter_space", {"spaceId": TRAVEL})),
+                tool_calls_turn(("enter_space", {"spaceId": TRAVEL})),
                 ASK,
                 LOOK,
                 "Up to 150 euros (House rules for travel).",
-                calls(("confirmAction", BOOKING), ("send_message", {"text": "Shall I?"})),
+                tool_calls_turn(("confirmAction", BOOKING), ("send_message", {"text": "Shall I?"})),
                 said("I wait."),
             ]
             brain.script(*asking_first, model=USUAL)
             await house.say("Two nights in Lisbon, please", space=TRAVEL)
-            run = await house.ended(agent="concierge")
-            asked = brain.asked_of(USUAL)
-            assert "confirmAction" in tools(asked[0])
-            assert "confirmAction" not in tools(asked[2])  # The researcher has tools of its own.
-            assert "Up to 150 euros" in results(asked[3])[-1]
-            assert "150 euros" in results(asked[4])[-1]
+            run = await house.wait_for_run_end(agent="concierge")
+            asked = brain.list_requests(USUAL)
+            assert "confirmAction" in offered_tools(asked[0])
+            assert "confirmAction" not in offered_tools(asked[2])  # The researcher has tools of its own.
+            assert "Up to 150 euros" in list_result_texts(asked[3])[-1]
+            assert "150 euros" in list_result_texts(asked[4])[-1]
 
-            (call,) = [one for one in await house.calls(run) if one["toolName"] == "confirmAction"]
-            brain.script(calls(("bookRoom", {"city": "Lisbon", "nights": 2})), model=USUAL)
+            (call,) = [one for one in await house.list_calls(run) if one["toolName"] == "confirmAction"]
+            brain.script(tool_calls_turn(("bookRoom", {"city": "Lisbon", "nights": 2})), model=USUAL)
             confirmed = {"runId": run["id"], "toolCallId": call["callId"], "result": {"confirmed": True}}
             async with booking(api):
                 assert (await api.post(f"/api/spaces/{TRAVEL}/tool-results", confirmed)).status == 200
-                await house.ended(2, agent="concierge")
-            assert '{"confirmed":true}' in "\n".join(told(brain.asked_of(USUAL)[len(asking_first)]))
-            assert results(brain.asked_of(USUAL)[-1])[-1] == "2 nights in Lisbon"
-            assert await house.said("concierge", TRAVEL) == ["Shall I?"]
+                await house.wait_for_run_end(2, agent="concierge")
+            assert '{"confirmed":true}' in "\n".join(list_input_texts(brain.list_requests(USUAL)[len(asking_first)]))
+            assert list_result_texts(brain.list_requests(USUAL)[-1])[-1] == "2 nights in Lisbon"
+            assert await house.list_agent_messages("concierge", TRAVEL) == ["Shall I?"]
 
 
 @asynccontextmanager
-async def booking(api: Api) -> AsyncGenerator[None]:
+async def booking(api: ApiClient) -> AsyncGenerator[None]:
     """A worker that books rooms."""
     worker = ToolWorker(api.url, secret_key=SECRET)
 

@@ -14,8 +14,7 @@ from aiohttp import web
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from toolspace.server.jwks import IssuerKeys, IssuerUnavailable
-from toolspace.server.tokens import Tokens, WrongToken
+from toolspace.server.tokens import EntityTokens, InvalidToken, IssuerKeys, IssuerUnavailable
 
 SECRET = "a-shared-secret-of-more-than-sixty-four-characters-for-every-digest"
 
@@ -29,8 +28,8 @@ def unsigned(claims: dict[str, Any], header: dict[str, Any]) -> str:
     return ".".join([*parts, ""])
 
 
-async def refusal(tokens: Tokens, token: str) -> str:
-    with pytest.raises(WrongToken) as caught:
+async def refusal(tokens: EntityTokens, token: str) -> str:
+    with pytest.raises(InvalidToken) as caught:
         await tokens.verify(token)
     return str(caught.value)
 
@@ -77,18 +76,18 @@ async def issuer() -> AsyncIterator[Issuer]:
 @pytest.mark.spec("8.1")
 @pytest.mark.parametrize("algorithm", ["HS256", "HS384", "HS512"])
 async def test_a_token_signed_with_the_shared_secret_names_its_entity(algorithm: str) -> None:
-    named = await Tokens(secret=SECRET).verify(signed({"sub": "ent_1"}, algorithm=algorithm))
+    named = await EntityTokens(secret=SECRET).verify(signed({"sub": "ent_1"}, algorithm=algorithm))
     assert named.entity_id == "ent_1"
     assert named.expires_at > time.time() * 1000
 
 
 @pytest.mark.spec("8.1")
 async def test_the_claim_that_names_the_entity_is_configurable() -> None:
-    assert (await Tokens(secret=SECRET, claim="entity").verify(signed({"entity": "ent_1"}))).entity_id == "ent_1"
+    assert (await EntityTokens(secret=SECRET, claim="entity").verify(signed({"entity": "ent_1"}))).entity_id == "ent_1"
     nested = signed({"app": {"entity": "ent_2"}, "sub": "someone"})
-    assert (await Tokens(secret=SECRET, claim="app.entity").verify(nested)).entity_id == "ent_2"
+    assert (await EntityTokens(secret=SECRET, claim="app.entity").verify(nested)).entity_id == "ent_2"
     url = signed({"https://example.org/entity": "ent_3"})
-    assert (await Tokens(secret=SECRET, claim="https://example.org/entity").verify(url)).entity_id == "ent_3"
+    assert (await EntityTokens(secret=SECRET, claim="https://example.org/entity").verify(url)).entity_id == "ent_3"
 
 
 @pytest.mark.parametrize(
@@ -96,17 +95,17 @@ async def test_the_claim_that_names_the_entity_is_configurable() -> None:
     [{}, {"sub": ""}, {"sub": 7}, {"sub": None}, {"sub": ["ent_1"]}, {"sub": "ent 1"}, {"sub": "e\0nt"}],
 )
 async def test_a_token_that_names_no_entity_is_refused(claims: dict[str, Any]) -> None:
-    tokens = Tokens(secret=SECRET, claim="sub")
+    tokens = EntityTokens(secret=SECRET, claim="sub")
     try:
         token = signed(claims)
     except TypeError:  # The library does not sign a subject that is no text; others do.
         token = signed({"who": claims["sub"]})
-        tokens = Tokens(secret=SECRET, claim="who")
+        tokens = EntityTokens(secret=SECRET, claim="who")
     await refusal(tokens, token)
 
 
 async def test_an_expired_token_is_refused_once_the_leeway_is_over() -> None:
-    tokens = Tokens(secret=SECRET)
+    tokens = EntityTokens(secret=SECRET)
     now = int(time.time())
     assert (await tokens.verify(signed({"sub": "ent_1", "exp": now - 5}))).entity_id == "ent_1"
     assert "expired" in await refusal(tokens, signed({"sub": "ent_1", "exp": now - 60}))
@@ -114,27 +113,27 @@ async def test_an_expired_token_is_refused_once_the_leeway_is_over() -> None:
 
 async def test_a_token_without_an_end_is_refused() -> None:
     token = jwt.encode({"sub": "ent_1"}, SECRET, algorithm="HS256")
-    assert "exp" in await refusal(Tokens(secret=SECRET), token)
+    assert "exp" in await refusal(EntityTokens(secret=SECRET), token)
 
 
 async def test_a_token_that_begins_later_is_refused() -> None:
     token = signed({"sub": "ent_1", "nbf": int(time.time()) + 600, "exp": int(time.time()) + 1200})
-    assert "not valid yet" in await refusal(Tokens(secret=SECRET), token)
+    assert "not valid yet" in await refusal(EntityTokens(secret=SECRET), token)
 
 
 async def test_a_wrong_signature_is_refused() -> None:
     other = signed({"sub": "ent_1"}, key="another-secret-of-more-than-32-characters-here")
-    assert "signature" in await refusal(Tokens(secret=SECRET), other)
+    assert "signature" in await refusal(EntityTokens(secret=SECRET), other)
     head, body, signature = signed({"sub": "ent_1"}).split(".")
     forged = base64.urlsafe_b64encode(b'{"sub":"ent_2","exp":9999999999}').rstrip(b"=").decode()
-    assert "signature" in await refusal(Tokens(secret=SECRET), ".".join((head, forged, signature)))
+    assert "signature" in await refusal(EntityTokens(secret=SECRET), ".".join((head, forged, signature)))
     assert body
 
 
 @pytest.mark.parametrize("algorithm", ["none", "None", "NONE", "nOnE", "", None, 7, ["HS256"], {"HS256": 1}])
 async def test_a_token_without_a_signature_is_refused(algorithm: Any) -> None:
     token = unsigned({"sub": "ent_1", "exp": 9999999999}, {"alg": algorithm, "typ": "JWT"})
-    await refusal(Tokens(secret=SECRET), token)
+    await refusal(EntityTokens(secret=SECRET), token)
 
 
 async def test_a_published_key_is_never_taken_for_a_shared_secret(issuer: Issuer) -> None:
@@ -147,44 +146,44 @@ async def test_a_published_key_is_never_taken_for_a_shared_secret(issuer: Issuer
     for secret in (pem, pem.strip(), json.dumps(issuer.keys[0]).encode()):
         signature = base64.urlsafe_b64encode(hmac.new(secret, unsigned_part.encode(), hashlib.sha256).digest())
         token = f"{unsigned_part}.{signature.rstrip(b'=').decode()}"
-        tokens = Tokens(secret=None, issuer_keys=IssuerKeys(issuer.url))
+        tokens = EntityTokens(secret=None, issuer_keys=IssuerKeys(issuer.url))
         assert "algorithm" in await refusal(tokens, token)
-        both = Tokens(secret=SECRET, issuer_keys=IssuerKeys(issuer.url))
+        both = EntityTokens(secret=SECRET, issuer_keys=IssuerKeys(issuer.url))
         assert "signature" in await refusal(both, token)
 
 
 async def test_a_shared_key_in_the_published_set_opens_nothing(issuer: Issuer) -> None:
     issuer.keys.append({"kty": "oct", "kid": "oct-1", "k": base64.urlsafe_b64encode(b"x" * 32).decode()})
     token = signed({"sub": "ent_1"}, key="x" * 32, kid="oct-1")
-    assert "algorithm" in await refusal(Tokens(secret=None, issuer_keys=IssuerKeys(issuer.url)), token)
+    assert "algorithm" in await refusal(EntityTokens(secret=None, issuer_keys=IssuerKeys(issuer.url)), token)
 
 
 async def test_a_secret_too_short_for_a_digest_does_not_take_it() -> None:
     short = "x" * 40
     with pytest.warns(jwt.InsecureKeyLengthWarning):
         token = signed({"sub": "ent_1"}, key=short, algorithm="HS512")
-    assert "too short" in await refusal(Tokens(secret=short), token)
+    assert "too short" in await refusal(EntityTokens(secret=short), token)
 
 
 @pytest.mark.parametrize("token", ["", ".", "..", "a.b.c", "\x00", "é.é.é", "x" * 20_000, "e30.e30.", "{}.{}.{}"])
 async def test_what_is_no_token_is_refused(token: str) -> None:
-    await refusal(Tokens(secret=SECRET), token)
+    await refusal(EntityTokens(secret=SECRET), token)
 
 
 async def test_audience_and_issuer_are_held_to() -> None:
-    tokens = Tokens(secret=SECRET, audience="here", issuer="https://login.example")
+    tokens = EntityTokens(secret=SECRET, audience="here", issuer="https://login.example")
     good = {"sub": "ent_1", "aud": "here", "iss": "https://login.example"}
     assert (await tokens.verify(signed(good))).entity_id == "ent_1"
     assert "audience" in await refusal(tokens, signed({**good, "aud": "there"}))
     assert "issuer" in await refusal(tokens, signed({**good, "iss": "https://other.example"}))
     assert "aud" in await refusal(tokens, signed({"sub": "ent_1", "iss": "https://login.example"}))
     # Where no audience is configured, it does not matter whom a token is for.
-    assert (await Tokens(secret=SECRET).verify(signed(good))).entity_id == "ent_1"
+    assert (await EntityTokens(secret=SECRET).verify(signed(good))).entity_id == "ent_1"
 
 
 async def test_a_token_made_here_is_good_here() -> None:
-    tokens = Tokens(secret=SECRET, claim="entity", audience="here", issuer="me")
-    token, expires_at = tokens.make("ent_1", 60)
+    tokens = EntityTokens(secret=SECRET, claim="entity", audience="here", issuer="me")
+    token, expires_at = tokens.create("ent_1", 60)
     named = await tokens.verify(token)
     assert named.entity_id == "ent_1"
     assert named.expires_at == expires_at + 30_000
@@ -193,18 +192,18 @@ async def test_a_token_made_here_is_good_here() -> None:
 @pytest.mark.spec("8.1")
 @pytest.mark.parametrize(("kid", "algorithm"), [("rsa-1", "RS256"), ("ec-1", "ES256"), ("ed-1", "EdDSA")])
 async def test_a_token_of_an_issuer_names_its_entity(issuer: Issuer, kid: str, algorithm: str) -> None:
-    tokens = Tokens(secret=None, issuer_keys=IssuerKeys(issuer.url))
+    tokens = EntityTokens(secret=None, issuer_keys=IssuerKeys(issuer.url))
     key = {"rsa-1": issuer.rsa, "ec-1": issuer.ec, "ed-1": issuer.ed}[kid]
     assert (await tokens.verify(signed({"sub": "ent_1"}, key, algorithm, kid=kid))).entity_id == "ent_1"
     assert (await tokens.verify(signed({"sub": "ent_2"}, key, algorithm))).entity_id == "ent_2"
     assert issuer.asked == 1
-    assert not tokens.makes
+    assert not tokens.can_create
     await tokens.aclose()
 
 
 async def test_a_token_of_another_key_of_the_same_kind_is_refused(issuer: Issuer) -> None:
     stranger = ec.generate_private_key(ec.SECP256R1())
-    tokens = Tokens(secret=None, issuer_keys=IssuerKeys(issuer.url))
+    tokens = EntityTokens(secret=None, issuer_keys=IssuerKeys(issuer.url))
     assert "signature" in await refusal(tokens, signed({"sub": "ent_1"}, stranger, "ES256", kid="ec-1"))
     assert "signature" in await refusal(tokens, signed({"sub": "ent_1"}, stranger, "ES256"))
 
@@ -213,20 +212,20 @@ async def test_a_new_key_is_fetched_when_a_token_names_it_but_not_for_everyone_w
     issuer: Issuer,
 ) -> None:
     keys = IssuerKeys(issuer.url, pause=0)
-    tokens = Tokens(secret=None, issuer_keys=keys)
+    tokens = EntityTokens(secret=None, issuer_keys=keys)
     await tokens.verify(signed({"sub": "ent_1"}, issuer.ec, "ES256", kid="ec-1"))
     rolled = ec.generate_private_key(ec.SECP256R1())
     issuer.keys.append(issuer.published("ec-2", rolled, "ES256"))
     assert (await tokens.verify(signed({"sub": "ent_1"}, rolled, "ES256", kid="ec-2"))).entity_id == "ent_1"
     assert issuer.asked == 2
-    patient = Tokens(secret=None, issuer_keys=IssuerKeys(issuer.url, pause=3600))
+    patient = EntityTokens(secret=None, issuer_keys=IssuerKeys(issuer.url, pause=3600))
     for number in range(5):
         await refusal(patient, signed({"sub": "ent_1"}, rolled, "ES256", kid=f"made-up-{number}"))
     assert issuer.asked == 3
 
 
 async def test_keys_that_were_fetched_outlast_an_outage_of_the_issuer(issuer: Issuer) -> None:
-    tokens = Tokens(secret=None, issuer_keys=IssuerKeys(issuer.url, pause=0, max_age=0))
+    tokens = EntityTokens(secret=None, issuer_keys=IssuerKeys(issuer.url, pause=0, max_age=0))
     token = signed({"sub": "ent_1"}, issuer.ec, "ES256", kid="ec-1")
     await tokens.verify(token)
     issuer.fails = True
@@ -238,7 +237,7 @@ async def test_keys_that_were_fetched_outlast_an_outage_of_the_issuer(issuer: Is
 
 async def test_an_issuer_that_was_never_reached_is_no_verdict_on_the_token(issuer: Issuer) -> None:
     issuer.fails = True
-    tokens = Tokens(secret=None, issuer_keys=IssuerKeys(issuer.url, pause=0))
+    tokens = EntityTokens(secret=None, issuer_keys=IssuerKeys(issuer.url, pause=0))
     token = signed({"sub": "ent_1"}, issuer.ec, "ES256", kid="ec-1")
     with pytest.raises(IssuerUnavailable):
         await tokens.verify(token)
@@ -247,6 +246,6 @@ async def test_an_issuer_that_was_never_reached_is_no_verdict_on_the_token(issue
 
 
 async def test_a_token_may_end_after_the_end_of_time() -> None:
-    named = await Tokens(secret=SECRET).verify(signed({"sub": "ent_1", "exp": 10**400}))
+    named = await EntityTokens(secret=SECRET).verify(signed({"sub": "ent_1", "exp": 10**400}))
     assert named.entity_id == "ent_1"
     assert named.expires_at < 2**53

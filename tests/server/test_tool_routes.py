@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.server.serving import Api, asking, write_config
+from tests.server.gateway_api import ApiClient, open_api, write_config
 from toolspace.server.gateway import Gateway
 
 SERVER = """
@@ -44,20 +44,20 @@ async def gateway(tmp_path: Path) -> AsyncIterator[Gateway]:
 
 
 @pytest.fixture
-async def with_server(tmp_path: Path) -> AsyncIterator[Api]:
+async def with_server(tmp_path: Path) -> AsyncIterator[ApiClient]:
     """One that has an MCP server."""
     (tmp_path / "server.py").write_text(SERVER)
     servers = {"notes": {"command": sys.executable, "args": [str(tmp_path / "server.py")]}}
-    async with Gateway.open(write_config(tmp_path, mcpServers=servers)) as opened, asking(opened) as someone:
+    async with Gateway.open(write_config(tmp_path, mcpServers=servers)) as opened, open_api(opened) as someone:
         yield someone
 
 
-async def names(api: Api, query: str = "") -> list[str]:
+async def names(api: ApiClient, query: str = "") -> list[str]:
     return [tool["name"] for tool in (await api.get(f"/api/tools{query}")).data["items"]]
 
 
 @pytest.mark.spec("12.1")
-async def test_tools_are_listed_looked_at_and_counted(api: Api) -> None:
+async def test_tools_are_listed_looked_at_and_counted(api: ApiClient) -> None:
     listed = await names(api)
     assert {"echo", "lookup"} <= set(listed)
     assert listed == sorted(listed)
@@ -78,7 +78,7 @@ async def test_tools_are_listed_looked_at_and_counted(api: Api) -> None:
     assert stats["callStats"]["echo"]["count"] == 1
 
 
-async def test_how_a_tool_is_executed_is_not_shown(api: Api) -> None:
+async def test_how_a_tool_is_executed_is_not_shown(api: ApiClient) -> None:
     for path in ("/api/tools", "/api/tools/lookup", "/api/tools?search=price"):
         body = (await api.get(path)).body
         assert b"private-token" not in body
@@ -86,7 +86,7 @@ async def test_how_a_tool_is_executed_is_not_shown(api: Api) -> None:
 
 
 @pytest.mark.spec("8.1")
-async def test_a_tool_key_sees_its_tools_alone(api: Api) -> None:
+async def test_a_tool_key_sees_its_tools_alone(api: ApiClient) -> None:
     made = await api.create("/api/keys", kind="tools", name="ci", toolsAllowed=["ec*"])
     key = api.with_headers(authorization=f"Bearer {made['key']}")
     assert await names(key) == ["echo"]
@@ -98,7 +98,7 @@ async def test_a_tool_key_sees_its_tools_alone(api: Api) -> None:
 
 
 @pytest.mark.spec("12.1")
-async def test_servers_say_how_they_are_and_are_started_again(with_server: Api, tmp_path: Path) -> None:
+async def test_servers_say_how_they_are_and_are_started_again(with_server: ApiClient, tmp_path: Path) -> None:
     api = with_server
     first = (await api.get("/api/servers/notes")).data
     assert (first["state"], first["tools"], first["restarts"]) == ("ready", 1, 0)
@@ -107,7 +107,7 @@ async def test_servers_say_how_they_are_and_are_started_again(with_server: Api, 
     assert again.data["pid"] != first["pid"]
     assert [server["name"] for server in (await api.get("/api/servers")).data["items"]] == ["notes"]
     for method, path in (("GET", "/api/servers/note"), ("POST", "/api/servers/note/restart")):
-        reply = await api.ask(method, path)
+        reply = await api.request(method, path)
         assert reply.status == 404
         assert '"notes"' in reply.detail
     (tmp_path / "server.py").write_text("raise SystemExit('no luck today')")
@@ -117,7 +117,7 @@ async def test_servers_say_how_they_are_and_are_started_again(with_server: Api, 
 
 
 @pytest.mark.spec("12.1")
-async def test_a_stored_output_is_read_by_an_operator(gateway: Gateway, api: Api) -> None:
+async def test_a_stored_output_is_read_by_an_operator(gateway: Gateway, api: ApiClient) -> None:
     writer = await gateway.toolspace.outputs.create(session="s1", owner="ann", tool="read_file")
     await writer.write("<script>alert(1)</script>\nπ")
     stored = await writer.commit()
@@ -131,13 +131,13 @@ async def test_a_stored_output_is_read_by_an_operator(gateway: Gateway, api: Api
         assert (await api.get(f"/api/outputs/{wrong}")).status == 404, wrong
 
 
-async def test_a_gateway_without_servers_has_an_empty_list(api: Api) -> None:
+async def test_a_gateway_without_servers_has_an_empty_list(api: ApiClient) -> None:
     assert (await api.get("/api/servers")).data == {"items": [], "next": None}
 
 
 @pytest.mark.spec("8.1")
 @pytest.mark.spec("12.3")
-async def test_a_tool_key_is_proposed_no_tool_that_it_may_not_use(api: Api) -> None:
+async def test_a_tool_key_is_proposed_no_tool_that_it_may_not_use(api: ApiClient) -> None:
     made = await api.create("/api/keys", kind="tools", name="ci", toolsAllowed=["ec*", "agent__batch"])
     key = api.with_headers(authorization=f"Bearer {made['key']}")
     assert '"lookup"' in (await api.post("/api/tools/lookups/call")).detail

@@ -11,8 +11,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tests.server.serving import Api, asking, write_config
-from toolspace.client.events import Event, Frames
+from tests.server.gateway_api import ApiClient, open_api, write_config
+from toolspace.client.events import Frames, StreamEvent
 from toolspace.server.gateway import Gateway
 
 TOOLS = [
@@ -28,10 +28,10 @@ class Line:
     def __init__(self, response: aiohttp.ClientResponse) -> None:
         self.response = response
         self._frames = Frames()
-        self._events: list[Event] = []
+        self._events: list[StreamEvent] = []
         self.raw = b""
 
-    async def next(self) -> Event | None:
+    async def next(self) -> StreamEvent | None:
         """The next event; None at the end."""
         async with asyncio.timeout(20):
             while not self._events:
@@ -50,7 +50,7 @@ class Line:
 
 
 @asynccontextmanager
-async def connected(api: Api, tools: str = "move", **query: Any) -> AsyncIterator[Line]:
+async def connected(api: ApiClient, tools: str = "move", **query: Any) -> AsyncIterator[Line]:
     wanted = {"tools": tools, **{name: str(value) for name, value in query.items()}}
     async with api.session.get(api.url + "/api/tools/stream", params=wanted, headers=api.headers) as response:
         assert response.status == 200, await response.text()
@@ -66,14 +66,14 @@ async def gateway(tmp_path: Path) -> AsyncIterator[Gateway]:
         yield opened
 
 
-async def call(api: Api, name: str = "move", **args: Any) -> Any:
+async def call(api: ApiClient, name: str = "move", **args: Any) -> Any:
     reply = await api.post(f"/api/tools/{name}/call", {"args": args})
     assert reply.status in (200, 202), reply
     return reply.data
 
 
 @pytest.mark.spec("6.7")
-async def test_worker_is_offered_a_call_and_its_result_goes_to_the_caller(api: Api) -> None:
+async def test_worker_is_offered_a_call_and_its_result_goes_to_the_caller(api: ApiClient) -> None:
     async with connected(api, workerId="wrk_mine") as line:
         calling = asyncio.ensure_future(call(api, to="left"))
         offer = await line.expect("call.offered")
@@ -88,7 +88,7 @@ async def test_worker_is_offered_a_call_and_its_result_goes_to_the_caller(api: A
 
 
 @pytest.mark.spec("6.7")
-async def test_worker_hears_of_a_call_in_a_run_and_of_its_cancellation(api: Api) -> None:
+async def test_worker_hears_of_a_call_in_a_run_and_of_its_cancellation(api: ApiClient) -> None:
     agent = await api.create("/api/entities", type="agent", name="Bot")
     run = await api.create("/api/runs", agentEntityId=agent["id"])
     async with connected(api, "later") as line:
@@ -100,7 +100,7 @@ async def test_worker_hears_of_a_call_in_a_run_and_of_its_cancellation(api: Api)
 
 
 @pytest.mark.spec("6.7")
-async def test_call_of_a_worker_that_went_away_is_offered_to_the_next(api: Api) -> None:
+async def test_call_of_a_worker_that_went_away_is_offered_to_the_next(api: ApiClient) -> None:
     async with connected(api) as line:
         calling = asyncio.ensure_future(call(api, to="left"))
         first = await line.expect("call.offered")
@@ -111,7 +111,7 @@ async def test_call_of_a_worker_that_went_away_is_offered_to_the_next(api: Api) 
         assert (await calling)["result"] == "done"
 
 
-async def test_worker_that_leaves_gives_back_what_it_does_not_finish(api: Api) -> None:
+async def test_worker_that_leaves_gives_back_what_it_does_not_finish(api: ApiClient) -> None:
     async with connected(api, "later", workerId="wrk_a") as first:
         ids = [(await call(api, "later"))["pendingToolCallId"] for _ in range(2)]
         for _ in ids:
@@ -123,7 +123,7 @@ async def test_worker_that_leaves_gives_back_what_it_does_not_finish(api: Api) -
     assert (await api.post("/api/workers/wrk_none/leave", {})).status == 404
 
 
-async def test_same_worker_connected_again_takes_the_place_of_the_first(api: Api) -> None:
+async def test_same_worker_connected_again_takes_the_place_of_the_first(api: ApiClient) -> None:
     async with connected(api, "later", workerId="wrk_a") as first:
         pending = (await call(api, "later"))["pendingToolCallId"]
         await first.expect("call.offered")
@@ -133,7 +133,7 @@ async def test_same_worker_connected_again_takes_the_place_of_the_first(api: Api
             assert await first.next() is None
 
 
-async def test_tool_that_is_not_there_is_a_warning(api: Api) -> None:
+async def test_tool_that_is_not_there_is_a_warning(api: ApiClient) -> None:
     async with connected(api, "move,fly") as line:
         assert (await line.expect("worker.warning"))["tools"] == ["fly"]
 
@@ -152,7 +152,7 @@ async def test_tool_that_is_not_there_is_a_warning(api: Api) -> None:
         ("tools=move&tool=x", '"tool"'),
     ],
 )
-async def test_what_a_worker_asks_wrongly_is_told(api: Api, query: str, said: str) -> None:
+async def test_what_a_worker_asks_wrongly_is_told(api: ApiClient, query: str, said: str) -> None:
     reply = await api.get(f"/api/tools/stream?{query}")
     assert reply.status == 400
     assert said in reply.detail
@@ -160,7 +160,7 @@ async def test_what_a_worker_asks_wrongly_is_told(api: Api, query: str, said: st
 
 @pytest.mark.spec("6.7")
 @pytest.mark.spec("8.1")
-async def test_only_secret_keys_are_workers(api: Api) -> None:
+async def test_only_secret_keys_are_workers(api: ApiClient) -> None:
     entity = await api.create("/api/entities", type="human", name="Ada")
     member = await api.member(entity["id"])
     key = await api.create("/api/keys", kind="tools", name="friend")
@@ -172,13 +172,13 @@ async def test_only_secret_keys_are_workers(api: Api) -> None:
 
 
 @pytest.mark.spec("7.4")
-async def test_idle_worker_hears_heartbeats(api: Api) -> None:
+async def test_idle_worker_hears_heartbeats(api: ApiClient) -> None:
     async with connected(api) as line, asyncio.timeout(20):
         while b": ping" not in line.raw:
             line.raw += await line.response.content.readany()
 
 
-async def test_revoked_key_ends_the_stream(api: Api) -> None:
+async def test_revoked_key_ends_the_stream(api: ApiClient) -> None:
     key = await api.create("/api/keys", kind="secret", name="worker")
     worker = api.with_headers(x_secret_key=key["key"])
     async with connected(worker) as line:
@@ -192,8 +192,8 @@ async def test_call_in_one_process_is_executed_by_a_worker_of_another(tmp_path: 
     async with (
         Gateway.open(config) as one,
         Gateway.open(config) as two,
-        asking(one) as here,
-        asking(two) as there,
+        open_api(one) as here,
+        open_api(two) as there,
     ):
         async with connected(there) as line:
             calling = asyncio.ensure_future(call(here, to="left"))
@@ -209,7 +209,7 @@ async def test_many_calls_from_two_processes_are_each_executed_once(tmp_path: Pa
     config = write_config(tmp_path, tools=TOOLS, storage={"url": postgres_url})
     seen: list[str] = []
 
-    async def work(api: Api) -> None:
+    async def work(api: ApiClient) -> None:
         async with connected(api, concurrency=4) as line:
             while (event := await line.next()) is not None:
                 if event.type == "call.offered":
@@ -220,8 +220,8 @@ async def test_many_calls_from_two_processes_are_each_executed_once(tmp_path: Pa
     async with (
         Gateway.open(config) as one,
         Gateway.open(config) as two,
-        asking(one) as here,
-        asking(two) as there,
+        open_api(one) as here,
+        open_api(two) as there,
     ):
         tasks = [asyncio.ensure_future(work(api)) for api in (here, here, there, there)]
         while len((await here.get("/api/workers")).data["items"]) < len(tasks):

@@ -11,14 +11,14 @@ from typing import Any
 
 from toolspace import Tool, ToolContext, ToolResult, Toolspace
 from toolspace.core.ids import new_id
-from toolspace.core.records import CallRecord, InboxEvent, Message, StreamEvent
+from toolspace.core.records import CallRecord, InboxEvent, Message, StoredEvent
 from toolspace.spaces import runs
-from toolspace.spaces.call_host import CallRoom
-from toolspace.spaces.call_recorder import Recorder
+from toolspace.spaces.call_host import GatewayCallHost
+from toolspace.spaces.call_recorder import CallRecorder
 from toolspace.spaces.call_transactions import Submission
 from toolspace.spaces.ledger import Ledger
-from toolspace.spaces.open_runs import Cycles
-from toolspace.spaces.pending_calls import CallDesk
+from toolspace.spaces.pending_calls import PendingCalls
+from toolspace.spaces.runs import OpenRuns
 from toolspace.spaces.sweeper import Sweeper
 from toolspace.storage.database import Database, WakeUps
 from toolspace.storage.queries import calls as call_rows
@@ -31,7 +31,7 @@ def elsewhere(name: str, execution_type: Any = "external", **options: Any) -> To
 
     async def handler(parameters: dict[str, Any], context: ToolContext) -> ToolResult:
         assert context.host is not None
-        return await context.host.answer_elsewhere(tool, parameters, context)
+        return await context.host.wait_for_result(tool, parameters, context)
 
     tool.handler = handler
     return tool
@@ -40,18 +40,18 @@ def elsewhere(name: str, execution_type: Any = "external", **options: Any) -> To
 class Rig:
     """An agent, a person and a space, and calls in runs of the agent."""
 
-    def __init__(self, ts: Toolspace, ledger: Ledger, desk: CallDesk, sweeper: Sweeper) -> None:
+    def __init__(self, ts: Toolspace, ledger: Ledger, desk: PendingCalls, sweeper: Sweeper) -> None:
         self.ts = ts
         self.ledger = ledger
         self.desk = desk
         self.sweeper = sweeper
-        self.cycles = Cycles(ledger, ts.run)
+        self.cycles = OpenRuns(ledger, ts.run)
         self.agent, self.person, self.space = new_id("ent"), new_id("ent"), new_id("spc")
 
     async def settle_in(self) -> None:
-        await self.ledger.write(entities.add_entity, self.agent, "agent", "Ada", {})
-        await self.ledger.write(entities.add_entity, self.person, "human", "Husam", {})
-        await self.ledger.write(entities.add_space, self.space, "Room", {})
+        await self.ledger.write(entities.create_entity, self.agent, "agent", "Ada", {})
+        await self.ledger.write(entities.create_entity, self.person, "human", "Husam", {})
+        await self.ledger.write(entities.create_space, self.space, "Room", {})
         await self.ledger.write(entities.add_member, self.space, self.agent)
         await self.ledger.write(entities.add_member, self.space, self.person)
 
@@ -59,9 +59,9 @@ class Rig:
         run = await self.ledger.commit(runs.open_run, self.agent, space_id=self.space if in_space else None)
         return run.id
 
-    async def room(self, run_id: str) -> tuple[CallRoom, Any]:
+    async def room(self, run_id: str) -> tuple[GatewayCallHost, Any]:
         record, run = await self.cycles.enter(run_id)
-        room = CallRoom(self.desk, run_id=run_id, agent_entity_id=self.agent, space_id=record.space_id)
+        room = GatewayCallHost(self.desk, run_id=run_id, agent_entity_id=self.agent, space_id=record.space_id)
         return room, run
 
     async def call(
@@ -71,14 +71,14 @@ class Rig:
         context = ToolContext(agent_entity_id=self.agent, space_id=room.space_id, host=room)
         result = await self.ts.call(name, args, context=context, run=run, call_id=call_id)
         if confirms:
-            self.desk.delivered(room.inline)
+            self.desk.mark_delivered(room.inline_call_ids)
         return result
 
     async def submit(self, call_id: str, result: Any, **options: Any) -> CallRecord:
-        return await self.desk.take(Submission(call_id=call_id, result=result, **options))
+        return await self.desk.submit(Submission(call_id=call_id, result=result, **options))
 
     async def row(self, call_id: str) -> CallRecord:
-        call = await self.ledger.read(call_rows.one, call_id)
+        call = await self.ledger.read(call_rows.find, call_id)
         assert call is not None
         return call
 
@@ -88,10 +88,10 @@ class Rig:
 
     async def awaited(self, call_id: str) -> None:
         """Waits until someone waits for a call, which may not be written down yet."""
-        while not self.ledger.waiters.waits(f"call:{call_id}"):  # noqa: ASYNC110 - nobody tells of it
+        while not self.ledger.waiters.is_waited_for(f"call:{call_id}"):  # noqa: ASYNC110 - nobody tells of it
             await asyncio.sleep(0)
 
-    async def seen(self, run_id: str, type: str) -> StreamEvent:
+    async def seen(self, run_id: str, type: str) -> StoredEvent:
         """Waits until something happened in a run."""
         async with await self.ledger.hub.subscribe(f"run:{run_id}", after=0) as reader:
             async for batch in reader:
@@ -103,17 +103,17 @@ class Rig:
     async def serve(self, *tools: str) -> None:
         """Someone says that they execute these tools."""
         topics = [f"tool:{tool}" for tool in tools]
-        await self.ledger.write(presence.come, "wrk_test", topics, node_id=self.ledger.node_id)
+        await self.ledger.write(presence.register, "wrk_test", topics, node_id=self.ledger.node_id)
 
     async def inbox(self) -> list[InboxEvent]:
-        return await self.ledger.read(inbox.listing, self.agent)
+        return await self.ledger.read(inbox.list_events, self.agent)
 
     async def messages(self) -> list[Message]:
-        found, _ = await self.ledger.read(messages.latest, self.space)
+        found, _ = await self.ledger.read(messages.list_latest, self.space)
         return found
 
-    async def events(self, stream: str) -> list[StreamEvent]:
-        return await self.ledger.read(events.after, stream, 0, 1000)
+    async def events(self, stream: str) -> list[StoredEvent]:
+        return await self.ledger.read(events.list_after, stream, 0, 1000)
 
 
 @asynccontextmanager
@@ -124,16 +124,16 @@ async def rig(
         ledger = Ledger(database, wakeups)
         if owns:
             stack.push_async_callback(ledger.aclose)
-        desk = CallDesk(ledger, **desk_options)
+        desk = PendingCalls(ledger, **desk_options)
         stack.push_async_callback(desk.aclose)
         ts = Toolspace(tools=tools)
-        recorder = Recorder(ledger, ts.bus)
+        recorder = CallRecorder(ledger, ts.bus)
         stack.push_async_callback(recorder.aclose)
-        ts.orchestrator.use(recorder.stage)
+        ts.orchestrator.add_stage(recorder.stage)
         await stack.enter_async_context(ts)
-        ledger.on_stop = ts.cancel
+        ledger.on_stop_call = ts.cancel
         sweeper = await stack.enter_async_context(Sweeper(ledger, worker_grace=0.2))
-        desk.on_due = sweeper.poke
+        desk.on_timer_started = sweeper.wake
         made = Rig(ts, ledger, desk, sweeper)
         await made.settle_in()
         yield made

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.spaces.rig import Rig, rig
-from toolspace.core.records import InboxEvent, Message, StreamEvent, space_stream
+from toolspace.core.records import InboxEvent, Message, StoredEvent, space_stream
 from toolspace.errors import RefusedError
 from toolspace.spaces import deletion, messaging
 from toolspace.storage.database import Database
@@ -20,30 +20,30 @@ pytestmark = [pytest.mark.spec("9.1")]
 @pytest.fixture
 async def r(database: Database) -> AsyncIterator[Rig]:
     async with rig(database) as made:
-        await made.ledger.write(entities.add_entity, "bob", "agent", "Bob", {})
+        await made.ledger.write(entities.create_entity, "bob", "agent", "Bob", {})
         await made.ledger.write(entities.add_member, made.space, "bob")
         yield made
 
 
 async def begin(r: Rig, message_id: str = "msg_1", run_id: str | None = "run_1") -> Message:
-    return await r.ledger.commit(messaging.begin_message, r.space, r.agent, message_id, run_id)
+    return await r.ledger.commit(messaging.start_message, r.space, r.agent, message_id, run_id)
 
 
 async def grow(r: Rig, delta: str, message_id: str = "msg_1", **options: Any) -> bool:
-    return await r.ledger.commit(messaging.grow_message, message_id, delta, **options)
+    return await r.ledger.commit(messaging.append_to_message, message_id, delta, **options)
 
 
 async def say(r: Rig, content: str, message_id: str = "msg_1", **options: Any) -> Message:
     options = {"run_id": "run_1", **options}
-    return await r.ledger.commit(messaging.say, r.space, r.agent, content, message_id=message_id, **options)
+    return await r.ledger.commit(messaging.send_message, r.space, r.agent, content, message_id=message_id, **options)
 
 
-async def told(r: Rig) -> list[StreamEvent]:
+async def told(r: Rig) -> list[StoredEvent]:
     return [event for event in await r.events(space_stream(r.space)) if event.type.startswith("message.")]
 
 
 async def bobs(r: Rig) -> list[InboxEvent]:
-    return await r.ledger.read(inbox.listing, "bob")
+    return await r.ledger.read(inbox.list_events, "bob")
 
 
 @pytest.mark.spec("7.5")
@@ -54,14 +54,14 @@ async def test_a_message_is_streamed_while_it_is_written_and_delivered_when_it_i
     assert await grow(r, "it.")
     assert await bobs(r) == []
     assert [(message.id, message.status) for message in await r.messages()] == [("msg_1", "running")]
-    await r.ledger.commit(messaging.say, r.space, r.person, "Well?")
+    await r.ledger.commit(messaging.send_message, r.space, r.person, "Well?")
     said = await say(r, "On it.")
     assert (said.status, said.content, said.seq) == ("complete", "On it.", 1)
     events = [event for event in await told(r) if event.data.get("messageId", "msg_1") == "msg_1"]
     assert [event.type for event in events[:3]] == ["message.started", "message.delta", "message.delta"]
     assert [event.data["delta"] for event in events[1:3]] == ["On ", "it."]
     assert events[-1].data["message"]["content"] == "On it."
-    assert {event.exposure for event in events} == {"full"}  # Members of the space see them.
+    assert {event.visibility for event in events} == {"full"}  # Members of the space see them.
     from_agent = [event for event in await bobs(r) if event.data["senderId"] == r.agent]
     assert [event.data["content"] for event in from_agent] == ["On it."]
 
@@ -70,8 +70,8 @@ async def test_only_what_is_said_is_in_the_history_that_agents_read(r: Rig) -> N
     await begin(r)
     await begin(r, "msg_2")
     await r.ledger.commit(messaging.abandon_message, "msg_2", "the model broke off")
-    await r.ledger.commit(messaging.say, r.space, r.person, "Hello")
-    found, total = await r.ledger.read(messages.latest, r.space, said=True)
+    await r.ledger.commit(messaging.send_message, r.space, r.person, "Hello")
+    found, total = await r.ledger.read(messages.list_latest, r.space, complete_only=True)
     assert ([message.content for message in found], total) == (["Hello"], 1)
     assert [message.status for message in await r.messages()] == ["running", "error", "complete"]
 
@@ -102,7 +102,7 @@ async def test_an_abandoned_message_is_told_of_once_and_reaches_no_inbox(r: Rig)
 async def test_an_abandoned_message_can_be_begun_anew_or_said(r: Rig) -> None:
     for message_id in ("msg_1", "msg_2"):
         await begin(r, message_id)
-    assert await r.ledger.commit(messaging.abandon_messages_of, "run_1") == 2
+    assert await r.ledger.commit(messaging.abandon_messages_of_run, "run_1") == 2
     resumed = await begin(r)
     assert (resumed.status, resumed.metadata, resumed.seq) == ("running", {}, 1)
     assert await grow(r, "So")
@@ -116,7 +116,7 @@ async def test_the_messages_of_one_run_are_ended_and_no_others(r: Rig) -> None:
     await begin(r, "msg_2", "run_2")
     await begin(r, "msg_3", "run_1")
     await say(r, "Said.", "msg_3")
-    assert await r.ledger.commit(messaging.abandon_messages_of, "run_1", "it was canceled") == 1
+    assert await r.ledger.commit(messaging.abandon_messages_of_run, "run_1", "it was canceled") == 1
     assert [message.status for message in await r.messages()] == ["error", "running", "complete"]
 
 
@@ -137,9 +137,9 @@ async def test_nobody_finishes_what_another_began(r: Rig) -> None:
     await begin(r)
     for sender, run_id in ((r.person, None), (r.person, "run_1"), ("bob", "run_1"), (r.agent, "run_2")):
         with pytest.raises(RefusedError, match="already"):
-            await r.ledger.commit(messaging.say, r.space, sender, "Mine", message_id="msg_1", run_id=run_id)
+            await r.ledger.commit(messaging.send_message, r.space, sender, "Mine", message_id="msg_1", run_id=run_id)
         with pytest.raises(RefusedError, match="already"):
-            await r.ledger.commit(messaging.begin_message, r.space, sender, "msg_1", run_id)
+            await r.ledger.commit(messaging.start_message, r.space, sender, "msg_1", run_id)
     assert [message.status for message in await r.messages()] == ["running"]
 
 
@@ -153,21 +153,21 @@ async def test_one_who_left_says_no_more_of_it(r: Rig) -> None:
 
 
 async def test_only_members_begin_a_message(r: Rig) -> None:
-    await r.ledger.write(entities.add_space, "den", "Den", {})
+    await r.ledger.write(entities.create_space, "den", "Den", {})
     for space_id, sender, error in (
         ("den", r.agent, "not a member"),
         ("none", r.agent, "no space"),
         (r.space, "x", "no entity"),
     ):
         with pytest.raises(RefusedError, match=error):
-            await r.ledger.commit(messaging.begin_message, space_id, sender, "msg_1")
+            await r.ledger.commit(messaging.start_message, space_id, sender, "msg_1")
 
 
 async def test_a_message_that_was_begun_elsewhere_is_said_where_its_sender_is_now(r: Rig) -> None:
-    await r.ledger.write(entities.add_space, "den", "Den", {})
+    await r.ledger.write(entities.create_space, "den", "Den", {})
     await r.ledger.write(entities.add_member, "den", r.agent)
     await begin(r)
-    said = await r.ledger.commit(messaging.say, "den", r.agent, "Here.", message_id="msg_1", run_id="run_1")
+    said = await r.ledger.commit(messaging.send_message, "den", r.agent, "Here.", message_id="msg_1", run_id="run_1")
     assert (said.space_id, said.status, said.content) == ("den", "complete", "Here.")
     assert [(message.id, message.status) for message in await r.messages()] == [("msg_1", "error")]
 

@@ -19,7 +19,7 @@ async def test_a_run_that_ended_elsewhere_is_forgotten(database: Database, end: 
         run = await r.open_run()
         await r.room(run)
         assert r.cycles.find(run) is not None
-        over = r.ledger.waiters.expect(f"run:{run}")
+        over = r.ledger.waiters.register(f"run:{run}")
         await r.ledger.commit(runs.close_run if end == "closed" else runs.cancel_run, run)
         await over
         await asyncio.gather(*r.cycles._looking)  # pyright: ignore[reportPrivateUsage]
@@ -35,6 +35,6 @@ async def test_what_runs_in_a_canceled_run_stops(database: Database) -> None:
         run = await r.open_run()
         calling = asyncio.create_task(r.call(run, "hang"))
         await r.began(run)
-        r.cycles.ended(run)  # Forgotten, because too many others came after it.
+        r.cycles.remove(run)  # Forgotten, because too many others came after it.
         await r.ledger.commit(runs.cancel_run, run)
         assert (await calling).error_kind == "canceled"

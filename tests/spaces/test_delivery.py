@@ -16,9 +16,9 @@ from toolspace.spaces import runs
 from toolspace.spaces.ledger import Effects, Ledger
 from toolspace.spaces.sweeper import Sweeper
 from toolspace.storage.database import Database, Program
+from toolspace.storage.postgres.database import PostgresDatabase
 from toolspace.storage.queries import calls as call_rows
-from toolspace.storage.sql.postgres import PostgresDatabase
-from toolspace.storage.sql.sqlite import SqliteDatabase
+from toolspace.storage.sqlite.database import SqliteDatabase
 
 
 class _Watched(SqliteDatabase):
@@ -28,26 +28,26 @@ class _Watched(SqliteDatabase):
     away = 0
     loses = False
 
-    async def run(self, program: Any, *, then: Any = None, tail: Any = None, aside: bool = False) -> Any:
+    async def run(self, program: Any, *, on_commit: Any = None, deferred: Any = None, exclusive: bool = False) -> Any:
         if self.away:
             self.away -= 1
             raise StorageUnavailable("the database does not answer")
         if self.loses:
             self.loses = False
-            await super().run(program, tail=tail)
+            await super().run(program, deferred=deferred)
             raise StorageInDoubt("went away during a commit: it may have happened, or not")
-        working = super().run(program, then=then, tail=tail, aside=aside)
+        working = super().run(program, on_commit=on_commit, deferred=deferred, exclusive=exclusive)
         if self.asked is not None:
             self.asked.set()
         return await working
 
-    async def append(self, tail: Any, *, then: Any, in_doubt: Any) -> bool:
+    async def commit_deferred(self, deferred: Any, *, on_commit: Any, on_doubt: Any) -> bool:
         if self.loses:
             self.loses = False
-            await super().append(tail, then=_nobody_hears, in_doubt=in_doubt)
-            in_doubt(tail)
+            await super().commit_deferred(deferred, on_commit=_nobody_hears, on_doubt=on_doubt)
+            on_doubt(deferred)
             raise StorageInDoubt("went away during a commit: it may have happened, or not")
-        return await super().append(tail, then=then, in_doubt=in_doubt)
+        return await super().commit_deferred(deferred, on_commit=on_commit, on_doubt=on_doubt)
 
 
 def _nobody_hears(_: Any) -> None: ...
@@ -56,10 +56,10 @@ def _nobody_hears(_: Any) -> None: ...
 async def _inbox_of(r: Rig, call_id: str) -> Any:
     """What the inbox says of a call, once it says something."""
     while True:
-        told = r.ledger.waiters.expect(f"inbox:{r.agent}")
+        told = r.ledger.waiters.register(f"inbox:{r.agent}")
         found = [event.data for event in await r.inbox() if event.data["callId"] == call_id]
         if found:
-            r.ledger.waiters.forget(f"inbox:{r.agent}", told)
+            r.ledger.waiters.unregister(f"inbox:{r.agent}", told)
             (event,) = found
             return event
         await told
@@ -150,7 +150,7 @@ async def test_a_batch_gives_what_comes_in_time_and_the_inbox_what_comes_late(da
         async with await r.ledger.hub.subscribe(f"run:{run}", after=0) as reader:
             asked: dict[str, str] = {}
             while len(asked) < 4:
-                found = [event.data for event in await reader.next() if event.type == "tool.started"]
+                found = [event.data for event in await reader.next_batch() if event.type == "tool.started"]
                 asked |= {data["toolName"]: data["toolCallId"] for data in found}
         await r.submit(asked["fast"], 1)
         fast, slow, later = (await calling).unwrap()["results"]
@@ -172,7 +172,7 @@ async def test_a_batch_that_is_canceled_asks_nobody_any_more(database: Database)
         assert r.ts.cancel("call_batch")
         assert (await calling).error_kind == "canceled"
         await _ended(r, run, 2)
-        rows = {call.tool_name: call.status for call, _ in await r.ledger.read(call_rows.of_run, run)}
+        rows = {call.tool_name: call.status for call, _ in await r.ledger.read(call_rows.list_of_run, run)}
         assert rows == {"agent__batch": "canceled", "confirm": "canceled"}
         assert [message.status for message in await r.messages()] == ["error"]
 
@@ -237,7 +237,7 @@ async def test_whoever_asks_again_for_a_call_is_let_go_when_the_process_stops(da
         run = await r.open_run()
         call_id = (await r.call(run, "approve")).call_id
         await r.ledger.commit(_wait_again, call_id)
-        attending = asyncio.create_task(r.desk.attend(call_id, 3600))
+        attending = asyncio.create_task(r.desk.wait_for_result(call_id, 3600))
         await asyncio.sleep(0)
         await r.desk.drain()
         assert (await attending).call_id == call_id

@@ -15,7 +15,7 @@ from toolspace.spaces import call_transactions
 from toolspace.spaces.call_transactions import Submission
 from toolspace.spaces.ledger import Ledger
 from toolspace.storage.database import Database
-from toolspace.storage.sql.sqlite import SqliteDatabase
+from toolspace.storage.sqlite.database import SqliteDatabase
 
 
 @pytest.mark.spec("6.3")
@@ -222,9 +222,9 @@ async def test_a_wait_answers_itself(database: Database) -> None:
 async def test_an_expired_call_tells_its_agent(database: Database) -> None:
     async with rig(database, elsewhere("approve", "space", is_async=True, visible=True, expires_after=0.05)) as r:
         run = await r.open_run(in_space=True)
-        told = r.ledger.waiters.expect(f"inbox:{r.agent}")
+        told = r.ledger.waiters.register(f"inbox:{r.agent}")
         call_id = (await r.call(run, "approve")).call_id
-        r.sweeper.poke()
+        r.sweeper.wake()
         await told
         (event,) = await r.inbox()
         assert (event.data["status"], event.data["isError"]) == ("expired", True)
@@ -242,9 +242,9 @@ async def test_a_tool_that_pauses_its_run_lets_it_go_on_when_the_result_is_there
     async with rig(database, elsewhere("askUser", pauses_run=True)) as r:
         run = await r.open_run()
         call_id = (await r.call(run, "askUser")).call_id
-        assert (await r.ledger.read(runs.the_run, run)).status == "waiting_tool"
+        assert (await r.ledger.read(runs.get_run, run)).status == "waiting_tool"
         await r.submit(call_id, "blue")
-        assert (await r.ledger.read(runs.the_run, run)).status == "running"
+        assert (await r.ledger.read(runs.get_run, run)).status == "running"
         assert len(await r.inbox()) == 1
 
 
@@ -314,7 +314,7 @@ async def test_draining_parks_what_waits(database: Database) -> None:
 async def _all_inbox(r: Any) -> list[Any]:
     from toolspace.storage.queries import inbox
 
-    return await r.ledger.read(inbox.listing, r.agent, limit=10_000)
+    return await r.ledger.read(inbox.list_events, r.agent, limit=10_000)
 
 
 async def test_a_pending_answer_is_not_cached(database: Database) -> None:
@@ -358,7 +358,7 @@ async def test_a_caller_whose_call_others_parked_is_told_and_the_inbox_alone_get
         calling = asyncio.create_task(r.call(run, "fetch"))
         call = await r.began(run)
         # As another process does that takes this one for dead.
-        await r.ledger.commit(call_transactions.park, call.call_id)
+        await r.ledger.commit(call_transactions.make_pending, call.call_id)
         assert (await calling).unwrap()["pendingToolCallId"] == call.call_id
         await r.submit(call.call_id, "here")
         assert [event.data["callId"] for event in await r.inbox()] == [call.call_id]
@@ -374,7 +374,7 @@ async def test_a_caller_who_hears_too_late_that_its_call_was_parked_does_not_tak
         calling = asyncio.create_task(r.call(run, "fetch"))
         call = await r.began(run)
         other = Ledger(database)
-        await other.commit(call_transactions.park, call.call_id)
+        await other.commit(call_transactions.make_pending, call.call_id)
         await other.commit(call_transactions.submit, Submission(call_id=call.call_id, result="here"))
         r.ledger.waiters.wake(f"call:{call.call_id}")
         assert (await calling).unwrap()["pendingToolCallId"] == call.call_id
@@ -393,7 +393,7 @@ async def test_a_caller_who_goes_away_while_its_call_is_written_down_leaves_the_
             await r.awaited("call_1")
             calling.cancel()
             await asyncio.gather(calling, return_exceptions=True)
-            parked = r.ledger.waiters.expect("call:call_1")
+            parked = r.ledger.waiters.register("call:call_1")
         await parked
         await r.submit("call_1", "here")
         assert [event.data["callId"] for event in await r.inbox()] == ["call_1"]

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from tests.providers.mcp.conftest import SERVERS
-from tests.server.serving import asking, write_config
+from tests.server.gateway_api import open_api, write_config
 from tests.spaces.rig import Rig, rig
-from toolspace import Answer, Tool, ToolContext, tool
+from toolspace import ElicitationResult, Tool, ToolContext, tool
 from toolspace.core.records import CallRecord, space_stream
-from toolspace.providers.mcp.callbacks import Question
+from toolspace.providers.mcp.callbacks import ElicitationRequest
 from toolspace.server.gateway import Gateway
-from toolspace.spaces.elicitation import ask_the_space
+from toolspace.spaces.elicitation import ask_space
 from toolspace.storage.database import Database
 
 pytestmark = pytest.mark.spec("3.16")
@@ -27,8 +27,8 @@ def paint(**options: Any) -> Tool:
     @tool(name="paint", visible=False, **options)
     async def asks(context: ToolContext, url: str | None = None) -> Any:
         schema = COLOUR if url is None else None
-        question = Question(server="paints", message="Which colour?", schema=schema, url=url)
-        answer = await ask_the_space(question, context)
+        question = ElicitationRequest(server="paints", message="Which colour?", schema=schema, url=url)
+        answer = await ask_space(question, context)
         return {"action": answer.action, "content": answer.content}
 
     return asks
@@ -114,20 +114,20 @@ async def test_a_question_ends_with_the_time_of_its_call(database: Database) -> 
         (asked,) = await questions(r)
         async with asyncio.timeout(10):
             while asked.status in ("waiting", "pending"):
-                asked = await r.desk.attend(asked.call_id, 1.0)
+                asked = await r.desk.wait_for_result(asked.call_id, 1.0)
         assert asked.status in ("canceled", "expired")  # Whichever saw first that nobody waits.
         assert await r.inbox() == []
 
 
 async def test_without_a_space_the_caller_is_asked(database: Database) -> None:
     class Client:
-        async def elicit(self, message: str, **_: Any) -> Answer:
-            return Answer(action="accept", content={"colour": message})
+        async def elicit(self, message: str, **_: Any) -> ElicitationResult:
+            return ElicitationResult(action="accept", content={"colour": message})
 
     async with rig(database, paint()) as r:
         run = await r.open_run()
         room, kept = await r.room(run)
-        context = ToolContext(agent_entity_id=r.agent, host=room, questions=Client())  # pyright: ignore
+        context = ToolContext(agent_entity_id=r.agent, host=room, caller_client=Client())  # pyright: ignore
         result = await r.ts.call("paint", context=context, run=kept)
         assert result.unwrap()["content"] == {"colour": "Which colour?"}
 
@@ -141,7 +141,7 @@ async def test_where_nobody_can_be_asked_that_is_said(database: Database) -> Non
 async def test_over_http_a_member_answers_what_a_real_server_asks(tmp_path: Path) -> None:
     server = {"command": sys.executable, "args": [str(SERVERS / "scripted.py"), str(tmp_path / "seen")]}
     path = write_config(tmp_path, mcpServers={"s": server})
-    async with Gateway.open(path) as gateway, asking(gateway) as api:
+    async with Gateway.open(path) as gateway, open_api(gateway) as api:
         agent = await api.create("/api/entities", type="agent", name="Ada")
         person = await api.create("/api/entities", type="human", name="Husam")
         space = await api.create("/api/spaces", name="Room", members=[agent["id"], person["id"]])

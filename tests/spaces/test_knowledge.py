@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from tests.builtin.http_servers import http_server
+from tests.http_servers import http_server
 from tests.spaces.rig import Rig, rig
 from toolspace.core.records import Document
 from toolspace.errors import RefusedError
 from toolspace.models.embeddings import HttpEmbedder
-from toolspace.spaces.knowledge import Library
+from toolspace.spaces.document_library import DocumentLibrary
 from toolspace.storage.database import Database
 from toolspace.storage.queries import documents
 
@@ -29,8 +29,8 @@ async def r(database: Database) -> AsyncIterator[Rig]:
 
 
 @pytest.fixture
-def library(r: Rig) -> Library:
-    return Library(r.ledger)
+def library(r: Rig) -> DocumentLibrary:
+    return DocumentLibrary(r.ledger)
 
 
 @pytest.fixture
@@ -47,17 +47,17 @@ def folder(tmp_path: Path) -> Path:
 
 
 async def listed(r: Rig) -> dict[str | None, Document]:
-    found = await r.ledger.read(documents.listing, r.agent)
+    found = await r.ledger.read(documents.list_documents, r.agent)
     return {document.source: document for document in found}
 
 
-async def found(library: Library, r: Rig, query: str) -> list[str | None]:
-    return [hit.source for hit in (await library.search(r.agent, query)).hits]
+async def found(library: DocumentLibrary, r: Rig, query: str) -> list[str | None]:
+    return [hit.source for hit in (await library.search(r.agent, query)).matches]
 
 
-async def test_a_folder_becomes_documents(r: Rig, library: Library, folder: Path) -> None:
-    synced = await library.sync(r.agent, [folder])
-    assert (synced.written, synced.kept, synced.removed, synced.skipped) == (3, 0, 0, [])
+async def test_a_folder_becomes_documents(r: Rig, library: DocumentLibrary, folder: Path) -> None:
+    synced = await library.sync_folders(r.agent, [folder])
+    assert (synced.written, synced.unchanged, synced.removed, synced.skipped) == (3, 0, 0, [])
     titles = {source: document.title for source, document in (await listed(r)).items()}
     assert titles == {
         "handbook/people/leave.md": "Parental leave",
@@ -67,32 +67,34 @@ async def test_a_folder_becomes_documents(r: Rig, library: Library, folder: Path
     assert {document.origin for document in (await listed(r)).values()} == {"folder"}
     assert await found(library, r, "sixteen") == ["handbook/people/leave.md"]
     assert await found(library, r, "espresso") == ["handbook/prices.json"]
-    (hit,) = (await library.search(r.agent, "printer")).hits
+    (hit,) = (await library.search(r.agent, "printer")).matches
     assert hit.text == "Ask\n\nWhere is the printer?\n\nCellar."
     assert await found(library, r, "alert hidden color") == []
 
 
-async def test_only_what_changed_is_read_again_and_what_is_gone_goes(r: Rig, library: Library, folder: Path) -> None:
-    await library.put(r.agent, "mine", title="Mine", text="Added by a program: walrus.")
-    await library.sync(r.agent, [folder])
+async def test_only_what_changed_is_read_again_and_what_is_gone_goes(
+    r: Rig, library: DocumentLibrary, folder: Path
+) -> None:
+    await library.save(r.agent, "mine", title="Mine", text="Added by a program: walrus.")
+    await library.sync_folders(r.agent, [folder])
     before = await listed(r)
     (folder / "prices.json").write_text('{"matcha": 4}')
     (folder / "faq.html").unlink()
     (folder / "new.txt").write_text("A narwhal.")
-    synced = await library.sync(r.agent, [folder])
-    assert (synced.written, synced.kept, synced.removed) == (2, 1, 1)
+    synced = await library.sync_folders(r.agent, [folder])
+    assert (synced.written, synced.unchanged, synced.removed) == (2, 1, 1)
     after = await listed(r)
     assert after["handbook/people/leave.md"].updated_at == before["handbook/people/leave.md"].updated_at
     assert after["handbook/prices.json"].id == before["handbook/prices.json"].id
     assert await found(library, r, "espresso printer") == []
     assert await found(library, r, "narwhal") == ["handbook/new.txt"]
-    synced = await library.sync(r.agent, [])
+    synced = await library.sync_folders(r.agent, [])
     assert synced.removed == 3
     assert list(await listed(r)) == [None]  # What a program added stays.
     assert await found(library, r, "walrus") == [None]
 
 
-async def test_links_lead_nowhere(r: Rig, library: Library, folder: Path, tmp_path: Path) -> None:
+async def test_links_lead_nowhere(r: Rig, library: DocumentLibrary, folder: Path, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "secret.txt").write_text("The secret is marzipan.")
@@ -103,12 +105,12 @@ async def test_links_lead_nowhere(r: Rig, library: Library, folder: Path, tmp_pa
     (folder / ".git").mkdir()
     (folder / ".git" / "notes.txt").write_text("marzipan")
     os.mkfifo(folder / "pipe.txt")
-    await library.sync(r.agent, [folder])
+    await library.sync_folders(r.agent, [folder])
     assert len(await listed(r)) == 3
     assert await found(library, r, "marzipan") == []
 
 
-async def test_what_is_no_text_is_left_out_with_the_reason(r: Rig, library: Library, folder: Path) -> None:
+async def test_what_is_no_text_is_left_out_with_the_reason(r: Rig, library: DocumentLibrary, folder: Path) -> None:
     (folder / "image.txt").write_bytes(b"\x89PNG\0\0\0")
     (folder / "huge.txt").write_text("word " * 200_001)
     (folder / "photo.png").write_bytes(b"\x89PNG")
@@ -116,7 +118,7 @@ async def test_what_is_no_text_is_left_out_with_the_reason(r: Rig, library: Libr
     (folder / "latin.txt").write_bytes("Grüße aus Bonn".encode("latin-1"))
     (folder / os.fsdecode(b"na\xefve.txt")).write_text("Odd name: quokka.")
     missing = folder / "missing"
-    synced = await library.sync(r.agent, [folder, missing])
+    synced = await library.sync_folders(r.agent, [folder, missing])
     assert sorted(synced.skipped) == [
         "handbook/huge.txt: its text has 1,000,005 bytes; a document has at most 1,000,000",
         "handbook/image.txt: it is binary",
@@ -127,20 +129,22 @@ async def test_what_is_no_text_is_left_out_with_the_reason(r: Rig, library: Libr
     assert await found(library, r, "quokka") == ["handbook/na\ufffdve.txt"]
 
 
-async def test_a_file_that_is_named_itself_is_read_whatever_its_name(r: Rig, library: Library, tmp_path: Path) -> None:
+async def test_a_file_that_is_named_itself_is_read_whatever_its_name(
+    r: Rig, library: DocumentLibrary, tmp_path: Path
+) -> None:
     file = tmp_path / "NOTES"
     file.write_text("About okapis.")
     link = tmp_path / "link"
     link.symlink_to(file)
-    synced = await library.sync(r.agent, [link, file])  # The operator's own link is meant.
+    synced = await library.sync_folders(r.agent, [link, file])  # The operator's own link is meant.
     assert synced.written == 1
     assert await found(library, r, "okapi") == ["NOTES"]
 
 
-async def test_a_document_that_is_too_large_is_refused(r: Rig, library: Library) -> None:
+async def test_a_document_that_is_too_large_is_refused(r: Rig, library: DocumentLibrary) -> None:
     with pytest.raises(RefusedError, match="so split it"):
-        await library.put(r.agent, title="Big", text="x" * 1_000_001)
-    added = await library.put(r.agent, title="Small", text="x")
+        await library.save(r.agent, title="Big", text="x" * 1_000_001)
+    added = await library.save(r.agent, title="Small", text="x")
     assert added.id.startswith("doc_")
 
 
@@ -157,18 +161,18 @@ async def by_meaning(request: web.Request) -> web.Response:
 async def test_with_an_embedder_what_was_found_is_in_the_order_of_its_meaning(r: Rig) -> None:
     async with http_server(by_meaning) as server:
         embedder = HttpEmbedder("m", base_url=server.url("/v1"))
-        library = Library(r.ledger, embedder)
-        await library.put(
+        library = DocumentLibrary(r.ledger, embedder)
+        await library.save(
             r.agent, "fruit", title="Fruit", text="Red red red: a banana has the repair price of a red banana."
         )
-        await library.put(r.agent, "car", title="Workshop", text="A red automobile has its price too.")
+        await library.save(r.agent, "car", title="Workshop", text="A red automobile has its price too.")
         query = "price of a red car"
-        plain = await Library(r.ledger).search(r.agent, query)
-        assert [hit.document_id for hit in plain.hits] == ["fruit", "car"]
+        plain = await DocumentLibrary(r.ledger).search(r.agent, query)
+        assert [hit.document_id for hit in plain.matches] == ["fruit", "car"]
         ordered = await library.search(r.agent, query, limit=1)
-        assert ([hit.document_id for hit in ordered.hits], ordered.total) == (["car"], 2)
+        assert ([hit.document_id for hit in ordered.matches], ordered.total) == (["car"], 2)
         await library.search(r.agent, "red price")
-        assert [len(json.loads(seen.body)["input"]) for seen in server.seen] == [3, 1]  # Passages are known by now.
+        assert [len(json.loads(seen.body)["input"]) for seen in server.requests] == [3, 1]  # Passages are known by now.
         await embedder.aclose()
 
 
@@ -176,8 +180,8 @@ async def test_without_an_answer_of_the_embedder_words_have_to_do(r: Rig) -> Non
     async with http_server(by_meaning) as server:
         pass
     embedder = HttpEmbedder("m", base_url=server.url("/v1"))
-    library = Library(r.ledger, embedder)
+    library = DocumentLibrary(r.ledger, embedder)
     for n in range(2):
-        await library.put(r.agent, f"doc_{n}", title="Tea", text="Tea. " * (n + 1) + "And more than that.")
-    assert len((await library.search(r.agent, "tea")).hits) == 2
+        await library.save(r.agent, f"doc_{n}", title="Tea", text="Tea. " * (n + 1) + "And more than that.")
+    assert len((await library.search(r.agent, "tea")).matches) == 2
     await embedder.aclose()

@@ -19,22 +19,22 @@ from toolspace.spaces import call_transactions, runs
 from toolspace.spaces.ledger import Effects
 from toolspace.storage.database import Database, Program
 from toolspace.storage.queries import events
-from toolspace.storage.sql import sqlite
-from toolspace.storage.sql.sqlite import SqliteDatabase
-from toolspace.storage.sql.sqlite_batch_writer import Plan, TailWriter
-from toolspace.storage.sql.sqlite_transactions import Work, tails_of
+from toolspace.storage.sqlite import database as sqlite
+from toolspace.storage.sqlite.batch_writer import BatchWriter, PreparedBatch
+from toolspace.storage.sqlite.database import SqliteDatabase
+from toolspace.storage.sqlite.transactions import Work, tails_of
 
 
 async def _pending(r: Rig, run_id: str, count: int) -> list[str]:
     results = await asyncio.gather(*(r.call(run_id, "later", {"n": number}) for number in range(count)))
     ids = [result.call_id for result in results]
-    assert set(ids) <= set(r.ledger.known)
+    assert set(ids) <= set(r.ledger.open_calls)
     return ids
 
 
 async def _told(r: Rig, run_id: str) -> list[Any]:
     """The results as the stream of the run has them. No id is missing, none is there twice."""
-    stored = await r.ledger.read(events.after, run_stream(run_id), 0, 10_000)
+    stored = await r.ledger.read(events.list_after, run_stream(run_id), 0, 10_000)
     assert [event.id for event in stored] == list(range(1, len(stored) + 1))
     told = [event for event in stored if event.type in ("tool.done", "tool.error", "said")]
     return [event.data["output"] if "output" in event.data else event.data["error"] for event in told]
@@ -54,7 +54,7 @@ async def test_results_that_come_together_are_kept_each_as_it_is(database: Datab
         brought = await asyncio.gather(
             *(r.submit(call_id, result, is_error=n % 2 == 1, key=f"k{n}") for n, (call_id, result) in pairs)
         )
-        assert not r.ledger.known
+        assert not r.ledger.open_calls
         for number, (call_id, call) in enumerate(zip(ids, brought, strict=True)):
             there = await r.row(call_id)
             assert there.wire() == call.wire()
@@ -111,7 +111,7 @@ async def test_a_result_and_the_end_of_its_call_in_one_moment_are_not_both(
             assert row.status == "resolved" or row.status in ("canceled", "expired")
             assert (row.result == "yes") is (row.status == "resolved")
         assert (await _told(r, run_id)).count("yes") == answered
-        if not database.shared:  # One after the other, in the order in which they came.
+        if not database.is_shared:  # One after the other, in the order in which they came.
             assert answered == {"result": 8, "other": 0 if other == "run" else 7}[first]
 
 
@@ -121,7 +121,7 @@ async def test_results_alone_are_one_statement_of_the_thread(tmp_path: Path, mon
     run = sqlite.run
 
     def noted(connection: sqlite3.Connection, batch: Sequence[Work]) -> bool:
-        ran.extend(row for tail in tails_of(batch) for row in tail.resolved)
+        ran.extend(row for tail in tails_of(batch) for row in tail.resolved_calls)
         return run(connection, batch)
 
     async with rig(await SqliteDatabase.open(tmp_path / "toolspace.db"), _later()) as r:
@@ -143,16 +143,16 @@ class _Held:
         self.go_on = threading.Event()
         self.second = threading.Event()
         self.written: list[int] = []
-        write = TailWriter.write
+        write = BatchWriter.write
 
-        def held(writer: TailWriter, connection: sqlite3.Connection, plan: Plan) -> bool:
+        def held(writer: BatchWriter, connection: sqlite3.Connection, plan: PreparedBatch) -> bool:
             assert self.go_on.wait(30)
             if self.written:
                 self.second.set()
             self.written.append(len(plan.stored))
             return write(writer, connection, plan)
 
-        monkeypatch.setattr(TailWriter, "write", held)
+        monkeypatch.setattr(BatchWriter, "write", held)
 
 
 @asynccontextmanager
@@ -269,7 +269,7 @@ async def test_a_result_waits_for_another_program_that_writes_to_the_file(tmp_pa
         await asyncio.gather(*bringing)
         assert await _told(r, run_id) == [0, 1, 2, 3]
         while len(heard) < 4:  # Each is told once, with the id that it has.
-            heard += [(event.id, event.data["output"]) for event in await follower.next()]
+            heard += [(event.id, event.data["output"]) for event in await follower.next_batch()]
         assert heard == [(6, 0), (7, 1), (8, 2), (9, 3)]
         follower.close()
 

@@ -30,16 +30,16 @@ def _missed(plan_id: str, at: int) -> Program[None]:
 @pytest.mark.spec("9.4")
 async def test_a_plan_fires_into_the_inbox_and_is_completed(database: Database) -> None:
     async with rig(database) as r:
-        told = r.ledger.waiters.expect(f"inbox:{r.agent}")
+        told = r.ledger.waiters.register(f"inbox:{r.agent}")
         plan = await _set(r, run_after="1 second")
         assert plan.status == "active"
         await r.ledger.write(_missed, plan.id, 1)  # It was due while nothing ran: it fires late.
-        r.sweeper.poke()
+        r.sweeper.wake()
         await told
         (event,) = await r.inbox()
         assert event.type == "plan"
         assert event.data["instruction"] == "Write it"
-        (after,) = await r.ledger.read(rows.listing, r.agent)
+        (after,) = await r.ledger.read(rows.list_plans, r.agent)
         assert (after.status, after.next_run_at) == ("completed", None)
 
 
@@ -48,12 +48,12 @@ async def test_a_cron_that_was_missed_often_fires_once_and_goes_on(database: Dat
     async with rig(database) as r:
         plan = await _set(r, cron="* * * * *")
         await r.ledger.write(_missed, plan.id, 60_000)  # Since 1970, every minute.
-        (due,) = await r.ledger.read(rows.due, limit=5)
+        (due,) = await r.ledger.read(rows.list_due, limit=5)
         others = [Ledger(r.ledger.database) for _ in range(3)]
         fired = await asyncio.gather(*(one.commit(plans.fire, due) for one in others))
         assert sorted(fired) == [False, False, True] or not any(fired)  # Or the sweeper was faster than all.
         assert len(await r.inbox()) == 1
-        (after,) = await r.ledger.read(rows.listing, r.agent)
+        (after,) = await r.ledger.read(rows.list_plans, r.agent)
         assert after.status == "active"
         assert after.next_run_at is not None
         assert after.next_run_at > 1_700_000_000_000
@@ -77,7 +77,7 @@ async def test_a_plan_has_exactly_one_schedule_that_can_come(
     async with rig(database) as r:
         with pytest.raises(RefusedError, match=message):
             await _set(r, **fields)
-        assert await r.ledger.read(rows.listing, r.agent) == []
+        assert await r.ledger.read(rows.list_plans, r.agent) == []
 
 
 @pytest.mark.spec("9.4")

@@ -14,7 +14,7 @@ from toolspace import ToolContext, tool
 from toolspace.errors import StorageInDoubt
 from toolspace.storage.database import Database
 from toolspace.storage.queries import calls as call_rows
-from toolspace.storage.sql.sqlite import SqliteDatabase
+from toolspace.storage.sqlite.database import SqliteDatabase
 
 
 @pytest.mark.spec("7.1")
@@ -33,7 +33,7 @@ async def test_every_call_of_a_run_and_its_result_are_rows(database: Database) -
         await r.call(run, "fail")
         await r.call(run, "add", {"a": "x"})
         await r.call(run, "nothing_like_that")
-        rows = [call for call, _ in await r.ledger.read(call_rows.of_run, run)]
+        rows = [call for call, _ in await r.ledger.read(call_rows.list_of_run, run)]
         assert [(row.tool_name, row.status, row.seq) for row in rows] == [
             ("add", "completed", 1),
             ("fail", "failed", 2),
@@ -120,7 +120,7 @@ async def test_calls_inside_a_batch_are_rows_of_the_run_too(database: Database) 
         run = await r.open_run()
         calls = [{"id": str(n), "tool": "double", "parameters": {"n": n}} for n in range(3)]
         assert (await r.call(run, "agent__batch", {"calls": calls})).ok
-        names = [call.tool_name for call, _ in await r.ledger.read(call_rows.of_run, run)]
+        names = [call.tool_name for call, _ in await r.ledger.read(call_rows.list_of_run, run)]
         assert sorted(names) == ["agent__batch", "double", "double", "double"]
 
 
@@ -136,7 +136,7 @@ async def test_whoever_asks_again_for_a_call_that_runs_is_told_when_it_ends(data
         run = await r.open_run()
         calling = asyncio.create_task(r.call(run, "work", call_id="call_1"))
         await r.began(run)
-        attending = asyncio.create_task(r.desk.attend("call_1", 3600))
+        attending = asyncio.create_task(r.desk.wait_for_result("call_1", 3600))
         await r.awaited("call_1")
         go_on.set()
         assert (await attending).result == "done"
@@ -149,14 +149,14 @@ class _Unsteady(SqliteDatabase):
     loses = False
     asked: asyncio.Event | None = None
 
-    async def run(self, program: Any, *, then: Any = None, tail: Any = None, aside: bool = False) -> Any:
+    async def run(self, program: Any, *, on_commit: Any = None, deferred: Any = None, exclusive: bool = False) -> Any:
         if self.asked is not None:
             self.asked.set()
         if self.loses:
             self.loses = False
-            await super().run(program, tail=tail)
+            await super().run(program, deferred=deferred)
             raise StorageInDoubt("went away during a commit: it may have happened, or not")
-        return await super().run(program, then=then, tail=tail, aside=aside)
+        return await super().run(program, on_commit=on_commit, deferred=deferred, exclusive=exclusive)
 
 
 async def test_a_call_whose_caller_goes_away_while_it_is_written_down_ends(tmp_path: Path) -> None:
@@ -207,7 +207,7 @@ async def test_an_answer_from_the_cache_is_written_down_as_one(database: Databas
         asked = await r.began(run)
         await r.submit(asked.call_id, {"answer": 42})
         assert (await first).unwrap() == (await second).unwrap() == {"answer": 42}
-        rows = [call for call, _ in await r.ledger.read(call_rows.of_run, run)]
+        rows = [call for call, _ in await r.ledger.read(call_rows.list_of_run, run)]
         assert sorted((row.status, row.result["answer"]) for row in rows) == [("completed", 42), ("resolved", 42)]
 
 

@@ -25,27 +25,27 @@ async def test_whoever_waits_for_an_answer_from_a_space_that_is_removed_is_told(
         calling = asyncio.create_task(r.call(run, "confirm"))
         await r.began(run)
         later = await r.call(run, "later")
-        assert await r.ledger.commit(deletion.remove_space, r.space)
+        assert await r.ledger.commit(deletion.delete_space, r.space)
         assert (await calling).error_kind == "canceled"
         (event,) = await r.inbox()
         assert (event.data["callId"], event.data["status"]) == (later.call_id, "canceled")
-        record = await r.ledger.read(run_rows.one, run)
+        record = await r.ledger.read(run_rows.find, run)
         assert record is not None
         assert record.space_id is None
         again = await r.call(run, "confirm")
         assert "you are not in a space" in str(again.error)
-        assert not await r.ledger.commit(deletion.remove_space, r.space)
+        assert not await r.ledger.commit(deletion.delete_space, r.space)
 
 
 async def test_a_space_of_an_id_that_was_used_before_shows_nothing_of_the_first(database: Database) -> None:
     async with rig(database) as r:
-        await r.ledger.commit(messaging.say, r.space, r.person, "a secret")
+        await r.ledger.commit(messaging.send_message, r.space, r.person, "a secret")
         last = (await r.events(f"space:{r.space}"))[-1].id
-        await r.ledger.commit(deletion.remove_space, r.space)
-        await r.ledger.write(entities.add_space, r.space, "Another", {})
+        await r.ledger.commit(deletion.delete_space, r.space)
+        await r.ledger.write(entities.create_space, r.space, "Another", {})
         await r.ledger.write(entities.add_member, r.space, r.person)
         assert await r.events(f"space:{r.space}") == []
-        await r.ledger.commit(messaging.say, r.space, r.person, "hello")
+        await r.ledger.commit(messaging.send_message, r.space, r.person, "hello")
         assert (await r.events(f"space:{r.space}"))[0].id == last + 1
 
 
@@ -59,9 +59,9 @@ async def test_an_agent_that_is_removed_leaves_nothing_open(database: Database) 
             execution_type="external", execution_target="external", visible=False, exposure="none", status="pending",
             node_id=r.ledger.node_id,
         )  # fmt: skip
-        await r.ledger.commit(call_transactions.begin, alone)
-        await r.ledger.write(inbox.push, r.agent, "evt_1", "service", {}, priority=2)
-        assert await r.ledger.commit(deletion.remove_entity, r.agent)
+        await r.ledger.commit(call_transactions.start, alone)
+        await r.ledger.write(inbox.add, r.agent, "evt_1", "service", {}, priority=2)
+        assert await r.ledger.commit(deletion.delete_entity, r.agent)
         assert (await calling).error_kind == "canceled"
         assert [(await r.row(one)).status for one in (call.call_id, alone.call_id)] == ["canceled", "canceled"]
         (message,) = await r.messages()
@@ -69,7 +69,7 @@ async def test_an_agent_that_is_removed_leaves_nothing_open(database: Database) 
         assert await r.inbox() == []
         types = [event.type for event in await r.events(f"space:{r.space}")]
         assert types == ["run.started", "tool.started", "tool.error", "run.done"]
-        assert not await r.ledger.commit(deletion.remove_entity, r.agent)
+        assert not await r.ledger.commit(deletion.delete_entity, r.agent)
 
 
 @pytest.mark.spec("6.6")
@@ -86,10 +86,10 @@ async def test_what_is_begun_while_an_agent_is_removed_is_done_or_refused(databa
     async with rig(database) as r:
         for number in range(20):
             agent = f"ent_{number}"
-            await r.ledger.write(entities.add_entity, agent, "agent", "Bo", {})
+            await r.ledger.write(entities.create_entity, agent, "agent", "Bo", {})
             opening = [r.ledger.commit(runs.open_run, agent) for _ in range(3)]
             *opened, removed = await asyncio.gather(
-                *opening, r.ledger.commit(deletion.remove_entity, agent), return_exceptions=True
+                *opening, r.ledger.commit(deletion.delete_entity, agent), return_exceptions=True
             )
             assert removed is True
             for one in opened:

@@ -46,7 +46,7 @@ def _silence(node_id: str) -> Program[None]:
 
 async def _die(r: Rig) -> None:
     """A process of that name was there, and has not been heard of for long."""
-    await r.ledger.write(presence.beat, DEAD, started_at=1)
+    await r.ledger.write(presence.record_heartbeat, DEAD, started_at=1)
     await r.ledger.write(_silence, DEAD)
 
 
@@ -54,7 +54,7 @@ async def _clear_up(r: Rig) -> None:
     """As another process does it that starts, or looks around."""
     other = Ledger(r.ledger.database)
     sweeper = Sweeper(other)
-    await sweeper.clear_up(2)
+    await sweeper.clean_up_dead_nodes(2)
 
 
 @pytest.mark.spec("15.2")
@@ -66,10 +66,10 @@ async def test_what_a_dead_process_left_behind_ends_or_goes_to_the_inbox(databas
         answered = _new(r, run)
         arrived = _new(r, run)
         for new in (waiting, running, answered, arrived):
-            await r.ledger.commit(call_transactions.begin, new)
+            await r.ledger.commit(call_transactions.start, new)
         for new in (answered, arrived):
             await r.submit(new.call_id, "here")
-        await r.ledger.write(call_rows.delivered, [arrived.call_id])
+        await r.ledger.write(call_rows.mark_delivered, [arrived.call_id])
         await _die(r)
         await _clear_up(r)
         assert (await r.row(waiting.call_id)).status == "pending"
@@ -89,13 +89,13 @@ async def test_what_a_dead_process_left_behind_ends_or_goes_to_the_inbox(databas
 async def test_claims_of_a_worker_that_went_away_are_offered_again(database: Database) -> None:
     async with rig(database, elsewhere("t", is_async=True)) as r:
         run = await r.open_run()
-        await r.ledger.write(presence.come, "wrk_a", ["tool:t"], node_id=r.ledger.node_id)
+        await r.ledger.write(presence.register, "wrk_a", ["tool:t"], node_id=r.ledger.node_id)
         call_id = (await r.call(run, "t")).call_id
         (claimed,) = await r.ledger.write(call_rows.claim, "wrk_a", ["t"], limit=5)
         assert claimed.call_id == call_id
         assert await r.ledger.write(call_rows.claim, "wrk_b", ["t"], limit=5) == []
-        offered = r.ledger.waiters.expect("offers:t")
-        await r.ledger.write(presence.leave, "wrk_a", node_id=r.ledger.node_id)
+        offered = r.ledger.waiters.register("offers:t")
+        await r.ledger.write(presence.mark_left, "wrk_a", node_id=r.ledger.node_id)
         await offered
         (again,) = await r.ledger.write(call_rows.claim, "wrk_b", ["t"], limit=5)
         assert again.call_id == call_id
@@ -104,11 +104,11 @@ async def test_claims_of_a_worker_that_went_away_are_offered_again(database: Dat
 @pytest.mark.spec("7.3")
 async def test_an_inbox_event_comes_back_when_the_process_that_took_it_is_gone(database: Database) -> None:
     async with rig(database) as r:
-        await r.ledger.write(inbox.push, r.agent, "evt_1", "service", {"n": 1}, priority=2)
+        await r.ledger.write(inbox.add, r.agent, "evt_1", "service", {"n": 1}, priority=2)
         (taken,) = await r.ledger.write(inbox.claim, r.agent, "claim_1", count=5, lease_ms=1)
         assert taken.status == "processing"
-        told = r.ledger.waiters.expect(f"inbox:{r.agent}")
-        r.sweeper.poke()
+        told = r.ledger.waiters.register(f"inbox:{r.agent}")
+        r.sweeper.wake()
         await told
         (event,) = await r.inbox()
         assert (event.status, event.attempts) == ("pending", 1)
@@ -119,14 +119,14 @@ async def test_a_wait_survives_the_process_that_began_it(database: Database) -> 
     async with rig(database) as r:
         run = await r.open_run()
         new = _new(r, run, execution_type="wait", execution_target="server", status="waiting", due_at=1, visible=False)
-        told = r.ledger.waiters.expect(f"inbox:{r.agent}")
+        told = r.ledger.waiters.register(f"inbox:{r.agent}")
 
         def left_alone(effects: Effects) -> Program[None]:
-            yield from call_transactions.begin(effects, new)
-            yield from call_transactions.park(effects, new.call_id)
+            yield from call_transactions.start(effects, new)
+            yield from call_transactions.make_pending(effects, new.call_id)
 
         await r.ledger.commit(left_alone)
-        r.sweeper.poke()
+        r.sweeper.wake()
         await told
         (event,) = await r.inbox()
         assert event.data["result"]["waited"] >= 0
@@ -143,7 +143,7 @@ async def test_what_cannot_be_done_does_not_keep_the_rest_from_being_done(databa
         (plan,) = await r.ledger.commit(plans.set_plans, r.agent, [daily])
         await r.ledger.write(_break, plan.id)
         new = _new(r, run, status="pending", expires_at=1, node_id=r.ledger.node_id)
-        await r.ledger.commit(call_transactions.begin, new)
+        await r.ledger.commit(call_transactions.start, new)
         await r.sweeper.sweep()
         assert (await r.row(new.call_id)).status == "expired"
 
@@ -152,7 +152,7 @@ async def test_a_caller_that_overstays_is_parked(database: Database) -> None:
     async with rig(database) as r:
         run = await r.open_run()
         new = _new(r, run, wait_until=1, node_id=r.ledger.node_id)
-        await r.ledger.commit(call_transactions.begin, new)
+        await r.ledger.commit(call_transactions.start, new)
         await r.sweeper.sweep()
         assert (await r.row(new.call_id)).status == "pending"
 
@@ -162,18 +162,18 @@ async def test_a_process_is_taken_for_dead_once_it_was_silent_while_others_were_
     async with rig(database) as r:
         run = await r.open_run()
         waiting = _new(r, run)
-        await r.ledger.commit(call_transactions.begin, waiting)
+        await r.ledger.commit(call_transactions.start, waiting)
         await _die(r)
         looking = Sweeper(Ledger(database))
 
         async def after(*seconds: float) -> str:
             for at in seconds:
-                await looking.bury_the_dead(at)
+                await looking.clean_up_silent_nodes(at)
             return (await r.row(waiting.call_id)).status
 
         # Its last sign is old. But the database may have been away, and it could not give another.
         assert await after(100.0, 102.0, 104.0) == "waiting"
-        await r.ledger.write(presence.beat, DEAD, started_at=1)
+        await r.ledger.write(presence.record_heartbeat, DEAD, started_at=1)
         assert await after(106.0, 108.0, 110.0, 112.0, 114.0) == "waiting"
         # Nobody looked for a while: the same again.
         assert await after(130.0, 132.0, 134.0, 136.0, 138.0) == "waiting"
@@ -187,11 +187,11 @@ async def test_a_process_that_others_took_for_dead_hears_of_it(database: Databas
         async def hear() -> None:
             forgotten.set()
 
-        r.sweeper.on_forgotten = hear
-        await r.sweeper.beat()
+        r.sweeper.on_declared_dead = hear
+        await r.sweeper.send_heartbeat()
         assert not forgotten.is_set()
-        await r.ledger.write(presence.bury, r.ledger.node_id)
-        await r.sweeper.beat()
+        await r.ledger.write(presence.delete_node, r.ledger.node_id)
+        await r.sweeper.send_heartbeat()
         assert forgotten.is_set()
 
 
@@ -203,8 +203,8 @@ async def test_it_is_heard_of_though_whoever_asked_for_the_sign_of_life_stopped_
         async def hear() -> None:
             forgotten.set()
 
-        r.sweeper.on_forgotten = hear
-        beating = asyncio.create_task(r.sweeper.beat())
+        r.sweeper.on_declared_dead = hear
+        beating = asyncio.create_task(r.sweeper.send_heartbeat())
         await asyncio.sleep(0)
         beating.cancel()
         await asyncio.gather(beating, return_exceptions=True)
@@ -220,9 +220,9 @@ async def test_a_process_that_stops_leaves_nothing_open_behind(database: Databas
         other = Ledger(database)
         running = _new(r, run, status="running", execution_target="server", node_id=other.node_id)
         async with Sweeper(other):
-            await r.ledger.commit(call_transactions.begin, running)
+            await r.ledger.commit(call_transactions.start, running)
         assert (await r.row(running.call_id)).status == "failed"
-        assert await r.ledger.read(presence.dead_nodes, before=now_ms() + 1, besides=r.ledger.node_id) == []
+        assert await r.ledger.read(presence.list_dead_nodes, before=now_ms() + 1, besides=r.ledger.node_id) == []
 
 
 @pytest.mark.spec("7.1")
@@ -233,21 +233,21 @@ async def test_what_ended_long_ago_is_forgotten_and_what_is_open_or_was_said_is_
         await r.submit(done, "yes")
         (event,) = await r.inbox()
         await r.ledger.write(inbox.claim, r.agent, "claim_1", count=1, lease_ms=60_000)
-        await r.ledger.write(inbox.finish, r.agent, "claim_1", [event.event_id])
-        await r.ledger.write(inbox.push, r.agent, "evt_new", "service", {}, priority=2)
+        await r.ledger.write(inbox.acknowledge, r.agent, "claim_1", [event.event_id])
+        await r.ledger.write(inbox.add, r.agent, "evt_new", "service", {}, priority=2)
         await r.ledger.commit(runs.close_run, over)
         pending = (await r.call(going, "ask")).call_id
 
-        await Sweeper(Ledger(database)).forget_what_is_old()
-        assert await r.ledger.read(call_rows.one, done) is not None
-        await Sweeper(Ledger(database), retention=-1).forget_what_is_old()
+        await Sweeper(Ledger(database)).delete_old_records()
+        assert await r.ledger.read(call_rows.find, done) is not None
+        await Sweeper(Ledger(database), retention=-1).delete_old_records()
 
-        assert await r.ledger.read(call_rows.one, done) is None
-        assert await r.ledger.read(run_rows.one, over) is None
+        assert await r.ledger.read(call_rows.find, done) is None
+        assert await r.ledger.read(run_rows.find, over) is None
         assert await r.events(f"run:{over}") == []
         assert [event.event_id for event in await r.inbox()] == ["evt_new"]
         assert (await r.row(pending)).status == "pending"
-        assert await r.ledger.read(run_rows.one, going) is not None
+        assert await r.ledger.read(run_rows.find, going) is not None
         assert [(message.call_id, message.status) for message in await r.messages()] == [
             (done, "complete"),
             (pending, "requires_action"),

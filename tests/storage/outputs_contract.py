@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from toolspace.core.interfaces import OutputStore
 from toolspace.testing import OutputsContract as PublicContract
-from toolspace.testing.outputs_contract import TTL, all_lines, store
+from toolspace.testing.storage_contracts import TTL, all_lines, store
 
 __all__ = ["TTL", "OutputsContract", "all_lines", "store"]
 

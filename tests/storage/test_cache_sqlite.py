@@ -16,7 +16,7 @@ import pytest
 from tests.storage.cache_contract import CacheContract, Clock
 from toolspace.core.interfaces import CachedResult
 from toolspace.errors import ToolspaceError
-from toolspace.storage.cache_sqlite import SqliteCache
+from toolspace.storage.caches.sqlite import SqliteCache
 
 RESULT = CachedResult(text=b'"kept"', parts=b"[]")
 
@@ -194,7 +194,7 @@ async def test_arguments_are_not_written_down(path: Path) -> None:
 WRITER = """
 import asyncio, sys
 from toolspace.core.interfaces import CachedResult
-from toolspace.storage.cache_sqlite import SqliteCache
+from toolspace.storage.caches.sqlite import SqliteCache
 
 async def main(path, name):
     cache = SqliteCache(path)

@@ -18,7 +18,7 @@ import pytest
 from tests.storage.cache_contract import Clock
 from tests.storage.outputs_contract import TTL, OutputsContract, all_lines, store
 from toolspace.errors import ToolspaceError
-from toolspace.storage.outputs_disk import DiskOutputs
+from toolspace.storage.outputs.disk import DiskOutputs
 
 
 class TestDiskOutputs(OutputsContract):
@@ -319,7 +319,7 @@ async def test_writing_and_sweeping_one_session_do_not_disturb_each_other(output
 
 WRITER = """
 import asyncio, sys
-from toolspace.storage.outputs_disk import DiskOutputs
+from toolspace.storage.outputs.disk import DiskOutputs
 
 async def main(root):
     outputs = DiskOutputs(root, ttl=600)

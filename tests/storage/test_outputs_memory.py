@@ -7,7 +7,7 @@ import pytest
 from tests.storage.cache_contract import Clock
 from tests.storage.outputs_contract import TTL, OutputsContract, store
 from toolspace.errors import ToolspaceError
-from toolspace.storage.outputs_memory import MemoryOutputs
+from toolspace.storage.outputs.memory import MemoryOutputs
 
 
 class TestMemoryOutputs(OutputsContract):

@@ -10,7 +10,7 @@ import pytest
 
 import toolspace.testing
 from toolspace.config.load import load_config
-from toolspace.providers.plugins import GROUP
+from toolspace.providers.plugins import ENTRY_POINT_GROUP
 
 ROOT = Path(__file__).parents[2]
 DOCS = (ROOT / "docs" / "providers.md").read_text()
@@ -42,13 +42,13 @@ def test_every_configuration_loads_and_its_provider_is_made(tmp_path: Path) -> N
         path = tmp_path / "toolspace.yaml"
         path.write_text(text)
         assert load_config(path, environ={}).warnings == ()
-        assert Toolspace.open(path, environ={"HOME": str(tmp_path)}).get("notes__write") is not None
+        assert Toolspace.open(path, environ={"HOME": str(tmp_path)}).find_tool("notes__write") is not None
 
 
 @pytest.mark.spec("3.1")
 def test_the_declaration_names_the_group() -> None:
     (text,) = blocks("toml")
-    assert list(tomllib.loads(text)["project"]["entry-points"]) == [GROUP]
+    assert list(tomllib.loads(text)["project"]["entry-points"]) == [ENTRY_POINT_GROUP]
 
 
 def test_every_public_name_is_described() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from toolspace import Tool, ToolContext, ToolProvider, ToolRegistry, ToolResult, Toolspace, tool
-from toolspace.providers.namespaced import Mounted
+from toolspace.providers.plugins import MountedProvider
 from toolspace.testing import MemoryOutputs, ProviderContract
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_provider.py"
@@ -52,7 +52,7 @@ class TestMounted(TestNotes):
 
     @pytest.fixture
     def provider(self, tmp_path: Path) -> ToolProvider:
-        return Mounted(NotesProvider(tmp_path / "notes.db"), "my notes")
+        return MountedProvider(NotesProvider(tmp_path / "notes.db"), "my notes")
 
     def is_working(self, provider: Any) -> bool:
         return provider.inner.waiting > 0
@@ -284,7 +284,7 @@ async def test_only_the_contracts_need_pytest() -> None:
     out = await run(
         "import sys",
         "sys.modules['pytest'] = sys.modules['_pytest'] = None",
-        "from toolspace.testing import FakeClock, MemoryCache, MemoryOutputs, Recorder",
+        "from toolspace.testing import FakeClock, MemoryCache, MemoryOutputs, EventRecorder",
         "try:",
         "    from toolspace.testing import ProviderContract",
         "except ImportError as error:",

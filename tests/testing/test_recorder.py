@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from toolspace import EventType, Toolspace, tool
-from toolspace.testing import FakeClock, Recorder
+from toolspace.testing import EventRecorder, FakeClock
 
 
 @tool
@@ -22,7 +22,7 @@ async def add(a: int, b: int) -> int:
 
 async def test_events_are_kept_in_order_and_by_call() -> None:
     async with Toolspace(tools=[add]) as ts:
-        seen = Recorder(ts)
+        seen = EventRecorder(ts)
         first = await ts.call("add", {"a": 1, "b": 2})
         second = await ts.call("add", {"a": 1})
         assert seen.types() == [
@@ -32,7 +32,7 @@ async def test_events_are_kept_in_order_and_by_call() -> None:
             "TOOL_CALL_FAILED",
         ]
         assert [event.type.name for event in seen.of_call(second.call_id)] == seen.types()[2:]
-        assert len(seen.of(EventType.TOOL_CALL_COMPLETED)) == 1
+        assert len(seen.of_type(EventType.TOOL_CALL_COMPLETED)) == 1
         assert seen.of_call(first.call_id)[0].tool_name == "add"
         seen.stop()
         await ts.call("add", {"a": 1, "b": 2})
@@ -41,9 +41,9 @@ async def test_events_are_kept_in_order_and_by_call() -> None:
 
 async def test_it_waits_for_what_is_to_come() -> None:
     async with Toolspace(tools=[rest]) as ts:
-        seen = Recorder(ts)
+        seen = EventRecorder(ts)
         task = asyncio.create_task(ts.call("rest"))
-        began = await seen.started("rest")
+        began = await seen.wait_for_start("rest")
         ts.cancel(began.call_id)
         ended = await seen.wait_for(lambda event: event.type is EventType.TOOL_CALL_FAILED)
         assert (await task).error_kind == "canceled"
@@ -53,7 +53,7 @@ async def test_it_waits_for_what_is_to_come() -> None:
 async def test_what_never_comes_is_a_timeout() -> None:
     async with Toolspace() as ts:
         with pytest.raises(TimeoutError):
-            await Recorder(ts, patience=0.01).started("nothing")
+            await EventRecorder(ts, timeout=0.01).wait_for_start("nothing")
 
 
 def test_a_clock_stands_until_it_is_moved() -> None:

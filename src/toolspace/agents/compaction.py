@@ -10,23 +10,23 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from toolspace.agents import cycle_transactions
-from toolspace.agents.cycle_transactions import Hold, LeaseLost
+from toolspace.agents.cycle_transactions import LeaseLost, SessionLease
 from toolspace.core import json_text
-from toolspace.core.conversation import (
+from toolspace.core.model import (
     DEFAULT_SETTINGS,
+    Model,
     ModelRequest,
     ModelSettings,
     ModelTurn,
     ResultsTurn,
     UserTurn,
 )
-from toolspace.core.model import Model
 from toolspace.errors import ModelError
 from toolspace.spaces.ledger import Effects, Ledger
 from toolspace.storage.database import Program
 from toolspace.storage.queries import runs as run_rows
 from toolspace.storage.queries import sessions
-from toolspace.storage.queries.sessions import Remembered
+from toolspace.storage.queries.sessions import HistoryTurn
 
 _log = logging.getLogger("toolspace.agents")
 _LONGEST_TRANSCRIPT = 200_000
@@ -43,9 +43,9 @@ the summary that replaces both: facts, decisions, promises, open questions, name
 results that matter. Leave out what is settled and will not come up again. Plain text, at most 800 words."""
 
 
-async def settle(
+async def compact(
     ledger: Ledger,
-    hold: Hold,
+    hold: SessionLease,
     model: Model,
     *,
     max_tokens: int,
@@ -54,20 +54,20 @@ async def settle(
     settings: ModelSettings = DEFAULT_SETTINGS,
 ) -> bool:
     """Condenses what a session remembers, if it is too much. Whether it did."""
-    if await ledger.read(sessions.weight, hold.session_id) <= max_tokens:
+    if await ledger.read(sessions.count_tokens, hold.session_id) <= max_tokens:
         return False
-    rows = await ledger.read(sessions.history, hold.session_id)
+    rows = await ledger.read(sessions.list_turns, hold.session_id)
     # What a run that waits for a result was told and has said, it will need again, and not in other words.
-    open_runs = await ledger.read(run_rows.open_of, hold.agent_entity_id)
+    open_runs = await ledger.read(run_rows.list_open_of_agent, hold.agent_entity_id)
     old = _older([row for row in rows if row.run_id not in open_runs], min_recent_cycles)
     if not old:
         return False
-    session = await ledger.read(sessions.one, hold.session_id)
+    session = await ledger.read(sessions.find, hold.session_id)
     before, archives = _parts(session.summary if session is not None else None)
     name = f"cycles-{old[0].cycle:06d}-{old[-1].cycle:06d}.md"
     try:
         # The file first: whoever is cut off here writes the same file again.
-        await asyncio.to_thread(_write, folder, name, transcript(old))
+        await asyncio.to_thread(_write, folder, name, render_transcript(old))
     except OSError as error:
         _log.warning("what an agent went through could not be archived, and stays as it is: %s", error)
         return False
@@ -78,36 +78,36 @@ async def settle(
     return True
 
 
-def transcript(rows: Sequence[Remembered], *, longest_result: int | None = None) -> str:
+def render_transcript(rows: Sequence[HistoryTurn], *, longest_result: int | None = None) -> str:
     """What happened, for people and models to read."""
     parts: list[str] = []
     for cycle, turns in itertools.groupby(rows, key=lambda row: row.cycle):
         parts.append(f"## Cycle {cycle}")
         for row in turns:
-            turn = row.kept.turn
+            turn = row.stored.turn
             if isinstance(turn, UserTurn):
                 parts.append(turn.text)
             elif isinstance(turn, ModelTurn):
                 said = [turn.text] if turn.text else []
                 parts.append("\n".join([*said, *(f"→ {one.name} {one.arguments}" for one in turn.calls)]))
             else:
-                parts.append("\n".join(f"← {one.name}: {_cut(one.text, longest_result)}" for one in turn.answers))
+                parts.append("\n".join(f"← {one.name}: {_cut(one.text, longest_result)}" for one in turn.results))
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
-def _older(rows: Sequence[Remembered], min_recent_cycles: int) -> list[Remembered]:
+def _older(rows: Sequence[HistoryTurn], min_recent_cycles: int) -> list[HistoryTurn]:
     cycles = list(dict.fromkeys(row.cycle for row in rows))
     recent = set(cycles[-min_recent_cycles:]) if min_recent_cycles else set[int]()
     # What one run is about stays together, also where it went on in a later cycle.
     runs = {row.run_id for row in rows if row.cycle in recent and row.run_id is not None}
-    old: list[Remembered] = []
+    old: list[HistoryTurn] = []
     for row in rows:
         if row.cycle in recent or row.run_id in runs:
             break
         old.append(row)
     # Calls and their answers are not torn apart.
-    while old and isinstance(old[-1].kept.turn, ModelTurn) and len(old) < len(rows):
-        following = rows[len(old)].kept.turn
+    while old and isinstance(old[-1].stored.turn, ModelTurn) and len(old) < len(rows):
+        following = rows[len(old)].stored.turn
         if not isinstance(following, ResultsTurn):
             break
         old.pop()
@@ -122,8 +122,8 @@ def _parts(summary: str | None) -> tuple[str, list[str]]:
     return text, names.split(", ")
 
 
-async def _summary(model: Model, settings: ModelSettings, before: str, rows: Sequence[Remembered]) -> str:
-    text = transcript(rows, longest_result=_LONGEST_RESULT)
+async def _summary(model: Model, settings: ModelSettings, before: str, rows: Sequence[HistoryTurn]) -> str:
+    text = render_transcript(rows, longest_result=_LONGEST_RESULT)
     if len(text) > _LONGEST_TRANSCRIPT:
         text = f"{text[: _LONGEST_TRANSCRIPT // 2]}\n…\n{text[-_LONGEST_TRANSCRIPT // 2 :]}"
     told = f"SUMMARY SO FAR:\n{before}\n\n{text}" if before else text
@@ -138,15 +138,15 @@ async def _summary(model: Model, settings: ModelSettings, before: str, rows: Seq
         firsts = [rows_[0] for rows_ in _by_cycle(rows)]
         lines = [f"- cycle {row.cycle}: {_cut(_text(row), 200)}" for row in firsts]
         said = "\n".join([*([before] if before else []), *lines])
-    return json_text.kept_text(said[-_LONGEST_SUMMARY:])
+    return json_text.storable_text(said[-_LONGEST_SUMMARY:])
 
 
-def _by_cycle(rows: Sequence[Remembered]) -> list[list[Remembered]]:
+def _by_cycle(rows: Sequence[HistoryTurn]) -> list[list[HistoryTurn]]:
     return [list(group) for _, group in itertools.groupby(rows, key=lambda row: row.cycle)]
 
 
-def _text(row: Remembered) -> str:
-    turn = row.kept.turn
+def _text(row: HistoryTurn) -> str:
+    turn = row.stored.turn
     return " ".join((turn.text if isinstance(turn, UserTurn | ModelTurn) else "").split())
 
 
@@ -154,10 +154,10 @@ def _cut(text: str, longest: int | None) -> str:
     return text if longest is None or len(text) <= longest else f"{text[:longest]}…"
 
 
-def _condense(effects: Effects, hold: Hold, before: int, summary: str, besides: Sequence[str]) -> Program[None]:
-    if not (yield from sessions.hold(hold.session_id, hold.token, lease_ms=cycle_transactions.LEASE_MS)):
+def _condense(effects: Effects, hold: SessionLease, before: int, summary: str, besides: Sequence[str]) -> Program[None]:
+    if not (yield from sessions.renew_lease(hold.session_id, hold.token, lease_ms=cycle_transactions.LEASE_MS)):
         raise LeaseLost(f'the session "{hold.session_id}" is held by another process')
-    yield from sessions.condense(hold.session_id, before=before, summary=summary, besides=besides)
+    yield from sessions.replace_by_summary(hold.session_id, before=before, summary=summary, except_runs=besides)
 
 
 def _write(folder: Path, name: str, text: str) -> None:

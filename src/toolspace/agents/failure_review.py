@@ -8,20 +8,20 @@ from typing import Literal, Protocol, cast
 import msgspec
 
 from toolspace.core import json_text
-from toolspace.core.conversation import (
+from toolspace.core.line_escaping import quote_name, single_line
+from toolspace.core.model import (
     DEFAULT_SETTINGS,
-    CallAnswer,
+    Model,
     ModelCall,
     ModelRequest,
     ModelSettings,
+    ModelToolResult,
     ModelTurn,
     ResultsTurn,
     Turn,
     Usage,
     UserTurn,
 )
-from toolspace.core.line_escaping import in_a_line, named
-from toolspace.core.model import Model
 from toolspace.errors import ModelError
 
 Verdict = Literal["continue", "replan", "complete"]
@@ -47,22 +47,22 @@ class Review(msgspec.Struct, frozen=True, kw_only=True):
         return "\n".join(filter(None, parts))
 
 
-class Failed(msgspec.Struct, frozen=True):
+class FailedCall(msgspec.Struct, frozen=True):
     """A call that failed, and how."""
 
     call: ModelCall
-    answer: CallAnswer
+    answer: ModelToolResult
 
 
 class Reviewer(Protocol):
     """Decides after each step in which a tool failed; told of steps in which none did."""
 
-    async def review(self, failed: Sequence[Failed], turns: Sequence[Turn]) -> Review: ...
+    async def review(self, failed: Sequence[FailedCall], turns: Sequence[Turn]) -> Review: ...
 
-    def went_well(self) -> None: ...
+    def on_success(self) -> None: ...
 
 
-GO_ON = Review(verdict="continue")
+CONTINUE = Review(verdict="continue")
 
 
 class RuleReviewer:
@@ -78,7 +78,7 @@ class RuleReviewer:
         self._replans = 0
         self._seen: dict[tuple[str, str], int] = {}
 
-    async def review(self, failed: Sequence[Failed], turns: Sequence[Turn]) -> Review:
+    async def review(self, failed: Sequence[FailedCall], turns: Sequence[Turn]) -> Review:
         self._in_a_row += 1
         repeated: list[str] = []
         for one in failed:
@@ -87,13 +87,13 @@ class RuleReviewer:
             if self._seen[key] >= self._replan_after:
                 repeated.append(one.call.name)
         if not repeated and self._in_a_row < self._replan_after:
-            return GO_ON
+            return CONTINUE
         if self._replans >= self._give_up_after:
             return Review(verdict="complete", assessment=f"tools kept failing: {_reasons(failed)}")
         self._replans += 1
         self._in_a_row = 0
         self._seen.clear()
-        which = ", ".join(map(named, dict.fromkeys(repeated)))
+        which = ", ".join(map(quote_name, dict.fromkeys(repeated)))
         what = f"The same call of {which} keeps failing" if repeated else "Calls keep failing"
         return Review(
             verdict="replan",
@@ -102,7 +102,7 @@ class RuleReviewer:
             next_focus="another tool, other arguments, or an answer from what you have; say what could not be done",
         )
 
-    def went_well(self) -> None:
+    def on_success(self) -> None:
         self._in_a_row = 0
 
 
@@ -122,7 +122,7 @@ class ModelReviewer:
         self._settings = settings
         self._rules = RuleReviewer()
 
-    async def review(self, failed: Sequence[Failed], turns: Sequence[Turn]) -> Review:
+    async def review(self, failed: Sequence[FailedCall], turns: Sequence[Turn]) -> Review:
         by_rule = await self._rules.review(failed, turns)
         if by_rule.verdict == "complete":
             return by_rule  # However often a model says to go on: there is an end.
@@ -139,8 +139,8 @@ class ModelReviewer:
             said = by_rule
         return msgspec.structs.replace(said, usage=turn.usage)
 
-    def went_well(self) -> None:
-        self._rules.went_well()
+    def on_success(self) -> None:
+        self._rules.on_success()
 
 
 def _told(turns: Sequence[Turn]) -> str:
@@ -150,7 +150,7 @@ def _told(turns: Sequence[Turn]) -> str:
         if isinstance(turn, ModelTurn):
             lines += [turn.text, *(f"→ {one.name} {one.arguments}" for one in turn.calls)]
         elif isinstance(turn, ResultsTurn):
-            lines += [f"← {one.name}: {one.text}" for one in turn.answers]
+            lines += [f"← {one.name}: {one.text}" for one in turn.results]
         else:
             lines.append(turn.text)
     return "\n".join(line[:_LONGEST_LINE] for line in lines if line)
@@ -175,5 +175,5 @@ def _parse(text: str) -> Review:
     )
 
 
-def _reasons(failed: Sequence[Failed]) -> str:
-    return "; ".join(f"{named(one.call.name)}: {in_a_line(one.answer.text, 300)}" for one in failed)
+def _reasons(failed: Sequence[FailedCall]) -> str:
+    return "; ".join(f"{quote_name(one.call.name)}: {single_line(one.answer.text, 300)}" for one in failed)

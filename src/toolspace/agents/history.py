@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
-from toolspace.core.conversation import CallAnswer, ModelCall, ModelTurn, ResultsTurn, Turn, UserTurn
-from toolspace.storage.queries.sessions import Remembered
+from toolspace.core import json_text
+from toolspace.core.model import ModelCall, ModelToolResult, ModelTurn, ResultsTurn, Turn, UserTurn
+from toolspace.core.records import TurnCall, TurnRecord, TurnResult
+from toolspace.storage.queries.sessions import HistoryTurn
 
 _NO_RESULT = "(no result: the run ended before there was one)"
 _KEPT_OF_A_RESULT, _KEPT_OF_A_TEXT = 400, 4_000
@@ -17,7 +20,7 @@ _NO_ARGUMENTS = '{"…": "left out: too long"}'
 _LEFT_OUT = UserTurn("(The beginning of this conversation was left out: it was too long.)")
 
 
-class Recollection(msgspec.Struct, frozen=True):
+class RestoredConversation(msgspec.Struct, frozen=True):
     """A conversation, and the turn of it that was kept last: its calls have to be made or seen to, or it was the last
     word of its run."""
 
@@ -27,7 +30,7 @@ class Recollection(msgspec.Struct, frozen=True):
     """Of the unfinished turn."""
 
 
-def recollect(rows: Sequence[Remembered], *, run_id: str, summary: str | None) -> Recollection:
+def restore(rows: Sequence[HistoryTurn], *, run_id: str, summary: str | None) -> RestoredConversation:
     """The conversation of a run: all that is remembered, in a form that every model takes.
 
     Each call has an answer behind it: one of a run that was ended in between has been given none.
@@ -36,18 +39,18 @@ def recollect(rows: Sequence[Remembered], *, run_id: str, summary: str | None) -
     if summary:
         turns.append(UserTurn(f"SUMMARY OF EARLIER CYCLES:\n{summary}"))
     for place, row in enumerate(rows):
-        turn = row.kept.turn
+        turn = row.stored.turn
         turns.append(turn)
         if not isinstance(turn, ModelTurn):
             continue
-        following = rows[place + 1].kept.turn if place + 1 < len(rows) else None
+        following = rows[place + 1].stored.turn if place + 1 < len(rows) else None
         if following is None and row.run_id == run_id:
             turns.pop()
-            return Recollection(turns, turn, row.kept.call_ids)
+            return RestoredConversation(turns, turn, row.stored.call_ids)
         if isinstance(following, ResultsTurn) or not turn.calls:
             continue
-        turns.append(ResultsTurn(tuple(CallAnswer(one.id, one.name, _NO_RESULT, True) for one in turn.calls)))
-    return Recollection(turns)
+        turns.append(ResultsTurn(tuple(ModelToolResult(one.id, one.name, _NO_RESULT, True) for one in turn.calls)))
+    return RestoredConversation(turns)
 
 
 def shorten(turns: list[Turn], *, keep: int) -> bool:
@@ -73,11 +76,11 @@ def _cut_long(turns: list[Turn], end: int) -> bool:
 def _shortened(turn: Turn) -> Turn:
     """A turn without what takes much room; the same where nothing does."""
     if isinstance(turn, ResultsTurn):
-        if not any(len(one.text) > _KEPT_OF_A_RESULT or one.media for one in turn.answers):
+        if not any(len(one.text) > _KEPT_OF_A_RESULT or one.media for one in turn.results):
             return turn
         return ResultsTurn(
             tuple(
-                msgspec.structs.replace(one, text=_cut(one.text, _KEPT_OF_A_RESULT), media=()) for one in turn.answers
+                msgspec.structs.replace(one, text=_cut(one.text, _KEPT_OF_A_RESULT), media=()) for one in turn.results
             )
         )
     if isinstance(turn, UserTurn):
@@ -105,3 +108,55 @@ def _leave_out(turns: list[Turn]) -> bool:
 
 def _cut(text: str, kept: int) -> str:
     return text if len(text) <= kept else f"{text[: kept - len(_MARK)]}{_MARK}"
+
+
+# MERGED from transcript: A conversation as people and agents look back on it: who said what, called what and was a…
+
+
+def to_turn_records(rows: Sequence[HistoryTurn]) -> list[TurnRecord]:
+    """The turns of a conversation, oldest first. The answers of a turn bear the ids of the calls before it."""
+    turns: list[TurnRecord] = []
+    asked: tuple[str, ...] = ()
+    for row in rows:
+        turns.append(_turn(row, asked))
+        asked = row.stored.call_ids
+    return turns
+
+
+def to_messages(rows: Sequence[HistoryTurn]) -> list[dict[str, Any]]:
+    """The same as a tool tells it: `{role, text?, calls?, results?}` each."""
+    told = msgspec.to_builtins(to_turn_records(rows))
+    return [{key: turn[key] for key in ("role", "text", "calls", "results") if key in turn} for turn in told]
+
+
+def _turn(row: HistoryTurn, asked: tuple[str, ...]) -> TurnRecord:
+    turn = row.stored.turn
+    place: dict[str, Any] = {"seq": row.seq, "cycle": row.cycle, "run_id": row.run_id, "at": row.at}
+    if isinstance(turn, UserTurn):
+        return TurnRecord(role="user", text=turn.text, **place)
+    if isinstance(turn, ModelTurn):
+        ids = row.stored.call_ids
+        calls = tuple(
+            TurnCall(call_id=_id(ids, at, one.id), name=one.name, arguments=_arguments(one.arguments))
+            for at, one in enumerate(turn.calls)
+        )
+        return TurnRecord(role="assistant", text=turn.text, calls=calls, **place)
+    return TurnRecord(role="tool", results=_results(turn, asked), **place)
+
+
+def _results(turn: ResultsTurn, asked: tuple[str, ...]) -> tuple[TurnResult, ...]:
+    return tuple(
+        TurnResult(call_id=_id(asked, at, one.id), name=one.name, text=one.text, is_error=one.is_error)
+        for at, one in enumerate(turn.results)
+    )
+
+
+def _id(ids: tuple[str, ...], at: int, said: str) -> str:
+    return ids[at] if at < len(ids) else said
+
+
+def _arguments(text: str) -> Any:
+    try:
+        return json_text.decode(text or "{}")
+    except ValueError:
+        return text

@@ -8,15 +8,15 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from toolspace.agents.loop import is_action
-from toolspace.core.conversation import CallBegan, CallDelta, ModelPart, Restarted, TextDelta
+from toolspace.agents.loop import is_prebuilt_action
 from toolspace.core.ids import new_id
-from toolspace.core.partial_json import TextMember
-from toolspace.core.records import Exposure, NewEvent, run_stream, space_stream
+from toolspace.core.json_text import StreamedTextField
+from toolspace.core.model import CallDelta, CallStarted, ModelStreamPart, ResponseRestarted, TextDelta
+from toolspace.core.records import NewEvent, Visibility, run_stream, space_stream
 from toolspace.core.tool import Tool
 from toolspace.errors import RefusedError, StorageError, ToolspaceError
 from toolspace.spaces import messaging
-from toolspace.spaces.call_host import CallRoom
+from toolspace.spaces.call_host import GatewayCallHost
 from toolspace.spaces.ledger import Effects
 from toolspace.storage.database import Program
 
@@ -27,15 +27,15 @@ _MOST_SHOWN = 1024 * 1024
 _MOST_CALLS = 1_000
 """Calls of one turn that are shown early."""
 
-Write = Callable[[Effects], Program[None]]
+WriteProgram = Callable[[Effects], Program[None]]
 
 
-class Writer:
+class LiveOutput:
     """Hears one turn of a model. What is not shown when the turn ends goes with whatever keeps it."""
 
     def __init__(
         self,
-        room: CallRoom,
+        room: GatewayCallHost,
         find: Callable[[str], Tool | None],
         *,
         guard: Callable[[], Program[None]] | None = None,
@@ -44,7 +44,7 @@ class Writer:
         self._room = room
         self._find = find
         self._guard = guard
-        self._calls: list[_Call] = []
+        self._calls: list[_StreamedCall] = []
         self._text: list[str] = []
         self._text_id: str | None = None
         self._heard = 0
@@ -53,19 +53,19 @@ class Writer:
         self._moves = False
         """Whether the agent is about to be in another space: what it says after that is not said here."""
 
-    def __call__(self, part: ModelPart) -> None:
+    def __call__(self, part: ModelStreamPart) -> None:
         if isinstance(part, CallDelta):
             self._heard += len(part.text)
             if self._heard <= _MOST_SHOWN and 0 <= part.index < len(self._calls):
                 self._calls[part.index].take(part.text)
-        elif isinstance(part, CallBegan):
+        elif isinstance(part, CallStarted):
             while len(self._calls) <= part.index < _MOST_CALLS:
                 self._calls.append(self._begin(part.name))
         elif isinstance(part, TextDelta):
             self._heard += len(part.text)
             if self._heard <= _MOST_SHOWN:
                 self._text.append(part.text)
-        elif isinstance(part, Restarted):
+        elif isinstance(part, ResponseRestarted):
             self._restart()
         else:
             return
@@ -76,13 +76,13 @@ class Writer:
         """The id of a call of this turn."""
         return self._calls[index].call_id if index < len(self._calls) else new_id("call")
 
-    async def settle(self) -> Write | None:
+    async def finish(self) -> WriteProgram | None:
         """The turn is complete: what readers have not seen of it, for whoever keeps it to write."""
         await self._rest()
         shown = self._collect()
         return (lambda effects: _show(effects, shown)) if shown else None
 
-    async def break_off(self) -> None:
+    async def abort(self) -> None:
         """The turn will not be completed: ends what was begun in the open."""
         await self._rest()
         begun = [call.message_id for call in self._calls if call.is_message and call.begun]
@@ -100,13 +100,13 @@ class Writer:
         while self._writing is not None:
             await asyncio.shield(self._writing)
 
-    def _begin(self, name: str) -> _Call:
+    def _begin(self, name: str) -> _StreamedCall:
         tool = self._find(name)
         space_id = self._room.space_id if not self._moves else None
-        if tool is not None and (is_action(tool, "enter_space") or is_action(tool, "leave_space")):
+        if tool is not None and (is_prebuilt_action(tool, "enter_space") or is_prebuilt_action(tool, "leave_space")):
             self._moves = True
-        says = tool is not None and is_action(tool, "send_message") and space_id is not None
-        return _Call(name, tool, room=self._room, space_id=space_id, is_message=says)
+        says = tool is not None and is_prebuilt_action(tool, "send_message") and space_id is not None
+        return _StreamedCall(name, tool, room=self._room, space_id=space_id, is_message=says)
 
     def _restart(self) -> None:
         # The calls keep their ids: what was shown of them is void, which readers are told.
@@ -123,7 +123,7 @@ class Writer:
         if shown := self._collect():
             self._writing = asyncio.get_running_loop().create_task(self._write(shown))
 
-    async def _write(self, shown: Sequence[Write]) -> None:
+    async def _write(self, shown: Sequence[WriteProgram]) -> None:
         try:
             await self._room.ledger.commit(_show, shown, self._guard)
         except ToolspaceError as error:
@@ -133,9 +133,9 @@ class Writer:
         if self._timer is None and (self._text or any(call.has_more for call in self._calls)):
             self._set_timer()
 
-    def _collect(self) -> list[Write]:
+    def _collect(self) -> list[WriteProgram]:
         """What has come since the last time, as programs that may be tried more than once."""
-        shown: list[Write] = []
+        shown: list[WriteProgram] = []
         if self._text and self._room.run_id is not None:
             text = "".join(self._text)
             self._text.clear()
@@ -145,7 +145,7 @@ class Writer:
         return shown
 
 
-class _Call:
+class _StreamedCall:
     """A call that is being written."""
 
     __slots__ = (
@@ -161,7 +161,9 @@ class _Call:
         "is_message",
     )
 
-    def __init__(self, name: str, tool: Tool | None, *, room: CallRoom, space_id: str | None, is_message: bool) -> None:
+    def __init__(
+        self, name: str, tool: Tool | None, *, room: GatewayCallHost, space_id: str | None, is_message: bool
+    ) -> None:
         self.call_id = new_id("call")
         self.is_message = is_message
         self.begun = False
@@ -171,12 +173,12 @@ class _Call:
         self._pending: list[str] = []
         self._name = name
         self._tool = tool
-        self._member = TextMember("text")
+        self._member = StreamedTextField("text")
         self._restarted = False
 
     @property
     def message_id(self) -> str:
-        return messaging.message_id_of(self.call_id)
+        return messaging.message_id_for_call(self.call_id)
 
     @property
     def has_more(self) -> bool:
@@ -189,10 +191,10 @@ class _Call:
 
     def restart(self) -> None:
         self._pending.clear()
-        self._member = TextMember("text")
+        self._member = StreamedTextField("text")
         self._restarted = self.begun
 
-    def collect(self) -> Write:
+    def collect(self) -> WriteProgram:
         piece, first, restarted = "".join(self._pending), not self.begun, self._restarted
         self._pending.clear()
         self.begun, self._restarted = True, False
@@ -206,18 +208,18 @@ class _Call:
         assert room.agent_entity_id is not None
         if first:
             try:
-                yield from messaging.begin_message(
+                yield from messaging.start_message(
                     effects, self._space_id, room.agent_entity_id, self.message_id, room.run_id
                 )
             except RefusedError:
                 return  # The space is gone, or the agent from it: the call will say so.
-        yield from messaging.grow_message(effects, self.message_id, piece, restart=restarted)
+        yield from messaging.append_to_message(effects, self.message_id, piece, restart=restarted)
 
     def _show_arguments(self, effects: Effects, *, piece: str, restarted: bool) -> Program[None]:
         tool, room = self._tool, self._room
         prebuilt = tool is not None and tool.execution_type == "prebuilt"
         visible = tool is not None and tool.visible and not prebuilt
-        exposure: Exposure = "full" if visible else "name" if prebuilt else "none"
+        exposure: Visibility = "full" if visible else "name" if prebuilt else "none"
         data: dict[str, Any] = {"toolCallId": self.call_id, "toolName": self._name, "inputDelta": piece}
         if restarted:
             data["restart"] = True
@@ -230,14 +232,16 @@ class _Call:
         yield  # A program, though it asks for nothing itself.
 
 
-def _show(effects: Effects, shown: Sequence[Write], guard: Callable[[], Program[None]] | None = None) -> Program[None]:
+def _show(
+    effects: Effects, shown: Sequence[WriteProgram], guard: Callable[[], Program[None]] | None = None
+) -> Program[None]:
     if guard is not None:
         yield from guard()
     for write in shown:
         yield from write(effects)
 
 
-def _show_text(effects: Effects, *, room: CallRoom, message_id: str, text: str, first: bool) -> Program[None]:
+def _show_text(effects: Effects, *, room: GatewayCallHost, message_id: str, text: str, first: bool) -> Program[None]:
     """What the model says to itself, for whoever may read a run's every word."""
     assert room.run_id is not None
     stream = run_stream(room.run_id)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-from toolspace.core.conversation import NO_USAGE, Listener, ModelRequest, ModelTurn, Usage
-from toolspace.core.model import Model
+from toolspace.core.model import NO_USAGE, Model, ModelListener, ModelRequest, ModelTurn, Usage
 from toolspace.errors import ModelError
 
-ANSWERED = "ok"
+SUCCEEDED = "ok"
 
 
-class Spent:
+class ModelUsage:
     """What one model was asked."""
 
     __slots__ = ("requests", "usage")
@@ -22,44 +21,44 @@ class Spent:
         """How many, by how they ended: `ok`, `canceled`, or the kind of error."""
         self.usage: Usage = NO_USAGE
 
-    def count(self, end: str, usage: Usage = NO_USAGE) -> None:
+    def add(self, end: str, usage: Usage = NO_USAGE) -> None:
         self.requests[end] = self.requests.get(end, 0) + 1
         self.usage = self.usage + usage
 
 
-class Spending:
+class ModelUsageCounter:
     """The books of all models."""
 
     def __init__(self) -> None:
-        self._books: dict[str, Spent] = {}
+        self._usage_by_model: dict[str, ModelUsage] = {}
 
     @property
-    def models(self) -> Mapping[str, Spent]:
+    def by_model(self) -> Mapping[str, ModelUsage]:
         """By name: `openai:gpt-5`."""
-        return self._books
+        return self._usage_by_model
 
-    def counting(self, model: Model) -> Model:
+    def wrap(self, model: Model) -> Model:
         """The same model, with a look at what comes of each request."""
-        return _Counted(model, self._books.setdefault(model.name, Spent()))
+        return _CountingModel(model, self._usage_by_model.setdefault(model.name, ModelUsage()))
 
 
-class _Counted(Model):
-    def __init__(self, model: Model, books: Spent) -> None:
+class _CountingModel(Model):
+    def __init__(self, model: Model, books: ModelUsage) -> None:
         self.name = model.name
         self.context_window = model.context_window
         self._model = model
         self._books = books
 
-    async def respond(self, request: ModelRequest, listen: Listener | None = None) -> ModelTurn:
+    async def respond(self, request: ModelRequest, listen: ModelListener | None = None) -> ModelTurn:
         try:
             turn = await self._model.respond(request, listen)
         except ModelError as error:
-            self._books.count(error.kind)
+            self._books.add(error.kind)
             raise
         except asyncio.CancelledError:
-            self._books.count("canceled")
+            self._books.add("canceled")
             raise
-        self._books.count(ANSWERED, turn.usage)
+        self._books.add(SUCCEEDED, turn.usage)
         return turn
 
     async def aclose(self) -> None:

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import msgspec
 
 from toolspace.core import json_text
-from toolspace.core.line_escaping import in_a_line, named
+from toolspace.core.line_escaping import quote_name, single_line
 from toolspace.core.records import Space
-from toolspace.spaces.plans import shown as shown_plan
+from toolspace.spaces.plans import describe as shown_plan
 from toolspace.storage.database import Program
 from toolspace.storage.queries import entities, goals_and_memories, plans
 from toolspace.storage.queries.goals_and_memories import Goal, Memory
@@ -21,7 +21,7 @@ _MOST_VALUE = 2_000
 _MOST_SECTION = 60_000
 """Characters of what an agent has in mind of one kind: all of it is in each request."""
 
-HOW_YOU_LIVE = """\
+CYCLE_INSTRUCTIONS = """\
 You live in cycles. Each begins with your inbox: messages from spaces, results of tools that took long, plans that are \
 due, tasks that ended. You think, use tools, and stop when there is nothing more to do now.
 People and other agents hear you only through send_message, in the space that you have entered with enter_space; what \
@@ -30,7 +30,7 @@ A tool that answers {"status": "pending"} will answer later, in your inbox: go o
 Where nothing needs to be done, call skip."""
 
 
-class Mind(msgspec.Struct, frozen=True, kw_only=True):
+class PromptContext(msgspec.Struct, frozen=True, kw_only=True):
     """What an agent has in mind, whatever it is asked."""
 
     memories: Sequence[Memory] = ()
@@ -39,41 +39,43 @@ class Mind(msgspec.Struct, frozen=True, kw_only=True):
     spaces: Sequence[Space] = ()
 
 
-def mind_of(agent_entity_id: str) -> Program[Mind]:
+def load_prompt_context(agent_entity_id: str) -> Program[PromptContext]:
     """What an agent has in mind now."""
-    return Mind(
-        memories=(yield from goals_and_memories.memories(agent_entity_id)),
-        goals=(yield from goals_and_memories.goals(agent_entity_id)),
-        plans=(yield from plans.listing(agent_entity_id, status="active")),
-        spaces=(yield from entities.spaces(member=agent_entity_id, limit=_MOST_SPACES)),
+    return PromptContext(
+        memories=(yield from goals_and_memories.list_memories(agent_entity_id)),
+        goals=(yield from goals_and_memories.list_goals(agent_entity_id)),
+        plans=(yield from plans.list_plans(agent_entity_id, status="active")),
+        spaces=(yield from entities.list_spaces(member=agent_entity_id, limit=_MOST_SPACES)),
     )
 
 
-def system_prompt(name: str, instructions: str, mind: Mind, *, tools: str = "", entity_id: str = "") -> str:
+def build_system_prompt(
+    name: str, instructions: str, mind: PromptContext, *, tools: str = "", entity_id: str = ""
+) -> str:
     """All that a model is told before the conversation. `tools` are instructions of servers and services."""
     now = datetime.datetime.now(datetime.UTC).replace(microsecond=0).isoformat()
     parts = [
         instructions.strip(),
         f'You are the agent "{name}" ({entity_id}). This cycle began at {now}.',
-        HOW_YOU_LIVE,
-        section("MEMORIES", memory_lines(mind)),
-        section("GOALS", _within([_goal(one) for one in mind.goals], "get_goals")),
-        section("PLANS", _within([_plan(one) for one in mind.plans], "get_plans")),
-        section("SPACES", [f"- {named(one.name)} (spaceId: {one.id})" for one in mind.spaces]),
-        section("TOOLS", [tools]),
+        CYCLE_INSTRUCTIONS,
+        render_section("MEMORIES", render_memories(mind)),
+        render_section("GOALS", _within([_goal(one) for one in mind.goals], "get_goals")),
+        render_section("PLANS", _within([_plan(one) for one in mind.plans], "get_plans")),
+        render_section("SPACES", [f"- {quote_name(one.name)} (spaceId: {one.id})" for one in mind.spaces]),
+        render_section("TOOLS", [tools]),
     ]
     return "\n\n".join(filter(None, parts))
 
 
-def section(title: str, lines: Sequence[str]) -> str:
+def render_section(title: str, lines: Sequence[str]) -> str:
     """A part of a prompt; nothing where there is nothing to say in it."""
     said = [line for line in lines if line]
     return f"{title}:\n" + "\n".join(said) if said else ""
 
 
-def memory_lines(mind: Mind) -> list[str]:
+def render_memories(mind: PromptContext) -> list[str]:
     """What an agent remembers, as a prompt has it."""
-    return _within([f"- {in_a_line(one.key)}: {_value(one.value)}" for one in mind.memories], "get_memories")
+    return _within([f"- {single_line(one.key)}: {_value(one.value)}" for one in mind.memories], "get_memories")
 
 
 def _within(lines: Sequence[str], tool: str) -> list[str]:
@@ -94,18 +96,17 @@ def _value(value: object) -> str:
 
 def _cut(text: str, tool: str) -> str:
     # What an agent noted may be what somebody else said: it stays in its line.
-    cut = in_a_line(text, _MOST_VALUE)
+    cut = single_line(text, _MOST_VALUE)
     return cut if len(text) <= _MOST_VALUE else f"{cut} ({tool} has all of it)"
 
 
 def _goal(goal: Goal) -> str:
     kind = "long-term, " if goal.is_long_term else ""
-    return (
-        f"- [{goal.id}] {_cut(goal.description, 'get_goals')} ({kind}{named(goal.status)}, priority {goal.priority:g})"
-    )
+    description = _cut(goal.description, "get_goals")
+    return f"- [{goal.id}] {description} ({kind}{quote_name(goal.status)}, priority {goal.priority:g})"
 
 
 def _plan(plan: Plan) -> str:
     when = shown_plan(plan).get("nextRunAt")
     how = f", {plan.cron}" if plan.cron else ""
-    return f"- [{plan.id}] {named(plan.name)}: {_cut(plan.instruction, 'get_plans')} (next {when}{how})"
+    return f"- [{plan.id}] {quote_name(plan.name)}: {_cut(plan.instruction, 'get_plans')} (next {when}{how})"

@@ -9,20 +9,20 @@ from collections.abc import Iterator
 import msgspec
 
 from toolspace.core.context import ToolContext
-from toolspace.core.conversation import NO_USAGE, Usage
+from toolspace.core.model import NO_USAGE, Usage
 from toolspace.errors import ToolLimitError, ToolPermissionError
 
-MOST_DEPTH = 8
+DEFAULT_MAX_DEPTH = 8
 
 
-class Bounds(msgspec.Struct, frozen=True, kw_only=True):
+class RunLimits(msgspec.Struct, frozen=True, kw_only=True):
     """What one run of an agent may use, those it calls included. None: no bound of its own."""
 
     max_tokens: int | None = None
     max_cost: float | None = None
     timeout: float | None = None
     """Seconds."""
-    max_depth: int = MOST_DEPTH
+    max_depth: int = DEFAULT_MAX_DEPTH
     """How many agents may stand in one line, each called by the one before."""
 
 
@@ -33,30 +33,30 @@ class Handoff(msgspec.Struct, frozen=True):
     message: str | None
 
 
-class AgentRecursion(ToolPermissionError):
+class AgentRecursionError(ToolPermissionError):
     """An agent would wait for itself."""
 
     prefix = ""
 
 
-class Frame:
+class AgentRun:
     """What the calls of one agent's run share. In the `agent` of their contexts."""
 
     __slots__ = (
         "_asking",
         "_largest",
         "_waiting",
-        "before",
-        "bounds",
         "destinations",
-        "expires",
-        "free",
+        "expires_at",
         "handoff",
-        "helpers",
+        "is_skipped",
+        "is_unlimited",
+        "limits",
         "name",
         "parent",
+        "previous_agents",
         "request",
-        "skipped",
+        "subagents",
         "usage",
     )
 
@@ -64,50 +64,50 @@ class Frame:
         self,
         name: str,
         *,
-        bounds: Bounds,
+        limits: RunLimits,
         request: str = "",
-        parent: Frame | None = None,
-        helpers: tuple[str, ...] | None = None,
+        parent: AgentRun | None = None,
+        subagents: tuple[str, ...] | None = None,
         destinations: tuple[str, ...] = (),
-        before: tuple[str, ...] = (),
+        previous_agents: tuple[str, ...] = (),
     ) -> None:
         self.name = name
-        self.bounds = bounds
+        self.limits = limits
         self.request = request
         """What it was asked, as it was asked: a hand-off passes it on."""
         self.parent = parent
-        self.helpers = helpers
+        self.subagents = subagents
         """The agents that it may call; None: any."""
         self.destinations = destinations
         """The agents that it may hand its request to."""
-        self.before = before
+        self.previous_agents = previous_agents
         """The agents that had the request before it, and handed it on."""
         self.usage: Usage = NO_USAGE
         """Of this run and all that it called."""
-        self.expires = time.monotonic() + bounds.timeout if bounds.timeout is not None else float("inf")
+        self.expires_at = time.monotonic() + limits.timeout if limits.timeout is not None else float("inf")
         if parent is not None:
-            self.expires = min(self.expires, parent.expires)
-        unbounded = bounds.max_tokens is None and bounds.max_cost is None and self.expires == float("inf")
-        self.free = unbounded and (parent is None or parent.free)
+            self.expires_at = min(self.expires_at, parent.expires_at)
+        unbounded = limits.max_tokens is None and limits.max_cost is None and self.expires_at == float("inf")
+        self.is_unlimited = unbounded and (parent is None or parent.is_unlimited)
         """Whether nothing bounds what may be spent."""
         self.handoff: Handoff | None = None
-        self.skipped = False
+        self.is_skipped = False
         self._asking = 0
         """How many requests to models are under way, here and below."""
         self._largest = (0, 0.0)
         """The most tokens, and the most money, that one request has cost so far."""
         self._waiting: list[asyncio.Future[None]] = []
 
-    def lineage(self) -> Iterator[Frame]:
+    def lineage(self) -> Iterator[AgentRun]:
         """This frame, the one that called it, and so on."""
-        frame: Frame | None = self
+        frame: AgentRun | None = self
         while frame is not None:
             yield frame
             frame = frame.parent
 
-    def book(self, usage: Usage) -> None:
+    def add_usage(self, usage: Usage) -> None:
         """Adds what a model request cost, here and to everyone who waits for this."""
-        frame: Frame | None = self
+        frame: AgentRun | None = self
         while frame is not None:
             frame.usage = frame.usage + usage
             tokens, cost = frame._largest
@@ -135,7 +135,7 @@ class Frame:
 
     def _is_full(self) -> bool:
         """Whether one request more may be too many. Never where none is under way: then the bounds tell."""
-        bounds, more = self.bounds, self._asking + 1
+        bounds, more = self.limits, self._asking + 1
         if more == 1:
             return False
         tokens, cost = self._largest
@@ -145,14 +145,14 @@ class Frame:
 
     @property
     def remaining_seconds(self) -> float:
-        return self.expires - time.monotonic()
+        return self.expires_at - time.monotonic()
 
-    def exhausted(self) -> str | None:
+    def exhausted_reason(self) -> str | None:
         """Why no more may be spent: by this run or by one that waits for it. None while there is room."""
-        if self.free:
+        if self.is_unlimited:
             return None
         for frame in self.lineage():
-            bounds = frame.bounds
+            bounds = frame.limits
             if bounds.max_tokens is not None and frame.usage.tokens >= bounds.max_tokens:
                 return f'the agent "{frame.name}" has used its {bounds.max_tokens} tokens (limits.maxTokens)'
             if bounds.max_cost is not None and frame.usage.cost >= bounds.max_cost:
@@ -163,15 +163,15 @@ class Frame:
 
     def check_call(self, name: str) -> None:
         """Raises where this agent may not call another one now."""
-        if self.helpers is not None and name not in self.helpers:
-            known = f"; it may call {', '.join(self.helpers)}" if self.helpers else "; it has none to call"
+        if self.subagents is not None and name not in self.subagents:
+            known = f"; it may call {', '.join(self.subagents)}" if self.subagents else "; it has none to call"
             raise ToolPermissionError(f'the agent "{self.name}" may not call the agent "{name}"{known}')
-        self.check_line(name)
+        self.check_depth(name)
 
-    def check_line(self, name: str) -> None:
+    def check_depth(self, name: str) -> None:
         """Raises where another agent may not stand behind this one in the line of those that wait for one another."""
         line = self.check_recursion(name)
-        depth = min(frame.bounds.max_depth for frame in self.lineage())
+        depth = min(frame.limits.max_depth for frame in self.lineage())
         if len(line) >= depth:
             raise ToolLimitError(
                 f'the agent "{name}" would be number {len(line) + 1} in the line {" → ".join(line)}; '
@@ -182,11 +182,11 @@ class Frame:
         """The names of those that wait for one another, this one last. Raises where one of them is meant."""
         line = [frame.name for frame in self.lineage()][::-1]
         if name in line:
-            raise AgentRecursion(f"Recursion detected: {' → '.join([*line[line.index(name) :], name])}")
+            raise AgentRecursionError(f"Recursion detected: {' → '.join([*line[line.index(name) :], name])}")
         return line
 
 
-def frame_of(context: ToolContext) -> Frame | None:
+def find_agent_run(context: ToolContext) -> AgentRun | None:
     """The run of an agent that a call belongs to; None where no agent calls."""
     agent = context.agent
-    return agent if isinstance(agent, Frame) else None
+    return agent if isinstance(agent, AgentRun) else None

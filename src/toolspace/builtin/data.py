@@ -8,7 +8,7 @@ import math
 import re
 from typing import Any, NoReturn
 
-from toolspace.core.function import tool
+from toolspace.core.function_tool import tool
 from toolspace.core.tool import Annotations
 from toolspace.errors import ToolValidationError
 
@@ -79,7 +79,7 @@ def base64_decode(encoded: str) -> dict[str, Any]:
     Args:
         encoded: Base64, standard or URL-safe, with or without padding.
     """
-    data = bytes_of_base64(encoded, "encoded")
+    data = decode_base64(encoded, "encoded")
     try:
         return {"decoded": data.decode()}
     except UnicodeDecodeError as error:
@@ -92,7 +92,7 @@ def base64_decode(encoded: str) -> dict[str, Any]:
 data_tools = (json_parse, json_stringify, base64_encode, base64_decode)
 
 
-def bytes_of_base64(text: str, parameter: str) -> bytes:
+def decode_base64(text: str, parameter: str) -> bytes:
     """The bytes behind base64 of either alphabet, padded or not. Raises an error that names the parameter."""
     plain = "".join(text.split()).replace("-", "+").replace("_", "/")
     bare = plain.rstrip("=")

@@ -23,18 +23,18 @@ class Glob:
             )
         plain = pattern.removeprefix("./")
         self.has_folders = "/" in plain.rstrip("/")
-        self._options = [Segments(option) for option in _expand(plain, parameter)]
+        self._options = [PathPattern(option) for option in _expand(plain, parameter)]
 
     def matches(self, path: str) -> bool:
         parts = path.split("/") if self.has_folders else [path.rpartition("/")[2]]
         return any(option.matches(parts) for option in self._options)
 
-    def reaches(self, folder: str) -> bool:
+    def can_match_below(self, folder: str) -> bool:
         """Whether a path below the folder could match; what cannot need not be looked into."""
-        return not self.has_folders or any(option.reaches(folder.split("/")) for option in self._options)
+        return not self.has_folders or any(option.can_match_below(folder.split("/")) for option in self._options)
 
 
-class Segments:
+class PathPattern:
     """One glob without braces, as its steps between slashes.
 
     All positions in the glob are followed at once, step by step, so no glob takes more than the product of both
@@ -50,7 +50,7 @@ class Segments:
     def matches(self, parts: Iterable[str]) -> bool:
         return len(self._steps) in self._after(parts)
 
-    def reaches(self, parts: Iterable[str]) -> bool:
+    def can_match_below(self, parts: Iterable[str]) -> bool:
         return any(position < len(self._steps) for position in self._after(parts))
 
     def _after(self, parts: Iterable[str]) -> set[int]:

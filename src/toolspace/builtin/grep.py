@@ -5,28 +5,114 @@ from __future__ import annotations
 import os
 import stat
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from io import BufferedReader
-from typing import Any
+from typing import Any, NamedTuple
 
-from toolspace.builtin.globs import Glob
-from toolspace.builtin.ignores import IgnoreFile, is_ignored, read_ignore_file
-from toolspace.builtin.paths import Bounds, Place, kind_of, missing, open_file, shown
-from toolspace.builtin.textfiles import looks_binary
-from toolspace.builtin.walking import Visit, prefix_of, walk
+from toolspace.builtin.allowed_paths import (
+    AllowedPaths,
+    FileLocation,
+    FolderVisit,
+    display_name,
+    file_kind,
+    missing_error,
+    open_file,
+    path_prefix,
+    walk_folder,
+)
+from toolspace.builtin.globs import Glob, PathPattern
+from toolspace.builtin.text_files import looks_binary
 from toolspace.core.context import ToolContext
-from toolspace.core.function import tool
-from toolspace.core.patterns import Pattern, Span, TooSlow
+from toolspace.core.function_tool import tool
+from toolspace.core.safe_regex import MatchSpan, PatternTooSlow, SafePattern
 from toolspace.core.tool import Annotations
 from toolspace.errors import ToolExecutionError, ToolValidationError
 
-MOST_MATCHES = 500
-MOST_TEXT = 200_000
+# MERGED from ignores: Knows which files a repository ignores: `.gitignore` files, as git reads them. Reads no othe…
+
+_LARGEST = 256 * 1024
+IGNORE_FILE_NAME = ".gitignore"
+
+
+class IgnoreRule(NamedTuple):
+    """One line of a `.gitignore`."""
+
+    pattern: PathPattern
+    negated: bool
+    folders_only: bool
+    anchored: bool
+    """Held against the path from the file's own folder, not against the name."""
+
+
+class IgnoreFile(NamedTuple):
+    """The rules of one `.gitignore`, for what lies below its folder."""
+
+    folder: str
+    """An absolute path without a slash at its end."""
+    rules: tuple[IgnoreRule, ...]
+
+    def ignores(self, path: str, *, is_folder: bool) -> bool | None:
+        """Whether it ignores an absolute path; None where it says nothing. The last rule that fits decides."""
+        parts = path[len(self.folder) + 1 :].split("/")
+        for rule in reversed(self.rules):
+            if rule.folders_only and not is_folder:
+                continue
+            if rule.pattern.matches(parts if rule.anchored else parts[-1:]):
+                return not rule.negated
+        return None
+
+
+def is_ignored(path: str, files: Sequence[IgnoreFile], *, is_folder: bool) -> bool:
+    """Whether the files, given from the outermost to the innermost, ignore an absolute path."""
+    for file in reversed(files):
+        verdict = file.ignores(path, is_folder=is_folder)
+        if verdict is not None:
+            return verdict
+    return False
+
+
+def read_ignore_file(folder: int, path: str) -> IgnoreFile | None:
+    """The `.gitignore` of an open folder, if it has one."""
+    file = open_file(folder, IGNORE_FILE_NAME)
+    if file is None:
+        return None
+    with file:
+        text = file.read(_LARGEST).decode("utf-8", "replace")
+    return IgnoreFile(path.rstrip("/"), parse_ignore_file(text))
+
+
+def parse_ignore_file(text: str) -> tuple[IgnoreRule, ...]:
+    rules = (_rule(line) for line in text.removeprefix("\ufeff").split("\n"))
+    return tuple(rule for rule in rules if rule is not None)
+
+
+def _rule(line: str) -> IgnoreRule | None:
+    line = _without_trailing_spaces(line.removesuffix("\r"))
+    if not line or line.startswith("#"):
+        return None
+    negated = line.startswith("!")
+    if negated:
+        line = line[1:]
+    folders_only = line.endswith("/")
+    line = line.rstrip("/")
+    if not line:
+        return None
+    return IgnoreRule(PathPattern(line), negated, folders_only, anchored="/" in line)
+
+
+def _without_trailing_spaces(line: str) -> str:
+    bare = line.rstrip(" ")
+    escaped = len(bare) - len(bare.rstrip("\\"))
+    return bare + " " if len(bare) < len(line) and escaped % 2 else bare
+
+
+MAX_MATCHES = 500
+MAX_MATCH_CHARACTERS = 200_000
 """How many characters all matches have together at most."""
-LARGEST_FILE = 10 * 1024 * 1024
+MAX_FILE_BYTES = 10 * 1024 * 1024
 """Larger files are left out, unless the search is in that very file."""
-LONGEST_LINE = 500
+MAX_LINE_LENGTH = 500
 """Longer lines are shown in part."""
 _MOST_CONTEXT = 50
 _LINE_IN_MEMORY = 1024 * 1024
@@ -56,37 +142,37 @@ def grep_files(
     """
     if not 0 <= context <= _MOST_CONTEXT:
         raise ToolValidationError(f"context: expected 0 to {_MOST_CONTEXT} lines, got {context}")
-    search = _Search(Pattern(pattern, ignore_case=ignoreCase), Glob(glob, "glob") if glob else None, context, call)
-    bounds = Bounds.of(call)
-    for start in [path] if path is not None else bounds.starts():
+    search = _Search(SafePattern(pattern, ignore_case=ignoreCase), Glob(glob, "glob") if glob else None, context, call)
+    bounds = AllowedPaths.from_context(call)
+    for start in [path] if path is not None else bounds.search_roots():
         _search_from(start, bounds, search)
     return search.result()
 
 
-def _search_from(path: str, bounds: Bounds, search: _Search) -> None:
-    with bounds.find(path) as place:
+def _search_from(path: str, bounds: AllowedPaths, search: _Search) -> None:
+    with bounds.locate(path) as place:
         status = place.status()
         if status is None:
-            raise missing(path)
+            raise missing_error(path)
         if stat.S_ISREG(status.st_mode):
             with place.open() as file:
                 search.file(file, path)
         elif stat.S_ISDIR(status.st_mode):
             search.folder(place, _ignore_files_above(bounds, place))
         else:
-            raise ToolExecutionError(f"{path!r} is a {kind_of(status)}; only regular files are searched")
+            raise ToolExecutionError(f"{path!r} is a {file_kind(status)}; only regular files are searched")
 
 
 class _Search:
     """One search and what it has found so far."""
 
-    def __init__(self, pattern: Pattern, glob: Glob | None, around: int, call: ToolContext) -> None:
+    def __init__(self, pattern: SafePattern, glob: Glob | None, around: int, call: ToolContext) -> None:
         self._pattern = pattern
         self._glob = glob
         self._around = around
         self._call = call
         self._matches: list[dict[str, Any]] = []
-        self._room = MOST_TEXT
+        self._room = MAX_MATCH_CHARACTERS
         self._slow = 0
         self._full = False
         self._incomplete = False
@@ -95,38 +181,38 @@ class _Search:
         matches = sorted(self._matches, key=lambda match: (match["path"].split("/"), match["line"]))
         return {"matches": matches, "truncated": self._full or self._incomplete}
 
-    def folder(self, place: Place, above: list[IgnoreFile]) -> None:
+    def folder(self, place: FileLocation, above: list[IgnoreFile]) -> None:
         """Searches the files of a folder and of those below."""
-        prefix, root = prefix_of(place.path), place.real.rstrip("/")
+        prefix, root = path_prefix(place.path), place.real_path.rstrip("/")
         ignores = {"": above}
-        with place.open_folder() as folder, closing(walk(folder, self._call)) as visits:
+        with place.open_folder() as folder, closing(walk_folder(folder, self._call)) as visits:
             for visit in visits:
                 at = f"{root}/{visit.path}" if visit.path else root
                 rules = ignores.pop(visit.path)
-                own = read_ignore_file(visit.folder, at)
+                own = read_ignore_file(visit.folder_fd, at)
                 if own is not None:
                     rules = [*rules, own]
                 for entry in visit.entries:
                     is_folder = entry.is_dir(follow_symlinks=False)
                     if entry.name == ".git" or is_ignored(f"{at}/{entry.name}", rules, is_folder=is_folder):
                         continue
-                    inside = visit.inside(entry.name)
+                    inside = visit.entry_path(entry.name)
                     if not is_folder:
                         self._entry(visit, entry.name, prefix)
-                    elif self._glob is None or self._glob.reaches(inside):
+                    elif self._glob is None or self._glob.can_match_below(inside):
                         ignores[inside] = rules
-                        visit.ahead.append(inside)
+                        visit.pending_folders.append(inside)
                     if self._full:
                         return
 
-    def _entry(self, visit: Visit, name: str, prefix: str) -> None:
-        inside = visit.inside(name)
+    def _entry(self, visit: FolderVisit, name: str, prefix: str) -> None:
+        inside = visit.entry_path(name)
         if self._glob is not None and not self._glob.matches(inside):
             return
-        file = open_file(visit.folder, name)
+        file = open_file(visit.folder_fd, name)
         if file is not None:
             with file:
-                if os.fstat(file.fileno()).st_size <= LARGEST_FILE:
+                if os.fstat(file.fileno()).st_size <= MAX_FILE_BYTES:
                     self.file(file, prefix + inside, whole=True)
 
     def file(self, file: BufferedReader, path: str, *, whole: bool = False) -> None:
@@ -134,9 +220,9 @@ class _Search:
         if looks_binary(file.peek(_HEAD)):
             return
         if whole:
-            data = file.read(LARGEST_FILE).replace(b"\r\n", b"\n")
+            data = file.read(MAX_FILE_BYTES).replace(b"\r\n", b"\n")
             text = data.decode("utf-8", "replace").removeprefix("\ufeff")
-            if "\r" not in text and not self._pattern.may_be_in(text):
+            if "\r" not in text and not self._pattern.may_match(text):
                 return
             file.seek(0)
         before: deque[str] = deque(maxlen=self._around)
@@ -161,25 +247,25 @@ class _Search:
             before.append(shown_line)
 
     def _has_room(self) -> bool:
-        self._full = len(self._matches) >= MOST_MATCHES or self._room <= 0
+        self._full = len(self._matches) >= MAX_MATCHES or self._room <= 0
         return not self._full
 
     def _keep(self, path: str, number: int, text: str) -> dict[str, Any]:
-        match: dict[str, Any] = {"path": shown(path), "line": number, "text": text}
+        match: dict[str, Any] = {"path": display_name(path), "line": number, "text": text}
         self._matches.append(match)
         self._room -= len(text)
         return match
 
-    def _find(self, line: str, path: str, number: int) -> Span | None:
+    def _find(self, line: str, path: str, number: int) -> MatchSpan | None:
         try:
             return self._pattern.search(line)
-        except TooSlow as error:
+        except PatternTooSlow as error:
             self._slow += 1
             if len(line) > _LONG_LINE and self._slow <= _SLOW_LINES:
                 # A whole program on one line is slow for patterns that are fine elsewhere.
                 self._incomplete = True
                 return None
-            raise ToolExecutionError(f"{error} (line {number} of {shown(path)!r})") from None
+            raise ToolExecutionError(f"{error} (line {number} of {display_name(path)!r})") from None
 
     def _lines(self, file: BufferedReader) -> Iterator[str]:
         first = True
@@ -196,19 +282,19 @@ class _Search:
     @staticmethod
     def _shorten(line: str, at: int) -> str:
         """The part of a long line around a position."""
-        if len(line) <= LONGEST_LINE:
+        if len(line) <= MAX_LINE_LENGTH:
             return line
-        start = max(0, min(at - LONGEST_LINE // 4, len(line) - LONGEST_LINE))
-        end = start + LONGEST_LINE
+        start = max(0, min(at - MAX_LINE_LENGTH // 4, len(line) - MAX_LINE_LENGTH))
+        end = start + MAX_LINE_LENGTH
         return ("…" if start else "") + line[start:end] + ("…" if end < len(line) else "")
 
 
-def _ignore_files_above(bounds: Bounds, place: Place) -> list[IgnoreFile]:
+def _ignore_files_above(bounds: AllowedPaths, place: FileLocation) -> list[IgnoreFile]:
     """The rules of the folders around the one to search, from the top of its repository on."""
     found: list[IgnoreFile] = []
-    if _has_git(place.folder, f"{place.name}/.git"):
+    if _has_git(place.folder_fd, f"{place.name}/.git"):
         return found
-    for folder, path in bounds.above(place):
+    for folder, path in bounds.folders_above(place):
         if _has_git(folder, ".git"):
             found.clear()
         rules = read_ignore_file(folder, path)

@@ -8,13 +8,19 @@ from collections.abc import Callable, Generator
 from contextlib import closing, contextmanager
 from typing import Any
 
-from toolspace.builtin import textfiles
-from toolspace.builtin.edit import replace_only
-from toolspace.builtin.paths import Bounds, FileMissing, Place, open_file, shown
-from toolspace.builtin.replacing import exclusively, replace
-from toolspace.builtin.walking import walk
+from toolspace.builtin import text_files
+from toolspace.builtin.allowed_paths import (
+    AllowedPaths,
+    FileLocation,
+    FileMissingError,
+    display_name,
+    open_file,
+    walk_folder,
+)
+from toolspace.builtin.atomic_files import folder_lock, replace_file
+from toolspace.builtin.files import replace_single
 from toolspace.core.context import ToolContext
-from toolspace.core.function import tool
+from toolspace.core.function_tool import tool
 from toolspace.core.tool import Annotations
 from toolspace.errors import ToolValidationError
 
@@ -34,18 +40,18 @@ def memory_list(*, context: ToolContext) -> list[dict[str, Any]]:
     root = _memory_dir(context)
     try:
         with (
-            _bounds(root).find(root) as place,
+            _bounds(root).locate(root) as place,
             place.open_folder() as folder,
-            closing(walk(folder, context)) as visits,
+            closing(walk_folder(folder, context)) as visits,
         ):
             for visit in visits:
                 for entry in visit.entries:
-                    inside = visit.inside(entry.name)
+                    inside = visit.entry_path(entry.name)
                     if entry.is_dir(follow_symlinks=False):
-                        visit.ahead.append(inside)
+                        visit.pending_folders.append(inside)
                     elif entry.name.lower().endswith(".md") and len(found) < MOST_FILES:
-                        found += _describe(visit.folder, entry.name, inside)
-    except FileMissing:
+                        found += _describe(visit.folder_fd, entry.name, inside)
+    except FileMissingError:
         return []  # Nothing was ever remembered.
     return sorted(found, key=lambda item: item["path"].split("/"))
 
@@ -88,7 +94,7 @@ def memory_patch(path: str, old_str: str, new_str: str, *, context: ToolContext)
         raise ToolValidationError("old_str: it is empty; give the text to replace")
 
     def patch(text: str | None) -> str:
-        return replace_only(text or "", old_str, new_str, parameter="old_str", path=path)
+        return replace_single(text or "", old_str, new_str, parameter="old_str", path=path)
 
     return _change(path, patch, context)
 
@@ -114,38 +120,38 @@ def _memory_dir(context: ToolContext) -> str:
     return os.path.abspath(os.path.expanduser(context.memory_dir or os.path.join(".toolspace", "memory")))
 
 
-def _bounds(root: str) -> Bounds:
-    return Bounds([root], base=root, setting="memoryDir")
+def _bounds(root: str) -> AllowedPaths:
+    return AllowedPaths([root], base=root, setting="memoryDir")
 
 
 @contextmanager
-def _find(path: str, context: ToolContext, *, create: bool = False) -> Generator[Place]:
+def _find(path: str, context: ToolContext, *, create: bool = False) -> Generator[FileLocation]:
     if not path.lower().endswith(".md"):
         raise ToolValidationError(f"path: {path[:80]!r} is no markdown file; memory files end with .md: facts/user.md")
     try:
-        with _bounds(_memory_dir(context)).find(path, create=create) as place:
+        with _bounds(_memory_dir(context)).locate(path, create=create) as place:
             yield place
-    except FileMissing:
-        raise FileMissing(f"{path!r} not found in the memory; memory_list shows what is there") from None
+    except FileMissingError:
+        raise FileMissingError(f"{path!r} not found in the memory; memory_list shows what is there") from None
 
 
 def _change(
     path: str, change: Callable[[str | None], str], context: ToolContext, *, create: bool = False
 ) -> dict[str, Any]:
     """Changes a file while nobody else does. `change` gets None where there is none yet."""
-    with _find(path, context, create=create) as place, exclusively(place, context):
+    with _find(path, context, create=create) as place, folder_lock(place, context):
         before = None if create and place.status() is None else _read(place)
-        data = textfiles.encode(change(before), "utf-8")
+        data = text_files.encode_text(change(before), "utf-8")
         context.check_canceled()
-        size = replace(place, [data])
+        size = replace_file(place, [data])
         root = os.path.realpath(_memory_dir(context))
-        return {"path": shown(os.path.relpath(place.real, root)), "size": size}
+        return {"path": display_name(os.path.relpath(place.real_path, root)), "size": size}
 
 
-def _read(place: Place) -> str:
+def _read(place: FileLocation) -> str:
     with place.open() as file:
-        data = textfiles.read_all(file, place.path, os.fstat(file.fileno()).st_size)
-    return textfiles.decode(data, place.path)
+        data = text_files.read_all(file, place.path, os.fstat(file.fileno()).st_size)
+    return text_files.decode_text(data, place.path)
 
 
 def _describe(folder: int, name: str, path: str) -> list[dict[str, Any]]:
@@ -155,7 +161,7 @@ def _describe(folder: int, name: str, path: str) -> list[dict[str, Any]]:
     with file:
         found = _SUMMARY.search(file.read(_HEAD).decode("utf-8", "replace"))
         size = os.fstat(file.fileno()).st_size
-    return [{"path": shown(path), "summary": found[1] if found and found[1] else None, "size": size}]
+    return [{"path": display_name(path), "summary": found[1] if found and found[1] else None, "size": size}]
 
 
 def _appended(text: str, entry: str, summary: str | None) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from toolspace.core import json_text
 from toolspace.core.context import ToolContext
-from toolspace.core.function import tool
+from toolspace.core.function_tool import tool
 from toolspace.core.tool import Annotations
 from toolspace.errors import ToolValidationError
 
@@ -78,13 +78,13 @@ async def web_search(query: str, limit: int | None = None, *, context: ToolConte
         query: What to look for.
         limit: How many results at most.
     """
-    from toolspace.builtin.websearch import WebSearch
+    from toolspace.builtin.web_search import WebSearchClient
 
     if not query.strip():
         raise ToolValidationError("query: it is empty; say what to look for")
     if limit is not None and limit < 1:
         raise ToolValidationError(f"limit: expected 1 or more, got {limit}")
-    search = WebSearch(context.web_search, allowed_hosts=context.allowed_hosts)
+    search = WebSearchClient(context.web_search, allowed_hosts=context.allowed_hosts)
     return {"results": await search(query, search.max_results if limit is None else limit)}
 
 
@@ -96,13 +96,12 @@ async def _fetch(
 ) -> dict[str, Any]:
     import base64
 
-    from toolspace.builtin.httpbody import as_text
-    from toolspace.builtin.httpclient import HttpClient, parse_url
+    from toolspace.builtin.http_client import GuardedHttpClient, decode_body, parse_url
 
     headers, content = _with_content(headers or {}, body)
-    response = await HttpClient(context.allowed_hosts).send(method, url, headers=headers, body=content)
+    response = await GuardedHttpClient(context.allowed_hosts).send(method, url, headers=headers, body=content)
     result: dict[str, Any] = {"status": response.status, "headers": dict(response.headers)}
-    text = as_text(response.body, response.headers.get("content-type", ""), cut=response.truncated)
+    text = decode_body(response.body, response.headers.get("content-type", ""), cut=response.truncated)
     if text is not None:
         result["body"] = text
     else:

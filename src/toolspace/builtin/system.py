@@ -12,7 +12,7 @@ from datetime import UTC, datetime, tzinfo
 from typing import Any
 
 from toolspace.core.context import ToolContext
-from toolspace.core.function import tool
+from toolspace.core.function_tool import tool
 from toolspace.core.names import did_you_mean
 from toolspace.core.tool import Annotations
 from toolspace.errors import ToolPermissionError, ToolValidationError

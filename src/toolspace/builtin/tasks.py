@@ -6,10 +6,10 @@ import datetime
 import os
 from typing import Any
 
-from toolspace.builtin import textfiles
-from toolspace.builtin.paths import Bounds, FileMissing
+from toolspace.builtin import text_files
+from toolspace.builtin.allowed_paths import AllowedPaths, FileMissingError
 from toolspace.core.context import TaskHost, ToolContext
-from toolspace.core.function import tool
+from toolspace.core.function_tool import tool
 from toolspace.core.tool import Annotations
 from toolspace.errors import ToolExecutionError, ToolValidationError
 
@@ -54,12 +54,12 @@ def session_archive_read(file: str, *, context: ToolContext) -> str:
         raise ToolExecutionError("there is no archive: tools.sessionDir is not set")
     root = os.path.realpath(context.session_dir)
     try:
-        with Bounds([root], base=root, setting="sessionDir").find(file) as place, place.open() as opened:
+        with AllowedPaths([root], base=root, setting="sessionDir").locate(file) as place, place.open() as opened:
             size = os.fstat(opened.fileno()).st_size
-            return textfiles.decode(textfiles.read_all(opened, file, size), file)
-    except FileMissing:
+            return text_files.decode_text(text_files.read_all(opened, file, size), file)
+    except FileMissingError:
         known = "the summary of earlier cycles names those there are"
-        raise FileMissing(f"there is no archive {file!r}; {known}") from None
+        raise FileMissingError(f"there is no archive {file!r}; {known}") from None
 
 
 @tool(category="system", annotations=_ADDS)

@@ -2,30 +2,114 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import secrets
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, cast
 
 import click
 import msgspec
 
-from toolspace.cli.arguments import combine, read_args
-from toolspace.cli.completing import tool_names
-from toolspace.cli.interrupts import Interrupts, run
-from toolspace.cli.logs import leave_to_command
+from toolspace.cli.completion import tool_names
+from toolspace.cli.local_toolspace import find_tool, started_toolspace
+from toolspace.cli.logs import mute_provider_warnings
 from toolspace.cli.options import Command, Options
-from toolspace.cli.output import Output
-from toolspace.cli.partials import Partials
-from toolspace.cli.session import find_tool, opened
-from toolspace.cli.status import Status, waiting
-from toolspace.core.duration import parse_duration
+from toolspace.cli.output import CommandOutput, StatusLine, WriteError, show_status
+from toolspace.cli.runner import Interrupts, run
+from toolspace.cli.tool_arguments import combine, read_args
+from toolspace.core import json_text
 from toolspace.core.events import CallPartial, CallProgress
 from toolspace.core.result import JsonPart, ToolResult
-from toolspace.orchestrator.catalog import Entry
-from toolspace.orchestrator.settings import Rules
+from toolspace.core.times import parse_duration
+from toolspace.orchestrator.catalog import CatalogEntry
+from toolspace.orchestrator.settings import ToolRules
 from toolspace.orchestrator.stages.announce import VERBOSE
 from toolspace.toolspace import Toolspace
+
+# MERGED from partials: Prints what a call gives out while it runs, as it comes, and knows whether that was the who…
+
+
+class PartialPrinter:
+    """Keeps sums of what was printed, not the text: a stream may be larger than memory."""
+
+    def __init__(
+        self, output: CommandOutput, call_id: str, *, on_first: Callable[[], None], on_gone: Callable[[], object]
+    ) -> None:
+        self._output = output
+        self._call_id = call_id
+        self._on_first = on_first
+        self._on_gone = on_gone
+        self.fault: Exception | None = None
+        """Why nothing can be printed any more: nobody reads, or there is no room."""
+        self._count = 0
+        self._all_text = True
+        self._text = _Sum()
+        self._values = _Sum()
+        self._mid_line = False
+
+    def __call__(self, event: CallPartial) -> None:
+        if event.call_id != self._call_id or self.fault is not None:
+            return
+        if not self._count:
+            self._on_first()
+        self._count += 1
+        try:
+            self._print(event.value)
+        except (BrokenPipeError, WriteError) as error:
+            self.fault = error
+            self._on_gone()
+
+    def end_line(self) -> None:
+        if self._mid_line and self.fault is None:
+            self._output.text("")
+        self._mid_line = False
+
+    def is_whole_result(self, result: ToolResult) -> bool:
+        """Whether what was printed is the whole result already."""
+        value: Any = result.result
+        if not self._count or not result.ok:
+            return False
+        if isinstance(value, str):
+            return self._all_text and self._text.same(_Sum(value.encode("utf-8", "surrogatepass")))
+        if isinstance(value, list):
+            return self._values.same(_Sum(*(_item(one) for one in cast("list[object]", value))))
+        if result.extras.get("stored"):
+            # The brackets around the values are one byte more than the commas after them.
+            size = self._text.size if self._all_text else self._values.size + 1
+            return value["tool_output"]["bytes"] == size
+        return False
+
+    def _print(self, value: object) -> None:
+        self._values.add(_item(value))
+        if isinstance(value, str):
+            self._text.add(value.encode("utf-8", "surrogatepass"))
+            self._mid_line = not value.endswith("\n") if value else self._mid_line
+            self._output.text(value, end="")
+            return
+        self._all_text = False
+        self.end_line()
+        self._output.text(json_text.encode(value))
+
+
+class _Sum:
+    def __init__(self, *pieces: bytes) -> None:
+        self.size = 0
+        self._hash = hashlib.sha256()
+        for piece in pieces:
+            self.add(piece)
+
+    def add(self, piece: bytes) -> None:
+        self.size += len(piece)
+        self._hash.update(piece)
+
+    def same(self, other: _Sum) -> bool:
+        return self._hash.digest() == other._hash.digest()
+
+
+def _item(value: object) -> bytes:
+    return json_text.encode_bytes(value) + b","
+
 
 _log = logging.getLogger("toolspace.cli")
 _WRONG_USAGE = ("unknown_tool", "invalid_parameters")
@@ -57,8 +141,8 @@ async def _call(
     seconds: float | None,
     interrupts: Interrupts,
 ) -> int:
-    leave_to_command(options, of_tool=name)
-    async with opened(options, show_warnings=False, only_for=name) as ts:
+    mute_provider_warnings(options, of_tool=name)
+    async with started_toolspace(options, show_warnings=False, only_for=name) as ts:
         found = find_tool(ts, name)
         schema: Mapping[str, Any] = found[0].tool.input_schema if found is not None else {}
         arguments = combine(given, words, schema)
@@ -66,7 +150,7 @@ async def _call(
             _limit(ts, found[0], seconds)
         streams = found is not None and getattr(found[0].tool, "style", "") == "stream"
         result, printed = await _run(ts, options.output, name, arguments, interrupts, streams=streams)
-        whole = await _whole(ts, options, result) if not printed.are(result) else None
+        whole = await _whole(ts, options, result) if not printed.is_whole_result(result) else None
     if printed.fault is not None:
         raise printed.fault
     if options.json:
@@ -76,7 +160,7 @@ async def _call(
         options.output.error(result.error or "unknown error", kind)
     elif whole is not None:
         options.output.text(whole, end="" if whole.endswith("\n") else "\n")
-    elif not printed.are(result):
+    elif not printed.is_whole_result(result):
         show(options.output, result)
     if result.ok:
         return 0
@@ -84,16 +168,22 @@ async def _call(
 
 
 async def _run(
-    ts: Toolspace, output: Output, name: str, arguments: Mapping[str, Any], interrupts: Interrupts, *, streams: bool
-) -> tuple[ToolResult, Partials]:
+    ts: Toolspace,
+    output: CommandOutput,
+    name: str,
+    arguments: Mapping[str, Any],
+    interrupts: Interrupts,
+    *,
+    streams: bool,
+) -> tuple[ToolResult, PartialPrinter]:
     call_id = f"call_{secrets.token_hex(9)}"
 
     def stop() -> bool:
         return ts.cancel(call_id)
 
     interrupts.stop = stop
-    async with waiting(output, name) as status:
-        printed = Partials(output, call_id, on_first=status.hide, on_gone=stop)
+    async with show_status(output, name) as status:
+        printed = PartialPrinter(output, call_id, on_first=status.hide, on_gone=stop)
         if streams and not output.json:  # Of other tools the result alone is what they give.
             ts.bus.subscribe(printed, CallPartial)
         ts.bus.subscribe(lambda event: _show_progress(event, call_id, status), CallProgress)
@@ -112,7 +202,7 @@ async def _whole(ts: Toolspace, options: Options, result: ToolResult) -> str | N
     return await ts.outputs.text(found, limit=found.bytes) if found is not None else None
 
 
-def show(output: Output, result: ToolResult) -> None:
+def show(output: CommandOutput, result: ToolResult) -> None:
     """A success, for people: text as it is, data as readable JSON, a stored output as its preview."""
     stored = _stored(result)
     if stored is not None:
@@ -135,7 +225,7 @@ def _stored(result: ToolResult) -> Mapping[str, Any] | None:
     return value["tool_output"] if result.extras.get("stored") and "tool_output" in value else None
 
 
-def _show_progress(event: CallProgress, call_id: str, status: Status) -> None:
+def _show_progress(event: CallProgress, call_id: str, status: StatusLine) -> None:
     share = f"{event.progress:g}/{event.total:g}" if event.total else f"{event.progress:g}"
     said = f"{share} {event.message or ''}".rstrip()
     _log.log(VERBOSE, "tool progress … %s\n    %s", event.tool_name, said)
@@ -143,10 +233,10 @@ def _show_progress(event: CallProgress, call_id: str, status: Status) -> None:
         status.detail = said
 
 
-def _limit(ts: Toolspace, entry: Entry, seconds: float) -> None:
+def _limit(ts: Toolspace, entry: CatalogEntry, seconds: float) -> None:
     """Lets `--timeout` win over everything that configuration says of the tool."""
-    rules = entry.rules.overrides.get(entry.own_name, Rules())
-    own = {entry.own_name: msgspec.structs.replace(rules, timeout=seconds, source="--timeout")}
+    rules = entry.rules.overrides.get(entry.local_name, ToolRules())
+    own = {entry.local_name: msgspec.structs.replace(rules, timeout=seconds, source="--timeout")}
     changed = msgspec.structs.replace(entry.rules, overrides={**entry.rules.overrides, **own})
     ts.orchestrator.configure(rules={entry.provider: changed})
 

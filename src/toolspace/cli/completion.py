@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-import click
-from click.shell_completion import get_completion_class
+import os
+from contextlib import redirect_stderr, redirect_stdout
 
+import click
+from click.shell_completion import CompletionItem, get_completion_class
+
+from toolspace.cli.local_toolspace import create_toolspace
 from toolspace.cli.options import Command, Options
+from toolspace.cli.output import first_line
 
 
 @click.command("completion", cls=Command)
@@ -28,3 +33,20 @@ def command(context: click.Context, shell: str) -> int:
     else:
         options.output.line(script.strip())
     return 0
+
+
+# MERGED from completing: Completes the names of tools in a shell. Never fails and never prints: a shell is waiting.
+
+
+def tool_names(context: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The tools that begin with what was typed. Providers are not started for that."""
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+        try:
+            tools = create_toolspace(context.ensure_object(Options)).list_tools()
+        except (Exception, SystemExit):
+            return []
+    return [
+        CompletionItem(tool.name, help=first_line(tool.description))
+        for tool in tools
+        if tool.name.startswith(incomplete)
+    ]

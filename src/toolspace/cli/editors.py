@@ -11,10 +11,10 @@ from typing import Literal, NamedTuple, cast
 Scope = Literal["project", "user"]
 
 
-class Surroundings(NamedTuple):
+class ClientEnvironment(NamedTuple):
     """What says where a client's files are."""
 
-    folder: Path
+    project: Path
     """Of the project."""
     home: Path
     environ: Mapping[str, str]
@@ -22,11 +22,11 @@ class Surroundings(NamedTuple):
     """As `sys.platform` has it."""
 
     @classmethod
-    def here(cls, folder: Path) -> Surroundings:
+    def current(cls, folder: Path) -> ClientEnvironment:
         return cls(folder.absolute(), Path.home(), os.environ, sys.platform)
 
     @property
-    def applications(self) -> Path:
+    def settings_folder(self) -> Path:
         """Where desktop programs keep their settings."""
         if self.platform == "darwin":
             return self.home / "Library" / "Application Support"
@@ -36,12 +36,12 @@ class Surroundings(NamedTuple):
         given = self.environ.get("XDG_CONFIG_HOME", "")
         return Path(given) if os.path.isabs(given) else self.home / ".config"
 
-    def moved(self, variable: str, default: Path) -> Path:
+    def folder_from(self, variable: str, default: Path) -> Path:
         """A folder that the client lets a variable move."""
         return Path(given).expanduser() if (given := self.environ.get(variable)) else default
 
 
-class Client(NamedTuple):
+class McpClient(NamedTuple):
     """One program that has MCP servers."""
 
     key: str
@@ -64,7 +64,7 @@ class Client(NamedTuple):
 CLIENTS = {
     client.key: client
     for client in (
-        Client(
+        McpClient(
             "claude-code",
             "Claude Code",
             "mcpServers",
@@ -73,14 +73,14 @@ CLIENTS = {
             fills_variables=True,
             afterwards="start Claude Code again, and approve the server where it asks",
         ),
-        Client(
+        McpClient(
             "claude-desktop",
             "Claude Desktop",
             "mcpServers",
             ("user",),
             afterwards="quit Claude Desktop and start it again",
         ),
-        Client(
+        McpClient(
             "cursor",
             "Cursor",
             "mcpServers",
@@ -88,7 +88,7 @@ CLIENTS = {
             fills_variables=True,
             afterwards="Cursor sees it by itself; turn it on under Settings → MCP",
         ),
-        Client(
+        McpClient(
             "vscode",
             "VS Code",
             "servers",
@@ -97,35 +97,35 @@ CLIENTS = {
             fills_variables=True,
             afterwards="run MCP: List Servers in VS Code, and start it",
         ),
-        Client("codex", "Codex", "mcp_servers", ("user", "project"), afterwards="start Codex again"),
-        Client("windsurf", "Windsurf", "mcpServers", ("user",), fills_variables=True, installs=False),
-        Client("zed", "Zed", "context_servers", ("project", "user"), installs=False),
+        McpClient("codex", "Codex", "mcp_servers", ("user", "project"), afterwards="start Codex again"),
+        McpClient("windsurf", "Windsurf", "mcpServers", ("user",), fills_variables=True, installs=False),
+        McpClient("zed", "Zed", "context_servers", ("project", "user"), installs=False),
     )
 }
 
 INSTALLABLE = tuple(key for key, client in CLIENTS.items() if client.installs)
 
 
-def config_file(client: Client, scope: Scope, around: Surroundings) -> Path:
+def config_file(client: McpClient, scope: Scope, around: ClientEnvironment) -> Path:
     """The file in which a client keeps the servers of a scope."""
-    folder, home = around.folder, around.home
+    folder, home = around.project, around.home
     match client.key, scope:
         case "claude-code", "project":
             return folder / ".mcp.json"
         case "claude-code", _:
-            return around.moved("CLAUDE_CONFIG_DIR", home) / ".claude.json"
+            return around.folder_from("CLAUDE_CONFIG_DIR", home) / ".claude.json"
         case "claude-desktop", _:
-            return around.applications / "Claude" / "claude_desktop_config.json"
+            return around.settings_folder / "Claude" / "claude_desktop_config.json"
         case "cursor", _:
             return (folder if scope == "project" else home) / ".cursor" / "mcp.json"
         case "vscode", "project":
             return folder / ".vscode" / "mcp.json"
         case "vscode", _:
-            return around.applications / "Code" / "User" / "mcp.json"
+            return around.settings_folder / "Code" / "User" / "mcp.json"
         case "codex", "project":
             return folder / ".codex" / "config.toml"
         case "codex", _:
-            return around.moved("CODEX_HOME", home / ".codex") / "config.toml"
+            return around.folder_from("CODEX_HOME", home / ".codex") / "config.toml"
         case "windsurf", _:
             return home / ".codeium" / "windsurf" / "mcp_config.json"
         case "zed", "project":
@@ -133,7 +133,7 @@ def config_file(client: Client, scope: Scope, around: Surroundings) -> Path:
         case _:
             # Zed is no desktop program in this: it uses ~/.config on a Mac too.
             linux = around._replace(platform="linux") if around.platform == "darwin" else around
-            return linux.applications / ("Zed" if around.platform == "win32" else "zed") / "settings.json"
+            return linux.settings_folder / ("Zed" if around.platform == "win32" else "zed") / "settings.json"
 
 
 def is_toolspace(command: object, args: object) -> bool:

@@ -8,22 +8,28 @@ from typing import Any, NamedTuple, TypeVar
 
 import click
 
-from toolspace.cli.completing import tool_names
-from toolspace.cli.interrupts import run
-from toolspace.cli.logs import leave_to_command
+from toolspace.cli.completion import tool_names
+from toolspace.cli.local_toolspace import (
+    config_environment,
+    config_path,
+    find_tool,
+    not_found_message,
+    started_toolspace,
+)
+from toolspace.cli.logs import mute_provider_warnings
 from toolspace.cli.options import Command, Options
-from toolspace.cli.output import Output, neutral
-from toolspace.cli.session import config_path, environment, find_tool, not_found, opened
+from toolspace.cli.output import CommandOutput, escape_control_characters
+from toolspace.cli.runner import run
 from toolspace.config.load import Config, load_config
-from toolspace.core.duration import format_duration
-from toolspace.orchestrator.catalog import Entry
-from toolspace.orchestrator.settings import Effective, Setting
+from toolspace.core.times import format_duration
+from toolspace.orchestrator.catalog import CatalogEntry
+from toolspace.orchestrator.settings import EffectiveSettings, SourcedValue
 from toolspace.toolspace import Toolspace
 
 T = TypeVar("T")
 
 
-class Row(NamedTuple):
+class ExplainedSetting(NamedTuple):
     """One thing that holds for a tool."""
 
     name: str
@@ -42,13 +48,13 @@ def command(options: Options, name: str) -> int:
 
 
 async def _explain(options: Options, name: str) -> int:
-    leave_to_command(options, of_tool=name)
-    async with opened(options, only_for=name) as ts:
+    mute_provider_warnings(options, of_tool=name)
+    async with started_toolspace(options, only_for=name) as ts:
         found = find_tool(ts, name)
         if found is None:
-            raise click.UsageError(not_found(ts, name))
+            raise click.UsageError(not_found_message(ts, name))
         entry, settings = found
-        config = load_config(config_path(options), environ=environment(options))
+        config = load_config(config_path(options), environ=config_environment(options))
         rows = _Explanation(ts, config, entry, settings).rows()
         tokens = ts.orchestrator.token_cost(entry.tool)
     if options.json:
@@ -61,13 +67,13 @@ async def _explain(options: Options, name: str) -> int:
 class _Explanation:
     """Finds what set each thing: the orchestrator knows which rule, the configuration which line."""
 
-    def __init__(self, ts: Toolspace, config: Config, entry: Entry, settings: Effective) -> None:
+    def __init__(self, ts: Toolspace, config: Config, entry: CatalogEntry, settings: EffectiveSettings) -> None:
         self._ts = ts
         self._config = config
         self._entry = entry
         self._settings = settings
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[ExplainedSetting]:
         settings, tool = self._settings, self._entry.tool
         cache = settings.cache.value
         rows = [
@@ -80,16 +86,19 @@ class _Explanation:
         rows += [
             self._row("maxBytes", settings.max_bytes, _same, "{:,}".format),
             self._policy(),
-            Row("visible", tool.visible, self._visible_source(), _yes_no(tool.visible)),
+            ExplainedSetting("visible", tool.visible, self._visible_source(), _yes_no(tool.visible)),
         ]
         if settings.queue.value in self._config.queues:
             rows.insert(2, self._queue(settings.queue.value or ""))
         return rows + [
-            Row("alias", alias, self._config.source("tools", "aliases", alias), alias) for alias in self._aliases()
+            ExplainedSetting("alias", alias, self._config.source("tools", "aliases", alias), alias)
+            for alias in self._aliases()
         ]
 
-    def _row(self, key: str, setting: Setting[T], wire: Callable[[T], Any], shown: Callable[[T], str]) -> Row:
-        return Row(key, wire(setting.value), self._source(key, setting.source), shown(setting.value))
+    def _row(
+        self, key: str, setting: SourcedValue[T], wire: Callable[[T], Any], shown: Callable[[T], str]
+    ) -> ExplainedSetting:
+        return ExplainedSetting(key, wire(setting.value), self._source(key, setting.source), shown(setting.value))
 
     def _source(self, key: str, said: str) -> str:
         if (overridden := self._overridden(key)) is not None:
@@ -113,10 +122,10 @@ class _Explanation:
     def _overridden(self, key: str) -> str | None:
         """The line of the override that decides a key, if one does."""
         entry = self._entry
-        pattern = entry.rules.pattern(_snake(key), entry.own_name, entry.tool.name)
+        pattern = entry.rules.find_override_pattern(_snake(key), entry.local_name, entry.tool.name)
         return None if pattern is None else self._config.source("tools", "overrides", pattern, key)
 
-    def _queue(self, name: str) -> Row:
+    def _queue(self, name: str) -> ExplainedSetting:
         queue = self._config.queues[name]
         facts: dict[str, Any] = {"concurrent": queue.concurrent}
         if queue.rate is not None:
@@ -126,23 +135,23 @@ class _Explanation:
         if queue.wait_timeout is not None:
             facts["waitTimeout"] = _milliseconds(queue.wait_timeout)
         shown = ", ".join(f"{key} {value}" for key, value in facts.items())
-        return Row("queueRules", facts, self._config.source("queues", name), shown)
+        return ExplainedSetting("queueRules", facts, self._config.source("queues", name), shown)
 
-    def _policy(self) -> Row:
+    def _policy(self) -> ExplainedSetting:
         """Whether it may be called, and the rule that decides."""
-        rules, refusal = self._entry.rules, self._entry.refusal
+        rules, refusal = self._entry.rules, self._entry.denial_reason
         section = self._section()
         if refusal is None:
             allowed = rules.tools_allowed is not None
             source = self._config.source(*section, "toolsAllowed") if allowed else "default"
-            return Row("policy", "allowed", source, "allowed")
+            return ExplainedSetting("policy", "allowed", source, "allowed")
         if "toolsDenied" in refusal:
             source = self._config.source(*section, "toolsDenied")
         elif "toolsAllowed" in refusal:
             source = self._config.source(*section, "toolsAllowed")
         else:
             source = self._overridden("enabled") or "default"
-        return Row("policy", "denied", source, "denied")
+        return ExplainedSetting("policy", "denied", source, "denied")
 
     def _section(self) -> tuple[str, ...]:
         """Where the configuration of its provider stands."""
@@ -158,10 +167,10 @@ class _Explanation:
         return [alias for alias, found in targets if found is not None and found[0].tool.name == own]
 
 
-def _document(asked: str, entry: Entry, rows: list[Row], tokens: int) -> dict[str, Any]:
+def _document(asked: str, entry: CatalogEntry, rows: list[ExplainedSetting], tokens: int) -> dict[str, Any]:
     settings = {row.name: {"value": row.value, "source": row.source} for row in rows if row.name != "alias"}
-    if entry.refusal is not None:
-        settings["policy"]["reason"] = entry.refusal
+    if entry.denial_reason is not None:
+        settings["policy"]["reason"] = entry.denial_reason
     return {
         **entry.tool.to_dict(),
         "asked": asked,
@@ -177,22 +186,22 @@ _PROVIDER_KEYS = {"timeout": "requestTimeoutMs"}
 _LABELS = {"cachePerUser": "cache per user", "maxBytes": "cap (bytes)", "queueRules": "queue's rules"}
 
 
-def _print(output: Output, asked: str, entry: Entry, rows: list[Row], tokens: int) -> None:
+def _print(output: CommandOutput, asked: str, entry: CatalogEntry, rows: list[ExplainedSetting], tokens: int) -> None:
     tool = entry.tool
-    origin = f"{tool.category}, from {entry.owner}, {tokens:,} tokens"
+    origin = f"{tool.category}, from {entry.provider_name}, {tokens:,} tokens"
     output.line(f"{output.style(tool.name, bold=True)}  {output.style(origin, fg='cyan')}")
     if asked != tool.name:
-        output.line(f"  ({neutral(asked)} means this tool)")
-    for line in neutral(tool.description).strip().splitlines():
+        output.line(f"  ({escape_control_characters(asked)} means this tool)")
+    for line in escape_control_characters(tool.description).strip().splitlines():
         output.line(f"  {line}".rstrip())
     output.line("")
     labels = [_LABELS.get(row.name, row.name) for row in rows]
     first, second = max(map(len, labels)), max(len(row.shown) for row in rows)
     for label, row in zip(labels, rows, strict=True):
-        shown = neutral(row.shown).ljust(second)
+        shown = escape_control_characters(row.shown).ljust(second)
         output.line(f"  {label.ljust(first)}  {shown}  {output.style(row.source, fg='bright_black')}")
-    if entry.refusal is not None:
-        output.line(f"\n  It cannot be called: {neutral(entry.refusal)}.")
+    if entry.denial_reason is not None:
+        output.line(f"\n  It cannot be called: {escape_control_characters(entry.denial_reason)}.")
     output.line("\ninput schema")
     output.value(dict(tool.input_schema))
 

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import click
 
-from toolspace.cli.editors import CLIENTS, INSTALLABLE, Client, Scope, Surroundings, config_file
-from toolspace.cli.entries import Edit, EntryFile
+from toolspace.cli.editor_files import EditorEntry, FileEdit
+from toolspace.cli.editors import CLIENTS, INSTALLABLE, ClientEnvironment, McpClient, Scope, config_file
+from toolspace.cli.local_toolspace import config_path
 from toolspace.cli.options import Command, Options
-from toolspace.cli.session import config_path
-from toolspace.config.parse import display_name
+from toolspace.config.parsing import display_name
 from toolspace.core.names import did_you_mean, is_local_name
-from toolspace.core.secret_masking import HIDDEN, is_secret_name, redact
+from toolspace.core.secret_masking import MASK, is_secret_name, mask_secrets
 from toolspace.errors import ConfigError
 
 _PAIR = re.compile(r"""(["']?)([\w.-]+)\1(\s*[:=]\s*)("(?:[^"\\]|\\.)*"|'[^']*')""")
@@ -48,8 +48,8 @@ def command(options: Options, client: str, scope: Scope | None, name: str, dry_r
     if not is_local_name(name):
         raise click.UsageError(f"--name {name!r}: a server's name has 1 to 64 of the characters A-Z a-z 0-9 _ -")
     config = config_path(options)
-    path = config_file(chosen, scope, Surroundings.here(_project(options, config)))
-    place = EntryFile(path, chosen.table, name)
+    path = config_file(chosen, scope, ClientEnvironment.current(_project(options, config)))
+    place = EditorEntry(path, chosen.table, name)
     if uninstall:
         edit = place.remove(dry_run=dry_run)
     else:
@@ -58,7 +58,7 @@ def command(options: Options, client: str, scope: Scope | None, name: str, dry_r
     return 0
 
 
-def _client(name: str) -> Client:
+def _client(name: str) -> McpClient:
     key = name.casefold().replace("_", "-").replace(" ", "-")
     if key not in INSTALLABLE:
         hint = did_you_mean(key, INSTALLABLE) or f"; they are {', '.join(INSTALLABLE)}"
@@ -66,7 +66,7 @@ def _client(name: str) -> Client:
     return CLIENTS[key]
 
 
-def _scope(client: Client, asked: Scope | None) -> Scope:
+def _scope(client: McpClient, asked: Scope | None) -> Scope:
     if asked is not None and asked not in client.scopes:
         raise click.UsageError(f"{client.key} has no {asked} scope; leave --scope out")
     return asked or client.scopes[0]
@@ -78,7 +78,7 @@ def _project(options: Options, config: Path | None) -> Path:
     return config.absolute().parent if found and config is not None else Path.cwd()
 
 
-def _entry(client: Client, config: Path | None) -> dict[str, str | list[str]]:
+def _entry(client: McpClient, config: Path | None) -> dict[str, str | list[str]]:
     if config is None:
         # Not the built-ins alone: their files would be those of whatever folder the client starts in.
         raise ConfigError("there is no toolspace.yaml here; write one with toolspace init, or name one with --config")
@@ -100,7 +100,7 @@ def _program() -> list[str]:
     return [sys.executable, "-m", "toolspace"]
 
 
-def _report(options: Options, client: Client, place: EntryFile, edit: Edit, *, dry_run: bool) -> None:
+def _report(options: Options, client: McpClient, place: EditorEntry, edit: FileEdit, *, dry_run: bool) -> None:
     output, shown, name = options.output, display_name(place.path), place.name
     diff = "\n".join(_diff(edit, shown)) if dry_run else ""
     if options.json:
@@ -116,11 +116,11 @@ def _report(options: Options, client: Client, place: EntryFile, edit: Edit, *, d
         output.note(f"Now {client.afterwards}.")
 
 
-def _diff(edit: Edit, name: str) -> Iterator[str]:
+def _diff(edit: FileEdit, name: str) -> Iterator[str]:
     """The change as people know it. What is shown around it may hold a secret, which nobody asked for."""
     lines = difflib.unified_diff(edit.before.splitlines(), edit.after.splitlines(), name, name, n=3, lineterm="")
-    yield from (redact(_PAIR.sub(_hidden, line)) for line in lines)
+    yield from (mask_secrets(_PAIR.sub(_hidden, line)) for line in lines)
 
 
 def _hidden(match: re.Match[str]) -> str:
-    return f'{match[1]}{match[2]}{match[1]}{match[3]}"{HIDDEN}"' if is_secret_name(match[2]) else match[0]
+    return f'{match[1]}{match[2]}{match[1]}{match[3]}"{MASK}"' if is_secret_name(match[2]) else match[0]

@@ -10,12 +10,12 @@ from typing import Any, Literal, cast
 import click
 import msgspec
 
-from toolspace.cli.gateways import gateway_options, talking
-from toolspace.cli.interrupts import run
+from toolspace.cli.gateway_connection import connect, gateway_options
 from toolspace.cli.logs import set_up_logs
 from toolspace.cli.options import Command, Options
-from toolspace.cli.output import Output, one_line
-from toolspace.client.shapes import Key
+from toolspace.cli.output import CommandOutput, first_line
+from toolspace.cli.runner import run
+from toolspace.client.responses import ApiKey
 from toolspace.core.names import did_you_mean
 
 _ACTIONS = ("list", "new", "revoke")
@@ -75,7 +75,7 @@ def command(
 
 
 async def _list(options: Options, url: str | None, key: str | None) -> int:
-    async with talking(options, url, key) as client:
+    async with connect(options, url, key) as client:
         keys = [one async for one in client.keys.all()]
     if options.json:
         options.output.document([_fact(one) for one in keys])
@@ -92,7 +92,7 @@ async def _new(
     name: str | None,
     scope: dict[str, Any],
 ) -> int:
-    async with talking(options, url, key) as client:
+    async with connect(options, url, key) as client:
         made = await client.keys.create(kind, name, **scope)
     if options.json:
         options.output.document(_fact(made))
@@ -103,7 +103,7 @@ async def _new(
 
 
 async def _revoke(options: Options, url: str | None, key: str | None, key_id: str) -> int:
-    async with talking(options, url, key) as client:
+    async with connect(options, url, key) as client:
         await client.keys.revoke(key_id)
     if options.json:
         options.output.document({"id": key_id, "revoked": True})
@@ -112,14 +112,14 @@ async def _revoke(options: Options, url: str | None, key: str | None, key_id: st
     return 0
 
 
-def _fact(key: Key) -> dict[str, Any]:
+def _fact(key: ApiKey) -> dict[str, Any]:
     fact: dict[str, Any] = msgspec.to_builtins(key)
     if fact["key"] is None:
         del fact["key"]
     return fact
 
 
-def _print(output: Output, keys: Sequence[Key]) -> None:
+def _print(output: CommandOutput, keys: Sequence[ApiKey]) -> None:
     rows = [_HEAD, *map(_cells, keys)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for number, row in enumerate(rows):
@@ -127,12 +127,12 @@ def _print(output: Output, keys: Sequence[Key]) -> None:
         output.line(output.style(line, dim=True) if number == 0 else line)
 
 
-def _cells(key: Key) -> tuple[str, ...]:
+def _cells(key: ApiKey) -> tuple[str, ...]:
     return (
-        one_line(key.id),
+        first_line(key.id),
         key.kind,
-        one_line(key.name) or "-",
-        one_line(key.hint),
+        first_line(key.name) or "-",
+        first_line(key.hint),
         _day(key.created_at),
         _day(key.last_used_at),
         str(key.calls),

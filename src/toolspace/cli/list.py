@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import click
 
-from toolspace.cli.interrupts import run
-from toolspace.cli.logs import leave_to_command
+from toolspace.cli.local_toolspace import started_toolspace
+from toolspace.cli.logs import mute_provider_warnings
 from toolspace.cli.options import Command, Options
-from toolspace.cli.output import Output, one_line
-from toolspace.cli.session import opened
+from toolspace.cli.output import CommandOutput, first_line
+from toolspace.cli.runner import run
 from toolspace.core.names import did_you_mean
 from toolspace.core.tool import Tool, ToolCategory
 from toolspace.toolspace import Toolspace
@@ -33,13 +33,13 @@ def command(options: Options, tokens: bool, category: str | None) -> int:
 
 async def _list(options: Options, tokens: bool, category: ToolCategory | None) -> int:
     output = options.output
-    leave_to_command(options)
-    async with opened(options) as ts:
+    mute_provider_warnings(options)
+    async with started_toolspace(options) as ts:
         order = list(ToolCategory)
         tools = [tool for tool in ts.list_tools() if category in (None, tool.category)]
         tools.sort(key=lambda tool: (order.index(tool.category), tool.name))
         costs = [ts.orchestrator.token_cost(tool) for tool in tools] if tokens else None
-        unavailable = ts.orchestrator.unavailable()
+        unavailable = ts.orchestrator.unavailable_providers()
         searched = _searched(ts) if tokens else ""
     if options.json:
         output.document(_entries(tools, costs))
@@ -58,7 +58,7 @@ def _entries(tools: Sequence[Tool], costs: Sequence[int] | None) -> list[dict[st
     return [{**tool.to_dict(), "tokens": cost} for tool, cost in zip(tools, costs, strict=True)]
 
 
-def _print(output: Output, tools: Sequence[Tool], costs: Sequence[int] | None) -> None:
+def _print(output: CommandOutput, tools: Sequence[Tool], costs: Sequence[int] | None) -> None:
     columns = [_aligned([tool.name for tool in tools]), _aligned([str(tool.category) for tool in tools])]
     styles = [{"bold": True}, {"fg": "cyan"}]
     if costs is not None:
@@ -67,7 +67,7 @@ def _print(output: Output, tools: Sequence[Tool], costs: Sequence[int] | None) -
     room = None if output.columns is None else output.columns - sum(len(one[0]) + len(_GAP) for one in columns if one)
     for tool, *cells in zip(tools, *columns, strict=True):
         styled = [output.style(cell, **style) for cell, style in zip(cells, styles, strict=True)]
-        output.line(_GAP.join([*styled, shorten(one_line(tool.description), room)]).rstrip())
+        output.line(_GAP.join([*styled, shorten(first_line(tool.description), room)]).rstrip())
     if costs is not None:
         output.line(f"\n{len(tools)} tools, {sum(costs):,} tokens in all")
     elif not tools:

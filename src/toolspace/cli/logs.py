@@ -11,10 +11,10 @@ from typing import Any
 import click
 
 from toolspace.cli.options import Options
-from toolspace.cli.output import Output, neutral
+from toolspace.cli.output import CommandOutput, escape_control_characters
 from toolspace.core import json_text
 from toolspace.core.names import SEPARATOR, did_you_mean, sanitise
-from toolspace.core.secret_masking import redact
+from toolspace.core.secret_masking import mask_secrets
 from toolspace.orchestrator.stages.announce import VERBOSE
 
 LEVEL_VARIABLE = "TOOLSPACE_LOG"
@@ -57,7 +57,7 @@ def set_up_logs(options: Options, environ: Mapping[str, str]) -> None:
     logging.captureWarnings(True)
 
 
-def leave_to_command(options: Options, *, of_tool: str | None = None) -> None:
+def mute_provider_warnings(options: Options, *, of_tool: str | None = None) -> None:
     """Lets the log not say why a provider is not there, where the command says so itself: of all, or of one tool's."""
     if options.verbose:
         return
@@ -73,7 +73,7 @@ def leave_to_command(options: Options, *, of_tool: str | None = None) -> None:
 class LogHandler(logging.Handler):
     """Writes one record: `[WRN] message`, further lines indented, so that no message can pass for two."""
 
-    def __init__(self, output: Output, *, as_json: bool) -> None:
+    def __init__(self, output: CommandOutput, *, as_json: bool) -> None:
         super().__init__()
         self.details = False
         """Whether to show tracebacks."""
@@ -89,7 +89,7 @@ class LogHandler(logging.Handler):
 
     def _line(self, record: logging.LogRecord) -> str:
         mark, colour = next((mark, colour) for level, mark, colour in _MARKS if record.levelno >= level)
-        head, *rest = neutral(_whose(record) + _message(record)).splitlines() or [""]
+        head, *rest = escape_control_characters(_whose(record) + _message(record)).splitlines() or [""]
         rest = [line.removeprefix(_INDENT) for line in rest] + self._fault(record)
         return "\n".join(
             [f"{self._output.style_error(f'[{mark}]', fg=colour)} {head}", *(_INDENT + line for line in rest)]
@@ -99,7 +99,7 @@ class LogHandler(logging.Handler):
         if not record.exc_info or record.exc_info[1] is None:
             return []
         lines = traceback.format_exception(record.exc_info[1])
-        return neutral(redact("".join(lines if self.details else lines[-1:]))).splitlines()
+        return escape_control_characters(mask_secrets("".join(lines if self.details else lines[-1:]))).splitlines()
 
 
 def json_line(record: logging.LogRecord) -> str:
@@ -112,7 +112,7 @@ def json_line(record: logging.LogRecord) -> str:
     }
     facts |= {key: value for key in _FACTS if (value := getattr(record, key, None)) not in (None, "")}
     if record.exc_info and record.exc_info[1] is not None:
-        facts["exception"] = redact("".join(traceback.format_exception(record.exc_info[1])))
+        facts["exception"] = mask_secrets("".join(traceback.format_exception(record.exc_info[1])))
     return json_text.encode(facts)
 
 
@@ -123,7 +123,7 @@ def _whose(record: logging.LogRecord) -> str:
 
 
 def _message(record: logging.LogRecord) -> str:
-    return redact(record.getMessage())
+    return mask_secrets(record.getMessage())
 
 
 def _level(options: Options, environ: Mapping[str, str]) -> int | None:

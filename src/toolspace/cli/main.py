@@ -41,7 +41,7 @@ SUCCESS, TOOL_FAILED, WRONG_USAGE = 0, 1, 2
 INTERRUPTED = 130
 
 
-class Commands(click.Group):
+class CommandGroup(click.Group):
     """Imports a command when it is asked for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -74,7 +74,7 @@ class Commands(click.Group):
         return [*(CompletionItem(name, help=COMMANDS[name]) for name in fitting), *options]
 
 
-cli = Commands(
+cli = CommandGroup(
     "toolspace",
     params=shared_options(),
     help="The tools of your agents, on the command line.",

@@ -9,17 +9,16 @@ from typing import NamedTuple
 import click
 from click.core import ParameterSource
 
-from toolspace.cli.interrupts import Interrupts, run
+from toolspace.cli.local_toolspace import started_toolspace
 from toolspace.cli.options import Command, Options
-from toolspace.cli.serving import fast_loop, is_loopback, stopped, tune
-from toolspace.cli.session import opened
-from toolspace.orchestrator.warmup import Patience
-from toolspace.providers.mcp.callbacks import ASK_THE_CALLER
-from toolspace.server.control import listening
+from toolspace.cli.runner import Interrupts, fast_loop_factory, is_loopback, run, tune_process, wait_for_signal
+from toolspace.orchestrator.provider_startup import StartupWait
+from toolspace.providers.mcp.callbacks import FORWARD_TO_CALLER
+from toolspace.server.control_socket import serve_control_socket
 from toolspace.toolspace import Toolspace
 
 TOKEN_VARIABLE = "TOOLSPACE_MCP_TOKEN"
-_PATIENCE = Patience(seconds=10)
+_PATIENCE = StartupWait(seconds=10)
 """For servers that start slowly: clients wait for an answer, and hear of tools that come later."""
 
 
@@ -51,7 +50,7 @@ def command(
         return run(lambda _: _serve_stdio(options))
     address = _Address(port, host, path, hosts, origins, token)
     address.check()
-    return run(lambda interrupts: _serve_http(options, address, interrupts), loop_factory=fast_loop())
+    return run(lambda interrupts: _serve_http(options, address, interrupts), loop_factory=fast_loop_factory())
 
 
 def _check_no_address() -> None:
@@ -86,38 +85,38 @@ class _Address(NamedTuple):
 
 
 async def _serve_stdio(options: Options) -> int:
-    from toolspace.server.mcp.stdio_pipes import claim, ended_without
+    from toolspace.server.mcp.stdio_pipes import claim_stdio, exit_after_disconnect
 
     # First: nothing that starts may write to the client.
-    with claim() as pipes, ended_without(pipes.input):
+    with claim_stdio() as pipes, exit_after_disconnect(pipes.input):
         if os.isatty(pipes.input):
             options.output.note("Serving MCP on standard input and output; Ctrl-C ends it.")
-        async with _opened(options, show_warnings=False) as ts, listening(ts):
-            from toolspace.server.mcp.stdio import serve  # The MCP library takes most of a second to import.
+        async with _opened(options, show_warnings=False) as ts, serve_control_socket(ts):
+            from toolspace.server.mcp.stdio import serve_stdio  # The MCP library takes most of a second to import.
 
             ts.watch()
-            await serve(ts, pipes)
+            await serve_stdio(ts, pipes)
     return 0
 
 
 async def _serve_http(options: Options, address: _Address, interrupts: Interrupts) -> int:
     async with (
         _opened(options) as ts,
-        listening(ts),
+        serve_control_socket(ts),
         AsyncExitStack() as stack,
     ):
-        from toolspace.server.mcp.access import bearer
+        from toolspace.server.host_and_cors import require_bearer_token
         from toolspace.server.mcp.endpoint import McpEndpoint  # The MCP library takes most of a second to import.
-        from toolspace.server.mcp.http_server import serving
+        from toolspace.server.web_server import serve_mcp
 
         host = address.host
         endpoint = McpEndpoint(
             ts,
             allowed_hosts=(*address.hosts, *_own_name(host)),
             allowed_origins=address.origins,
-            authorize=bearer(address.token) if address.token else None,
+            authorize=require_bearer_token(address.token) if address.token else None,
         )
-        server = serving(endpoint, host=host, port=address.port, path=address.path)
+        server = serve_mcp(endpoint, host=host, port=address.port, path=address.path)
         try:
             url = await stack.enter_async_context(server)
         except OSError as error:
@@ -126,15 +125,15 @@ async def _serve_http(options: Options, address: _Address, interrupts: Interrupt
         # Entered last, so that it ends first: its streams never end by themselves, and the server waits for them.
         await stack.enter_async_context(endpoint)
         ts.watch()
-        tune()
+        tune_process()
         options.output.line(url)
         options.output.note("Serving MCP there; Ctrl-C ends it.")
-        await stopped(interrupts)
+        await wait_for_signal(interrupts)
     return 0
 
 
 def _opened(options: Options, *, show_warnings: bool = True) -> AbstractAsyncContextManager[Toolspace]:
-    return opened(options, show_warnings=show_warnings, patience=_PATIENCE, callbacks=ASK_THE_CALLER)
+    return started_toolspace(options, show_warnings=show_warnings, patience=_PATIENCE, callbacks=FORWARD_TO_CALLER)
 
 
 def _own_name(host: str) -> tuple[str, ...]:

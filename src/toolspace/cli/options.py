@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from toolspace.cli.output import Output
+    from toolspace.cli.output import CommandOutput
 
 
 class Options:
@@ -23,11 +23,11 @@ class Options:
         self.trace_mcp = False
 
     @functools.cached_property
-    def output(self) -> Output:
+    def output(self) -> CommandOutput:
         """Where results and messages go. From its first use on, standard output is for results alone."""
-        from toolspace.cli.output import Output
+        from toolspace.cli.output import CommandOutput
 
-        return Output(json=self.json, quiet=self.quiet)
+        return CommandOutput(json=self.json, quiet=self.quiet)
 
     @property
     def claimed(self) -> bool:

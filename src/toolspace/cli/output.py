@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import click
@@ -19,7 +21,7 @@ _JSON_TOKEN = re.compile(
 )
 
 
-def neutral(text: str) -> str:
+def escape_control_characters(text: str) -> str:
     """The text with nothing in it that a terminal would obey: control characters show as their escapes.
 
     What is above 0x1F is escaped as JSON would, so that JSON stays JSON.
@@ -27,9 +29,9 @@ def neutral(text: str) -> str:
     return _CONTROL.sub(_escape, text.replace("\r\n", "\n"))
 
 
-def one_line(text: str) -> str:
+def first_line(text: str) -> str:
     """The first line of a text that may come from anywhere."""
-    lines = neutral(text).strip().splitlines()
+    lines = escape_control_characters(text).strip().splitlines()
     return lines[0].strip() if lines else ""
 
 
@@ -37,7 +39,7 @@ class WriteError(Exception):
     """Standard output takes no more."""
 
 
-class Output:
+class CommandOutput:
     """Writes for people, or JSON for programs.
 
     Takes standard output for itself: what tools and the programs that they start print there goes to standard
@@ -59,7 +61,7 @@ class Output:
 
     def text(self, text: str, *, end: str = "\n") -> None:
         """A result as text, as it is; on a terminal without what the terminal would obey."""
-        self._write((neutral(text) if self.terminal else text) + end)
+        self._write((escape_control_characters(text) if self.terminal else text) + end)
 
     def line(self, text: str) -> None:
         """A line that this program wrote itself, colours included."""
@@ -71,15 +73,17 @@ class Output:
 
     def value(self, value: object) -> None:
         """A result as readable JSON."""
-        text = pretty(value)
+        text = format_json(value)
         if self.terminal:
-            text = neutral(text)
+            text = escape_control_characters(text)
         self.line(self._highlight(text) if self._colour else text)
 
     def document(self, value: object) -> None:
         """The one JSON document of `--json`. JSON is UTF-8, whatever the terminal's encoding is."""
-        text = pretty(value)
-        self._write_bytes((neutral(text) if self.terminal else text).encode("utf-8", "replace") + b"\n")
+        text = format_json(value)
+        self._write_bytes(
+            (escape_control_characters(text) if self.terminal else text).encode("utf-8", "replace") + b"\n"
+        )
 
     @property
     def columns(self) -> int | None:
@@ -121,7 +125,7 @@ class Output:
 
     def _shown(self, message: str) -> str:
         # Indented, so that no line of a message can pass for one of ours.
-        return (neutral(message) if sys.stderr.isatty() else message).replace("\n", "\n    ")
+        return (escape_control_characters(message) if sys.stderr.isatty() else message).replace("\n", "\n    ")
 
     def _write(self, text: str) -> None:
         # As bytes, and in one step: a text stream would keep what it could not write, and fail again at exit.
@@ -142,7 +146,7 @@ class Output:
         return _JSON_TOKEN.sub(_coloured, text)
 
 
-def pretty(value: object) -> str:
+def format_json(value: object) -> str:
     """Readable JSON of anything."""
     import msgspec  # Here, with the next: an error in the usage is told without them.
 
@@ -192,3 +196,73 @@ def _coloured(match: re.Match[str]) -> str:
     if match["colon"] is not None:
         return click.style(text, fg="cyan") + match["colon"]
     return click.style(text, fg="green")
+
+
+# MERGED from status: A line at the bottom of the terminal that says what takes so long. Appears after a second, le…
+
+_PATIENCE_SECONDS = 1.0
+_FRAME_SECONDS = 0.1
+_FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
+_CLEAR = "\r\x1b[K"
+
+
+class StatusLine:
+    """What is being waited for. `detail` may change meanwhile; `hide` ends the line for good."""
+
+    def __init__(self, label: str) -> None:
+        self.detail = ""
+        self._label = label
+        self._began = time.monotonic()
+        self._shown = False
+        self._hidden = False
+
+    def hide(self) -> None:
+        self.clear()
+        self._hidden = True
+
+    def clear(self) -> None:
+        if self._shown:
+            self._shown = False
+            _write(_CLEAR)
+
+    async def animate(self) -> None:
+        await asyncio.sleep(_PATIENCE_SECONDS)
+        frame = 0
+        while not self._hidden:
+            elapsed = time.monotonic() - self._began
+            text = f"{_FRAMES[frame % len(_FRAMES)]} {self._label} {elapsed:.0f}s {self.detail}"
+            _write(_CLEAR + first_line(text)[: _columns() - 1])
+            self._shown = True
+            frame += 1
+            await asyncio.sleep(_FRAME_SECONDS)
+
+
+@asynccontextmanager
+async def show_status(output: CommandOutput, label: str) -> AsyncGenerator[StatusLine]:
+    """Shows the label while the block runs: for people at a terminal, unless they want it quiet."""
+    status = StatusLine(label)
+    if output.json or output.quiet or not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
+        yield status
+        return
+    before, output.before_write = output.before_write, status.clear
+    task = asyncio.create_task(status.animate())
+    try:
+        yield status
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        status.hide()
+        output.before_write = before
+
+
+def _columns() -> int:
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns or 80
+    except OSError:
+        return 80
+
+
+def _write(text: str) -> None:
+    with suppress(OSError, ValueError):
+        sys.stderr.write(text)
+        sys.stderr.flush()

@@ -10,21 +10,20 @@ from typing import Any, Final
 
 import click
 
-from toolspace.cli.gateways import Door, client_of, find_door, gateway_options
-from toolspace.cli.interrupts import Interrupts, run
+from toolspace.cli.gateway_connection import GatewayAddress, create_client, find_gateway, gateway_options
 from toolspace.cli.logs import set_up_logs
 from toolspace.cli.options import Command, Options
-from toolspace.cli.output import Output, one_line
-from toolspace.cli.serving import stopped
+from toolspace.cli.output import CommandOutput, first_line
+from toolspace.cli.runner import Interrupts, run, wait_for_signal
 from toolspace.client.client import ToolspaceClient
-from toolspace.client.errors import Unauthorized, Unreachable
-from toolspace.client.events import Event, Subscription
-from toolspace.client.transport import segment
+from toolspace.client.errors import GatewayUnreachable, Unauthorized
+from toolspace.client.events import EventSubscription, StreamEvent
+from toolspace.client.transport import quote_segment
 from toolspace.core import json_text
 from toolspace.core.ids import now_ms
 from toolspace.errors import ProviderError
 
-Find = Callable[[], Awaitable[Door]]
+Find = Callable[[], Awaitable[GatewayAddress]]
 
 _AGAIN_SECONDS: Final = 0.5
 _TEXT: Final = 120
@@ -64,11 +63,11 @@ def command(options: Options, url: str | None, key: str | None, space: str | Non
 async def _tail(
     options: Options, interrupts: Interrupts, url: str | None, key: str | None, *, space: str | None, run_id: str | None
 ) -> int:
-    door = await find_door(options, url, key)
-    stopping = asyncio.ensure_future(stopped(interrupts))
+    door = await find_gateway(options, url, key)
+    stopping = asyncio.ensure_future(wait_for_signal(interrupts))
     interrupts.ends_well = True  # It has no other end.
     tail = _Tail(options, space=space, run_id=run_id)
-    following = asyncio.ensure_future(tail.follow(door, lambda: find_door(options, url, key)))
+    following = asyncio.ensure_future(tail.follow(door, lambda: find_gateway(options, url, key)))
     try:
         await asyncio.wait((following, stopping), return_when=asyncio.FIRST_COMPLETED)
         if following.done():
@@ -89,18 +88,18 @@ class _Tail:
         self._stream = f"space:{space}" if space is not None else f"run:{run_id}" if run_id is not None else None
         self._path = "/api/events"
         if space is not None:
-            self._path = f"/api/spaces/{segment(space)}/stream"
+            self._path = f"/api/spaces/{quote_segment(space)}/stream"
         if run_id is not None:
-            self._path = f"/api/runs/{segment(run_id)}/events"
+            self._path = f"/api/runs/{quote_segment(run_id)}/events"
         self._last_event_id: str | None = None
 
-    async def follow(self, door: Door, find: Find) -> None:
+    async def follow(self, door: GatewayAddress, find: Find) -> None:
         while True:
             try:
-                async with client_of(door) as client:
+                async with create_client(door) as client:
                     await self._follow(client, patient=not door.is_local)
                 return
-            except (Unauthorized, Unreachable):
+            except (Unauthorized, GatewayUnreachable):
                 if not door.is_local:
                     raise
             # The process whose key this was has ended: there may be another one soon.
@@ -109,7 +108,7 @@ class _Tail:
             self._output.note(f"it is back: {door.url}")
 
     async def _follow(self, client: ToolspaceClient, *, patient: bool) -> None:
-        events = client.stream(self._path, last_event_id=self._last_event_id, patient=patient)
+        events = client.stream(self._path, last_event_id=self._last_event_id, retry_unreachable=patient)
         note = asyncio.ensure_future(self._say_when_connected(events, client.url))
         try:
             async for event in events:
@@ -119,11 +118,11 @@ class _Tail:
             note.cancel()
             events.close()
 
-    async def _say_when_connected(self, events: Subscription, url: str) -> None:
+    async def _say_when_connected(self, events: EventSubscription, url: str) -> None:
         await events.connected.wait()
         self._output.note(f"following {self._stream or 'everything'} at {url}; Ctrl-C ends it")
 
-    def _show(self, event: Event) -> None:
+    def _show(self, event: StreamEvent) -> None:
         fact = _fact(event, self._stream)
         if self._json:
             self._output.text(json_text.encode(fact))
@@ -131,7 +130,7 @@ class _Tail:
             self._output.line(_line(self._output, fact))
 
 
-async def _found_again(find: Find) -> Door:
+async def _found_again(find: Find) -> GatewayAddress:
     while True:
         await asyncio.sleep(_AGAIN_SECONDS)
         try:
@@ -142,7 +141,7 @@ async def _found_again(find: Find) -> Door:
             return door
 
 
-def _fact(event: Event, stream: str | None) -> dict[str, Any]:
+def _fact(event: StreamEvent, stream: str | None) -> dict[str, Any]:
     if stream is not None:
         return {"stream": stream, "id": event.id, "type": event.type, "at": now_ms(), "data": event.data}
     return event.data
@@ -153,12 +152,12 @@ def _is_told_twice(fact: Mapping[str, Any]) -> bool:
     return fact["stream"].startswith("space:") and fact["type"].startswith(("tool.", "run."))
 
 
-def _line(output: Output, fact: Mapping[str, Any]) -> str:
+def _line(output: CommandOutput, fact: Mapping[str, Any]) -> str:
     at: int = fact["at"]
     clock = time.strftime("%H:%M:%S", time.localtime(at / 1000)) + f".{at % 1000:03}"
     kind: str = fact["type"]
-    name = output.style(f"{one_line(kind):<16}", fg=_COLOURS.get(kind, "yellow"))
-    stream = output.style(one_line(fact["stream"]), dim=True)
+    name = output.style(f"{first_line(kind):<16}", fg=_COLOURS.get(kind, "yellow"))
+    stream = output.style(first_line(fact["stream"]), dim=True)
     return f"{output.style(clock, dim=True)}  {name}  {describe(kind, fact['data'])}  {stream}"
 
 
@@ -175,5 +174,5 @@ def describe(type: str, data: Mapping[str, Any]) -> str:
 
 
 def _short(value: Any) -> str:
-    text = one_line(value if isinstance(value, str) else json_text.encode(value))
+    text = first_line(value if isinstance(value, str) else json_text.encode(value))
     return text if len(text) <= _TEXT else f"{text[:_TEXT]}…"

@@ -12,7 +12,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from toolspace.config.tomltext import HIDING
+from toolspace.config.parsing import HIDING
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
 
-from toolspace.client.calling import Calls, Runs, Tools
-from toolspace.client.events import Subscription
-from toolspace.client.resources import Agents, Entities, Keys, Servers, Spaces
-from toolspace.client.transport import Credentials, Token, Transport
+from toolspace.client.call_resources import CallsApi, RunsApi, ToolsApi
+from toolspace.client.events import EventSubscription
+from toolspace.client.resources import AgentsApi, EntitiesApi, KeysApi, ServersApi, SpacesApi
+from toolspace.client.transport import GatewayCredentials, Token, Transport
 
 
 class ToolspaceClient:
@@ -34,16 +34,16 @@ class ToolspaceClient:
         timeout: float = 60.0,
         attempts: int = 5,
     ) -> None:
-        credentials = Credentials(secret_key=secret_key, public_key=public_key, token=token)
+        credentials = GatewayCredentials(secret_key=secret_key, public_key=public_key, token=token)
         self._transport = Transport(url, credentials, timeout=timeout, attempts=attempts)
-        self.entities = Entities(self._transport)
-        self.spaces = Spaces(self._transport)
-        self.agents = Agents(self._transport)
-        self.runs = Runs(self._transport)
-        self.tools = Tools(self._transport)
-        self.calls = Calls(self._transport)
-        self.servers = Servers(self._transport)
-        self.keys = Keys(self._transport)
+        self.entities = EntitiesApi(self._transport)
+        self.spaces = SpacesApi(self._transport)
+        self.agents = AgentsApi(self._transport)
+        self.runs = RunsApi(self._transport)
+        self.tools = ToolsApi(self._transport)
+        self.calls = CallsApi(self._transport)
+        self.servers = ServersApi(self._transport)
+        self.keys = KeysApi(self._transport)
 
     @property
     def url(self) -> str:
@@ -53,7 +53,7 @@ class ToolspaceClient:
         """Who these credentials are."""
         return await self._transport.request("GET", "/api/me")
 
-    def subscribe(self) -> Subscription:
+    def subscribe(self) -> EventSubscription:
         """What happens in all spaces and runs from now on; for secret keys. What happens while the line is broken is
         not among it: each stream of its own has that."""
         return self.stream("/api/events")
@@ -64,10 +64,12 @@ class ToolspaceClient:
         *,
         query: Mapping[str, Any] | None = None,
         last_event_id: str | int | None = None,
-        patient: bool = True,
-    ) -> Subscription:
+        retry_unreachable: bool = True,
+    ) -> EventSubscription:
         """Any stream. One that is not `patient` raises `Unreachable` where it cannot come back at once."""
-        return Subscription(self._transport, path, query=query, last_event_id=last_event_id, patient=patient)
+        return EventSubscription(
+            self._transport, path, query=query, last_event_id=last_event_id, retry_unreachable=retry_unreachable
+        )
 
     async def request(
         self,
@@ -76,10 +78,10 @@ class ToolspaceClient:
         *,
         query: dict[str, Any] | None = None,
         body: object = None,
-        key: str | None = None,
+        idempotency_key: str | None = None,
     ) -> Any:
         """Any other request: what the API has and this client has no method for."""
-        return await self._transport.request(method, path, query=query, body=body, key=key)
+        return await self._transport.request(method, path, query=query, body=body, idempotency_key=idempotency_key)
 
     async def __aenter__(self) -> Self:
         return self

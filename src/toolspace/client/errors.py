@@ -62,15 +62,15 @@ class TooManyRequests(ApiError):
     """A limit is reached; `retry_after` says when to come back."""
 
 
-class ServerFault(ApiError):
+class ServerError(ApiError):
     """The gateway has a fault of its own."""
 
 
-class Unavailable(ServerFault):
+class Unavailable(ServerError):
     """The gateway cannot answer now: it starts, stops, or its database is away."""
 
 
-class Unreachable(ToolspaceError):
+class GatewayUnreachable(ToolspaceError):
     """The gateway did not answer."""
 
     def __init__(self, message: str, *, was_sent: bool = True) -> None:
@@ -79,11 +79,11 @@ class Unreachable(ToolspaceError):
         """Whether the request may have reached the gateway: then what it asked for may have been done."""
 
 
-class UnexpectedAnswer(ToolspaceError):
+class UnexpectedResponse(ToolspaceError):
     """The answer is not one of a gateway that this client knows."""
 
 
-BY_STATUS: dict[int, type[ApiError]] = {
+ERRORS_BY_STATUS: dict[int, type[ApiError]] = {
     400: BadRequest,
     401: Unauthorized,
     403: Forbidden,
@@ -96,6 +96,6 @@ BY_STATUS: dict[int, type[ApiError]] = {
 }
 
 
-def error_of(status: int) -> type[ApiError]:
+def error_class(status: int) -> type[ApiError]:
     """The class for a status."""
-    return BY_STATUS.get(status) or (ServerFault if status >= 500 else ApiError)
+    return ERRORS_BY_STATUS.get(status) or (ServerError if status >= 500 else ApiError)

@@ -14,13 +14,13 @@ import msgspec
 
 from toolspace.client.errors import (
     ApiError,
-    ServerFault,
+    GatewayUnreachable,
+    ServerError,
     TooManyRequests,
     Unauthorized,
-    UnexpectedAnswer,
-    Unreachable,
+    UnexpectedResponse,
 )
-from toolspace.client.transport import Transport, pauses, wanted_pause
+from toolspace.client.transport import Transport, retry_delay, retry_delays
 from toolspace.core import json_text
 
 _log = logging.getLogger("toolspace.client")
@@ -34,7 +34,7 @@ _FIRST_PAUSE: Final = 0.1
 _MOST_PAUSE: Final = 5.0
 
 
-class Event(msgspec.Struct, frozen=True, kw_only=True):
+class StreamEvent(msgspec.Struct, frozen=True, kw_only=True):
     """One event of a stream."""
 
     id: str | None = None
@@ -54,16 +54,16 @@ class Frames:
         self._id: str | None = None
         self._data: list[str] = []
 
-    def feed(self, chunk: bytes) -> list[Event]:
+    def feed(self, chunk: bytes) -> list[StreamEvent]:
         rest = self._rest
         rest += chunk
         if b"\n" not in chunk:
             if len(rest) > _MOST_LINE:
-                raise UnexpectedAnswer(f"a line of the event stream has more than {_MOST_LINE} bytes")
+                raise UnexpectedResponse(f"a line of the event stream has more than {_MOST_LINE} bytes")
             return []
         *lines, tail = rest.split(b"\n")
         self._rest = bytearray(tail)
-        events: list[Event] = []
+        events: list[StreamEvent] = []
         for line in lines:
             text = line.decode("utf-8", "replace").removesuffix("\r")
             if text:
@@ -84,20 +84,20 @@ class Frames:
         elif name == "retry" and value.isdecimal() and len(value) < 9:
             self.retry = int(value) / 1000
 
-    def _finish(self) -> Event | None:
+    def _finish(self) -> StreamEvent | None:
         kind, number, lines = self._type or "message", self._id, self._data
         self._type, self._id, self._data = "", None, []
         if not lines:
-            return Event(id=number, type=_PLACE) if number is not None else None
+            return StreamEvent(id=number, type=_PLACE) if number is not None else None
         text = "\n".join(lines)
         try:
             data = json_text.decode(text)
         except ValueError:
             data = text  # Not ours; whoever reads it may know.
-        return Event(id=number, type=kind, data=data)
+        return StreamEvent(id=number, type=kind, data=data)
 
 
-class Subscription:
+class EventSubscription:
     """An iterator over the events of a stream that reconnects by itself: none is missed, none comes twice.
 
     It ends when it is closed, and raises where the gateway refuses for good (401, 403, 404). Nothing is read ahead: who
@@ -111,8 +111,8 @@ class Subscription:
         *,
         query: Mapping[str, Any] | None = None,
         last_event_id: str | int | None = None,
-        most_pause: float = _MOST_PAUSE,
-        patient: bool = True,
+        max_delay: float = _MOST_PAUSE,
+        retry_unreachable: bool = True,
     ) -> None:
         self.last_event_id = None if last_event_id is None else str(last_event_id)
         """The id of the last event that was handed out: a new subscription can go on from it."""
@@ -121,20 +121,20 @@ class Subscription:
         self._transport = transport
         self._path = path
         self._query = dict(query or {})
-        self._most_pause = most_pause
-        self._patient = patient
+        self._most_pause = max_delay
+        self._patient = retry_unreachable
         """Whether to try for ever while the gateway cannot be reached."""
         self._response: aiohttp.ClientResponse | None = None
         self._frames = Frames()
-        self._ready: list[Event] = []
-        self._waits = pauses(first=_FIRST_PAUSE, most=most_pause)
+        self._ready: list[StreamEvent] = []
+        self._waits = retry_delays(first=_FIRST_PAUSE, most=max_delay)
         self._told = False
         self._closed = False
 
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> Event:
+    async def __anext__(self) -> StreamEvent:
         while not self._closed:
             if self._ready:
                 event = self._ready.pop()
@@ -179,10 +179,10 @@ class Subscription:
                     raise
                 renewed = True
                 continue
-            except (TooManyRequests, ServerFault) as error:
+            except (TooManyRequests, ServerError) as error:
                 await self._pause(error)
                 continue
-            except Unreachable as error:
+            except GatewayUnreachable as error:
                 if not self._patient:
                     raise
                 await self._pause(error)
@@ -209,7 +209,7 @@ class Subscription:
         if events:
             self._ready = events[::-1]  # Taken from the end.
             if any(event.type != _PLACE for event in events):  # It came further: the next break is a first one.
-                self._waits = pauses(first=_FIRST_PAUSE, most=self._most_pause)
+                self._waits = retry_delays(first=_FIRST_PAUSE, most=self._most_pause)
                 self._told = False
 
     async def _lost(self, why: str) -> None:
@@ -221,12 +221,12 @@ class Subscription:
         spread = random.uniform(0.0, min(self._frames.retry or 0.0, self._most_pause))
         await asyncio.sleep(max(next(self._waits), spread))
 
-    async def _pause(self, error: ApiError | Unreachable) -> None:
+    async def _pause(self, error: ApiError | GatewayUnreachable) -> None:
         if not self._told:
             self._told = True
             _log.warning("%s; trying again", error)
         own = next(self._waits)
-        await asyncio.sleep(wanted_pause(error, own) if isinstance(error, ApiError) else own)
+        await asyncio.sleep(retry_delay(error, own) if isinstance(error, ApiError) else own)
 
     def _drop(self) -> None:
         self.connected.clear()

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
-from toolspace.client.events import Subscription
-from toolspace.client.shapes import Claim, Key, Page, read
-from toolspace.client.transport import Transport, segment
+from toolspace.client.events import EventSubscription
+from toolspace.client.responses import ApiKey, InboxClaim, Page, decode_response
+from toolspace.client.transport import Transport, quote_segment
 from toolspace.core.ids import new_id
 from toolspace.core.records import (
+    AgentHistory,
     Document,
+    DocumentWithText,
     Entity,
     EntityType,
-    History,
     InboxEvent,
     InboxStatus,
     InboxType,
@@ -23,44 +24,45 @@ from toolspace.core.records import (
     Space,
     TaskRecord,
     TaskStatus,
-    WholeDocument,
-    WholeTask,
+    TaskWithMessages,
 )
 
 T = TypeVar("T")
 StreamFormat = Literal["native", "ui-message-stream", "ag-ui"]
 
 
-class Resource:
+class ApiResource:
     """What the parts of the API have in common."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
 
     async def _get(self, kind: type[T], path: str, **query: Any) -> T:
-        return read(kind, await self._transport.request("GET", path, query=query))
+        return decode_response(kind, await self._transport.request("GET", path, query=query))
 
     async def _create(self, kind: type[T], path: str, body: object) -> T:
         """Makes something, once: should the answer be lost, asking again under the same key finds what was made."""
-        return read(kind, await self._transport.request("POST", path, body=body, key=new_id("idk")))
+        return decode_response(
+            kind, await self._transport.request("POST", path, body=body, idempotency_key=new_id("idk"))
+        )
 
     async def _do(self, kind: type[T], path: str, body: object = None) -> T:
         """Moves something to where it may be already: that may be said twice."""
-        return read(kind, await self._transport.request("POST", path, body=body, again=True))
+        return decode_response(kind, await self._transport.request("POST", path, body=body, is_repeatable=True))
 
     async def _change(self, kind: type[T], path: str, body: object) -> T:
-        return read(kind, await self._transport.request("PATCH", path, body=body))
+        return decode_response(kind, await self._transport.request("PATCH", path, body=body))
 
     async def _delete(self, path: str) -> None:
         await self._transport.request("DELETE", path)
 
 
-def given(**members: Any) -> dict[str, Any]:
+def without_none(**members: Any) -> dict[str, Any]:
     """A body of what was given."""
     return {name: value for name, value in members.items() if value is not None}
 
 
-async def each(list_page: Callable[[str | None], Coroutine[Any, Any, Page[T]]]) -> AsyncIterator[T]:
+async def iterate_pages(list_page: Callable[[str | None], Coroutine[Any, Any, Page[T]]]) -> AsyncIterator[T]:
     """Every item of a list, page after page."""
     cursor: str | None = None
     while True:
@@ -72,13 +74,13 @@ async def each(list_page: Callable[[str | None], Coroutine[Any, Any, Page[T]]]) 
         cursor = page.next
 
 
-class Entities(Resource):
+class EntitiesApi(ApiResource):
     """People, agents and services."""
 
     async def create(
         self, type: EntityType, name: str, *, id: str | None = None, metadata: Mapping[str, Any] | None = None
     ) -> Entity:
-        return await self._create(Entity, "/api/entities", given(type=type, name=name, id=id, metadata=metadata))
+        return await self._create(Entity, "/api/entities", without_none(type=type, name=name, id=id, metadata=metadata))
 
     async def list(
         self, *, type: EntityType | None = None, limit: int | None = None, cursor: str | None = None
@@ -86,26 +88,28 @@ class Entities(Resource):
         return await self._get(Page[Entity], "/api/entities", type=type, limit=limit, cursor=cursor)
 
     def all(self, *, type: EntityType | None = None) -> AsyncIterator[Entity]:
-        return each(lambda cursor: self.list(type=type, cursor=cursor))
+        return iterate_pages(lambda cursor: self.list(type=type, cursor=cursor))
 
     async def get(self, entity_id: str) -> Entity:
-        return await self._get(Entity, f"/api/entities/{segment(entity_id)}")
+        return await self._get(Entity, f"/api/entities/{quote_segment(entity_id)}")
 
     async def update(
         self, entity_id: str, *, name: str | None = None, metadata: Mapping[str, Any] | None = None
     ) -> Entity:
-        return await self._change(Entity, f"/api/entities/{segment(entity_id)}", given(name=name, metadata=metadata))
+        return await self._change(
+            Entity, f"/api/entities/{quote_segment(entity_id)}", without_none(name=name, metadata=metadata)
+        )
 
     async def delete(self, entity_id: str) -> None:
-        await self._delete(f"/api/entities/{segment(entity_id)}")
+        await self._delete(f"/api/entities/{quote_segment(entity_id)}")
 
-    async def token(self, entity_id: str, *, expires_in: int | None = None) -> str:
+    async def create_token(self, entity_id: str, *, expires_in: int | None = None) -> str:
         """A token with which the entity can come by itself, beside the public key. `expires_in`: seconds."""
-        path = f"/api/entities/{segment(entity_id)}/token"
-        return (await self._do(dict[str, Any], path, given(expiresIn=expires_in)))["token"]
+        path = f"/api/entities/{quote_segment(entity_id)}/token"
+        return (await self._do(dict[str, Any], path, without_none(expiresIn=expires_in)))["token"]
 
 
-class Spaces(Resource):
+class SpacesApi(ApiResource):
     """Spaces, who is in them, what is said there, and what happens there."""
 
     async def create(
@@ -116,14 +120,14 @@ class Spaces(Resource):
         id: str | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> Space:
-        body = given(name=name, members=list(members), id=id, metadata=metadata)
+        body = without_none(name=name, members=list(members), id=id, metadata=metadata)
         return await self._create(Space, "/api/spaces", body)
 
     async def list(self, *, limit: int | None = None, cursor: str | None = None) -> Page[Space]:
         return await self._get(Page[Space], "/api/spaces", limit=limit, cursor=cursor)
 
     def all(self) -> AsyncIterator[Space]:
-        return each(lambda cursor: self.list(cursor=cursor))
+        return iterate_pages(lambda cursor: self.list(cursor=cursor))
 
     async def get(self, space_id: str) -> Space:
         return await self._get(Space, _space(space_id))
@@ -131,22 +135,22 @@ class Spaces(Resource):
     async def update(
         self, space_id: str, *, name: str | None = None, metadata: Mapping[str, Any] | None = None
     ) -> Space:
-        return await self._change(Space, _space(space_id), given(name=name, metadata=metadata))
+        return await self._change(Space, _space(space_id), without_none(name=name, metadata=metadata))
 
     async def delete(self, space_id: str) -> None:
         await self._delete(_space(space_id))
 
-    async def members(self, space_id: str) -> Sequence[Member]:
+    async def list_members(self, space_id: str) -> Sequence[Member]:
         return (await self._get(Page[Member], f"{_space(space_id)}/members")).items
 
     async def add_member(self, space_id: str, entity_id: str) -> Member:
-        path = f"{_space(space_id)}/members/{segment(entity_id)}"
-        return read(Member, await self._transport.request("PUT", path))
+        path = f"{_space(space_id)}/members/{quote_segment(entity_id)}"
+        return decode_response(Member, await self._transport.request("PUT", path))
 
     async def remove_member(self, space_id: str, entity_id: str) -> None:
-        await self._delete(f"{_space(space_id)}/members/{segment(entity_id)}")
+        await self._delete(f"{_space(space_id)}/members/{quote_segment(entity_id)}")
 
-    async def messages(
+    async def list_messages(
         self,
         space_id: str,
         *,
@@ -159,10 +163,10 @@ class Spaces(Resource):
         path = f"{_space(space_id)}/messages"
         return await self._get(Page[Message], path, after=after, before=before, limit=limit, cursor=cursor)
 
-    async def message(self, space_id: str, message_id: str) -> Message:
-        return await self._get(Message, f"{_space(space_id)}/messages/{segment(message_id)}")
+    async def get_message(self, space_id: str, message_id: str) -> Message:
+        return await self._get(Message, f"{_space(space_id)}/messages/{quote_segment(message_id)}")
 
-    async def say(
+    async def send_message(
         self,
         space_id: str,
         content: str,
@@ -173,7 +177,7 @@ class Spaces(Resource):
         id: str | None = None,
     ) -> Message:
         """Says something: as `entity_id` with a secret key, as oneself with a token."""
-        body = given(content=content, entityId=entity_id, metadata=metadata, replyTo=reply_to, id=id)
+        body = without_none(content=content, entityId=entity_id, metadata=metadata, replyTo=reply_to, id=id)
         return await self._create(Message, f"{_space(space_id)}/messages", body)
 
     def subscribe(
@@ -183,29 +187,31 @@ class Spaces(Resource):
         last_event_id: str | int | None = None,
         format: StreamFormat = "native",
         from_start: bool = False,
-    ) -> Subscription:
+    ) -> EventSubscription:
         """What happens in a space, from now on, behind an event, or from the first that is kept:
 
         async for event in client.spaces.subscribe(space_id):
             ...
         """
         query = stream_query(format, from_start)
-        return Subscription(self._transport, f"{_space(space_id)}/stream", query=query, last_event_id=last_event_id)
+        return EventSubscription(
+            self._transport, f"{_space(space_id)}/stream", query=query, last_event_id=last_event_id
+        )
 
 
-class Agents(Resource):
+class AgentsApi(ApiResource):
     """Agents, and what waits for them."""
 
     async def list(self, *, limit: int | None = None, cursor: str | None = None) -> Page[Entity]:
         return await self._get(Page[Entity], "/api/agents", limit=limit, cursor=cursor)
 
     def all(self) -> AsyncIterator[Entity]:
-        return each(lambda cursor: self.list(cursor=cursor))
+        return iterate_pages(lambda cursor: self.list(cursor=cursor))
 
     async def get(self, agent_id: str) -> Entity:
         return await self._get(Entity, _agent(agent_id))
 
-    async def inbox(
+    async def list_inbox(
         self,
         agent_id: str,
         *,
@@ -218,13 +224,15 @@ class Agents(Resource):
             "GET",
             f"{_agent(agent_id)}/inbox",
             query={"status": status, "limit": limit, "wait": wait},
-            patient=wait is not None,
+            no_timeout=wait is not None,
         )
-        return read(Page[InboxEvent], answer).items
+        return decode_response(Page[InboxEvent], answer).items
 
-    async def push(self, agent_id: str, data: Any, *, event_id: str | None = None) -> bool:
+    async def push_event(self, agent_id: str, data: Any, *, event_id: str | None = None) -> bool:
         """Tells an agent news of a service. One `event_id` gets there once; False where it had been there before."""
-        answer = await self._create(dict[str, Any], f"{_agent(agent_id)}/inbox", given(eventId=event_id, data=data))
+        answer = await self._create(
+            dict[str, Any], f"{_agent(agent_id)}/inbox", without_none(eventId=event_id, data=data)
+        )
         return bool(answer["fresh"])
 
     async def claim(
@@ -235,33 +243,33 @@ class Agents(Resource):
         lease_seconds: float | None = None,
         types: Sequence[InboxType] | None = None,
         wait: float | None = None,
-    ) -> Claim:
+    ) -> InboxClaim:
         """Takes events to look after. What is neither done nor given back before the lease ends goes to others."""
-        body = given(count=count, leaseSeconds=lease_seconds, types=types, wait=wait)
-        answer = await self._transport.request("POST", f"{_agent(agent_id)}/inbox/claim", body=body, patient=True)
-        return read(Claim, answer)
+        body = without_none(count=count, leaseSeconds=lease_seconds, types=types, wait=wait)
+        answer = await self._transport.request("POST", f"{_agent(agent_id)}/inbox/claim", body=body, no_timeout=True)
+        return decode_response(InboxClaim, answer)
 
-    async def done(self, agent_id: str, event_ids: Sequence[str], *, claim: str | None = None) -> Sequence[str]:
+    async def acknowledge(self, agent_id: str, event_ids: Sequence[str], *, claim: str | None = None) -> Sequence[str]:
         """These events were looked after. Says which of them; the others were not in the claim's hands any more."""
-        body = given(eventIds=list(event_ids), claim=claim)
+        body = without_none(eventIds=list(event_ids), claim=claim)
         return (await self._do(dict[str, Any], f"{_agent(agent_id)}/inbox/done", body))["done"]
 
-    async def give_back(
+    async def release(
         self, agent_id: str, event_ids: Sequence[str], *, claim: str | None = None, error: str | None = None
     ) -> Sequence[InboxEvent]:
         """Events that could not be looked after: they come again, later and later, and after some times no more."""
-        body = given(eventIds=list(event_ids), claim=claim, error=error)
+        body = without_none(eventIds=list(event_ids), claim=claim, error=error)
         return (await self._do(Page[InboxEvent], f"{_agent(agent_id)}/inbox/return", body)).items
 
-    async def retry(self, agent_id: str, event_id: str) -> InboxEvent:
+    async def retry_event(self, agent_id: str, event_id: str) -> InboxEvent:
         """Lets an event that failed for good be tried anew."""
-        path = f"{_agent(agent_id)}/inbox/{segment(event_id)}/retry"
-        return read(InboxEvent, await self._transport.request("POST", path))
+        path = f"{_agent(agent_id)}/inbox/{quote_segment(event_id)}/retry"
+        return decode_response(InboxEvent, await self._transport.request("POST", path))
 
-    async def runs(self, agent_id: str, *, limit: int | None = None, cursor: str | None = None) -> Page[RunRecord]:
+    async def list_runs(self, agent_id: str, *, limit: int | None = None, cursor: str | None = None) -> Page[RunRecord]:
         return await self._get(Page[RunRecord], f"{_agent(agent_id)}/runs", limit=limit, cursor=cursor)
 
-    async def tasks(
+    async def list_tasks(
         self,
         agent_id: str,
         *,
@@ -274,23 +282,25 @@ class Agents(Resource):
         path = f"{_agent(agent_id)}/tasks"
         return await self._get(Page[TaskRecord], path, date=date, status=status, limit=limit, cursor=cursor)
 
-    async def task(self, agent_id: str, task_id: str) -> WholeTask:
+    async def get_task(self, agent_id: str, task_id: str) -> TaskWithMessages:
         """One task, with its conversation."""
-        return await self._get(WholeTask, f"{_agent(agent_id)}/tasks/{segment(task_id)}")
+        return await self._get(TaskWithMessages, f"{_agent(agent_id)}/tasks/{quote_segment(task_id)}")
 
     async def cancel_task(self, agent_id: str, task_id: str) -> TaskRecord:
-        return await self._do(TaskRecord, f"{_agent(agent_id)}/tasks/{segment(task_id)}/cancel")
+        return await self._do(TaskRecord, f"{_agent(agent_id)}/tasks/{quote_segment(task_id)}/cancel")
 
-    async def history(self, agent_id: str, *, limit: int | None = None, cursor: str | None = None) -> History:
+    async def get_history(self, agent_id: str, *, limit: int | None = None, cursor: str | None = None) -> AgentHistory:
         """What it has in mind: what is left of earlier cycles, and its latest turns; `next` leads to older ones."""
-        return await self._get(History, f"{_agent(agent_id)}/history", limit=limit, cursor=cursor)
+        return await self._get(AgentHistory, f"{_agent(agent_id)}/history", limit=limit, cursor=cursor)
 
-    async def documents(self, agent_id: str, *, limit: int | None = None, cursor: str | None = None) -> Page[Document]:
+    async def list_documents(
+        self, agent_id: str, *, limit: int | None = None, cursor: str | None = None
+    ) -> Page[Document]:
         """What it can look up, without the texts."""
         return await self._get(Page[Document], f"{_agent(agent_id)}/documents", limit=limit, cursor=cursor)
 
-    async def document(self, agent_id: str, document_id: str) -> WholeDocument:
-        return await self._get(WholeDocument, f"{_agent(agent_id)}/documents/{segment(document_id)}")
+    async def get_document(self, agent_id: str, document_id: str) -> DocumentWithText:
+        return await self._get(DocumentWithText, f"{_agent(agent_id)}/documents/{quote_segment(document_id)}")
 
     async def add_document(
         self,
@@ -303,7 +313,7 @@ class Agents(Resource):
         id: str | None = None,
     ) -> Document:
         """Gives an agent a document to look things up in."""
-        body = given(id=id, title=title, text=text, source=source, metadata=metadata)
+        body = without_none(id=id, title=title, text=text, source=source, metadata=metadata)
         return await self._create(Document, f"{_agent(agent_id)}/documents", body)
 
     async def put_document(
@@ -317,36 +327,36 @@ class Agents(Resource):
         metadata: Mapping[str, Any] | None = None,
     ) -> Document:
         """Adds a document under an id, or replaces the one that is there."""
-        body = given(title=title, text=text, source=source, metadata=metadata)
-        path = f"{_agent(agent_id)}/documents/{segment(document_id)}"
-        return read(Document, await self._transport.request("PUT", path, body=body))
+        body = without_none(title=title, text=text, source=source, metadata=metadata)
+        path = f"{_agent(agent_id)}/documents/{quote_segment(document_id)}"
+        return decode_response(Document, await self._transport.request("PUT", path, body=body))
 
     async def delete_document(self, agent_id: str, document_id: str) -> None:
-        await self._delete(f"{_agent(agent_id)}/documents/{segment(document_id)}")
+        await self._delete(f"{_agent(agent_id)}/documents/{quote_segment(document_id)}")
 
 
-class Servers(Resource):
+class ServersApi(ApiResource):
     """The MCP servers of the gateway."""
 
     async def list(self) -> Sequence[dict[str, Any]]:
         return (await self._get(Page[dict[str, Any]], "/api/servers")).items
 
     async def get(self, name: str) -> dict[str, Any]:
-        return await self._get(dict[str, Any], f"/api/servers/{segment(name)}")
+        return await self._get(dict[str, Any], f"/api/servers/{quote_segment(name)}")
 
     async def restart(self, name: str) -> dict[str, Any]:
-        path = f"/api/servers/{segment(name)}/restart"
-        return read(dict[str, Any], await self._transport.request("POST", path, patient=True))
+        path = f"/api/servers/{quote_segment(name)}/restart"
+        return decode_response(dict[str, Any], await self._transport.request("POST", path, no_timeout=True))
 
 
-class Keys(Resource):
+class KeysApi(ApiResource):
     """The keys of the gateway."""
 
-    async def list(self, *, limit: int | None = None, cursor: str | None = None) -> Page[Key]:
-        return await self._get(Page[Key], "/api/keys", limit=limit, cursor=cursor)
+    async def list(self, *, limit: int | None = None, cursor: str | None = None) -> Page[ApiKey]:
+        return await self._get(Page[ApiKey], "/api/keys", limit=limit, cursor=cursor)
 
-    def all(self) -> AsyncIterator[Key]:
-        return each(lambda cursor: self.list(cursor=cursor))
+    def all(self) -> AsyncIterator[ApiKey]:
+        return iterate_pages(lambda cursor: self.list(cursor=cursor))
 
     async def create(
         self,
@@ -356,9 +366,9 @@ class Keys(Resource):
         tools_allowed: Sequence[str] | None = None,
         tools_denied: Sequence[str] | None = None,
         agent_entity_id: str | None = None,
-    ) -> Key:
+    ) -> ApiKey:
         """Makes a key; `key` of the answer is its text, which nobody can see again."""
-        body = given(
+        body = without_none(
             kind=kind,
             name=name,
             toolsAllowed=tools_allowed,
@@ -366,10 +376,10 @@ class Keys(Resource):
             agentEntityId=agent_entity_id,
         )
         # Without a key for repeating it: the gateway would have to keep the text to answer the same again.
-        return read(Key, await self._transport.request("POST", "/api/keys", body=body))
+        return decode_response(ApiKey, await self._transport.request("POST", "/api/keys", body=body))
 
     async def revoke(self, key_id: str) -> None:
-        await self._delete(f"/api/keys/{segment(key_id)}")
+        await self._delete(f"/api/keys/{quote_segment(key_id)}")
 
 
 def stream_query(format: StreamFormat, from_start: bool) -> dict[str, Any]:
@@ -380,8 +390,8 @@ def stream_query(format: StreamFormat, from_start: bool) -> dict[str, Any]:
 
 
 def _space(space_id: str) -> str:
-    return f"/api/spaces/{segment(space_id)}"
+    return f"/api/spaces/{quote_segment(space_id)}"
 
 
 def _agent(agent_id: str) -> str:
-    return f"/api/agents/{segment(agent_id)}"
+    return f"/api/agents/{quote_segment(agent_id)}"

@@ -16,12 +16,12 @@ import yarl
 
 from toolspace.client.errors import (
     ApiError,
+    GatewayUnreachable,
     TooManyRequests,
     Unauthorized,
     Unavailable,
-    UnexpectedAnswer,
-    Unreachable,
-    error_of,
+    UnexpectedResponse,
+    error_class,
 )
 from toolspace.core import json_text
 
@@ -37,7 +37,7 @@ _SAFE: Final = frozenset(("GET", "PUT", "PATCH", "DELETE"))
 """Methods that mean the same when they are sent twice."""
 
 
-class Credentials:
+class GatewayCredentials:
     """Who asks: a secret key or a tool key, or a public key with a token; or nobody, for what is open to all."""
 
     def __init__(self, *, secret_key: str | None = None, public_key: str | None = None, token: Token | None = None):
@@ -70,7 +70,7 @@ class Credentials:
 class Transport:
     """One session with a gateway. Opened when it is first used, closed by `aclose`."""
 
-    def __init__(self, url: str, credentials: Credentials, *, timeout: float = 60.0, attempts: int = 5) -> None:
+    def __init__(self, url: str, credentials: GatewayCredentials, *, timeout: float = 60.0, attempts: int = 5) -> None:
         parsed = yarl.URL(url)
         if parsed.scheme not in ("http", "https") or not parsed.host:
             raise ValueError(f"{url!r} is not the address of a gateway; one looks like http://127.0.0.1:8787")
@@ -94,10 +94,10 @@ class Transport:
         *,
         query: Mapping[str, Any] | None = None,
         body: object = None,
-        key: str | None = None,
-        again: bool = False,
+        idempotency_key: str | None = None,
+        is_repeatable: bool = False,
         timeout: float | None = None,
-        patient: bool = False,
+        no_timeout: bool = False,
     ) -> Any:
         """Asks, and gives the JSON that was answered; None where nothing was.
 
@@ -109,13 +109,13 @@ class Transport:
         headers = {"accept": "application/json"}
         if data is not None:
             headers["content-type"] = "application/json"
-        if key is not None:
-            headers["idempotency-key"] = key
-        limit = timeout if timeout is not None or patient else self._timeout
+        if idempotency_key is not None:
+            headers["idempotency-key"] = idempotency_key
+        limit = timeout if timeout is not None or no_timeout else self._timeout
         limits = aiohttp.ClientTimeout(total=limit, sock_connect=CONNECT_SECONDS)
-        repeatable = method in _SAFE or key is not None or again
+        repeatable = method in _SAFE or idempotency_key is not None or is_repeatable
         left = self._attempts
-        waits = pauses(first=0.1, most=5.0)
+        waits = retry_delays(first=0.1, most=5.0)
         renewed = renew = was_lost = False
         while True:
             left -= 1
@@ -130,8 +130,8 @@ class Transport:
             except (Unavailable, TooManyRequests) as error:
                 if not repeatable or left <= 0:
                     raise
-                await asyncio.sleep(wanted_pause(error, next(waits)))
-            except Unreachable as error:
+                await asyncio.sleep(retry_delay(error, next(waits)))
+            except GatewayUnreachable as error:
                 if not (repeatable or not error.was_sent) or left <= 0:
                     raise
                 was_lost = was_lost or error.was_sent
@@ -166,7 +166,7 @@ class Transport:
             if response.status != 200:
                 raise _refusal(response, await response.read())
             if response.content_type != "text/event-stream":
-                raise UnexpectedAnswer(f"{self.url}{path} answered with {response.content_type}, not with events")
+                raise UnexpectedResponse(f"{self.url}{path} answered with {response.content_type}, not with events")
         except BaseException as error:
             response.close()
             if isinstance(error, aiohttp.ClientError | TimeoutError | OSError):
@@ -222,12 +222,12 @@ class Transport:
         return yarl.URL(text, encoded=True)  # As it is: an id that is a dot must stay one.
 
 
-def segment(text: str) -> str:
+def quote_segment(text: str) -> str:
     """A part of a path, whatever is in it."""
     return quote(text, safe="").replace(".", "%2E") if text.strip(".") == "" else quote(text, safe="")
 
 
-def pauses(*, first: float, most: float) -> Iterator[float]:
+def retry_delays(*, first: float, most: float) -> Iterator[float]:
     """How long to wait before each next try: longer and longer, and not in step with others."""
     base = first
     while True:
@@ -235,7 +235,7 @@ def pauses(*, first: float, most: float) -> Iterator[float]:
         base = min(most, base * 2)
 
 
-def wanted_pause(error: ApiError, own: float) -> float:
+def retry_delay(error: ApiError, own: float) -> float:
     """How long to wait where the gateway may have said so itself."""
     return min(_MOST_RETRY_AFTER, max(own, error.retry_after or 0.0))
 
@@ -252,7 +252,7 @@ def _decoded(status: int, answer: bytes) -> Any:
     try:
         return json_text.decode(answer)
     except ValueError as error:
-        raise UnexpectedAnswer(f"the answer ({status}) is not JSON: {error}") from None
+        raise UnexpectedResponse(f"the answer ({status}) is not JSON: {error}") from None
 
 
 def _refusal(response: aiohttp.ClientResponse, body: bytes) -> ApiError:
@@ -263,7 +263,7 @@ def _refusal(response: aiohttp.ClientResponse, body: bytes) -> ApiError:
     title = str(problem.get("title") or response.reason or "error")
     detail = str(problem.get("detail") or "")
     retry_after = response.headers.get("retry-after", "")
-    return error_of(response.status)(
+    return error_class(response.status)(
         response.status,
         title,
         detail,
@@ -272,7 +272,9 @@ def _refusal(response: aiohttp.ClientResponse, body: bytes) -> ApiError:
     )
 
 
-def _unreachable(url: str, error: Exception) -> Unreachable:
+def _unreachable(url: str, error: Exception) -> GatewayUnreachable:
     said = "it did not answer in time" if isinstance(error, TimeoutError) and not str(error) else str(error)
     was_sent = not isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError)
-    return Unreachable(f"the gateway at {url} cannot be reached: {said or type(error).__name__}", was_sent=was_sent)
+    return GatewayUnreachable(
+        f"the gateway at {url} cannot be reached: {said or type(error).__name__}", was_sent=was_sent
+    )

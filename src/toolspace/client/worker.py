@@ -12,10 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar, cast, overload
 
-from toolspace.client.errors import ApiError, BadRequest, Conflict, TooLarge, Unprocessable, Unreachable
-from toolspace.client.events import Event, Subscription
-from toolspace.client.shapes import read
-from toolspace.client.transport import Credentials, Transport, pauses, segment, wanted_pause
+from toolspace.client.errors import ApiError, BadRequest, Conflict, GatewayUnreachable, TooLarge, Unprocessable
+from toolspace.client.events import EventSubscription, StreamEvent
+from toolspace.client.responses import decode_response
+from toolspace.client.transport import GatewayCredentials, Transport, quote_segment, retry_delay, retry_delays
 from toolspace.core.ids import new_id
 from toolspace.core.records import Record
 from toolspace.errors import ToolspaceError
@@ -67,7 +67,7 @@ class ToolWorker:
         self.ready = asyncio.Event()
         """Set once the gateway offers calls."""
         self._url = url
-        self._credentials = Credentials(secret_key=secret_key)
+        self._credentials = GatewayCredentials(secret_key=secret_key)
         self._handlers: dict[str, _Handler] = {}
         self._jobs: dict[str, _Job] = {}
         self._ended: OrderedDict[str, None] = OrderedDict()
@@ -122,7 +122,7 @@ class ToolWorker:
         transport = Transport(self._url, self._credentials)
         threads = ThreadPoolExecutor(self.concurrency, thread_name_prefix="worker")
         query = {"tools": sorted(self._handlers), "workerId": self.id, "concurrency": self.concurrency}
-        offers = Subscription(transport, "/api/tools/stream", query=query, most_pause=_MOST_PAUSE)
+        offers = EventSubscription(transport, "/api/tools/stream", query=query, max_delay=_MOST_PAUSE)
         context = _Context(transport, threads)
         listening = asyncio.ensure_future(self._listen(offers, context))
         stopping = asyncio.ensure_future(self._stopping.wait())
@@ -175,11 +175,11 @@ class ToolWorker:
         finally:
             self._serving = None
 
-    async def _listen(self, offers: Subscription, context: _Context) -> None:
+    async def _listen(self, offers: EventSubscription, context: _Context) -> None:
         async for event in offers:
             self._hear(event, context)
 
-    def _hear(self, event: Event, context: _Context) -> None:
+    def _hear(self, event: StreamEvent, context: _Context) -> None:
         data: dict[str, Any] = event.data or {}
         if event.type == "worker.ready":
             self.ready.set()
@@ -188,7 +188,7 @@ class ToolWorker:
         elif event.type == "worker.replaced":
             raise ToolspaceError(f'another worker has connected as "{self.id}"; give each its own worker_id')
         elif event.type == "call.offered":
-            self._begin(read(OfferedCall, data), context)
+            self._begin(decode_response(OfferedCall, data), context)
         elif event.type in ("call.canceled", "call.answered"):
             job = self._jobs.get(str(data.get("callId")))
             if job is not None and not job.is_sending:
@@ -218,9 +218,12 @@ class ToolWorker:
         try:
             async with asyncio.timeout(_LEAVE_SECONDS):
                 await transport.request(
-                    "POST", f"/api/workers/{segment(self.id)}/leave", body={"finishing": finishing}, again=True
+                    "POST",
+                    f"/api/workers/{quote_segment(self.id)}/leave",
+                    body={"finishing": finishing},
+                    is_repeatable=True,
                 )
-        except (ApiError, Unreachable, TimeoutError) as error:
+        except (ApiError, GatewayUnreachable, TimeoutError) as error:
             _log.debug("the gateway does not know that this worker leaves: %s", error)
 
 
@@ -288,16 +291,16 @@ class _Job:
     async def _send(self, result: Any, is_error: bool) -> None:
         call = self._call
         key = new_id("idk")  # One for all attempts: what arrived is known when it comes again.
-        waits = pauses(first=0.1, most=5.0)
+        waits = retry_delays(first=0.1, most=5.0)
         while True:
             try:
                 await self._context.transport.request(
                     "POST",
-                    f"/api/calls/{segment(call.call_id)}/result",
+                    f"/api/calls/{quote_segment(call.call_id)}/result",
                     body={"result": result, "isError": is_error},
-                    key=key,
+                    idempotency_key=key,
                 )
-            except Unreachable as error:
+            except GatewayUnreachable as error:
                 _log.warning("the result of call %s cannot be sent: %s; trying again", call.call_id, error)
                 await asyncio.sleep(next(waits))
             except Conflict as error:
@@ -310,7 +313,7 @@ class _Job:
                     _log.error("the result of call %s is refused: %s", call.call_id, error)
                     return
                 _log.warning("the result of call %s cannot be taken now: %s; trying again", call.call_id, error)
-                await asyncio.sleep(wanted_pause(error, next(waits)))
+                await asyncio.sleep(retry_delay(error, next(waits)))
             else:
                 return
 

@@ -6,21 +6,21 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from toolspace.config.document import Document, KeyPath, dotted
+from toolspace.config.document import ConfigDocument, KeyPath, format_key_path
 from toolspace.config.model import (
     AgentSpec,
-    Defaults,
-    Embeddings,
-    McpServer,
-    Notifications,
-    OpenApi,
-    Provider,
-    Queue,
-    RestTool,
-    Router,
+    DefaultSettings,
+    EmbeddingSettings,
+    McpServerSettings,
+    NotificationSettings,
+    OpenApiSettings,
+    ProviderSettings,
+    QueueSettings,
+    RestToolSettings,
+    RouterSettings,
     Section,
-    Server,
-    Storage,
+    ServerSettings,
+    StorageSettings,
     ToolSettings,
 )
 
@@ -33,24 +33,24 @@ class Config(Section, frozen=True, kw_only=True):
 
     secrets = frozenset(("document", "origins", "secret_values", "parent"))
 
-    defaults: Defaults = Defaults()
-    queues: Mapping[str, Queue] = {}
+    defaults: DefaultSettings = DefaultSettings()
+    queues: Mapping[str, QueueSettings] = {}
     tools: ToolSettings = ToolSettings()
-    mcp_servers: Mapping[str, McpServer] = {}
+    mcp_servers: Mapping[str, McpServerSettings] = {}
     """All servers, wherever the file has them."""
-    rest_tools: Mapping[str, RestTool] = {}
-    openapi: Mapping[str, OpenApi] = {}
-    providers: Mapping[str, Provider] = {}
+    rest_tools: Mapping[str, RestToolSettings] = {}
+    openapi: Mapping[str, OpenApiSettings] = {}
+    providers: Mapping[str, ProviderSettings] = {}
     agents: Mapping[str, AgentSpec] = {}
     """Every agent there is, wherever it is described: in the file, in files that it names, and so on."""
     agent: AgentSpec | None = None
     """The file's own, where the file is an agent's: one of `agents`."""
-    router: Router = Router()
+    router: RouterSettings = RouterSettings()
     """Of the file's own agent."""
-    notifications: Notifications = Notifications()
-    embeddings: Embeddings | None = None
-    storage: Storage = Storage()
-    server: Server = Server()
+    notifications: NotificationSettings = NotificationSettings()
+    embeddings: EmbeddingSettings | None = None
+    storage: StorageSettings = StorageSettings()
+    server: ServerSettings = ServerSettings()
     functions: tuple[str, ...] = ()
     demo: bool = True
     """Whether an agent is there to try things out with, where none is configured."""
@@ -59,7 +59,7 @@ class Config(Section, frozen=True, kw_only=True):
     """What relative paths are relative to: the folder of the file."""
     state_dir: Path
     warnings: tuple[str, ...] = ()
-    document: Document
+    document: ConfigDocument
     origins: Mapping[KeyPath, KeyPath | str] = {}
     secret_values: frozenset[str] = frozenset()
     """What no log may show."""
@@ -79,7 +79,7 @@ class Config(Section, frozen=True, kw_only=True):
             if origin is not None:
                 at = (*origin, *key_path[end:])
                 if at in self.document.lines:
-                    return f"{self.document.place(at)} ({dotted(at)})"
+                    return f"{self.document.format_location(at)} ({format_key_path(at)})"
                 break
         if self.parent is not None and _is_handed_down(key_path):
             return self.parent.source(*key_path)

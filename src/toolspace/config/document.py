@@ -17,7 +17,7 @@ MAX_DEPTH = 100
 _PLAIN_KEY = re.compile(r"[\w$*-]+")
 
 
-class TextFault(Exception):
+class TextSyntaxError(Exception):
     """The text is not what its format allows, and where."""
 
     def __init__(self, message: str, line: int, column: int | None = None) -> None:
@@ -26,7 +26,7 @@ class TextFault(Exception):
         self.column = column
 
 
-class Parsed(NamedTuple):
+class ParsedText(NamedTuple):
     """What a text says."""
 
     data: Any
@@ -36,7 +36,7 @@ class Parsed(NamedTuple):
     """How a number was written, where that can differ from how it prints: `1.10`."""
 
 
-class Document(NamedTuple):
+class ConfigDocument(NamedTuple):
     """A file that was read. `name` is what messages call it."""
 
     name: str
@@ -44,31 +44,31 @@ class Document(NamedTuple):
     lines: Mapping[KeyPath, int]
     texts: Mapping[KeyPath, str]
 
-    def line(self, path: KeyPath) -> int | None:
+    def find_line(self, path: KeyPath) -> int | None:
         """The line of a value, or of the nearest thing around it that has one."""
         for end in range(len(path), 0, -1):
             if (line := self.lines.get(path[:end])) is not None:
                 return line
         return None
 
-    def place(self, path: KeyPath) -> str:
+    def format_location(self, path: KeyPath) -> str:
         """`toolspace.yaml:12`, for messages."""
-        line = self.line(path)
+        line = self.find_line(path)
         return self.name if line is None else f"{self.name}:{line}"
 
 
-EMPTY = Document("", {}, {}, {})
+EMPTY = ConfigDocument("", {}, {}, {})
 
 
-class Problem(NamedTuple):
+class ConfigProblem(NamedTuple):
     """One thing that is wrong in a document, or in a variable that stands in for one of its values."""
 
-    at: KeyPath
+    path: KeyPath
     message: str
     variable: str | None = None
 
 
-def dotted(path: KeyPath) -> str:
+def format_key_path(path: KeyPath) -> str:
     """`mcpServers.github.args[0]`: a key path as people write it."""
     text = ""
     for key in path:
@@ -80,7 +80,7 @@ def dotted(path: KeyPath) -> str:
     return text
 
 
-def shown(value: object) -> str:
+def format_value(value: object) -> str:
     """A value in a message: short, on one line, and harmless to a terminal."""
     if isinstance(value, Mapping):
         return "a mapping"
@@ -93,14 +93,14 @@ def shown(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def config_error(document: Document, problems: Iterable[Problem]) -> ConfigError:
+def config_error(document: ConfigDocument, problems: Iterable[ConfigProblem]) -> ConfigError:
     """Every problem of a document as one error, a line each, from the top of the file to its end."""
-    ordered = sorted(problems, key=lambda problem: (problem.variable or "", document.line(problem.at) or 0))
+    ordered = sorted(problems, key=lambda problem: (problem.variable or "", document.find_line(problem.path) or 0))
     return ConfigError("\n".join(dict.fromkeys(_line(document, problem) for problem in ordered)))
 
 
-def _line(document: Document, problem: Problem) -> str:
+def _line(document: ConfigDocument, problem: ConfigProblem) -> str:
     if problem.variable is not None:
         return f"{problem.variable} (environment): {problem.message}"
-    key = dotted(problem.at)
-    return f"{document.place(problem.at)}: {f'{key}: ' if key else ''}{problem.message}"
+    key = format_key_path(problem.path)
+    return f"{document.format_location(problem.path)}: {f'{key}: ' if key else ''}{problem.message}"

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from toolspace.config.document import KeyPath
-from toolspace.config.reading import Setting, snake
-from toolspace.config.settings import single_settings
+from toolspace.config.reader import Setting, snake_case
+from toolspace.config.tool_settings import single_settings
 from toolspace.core.names import nearest
 
 PREFIX = "TOOLSPACE_"
@@ -34,20 +34,20 @@ RESERVED = frozenset(
 """Variables that other parts of Toolspace read, and those kept for them."""
 
 
-class Overrides(NamedTuple):
+class EnvironmentOverrides(NamedTuple):
     values: dict[KeyPath, tuple[str, Any]]
     """Setting → the variable that overrides it, and its value as a file would have it."""
     warnings: list[str]
 
 
-def variables() -> dict[str, tuple[KeyPath, Setting]]:
+def list_variables() -> dict[str, tuple[KeyPath, Setting]]:
     """Every variable that overrides a setting."""
     return {_variable(path): (path, setting) for path, setting in single_settings()}
 
 
-def read_overrides(environ: Mapping[str, str]) -> Overrides:
+def read_overrides(environ: Mapping[str, str]) -> EnvironmentOverrides:
     """The settings that the environment overrides. An empty variable counts as not set."""
-    known = variables()
+    known = list_variables()
     values: dict[KeyPath, tuple[str, Any]] = {}
     warnings: list[str] = []
     for variable in sorted(environ):
@@ -58,12 +58,12 @@ def read_overrides(environ: Mapping[str, str]) -> Overrides:
             values[path] = (variable, _value(environ[variable], setting))
         elif variable not in RESERVED and (meant := _similar(variable, known)):
             warnings.append(f"{variable} (environment): is no setting; did you mean {meant}?")
-    return Overrides(values, warnings)
+    return EnvironmentOverrides(values, warnings)
 
 
 def _variable(path: KeyPath) -> str:
     keys = path[1:] if path[0] == "defaults" else path
-    return PREFIX + "_".join(snake(str(key)) for key in keys).upper()
+    return PREFIX + "_".join(snake_case(str(key)) for key in keys).upper()
 
 
 def _value(text: str, setting: Setting) -> Any:

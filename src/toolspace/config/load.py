@@ -9,14 +9,14 @@ from typing import Any
 
 import msgspec
 
-from toolspace.config.agents import Agents
+from toolspace.config.agent_files import AgentResolver
 from toolspace.config.configuration import FUNCTION_FILE, Config
 from toolspace.config.document import EMPTY, KeyPath
 from toolspace.config.environment import read_overrides
-from toolspace.config.locate import default_state_dir
-from toolspace.config.parse import read_document
-from toolspace.config.reading import Session
-from toolspace.config.root import AGENT_KEYS, ANY_FILE_KEYS, PROCESS_KEYS, TOOL_KEYS, Part, open_session
+from toolspace.config.files import default_state_dir
+from toolspace.config.parsing import read_document
+from toolspace.config.reader import ReadingContext
+from toolspace.config.top_level import AGENT_KEYS, ANY_FILE_KEYS, PROCESS_KEYS, TOOL_KEYS, ConfigPart, create_context
 from toolspace.core.secret_masking import is_secret_name
 
 __all__ = ["Config", "load_config"]
@@ -28,13 +28,13 @@ def load_config(path: Path | None, *, environ: Mapping[str, str] = os.environ) -
     document = EMPTY if path is None else read_document(path)
     base_dir = Path.cwd() if path is None else path.parent
     overrides = read_overrides(environ)
-    session = open_session(document, base_dir, environ, overrides.values)
-    main = Part(session)
+    session = create_context(document, base_dir, environ, overrides.values)
+    main = ConfigPart(session)
     is_agent = "agent" in document.data
     root = main.read(*TOOL_KEYS, *PROCESS_KEYS, *ANY_FILE_KEYS, *(AGENT_KEYS if is_agent else ()))
     defaults = main.defaults(root)
     main.check(root)
-    agents = Agents(main, root, path=path, written=document, environ=environ, is_agent=is_agent)
+    agents = AgentResolver(main, root, path=path, written=document, environ=environ, is_agent=is_agent)
     agents.check()
     config = Config(
         defaults=defaults,
@@ -57,17 +57,17 @@ def load_config(path: Path | None, *, environ: Mapping[str, str] = os.environ) -
         document=document,
         origins=session.origins,
     )
-    made = agents.specs(config)
+    made = agents.build_specs(config)
     return msgspec.structs.replace(
         config,
         agents=made,
-        agent=made[agents.own] if agents.own is not None else None,
+        agent=made[agents.main_agent] if agents.main_agent is not None else None,
         warnings=(*overrides.warnings, *agents.warnings()),
-        secret_values=agents.secrets().union(_given_secrets(overrides.values)),
+        secret_values=agents.find_secrets().union(_given_secrets(overrides.values)),
     )
 
 
-def _functions(specs: tuple[str, ...], session: Session) -> tuple[str, ...]:
+def _functions(specs: tuple[str, ...], session: ReadingContext) -> tuple[str, ...]:
     """As written; but a file that a variable names is relative to the working folder, as in every command."""
     if not isinstance(session.origins.get(("functions",)), str):
         return specs

@@ -33,7 +33,7 @@ class Section(msgspec.Struct, frozen=True, kw_only=True):
         return f"{type(self).__name__}({', '.join(fields)})"
 
 
-class Defaults(Section, frozen=True, kw_only=True):
+class DefaultSettings(Section, frozen=True, kw_only=True):
     """What holds for every call unless something nearer says otherwise."""
 
     tool_timeout: float = 30.0
@@ -49,21 +49,21 @@ class Defaults(Section, frozen=True, kw_only=True):
     trace_mcp: bool = False
 
 
-class Rate(Section, frozen=True, kw_only=True):
+class RateSetting(Section, frozen=True, kw_only=True):
     """So many calls in so many seconds."""
 
     count: int
     seconds: float
 
 
-class Queue(Section, frozen=True, kw_only=True):
+class QueueSettings(Section, frozen=True, kw_only=True):
     concurrent: int
-    rate: Rate | None = None
+    rate: RateSetting | None = None
     max_waiting: int | None = None
     wait_timeout: float | None = None
 
 
-class WebSearch(Section, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+class WebSearchSettings(Section, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
     """Which engine `web_search` asks. `msgspec.to_builtins` gives it as it is written in the file."""
 
     secrets = frozenset(("api_key",))
@@ -75,7 +75,7 @@ class WebSearch(Section, frozen=True, kw_only=True, rename="camel", omit_default
     url: str | None = None
 
 
-class Override(Section, frozen=True, kw_only=True):
+class ToolOverride(Section, frozen=True, kw_only=True):
     """What the user says of tools whose name fits. None: nothing said. A cache of 0 is off."""
 
     timeout: float | None = None
@@ -115,7 +115,7 @@ class ToolDefinition(Section, frozen=True, kw_only=True):
     secrets = frozenset(("execution",))
 
 
-class McpServer(Section, frozen=True, kw_only=True):
+class McpServerSettings(Section, frozen=True, kw_only=True):
     """How to reach one MCP server."""
 
     secrets = frozenset(("args", "env", "url", "headers", "auth", "extra"))
@@ -142,7 +142,7 @@ class McpServer(Section, frozen=True, kw_only=True):
     """Keys that mean nothing here, kept as they are."""
 
 
-class RestTool(Section, frozen=True, kw_only=True):
+class RestToolSettings(Section, frozen=True, kw_only=True):
     """One request to one service. `${parameters.x}` is still in its templates."""
 
     secrets = frozenset(("url", "headers", "query", "body"))
@@ -165,7 +165,7 @@ class RestTool(Section, frozen=True, kw_only=True):
     tags: tuple[str, ...] = ()
 
 
-class OpenApi(Section, frozen=True, kw_only=True):
+class OpenApiSettings(Section, frozen=True, kw_only=True):
     """One service described by an OpenAPI document."""
 
     secrets = frozenset(("headers", "auth"))
@@ -189,7 +189,7 @@ class OpenApi(Section, frozen=True, kw_only=True):
     required: bool = False
 
 
-class Provider(Section, frozen=True, kw_only=True):
+class ProviderSettings(Section, frozen=True, kw_only=True):
     """A provider that another package brings, or the user's own code."""
 
     secrets = frozenset(("settings",))
@@ -222,22 +222,22 @@ class ToolSettings(Section, frozen=True, kw_only=True):
     allowed_hosts: tuple[str, ...] | None = None
     memory_dir: Path | None = None
     session_dir: Path | None = None
-    web_search: WebSearch | None = None
+    web_search: WebSearchSettings | None = None
     builtins: bool | tuple[str, ...] = True
     tools_allowed: tuple[str, ...] | None = None
     tools_denied: tuple[str, ...] = ()
     aliases: Mapping[str, str] = {}
-    overrides: Mapping[str, Override] = {}
+    overrides: Mapping[str, ToolOverride] = {}
     definitions: Mapping[str, ToolDefinition] = {}
-    mcp_servers: Mapping[str, McpServer] = {}
+    mcp_servers: Mapping[str, McpServerSettings] = {}
     """As written; `Config.mcp_servers` has all of them."""
 
 
-class Router(Section, frozen=True, kw_only=True):
+class RouterSettings(Section, frozen=True, kw_only=True):
     destinations: tuple[str, ...] = ()
 
 
-class Storage(Section, frozen=True, kw_only=True):
+class StorageSettings(Section, frozen=True, kw_only=True):
     secrets = frozenset(("url", "redis"))
 
     url: str | None = None
@@ -248,7 +248,7 @@ class Storage(Section, frozen=True, kw_only=True):
     cache: CacheKind = "memory"
 
 
-class Server(Section, frozen=True, kw_only=True):
+class ServerSettings(Section, frozen=True, kw_only=True):
     """The gateway: where it listens, whom it knows, how much it takes."""
 
     secrets = frozenset(("secret_key", "jwt_secret"))
@@ -269,10 +269,10 @@ class Server(Section, frozen=True, kw_only=True):
     max_body_bytes: int = 4 * 1024 * 1024
     max_streams: int = 10_000
     max_streams_per_caller: int = 2_000
-    rate_limit: Rate | None = Rate(count=100, seconds=1.0)
+    rate_limit: RateSetting | None = RateSetting(count=100, seconds=1.0)
     """Of one caller with a public key; None: no limit."""
-    secret_rate_limit: Rate | None = None
-    failed_login_limit: Rate | None = Rate(count=60, seconds=60.0)
+    secret_rate_limit: RateSetting | None = None
+    failed_login_limit: RateSetting | None = RateSetting(count=60, seconds=60.0)
     """Of one address."""
     max_concurrent_requests: int = 4_000
     heartbeat: float = 15.0
@@ -284,7 +284,7 @@ class Server(Section, frozen=True, kw_only=True):
     """How many agents may be in a cycle at once."""
 
 
-class Webhook(Section, frozen=True, kw_only=True):
+class WebhookSettings(Section, frozen=True, kw_only=True):
     """Where notifications are posted to."""
 
     secrets = frozenset(("url", "headers"))
@@ -293,7 +293,7 @@ class Webhook(Section, frozen=True, kw_only=True):
     headers: Mapping[str, str] = {}
 
 
-class Smtp(Section, frozen=True, kw_only=True):
+class SmtpSettings(Section, frozen=True, kw_only=True):
     """The mail server that notifications go through."""
 
     secrets = frozenset(("username", "password"))
@@ -310,14 +310,14 @@ class Smtp(Section, frozen=True, kw_only=True):
     tls: SmtpTls = "starttls"
 
 
-class Notifications(Section, frozen=True, kw_only=True):
+class NotificationSettings(Section, frozen=True, kw_only=True):
     """How `send_notification` reaches people. Neither: it cannot."""
 
-    webhook: Webhook | None = None
-    smtp: Smtp | None = None
+    webhook: WebhookSettings | None = None
+    smtp: SmtpSettings | None = None
 
 
-class Embeddings(Section, frozen=True, kw_only=True):
+class EmbeddingSettings(Section, frozen=True, kw_only=True):
     """Who tells how close the meanings of texts are, for `search_knowledge`."""
 
     secrets = frozenset(("api_key", "headers"))
@@ -330,7 +330,7 @@ class Embeddings(Section, frozen=True, kw_only=True):
     headers: Mapping[str, str] = {}
 
 
-class AgentModel(Section, frozen=True, kw_only=True):
+class AgentModelSettings(Section, frozen=True, kw_only=True):
     """Which model an agent thinks with. Without a provider: the one whose key is in the environment."""
 
     secrets = frozenset(("api_key", "headers"))
@@ -349,7 +349,7 @@ class AgentModel(Section, frozen=True, kw_only=True):
     retries: int = 4
 
 
-class Loop(Section, frozen=True, kw_only=True):
+class AgentLoopSettings(Section, frozen=True, kw_only=True):
     """How the model and its tools take turns."""
 
     max_steps: int = 20
@@ -361,7 +361,7 @@ class Loop(Section, frozen=True, kw_only=True):
     """Who decides after a failed tool whether to go on."""
 
 
-class Consciousness(Section, frozen=True, kw_only=True):
+class ConsciousnessSettings(Section, frozen=True, kw_only=True):
     """How much of its past an agent has in mind."""
 
     max_tokens: int = 100_000
@@ -394,18 +394,18 @@ class AgentSpec(Section, frozen=True, kw_only=True):
     system: str = ""
     """Its instructions."""
     version: str | None = None
-    model: AgentModel = AgentModel()
-    loop: Loop = Loop()
-    consciousness: Consciousness = Consciousness()
+    model: AgentModelSettings = AgentModelSettings()
+    loop: AgentLoopSettings = AgentLoopSettings()
+    consciousness: ConsciousnessSettings = ConsciousnessSettings()
     limits: AgentLimits = AgentLimits()
-    router: Router = Router()
+    router: RouterSettings = RouterSettings()
     agents: tuple[str, ...] = ()
     """Agents that it may call."""
     spaces: tuple[str, ...] = ()
     """Names of the spaces that it is put into at the start."""
     knowledge: tuple[Path, ...] = ()
     """Files and folders that `search_knowledge` looks into."""
-    notifications: Notifications = Notifications()
+    notifications: NotificationSettings = NotificationSettings()
     runtime: Mapping[str, Any] = {}
     """As written; it means nothing here."""
     config: Config | None = None

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import yaml
 
-from toolspace.config.document import MAX_DEPTH, KeyPath, Parsed, TextFault
+from toolspace.config.document import MAX_DEPTH, KeyPath, ParsedText, TextSyntaxError
 
 MAX_VALUES = 200_000
 """How many values a document may have with its aliases followed: a few lines of them can mean billions."""
@@ -54,20 +54,20 @@ class _Mapping(NamedTuple):
 _Node: TypeAlias = _Scalar | _Sequence | _Mapping
 
 
-def parse_yaml(text: str) -> Parsed:
+def parse_yaml(text: str) -> ParsedText:
     """The values of a YAML text. Raises `TextFault`; a key given twice is one."""
     try:
         root = _Composer(text).document()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         reason = error.problem or error.context or "not valid YAML"
-        raise TextFault(reason, mark.line + 1 if mark else 1, mark.column + 1 if mark else None) from None
+        raise TextSyntaxError(reason, mark.line + 1 if mark else 1, mark.column + 1 if mark else None) from None
     except yaml.YAMLError as error:
-        raise TextFault(str(error).splitlines()[0], 1) from None
+        raise TextSyntaxError(str(error).splitlines()[0], 1) from None
     if root is None:
-        return Parsed(None, {}, {})
+        return ParsedText(None, {}, {})
     builder = _Builder()
-    return Parsed(builder.value(root, ()), builder.lines, builder.texts)
+    return ParsedText(builder.value(root, ()), builder.lines, builder.texts)
 
 
 class _Composer:
@@ -87,13 +87,13 @@ class _Composer:
         event = next(self.events)
         if not isinstance(event, yaml.StreamEndEvent):
             line, column = _place(event)
-            raise TextFault('a second document begins here; one file holds one: remove the "---"', line, column)
+            raise TextSyntaxError('a second document begins here; one file holds one: remove the "---"', line, column)
         return root
 
     def node(self, event: Any, depth: int) -> _Node:
         line, column = _place(event)
         if depth > MAX_DEPTH:
-            raise TextFault(f"nested deeper than {MAX_DEPTH} levels", line, column)
+            raise TextSyntaxError(f"nested deeper than {MAX_DEPTH} levels", line, column)
         anchor: str | None = event.anchor
         if isinstance(event, yaml.AliasEvent):
             return self._alias(str(anchor), line, column)
@@ -114,7 +114,7 @@ class _Composer:
             while not isinstance(inner := next(self.events), yaml.MappingEndEvent):
                 key = self.node(inner, depth + 1)
                 if not isinstance(key, _Scalar):
-                    raise TextFault("a key must be plain text, not a list or a mapping", key.line, key.column)
+                    raise TextSyntaxError("a key must be plain text, not a list or a mapping", key.line, key.column)
                 pairs.append((key, self.node(next(self.events), depth + 1)))
             node = _Mapping(pairs, line, column)
         if anchor is not None:
@@ -123,10 +123,10 @@ class _Composer:
 
     def _alias(self, anchor: str, line: int, column: int) -> _Node:
         if anchor not in self.anchors:
-            raise TextFault(f'the alias "*{anchor}" has no anchor "&{anchor}" before it', line, column)
+            raise TextSyntaxError(f'the alias "*{anchor}" has no anchor "&{anchor}" before it', line, column)
         node = self.anchors[anchor]
         if node is None:
-            raise TextFault(f'the alias "*{anchor}" stands inside what it names', line, column)
+            raise TextSyntaxError(f'the alias "*{anchor}" stands inside what it names', line, column)
         return node
 
 
@@ -141,7 +141,7 @@ class _Builder:
     def value(self, node: _Node, path: KeyPath) -> Any:
         self.count += 1
         if self.count > MAX_VALUES or len(path) > MAX_DEPTH:
-            raise TextFault("the aliases of this document stand for too many values", node.line, node.column)
+            raise TextSyntaxError("the aliases of this document stand for too many values", node.line, node.column)
         if isinstance(node, _Scalar):
             return self._scalar(node, path)
         if isinstance(node, _Sequence):
@@ -164,7 +164,7 @@ class _Builder:
             if key.text in pairs:
                 first = pairs[key.text][0].line
                 message = f"the key {json.dumps(key.text)} is given twice, first in line {first}"
-                raise TextFault(message, key.line, key.column)
+                raise TextSyntaxError(message, key.line, key.column)
             pairs[key.text] = (key, inner)
         values: dict[str, Any] = {}
         for name, (key, inner) in {**merged, **pairs}.items():
@@ -177,7 +177,7 @@ class _Builder:
         """The pairs that `<<` brings in: of one mapping, or of several, the first of which wins."""
         self.count += 1
         if self.count > MAX_VALUES or depth > MAX_DEPTH:
-            raise TextFault("the aliases of this document stand for too many values", node.line, node.column)
+            raise TextSyntaxError("the aliases of this document stand for too many values", node.line, node.column)
         found: dict[str, tuple[_Scalar, _Node]] = {}
         if isinstance(node, _Sequence):
             for item in node.items:
@@ -185,7 +185,7 @@ class _Builder:
                     found.setdefault(name, pair)
             return found
         if not isinstance(node, _Mapping):
-            raise TextFault('"<<" takes a mapping, or a list of mappings', node.line, node.column)
+            raise TextSyntaxError('"<<" takes a mapping, or a list of mappings', node.line, node.column)
         self.count += len(node.pairs)
         inherited: dict[str, tuple[_Scalar, _Node]] = {}
         for key, inner in node.pairs:
@@ -199,7 +199,7 @@ class _Builder:
         try:
             value = _read_scalar(node)
         except ValueError as error:
-            raise TextFault(str(error), node.line, node.column) from None
+            raise TextSyntaxError(str(error), node.line, node.column) from None
         if isinstance(value, int | float) and not isinstance(value, bool):
             self.texts[path] = node.text
         return value
@@ -241,7 +241,7 @@ def _check_tag(tag: str | None, allowed: tuple[str, ...], line: int, column: int
         return None
     short = tag.removeprefix(_PREFIX)
     if tag == short or short not in allowed:
-        raise TextFault(f"the tag {json.dumps(tag)} is not allowed; write plain data", line, column)
+        raise TextSyntaxError(f"the tag {json.dumps(tag)} is not allowed; write plain data", line, column)
     return short
 
 

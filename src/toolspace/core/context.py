@@ -7,7 +7,13 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from toolspace.core.questions import ELICITATION, Answer, Form, Questions, read_answer
+from toolspace.core.elicitation import (
+    ELICITATION_CALL,
+    CallerClient,
+    ElicitationForm,
+    ElicitationResult,
+    parse_elicitation_result,
+)
 from toolspace.errors import ToolCanceledError, ToolError
 
 if TYPE_CHECKING:
@@ -23,10 +29,10 @@ class RunHandle(Protocol):
     report_format: str | None
     report_schema: Mapping[str, Any] | None
     task_status: Mapping[str, Any] | None
-    discovered: dict[str, None]
+    discovered_tools: dict[str, None]
 
     @property
-    def nudge(self) -> str | None: ...
+    def final_report_reminder(self) -> str | None: ...
 
 
 class CallHandle(Protocol):
@@ -45,12 +51,12 @@ class CallHandle(Protocol):
     @property
     def allowed_seconds(self) -> float: ...
     @property
-    def watched(self) -> bool: ...
+    def has_progress_listener(self) -> bool: ...
     def report_status(self, status: Mapping[str, Any]) -> None: ...
     def progress(self, progress: float, total: float | None, message: str | None) -> None: ...
     def partial(self, value: object) -> None: ...
     async def call(self, name: str, arguments: Mapping[str, Any] | str | None) -> ToolResult: ...
-    async def collect(self, values: AsyncGenerator[Any, None], *, announced: bool, is_json: bool) -> ToolResult: ...
+    async def collect(self, values: AsyncGenerator[Any, None], *, emit_partials: bool, is_json: bool) -> ToolResult: ...
 
 
 class AgentHandle(Protocol):
@@ -79,11 +85,11 @@ class CallHost(Protocol):
         """What is kept: `toolspace.spaces.ledger.Ledger`."""
         ...
 
-    async def answer_elsewhere(self, tool: Tool, parameters: Mapping[str, Any], context: ToolContext) -> ToolResult:
+    async def wait_for_result(self, tool: Tool, parameters: Mapping[str, Any], context: ToolContext) -> ToolResult:
         """Offers the call to whoever executes the tool, and waits as long as the tool says."""
         ...
 
-    async def ask(self, name: str, args: Mapping[str, Any], context: ToolContext, *, timeout: float) -> Any:
+    async def ask_space(self, name: str, args: Mapping[str, Any], context: ToolContext, *, timeout: float) -> Any:
         """Asks the people in the call's space, by a visible call of that name. `ToolError` where nobody answers."""
         ...
 
@@ -102,11 +108,11 @@ class ToolContext:
         "allowed_env",
         "allowed_hosts",
         "allowed_paths",
+        "caller_client",
         "handle",
         "host",
         "memory_dir",
         "protected_paths",
-        "questions",
         "run_id",
         "session_dir",
         "session_id",
@@ -135,7 +141,7 @@ class ToolContext:
         agent_id: str | None = None,
         agent_entity_id: str | None = None,
         space_id: str | None = None,
-        questions: Questions | None = None,
+        caller_client: CallerClient | None = None,
         host: CallHost | None = None,
         agent: AgentHandle | None = None,
     ) -> None:
@@ -155,7 +161,7 @@ class ToolContext:
         self.agent_id = agent_id
         self.agent_entity_id = agent_entity_id
         self.space_id = space_id
-        self.questions = questions
+        self.caller_client = caller_client
         """Leads what the tool asks to whoever called; None where they cannot be asked."""
         self.host = host
         """The gateway that the call came through; None in a library or a command."""
@@ -163,7 +169,7 @@ class ToolContext:
         """The agent whose run the call belongs to; None where no agent calls."""
         self.handle: CallHandle | None = None
 
-    def within(self, base: ToolContext) -> ToolContext:
+    def with_defaults(self, base: ToolContext) -> ToolContext:
         """This context, with what it leaves open taken from `base`."""
         # One by one, as in `bind`: every call that brings a context takes this way.
         copy = ToolContext.__new__(ToolContext)
@@ -182,7 +188,7 @@ class ToolContext:
         copy.agent_id = self.agent_id or base.agent_id
         copy.agent_entity_id = self.agent_entity_id or base.agent_entity_id
         copy.space_id = self.space_id or base.space_id
-        copy.questions = base.questions if self.questions is None else self.questions
+        copy.caller_client = base.caller_client if self.caller_client is None else self.caller_client
         copy.host = base.host if self.host is None else self.host
         copy.agent = base.agent if self.agent is None else self.agent
         copy.handle = base.handle if self.handle is None else self.handle
@@ -205,7 +211,7 @@ class ToolContext:
         copy.agent_id = self.agent_id
         copy.agent_entity_id = self.agent_entity_id
         copy.space_id = self.space_id
-        copy.questions = self.questions
+        copy.caller_client = self.caller_client
         copy.host = self.host
         copy.agent = self.agent
         copy.handle = handle
@@ -228,9 +234,9 @@ class ToolContext:
         return self.handle is not None and self.handle.canceled
 
     @property
-    def watched(self) -> bool:
+    def has_progress_listener(self) -> bool:
         """Whether anyone listens for progress: where asking for it costs something, nobody need."""
-        return self.handle is not None and self.handle.watched
+        return self.handle is not None and self.handle.has_progress_listener
 
     @property
     def remaining_seconds(self) -> float:
@@ -253,7 +259,7 @@ class ToolContext:
             self.handle.partial(value)
 
     async def collect(
-        self, values: AsyncGenerator[Any, None], *, announced: bool = True, is_json: bool = False
+        self, values: AsyncGenerator[Any, None], *, emit_partials: bool = True, is_json: bool = False
     ) -> ToolResult:
         """The result of a stream: its text, or the list of its values. What is large goes to disk as it comes.
 
@@ -261,7 +267,7 @@ class ToolContext:
         """
         if self.handle is None:
             raise ToolError("this context belongs to no call; call the tool through a Toolspace")
-        return await self.handle.collect(values, announced=announced, is_json=is_json)
+        return await self.handle.collect(values, emit_partials=emit_partials, is_json=is_json)
 
     async def call(self, name: str, arguments: Mapping[str, Any] | str | None = None) -> ToolResult:
         """Calls another tool inside this call: under its run, its limits and its place in the trace."""
@@ -271,7 +277,7 @@ class ToolContext:
 
     async def elicit(
         self, message: str, schema: Mapping[str, Any] | None = None, *, url: str | None = None, key: str | None = None
-    ) -> Answer:
+    ) -> ElicitationResult:
         """Asks the user who called to fill in a form, or to open `url`. What they say fits the schema.
 
             colour = {"type": "object", "properties": {"colour": {"enum": ["red", "blue"]}}, "required": ["colour"]}
@@ -279,12 +285,12 @@ class ToolContext:
 
         Raises `ToolError` where nobody can be asked. Waiting for them counts: give the tool a time-out for it.
         """
-        form = Form(schema) if schema is not None else None
-        if self.questions is None and self.host is not None:
+        form = ElicitationForm(schema) if schema is not None else None
+        if self.caller_client is None and self.host is not None:
             answer = await self._ask_the_space(message, schema, url)
         else:
             answer = await self._asking().elicit(message, schema=schema, url=url, key=key)
-        return answer if form is None else form.read(answer)
+        return answer if form is None else form.validate(answer)
 
     async def sample(self, params: Mapping[str, Any], *, key: str | None = None) -> Mapping[str, Any]:
         """Asks the caller's model, as MCP has it: `{messages: […], maxTokens: …}` gives `{role, content, model}`."""
@@ -294,17 +300,19 @@ class ToolContext:
         """The folders that the caller works in, as URIs."""
         return await self._asking().roots(key=key)
 
-    async def _ask_the_space(self, message: str, schema: Mapping[str, Any] | None, url: str | None) -> Answer:
+    async def _ask_the_space(
+        self, message: str, schema: Mapping[str, Any] | None, url: str | None
+    ) -> ElicitationResult:
         """Asks the people in the space of the call, as a call of its own that they see there."""
         assert self.host is not None
         asked = {"message": message, **({"url": url} if url is not None else {"requestedSchema": schema})}
-        said = await self.host.ask(ELICITATION, asked, self, timeout=self.remaining_seconds)
-        return read_answer(said)
+        said = await self.host.ask_space(ELICITATION_CALL, asked, self, timeout=self.remaining_seconds)
+        return parse_elicitation_result(said)
 
-    def _asking(self) -> Questions:
-        if self.questions is None:
+    def _asking(self) -> CallerClient:
+        if self.caller_client is None:
             raise ToolError("nobody can be asked: whoever called this tool does not take questions")
-        return self.questions
+        return self.caller_client
 
     @property
     def logger(self) -> logging.LoggerAdapter[logging.Logger]:

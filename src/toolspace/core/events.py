@@ -68,7 +68,7 @@ class CallRequested(CallEvent, frozen=True, weakref=False, eq=False):
             return self.arguments
 
     def payload(self) -> dict[str, Any]:
-        return {**_ids(self), "params": json_text.plain(self.params)}
+        return {**_ids(self), "params": json_text.to_json_data(self.params)}
 
 
 class CallProgress(CallEvent, frozen=True, weakref=False, eq=False):
@@ -88,7 +88,7 @@ class CallPartial(CallEvent, frozen=True, weakref=False, eq=False):
     value: Any
 
     def payload(self) -> dict[str, Any]:
-        return {**_ids(self), "value": json_text.plain(self.value)}
+        return {**_ids(self), "value": json_text.to_json_data(self.value)}
 
 
 class CallCompleted(CallEvent, frozen=True, weakref=False, eq=False):
@@ -97,7 +97,7 @@ class CallCompleted(CallEvent, frozen=True, weakref=False, eq=False):
     result: ToolResult
 
     def payload(self) -> dict[str, Any]:
-        value = json_text.plain(self.result.result)
+        value = json_text.to_json_data(self.result.result)
         return {**_ids(self), "result": value, "durationMs": round(self.result.duration_ms, 3)}
 
 
@@ -116,7 +116,7 @@ class CallFailed(CallEvent, frozen=True, weakref=False, eq=False):
         }
 
 
-class TaskStatus(CallEvent, frozen=True, weakref=False, eq=False):
+class TaskStatusReported(CallEvent, frozen=True, weakref=False, eq=False):
     type = EventType.TASK_STATUS
 
     status: Mapping[str, Any]

@@ -8,15 +8,15 @@ import re
 import aiohttp
 from yarl import URL
 
-from toolspace.core.secret_masking import redact
+from toolspace.core.secret_masking import mask_secrets
 
 CONNECT_SECONDS = 10.0
-FAULTS = (aiohttp.ClientError, TimeoutError, OSError)
+HTTP_FAILURES = (aiohttp.ClientError, TimeoutError, OSError)
 """What aiohttp raises where there is no answer, or only a part of one."""
 _ERRNO = re.compile(r"\[Errno (\d+)\]")
 
 
-def explain_fault(error: Exception, url: URL) -> str:
+def describe_http_failure(error: Exception, url: URL) -> str:
     """The failure of a request whose connection had `CONNECT_SECONDS`."""
     place = f"{url.raw_host}:{url.port}"
     match error:
@@ -27,7 +27,7 @@ def explain_fault(error: Exception, url: URL) -> str:
         case aiohttp.ClientConnectorDNSError():
             return f"cannot find the address of {place}: {error.strerror or error.os_error}"
         case aiohttp.ClientConnectorError():
-            return f"cannot connect to {place}: {system_reason(error)}"
+            return f"cannot connect to {place}: {os_error_reason(error)}"
         case aiohttp.ServerTimeoutError() | TimeoutError():
             return f"cannot connect to {place} within {CONNECT_SECONDS:g} s"
         case aiohttp.ServerDisconnectedError():
@@ -35,14 +35,14 @@ def explain_fault(error: Exception, url: URL) -> str:
         case aiohttp.ClientPayloadError():
             return f"{place} closed the connection in the middle of its answer, or encoded it wrongly"
         case aiohttp.ClientResponseError():
-            return f"{place} did not answer in HTTP: {str(redact(error.message))[:200]}"
+            return f"{place} did not answer in HTTP: {str(mask_secrets(error.message))[:200]}"
         case OSError():
             return f"the connection to {place} failed: {error.strerror or type(error).__name__}"
         case _:
             return f"the request to {place} failed: {type(error).__name__}"
 
 
-def system_reason(error: BaseException) -> str:
+def os_error_reason(error: BaseException) -> str:
     """Why, as the system calls it. Python says only `Connect call failed`, with the address, whatever it was."""
     inner: object = getattr(error, "os_error", None) or error
     if not isinstance(inner, OSError):

@@ -10,12 +10,12 @@ import msgspec
 
 from toolspace.core import json_text
 from toolspace.core.ids import is_id
-from toolspace.core.line_escaping import named, quoted, quoted_up_to
+from toolspace.core.line_escaping import quote, quote_name, quote_truncated
 from toolspace.core.records import InboxEvent
 
-LONGEST = 100_000
+MAX_EVENT_CHARACTERS = 100_000
 """Characters of what one event says."""
-HANDED_ON = "handoff:"
+HANDOFF_PREFIX = "handoff:"
 """How the ids of events begin in which an agent hands on what it was asked."""
 _LONGEST_PREVIEW = 80
 _LINE = re.compile(
@@ -25,7 +25,7 @@ _SAID = re.compile(r'(?:"(?:[^"\\]|\\.)*"|[^"():\[\]]*) \([^()]*\)(?: \[replies 
 """Who says something. A name that is not in quotes holds nothing that could end it."""
 
 
-class Line(msgspec.Struct, frozen=True, kw_only=True):
+class InboxLine(msgspec.Struct, frozen=True, kw_only=True):
     """One event, read back from its line."""
 
     type: str
@@ -36,7 +36,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     """`Husam (human): "Book a hotel"`, `confirmAction (callId: call_1): {"confirmed": true}`."""
 
     @property
-    def said(self) -> str:
+    def message_text(self) -> str:
         """What was said, of a message."""
         match = _SAID.match(self.rest)
         text = self.rest[match.end() :] if match is not None else ""
@@ -47,10 +47,10 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
         return value if isinstance(value, str) else text
 
 
-def render(event: InboxEvent, longest: int = LONGEST) -> str:
+def render(event: InboxEvent, max_characters: int = MAX_EVENT_CHARACTERS) -> str:
     """One event as one line, whatever it says. Of contents that are longer, the beginning."""
     said = _members(event.data)
-    return f"[{event.type} {event.event_id}{_place(said)}] {_body(event, said, longest)}"
+    return f"[{event.type} {event.event_id}{_place(said)}] {_body(event, said, max_characters)}"
 
 
 def preview(event: InboxEvent) -> str:
@@ -59,20 +59,20 @@ def preview(event: InboxEvent) -> str:
     if event.type == "space_message":
         text = said.get("content")
         text = text if isinstance(text, str) else json_text.encode(text)
-        place = named(said.get("spaceName") or said.get("spaceId"))
-        return f"[{place}] {named(said.get('senderName'))}: {_short(text)}"
-    return f"[{event.type}] {_short(_body(event, said, LONGEST), quote=False)}"
+        place = quote_name(said.get("spaceName") or said.get("spaceId"))
+        return f"[{place}] {quote_name(said.get('senderName'))}: {_short(text)}"
+    return f"[{event.type}] {_short(_body(event, said, MAX_EVENT_CHARACTERS), is_quoted=False)}"
 
 
-def parse(text: str) -> list[Line]:
+def parse(text: str) -> list[InboxLine]:
     """The events in what a model was told; other lines are left out."""
-    lines: list[Line] = []
+    lines: list[InboxLine] = []
     for line in text.split("\n"):  # Not by all that ends a line: what people write may hold the others.
         match = _LINE.match(line)
         if match is not None:
             space = match["space"]
             lines.append(
-                Line(
+                InboxLine(
                     type=match["type"],
                     event_id=match["event"],
                     space=json_text.decode(space) if space is not None else None,
@@ -91,7 +91,7 @@ def _place(data: Mapping[str, Any]) -> str:
     space_id = data.get("spaceId")
     if not isinstance(space_id, str) or not is_id(space_id):
         return ""
-    return f" in {quoted(data.get('spaceName') or space_id)} ({space_id})"
+    return f" in {quote(data.get('spaceName') or space_id)} ({space_id})"
 
 
 def _body(event: InboxEvent, data: Mapping[str, Any], longest: int) -> str:
@@ -99,27 +99,29 @@ def _body(event: InboxEvent, data: Mapping[str, Any], longest: int) -> str:
     if type == "space_message":
         replied = _replied(data)
         advice = f" [replies to {replied}]" if replied is not None else ""
-        said = quoted_up_to(data.get("content"), longest, "read_messages gives all of it")
-        return f"{named(data.get('senderName'))} ({named(data.get('senderType'))}){advice}: {said}"
+        said = quote_truncated(data.get("content"), longest, "read_messages gives all of it")
+        return f"{quote_name(data.get('senderName'))} ({quote_name(data.get('senderType'))}){advice}: {said}"
     if type == "tool_result":
-        result = quoted_up_to(data.get("result"), longest)
+        result = quote_truncated(data.get("result"), longest)
         how = "" if not data.get("isError") else f"{data.get('status', 'failed')}: "
         task = f", taskId: {data['taskId']}" if "taskId" in data else ""
-        return f"{named(data.get('toolName'))} (callId: {data.get('callId')}{task}): {how}{result}"
+        return f"{quote_name(data.get('toolName'))} (callId: {data.get('callId')}{task}): {how}{result}"
     if type == "plan" and "instruction" in data:
-        instruction = quoted_up_to(data.get("instruction"), longest, "get_plans gives all of it")
-        return f"{named(data.get('name'))} (planId: {data.get('planId')}): {instruction}"
+        instruction = quote_truncated(data.get("instruction"), longest, "get_plans gives all of it")
+        return f"{quote_name(data.get('name'))} (planId: {data.get('planId')}): {instruction}"
     if type == "task" and "taskId" in data:
-        result = quoted_up_to(data.get("result"), longest, "task_replay gives all of it")
-        return f"{named(data.get('description'))} (taskId: {data['taskId']}) {data.get('status')}: {result}"
-    if type == "service" and event.event_id.startswith(HANDED_ON) and isinstance(data.get("handoff"), dict):
+        result = quote_truncated(data.get("result"), longest, "task_replay gives all of it")
+        return f"{quote_name(data.get('description'))} (taskId: {data['taskId']}) {data.get('status')}: {result}"
+    if type == "service" and event.event_id.startswith(HANDOFF_PREFIX) and isinstance(data.get("handoff"), dict):
         handed: dict[str, Any] = data["handoff"]
-        advice = f", with the advice {quoted_up_to(handed['message'], longest)}" if handed.get("message") else ""
+        advice = f", with the advice {quote_truncated(handed['message'], longest)}" if handed.get("message") else ""
         heard = data.get("heard")
-        known = f"what you heard yourself {quoted_up_to(heard, longest)}; skip if you have seen to it" if heard else ""
-        request = quoted_up_to(data["request"], longest) if data.get("request") is not None or not known else ""
-        return f"handed on by {named(handed.get('from'))}{advice}: {'; '.join(filter(None, (request, known)))}"
-    return quoted_up_to(event.data, longest)
+        known = (
+            f"what you heard yourself {quote_truncated(heard, longest)}; skip if you have seen to it" if heard else ""
+        )
+        request = quote_truncated(data["request"], longest) if data.get("request") is not None or not known else ""
+        return f"handed on by {quote_name(handed.get('from'))}{advice}: {'; '.join(filter(None, (request, known)))}"
+    return quote_truncated(event.data, longest)
 
 
 def _replied(data: Mapping[str, Any]) -> str | None:
@@ -129,7 +131,7 @@ def _replied(data: Mapping[str, Any]) -> str | None:
     return replied if isinstance(replied, str) and is_id(replied) else None
 
 
-def _short(text: str, *, quote: bool = True) -> str:
+def _short(text: str, *, is_quoted: bool = True) -> str:
     line = " ".join(text.split())
     cut = line if len(line) <= _LONGEST_PREVIEW else f"{line[:_LONGEST_PREVIEW]}…"
-    return quoted(cut) if quote else cut
+    return quote(cut) if is_quoted else cut

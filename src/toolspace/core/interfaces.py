@@ -41,7 +41,7 @@ class ToolProvider(ABC):
     async def execute(self, name: str, parameters: dict[str, Any], context: ToolContext) -> ToolResult:
         """Runs one of its tools."""
 
-    def offers(self, tool: Tool, context: ToolContext) -> bool:
+    def is_offered(self, tool: Tool, context: ToolContext) -> bool:
         """Whether to show one of its tools to this caller now. Says nothing of whether it may be called.
 
         The tool has its full name here: `notes__read`.
@@ -68,7 +68,7 @@ class ToolProvider(ABC):
 
         return forget
 
-    def changed(self) -> None:
+    def notify_changed(self) -> None:
         """For subclasses: says that the list is another one now."""
         for listener in tuple(self._listeners):
             listener()

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import msgspec
 
-KEPT_LEVELS = 200
+MAX_STORED_DEPTH = 200
 """How deeply what is stored is nested at most: it is put into other things, and read back from wherever."""
 _MAX_BITS = 14_000
 """Python refuses to write longer integers in decimal, because that takes quadratic time."""
@@ -29,19 +29,19 @@ def encode_bytes(value: object) -> bytes:
         return _encode_slowly(value).encode("utf-8", "replace")
 
 
-def encode_kept(value: object) -> str:
+def encode_for_storage(value: object) -> str:
     """As `encode`, for data that is stored. What is nested so deeply that some reader could not read it is cut off."""
     try:
         text = _encoder.encode(value).decode()
     except Exception:
         text = encode(value)
     # Each level has two ends: most texts are too short for many, and need not be looked through.
-    if len(text) > 2 * KEPT_LEVELS and text.count("[") + text.count("{") > KEPT_LEVELS and is_deep(value):
-        return encode(_cut(value, KEPT_LEVELS))
+    if len(text) > 2 * MAX_STORED_DEPTH and text.count("[") + text.count("{") > MAX_STORED_DEPTH and is_too_deep(value):
+        return encode(_cut(value, MAX_STORED_DEPTH))
     return text
 
 
-def is_deep(value: object, levels: int = KEPT_LEVELS) -> bool:
+def is_too_deep(value: object, levels: int = MAX_STORED_DEPTH) -> bool:
     """Whether data has more levels than that; without a number, too many to be stored whole."""
     level = [value]
     for _ in range(levels):
@@ -51,7 +51,7 @@ def is_deep(value: object, levels: int = KEPT_LEVELS) -> bool:
     return True
 
 
-def canonical(value: object) -> bytes:
+def encode_canonical(value: object) -> bytes:
     """One text for all equal arguments: keys sorted, no spaces."""
     try:
         return _canonical_encoder.encode(value)
@@ -59,7 +59,7 @@ def canonical(value: object) -> bytes:
         return _encode_slowly(value).encode("utf-8", "surrogatepass")  # Two texts must not become one key.
 
 
-def size(value: object) -> int:
+def encoded_size(value: object) -> int:
     """The bytes of its JSON. Raises `ValueError` where it has none, because it contains itself."""
     try:
         return len(_encoder.encode(value))
@@ -89,7 +89,7 @@ def decode(text: str | bytes) -> Any:
             raise ValueError(str(error)) from None
 
 
-def plain(value: object) -> Any:
+def to_json_data(value: object) -> Any:
     """The value as JSON data: dicts, lists, strings, numbers, booleans and None."""
     kind = type(value)
     if value is None or kind is bool or (kind is int and cast("int", value).bit_length() < 64):
@@ -110,7 +110,7 @@ def valid_text(text: str) -> str:
     return text
 
 
-def kept_text(text: str) -> str:
+def storable_text(text: str) -> str:
     """The text as every database keeps it: neither lone surrogates nor NUL."""
     return valid_text(text).replace("\0", "�")
 
@@ -244,3 +244,87 @@ def _refuse_constant(name: str) -> object:
 _encoder = msgspec.json.Encoder(enc_hook=_hook)
 _canonical_encoder = msgspec.json.Encoder(enc_hook=_hook, order="deterministic")
 _decoder = msgspec.json.Decoder()
+
+
+# MERGED from partial_json: Reads one text member of a JSON object that is still being written. Judges nothing: bad…
+
+_ESCAPES = {'"': '"', "\\": "\\", "/": "/", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
+
+
+class StreamedTextField:
+    """The text of one member of the outermost object, as far as it has come.
+
+    member = TextMember("text")
+    member.feed('{"text": "Hel')  # "Hel"
+    member.feed('lo"}')  # "lo"
+    """
+
+    __slots__ = ("_depth", "_escape", "_high", "_in_text", "_is_key", "_key", "_name")
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._depth = 0
+        self._in_text = False
+        self._is_key = True
+        self._key = ""
+        self._escape: str | None = None
+        """What has come of an escape: "" is the backslash alone, `u12` a half of a code."""
+        self._high = ""
+        """The first half of a character that is written as two escapes."""
+
+    def feed(self, piece: str) -> str:
+        """Takes more JSON; gives what of the member's text is in it."""
+        found: list[str] = []
+        for character in piece:
+            if not self._in_text:
+                self._outside(character)
+                continue
+            text = self._inside(character)
+            if text and self._depth == 1:
+                if self._is_key:
+                    self._key += text
+                elif self._key == self._name:
+                    found.append(text)
+        return "".join(found)
+
+    def _outside(self, character: str) -> None:
+        if character == '"':
+            self._in_text = True
+            if self._depth == 1 and self._is_key:
+                self._key = ""
+        elif character in "{[":
+            self._depth += 1
+            self._is_key = character == "{"
+        elif character in "}]":
+            self._depth -= 1
+            self._is_key = False
+        elif character == ":":
+            self._is_key = False
+        elif character == "," and self._depth == 1:
+            self._is_key = True
+
+    def _inside(self, character: str) -> str:
+        if self._escape is None:
+            if character == "\\":
+                self._escape = ""
+                return ""
+            if character == '"':
+                self._in_text = False
+                return ""
+            return character
+        if self._escape == "" and character != "u":
+            self._escape = None
+            return _ESCAPES.get(character, character)
+        self._escape += character
+        if len(self._escape) < 5:  # `u` and four digits.
+            return ""
+        digits, self._escape = self._escape[1:], None
+        try:
+            code = int(digits, 16)
+        except ValueError:
+            return ""
+        if 0xD800 <= code < 0xDC00:
+            self._high = chr(code)
+            return ""
+        pair, self._high = self._high + chr(code), ""
+        return pair.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

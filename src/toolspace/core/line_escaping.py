@@ -16,31 +16,33 @@ _BREAKS: Final = {ord(letter): f"\\u{ord(letter):04x}" for letter in "\x7f\x85\u
 """What ends lines, or moves a cursor, and JSON lets stand as it is."""
 
 
-def quoted(value: object) -> str:
+def quote(value: object) -> str:
     """Data as JSON, in one line whatever a reader takes for the end of one."""
     text = json_text.encode(value)
     return text if text.isascii() and "\x7f" not in text else text.translate(_BREAKS)
 
 
-def quoted_up_to(value: object, most: int, way: str = "") -> str:
+def quote_truncated(value: object, max_characters: int, hint: str = "") -> str:
     """The same; of more than `most` characters the beginning, as a text that says so, and `way` how to get the rest."""
     text = value if isinstance(value, str) else json_text.encode(value)
-    if len(text) <= most:
-        return quoted(value)
-    return quoted(f"{text[:most]}… (cut off after {most} of {len(text)} characters{way and '; '}{way})")
+    if len(text) <= max_characters:
+        return quote(value)
+    return quote(
+        f"{text[:max_characters]}… (cut off after {max_characters} of {len(text)} characters{hint and '; '}{hint})"
+    )
 
 
-def named(name: object) -> str:
+def quote_name(name: object) -> str:
     """A name: as it is where it is made of words alone, else in quotes, so that it shows where it ends."""
     text = name if isinstance(name, str) else json_text.encode(name)
     text = " ".join("".join(letter if letter.isprintable() else " " for letter in text[: 2 * LONGEST_NAME]).split())
     if len(text) > LONGEST_NAME:
         text = f"{text[:LONGEST_NAME]}…"
-    return text if _PLAIN_NAME.fullmatch(text) else quoted(text)
+    return text if _PLAIN_NAME.fullmatch(text) else quote(text)
 
 
-def in_a_line(text: str, most: int | None = None) -> str:
+def single_line(text: str, max_characters: int | None = None) -> str:
     """A text: as it is where it is one line, else in quotes. Of more than `most` characters only the beginning."""
-    if most is not None and len(text) > most:
-        text = f"{text[:most]}…"
-    return text if text.isprintable() else quoted(text)
+    if max_characters is not None and len(text) > max_characters:
+        text = f"{text[:max_characters]}…"
+    return text if text.isprintable() else quote(text)

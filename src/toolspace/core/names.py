@@ -25,7 +25,7 @@ def sanitise(text: str) -> str:
     return _INVALID.sub("_", text)
 
 
-def digest(text: str) -> str:
+def short_hash(text: str) -> str:
     """Eight characters that stand for the whole text, the same everywhere and always."""
     import hashlib  # Few names are so long, or collide.
 
@@ -58,14 +58,14 @@ def qualify_all(namespace: str, tools: Iterable[str]) -> Mapping[str, str]:
     return names
 
 
-def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
+def nearest(name: str, candidates: Iterable[str], count: int = 3) -> list[str]:
     """The known names that a mistyped one probably means, best first."""
     if len(name) > _LONGEST_TYPO:
         return []  # Comparing takes time that grows with the length, and the name came from anywhere.
     import difflib  # Only a name that was mistyped pays for it.
 
     by_fold: dict[str, str] = {}
-    for candidate in known:
+    for candidate in candidates:
         by_fold.setdefault(candidate.casefold(), candidate)
     wanted = name.casefold()
     close = difflib.get_close_matches(wanted, _likely(wanted, by_fold), n=count, cutoff=0.6)
@@ -83,9 +83,9 @@ def _likely(wanted: str, known: Collection[str]) -> Collection[str]:
     return heapq.nlargest(_COMPARED, known, key=lambda one: sum(pair in one for pair in pairs))
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
+def did_you_mean(name: str, candidates: Iterable[str]) -> str:
     """`; did you mean "a" or "b"?`, or nothing."""
-    close = [f'"{one}"' for one in nearest(name, known)]
+    close = [f'"{one}"' for one in nearest(name, candidates)]
     return f"; did you mean {' or '.join(close)}?" if close else ""
 
 
@@ -97,6 +97,33 @@ def _with_hash(name: str, origin: str) -> str:
     """Head, hash, tail: what a name starts and ends with tells people more than its middle."""
     room = MAX_NAME - 8 - 2 * len("_")
     if len(name) <= room:
-        return f"{name}_{digest(origin)}"
+        return f"{name}_{short_hash(origin)}"
     head = room // 2 + room % 2
-    return f"{name[:head]}_{digest(origin)}_{name[len(name) - (room - head) :]}"
+    return f"{name[:head]}_{short_hash(origin)}_{name[len(name) - (room - head) :]}"
+
+
+# MERGED from agent_names: What an agent may be called: its name becomes that of a tool, `agent__researcher`.
+
+AGENT_NAMESPACE = "agent"
+"""Of the tools that call agents."""
+MAX_AGENT_NAME = MAX_NAME - len(AGENT_NAMESPACE + SEPARATOR)
+RESERVED_AGENT_NAMES = frozenset(("final_report", "task_status", "batch", "read_output", "find_tools"))
+"""Tools of the same namespace that every agent has."""
+
+_NAME = re.compile(r"\w(?:[\w .-]*[\w.-])?")
+_PLAIN = re.compile(r"[A-Za-z0-9]")
+
+
+def agent_tool_name(name: str) -> str:
+    """The full name of the tool that calls an agent."""
+    return f"{AGENT_NAMESPACE}{SEPARATOR}{sanitise(name)}"
+
+
+def agent_name_problem(name: str) -> str | None:
+    """Why no agent can be called so, to be read behind the name; None where one can."""
+    tool = sanitise(name)
+    if len(name) > MAX_AGENT_NAME or not _NAME.fullmatch(name) or not _PLAIN.search(tool):
+        return f"cannot name an agent; use 1 to {MAX_AGENT_NAME} letters, digits, spaces, and _ - ."
+    if tool.casefold() in RESERVED_AGENT_NAMES:
+        return f"cannot name an agent, as every agent has a tool {agent_tool_name(tool.casefold())}; take another name"
+    return None

@@ -26,7 +26,7 @@ InboxStatus = Literal["pending", "processing", "processed", "failed"]
 TaskStatus = Literal["running", "completed", "failed", "canceled"]
 DocumentOrigin = Literal["api", "folder"]
 """Who added a document: someone over the API, or a folder that is configured."""
-Exposure = Literal["full", "name", "none"]
+Visibility = Literal["full", "name", "none"]
 """What a public reader sees of an event: all of it, the tool's name and the call's id, or nothing."""
 
 OPEN_CALL: frozenset[CallStatus] = frozenset(("waiting", "pending"))
@@ -168,7 +168,7 @@ class Document(Record, frozen=True):
     updated_at: int
 
 
-class WholeDocument(Document, frozen=True):
+class DocumentWithText(Document, frozen=True):
     """The same with its text."""
 
     text: str
@@ -191,7 +191,7 @@ class TaskRecord(Record, frozen=True):
     completed_at: int | None
 
 
-class CallSaid(Record, frozen=True):
+class TurnCall(Record, frozen=True):
     """A tool call in a conversation."""
 
     call_id: str
@@ -200,7 +200,7 @@ class CallSaid(Record, frozen=True):
     """As data; as the model's text where that could not be read."""
 
 
-class ResultSaid(Record, frozen=True):
+class TurnResult(Record, frozen=True):
     """What a tool call was answered, as the model read it."""
 
     call_id: str
@@ -219,17 +219,17 @@ class TurnRecord(Record, frozen=True, omit_defaults=True):
     run_id: str | None
     at: int
     text: str = ""
-    calls: Sequence[CallSaid] = ()
-    results: Sequence[ResultSaid] = ()
+    calls: Sequence[TurnCall] = ()
+    results: Sequence[TurnResult] = ()
 
 
-class WholeTask(TaskRecord, frozen=True):
+class TaskWithMessages(TaskRecord, frozen=True):
     """A task with its conversation, oldest first."""
 
     messages: Sequence[TurnRecord]
 
 
-class History(Record, frozen=True):
+class AgentHistory(Record, frozen=True):
     """What an agent has in mind: what is left of earlier cycles, and turns of the latest ones, oldest first."""
 
     summary: str | None
@@ -237,7 +237,7 @@ class History(Record, frozen=True):
     next: str | None
 
 
-class StreamEvent(msgspec.Struct, eq=False):
+class StoredEvent(msgspec.Struct, eq=False):
     """One event of a stream, as it is stored: its id grows by one within the stream."""
 
     stream: str
@@ -245,7 +245,7 @@ class StreamEvent(msgspec.Struct, eq=False):
     type: str
     data: Mapping[str, Any]
     at: int
-    exposure: Exposure = "full"
+    visibility: Visibility = "full"
     frames: dict[object, bytes] = {}
     """What readers get of it, encoded once for each dialect and projection."""
 
@@ -258,7 +258,7 @@ class NewEvent(msgspec.Struct, frozen=True):
 
     type: str
     data: Mapping[str, Any]
-    exposure: Exposure = "full"
+    visibility: Visibility = "full"
 
 
 EVENT_TYPES = (

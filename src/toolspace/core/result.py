@@ -10,11 +10,11 @@ import msgspec
 from toolspace.core import json_text
 from toolspace.errors import ERROR_CLASSES, ErrorKind, ToolExecutionError
 
-PENDING = "pendingToolCallId"
+PENDING_CALL_KEY = "pendingToolCallId"
 """In the extras of a result that only says that the answer comes later: the id of the call."""
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel", tag_field="type"):
+class ContentPart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel", tag_field="type"):
     """One piece of typed content."""
 
     @property
@@ -23,7 +23,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename
         raise NotImplementedError
 
 
-class TextPart(Part, frozen=True, tag="text"):
+class TextPart(ContentPart, frozen=True, tag="text"):
     text: str
 
     @property
@@ -31,7 +31,7 @@ class TextPart(Part, frozen=True, tag="text"):
         return self.text
 
 
-class JsonPart(Part, frozen=True, tag="json"):
+class JsonPart(ContentPart, frozen=True, tag="json"):
     value: Any
 
     @property
@@ -39,7 +39,7 @@ class JsonPart(Part, frozen=True, tag="json"):
         return json_text.encode(self.value)
 
 
-class ImagePart(Part, frozen=True, tag="image", omit_defaults=False):
+class ImagePart(ContentPart, frozen=True, tag="image", omit_defaults=False):
     data: str
     """Base64, as every model API takes it."""
     mime_type: str = "image/png"
@@ -49,7 +49,7 @@ class ImagePart(Part, frozen=True, tag="image", omit_defaults=False):
         return f"[image {self.mime_type}, {_binary_size(self.data)} bytes]"
 
 
-class AudioPart(Part, frozen=True, tag="audio", omit_defaults=False):
+class AudioPart(ContentPart, frozen=True, tag="audio", omit_defaults=False):
     data: str
     mime_type: str = "audio/wav"
 
@@ -58,7 +58,7 @@ class AudioPart(Part, frozen=True, tag="audio", omit_defaults=False):
         return f"[audio {self.mime_type}, {_binary_size(self.data)} bytes]"
 
 
-class ResourcePart(Part, frozen=True, tag="resource"):
+class ResourcePart(ContentPart, frozen=True, tag="resource"):
     uri: str
     name: str | None = None
     mime_type: str | None = None
@@ -129,8 +129,8 @@ class ToolResult(msgspec.Struct, weakref=False, eq=False):
         """The result as it is on the wire: camelCase, JSON data only."""
         wire: dict[str, Any] = {
             "ok": self.ok,
-            "result": json_text.plain(self.result),
-            "error": json_text.plain(self.error),
+            "result": json_text.to_json_data(self.result),
+            "error": json_text.to_json_data(self.error),
             "errorKind": self.error_kind,
             "executed": self.executed,
             "startedAt": round(self.started_at),
@@ -138,8 +138,8 @@ class ToolResult(msgspec.Struct, weakref=False, eq=False):
             "durationMs": round(self.duration_ms, 3),
             "kind": self.kind,
             "namespace": self.namespace,
-            "content": json_text.plain(self.content),
-            "extras": json_text.plain(self.extras),
+            "content": json_text.to_json_data(self.content),
+            "extras": json_text.to_json_data(self.extras),
             "tool": self.tool,
             "callId": self.call_id,
         }
@@ -165,18 +165,18 @@ def failure_reason(kind: ErrorKind | None, error: str | None) -> str:
     return "timeout" if kind == "timeout" else (error or "unknown error")
 
 
-def content_of(value: object) -> tuple[Content, ...]:
+def get_content_parts(value: object) -> tuple[Content, ...]:
     """The typed parts of a function's return value, where it returned parts; else nothing."""
-    if isinstance(value, Part):
+    if isinstance(value, ContentPart):
         return (cast("Content", value),)
     if isinstance(value, list | tuple) and value:
         items = cast("Sequence[object]", value)
-        if all(isinstance(item, Part) for item in items):
+        if all(isinstance(item, ContentPart) for item in items):
             return tuple(cast("Sequence[Content]", items))
     return ()
 
 
-def result_of_parts(parts: Sequence[Content]) -> Any:
+def join_parts(parts: Sequence[Content]) -> Any:
     """The plain value that typed parts stand for: one JSON value, or their text."""
     if len(parts) == 1 and isinstance(parts[0], JsonPart):
         return parts[0].value

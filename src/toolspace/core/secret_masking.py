@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, cast
 
-HIDDEN = "[hidden]"
+MASK = "[hidden]"
 _SECRET_NAME = re.compile(
     r"pass$|passw(or)?d|passphrase|pwd$|secret|(?<!progress)token$|api[-_]?key|access[-_]?key|private[-_]?key|authorization"
     r"|credential|cookie",
@@ -33,25 +33,25 @@ _LONG = 10_000
 """Characters of one text inside data."""
 _CUT = "…"
 
-_known: list[str] = []
+_secrets: list[str] = []
 
 
-def remember_secrets(values: Iterable[str]) -> None:
+def register_secrets(values: Iterable[str]) -> None:
     """Values that must never be shown, from now on and in this whole process: those that configuration names."""
     # Longest first: a secret that begins with another one must go as a whole.
-    _known[:] = sorted({*_known, *(value for value in values if len(value) >= _MIN_SECRET)}, key=len, reverse=True)
+    _secrets[:] = sorted({*_secrets, *(value for value in values if len(value) >= _MIN_SECRET)}, key=len, reverse=True)
 
 
 def is_secret_name(name: str) -> bool:
     return _SECRET_NAME.search(name[-200:]) is not None  # Whatever is longer is no name, and may be megabytes.
 
 
-def redact(value: Any) -> Any:
+def mask_secrets(value: Any) -> Any:
     """The value with every secret that can be recognised replaced."""
-    return _Redaction().of(value, 0)
+    return _Masking().of(value, 0)
 
 
-class _Redaction:
+class _Masking:
     """One value on its way to a log, of which only so much is looked at."""
 
     __slots__ = ("_left",)
@@ -66,7 +66,7 @@ class _Redaction:
                 return _CUT
             # Inside data, megabytes are cut. Not where they are looked at: that could leave half a secret.
             long = depth > 0 and len(value) > _LONG
-            return _redact_text(value[: 2 * _LONG])[:_LONG] + _CUT if long else _redact_text(value)
+            return _mask_text(value[: 2 * _LONG])[:_LONG] + _CUT if long else _mask_text(value)
         if not isinstance(value, Mapping | list | tuple | set | frozenset):
             return value
         if depth > _DEPTH or self._left <= 0:
@@ -81,7 +81,7 @@ class _Redaction:
                 yield _CUT, _CUT
                 return
             hide = _holds_something(item) and is_secret_name(str(key))
-            yield key, HIDDEN if hide else self.of(item, depth + 1)
+            yield key, MASK if hide else self.of(item, depth + 1)
 
     def _members(self, value: Iterable[Any], depth: int) -> Iterator[Any]:
         for item in value:
@@ -96,10 +96,10 @@ def _holds_something(value: object) -> bool:
     return not isinstance(value, bool) and value is not None and value != ""
 
 
-def _redact_text(text: str) -> str:
-    for secret in _known:
+def _mask_text(text: str) -> str:
+    for secret in _secrets:
         if secret in text:
-            text = text.replace(secret, HIDDEN)
-    text = _BEARER.sub(lambda match: f"{match[1] or match[2]} {HIDDEN}", text)
-    text = _IN_URL.sub(lambda match: f"{match[1] or match[2]}{HIDDEN}", text)
-    return _KEY_LIKE.sub(HIDDEN, text)
+            text = text.replace(secret, MASK)
+    text = _BEARER.sub(lambda match: f"{match[1] or match[2]} {MASK}", text)
+    text = _IN_URL.sub(lambda match: f"{match[1] or match[2]}{MASK}", text)
+    return _KEY_LIKE.sub(MASK, text)

@@ -4,20 +4,93 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 import types
 from collections.abc import Callable, Mapping
+from inspect import cleandoc
 from typing import Annotated, Any, ForwardRef, Literal, NamedTuple, Union, cast, get_args, get_origin, get_type_hints
 
 from toolspace.core.context import ToolContext
-from toolspace.core.docstring import parse_docstring
 from toolspace.errors import ToolDefinitionError
 
-Style = Literal["async", "sync", "stream"]
+# MERGED from docstring: Reads the description and the argument lines of a docstring: Google, NumPy and Sphinx styles.
+
+_GOOGLE = re.compile(
+    r"^(Args|Arguments|Parameters|Params|Keyword Arg(?:ument)?s|Other Parameters"
+    r"|Returns?|Yields?|Raises|Examples?|Notes?|Attributes|See Also|Warnings?)"
+    r":\s*$",
+    re.MULTILINE,
+)
+_NUMPY = re.compile(r"^([A-Z][A-Za-z ]+)\n-{3,}\s*$", re.MULTILINE)
+_SPHINX = re.compile(r"^:(\w+)(?:\s+([^:\n]*?))?:[ \t]*(.*(?:\n[ \t]+.*)*)", re.MULTILINE)
+_GOOGLE_ITEM = re.compile(
+    r"^(\*{0,2}\w+(?:, ?\*{0,2}\w+)*)\s*(?:\([^\n]*?\))?\s*:[ \t]*(.*(?:\n(?:[ \t]+.*|[ \t]*(?=\n)))*)", re.MULTILINE
+)
+_NUMPY_ITEM = re.compile(
+    r"^(\*{0,2}\w+(?:, ?\*{0,2}\w+)*)(?:\s*:[^\n]*)?\n((?:[ \t]+.*(?:\n|$)|[ \t]*\n)+)", re.MULTILINE
+)
+_ARGUMENTS = frozenset(
+    ("args", "arguments", "parameters", "params", "keyword args", "keyword arguments", "other parameters")
+)
+
+
+class Docstring(NamedTuple):
+    description: str
+    arguments: dict[str, str]
+
+
+def parse_docstring(text: str | None) -> Docstring:
+    """What the function does, and what each argument means."""
+    if not text:
+        return Docstring("", {})
+    text = cleandoc(text).strip()
+    if "\n" not in text:
+        return Docstring(text, {})
+    if found := _sections(_GOOGLE, text):
+        return _read(text, found, _GOOGLE_ITEM)
+    if found := _sections(_NUMPY, text):
+        return _read(text, found, _NUMPY_ITEM)
+    if ":param" in text or ":arg" in text:
+        return _read_sphinx(text)
+    return Docstring(text, {})
+
+
+def _sections(pattern: re.Pattern[str], text: str) -> list[re.Match[str]]:
+    return list(pattern.finditer(text))
+
+
+def _read(text: str, headings: list[re.Match[str]], item: re.Pattern[str]) -> Docstring:
+    arguments: dict[str, str] = {}
+    for index, heading in enumerate(headings):
+        if heading[1].casefold() not in _ARGUMENTS:
+            continue
+        end = headings[index + 1].start() if index + 1 < len(headings) else len(text)
+        body = cleandoc("\n" + text[heading.end() : end])
+        for match in item.finditer(body):
+            arguments.update((name.strip(" *"), _join(match[2])) for name in match[1].split(","))
+    return Docstring(text[: headings[0].start()].strip(), arguments)
+
+
+def _read_sphinx(text: str) -> Docstring:
+    arguments: dict[str, str] = {}
+    first = len(text)
+    for match in _SPHINX.finditer(text):
+        first = min(first, match.start())
+        if match[1] in ("param", "parameter", "arg", "argument") and match[2]:
+            arguments[match[2].split()[-1].lstrip("*")] = _join(match[3])
+    return Docstring(text[:first].strip(), arguments)
+
+
+def _join(lines: str) -> str:
+    return " ".join(lines.split())
+
+
+ExecutionStyle = Literal["async", "sync", "stream"]
 MISSING: Any = inspect.Parameter.empty
 _Kind = Literal["positional", "named", "extra"]
 
 
-class Parameter(NamedTuple):
+class FunctionParameter(NamedTuple):
     """One parameter that the caller fills in."""
 
     name: str
@@ -26,19 +99,19 @@ class Parameter(NamedTuple):
     description: str | None
 
 
-class Signature(NamedTuple):
+class FunctionSignature(NamedTuple):
     """What a function takes from its caller, and what the system adds."""
 
     description: str
-    parameters: tuple[Parameter, ...]
-    extra: Any
+    parameters: tuple[FunctionParameter, ...]
+    kwargs_hint: Any
     """The hint of `**kwargs`; `MISSING` where there are none."""
     returns: Any
-    context: str | None
+    context_parameter: str | None
     """The parameter that gets the `ToolContext`."""
-    positional: tuple[str, ...]
+    positional_only: tuple[str, ...]
     """The parameters that cannot be given by name, in order."""
-    fixed: frozenset[str]
+    bound_names: frozenset[str]
     """The parameters that a `partial` has filled in: nobody else may, not even through `**kwargs`."""
 
 
@@ -50,7 +123,7 @@ class _Raw(NamedTuple):
     """Where it is written elsewhere than in `__annotations__`."""
 
 
-def style_of(function: Callable[..., Any], tool: str) -> Style:
+def execution_style(function: Callable[..., Any], tool: str) -> ExecutionStyle:
     """How the function is run: on the loop, in a thread, or as a stream."""
     # The outermost wrapper decides; one that is a plain function passes on what it wraps.
     for layer in (_code_of(function), _target(function)):
@@ -65,7 +138,7 @@ def style_of(function: Callable[..., Any], tool: str) -> Style:
     return "sync"
 
 
-def name_of(function: Callable[..., Any]) -> str:
+def function_name(function: Callable[..., Any]) -> str:
     target = function.func if isinstance(function, functools.partial) else function
     return getattr(target, "__name__", None) or type(target).__name__
 
@@ -75,12 +148,14 @@ def check_parameters(function: Callable[..., Any], tool: str) -> None:
     _raw_parameters(function, tool)
 
 
-def read_signature(function: Callable[..., Any], tool: str, namespace: Mapping[str, Any] | None = None) -> Signature:
+def read_signature(
+    function: Callable[..., Any], tool: str, namespace: Mapping[str, Any] | None = None
+) -> FunctionSignature:
     """Everything about the function. Costs some microseconds, so it is asked for when first needed."""
     target = _target(function)
     hints = _hints(target, tool, namespace)
     doc = parse_docstring(target.__doc__ or _class_doc(function))
-    parameters: list[Parameter] = []
+    parameters: list[FunctionParameter] = []
     positional: list[str] = []
     extra: Any = MISSING
     context: str | None = None
@@ -92,39 +167,39 @@ def read_signature(function: Callable[..., Any], tool: str, namespace: Mapping[s
         if kind == "extra":
             extra = hint
             continue
-        if is_context(hint):
+        if is_context_hint(hint):
             if context is not None:
                 raise ToolDefinitionError(f"tool {tool!r} takes two contexts, {context!r} and {name!r}; one is enough")
             context = name
         else:
-            parameters.append(Parameter(name, hint, default, doc.arguments.get(name)))
+            parameters.append(FunctionParameter(name, hint, default, doc.arguments.get(name)))
         if kind == "positional":
             positional.append(name)
     returns = hints.get("return", MISSING)
-    return Signature(doc.description, tuple(parameters), extra, returns, context, tuple(positional), fixed)
+    return FunctionSignature(doc.description, tuple(parameters), extra, returns, context, tuple(positional), fixed)
 
 
-def is_context(hint: object) -> bool:
+def is_context_hint(hint: object) -> bool:
     """Whether a hint asks for the context, be it optional or annotated."""
     if isinstance(hint, type):
         return issubclass(hint, ToolContext)
     origin = get_origin(hint)
     if origin is Annotated:
-        return is_context(get_args(hint)[0])
-    return (origin is Union or origin is types.UnionType) and any(map(is_context, get_args(hint)))
+        return is_context_hint(get_args(hint)[0])
+    return (origin is Union or origin is types.UnionType) and any(map(is_context_hint, get_args(hint)))
 
 
-def written_as_text(function: Callable[..., Any]) -> bool:
+def has_text_hints(function: Callable[..., Any]) -> bool:
     """Whether a hint of the function is text, whole or in part, so that reading it needs the names around it."""
     written = cast("Mapping[str, Any]", getattr(_target(function), "__annotations__", None) or {})
     return any(map(_is_text, written.values()))
 
 
-def without_first(signature: Signature) -> Signature:
+def without_first_parameter(signature: FunctionSignature) -> FunctionSignature:
     """The signature of a method that was read as a function, once it is bound."""
     first = signature.parameters[0].name
-    positional = tuple(name for name in signature.positional if name != first)
-    return signature._replace(parameters=signature.parameters[1:], positional=positional)
+    positional = tuple(name for name in signature.positional_only if name != first)
+    return signature._replace(parameters=signature.parameters[1:], positional_only=positional)
 
 
 def _raw_parameters(function: Callable[..., Any], tool: str) -> list[_Raw]:

@@ -23,11 +23,11 @@ _FOLD = 128
 class CallStats:
     """One tool's calls. Durations fall into buckets 4 % apart, so a percentile is right within 2 %."""
 
-    __slots__ = ("_buckets", "_folded", "_recent", "_total_ms", "failures", "kinds")
+    __slots__ = ("_buckets", "_folded", "_recent", "_total_ms", "failures", "failures_by_kind")
 
     def __init__(self) -> None:
         self.failures = 0
-        self.kinds: Counter[str] = Counter()
+        self.failures_by_kind: Counter[str] = Counter()
         """The failures by kind, as far as it was said."""
         self._recent: list[float] = []
         """Durations not in the buckets yet: sorting them in a hundred at a time is cheaper for every call."""
@@ -41,7 +41,7 @@ class CallStats:
         if not ok:
             self.failures += 1
             if kind is not None:
-                self.kinds[kind] += 1
+                self.failures_by_kind[kind] += 1
         if len(recent) >= _FOLD:
             self._fold()
 
@@ -59,7 +59,7 @@ class CallStats:
         self._fold()
         return self._total_ms / self._folded if self._folded else 0.0
 
-    def within(self, bounds_ms: Sequence[float]) -> list[int]:
+    def cumulative_counts(self, bounds_ms: Sequence[float]) -> list[int]:
         """How many calls took no longer than each bound, the bounds in rising order; right within 4 % of the bound."""
         self._fold()
         found: list[int] = []
@@ -119,7 +119,7 @@ class ToolStats(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
         return msgspec.to_builtins(self)
 
 
-class StatsBook:
+class StatsCollector:
     """Collects the calls of all tools."""
 
     __slots__ = ("_tools",)
@@ -128,16 +128,16 @@ class StatsBook:
         self._tools: dict[str, CallStats] = {}
 
     def add(self, tool: str, duration_ms: float, ok: bool) -> None:
-        self.book(tool).add(duration_ms, ok)
+        self.for_tool(tool).add(duration_ms, ok)
 
-    def book(self, tool: str) -> CallStats:
+    def for_tool(self, tool: str) -> CallStats:
         """The page of one tool."""
         stats = self._tools.get(tool)
         if stats is None:
             stats = self._tools[tool] = CallStats()
         return stats
 
-    def pages(self) -> Iterator[tuple[str, CallStats]]:
+    def items(self) -> Iterator[tuple[str, CallStats]]:
         """Every tool that was called, and its page."""
         return ((name, stats) for name, stats in tuple(self._tools.items()) if stats.count)
 

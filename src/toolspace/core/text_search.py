@@ -12,11 +12,11 @@ from typing import Final
 
 import msgspec
 
-PASSAGE: Final = 1_000
+PASSAGE_CHARACTERS: Final = 1_000
 """Characters of a passage, about."""
-OVERLAP: Final = 150
+PASSAGE_OVERLAP: Final = 150
 """What a passage repeats of the one before, so that no sentence is torn apart in all of them."""
-LONGEST_WORD: Final = 64
+MAX_WORD: Final = 64
 _K1, _B = 1.2, 0.75
 _NEAR: Final = 8
 """How many words apart is still near."""
@@ -44,7 +44,7 @@ class Passage(msgspec.Struct, frozen=True):
     text: str
 
 
-class Indexed(msgspec.Struct, frozen=True):
+class IndexedDocument(msgspec.Struct, frozen=True):
     """A document, ready to be found."""
 
     passages: list[Passage]
@@ -54,24 +54,24 @@ class Indexed(msgspec.Struct, frozen=True):
     """Of all passages together."""
 
 
-def index(title: str, text: str) -> Indexed:
+def index_document(title: str, text: str) -> IndexedDocument:
     """Takes a document apart. Its title counts for every passage. Takes a while for a long one."""
-    headline = words(title)
-    passages = [Passage(start, text[start:end]) for start, end in cut(text)]
+    headline = split_words(title)
+    passages = [Passage(start, text[start:end]) for start, end in split_passages(text)]
     postings: dict[str, list[int]] = {}
     total = 0
     for number, passage in enumerate(passages):
-        found = words(passage.text)
+        found = split_words(passage.text)
         if not found and number:
             continue  # Only spaces, which nobody looks for.
         found += headline
         total += len(found)
         for word, count in Counter(found).items():
             postings.setdefault(word, []).extend((number, count, len(found)))
-    return Indexed(passages, postings, total)
+    return IndexedDocument(passages, postings, total)
 
 
-def joined(passages: Iterable[Passage]) -> str:
+def join_passages(passages: Iterable[Passage]) -> str:
     """The text that passages were cut from."""
     pieces: list[str] = []
     length = 0
@@ -81,7 +81,7 @@ def joined(passages: Iterable[Passage]) -> str:
     return "".join(pieces)
 
 
-def words(text: str) -> list[str]:
+def split_words(text: str) -> list[str]:
     """The words of a text in their order, folded; of unspaced scripts each letter and each pair of letters."""
     return list(_words(text, letters=True))
 
@@ -91,36 +91,36 @@ def query_words(text: str) -> list[str]:
     return list(dict.fromkeys(_words(text, letters=False)))
 
 
-def cut(text: str) -> list[tuple[int, int]]:
+def split_passages(text: str) -> list[tuple[int, int]]:
     """The passages of a text: where each begins and ends. Each begins before the last one has ended."""
     parts: list[tuple[int, int]] = []
     start, length = 0, len(text)
     while True:
-        end = length if length - start <= PASSAGE + OVERLAP else _break(text, start)
+        end = length if length - start <= PASSAGE_CHARACTERS + PASSAGE_OVERLAP else _break(text, start)
         parts.append((start, end))
         if end >= length:
             return parts
-        start = _word_start(text, max(end - OVERLAP, start + 1), end)
+        start = _word_start(text, max(end - PASSAGE_OVERLAP, start + 1), end)
 
 
-def weight(having: int, total: int) -> float:
+def word_weight(having: int, total: int) -> float:
     """What a word counts that so many of all passages have."""
     return math.log(1 + (total - having + 0.5) / (having + 0.5))
 
 
-def scores_of(postings: Sequence[int], weight: float, mean: float) -> Iterator[tuple[int, float]]:
+def bm25_scores(postings: Sequence[int], weight: float, mean: float) -> Iterator[tuple[int, float]]:
     """How well passages fit one word: their numbers and scores. `mean`: how many words a passage has on average."""
     for at in range(0, len(postings), 3):
         number, count, length = postings[at : at + 3]
         yield number, weight * count * (_K1 + 1) / (count + _K1 * (1 - _B + _B * length / mean))
 
 
-def nearness(phrase: Sequence[str], text: str, weights: Mapping[str, float]) -> float:
+def proximity_score(phrase: Sequence[str], text: str, weights: Mapping[str, float]) -> float:
     """What words that follow each other in a query add where they are near each other in a passage."""
     if len(phrase) < 2:
         return 0.0
     places: dict[str, list[int]] = {word: [] for word in phrase}
-    for at, word in enumerate(words(text)):
+    for at, word in enumerate(split_words(text)):
         if word in places:
             places[word].append(at)
     added = 0.0
@@ -135,7 +135,7 @@ def _words(text: str, *, letters: bool) -> Iterator[str]:
     for run in _RUN.finditer(unicodedata.normalize("NFKC", text).casefold()):
         unspaced = run[1]
         if unspaced is None:
-            yield _singular(run[2][:LONGEST_WORD])
+            yield _singular(run[2][:MAX_WORD])
             continue
         for place, letter in enumerate(unspaced):
             if letters or len(unspaced) == 1:
@@ -155,7 +155,7 @@ def _singular(word: str) -> str:
 
 def _break(text: str, start: int) -> int:
     """Where the passage that begins at `start` ends best."""
-    earliest, latest = start + PASSAGE * 3 // 5, start + PASSAGE
+    earliest, latest = start + PASSAGE_CHARACTERS * 3 // 5, start + PASSAGE_CHARACTERS
     for pattern in _BREAKS:
         end = max((found.end() for found in pattern.finditer(text, earliest, latest)), default=0)
         if end:

@@ -35,14 +35,14 @@ _SCRIPTS: tuple[tuple[bytes, Iterable[int], float], ...] = (
 )
 
 
-def estimate(text: str) -> int:
+def estimate_tokens(text: str) -> int:
     """About how many tokens a text costs: 0 for no text, at least 1 for any."""
     length = len(text)
     if length <= _SHORT and text.isascii():
         # Most results are this short, and two counts, in whole numbers of 1/256, are near enough for them.
         return (length * 54 + text.encode().translate(_MARKS).count(b"\x01") * 108 + 255) >> 8
     if length > _SLICE:  # In slices, so that a huge text is not copied whole.
-        return sum(estimate(text[start : start + _SLICE]) for start in range(0, length, _SLICE))
+        return sum(estimate_tokens(text[start : start + _SLICE]) for start in range(0, length, _SLICE))
     if text.isascii():
         return int(_ascii_tokens(text.encode().translate(_CLASSES)) + 0.5) or 1
     classes = text.encode("utf-8", "replace").translate(_CLASSES, _CONTINUATION)
@@ -52,7 +52,7 @@ def estimate(text: str) -> int:
     return int(tokens + 0.5) or 1
 
 
-def exact_counter() -> Callable[[str], int]:
+def load_exact_counter() -> Callable[[str], int]:
     """A counter of o200k tokens, exact. Needs the extra `toolspace[tokens]`, but no network."""
     return _load_o200k()
 

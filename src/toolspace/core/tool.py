@@ -10,7 +10,7 @@ from typing import Any, Literal, Self
 import msgspec
 
 from toolspace.core.names import is_local_name
-from toolspace.core.schema import SchemaValidator, Validator
+from toolspace.core.validation import SchemaValidator, Validator
 from toolspace.errors import ToolDefinitionError
 
 
@@ -43,7 +43,7 @@ ExecutionType = Literal[
 ]
 
 
-ANSWERED_ELSEWHERE: frozenset[ExecutionType] = frozenset(("external", "space", "wait"))
+PENDING_EXECUTION_TYPES: frozenset[ExecutionType] = frozenset(("external", "space", "wait"))
 """Tools that no code here executes: a worker, a person or the clock answers."""
 
 
@@ -59,7 +59,7 @@ class Annotations(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
 NO_ANNOTATIONS = Annotations()
 EMPTY_SCHEMA: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
-Handler = Callable[..., Any]
+ToolHandler = Callable[..., Any]
 """What runs a tool that was given a raw schema: `handler(parameters, context)`, plain or async."""
 
 
@@ -76,7 +76,6 @@ class Tool:
         "_output_schema",
         "_validator",
         "annotations",
-        "bounded",
         "cache",
         "cache_per_user",
         "category",
@@ -84,6 +83,7 @@ class Tool:
         "execution_type",
         "expires_after",
         "handler",
+        "has_small_results",
         "is_async",
         "name",
         "pauses_run",
@@ -100,7 +100,7 @@ class Tool:
         description: str = "",
         input_schema: Mapping[str, Any] | None = None,
         *,
-        handler: Handler | None = None,
+        handler: ToolHandler | None = None,
         output_schema: Mapping[str, Any] | None = None,
         category: ToolCategory | str = ToolCategory.CUSTOM,
         execution_type: ExecutionType = "function",
@@ -114,7 +114,7 @@ class Tool:
         annotations: Annotations | None = None,
         tags: tuple[str, ...] = (),
         version: str | None = None,
-        bounded: bool = False,
+        has_small_results: bool = False,
         expires_after: float | None = None,
         pauses_run: bool = False,
     ) -> None:
@@ -136,7 +136,7 @@ class Tool:
         self.annotations = annotations or NO_ANNOTATIONS
         self.tags = tags
         self.version = version
-        self.bounded = bounded
+        self.has_small_results = has_small_results
         """Whether its answers are small by construction, and are never stored away."""
         self.expires_after = expires_after
         """How long a call may wait for whoever executes it elsewhere; None: as long as configuration says."""

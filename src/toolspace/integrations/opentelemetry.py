@@ -14,14 +14,14 @@ from opentelemetry.trace import Link, Span, SpanContext, Status, StatusCode, Tra
 
 from toolspace.core import json_text
 from toolspace.core.result import ToolResult
-from toolspace.core.secret_masking import redact
+from toolspace.core.secret_masking import mask_secrets
 from toolspace.integrations.protocols import (
-    HasOrchestrator,
-    Next,
+    Instrumentable,
+    InstrumentableToolspace,
+    NextStage,
     OperationNode,
-    Orchestrator,
-    Plan,
     TracedCall,
+    TracedPipeline,
     TracedRun,
 )
 
@@ -47,7 +47,7 @@ _LONGEST_NAME = 200
 
 
 def instrument(
-    toolspace: HasOrchestrator | Orchestrator,
+    toolspace: InstrumentableToolspace | Instrumentable,
     tracer_provider: TracerProvider | None = None,
     *,
     capture_content: bool = False,
@@ -57,7 +57,7 @@ def instrument(
     Without a provider it is the global one. `capture_content` adds arguments and results, with secrets hidden.
     """
     owner = cast("Any", toolspace)
-    orchestrator: Orchestrator = getattr(owner, "orchestrator", owner)
+    orchestrator: Instrumentable = getattr(owner, "orchestrator", owner)
     runs = _Runs(_tracer(tracer_provider))
     remove = orchestrator.use(_CallSpans(runs, capture_content=capture_content))
     forget = orchestrator.on_run(runs.began)
@@ -90,7 +90,7 @@ class _CallSpans:
         self._capture_content = capture_content
         self._running: dict[TracedCall, Span] = {}
 
-    def __call__(self, plan: Plan, next: Next, /) -> Next:
+    def __call__(self, plan: TracedPipeline, next: NextStage, /) -> NextStage:
         entry = plan.entry
         name = _span_name(entry.tool.name, known=entry.known)
         fixed = _tool_attributes(entry.tool.name, entry.tool.description)
@@ -136,8 +136,8 @@ class _CallSpans:
         if span.is_recording() and result is not None:
             span.set_attributes(_call_attributes(_facts(call, result)))
             if self._capture_content and result.ok:
-                span.set_attribute("gen_ai.tool.call.result", redact(result.text))
-            _set_status(span, result.ok, redact(result.error or ""))
+                span.set_attribute("gen_ai.tool.call.result", mask_secrets(result.text))
+            _set_status(span, result.ok, mask_secrets(result.error or ""))
             span.add_event("tool_finished", {"status": "ok" if result.ok else "failed"})
         _finish(span)
 
@@ -305,7 +305,7 @@ def _json(arguments: Mapping[str, Any] | None) -> str:
 
 def _arguments_text(call: TracedCall) -> str:
     try:
-        return json_text.encode(redact(json_text.parse_arguments(call.arguments)))
+        return json_text.encode(mask_secrets(json_text.parse_arguments(call.arguments)))
     except ValueError:
         return "(not a JSON object)"
 

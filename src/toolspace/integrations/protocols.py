@@ -14,7 +14,7 @@ LOOP_TOOLS = frozenset(("agent__final_report", "agent__task_status"))
 """They speak to whoever runs the model's loop. Where that is the other library, nobody would listen."""
 
 
-class RunDoor(Protocol):
+class RunLike(Protocol):
     """A run, as an adapter uses it."""
 
     async def call(
@@ -31,7 +31,7 @@ class RunDoor(Protocol):
     def close(self) -> None: ...
 
 
-class Tools(Protocol):
+class ToolListing(Protocol):
     """The side of the orchestrator that shows tools."""
 
     def list_tools(self, *, context: ToolContext | None = None) -> Sequence[Tool]: ...
@@ -41,11 +41,11 @@ class Tools(Protocol):
     def instructions(self) -> str: ...
 
 
-class ToolspaceDoor(Protocol):
+class ToolspaceLike(Protocol):
     """A toolspace, as an adapter uses it."""
 
     @property
-    def orchestrator(self) -> Tools: ...
+    def orchestrator(self) -> ToolListing: ...
 
     async def call(
         self,
@@ -56,7 +56,7 @@ class ToolspaceDoor(Protocol):
         call_id: str | None = None,
     ) -> ToolResult: ...
 
-    def run(self, **options: Any) -> RunDoor: ...
+    def run(self, **options: Any) -> RunLike: ...
 
 
 # What spans tell of
@@ -106,15 +106,15 @@ class TracedCall(Protocol):
     def parent(self) -> TracedCall | None: ...
 
 
-Next = Callable[[TracedCall], Coroutine[Any, Any, ToolResult]]
+NextStage = Callable[[TracedCall], Coroutine[Any, Any, ToolResult]]
 
 
-class Plan(Protocol):
+class TracedPipeline(Protocol):
     @property
     def entry(self) -> TracedEntry: ...
 
 
-class Orchestrator(Protocol):
+class Instrumentable(Protocol):
     """What can be instrumented: an orchestrator."""
 
     def use(self, stage: Callable[[Any, Any], Any], /) -> Callable[[], None]: ...
@@ -122,8 +122,8 @@ class Orchestrator(Protocol):
     def on_run(self, listener: Callable[[Any], None], /) -> Callable[[], None]: ...
 
 
-class HasOrchestrator(Protocol):
+class InstrumentableToolspace(Protocol):
     """Or a toolspace, which owns one."""
 
     @property
-    def orchestrator(self) -> Orchestrator: ...
+    def orchestrator(self) -> Instrumentable: ...

@@ -19,7 +19,7 @@ from pydantic_core import SchemaValidator, core_schema
 from toolspace.core.context import ToolContext
 from toolspace.core.result import AudioPart, Content, ImagePart, ResourcePart, ToolResult
 from toolspace.core.tool import Tool
-from toolspace.integrations.protocols import LOOP_TOOLS, RunDoor, ToolspaceDoor
+from toolspace.integrations.protocols import LOOP_TOOLS, RunLike, ToolspaceLike
 
 
 class ToolspaceToolset(AbstractToolset[AgentDepsT]):
@@ -31,9 +31,9 @@ class ToolspaceToolset(AbstractToolset[AgentDepsT]):
 
     def __init__(
         self,
-        toolspace: ToolspaceDoor,
+        toolspace: ToolspaceLike,
         *,
-        run: RunDoor | None = None,
+        run: RunLike | None = None,
         context: ToolContext | None = None,
         max_retries: int | None = None,
         id: str | None = None,

@@ -8,26 +8,33 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from toolspace.core.conversation import (
-    CallAnswer,
-    Finish,
+from toolspace.core.model import (
+    FinishReason,
     ModelCall,
     ModelRequest,
+    ModelToolResult,
     ModelTurn,
     ResultsTurn,
     Usage,
     UserTurn,
 )
 from toolspace.models import errors
-from toolspace.models.provider_history import IMAGES, PDF, arguments_of, pieces, settled, shown
-from toolspace.models.streaming import Answer, StreamingModel
-from toolspace.models.tool_encoding import Toolbox
+from toolspace.models.request_encoding import (
+    IMAGES,
+    PDF,
+    ToolEncoder,
+    encode_arguments,
+    normalize_turns,
+    split_media,
+    split_turn,
+)
+from toolspace.models.streaming import StreamedResponse, StreamingModel
 
 VERSION = "2023-06-01"
 
 _KEPT = {"type": "ephemeral"}
 """Marks up to where the provider keeps what it has read, for the next request."""
-_FINISHES: dict[str, Finish] = {
+_FINISHES: dict[str, FinishReason] = {
     "end_turn": "stop",
     "stop_sequence": "stop",
     "tool_use": "tools",
@@ -93,7 +100,7 @@ class _Event(msgspec.Struct):
 _decode = msgspec.json.Decoder(_Event, strict=False).decode
 
 
-class MessagesAnswer(Answer):
+class AnthropicResponse(StreamedResponse):
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
         self._places: dict[int, int] = {}
@@ -104,7 +111,7 @@ class MessagesAnswer(Answer):
         self._pieces: dict[int, list[str]] = {}
         self._counts = _Counts()
 
-    def take(self, data: bytes) -> None:
+    def receive_event(self, data: bytes) -> None:
         if not data:
             return
         event = _decode(data)
@@ -126,9 +133,9 @@ class MessagesAnswer(Answer):
                 if event.delta is not None and event.delta.stop_reason:
                     self.finish = _FINISHES.get(event.delta.stop_reason, "other")
             case "message_stop":
-                self.done = True
+                self.is_complete = True
             case "error":
-                raise errors.told(self.name, event.error, check=self.check)
+                raise errors.error_from_event(self.name, event.error, check=self.credential_name)
             case "message":
                 self._take_whole(event)
             case _:
@@ -137,7 +144,7 @@ class MessagesAnswer(Answer):
     def _begin(self, place: int, block: _Block) -> None:
         match block.type:
             case "tool_use":
-                self._places[place] = self.begin(block.id, block.name or "")
+                self._places[place] = self.start_call(block.id, block.name or "")
                 given = bytes(block.input).decode()
                 if given not in ("", "{}", "null"):
                     self._inputs[place] = given
@@ -148,19 +155,19 @@ class MessagesAnswer(Answer):
                 self._thoughts[place] = {"type": "redacted_thinking", "data": block.data or ""}
             case "text":
                 if block.text:
-                    self.text(block.text)
+                    self.add_text(block.text)
             case _:
                 pass  # What the provider's own tools did.
 
     def _add(self, place: int, delta: _Delta) -> None:
         if delta.text:
-            self.text(delta.text)
+            self.add_text(delta.text)
         elif delta.partial_json:
             at = self._places.get(place)
             if at is not None:
-                self.argue(at, delta.partial_json)
+                self.add_arguments(at, delta.partial_json)
         elif delta.thinking:
-            self.think(delta.thinking)
+            self.add_thinking(delta.thinking)
             self._pieces.setdefault(place, []).append(delta.thinking)
         elif delta.signature and place in self._thoughts:
             self._thoughts[place]["signature"] += delta.signature
@@ -168,18 +175,18 @@ class MessagesAnswer(Answer):
     def _stop(self, place: int) -> None:
         at = self._places.get(place)
         if at is not None and not self.has_arguments(at):
-            self.argue(at, self._inputs.get(place, "{}"))
+            self.add_arguments(at, self._inputs.get(place, "{}"))
         thought = self._thoughts.pop(place, None)
         if thought is not None:
             if thought["type"] == "thinking":
                 thought["thinking"] = "".join(self._pieces.pop(place, ()))
             if thought.get("signature") or thought.get("data"):  # Without, the provider would not take it back.
-                self.layout.keep(thought)
+                self.layout.add_entry(thought)
 
     def _take_whole(self, message: _Event) -> None:
         for place, block in enumerate(message.content or ()):
             if block.type == "thinking" and block.thinking:
-                self.think(block.thinking)
+                self.add_thinking(block.thinking)
             self._begin(place, block)
             self._stop(place)
         if message.usage is not None:
@@ -194,9 +201,9 @@ class MessagesAnswer(Answer):
                 setattr(self._counts, field, value)
         counts = self._counts
         cached = counts.cache_read_input_tokens or 0
-        self.written = counts.cache_creation_input_tokens or 0
+        self.cache_write_tokens = counts.cache_creation_input_tokens or 0
         self.usage = Usage(
-            input_tokens=(counts.input_tokens or 0) + cached + self.written,
+            input_tokens=(counts.input_tokens or 0) + cached + self.cache_write_tokens,
             cached_tokens=cached,
             output_tokens=counts.output_tokens or 0,
         )
@@ -205,8 +212,8 @@ class MessagesAnswer(Answer):
 class AnthropicModel(StreamingModel):
     """One of Anthropic's models, or whatever speaks as they do."""
 
-    answer = MessagesAnswer
-    concessions: ClassVar[Mapping[str, tuple[str, ...]]] = {
+    response_class = AnthropicResponse
+    optional_features: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "temperature": ("temperature",),
         "effort": ("output_config", "effort"),
         "thoughts": ("thinking block", "redacted_thinking", "signature"),
@@ -219,13 +226,13 @@ class AnthropicModel(StreamingModel):
 
     def __init__(self, *parts: Any, **options: Any) -> None:
         super().__init__(*parts, **options)
-        self._toolbox = Toolbox("anthropic", _mark_last)
-        self._plain_toolbox = Toolbox("anthropic")
+        self._toolbox = ToolEncoder("anthropic", _mark_last)
+        self._plain_toolbox = ToolEncoder("anthropic")
         found = _NUMBERS.match(self.model)
         # A name without a version is taken for a new model.
         self._version: tuple[int, int] = (int(found[1]), int(found[2] or 0)) if found is not None else (99, 0)
 
-    def write(self, request: ModelRequest, without: frozenset[str]) -> dict[str, Any]:
+    def build_request(self, request: ModelRequest, without: frozenset[str]) -> dict[str, Any]:
         settings = request.settings
         marks = "marks" not in without
         forced = request.tool_choice not in ("auto", "none") and "tool_choice" not in without
@@ -278,7 +285,7 @@ class AnthropicModel(StreamingModel):
 
     def _messages(self, request: ModelRequest, without: frozenset[str]) -> list[dict[str, Any]]:
         messages: list[dict[str, Any]] = []
-        for turn in settled(request.turns):
+        for turn in normalize_turns(request.turns):
             if isinstance(turn, ModelTurn):
                 messages.append({"role": "assistant", "content": self._spoken(turn, without)})
                 continue
@@ -296,11 +303,13 @@ class AnthropicModel(StreamingModel):
 
     def _spoken(self, turn: ModelTurn, without: frozenset[str]) -> list[dict[str, Any]]:
         blocks: list[dict[str, Any]] = []
-        for piece in pieces(turn, self.name):
+        for piece in split_turn(turn, self.name):
             if isinstance(piece, str):
                 blocks.append({"type": "text", "text": piece})
             elif isinstance(piece, ModelCall):
-                blocks.append({"type": "tool_use", "id": piece.id, "name": piece.name, "input": arguments_of(piece)})
+                blocks.append(
+                    {"type": "tool_use", "id": piece.id, "name": piece.name, "input": encode_arguments(piece)}
+                )
             elif piece.get("type") in _THOUGHTS and not without & _THOUGHTLESS:
                 blocks.append(dict(piece))
         return blocks
@@ -313,22 +322,22 @@ def _mark_last(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _user(turn: UserTurn, without: frozenset[str]) -> list[dict[str, Any]]:
-    seen, rest = shown(turn.media, frozenset() if "images" in without else IMAGES | {PDF})
+    seen, rest = split_media(turn.media, frozenset() if "images" in without else IMAGES | {PDF})
     text = "\n".join((turn.text, *rest)) if turn.text.strip() else "\n".join(rest)
     return [*map(_part, seen), *([{"type": "text", "text": text}] if text.strip() else [])]
 
 
 def _results(turn: ResultsTurn, without: frozenset[str]) -> list[dict[str, Any]]:
-    return [_result(one, without) for one in turn.answers]
+    return [_result(one, without) for one in turn.results]
 
 
-def _result(answer: CallAnswer, without: frozenset[str]) -> dict[str, Any]:
+def _result(answer: ModelToolResult, without: frozenset[str]) -> dict[str, Any]:
     block: dict[str, Any] = {"type": "tool_result", "tool_use_id": answer.id}
     if answer.is_error:
         block["is_error"] = True  # Which takes text only.
         seen: list[tuple[str, str]] = []
     else:
-        seen, _ = shown(answer.media, frozenset() if "images" in without else IMAGES | {PDF})
+        seen, _ = split_media(answer.media, frozenset() if "images" in without else IMAGES | {PDF})
     if seen:
         text = [{"type": "text", "text": answer.text}] if answer.text.strip() else []
         block["content"] = [*text, *map(_part, seen)]

@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 
 from toolspace.core import json_text
-from toolspace.core.secret_masking import remember_secrets
+from toolspace.core.secret_masking import register_secrets
 from toolspace.errors import ModelError
-from toolspace.models.errors import lost, make, refused
-from toolspace.models.http import ModelHttp
-from toolspace.models.registry import check_headers, find_address, find_key, parse_name
+from toolspace.models.errors import build_error, error_from_connection, error_from_response
+from toolspace.models.http import ModelHttpClient
+from toolspace.models.registry import find_key, parse_model_name, resolve_base_url, validate_headers
 
 OPENAI = "https://api.openai.com/v1"
 _MOST_BYTES = 64 * 1024 * 1024
@@ -40,7 +40,7 @@ class HttpEmbedder:
         base_url: str = OPENAI,
         headers: Mapping[str, str] | None = None,
         timeout: float = 30.0,
-        http: ModelHttp | None = None,
+        http: ModelHttpClient | None = None,
     ) -> None:
         self.name = f"embeddings:{model}"
         self._model = model
@@ -49,7 +49,7 @@ class HttpEmbedder:
         if api_key:
             self._headers["Authorization"] = f"Bearer {api_key}"
         self._timeout = timeout
-        self._http = http or ModelHttp()
+        self._http = http or ModelHttpClient()
 
     async def embed(self, texts: Sequence[str]) -> list[list[float]]:
         vectors: list[list[float]] = []
@@ -64,7 +64,7 @@ class HttpEmbedder:
     async def _embed(self, texts: Sequence[str]) -> list[list[float]]:
         from yarl import URL
 
-        from toolspace.core.http_errors import FAULTS
+        from toolspace.core.http_errors import HTTP_FAILURES
 
         url = URL(self._url)
         body = json_text.encode_bytes({"model": self._model, "input": [json_text.valid_text(text) for text in texts]})
@@ -73,22 +73,24 @@ class HttpEmbedder:
             async with response:
                 answer = await _read(response)
                 status, headers = response.status, response.headers
-        except FAULTS as fault:
-            raise lost(self.name, fault, url, timeout=self._timeout, begun=False) from fault
+        except HTTP_FAILURES as fault:
+            raise error_from_connection(self.name, fault, url, timeout=self._timeout, begun=False) from fault
         if status != 200:
-            raise refused(self.name, status, headers, answer, check="its key")
+            raise error_from_response(self.name, status, headers, answer, check="its key")
         return self._vectors(answer, len(texts))
 
     def _vectors(self, answer: bytes, count: int) -> list[list[float]]:
         try:
             found = msgspec.json.decode(answer, type=_Answer).data
         except (msgspec.DecodeError, RecursionError) as error:
-            raise make(self.name, "broken", str(error)) from None
+            raise build_error(self.name, "broken", str(error)) from None
         # In the order of their numbers, where the endpoint says them: it may answer in another.
         found.sort(key=lambda one: one.index or 0)
         lengths = {len(one.embedding) for one in found}
         if len(found) != count or len(lengths) > 1 or lengths == {0}:
-            raise make(self.name, "broken", f"{len(found)} vectors of {sorted(lengths)} numbers for {count} texts")
+            raise build_error(
+                self.name, "broken", f"{len(found)} vectors of {sorted(lengths)} numbers for {count} texts"
+            )
         return [one.embedding for one in found]
 
 
@@ -103,18 +105,18 @@ def open_embedder(
     """The embedder that a configuration names: `openai:text-embedding-3-small`, or a name alone, which is OpenAI's, or
     belongs to whoever is at `base_url`. Close it. Raises `ModelError` where its key or address is missing.
     """
-    provider, name = parse_name(model)
+    provider, name = parse_model_name(model)
     provider = provider or ("openai-compatible" if base_url else "openai")
     try:
-        address, own = find_address(provider, base_url, environ)
+        address, own = resolve_base_url(provider, base_url, environ)
     except ModelError as error:
         raise ModelError(error.kind, str(error).replace("model.", "embeddings.")) from None
     variable, key = ("embeddings.apiKey", api_key) if api_key else find_key(provider, environ)
     if not key and own and variable != "model.apiKey":
         way = f"set {variable} in the environment, or embeddings.apiKey in the configuration"
         raise ModelError("no_key", f"{provider}:{name}: no key is set; {way}")
-    check_headers({variable: key or "", **(headers or {})})
-    remember_secrets([key] if key else [])
+    validate_headers({variable: key or "", **(headers or {})})
+    register_secrets([key] if key else [])
     return HttpEmbedder(name, api_key=key, base_url=address, headers=headers)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from toolspace.core.secret_masking import redact
+from toolspace.core.secret_masking import mask_secrets
 from toolspace.errors import ModelError, ModelErrorKind
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ _WAYS: Mapping[ModelErrorKind, str] = {
 }
 
 
-class Said(msgspec.Struct, frozen=True):
+class ProviderErrorDetails(msgspec.Struct, frozen=True):
     """What a provider's error says, in whichever form it came."""
 
     message: str = ""
@@ -84,54 +84,56 @@ class Said(msgspec.Struct, frozen=True):
     retry_after: float | None = None
 
 
-def refused(name: str, status: int, headers: Mapping[str, str], body: bytes, *, check: str) -> ModelError:
+def error_from_response(name: str, status: int, headers: Mapping[str, str], body: bytes, *, check: str) -> ModelError:
     """The error for an answer with a status other than 200. `check` names what to look at where a key is refused."""
-    said = read_error(body)
+    said = parse_error_body(body)
     if said.message == "":
         said = msgspec.structs.replace(said, message=body[:_LOOKED_AT].decode("utf-8", "replace").strip())
     kind = _kind(status, said)
-    wait = asked_to_wait(headers)
-    error = make(name, kind, said.message, status=status, check=check)
+    wait = parse_retry_after(headers)
+    error = build_error(name, kind, said.message, status=status, check=check)
     error.retry_after = said.retry_after if wait is None else wait
     return error
 
 
-def told(name: str, error: object, *, check: str) -> ModelError:
+def error_from_event(name: str, error: object, *, check: str) -> ModelError:
     """The error for an error event in the middle of a stream."""
     said = _read(error)
     kind = _kind(said.status, said)
-    made = make(name, "unavailable" if kind == "broken" else kind, said.message, status=said.status, check=check)
+    made = build_error(name, "unavailable" if kind == "broken" else kind, said.message, status=said.status, check=check)
     made.retry_after = said.retry_after
     return made
 
 
-def lost(name: str, fault: Exception, url: URL, *, timeout: float, begun: bool) -> ModelError:
+def error_from_connection(name: str, fault: Exception, url: URL, *, timeout: float, begun: bool) -> ModelError:
     """The error for a request that got no answer, or only a part of one."""
     import aiohttp
 
-    from toolspace.core.http_errors import explain_fault
+    from toolspace.core.http_errors import describe_http_failure
 
     if isinstance(fault, TimeoutError) and not isinstance(fault, aiohttp.ConnectionTimeoutError):
         return ModelError("unavailable", f"{name}: no answer within {timeout:g} s; raise model.timeout")
     if isinstance(fault, aiohttp.InvalidURL):
         return ModelError("not_found", f"{name}: its address is no URL; check base_url")
-    return ModelError("broken" if begun else "unavailable", f"{name}: {explain_fault(fault, url)}")
+    return ModelError("broken" if begun else "unavailable", f"{name}: {describe_http_failure(fault, url)}")
 
 
-def make(name: str, kind: ModelErrorKind, message: str, *, status: int | None = None, check: str = "") -> ModelError:
+def build_error(
+    name: str, kind: ModelErrorKind, message: str, *, status: int | None = None, check: str = ""
+) -> ModelError:
     """An error of a kind, with what the provider said of it."""
     way = _WAYS[kind]
     if kind == "not_permitted" and check:
         way = f"{way}; check {check}"
     text = f"{name}: {way}" + (f" (HTTP {status})" if status is not None else "")
     # Cut behind that: some servers say back what they were sent, and half a key is a part of a key.
-    message = str(redact(message[:_LOOKED_AT])).strip()
+    message = str(mask_secrets(message[:_LOOKED_AT])).strip()
     if len(message) > _LONGEST:
         message = f"{message[:_LONGEST]}…"
     return ModelError(kind, f"{text}: {message}" if message else text, status=status)
 
 
-def asked_to_wait(headers: Mapping[str, str]) -> float | None:
+def parse_retry_after(headers: Mapping[str, str]) -> float | None:
     """The seconds that an answer's headers ask to wait: a number, milliseconds, or a date."""
     milliseconds = headers.get("retry-after-ms") or ""
     if milliseconds.isascii() and milliseconds.isdigit():
@@ -150,26 +152,26 @@ def asked_to_wait(headers: Mapping[str, str]) -> float | None:
         return None
 
 
-def read_error(body: bytes) -> Said:
+def parse_error_body(body: bytes) -> ProviderErrorDetails:
     """The error of a body, which is JSON in one of several forms, or anything."""
     try:
         value = msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        return Said()
+        return ProviderErrorDetails()
     if isinstance(value, list) and value:  # As Google answers requests for streams.
         value = cast("list[Any]", value)[0]
     if isinstance(value, Mapping):
         fields = cast("Mapping[str, Any]", value)
         inner = fields.get("error")
         return _read(inner if inner else fields)
-    return Said()
+    return ProviderErrorDetails()
 
 
-def _read(error: object) -> Said:
+def _read(error: object) -> ProviderErrorDetails:
     if isinstance(error, str):
-        return Said(error)
+        return ProviderErrorDetails(error)
     if not isinstance(error, Mapping):
-        return Said()
+        return ProviderErrorDetails()
     fields = cast("Mapping[str, Any]", error)
     message = next((fields[key] for key in ("message", "detail", "error", "msg") if fields.get(key)), "")
     code, named, status = fields.get("code"), fields.get("type"), fields.get("status")
@@ -182,7 +184,7 @@ def _read(error: object) -> Said:
     param = fields.get("param")
     if isinstance(param, str) and param and param not in text:
         text = f"{text} ({param})"
-    return Said(
+    return ProviderErrorDetails(
         message=f"{text} {raw}" if isinstance(raw, str) else text,
         kind=kind,
         status=next((one for one in (code, status) if type(one) is int and 300 <= one < 600), None),
@@ -200,7 +202,7 @@ def _delay(details: object) -> float | None:
     return None
 
 
-def _kind(status: int | None, said: Said) -> ModelErrorKind:
+def _kind(status: int | None, said: ProviderErrorDetails) -> ModelErrorKind:
     message, named = said.message, _BY_TYPE.get(said.kind)
     if status == 413 or named == "too_long" or (status in (None, 400, 422, 500) and _TOO_LONG.search(message)):
         return "too_long"

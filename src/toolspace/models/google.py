@@ -8,13 +8,13 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from toolspace.core.conversation import (
-    CallAnswer,
-    Finish,
-    Listener,
+from toolspace.core.model import (
+    FinishReason,
     Media,
     ModelCall,
+    ModelListener,
     ModelRequest,
+    ModelToolResult,
     ModelTurn,
     ResultsTurn,
     Usage,
@@ -22,9 +22,16 @@ from toolspace.core.conversation import (
 )
 from toolspace.errors import ModelError
 from toolspace.models import errors
-from toolspace.models.provider_history import IMAGES, PDF, arguments_of, pieces, settled, shown
-from toolspace.models.streaming import Answer, StreamingModel
-from toolspace.models.tool_encoding import Toolbox
+from toolspace.models.request_encoding import (
+    IMAGES,
+    PDF,
+    ToolEncoder,
+    encode_arguments,
+    normalize_turns,
+    split_media,
+    split_turn,
+)
+from toolspace.models.streaming import StreamedResponse, StreamingModel
 
 _AUDIO = frozenset(("audio/wav", "audio/mp3", "audio/mpeg", "audio/aiff", "audio/aac", "audio/ogg", "audio/flac"))
 _SEEN = IMAGES | _AUDIO | {PDF}
@@ -32,7 +39,7 @@ _SIGNED = "signature"
 """An entry of `thinking`: the seal of the part that comes next."""
 _UNSIGNED = "skip_thought_signature_validator"
 """What Google takes in place of a seal, for calls that another model made."""
-_FINISHES: dict[str, Finish] = {"STOP": "stop", "MAX_TOKENS": "length", "OTHER": "other", "LANGUAGE": "other"}
+_FINISHES: dict[str, FinishReason] = {"STOP": "stop", "MAX_TOKENS": "length", "OTHER": "other", "LANGUAGE": "other"}
 _OBJECTIONS = frozenset(("SAFETY", "RECITATION", "BLOCKLIST", "PROHIBITED_CONTENT", "SPII", "IMAGE_SAFETY"))
 _BLUNDERS = frozenset(("MALFORMED_FUNCTION_CALL", "UNEXPECTED_TOOL_CALL", "MALFORMED_RESPONSE"))
 _BUDGETS = {"none": 0, "minimal": 512, "low": 1_024, "medium": 8_192, "high": 24_576}
@@ -88,13 +95,13 @@ class _Chunk(msgspec.Struct, rename="camel"):
 _decode = msgspec.json.Decoder(_Chunk, strict=False).decode
 
 
-class GenerateAnswer(Answer):
-    def take(self, data: bytes) -> None:
+class GoogleResponse(StreamedResponse):
+    def receive_event(self, data: bytes) -> None:
         if not data or data == b"[DONE]":
             return
         chunk = _decode(data)
         if chunk.error is not None:
-            raise errors.told(self.name, chunk.error, check=self.check)
+            raise errors.error_from_event(self.name, chunk.error, check=self.credential_name)
         for candidate in chunk.candidates or ():
             if not candidate.index:
                 self._add(candidate)
@@ -108,12 +115,12 @@ class GenerateAnswer(Answer):
         parts = candidate.content.parts if candidate.content is not None else None
         for part in parts or ():
             if part.thought:
-                self.think(part.text or "")
+                self.add_thinking(part.text or "")
                 continue
             if part.thought_signature:
-                self.layout.keep({"type": _SIGNED, "value": part.thought_signature})
+                self.layout.add_entry({"type": _SIGNED, "value": part.thought_signature})
             if part.text:
-                self.text(part.text)
+                self.add_text(part.text)
             if part.function_call is not None:
                 self._add_call(part.function_call)
         reason = candidate.finish_reason
@@ -124,9 +131,9 @@ class GenerateAnswer(Answer):
             self.finish = "filter" if reason in _OBJECTIONS else _FINISHES.get(reason, "other")
 
     def _add_call(self, call: _Call) -> None:
-        index = self.begin(call.id, call.name)
+        index = self.start_call(call.id, call.name)
         arguments = bytes(call.args).decode()
-        self.argue(index, "{}" if arguments in ("", "null") else arguments)
+        self.add_arguments(index, "{}" if arguments in ("", "null") else arguments)
 
     def _count(self, counts: _Counts) -> None:
         self.usage = Usage(
@@ -139,8 +146,8 @@ class GenerateAnswer(Answer):
 class GoogleModel(StreamingModel):
     """One of Google's models."""
 
-    answer = GenerateAnswer
-    concessions: ClassVar[Mapping[str, tuple[str, ...]]] = {
+    response_class = GoogleResponse
+    optional_features: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "temperature": ("temperature",),
         "thoughts": ("thought_signature", "thought signature"),
         "thinking": ("thinking",),
@@ -150,16 +157,18 @@ class GoogleModel(StreamingModel):
 
     def __init__(self, *parts: Any, **options: Any) -> None:
         super().__init__(*parts, **options)
-        self._toolbox = Toolbox("gemini", _declare)
+        self._toolbox = ToolEncoder("gemini", _declare)
         found = _GENERATION.search(self.model)
         self._generation = int(found[1]) if found is not None else 99
 
-    def expect(self, request: ModelRequest, listen: Listener | None) -> Answer:
-        answer = super().expect(request, listen)
-        answer.spellings = {spelt(tool.name): tool.name for tool in request.tools if not _START.match(tool.name)}
+    def create_response(self, request: ModelRequest, listen: ModelListener | None) -> StreamedResponse:
+        answer = super().create_response(request, listen)
+        answer.tool_names = {
+            google_tool_name(tool.name): tool.name for tool in request.tools if not _START.match(tool.name)
+        }
         return answer
 
-    def write(self, request: ModelRequest, without: frozenset[str]) -> dict[str, Any]:
+    def build_request(self, request: ModelRequest, without: frozenset[str]) -> dict[str, Any]:
         body: dict[str, Any] = {"contents": self._contents(request, without)}
         if request.system.strip():
             body["systemInstruction"] = {"parts": [{"text": request.system}]}
@@ -171,7 +180,7 @@ class GoogleModel(StreamingModel):
                 mode = "ANY" if choice == "required" else "NONE"
                 body["toolConfig"] = {"functionCallingConfig": {"mode": mode}}
             elif choice in encoded.names:
-                only = {"mode": "ANY", "allowedFunctionNames": [spelt(choice)]}
+                only = {"mode": "ANY", "allowedFunctionNames": [google_tool_name(choice)]}
                 body["toolConfig"] = {"functionCallingConfig": only}
         settings = request.settings
         generation: dict[str, Any] = {}
@@ -194,7 +203,7 @@ class GoogleModel(StreamingModel):
     def _contents(self, request: ModelRequest, without: frozenset[str]) -> list[dict[str, Any]]:
         contents: list[dict[str, Any]] = []
         ids: set[str] = set()
-        for turn in settled(request.turns):
+        for turn in normalize_turns(request.turns):
             if isinstance(turn, UserTurn):
                 contents.append({"role": "user", "parts": _user(turn.text, turn.media, without)})
             elif isinstance(turn, ModelTurn):
@@ -207,12 +216,12 @@ class GoogleModel(StreamingModel):
         parts: list[dict[str, Any]] = []
         seal: str | None = None
         sealed = False
-        for piece in pieces(turn, self.name):
+        for piece in split_turn(turn, self.name):
             if isinstance(piece, Mapping):
                 seal = piece.get("value") if piece.get("type") == _SIGNED and "thoughts" not in without else None
                 continue
             if isinstance(piece, ModelCall):
-                call: dict[str, Any] = {"name": spelt(piece.name), "args": arguments_of(piece)}
+                call: dict[str, Any] = {"name": google_tool_name(piece.name), "args": encode_arguments(piece)}
                 if turn.model == self.name and not _OWN_ID.match(piece.id):
                     call["id"] = piece.id
                     ids.add(piece.id)
@@ -236,11 +245,11 @@ class GoogleModel(StreamingModel):
         accepted = frozenset[str]() if "images" in without else _SEEN
         answers: list[dict[str, Any]] = []
         pictures: list[dict[str, Any]] = []
-        for one in turn.answers:
-            response: dict[str, Any] = {"name": spelt(one.name), "response": _response(one)}
+        for one in turn.results:
+            response: dict[str, Any] = {"name": google_tool_name(one.name), "response": _response(one)}
             if one.id in ids:
                 response["id"] = one.id
-            seen, _ = shown(one.media, accepted)
+            seen, _ = split_media(one.media, accepted)
             if seen and inside:
                 response["parts"] = [_part(each) for each in seen]
             elif seen:
@@ -253,21 +262,21 @@ class GoogleModel(StreamingModel):
         return contents
 
 
-def spelt(name: str) -> str:
+def google_tool_name(name: str) -> str:
     """A tool's name as Google takes it: it must not begin with a digit or a hyphen."""
     return name if _START.match(name) else f"_{name}"[:64]
 
 
 def _declare(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{"functionDeclarations": [{**tool, "name": spelt(tool["name"])} for tool in tools]}]
+    return [{"functionDeclarations": [{**tool, "name": google_tool_name(tool["name"])} for tool in tools]}]
 
 
-def _response(answer: CallAnswer) -> dict[str, Any]:
+def _response(answer: ModelToolResult) -> dict[str, Any]:
     return {"error" if answer.is_error else "result": answer.text}
 
 
 def _user(text: str, media: Sequence[Media], without: frozenset[str]) -> list[dict[str, Any]]:
-    seen, rest = shown(media, frozenset() if "images" in without else _SEEN)
+    seen, rest = split_media(media, frozenset() if "images" in without else _SEEN)
     text = "\n".join((text, *rest)) if text.strip() else "\n".join(rest)
     return [*map(_part, seen), *([{"text": text}] if text.strip() else [])]
 

@@ -20,7 +20,7 @@ _KEPT_SECONDS = 60.0
 """How long an idle connection is kept: a step of an agent, with its tools, is often longer than the usual 15 s."""
 
 
-class ModelHttp:
+class ModelHttpClient:
     """One pool of connections for each event loop. Whoever makes it closes it."""
 
     def __init__(self) -> None:

@@ -14,7 +14,7 @@ import msgspec
 from toolspace.core.context import ToolContext
 from toolspace.core.names import did_you_mean
 from toolspace.core.result import ImagePart
-from toolspace.core.secret_masking import remember_secrets
+from toolspace.core.secret_masking import register_secrets
 from toolspace.errors import (
     ModelError,
     ToolDefinitionError,
@@ -22,12 +22,12 @@ from toolspace.errors import (
     ToolTransportError,
 )
 from toolspace.models import errors
-from toolspace.models.http import ModelHttp
-from toolspace.models.registry import check_headers, find_address, find_key, missing_key
-from toolspace.models.retry import LONGEST_WAIT, pause
-from toolspace.models.streaming import Endpoint, encode
+from toolspace.models.http import ModelHttpClient
+from toolspace.models.registry import find_key, missing_key_error, resolve_base_url, validate_headers
+from toolspace.models.retry import MAX_WAIT_SECONDS, retry_delay
+from toolspace.models.streaming import ModelEndpoint, encode_body
 
-TIMEOUT = 180.0
+IMAGE_TIMEOUT_SECONDS = 180.0
 """Seconds for a picture: the best models take more than a minute."""
 PROMPT_SCHEMA: Mapping[str, Any] = {
     "type": "object",
@@ -37,7 +37,7 @@ PROMPT_SCHEMA: Mapping[str, Any] = {
     "required": ["prompt"],
     "additionalProperties": False,
 }
-MODELS: Mapping[str, str] = {"openai": "gpt-image-2.5-flare", "google": "gemini-3.1-flash-image"}
+DEFAULT_IMAGE_MODELS: Mapping[str, str] = {"openai": "gpt-image-2.5-flare", "google": "gemini-3.1-flash-image"}
 """The model to use where nobody names one, by provider; the first whose key is set comes first."""
 
 _MOST = 64 << 20
@@ -54,28 +54,33 @@ Handler = Callable[[dict[str, Any], ToolContext], Coroutine[Any, Any, ImagePart]
 class ImageModel(ABC):
     """Draws pictures. Holds nothing open."""
 
-    def __init__(self, provider: str, model: str, endpoint: Endpoint) -> None:
+    def __init__(self, provider: str, model: str, endpoint: ModelEndpoint) -> None:
         self.name = f"{provider}:{model}"
         self.model = model
         self.endpoint = endpoint
 
     async def generate(
-        self, prompt: str, *, size: str | None = None, quality: str | None = None, timeout: float = TIMEOUT
+        self,
+        prompt: str,
+        *,
+        size: str | None = None,
+        quality: str | None = None,
+        timeout: float = IMAGE_TIMEOUT_SECONDS,
     ) -> ImagePart:
         """The picture. `size` is `1024x1536` or a ratio, `16:9`; each model comes as near as it can.
 
         Raises `ModelError`.
         """
-        body = encode(self.write(prompt, size, quality))
-        http = ModelHttp()
+        body = encode_body(self.build_request(prompt, size, quality))
+        http = ModelHttpClient()
         try:
             attempt = 1
             while True:
                 try:
-                    return self.read(await self._post(http, body, timeout))
+                    return self.parse_response(await self._post(http, body, timeout))
                 except ModelError as error:
-                    wait = pause(error, attempt)
-                    if not error.passing or attempt >= _ATTEMPTS or wait > LONGEST_WAIT:
+                    wait = retry_delay(error, attempt)
+                    if not error.is_transient or attempt >= _ATTEMPTS or wait > MAX_WAIT_SECONDS:
                         raise
                 attempt += 1
                 await asyncio.sleep(wait)
@@ -83,17 +88,17 @@ class ImageModel(ABC):
             await http.aclose()
 
     @abstractmethod
-    def write(self, prompt: str, size: str | None, quality: str | None) -> dict[str, Any]:
+    def build_request(self, prompt: str, size: str | None, quality: str | None) -> dict[str, Any]:
         """The body of the request."""
 
     @abstractmethod
-    def read(self, body: bytes) -> ImagePart:
+    def parse_response(self, body: bytes) -> ImagePart:
         """The picture in an answer."""
 
-    async def _post(self, http: ModelHttp, body: bytes, timeout: float) -> bytes:
+    async def _post(self, http: ModelHttpClient, body: bytes, timeout: float) -> bytes:
         from yarl import URL
 
-        from toolspace.core.http_errors import FAULTS
+        from toolspace.core.http_errors import HTTP_FAILURES
 
         url = URL(self.endpoint.url)
         begun = False
@@ -109,11 +114,13 @@ class ImageModel(ABC):
                         raise ModelError("invalid", f"{self.name}: its answer has more than {_MOST:,} bytes")
             finally:
                 response.close()
-        except FAULTS as fault:
-            raise errors.lost(self.name, fault, url, timeout=timeout, begun=begun) from None
+        except HTTP_FAILURES as fault:
+            raise errors.error_from_connection(self.name, fault, url, timeout=timeout, begun=begun) from None
         if response.status != 200:
             head = {name.lower(): value for name, value in response.headers.items()}
-            raise errors.refused(self.name, response.status, head, bytes(answer[:65_536]), check=self.endpoint.check)
+            raise errors.error_from_response(
+                self.name, response.status, head, bytes(answer[:65_536]), check=self.endpoint.credential_name
+            )
         return bytes(answer)
 
     def _nothing(self, why: str = "") -> ModelError:
@@ -133,7 +140,7 @@ class _OpenAIImages(msgspec.Struct):
 class OpenAIImageModel(ImageModel):
     """OpenAI's image models, and servers that speak as they do."""
 
-    def write(self, prompt: str, size: str | None, quality: str | None) -> dict[str, Any]:
+    def build_request(self, prompt: str, size: str | None, quality: str | None) -> dict[str, Any]:
         body: dict[str, Any] = {"model": self.model, "prompt": prompt, "n": 1}
         if size is not None:
             body["size"] = _pixels(size)
@@ -143,7 +150,7 @@ class OpenAIImageModel(ImageModel):
             body["response_format"] = "b64_json"  # The newer ones know no other, and refuse to be told.
         return body
 
-    def read(self, body: bytes) -> ImagePart:
+    def parse_response(self, body: bytes) -> ImagePart:
         answer = _decode(_OpenAIImages, body, self.name)
         data = answer.data[0].b64_json if answer.data else None
         if not data:
@@ -187,7 +194,7 @@ class GoogleImageModel(ImageModel):
     def _predicts(self) -> bool:
         return self.model.startswith("imagen")
 
-    def write(self, prompt: str, size: str | None, quality: str | None) -> dict[str, Any]:
+    def build_request(self, prompt: str, size: str | None, quality: str | None) -> dict[str, Any]:
         ratio = _ratio(size) if size is not None else None
         if self._predicts:
             parameters: dict[str, Any] = {"sampleCount": 1}
@@ -199,7 +206,7 @@ class GoogleImageModel(ImageModel):
             generation["imageConfig"] = {"aspectRatio": ratio}
         return {"contents": [{"role": "user", "parts": [{"text": prompt}]}], "generationConfig": generation}
 
-    def read(self, body: bytes) -> ImagePart:
+    def parse_response(self, body: bytes) -> ImagePart:
         answer = _decode(_GoogleImages, body, self.name)
         for one in answer.predictions or ():
             if one.bytes_base64_encoded:
@@ -224,18 +231,21 @@ def open_image_model(
     """The image model that is named, or the one whose provider's key is set. Raises `ModelError`."""
     said = (provider or "").strip().lower() or _first_with_key(environ, model)
     said = {"gemini": "google"}.get(said, said)
-    if said not in (*MODELS, "openai-compatible"):
-        near = did_you_mean(said, MODELS) or f"; it is one of {', '.join(MODELS)}, openai-compatible"
+    if said not in (*DEFAULT_IMAGE_MODELS, "openai-compatible"):
+        near = (
+            did_you_mean(said, DEFAULT_IMAGE_MODELS)
+            or f"; it is one of {', '.join(DEFAULT_IMAGE_MODELS)}, openai-compatible"
+        )
         raise ModelError("not_found", f"no images are to be had from {said[:80]!r}{near}")
-    name = model or MODELS.get(said) or ""
+    name = model or DEFAULT_IMAGE_MODELS.get(said) or ""
     if not name:
         raise ModelError("not_found", "no image model is named; set execution.model")
-    address, own = find_address(said, base_url, environ)
+    address, own = resolve_base_url(said, base_url, environ)
     variable, key = ("execution.apiKey", api_key) if api_key else find_key(said, environ)
     if not key and own:
-        raise missing_key(said, name)
-    remember_secrets([key] if key else [])
-    check_headers({variable: key or "", **(headers or {})})
+        raise missing_key_error(said, name)
+    register_secrets([key] if key else [])
+    validate_headers({variable: key or "", **(headers or {})})
     if said == "google":
         verb = "predict" if name.startswith("imagen") else "generateContent"
         place = name if "/" in name else f"models/{name}"
@@ -243,11 +253,11 @@ def open_image_model(
         url, proof = f"{address}{version}/{quote(place)}:{verb}", {"x-goog-api-key": key or ""}
     else:
         url, proof = f"{address}/images/generations", {"Authorization": f"Bearer {key}"}
-    endpoint = Endpoint(url=url, headers={**(proof if key else {}), **(headers or {})}, check=variable)
+    endpoint = ModelEndpoint(url=url, headers={**(proof if key else {}), **(headers or {})}, credential_name=variable)
     return (GoogleImageModel if said == "google" else OpenAIImageModel)(said, name, endpoint)
 
 
-def image_handler(name: str, execution: Mapping[str, Any]) -> Handler:
+def create_image_handler(name: str, execution: Mapping[str, Any]) -> Handler:
     """What runs a configured tool that draws. The model is looked for when it is called: a key may come later.
 
     Raises `ToolDefinitionError` that begins with the key of `execution` that is wrong.
@@ -258,7 +268,7 @@ def image_handler(name: str, execution: Mapping[str, Any]) -> Handler:
             raise ToolDefinitionError(f"{key}: is not known to the execution type image{near}")
         if key != "headers" and value is not None and not isinstance(value, str):
             raise ToolDefinitionError(f"{key}: must be a text")
-    remember_secrets([execution["apiKey"]] if execution.get("apiKey") else [])
+    register_secrets([execution["apiKey"]] if execution.get("apiKey") else [])
 
     async def handle(parameters: dict[str, Any], context: ToolContext) -> ImagePart:
         try:
@@ -281,7 +291,7 @@ def image_handler(name: str, execution: Mapping[str, Any]) -> Handler:
 
 def _failure(name: str, error: ModelError) -> ToolExecutionError | ToolTransportError:
     message = f'tool "{name}" cannot draw: {error}'
-    if error.passing:
+    if error.is_transient:
         return ToolTransportError(message, executed=error.kind == "broken")
     return ToolExecutionError(message, executed=False)
 
@@ -291,7 +301,7 @@ def _first_with_key(environ: Mapping[str, str], model: str | None) -> str:
         return "google"
     if model is not None and model.startswith(("gpt", "dall-e", "chatgpt")):
         return "openai"
-    return next((one for one in MODELS if find_key(one, environ)[1]), "openai")
+    return next((one for one in DEFAULT_IMAGE_MODELS if find_key(one, environ)[1]), "openai")
 
 
 def _measure(size: str) -> tuple[int, int] | None:

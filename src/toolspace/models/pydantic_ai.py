@@ -12,26 +12,25 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any, cast
 
-from toolspace.core.conversation import (
-    Finish,
-    Listener,
+from toolspace.core.model import (
+    FinishReason,
     Media,
+    Model,
     ModelCall,
+    ModelListener,
     ModelRequest,
     ModelTurn,
     Usage,
     UserTurn,
 )
-from toolspace.core.model import Model
 from toolspace.errors import ModelError
 from toolspace.models import errors
-from toolspace.models.prices import price_of
-from toolspace.models.provider_history import IMAGES, PDF, pieces, settled, shown
-from toolspace.models.streaming import Answer
-from toolspace.models.tool_encoding import object_schema
+from toolspace.models.prices import find_price
+from toolspace.models.request_encoding import IMAGES, PDF, normalize_turns, split_media, split_turn, to_object_schema
+from toolspace.models.streaming import StreamedResponse
 
 _THOUGHT = "pydantic"
-_FINISHES: Mapping[str | None, Finish] = {
+_FINISHES: Mapping[str | None, FinishReason] = {
     "stop": "stop",
     "length": "length",
     "content_filter": "filter",
@@ -39,7 +38,7 @@ _FINISHES: Mapping[str | None, Finish] = {
 }
 
 
-class PydanticModel(Model):
+class PydanticAIModel(Model):
     """One model behind an adapter of Pydantic AI, made by the first request."""
 
     def __init__(
@@ -54,27 +53,27 @@ class PydanticModel(Model):
     ) -> None:
         """`provider` as Pydantic AI spells it: `bedrock`, `cohere`, `huggingface`."""
         self.name = f"{provider}:{model}"
-        self.price = price_of(model)
+        self.price = find_price(model)
         self.context_window = self.price.context_window if self.price is not None else None
         self._given = {"base_url": base_url, "api_key": api_key}
         self._headers = dict(headers or {})
         self._check = check
         self._behind: Any = None
 
-    async def respond(self, request: ModelRequest, listen: Listener | None = None) -> ModelTurn:
+    async def respond(self, request: ModelRequest, listen: ModelListener | None = None) -> ModelTurn:
         behind = self._behind
         if behind is None:
             behind = self._behind = self._make()
             await behind.__aenter__()  # Its connections are its own, until `aclose`.
         direct, models, tools = (import_module(f"pydantic_ai.{name}") for name in ("direct", "models", "tools"))
-        answer = Answer(self.name, self._check, listen)
+        answer = StreamedResponse(self.name, self._check, listen)
         messages = self._messages(request)
         parameters = models.ModelRequestParameters(
             function_tools=[
                 tools.ToolDefinition(
                     name=tool.name,
                     description=tool.description,
-                    parameters_json_schema=dict(object_schema(tool.input_schema)),
+                    parameters_json_schema=dict(to_object_schema(tool.input_schema)),
                 )
                 for tool in request.tools
             ]
@@ -115,7 +114,7 @@ class PydanticModel(Model):
             raise ModelError("not_found", f"{message}; install {package} for it") from None
         except Exception as error:  # No key, or no such provider: each adapter says it in its own class of error.
             kind = "no_key" if "api_key" in str(error).lower() else "not_found"
-            raise errors.make(self.name, kind, str(error)) from None
+            raise errors.build_error(self.name, kind, str(error)) from None
 
     def _settings(self, request: ModelRequest) -> dict[str, Any]:
         said = request.settings
@@ -137,7 +136,7 @@ class PydanticModel(Model):
         said = import_module("pydantic_ai.messages")
         system = request.system if request.system.strip() else None
         messages: list[Any] = []
-        for turn in settled(request.turns):
+        for turn in normalize_turns(request.turns):
             if isinstance(turn, ModelTurn):
                 messages.append(said.ModelResponse(parts=self._spoken(said, turn)))
                 continue
@@ -145,9 +144,9 @@ class PydanticModel(Model):
             if isinstance(turn, UserTurn):
                 parts.append(said.UserPromptPart(_content(said, turn.text, turn.media)))
             else:
-                for one in turn.answers:
+                for one in turn.results:
                     parts.append(said.ToolReturnPart(one.name, one.text, one.id))
-                    if shown(one.media, IMAGES | {PDF})[0]:
+                    if split_media(one.media, IMAGES | {PDF})[0]:
                         label = f"From the result of {one.name}:"
                         parts.append(said.UserPromptPart(_content(said, label, one.media)))
             messages.append(said.ModelRequest(parts=parts, instructions=system))
@@ -155,7 +154,7 @@ class PydanticModel(Model):
 
     def _spoken(self, said: Any, turn: ModelTurn) -> list[Any]:
         parts: list[Any] = []
-        for piece in pieces(turn, self.name):
+        for piece in split_turn(turn, self.name):
             if isinstance(piece, str):
                 parts.append(said.TextPart(piece))
             elif isinstance(piece, ModelCall):
@@ -164,7 +163,7 @@ class PydanticModel(Model):
                 parts.append(said.ThinkingPart(**cast("dict[str, Any]", piece.get("part"))))
         return parts
 
-    def _turn(self, answer: Answer, heard: _Heard, response: Any) -> ModelTurn:
+    def _turn(self, answer: StreamedResponse, heard: _Heard, response: Any) -> ModelTurn:
         heard.finish(response)
         answer.finish = _FINISHES.get(response.finish_reason, "other")
         usage = response.usage
@@ -174,22 +173,22 @@ class PydanticModel(Model):
                 cached_tokens=usage.cache_read_tokens,
                 output_tokens=usage.output_tokens,
             )
-            answer.written = usage.cache_write_tokens
-        return answer.make(self.name, self.price, 0)
+            answer.cache_write_tokens = usage.cache_write_tokens
+        return answer.build_turn(self.name, self.price, 0)
 
     def _explain(self, error: Exception) -> ModelError:
         status, headers = getattr(error, "status_code", None), getattr(error, "headers", None)
         if isinstance(status, int):
             body = str(getattr(error, "body", None) or error).encode("utf-8", "replace")
-            return errors.refused(self.name, status, headers or {}, body, check=self._check)
+            return errors.error_from_response(self.name, status, headers or {}, body, check=self._check)
         passing = any(word in type(error).__name__ for word in ("Connection", "Timeout", "Unavailable", "Overloaded"))
-        return errors.make(self.name, "unavailable" if passing else "broken", f"{type(error).__name__}: {error}")
+        return errors.build_error(self.name, "unavailable" if passing else "broken", f"{type(error).__name__}: {error}")
 
 
 class _Heard:
     """Passes the events of a stream on to an answer."""
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: StreamedResponse) -> None:
         self._answer = answer
         self._calls: dict[int, int] = {}
         """The place of a part → the index of its call."""
@@ -203,9 +202,9 @@ class _Heard:
                 case "text":
                     self._say(part.content)
                 case "thinking":
-                    self._answer.think(part.content or "")
+                    self._answer.add_thinking(part.content or "")
                 case "tool-call":
-                    self._calls[event.index] = self._answer.begin(part.tool_call_id, part.tool_name)
+                    self._calls[event.index] = self._answer.start_call(part.tool_call_id, part.tool_name)
                     self._argue(event.index, part.args)
                 case _:
                     pass
@@ -215,7 +214,7 @@ class _Heard:
                 case "text":
                     self._say(delta.content_delta)
                 case "thinking":
-                    self._answer.think(delta.content_delta or "")
+                    self._answer.add_thinking(delta.content_delta or "")
                 case "tool_call":
                     self._argue(event.index, delta.args_delta)
                 case _:
@@ -230,25 +229,25 @@ class _Heard:
                 thoughts.append({"type": _THOUGHT, "part": kept})
             at = self._calls.get(place)
             if at is not None and place in self._objects:
-                self._answer.argue(at, part.args_as_json_str())
-        self._answer.layout.lead(thoughts)
+                self._answer.add_arguments(at, part.args_as_json_str())
+        self._answer.layout.prepend(thoughts)
 
     def _say(self, text: str) -> None:
         if text:
-            self._answer.text(text)
+            self._answer.add_text(text)
 
     def _argue(self, place: int, arguments: Any) -> None:
         at = self._calls.get(place)
         if at is None or not arguments:
             return
         if isinstance(arguments, str):
-            self._answer.argue(at, arguments)
+            self._answer.add_arguments(at, arguments)
         else:
             self._objects[place] = True
 
 
 def _content(said: Any, text: str, media: tuple[Media, ...]) -> Any:
-    seen, rest = shown(media, IMAGES | {PDF})
+    seen, rest = split_media(media, IMAGES | {PDF})
     text = "\n".join((text, *rest)) if text.strip() else "\n".join(rest)
     parts: list[Any] = [text] if text.strip() else []
     for kind, data in seen:

@@ -8,29 +8,28 @@ import random
 import time
 from collections.abc import Awaitable, Callable
 
-from toolspace.core.conversation import Listener, ModelPart, ModelRequest, ModelTurn, Restarted
-from toolspace.core.model import Model
+from toolspace.core.model import Model, ModelListener, ModelRequest, ModelStreamPart, ModelTurn, ResponseRestarted
 from toolspace.errors import ModelError
 
-RETRIES = 4
-WITHIN = 900.0
+DEFAULT_RETRIES = 4
+MAX_TOTAL_SECONDS = 900.0
 """Seconds after which no new attempt begins."""
 _FIRST_WAIT = 0.5
-LONGEST_WAIT = 60.0
+MAX_WAIT_SECONDS = 60.0
 """Seconds that a provider can ask to wait between two attempts; one that wants more is believed, and given up."""
 
 _log = logging.getLogger("toolspace.models")
 
 
-class Retrying(Model):
+class RetryingModel(Model):
     """A model that is asked again, with growing pauses, as long as that may help."""
 
     def __init__(
         self,
         model: Model,
         *,
-        retries: int = RETRIES,
-        within: float = WITHIN,
+        retries: int = DEFAULT_RETRIES,
+        within: float = MAX_TOTAL_SECONDS,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self.model = model
@@ -40,7 +39,7 @@ class Retrying(Model):
         self._within = within
         self._sleep = sleep
 
-    async def respond(self, request: ModelRequest, listen: Listener | None = None) -> ModelTurn:
+    async def respond(self, request: ModelRequest, listen: ModelListener | None = None) -> ModelTurn:
         start = time.monotonic()
         attempt = 0
         heard = _Heard(listen) if listen is not None else None
@@ -49,9 +48,9 @@ class Retrying(Model):
             try:
                 return await self.model.respond(request, heard)
             except ModelError as error:
-                wait = pause(error, attempt)
+                wait = retry_delay(error, attempt)
                 left = self._within - (time.monotonic() - start)
-                if not error.passing or attempt > self._retries or wait > min(LONGEST_WAIT, left):
+                if not error.is_transient or attempt > self._retries or wait > min(MAX_WAIT_SECONDS, left):
                     if attempt > 1:
                         error.add_note(f"asked {attempt} times")
                     raise
@@ -69,23 +68,23 @@ class _Heard:
 
     __slots__ = ("_any", "_listen")
 
-    def __init__(self, listen: Listener) -> None:
+    def __init__(self, listen: ModelListener) -> None:
         self._listen = listen
         self._any = False
 
-    def __call__(self, part: ModelPart) -> None:
+    def __call__(self, part: ModelStreamPart) -> None:
         self._any = True
         self._listen(part)
 
     def restart(self) -> None:
         if self._any:
             self._any = False
-            self._listen(Restarted())
+            self._listen(ResponseRestarted())
 
 
-def pause(error: ModelError, attempt: int) -> float:
+def retry_delay(error: ModelError, attempt: int) -> float:
     """What the provider asks for; else longer each time, and not the same for everyone."""
-    grown = min(_FIRST_WAIT * 2 ** (attempt - 1), LONGEST_WAIT) * random.uniform(0.5, 1.0)
+    grown = min(_FIRST_WAIT * 2 ** (attempt - 1), MAX_WAIT_SECONDS) * random.uniform(0.5, 1.0)
     if error.retry_after is None:
         return grown
     # A little more than asked, so that all who were told the same do not come back at once.

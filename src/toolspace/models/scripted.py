@@ -8,23 +8,23 @@ from typing import Any, cast
 
 import msgspec
 
-from toolspace.core.conversation import (
+from toolspace.core.model import (
     NO_USAGE,
-    CallBegan,
     CallDelta,
-    Listener,
+    CallStarted,
+    Model,
     ModelCall,
+    ModelListener,
     ModelRequest,
     ModelTurn,
     TextDelta,
     Usage,
 )
-from toolspace.core.model import Model
 from toolspace.errors import ModelError
 
-Said = str | ModelTurn | ModelCall | Sequence[ModelCall] | BaseException | type[BaseException]
+ScriptedTurn = str | ModelTurn | ModelCall | Sequence[ModelCall] | BaseException | type[BaseException]
 """One turn: a text, a whole turn, one call, several calls at once, or an error to raise."""
-Step = Said | Callable[[ModelRequest], "Said | Awaitable[Said]"]
+ScriptStep = ScriptedTurn | Callable[[ModelRequest], "ScriptedTurn | Awaitable[ScriptedTurn]"]
 """A turn, or what makes one of the request; it may be asynchronous."""
 
 _ONE_REQUEST = Usage(requests=1)
@@ -54,7 +54,7 @@ class ScriptedModel(Model):
 
     def __init__(
         self,
-        script: Iterable[Step] | Step = (),
+        script: Iterable[ScriptStep] | ScriptStep = (),
         *,
         name: str | None = None,
         usage: Usage = _ONE_REQUEST,
@@ -71,30 +71,30 @@ class ScriptedModel(Model):
         self._record = record
         self._asked = 0
         self._looping = False
-        self._each: Step | None = None
-        self._steps: list[Step] = []
+        self._each: ScriptStep | None = None
+        self._steps: list[ScriptStep] = []
         if isinstance(script, str | ModelTurn | ModelCall | BaseException):
             self._steps.append(script)
         elif callable(script):
             self._each = script
         else:
-            self._steps.extend(cast("Iterable[Step]", script))
+            self._steps.extend(cast("Iterable[ScriptStep]", script))
         # Made once: the same turn is then said at no cost.
         self._turns: list[ModelTurn | None] = [self._made(step, at) for at, step in enumerate(self._steps)]
 
     @classmethod
-    def looping(cls, script: Iterable[Step] | Step, **options: Any) -> ScriptedModel:
+    def looping(cls, script: Iterable[ScriptStep] | ScriptStep, **options: Any) -> ScriptedModel:
         """A script that begins again at its end, and so never runs out."""
         model = cls(script, **options)
         model._looping = True
         return model
 
     @property
-    def left(self) -> int | None:
+    def remaining_steps(self) -> int | None:
         """How many steps it has not said yet; None: it never runs out."""
         return None if self._looping or self._each is not None else max(0, len(self._steps) - self._asked)
 
-    async def respond(self, request: ModelRequest, listen: Listener | None = None) -> ModelTurn:
+    async def respond(self, request: ModelRequest, listen: ModelListener | None = None) -> ModelTurn:
         at = self._asked
         self._asked = at + 1
         if self._record:
@@ -115,9 +115,9 @@ class ScriptedModel(Model):
             _stream(turn, listen)
         return turn
 
-    async def _ask(self, step: Step, request: ModelRequest, at: int) -> ModelTurn:
+    async def _ask(self, step: ScriptStep, request: ModelRequest, at: int) -> ModelTurn:
         if not _raises(step) and callable(step):
-            said = cast("Callable[[ModelRequest], Said | Awaitable[Said]]", step)(request)
+            said = cast("Callable[[ModelRequest], ScriptedTurn | Awaitable[ScriptedTurn]]", step)(request)
             if isinstance(said, Awaitable):
                 said = await said
             step = said
@@ -129,7 +129,7 @@ class ScriptedModel(Model):
             raise ModelError("invalid", f"turn {at + 1} of the script is {type(step).__name__}; it must be {kinds}")
         return turn
 
-    def _made(self, said: Step, at: int) -> ModelTurn | None:
+    def _made(self, said: ScriptStep, at: int) -> ModelTurn | None:
         """The turn of a step that is known before the request is."""
         if isinstance(said, str):
             return ModelTurn(text=said, usage=self._usage, model=self.name)
@@ -165,10 +165,10 @@ def _as_it_is(request: ModelRequest) -> ModelRequest:
     return msgspec.structs.replace(request, turns=tuple(request.turns))
 
 
-def _stream(turn: ModelTurn, listen: Listener) -> None:
+def _stream(turn: ModelTurn, listen: ModelListener) -> None:
     for word in _WORDS.findall(turn.text):
         listen(TextDelta(word))
     for index, one in enumerate(turn.calls):
-        listen(CallBegan(index, one.id, one.name))
+        listen(CallStarted(index, one.id, one.name))
         for start in range(0, len(one.arguments), _PIECE):
             listen(CallDelta(index, one.arguments[start : start + _PIECE]))

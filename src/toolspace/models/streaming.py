@@ -14,24 +14,24 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 import msgspec
 
 from toolspace.core import json_text, tokens
-from toolspace.core.conversation import (
-    CallBegan,
+from toolspace.core.model import (
     CallDelta,
-    Finish,
-    Listener,
+    CallStarted,
+    FinishReason,
+    Model,
     ModelCall,
+    ModelListener,
     ModelRequest,
     ModelTurn,
     TextDelta,
     ThinkingDelta,
     Usage,
 )
-from toolspace.core.model import Model
 from toolspace.errors import ModelError
 from toolspace.models import errors
-from toolspace.models.http import ModelHttp
-from toolspace.models.prices import Price, cost_of, price_of
-from toolspace.models.provider_history import Layout
+from toolspace.models.http import ModelHttpClient
+from toolspace.models.prices import ModelPrice, calculate_cost, find_price
+from toolspace.models.request_encoding import TurnLayout
 from toolspace.models.sse import EventReader
 
 if TYPE_CHECKING:
@@ -49,80 +49,80 @@ _PARTING_SECONDS = 0.25
 _log = logging.getLogger("toolspace.models")
 
 
-class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
+class ModelEndpoint(msgspec.Struct, frozen=True, kw_only=True):
     """Where a model is, and how its provider knows who asks. Its text shows no key."""
 
     url: str
     headers: Mapping[str, str] = {}
-    check: str = ""
+    credential_name: str = ""
     """What to look at where the key is refused: `OPENAI_API_KEY`, `model.apiKey`."""
 
     def __repr__(self) -> str:
         return f"Endpoint(url={self.url.partition('?')[0]!r})"
 
 
-class Answer:
+class StreamedResponse:
     """One answer as it comes. A provider's own kind of it takes the events."""
 
-    def __init__(self, name: str, check: str, listen: Listener | None) -> None:
+    def __init__(self, name: str, check: str, listen: ModelListener | None) -> None:
         self.name = name
-        self.check = check
-        self.spellings: Mapping[str, str] = {}
+        self.credential_name = check
+        self.tool_names: Mapping[str, str] = {}
         """What the provider calls a tool → its name, where those differ."""
-        self.done = False
+        self.is_complete = False
         """The provider has said all: what still comes matters no more."""
-        self.finish: Finish | None = None
+        self.finish: FinishReason | None = None
         """Why the model stopped, once the provider has said so: little comes after that."""
-        self.refused = False
+        self.is_refusal = False
         self.usage: Usage | None = None
         self.cost: float | None = None
         """Where the provider itself says what it cost."""
-        self.written = 0
+        self.cache_write_tokens = 0
         """Tokens that the provider keeps for the next request, and charges more for."""
-        self.layout = Layout()
+        self.layout = TurnLayout()
         self._listen = listen
         self._texts: list[str] = []
         self._calls: list[_Call] = []
         self._ids: set[str] = set()
         self._room = MAX_ANSWER
 
-    def take(self, data: bytes) -> None:
+    def receive_event(self, data: bytes) -> None:
         """Takes one event. Raises `ModelError`, or one of msgspec's errors for what is not of the provider's form."""
         raise NotImplementedError
 
-    def text(self, piece: str) -> None:
+    def add_text(self, piece: str) -> None:
         self._fill(len(piece))
         self._texts.append(piece)
-        self.layout.text(len(piece))
+        self.layout.add_text(len(piece))
         if self._listen is not None:
             self._listen(TextDelta(piece))
 
-    def refuse(self, piece: str) -> None:
+    def add_refusal(self, piece: str) -> None:
         """A piece of what the model says instead of an answer."""
-        self.refused = True
-        self.text(piece)
+        self.is_refusal = True
+        self.add_text(piece)
 
-    def think(self, piece: str) -> None:
+    def add_thinking(self, piece: str) -> None:
         self._fill(len(piece))
         if self._listen is not None and piece:
             self._listen(ThinkingDelta(piece))
 
-    def begin(self, identity: str | None, name: str) -> int:
+    def start_call(self, identity: str | None, name: str) -> int:
         """A call begins. Gives its index, under which its arguments come."""
         index = len(self._calls)
-        name = self.spellings.get(name, name)
+        name = self.tool_names.get(name, name)
         identity = identity or f"call_{index}"
         if identity in self._ids:  # Some servers call all of them alike.
             identity = f"{identity}_{index}"
         self._ids.add(identity)
         self._calls.append(_Call(identity, name))
         self._fill(len(name) + 50)
-        self.layout.call(index)
+        self.layout.add_call(index)
         if self._listen is not None:
-            self._listen(CallBegan(index, identity, name))
+            self._listen(CallStarted(index, identity, name))
         return index
 
-    def argue(self, index: int, piece: str) -> None:
+    def add_arguments(self, index: int, piece: str) -> None:
         """A piece of a call's arguments."""
         self._fill(len(piece))
         self._calls[index].pieces.append(piece)
@@ -133,25 +133,27 @@ class Answer:
         return bool(self._calls[index].pieces)
 
     @property
-    def count(self) -> int:
+    def call_count(self) -> int:
         """How many calls have begun."""
         return len(self._calls)
 
-    def make(self, model: str, price: Price | None, asked: int) -> ModelTurn:
+    def build_turn(self, model: str, price: ModelPrice | None, asked: int) -> ModelTurn:
         """The whole turn. `asked`: the bytes of the request, which tell what it cost where the provider does not."""
         calls = tuple(ModelCall(one.id, one.name, "".join(one.pieces)) for one in self._calls)
-        finish = "filter" if self.refused else self.finish or "other"
+        finish = "filter" if self.is_refusal else self.finish or "other"
         if calls and finish in ("stop", "other"):
             finish = "tools"
         text = "".join(self._texts)
         usage = self.usage
         if usage is None:
-            said = tokens.estimate(text) + sum(tokens.estimate(call.arguments) for call in calls)
+            said = tokens.estimate_tokens(text) + sum(tokens.estimate_tokens(call.arguments) for call in calls)
             usage = Usage(input_tokens=asked // 4, output_tokens=said)
         cost = self.cost
         if cost is None:
             read, cached = usage.input_tokens, usage.cached_tokens
-            cost = cost_of(price, input=read, cached=cached, output=usage.output_tokens, written=self.written)
+            cost = calculate_cost(
+                price, input=read, cached=cached, output=usage.output_tokens, written=self.cache_write_tokens
+            )
         return ModelTurn(
             text=text,
             calls=calls,
@@ -186,49 +188,51 @@ class _Call:
 class StreamingModel(Model):
     """A model that is asked over HTTP and answers with a stream of events."""
 
-    concessions: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    optional_features: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """What a request can do without, and the words in a refusal that mean it.
 
     Models of one provider differ in what they take, and no list of them stays true: what is refused by name is left
     out, and not sent again.
     """
-    for_once: ClassVar[frozenset[str]] = frozenset(("images", "thoughts"))
+    per_request_features: ClassVar[frozenset[str]] = frozenset(("images", "thoughts"))
     """Of these, the ones that may be fine in another request."""
-    answer: ClassVar[type[Answer]]
+    response_class: ClassVar[type[StreamedResponse]]
 
-    def __init__(self, provider: str, model: str, endpoint: Endpoint, *, http: ModelHttp | None = None) -> None:
+    def __init__(
+        self, provider: str, model: str, endpoint: ModelEndpoint, *, http: ModelHttpClient | None = None
+    ) -> None:
         self.name = f"{provider}:{model}"
         self.model = model
         self.endpoint = endpoint
-        self.price = price_of(model)
+        self.price = find_price(model)
         self.context_window = self.price.context_window if self.price is not None else None
-        self._http = http or ModelHttp()
+        self._http = http or ModelHttpClient()
         self._owns_http = http is None
         self._url: URL | None = None
         self._headers: Mapping[str, str] = {**endpoint.headers, "Content-Type": "application/json"}
         self._without: frozenset[str] = frozenset()
 
     @abstractmethod
-    def write(self, request: ModelRequest, without: frozenset[str]) -> dict[str, Any]:
+    def build_request(self, request: ModelRequest, without: frozenset[str]) -> dict[str, Any]:
         """The body of a request, without what was refused."""
 
-    def expect(self, request: ModelRequest, listen: Listener | None) -> Answer:
+    def create_response(self, request: ModelRequest, listen: ModelListener | None) -> StreamedResponse:
         """What takes the answer to a request."""
-        return self.answer(self.name, self.endpoint.check, listen)
+        return self.response_class(self.name, self.endpoint.credential_name, listen)
 
-    async def respond(self, request: ModelRequest, listen: Listener | None = None) -> ModelTurn:
+    async def respond(self, request: ModelRequest, listen: ModelListener | None = None) -> ModelTurn:
         without = self._without
-        body = encode(self.write(request, without))
+        body = encode_body(self.build_request(request, without))
         while True:
             try:
-                return await self._ask(body, request.settings.timeout, self.expect(request, listen))
+                return await self._ask(body, request.settings.timeout, self.create_response(request, listen))
             except ModelError as error:
                 conceded = self._concede(error, request, without, body)
                 if conceded is None:
                     raise
                 word, body = conceded
                 without |= {word}
-                if word not in self.for_once:
+                if word not in self.per_request_features:
                     self._without |= {word}
                 _log.warning("%s; asking again without %s", error, word)
 
@@ -242,15 +246,15 @@ class StreamingModel(Model):
         if error.kind not in ("invalid", "not_found") or error.status is None:
             return None
         text = str(error).lower()
-        for word, signs in self.concessions.items():
+        for word, signs in self.optional_features.items():
             if word not in without and any(sign in text for sign in signs):
-                shorter = encode(self.write(request, without | {word}))
+                shorter = encode_body(self.build_request(request, without | {word}))
                 if shorter != body:
                     return word, shorter
         return None
 
-    async def _ask(self, body: bytes, timeout: float, answer: Answer) -> ModelTurn:
-        from toolspace.core.http_errors import FAULTS
+    async def _ask(self, body: bytes, timeout: float, answer: StreamedResponse) -> ModelTurn:
+        from toolspace.core.http_errors import HTTP_FAILURES
 
         begun = False
         try:
@@ -264,26 +268,28 @@ class StreamingModel(Model):
             finally:
                 response.close()  # The connection too, unless all was read and it is in the pool again.
         # `from None`: the errors of aiohttp carry the whole URL.
-        except FAULTS as fault:
+        except HTTP_FAILURES as fault:
             if answer.finish is None:
-                raise errors.lost(self.name, fault, self._parse_url(), timeout=timeout, begun=begun) from None
+                raise errors.error_from_connection(
+                    self.name, fault, self._parse_url(), timeout=timeout, begun=begun
+                ) from None
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as fault:
             raise ModelError("broken", f"{self.name}: its answer is not of the form of its API: {fault}") from None
-        if answer.finish is None and not answer.done:
+        if answer.finish is None and not answer.is_complete:
             raise ModelError("broken", f"{self.name}: its answer broke off before its end")
-        return answer.make(self.name, self.price, len(body))
+        return answer.build_turn(self.name, self.price, len(body))
 
-    async def _read(self, response: aiohttp.ClientResponse, answer: Answer) -> None:
+    async def _read(self, response: aiohttp.ClientResponse, answer: StreamedResponse) -> None:
         content = response.content
         if response.content_type != "text/event-stream" and await self._is_whole(response, answer):
             return
         reader = EventReader()
-        take = answer.take
+        take = answer.receive_event
         try:
             while chunk := await content.readany():
                 for data in reader.feed(chunk):
                     take(data)
-                if answer.done:
+                if answer.is_complete:
                     await _part(content)
                     return
                 if answer.finish is not None:
@@ -296,19 +302,21 @@ class StreamingModel(Model):
                 raise
             raise ModelError("invalid", f"{self.name}: its answer cannot be read: {error}") from None
 
-    async def _is_whole(self, response: aiohttp.ClientResponse, answer: Answer) -> bool:
+    async def _is_whole(self, response: aiohttp.ClientResponse, answer: StreamedResponse) -> bool:
         """Takes an answer that is one JSON document: some servers do not stream, though asked to."""
         if response.content_type != "application/json":
             if response.content_type in ("text/html", "application/xhtml+xml"):
-                raise errors.make(self.name, "not_found", f"a web page is at {self._shown_url()}; check base_url")
+                raise errors.build_error(
+                    self.name, "not_found", f"a web page is at {self._shown_url()}; check base_url"
+                )
             return False  # Many send events under other names, or none.
         body = await _read_some(response, MAX_ANSWER)
         if not body.lstrip().startswith(b"{"):
             for data in (*(reader := EventReader()).feed(body), *reader.finish()):
-                answer.take(data)
+                answer.receive_event(data)
             return True
-        answer.take(body)
-        answer.done = True
+        answer.receive_event(body)
+        answer.is_complete = True
         return True
 
     async def _refusal(self, response: aiohttp.ClientResponse) -> ModelError:
@@ -316,8 +324,10 @@ class StreamingModel(Model):
         headers = {name.lower(): value for name, value in response.headers.items()}
         if 300 <= response.status < 400:
             message = f"{self._shown_url()} leads elsewhere; set base_url to where the API is"
-            return errors.make(self.name, "not_found", message, status=response.status)
-        return errors.refused(self.name, response.status, headers, body, check=self.endpoint.check)
+            return errors.build_error(self.name, "not_found", message, status=response.status)
+        return errors.error_from_response(
+            self.name, response.status, headers, body, check=self.endpoint.credential_name
+        )
 
     def _parse_url(self) -> URL:
         from yarl import URL
@@ -336,7 +346,7 @@ class StreamingModel(Model):
         return self.endpoint.url.partition("?")[0]
 
 
-def encode(body: dict[str, Any]) -> bytes:
+def encode_body(body: dict[str, Any]) -> bytes:
     """The bytes of a body. What comes from tools and people may hold characters that UTF-8 cannot carry."""
     try:
         return _encoder.encode(body)
@@ -362,18 +372,18 @@ async def _read_some(response: aiohttp.ClientResponse, limit: int) -> bytes:
     return bytes(body[:limit])
 
 
-async def _come_to_an_end(content: aiohttp.StreamReader, reader: EventReader, answer: Answer) -> bool:
+async def _come_to_an_end(content: aiohttp.StreamReader, reader: EventReader, answer: StreamedResponse) -> bool:
     """Takes what comes after the reason of the end; not for long, as some servers then leave the stream open."""
     try:
         async with asyncio.timeout(_LAST_SECONDS):
-            while not answer.done and (chunk := await content.readany()):
+            while not answer.is_complete and (chunk := await content.readany()):
                 for data in reader.feed(chunk):
-                    answer.take(data)
+                    answer.receive_event(data)
     except TimeoutError:
         return False
-    if answer.done:
+    if answer.is_complete:
         await _part(content)
-    return not answer.done
+    return not answer.is_complete
 
 
 async def _part(content: aiohttp.StreamReader) -> None:

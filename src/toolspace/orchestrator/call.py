@@ -17,19 +17,19 @@ import msgspec
 
 from toolspace.core import json_text
 from toolspace.core.context import ToolContext
-from toolspace.core.events import CallPartial, CallProgress, EventType, TaskStatus
-from toolspace.core.result import Content, ToolResult, content_of, result_of_parts
+from toolspace.core.events import CallPartial, CallProgress, EventType, TaskStatusReported
+from toolspace.core.result import Content, ToolResult, get_content_parts, join_parts
 from toolspace.errors import NOT_EXECUTED, ErrorKind, ToolTimeoutError
 from toolspace.orchestrator.deadline import cancel_task, uncancel_task
-from toolspace.orchestrator.outputs import NO_SPOOL, Collector, Spool
+from toolspace.orchestrator.large_results import NO_SPILL, SpillSettings, StreamCollector
 
 if TYPE_CHECKING:
     from toolspace.core.tool import Tool
-    from toolspace.orchestrator.catalog import Entry
+    from toolspace.orchestrator.catalog import CatalogEntry
     from toolspace.orchestrator.event_bus import EventBus
-    from toolspace.orchestrator.operation_tree import Operation
-    from toolspace.orchestrator.queues import Lease
+    from toolspace.orchestrator.queues import QueueSlot
     from toolspace.orchestrator.run import Run
+    from toolspace.orchestrator.trace import Span
 
 T = TypeVar("T")
 Arguments = Mapping[str, Any] | str | bytes | None
@@ -70,7 +70,7 @@ class CallOwner(Protocol):
         """What those have in common whose calls may be part of one another."""
         ...
 
-    def begin(self, call: Call, /) -> None: ...
+    def track(self, call: Call, /) -> None: ...
     async def execute(self, name: str, parameters: Arguments = None) -> ToolResult: ...
 
 
@@ -78,16 +78,16 @@ class Call(msgspec.Struct, weakref=False, eq=False, gc=True):
     """One call. Made when it begins, changed by the stages, gone when it has ended."""
 
     id: str
-    entry: Entry
-    requested: str
+    entry: CatalogEntry
+    requested_name: str
     """The name that the caller used."""
     arguments: Arguments
     """As the caller gave them."""
-    base: ToolContext
+    base_context: ToolContext
     owner: CallOwner
     run: Run | None
     parent: Call | None
-    began: float
+    monotonic_start: float
     """On the monotonic clock."""
     started_at: float
     """Unix milliseconds."""
@@ -95,31 +95,31 @@ class Call(msgspec.Struct, weakref=False, eq=False, gc=True):
     """The task that waits for it; None until it waits for something, and could be canceled meanwhile."""
     values: Any = None
     """The arguments, checked and converted: a dict."""
-    reached: bool = False
+    provider_called: bool = False
     """Whether the provider was asked, so that an effect may have happened."""
     queue_wait: float = 0.0
     """Seconds spent waiting for a slot."""
     allowed_seconds: float = math.inf
     """How long the provider may take."""
-    spool: Spool = NO_SPOOL
+    spill: SpillSettings = NO_SPILL
     """Where the values of a stream go when they are too many."""
     cache_hit: bool = False
-    stored: bool = False
+    is_stored: bool = False
     """Whether the result is a handle already."""
     cancel_requested: bool = False
-    interrupt: bool = False
+    interrupt_requested: bool = False
     """Whether it is to be told at its next suspension that it was canceled."""
-    told: bool = False
+    task_cancelled: bool = False
     """Whether its task was cancelled for it, which has to be taken back."""
-    cancels_before: int = 0
+    cancel_count_before: int = 0
     """How often its task had been cancelled before it waited."""
-    deferred: bool = False
+    defers_completion: bool = False
     """Whether its caller announces the end itself."""
-    over: bool = False
+    is_over: bool = False
     """Whether nobody waits for it any more, though its thread may still run."""
     outcome: ToolResult | None = None
-    leases: dict[object, Lease] | None = None
-    operation: Operation | None = None
+    slots: dict[object, QueueSlot] | None = None
+    span: Span | None = None
     """Its node in the run's trace."""
 
     @property
@@ -128,34 +128,34 @@ class Call(msgspec.Struct, weakref=False, eq=False, gc=True):
 
     @property
     def canceled(self) -> bool:
-        return self.over or self.cancel_requested
+        return self.is_over or self.cancel_requested
 
     @property
     def session(self) -> str:
         """Whose outputs it stores."""
-        return self.base.session_id or (self.owner.session if self.run is None else self.run.session)
+        return self.base_context.session_id or (self.owner.session if self.run is None else self.run.session)
 
     @property
     def remaining_seconds(self) -> float:
         """How long it may still take, roughly: what came before the provider counts too, except the queue."""
-        return self.allowed_seconds - (time.perf_counter() - self.began - self.queue_wait)
+        return self.allowed_seconds - (time.perf_counter() - self.monotonic_start - self.queue_wait)
 
-    def watch(self) -> None:
+    def register(self) -> None:
         """Makes the call known to `cancel`: to be called before it waits for anything."""
         if self.task is None:
             self.task = task = asyncio.current_task()
             if task is not None:
-                self.cancels_before = task.cancelling()
-            self.owner.begin(self)
+                self.cancel_count_before = task.cancelling()
+            self.owner.track(self)
 
-    def pause(self) -> None:
+    def prepare_to_wait(self) -> None:
         """For stages, before they wait: makes the call known to `cancel`, and ends it where it was canceled already."""
-        self.watch()
-        if self.interrupt:
-            self.interrupt = False
+        self.register()
+        if self.interrupt_requested:
+            self.interrupt_requested = False
             raise asyncio.CancelledError
 
-    async def in_time(self, waiting: Awaitable[T]) -> T:
+    async def within_deadline(self, waiting: Awaitable[T]) -> T:
         """Waits for something, but not beyond the deadline of the run."""
         seconds = math.inf if self.run is None else self.run.remaining_seconds
         if seconds == math.inf:
@@ -169,52 +169,52 @@ class Call(msgspec.Struct, weakref=False, eq=False, gc=True):
     @property
     def context(self) -> ToolContext:
         """The context bound to this call, for the tool."""
-        run_id = self.run.id if self.run is not None else self.base.run_id
-        return self.base.bind(self, run_id=run_id, session_id=self.session)
+        run_id = self.run.id if self.run is not None else self.base_context.run_id
+        return self.base_context.bind(self, run_id=run_id, session_id=self.session)
 
     def cancel(self) -> None:
         """Stops the call, wherever it is on its way. Its caller gets a result."""
         if self.cancel_requested:
             return
-        self.cancel_requested = self.interrupt = True
+        self.cancel_requested = self.interrupt_requested = True
         task = self.task
         if task is None:
             return
-        if not on_loop(task.get_loop()):
+        if not is_running_loop(task.get_loop()):
             with suppress(RuntimeError):  # The loop is closed: nothing of it runs any more.
-                task.get_loop().call_soon_threadsafe(self._tell)
+                task.get_loop().call_soon_threadsafe(self._cancel_task)
         elif asyncio.current_task() is not task:
-            self._tell()
+            self._cancel_task()
         # A task that cancels itself is hit at its next await, which may be its caller's, after this call.
 
-    def _tell(self) -> None:
-        if self.interrupt and not self.over and self.task is not None:
-            self.interrupt = False
-            self.told = True
+    def _cancel_task(self) -> None:
+        if self.interrupt_requested and not self.is_over and self.task is not None:
+            self.interrupt_requested = False
+            self.task_cancelled = True
             cancel_task(self.task)
 
-    def untell(self) -> None:
+    def withdraw_cancellation(self) -> None:
         """Takes back what its task was told: the cancellation ends with the call."""
-        if self.told and self.task is not None:
-            self.told = False
+        if self.task_cancelled and self.task is not None:
+            self.task_cancelled = False
             uncancel_task(self.task)
 
     def succeed(self, value: Any) -> ToolResult:
         """The result of a call that returned `value`."""
-        elapsed = (time.perf_counter() - self.began) * 1000
+        elapsed = (time.perf_counter() - self.monotonic_start) * 1000
         parts: tuple[Content, ...] = ()
         kind: object = type(value)  # pyright: ignore[reportUnknownVariableType]
         if kind not in _JSON_TYPES:
             if isinstance(value, ToolResult):
                 return self._adopt(value, elapsed)
-            if parts := content_of(value):
-                value = result_of_parts(parts)
+            if parts := get_content_parts(value):
+                value = join_parts(parts)
             elif kind is not list:
                 if isinstance(value, _UNFINISHED):
                     return self.fail(
                         "execution_error", "the tool returned something that is still to run, not a result"
                     )
-                value = json_text.plain(value)
+                value = json_text.to_json_data(value)
         # By position: this runs on every call, and names would double its price.
         entry, started = self.entry, self.started_at
         provider = entry.provider
@@ -231,10 +231,12 @@ class Call(msgspec.Struct, weakref=False, eq=False, gc=True):
 
     def fail(self, kind: ErrorKind, message: str, *, executed: bool | None = None) -> ToolResult:
         """The result of a call that failed. Whether it ran is known by how far it came."""
-        elapsed = (time.perf_counter() - self.began) * 1000
+        elapsed = (time.perf_counter() - self.monotonic_start) * 1000
         provider = self.entry.provider
         if executed is None:
-            executed = self.reached if kind in NOT_EXECUTED else self.values is not None or kind != "internal_error"
+            executed = (
+                self.provider_called if kind in NOT_EXECUTED else self.values is not None or kind != "internal_error"
+            )
         return ToolResult(
             ok=False,
             error=message,
@@ -250,21 +252,21 @@ class Call(msgspec.Struct, weakref=False, eq=False, gc=True):
         )
 
     @property
-    def watched(self) -> bool:
-        return self.owner.bus.wants(EventType.TOOL_CALL_PROGRESS)
+    def has_progress_listener(self) -> bool:
+        return self.owner.bus.has_subscribers(EventType.TOOL_CALL_PROGRESS)
 
     def progress(self, progress: float, total: float | None, message: str | None) -> None:
-        if self.owner.bus.wants(EventType.TOOL_CALL_PROGRESS) and not self.over:
+        if self.owner.bus.has_subscribers(EventType.TOOL_CALL_PROGRESS) and not self.is_over:
             event = CallProgress(**self._ids(), progress=progress, total=total, message=message)
             self._emit(event)
 
     def partial(self, value: object) -> None:
-        if self.owner.bus.wants(EventType.TOOL_CALL_PARTIAL) and not self.over:
+        if self.owner.bus.has_subscribers(EventType.TOOL_CALL_PARTIAL) and not self.is_over:
             self._emit(CallPartial(**self._ids(), value=value))
 
     def report_status(self, status: Mapping[str, Any]) -> None:
-        if self.owner.bus.wants(EventType.TASK_STATUS):
-            self._emit(TaskStatus(**self._ids(), status=status))
+        if self.owner.bus.has_subscribers(EventType.TASK_STATUS):
+            self._emit(TaskStatusReported(**self._ids(), status=status))
 
     async def call(self, name: str, arguments: Mapping[str, Any] | str | None) -> ToolResult:
         token = current_call.set(self)
@@ -274,14 +276,14 @@ class Call(msgspec.Struct, weakref=False, eq=False, gc=True):
             current_call.reset(token)
 
     async def collect(
-        self, values: AsyncGenerator[Any, None], *, announced: bool = True, is_json: bool = False
+        self, values: AsyncGenerator[Any, None], *, emit_partials: bool = True, is_json: bool = False
     ) -> ToolResult:
         """The result of a stream. Each value is a partial result at once; together they are spooled to disk."""
-        collector = Collector(self, self.spool, is_json=is_json)
+        collector = StreamCollector(self, self.spill, is_json=is_json)
         try:
             async with aclosing(values):
                 async for value in values:
-                    if announced:
+                    if emit_partials:
                         self.partial(value)
                     await collector.add(value)
             return self.succeed(await collector.finish())
@@ -298,9 +300,9 @@ class Call(msgspec.Struct, weakref=False, eq=False, gc=True):
             "parent_id": self.parent.id if self.parent is not None else None,
         }
 
-    def _emit(self, event: CallProgress | CallPartial | TaskStatus) -> None:
+    def _emit(self, event: CallProgress | CallPartial | TaskStatusReported) -> None:
         task = self.task
-        if task is None or on_loop(task.get_loop()):
+        if task is None or is_running_loop(task.get_loop()):
             self.owner.bus.emit(event)
         else:
             # A plain function runs in a thread; subscribers are promised the loop.
@@ -319,7 +321,7 @@ class Call(msgspec.Struct, weakref=False, eq=False, gc=True):
         return result
 
 
-def on_loop(loop: asyncio.AbstractEventLoop) -> bool:
+def is_running_loop(loop: asyncio.AbstractEventLoop) -> bool:
     try:
         return asyncio.get_running_loop() is loop
     except RuntimeError:
@@ -330,14 +332,14 @@ current_call: contextvars.ContextVar[Call | None] = contextvars.ContextVar("tool
 """The call that the code around is part of: what it calls in turn becomes its child."""
 
 
-def outside() -> contextvars.Context:
+def context_without_call() -> contextvars.Context:
     """The context of the code around without its call, for work that is not part of it and may outlive it."""
     context = contextvars.copy_context()
     context.run(current_call.set, None)
     return context
 
 
-def lineage(call: Call | None = None) -> Iterator[Call]:
+def call_chain(call: Call | None = None) -> Iterator[Call]:
     """A call and those that it is part of, innermost first; of the code around where none is given."""
     call = call or current_call.get()
     while call is not None:

@@ -43,21 +43,21 @@ def uncancel_task(task: asyncio.Task[Any]) -> int:
     return task.uncancel()
 
 
-class Expired(Exception):
+class DeadlineExpired(Exception):
     """The time was up, and the coroutine has ended."""
 
 
-class Watched(Protocol):
+class WatchedCall(Protocol):
     """The call around the coroutine."""
 
     task: asyncio.Task[Any] | None
     cancel_requested: bool
-    interrupt: bool
+    interrupt_requested: bool
 
-    def watch(self) -> None: ...
+    def register(self) -> None: ...
 
 
-class Guard:
+class DeadlineGuard:
     """Watches one suspended coroutine: the clock, and whether it obeys."""
 
     __slots__ = (
@@ -74,7 +74,7 @@ class Guard:
         "killed",
     )
 
-    def __init__(self, call: Watched, task: asyncio.Task[Any], seconds: float) -> None:
+    def __init__(self, call: WatchedCall, task: asyncio.Task[Any], seconds: float) -> None:
         self._call = call
         self._loop = task.get_loop()
         self._task = task
@@ -94,7 +94,7 @@ class Guard:
             self._group = group
             self._task.uncancel()
 
-    def went_on(self) -> None:
+    def coroutine_continued(self) -> None:
         """The coroutine waits again after an exception: a last chance, if that was a cancellation meant for it."""
         if self._grace is None and self._is_meant():
             self._grace = self._loop.call_later(GRACE_SECONDS, self._kill)
@@ -132,43 +132,49 @@ class Guard:
 async def finish_within(
     coroutine: Coroutine[Any, Any, T],
     waiting: Any,
-    call: Watched,
+    call: WatchedCall,
     seconds: float,
     *,
     on_killed: Callable[[], None],
 ) -> T:
     """Runs a coroutine that has suspended on `waiting` to its end. Raises `Expired` where it ran out of time."""
-    call.watch()
+    call.register()
     assert call.task is not None, "a tool that suspends needs a running task"
-    guard = Guard(call, call.task, seconds)
+    guard = DeadlineGuard(call, call.task, seconds)
     try:
         value = await _resume(coroutine, waiting, call, guard, on_killed)
     except asyncio.CancelledError:
         if guard.close() or not guard.expired:
             raise
-        raise Expired from None
+        raise DeadlineExpired from None
     except BaseException:
         guard.close()
         raise
     if guard.close():
         raise asyncio.CancelledError
     if guard.expired:
-        raise Expired
+        raise DeadlineExpired
     return value
 
 
 @types.coroutine
 def _resume(
-    coroutine: Coroutine[Any, Any, T], waiting: Any, call: Watched, guard: Guard, on_killed: Callable[[], None]
+    coroutine: Coroutine[Any, Any, T],
+    waiting: Any,
+    call: WatchedCall,
+    guard: DeadlineGuard,
+    on_killed: Callable[[], None],
 ) -> Generator[Any, Any, T]:
     """Passes everything on between the task and the coroutine, as `await` would, until it ends or is ended."""
     try:
         while True:
-            if call.interrupt:
+            if call.interrupt_requested:
                 # Code in this very task canceled the call; a task cannot cancel itself without hitting its caller.
                 waiting = coroutine.throw(asyncio.CancelledError())
-                call.interrupt = False  # Only now: the calls inside it look whom the cancellation was meant for.
-                guard.went_on()
+                call.interrupt_requested = (
+                    False  # Only now: the calls inside it look whom the cancellation was meant for.
+                )
+                guard.coroutine_continued()
                 continue
             try:
                 value = yield waiting
@@ -182,7 +188,7 @@ def _resume(
                 if isinstance(error, asyncio.CancelledError):
                     guard.before_throw(coroutine)
                 waiting = coroutine.throw(error)
-                guard.went_on()
+                guard.coroutine_continued()
             else:
                 waiting = coroutine.send(value)
     except StopIteration as done:

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from toolspace.core.events import Event, EventType
-from toolspace.orchestrator.call import outside
+from toolspace.orchestrator.call import context_without_call
 
 Subscriber = Callable[[Any], Awaitable[None] | None]
 _log = logging.getLogger("toolspace.events")
@@ -45,7 +45,7 @@ class EventBus:
 
         return unsubscribe
 
-    def wants(self, kind: EventType) -> bool:
+    def has_subscribers(self, kind: EventType) -> bool:
         """Whether anyone listens: an event that nobody wants need not be made."""
         return kind in self.subscribers
 
@@ -64,12 +64,12 @@ class EventBus:
 
     async def stream(self, *types: EventType | type[Event], limit: int = 1_000) -> AsyncIterator[Event]:
         """The events from now on. A reader that falls `limit` events behind loses the oldest."""
-        with self.collect(*types, limit=limit) as queue:
+        with self.open_queue(*types, limit=limit) as queue:
             while True:
                 yield await queue.get()
 
     @contextmanager
-    def collect(
+    def open_queue(
         self, *types: EventType | type[Event], limit: int = 1_000
     ) -> Generator[asyncio.Queue[Event], None, None]:
         """A bounded queue that fills with events until the block ends."""
@@ -94,7 +94,7 @@ class EventBus:
     def _keep(self, waiting: object) -> None:
         if inspect.isawaitable(waiting):
             # Outside the call that is announced: what a subscriber calls is not a part of it.
-            task = asyncio.get_running_loop().create_task(_finish(waiting), context=outside())
+            task = asyncio.get_running_loop().create_task(_finish(waiting), context=context_without_call())
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 

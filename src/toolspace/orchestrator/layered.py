@@ -13,40 +13,39 @@ from toolspace.core.interfaces import ResultCache, ToolProvider
 from toolspace.core.result import ToolResult
 from toolspace.core.tool import Tool
 from toolspace.orchestrator.call import Call
-from toolspace.orchestrator.catalog import Entry
+from toolspace.orchestrator.catalog import CatalogEntry
 from toolspace.orchestrator.orchestrator import ToolOrchestrator
-from toolspace.orchestrator.queues import QueueBook, QueueSpec
-from toolspace.orchestrator.services import Services
-from toolspace.orchestrator.settings import Defaults, Effective, ProviderRules
-from toolspace.orchestrator.stage import Handler
+from toolspace.orchestrator.queues import QueueRegistry, QueueSpec
+from toolspace.orchestrator.settings import CallDefaults, EffectiveSettings, ProviderRules
+from toolspace.orchestrator.stage import CallHandler, CallServices
 
 _SHARED_NAMESPACES = frozenset(("agent", "router"))
 """Namespaces of several providers: one of them does not hide the others."""
 
-Hidden = Callable[[Entry], bool]
+ToolFilter = Callable[[CatalogEntry], bool]
 
 
-class Overlay(ToolOrchestrator):
+class LayeredOrchestrator(ToolOrchestrator):
     """Stands above another orchestrator. Closing it leaves that one open."""
 
     def __init__(
         self,
-        below: ToolOrchestrator,
+        parent: ToolOrchestrator,
         *,
         context: ToolContext | None = None,
-        defaults: Defaults | None = None,
+        defaults: CallDefaults | None = None,
         queues: Mapping[str, QueueSpec] | None = None,
         cache: ResultCache | None = None,
-        hidden: Hidden | None = None,
+        is_hidden: ToolFilter | None = None,
     ) -> None:
         """`cache` is not the one below: tools of one name are not one tool. `hidden` tools below are not here."""
-        super().__init__(context=context or below.context)
-        shared = below._services
-        self.bus = below.bus
-        self._services = Services(
+        super().__init__(context=context or parent.context)
+        shared = parent._services
+        self.bus = parent.bus
+        self._services = CallServices(
             bus=shared.bus,
-            accounting=shared.accounting,
-            queues=QueueBook(dict(queues or {})),
+            call_log=shared.call_log,
+            queues=QueueRegistry(dict(queues or {})),
             threads=shared.threads,
             count_tokens=shared.count_tokens,
             cache=cache,
@@ -54,50 +53,52 @@ class Overlay(ToolOrchestrator):
             policies=shared.policies,
             defaults=defaults or shared.defaults,
         )
-        self.stored_sessions = below.stored_sessions
-        self._below = below
-        self._around = below._around
-        self._catalog.aliases = below._catalog.aliases
-        self._borrowed = _Borrowed(below, self, hidden)
-        self._catalog.yielding = self._borrowed
-        self._catalog.add(self._borrowed, ProviderRules())
-        below._above.add(self)
+        self.stored_sessions = parent.stored_sessions
+        self._parent = parent
+        self._around = parent._outer_stages
+        self._catalog.aliases = parent._catalog.aliases
+        self._inherited = _Borrowed(parent, self, is_hidden)
+        self._catalog.fallback_provider = self._inherited
+        self._catalog.add(self._inherited, ProviderRules())
+        parent._layers.add(self)
 
     @property
     def root(self) -> ToolOrchestrator:
-        return self._below.root
+        return self._parent.root
 
     @property
-    def borrowed(self) -> ToolProvider:
+    def inherited_tools(self) -> ToolProvider:
         """What stands for the tools below."""
-        return self._borrowed
+        return self._inherited
 
-    def below_changed(self) -> None:
+    def parent_changed(self) -> None:
         if not self.closed:
-            self._borrowed.changed()
+            self._inherited.notify_changed()
 
     def emit_completion(self, call: ToolResult | str) -> bool:
-        return super().emit_completion(call) or self._below.emit_completion(call)
+        return super().emit_completion(call) or self._parent.emit_completion(call)
 
-    def explain(self, name: str) -> tuple[Entry, Effective] | None:
+    def explain(self, name: str) -> tuple[CatalogEntry, EffectiveSettings] | None:
         entry = self._find(name, None, calling=False)
-        return self._below.explain(entry.tool.name) if entry.provider is self._borrowed else super().explain(name)
+        return self._parent.explain(entry.tool.name) if entry.provider is self._inherited else super().explain(name)
 
-    def _instructing(self) -> list[ToolProvider]:
-        own = [provider for provider in self.providers if provider is not self._borrowed]
+    def _instruction_providers(self) -> list[ToolProvider]:
+        own = [provider for provider in self.providers if provider is not self._inherited]
         taken = {provider.namespace for provider in own}
-        return own + [one for one in self._below._instructing() if not one.namespace or one.namespace not in taken]
+        return own + [
+            one for one in self._parent._instruction_providers() if not one.namespace or one.namespace not in taken
+        ]
 
-    def _reasons(self) -> Mapping[ToolProvider, str]:
-        return {**self._below._reasons(), **super()._reasons()}
+    def _unavailable_reasons(self) -> Mapping[ToolProvider, str]:
+        return {**self._parent._unavailable_reasons(), **super()._unavailable_reasons()}
 
-    async def _patience_with(self, name: str) -> bool:
-        return await super()._patience_with(name) or await self._below._patience_with(name)
+    async def _wait_for_start(self, name: str) -> bool:
+        return await super()._wait_for_start(name) or await self._parent._wait_for_start(name)
 
-    def _compile(self, entry: Entry, *, in_run: bool) -> Handler:
-        if entry.provider is not self._borrowed:
+    def _compile(self, entry: CatalogEntry, *, in_run: bool) -> CallHandler:
+        if entry.provider is not self._inherited:
             return super()._compile(entry, in_run=in_run)
-        below, name = self._below, entry.tool.name
+        below, name = self._parent, entry.tool.name
 
         async def lent(call: Call) -> ToolResult:
             call.entry = source = below._find(name, call.arguments)
@@ -112,12 +113,12 @@ class Overlay(ToolOrchestrator):
 
     def _list_changed(self, provider: ToolProvider) -> None:
         """Nobody else is told: what others see of the tools has not changed."""
-        self._costs.keep([entry.tool for entry in self._catalog.entries.values()])
-        for above in tuple(self._above):
-            above.below_changed()
+        self._costs.retain([entry.tool for entry in self._catalog.entries.values()])
+        for above in tuple(self._layers):
+            above.parent_changed()
 
     async def _close_services(self) -> None:
-        self._below._above.discard(self)
+        self._parent._layers.discard(self)
 
 
 class _Borrowed(ToolProvider):
@@ -125,7 +126,7 @@ class _Borrowed(ToolProvider):
 
     kind = "borrowed"
 
-    def __init__(self, below: ToolOrchestrator, overlay: Overlay, hidden: Hidden | None) -> None:
+    def __init__(self, below: ToolOrchestrator, overlay: LayeredOrchestrator, hidden: ToolFilter | None) -> None:
         super().__init__()
         self._below = below
         self._overlay = overlay
@@ -141,8 +142,8 @@ class _Borrowed(ToolProvider):
             and not (self._hidden is not None and self._hidden(entry))
         ]
 
-    def offers(self, tool: Tool, context: ToolContext) -> bool:
-        return self._below.offers(tool.name, context)
+    def is_offered(self, tool: Tool, context: ToolContext) -> bool:
+        return self._below.is_offered(tool.name, context)
 
     async def execute(self, name: str, parameters: dict[str, Any], context: ToolContext) -> ToolResult:
         raise NotImplementedError("calls of these tools go where the tools are")

@@ -16,29 +16,35 @@ from toolspace.core.events import CallEvent, ToolsChanged
 from toolspace.core.interfaces import OutputStore, Policy, ResultCache, TokenCounter, ToolProvider
 from toolspace.core.names import SEPARATOR, sanitise
 from toolspace.core.result import ToolResult
-from toolspace.core.statistics import StatsBook, ToolStats
-from toolspace.core.tokens import estimate
+from toolspace.core.statistics import StatsCollector, ToolStats
+from toolspace.core.tokens import estimate_tokens
 from toolspace.core.tool import Tool
 from toolspace.errors import ErrorKind
 from toolspace.orchestrator import call as calls
 from toolspace.orchestrator import deadline
-from toolspace.orchestrator.call import Arguments, Call, current_call, lineage
-from toolspace.orchestrator.catalog import Ambiguous, Catalog, Entry
+from toolspace.orchestrator.call import Arguments, Call, call_chain, current_call
+from toolspace.orchestrator.call_log import CallLog
+from toolspace.orchestrator.catalog import AmbiguousName, Catalog, CatalogEntry
 from toolspace.orchestrator.event_bus import EventBus
-from toolspace.orchestrator.guards import careful_counter, close, instructions_of, offers, permits
 from toolspace.orchestrator.pipeline import STAGES, compile_handler, compile_instant
-from toolspace.orchestrator.queues import QueueBook, QueueSpec
-from toolspace.orchestrator.recording import Accounting
+from toolspace.orchestrator.provider_startup import ProviderStartup, StartupWait
+from toolspace.orchestrator.queues import QueueRegistry, QueueSpec
 from toolspace.orchestrator.run import Run
-from toolspace.orchestrator.search import ToolIndex
-from toolspace.orchestrator.services import Services
-from toolspace.orchestrator.settings import Defaults, Effective, ProviderRules, effective
-from toolspace.orchestrator.stage import Handler, Plan, Stage
+from toolspace.orchestrator.settings import CallDefaults, EffectiveSettings, ProviderRules, resolve_settings
+from toolspace.orchestrator.stage import CallHandler, CallServices, Stage, StageContext
 from toolspace.orchestrator.stages.announce import announce
 from toolspace.orchestrator.stages.record import record
-from toolspace.orchestrator.threads import WorkerThreads
-from toolspace.orchestrator.view import TokenCosts, visible_tools
-from toolspace.orchestrator.warmup import Patience, Warmup
+from toolspace.orchestrator.tool_listing import (
+    TokenCosts,
+    close_provider,
+    get_instructions,
+    is_offered,
+    is_permitted,
+    safe_token_counter,
+    visible_tools,
+)
+from toolspace.orchestrator.tool_search import ToolIndex
+from toolspace.orchestrator.worker_threads import WorkerThreads
 
 _log = logging.getLogger("toolspace.orchestrator")
 FIND_TOOLS = "agent__find_tools"
@@ -51,42 +57,42 @@ class ToolOrchestrator:
         self,
         *,
         context: ToolContext | None = None,
-        defaults: Defaults | None = None,
+        defaults: CallDefaults | None = None,
         queues: Mapping[str, QueueSpec] | None = None,
         cache: ResultCache | None = None,
         outputs: OutputStore | None = None,
         policies: Sequence[Policy] = (),
-        stats: StatsBook | None = None,
-        count_tokens: TokenCounter = estimate,
+        stats: StatsCollector | None = None,
+        count_tokens: TokenCounter = estimate_tokens,
         stages: Sequence[Stage] = STAGES,
     ) -> None:
-        count_tokens = careful_counter(count_tokens)
+        count_tokens = safe_token_counter(count_tokens)
         self.context = context or ToolContext()
         self.bus = EventBus()
         self.session = self.context.session_id or f"session-{os.urandom(8).hex()}"
-        self._services = Services(
+        self._services = CallServices(
             bus=self.bus,
-            accounting=Accounting(count_tokens=count_tokens, stats=stats),
-            queues=QueueBook(dict(queues or {})),
+            call_log=CallLog(count_tokens=count_tokens, stats=stats),
+            queues=QueueRegistry(dict(queues or {})),
             threads=WorkerThreads(),
             count_tokens=count_tokens,
             cache=cache,
             outputs=outputs,
             policies=policies,
-            defaults=defaults or Defaults(),
+            defaults=defaults or CallDefaults(),
         )
         self.stored_sessions: set[str] = set()
         """The sessions that have an output to read back."""
         self._stages = tuple(stages)
-        self._around: tuple[Stage, ...] = ()
-        self._above: weakref.WeakSet[ToolOrchestrator] = weakref.WeakSet()
+        self._outer_stages: tuple[Stage, ...] = ()
+        self._layers: weakref.WeakSet[ToolOrchestrator] = weakref.WeakSet()
         """Those that have tools of their own above the ones here."""
         self._run_listeners: tuple[Callable[[Run], None], ...] = ()
         self._catalog = Catalog(self._list_changed)
-        self._warmup = Warmup(self._refreshed)
+        self._startup = ProviderStartup(self._provider_started)
         self._active: dict[Call, None] = {}
-        self._settling: set[asyncio.Future[None]] = set()
-        self._ended: set[ToolProvider] = set()
+        self._idle_waiters: set[asyncio.Future[None]] = set()
+        self._closed_providers: set[ToolProvider] = set()
         self.closed = False
         self._costs = TokenCosts(count_tokens)
         self._index: tuple[int, ToolIndex] | None = None
@@ -98,24 +104,24 @@ class ToolOrchestrator:
         rules = rules or ProviderRules()
         self._catalog.add(provider, rules)
         if needs_start:
-            self._warmup.add(provider, required=rules.required)
+            self._startup.add(provider, required=rules.required)
 
-    def check_free(self, provider: ToolProvider, name: str) -> None:
+    def check_name_available(self, provider: ToolProvider, name: str) -> None:
         """Raises where another provider than this offers a tool under that name."""
-        self._catalog.check_free(provider, (name,))
+        self._catalog.check_names_available(provider, (name,))
 
     async def unregister(self, provider: ToolProvider) -> None:
         """Takes a provider out and closes it. Calls in flight end as they end."""
         self._catalog.remove(provider)
-        await self._warmup.remove(provider)
+        await self._startup.remove(provider)
         await provider.aclose()
 
-    async def warmup(self, *, patience: Patience | None = None) -> None:
+    async def warmup(self, *, wait: StartupWait | None = None) -> None:
         """Gets all providers ready, side by side. Only one that is required can fail it.
 
         Those that take longer than the patience lasts go on beside it, and are ready when they are.
         """
-        await self._warmup.start(patience)
+        await self._startup.start(wait)
 
     @property
     def root(self) -> ToolOrchestrator:
@@ -126,18 +132,18 @@ class ToolOrchestrator:
     def providers(self) -> list[ToolProvider]:
         return self._catalog.providers
 
-    def unavailable(self) -> dict[str, str]:
+    def unavailable_providers(self) -> dict[str, str]:
         """Namespace → why its provider is not ready."""
-        return {provider.namespace or provider.kind: reason for provider, reason in self._warmup.failures.items()}
+        return {provider.namespace or provider.kind: reason for provider, reason in self._startup.failures.items()}
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self) -> Iterator[CatalogEntry]:
         """What may be used: each tool with its provider and its rules."""
         return iter(self._catalog)
 
-    def offers(self, name: str, context: ToolContext) -> bool:
+    def is_offered(self, name: str, context: ToolContext) -> bool:
         """Whether the provider of a tool shows it to this caller now."""
         entry = self._catalog.entries.get(name)
-        return entry is not None and offers(entry, context)
+        return entry is not None and is_offered(entry, context)
 
     def list_tools(self, *, context: ToolContext | None = None) -> list[Tool]:
         """The tools that this caller may use now."""
@@ -146,7 +152,7 @@ class ToolOrchestrator:
         return [
             entry.tool
             for entry in self._catalog
-            if offers(entry, caller) and (not policies or permits(entry.tool, caller, policies))
+            if is_offered(entry, caller) and (not policies or is_permitted(entry.tool, caller, policies))
         ]
 
     def tools_for_model(self, run: Run | None = None, *, context: ToolContext | None = None) -> list[Tool]:
@@ -157,13 +163,13 @@ class ToolOrchestrator:
         entry = self._catalog.entries.get(FIND_TOOLS)
         tools = self.list_tools(context=caller)
         if run is not None and run.policy is not None:
-            tools = [tool for tool in tools if permits(tool, caller, (run.policy,))]
+            tools = [tool for tool in tools if is_permitted(tool, caller, (run.policy,))]
         return visible_tools(
             tools,
             self._costs,
             threshold=self._services.defaults.tool_search_threshold.value,
             search_tool=entry.tool if entry is not None else None,
-            discovered=run.discovered if run is not None else (),
+            discovered=run.discovered_tools if run is not None else (),
         )
 
     @property
@@ -173,7 +179,7 @@ class ToolOrchestrator:
 
     def token_cost(self, tool: Tool) -> int:
         """How many tokens the definition of a tool costs a model."""
-        return self._costs.of(tool)
+        return self._costs.get(tool)
 
     def search(self, query: str, limit: int = 10) -> list[tuple[Tool, float]]:
         """The tools that fit a description of what to do, best first."""
@@ -184,25 +190,25 @@ class ToolOrchestrator:
     def find(self, name: str) -> Tool | None:
         """The tool that a name means, or None."""
         entry = self._find(name, None, calling=False)
-        return entry.tool if entry.known else None
+        return entry.tool if entry.is_registered else None
 
-    def explain(self, name: str) -> tuple[Entry, Effective] | None:
+    def explain(self, name: str) -> tuple[CatalogEntry, EffectiveSettings] | None:
         """What holds for a tool, and what set it."""
         entry = self._find(name, None, calling=False)
-        if not entry.known:
+        if not entry.is_registered:
             return None
-        return entry, effective(entry.tool, entry.own_name, entry.rules, self._services.defaults)
+        return entry, resolve_settings(entry.tool, entry.local_name, entry.rules, self._services.defaults)
 
     def instructions(self, *, context: ToolContext | None = None) -> str:
         """What the providers want a model to know, for the system prompt; of those whose tools the caller may use."""
-        texts = {provider: text for provider in self._instructing() if (text := instructions_of(provider))}
+        texts = {provider: text for provider in self._instruction_providers() if (text := get_instructions(provider))}
         if texts and context is not None and (policies := self._services.policies):
             caller = self._context(context)
-            own = {entry.provider for entry in self._catalog if permits(entry.tool, caller, policies)}
+            own = {entry.provider for entry in self._catalog if is_permitted(entry.tool, caller, policies)}
             texts = {provider: text for provider, text in texts.items() if provider in own}
         return "\n\n".join(f"## {one.namespace}\n{text}" if one.namespace else text for one, text in texts.items())
 
-    def _instructing(self) -> list[ToolProvider]:
+    def _instruction_providers(self) -> list[ToolProvider]:
         """The providers whose tools are here."""
         return self.providers
 
@@ -232,14 +238,14 @@ class ToolOrchestrator:
         if entry is None:
             entry = self._find(name, parameters)
             # Where its provider is still at its first start, what it will offer is not known yet.
-            if not entry.known and await self._patience_with(name):
+            if not entry.is_registered and await self._wait_for_start(name):
                 entry = self._find(name, parameters)
         if run is not None and run.context is not None and (context or parent is None or parent.run is not run):
-            context = run.context if context is None or context is run.context else context.within(run.context)
+            context = run.context if context is None or context is run.context else context.with_defaults(run.context)
         if context is not None:
-            base = context.within(self.context)
+            base = context.with_defaults(self.context)
         else:
-            base = self.context if parent is None else parent.base
+            base = self.context if parent is None else parent.base_context
         call = Call(
             call_id or next(calls.call_ids),
             entry,
@@ -253,9 +259,9 @@ class ToolOrchestrator:
             time() * 1000,
         )
         if defer_completion:
-            call.deferred = True
+            call.defers_completion = True
         if run is None:
-            if entry.instant is not None and (result := entry.instant(call)) is not None:
+            if entry.instant_handler is not None and (result := entry.instant_handler(call)) is not None:
                 return result
             handler = entry.handler or self._compile(entry, in_run=False)
         else:
@@ -265,54 +271,56 @@ class ToolOrchestrator:
             return await handler(call)
         finally:
             if call.task is not None:
-                self._end(call)
+                self._untrack(call)
             try:  # noqa: SIM105 - it runs on every call, and `suppress` costs
                 current_call.reset(token)
             except ValueError:
                 pass  # Collected with a loop that was closed around it: this is another context.
 
-    def begin(self, call: Call, /) -> None:
+    def track(self, call: Call, /) -> None:
         """A call is about to wait: from now on `cancel` finds it."""
         self._active[call] = None
         if call.run is not None:
-            call.run.begin(call)
+            call.run.track(call)
 
-    def _end(self, call: Call) -> None:
-        call.over = True
-        call.untell()
+    def _untrack(self, call: Call) -> None:
+        call.is_over = True
+        call.withdraw_cancellation()
         del self._active[call]
         if call.run is not None:
-            call.run.end(call)
-        for waiting in tuple(self._settling):
+            call.run.untrack(call)
+        for waiting in tuple(self._idle_waiters):
             waiting.get_loop().call_soon_threadsafe(_wake, waiting)
 
     def cancel(self, call_id: str | None = None) -> bool:
         """Stops one call and what is below it, or all of them. Whether there was anything to stop."""
         calls = [
             call
-            for call in {**self._active, **dict.fromkeys(lineage())}
-            if call.owner is self and (call_id is None or any(one.id == call_id for one in lineage(call)))
+            for call in {**self._active, **dict.fromkeys(call_chain())}
+            if call.owner is self and (call_id is None or any(one.id == call_id for one in call_chain(call)))
         ]
         for call in calls:
             call.cancel()
-        above = [one.cancel(call_id) for one in tuple(self._above)]
+        above = [one.cancel(call_id) for one in tuple(self._layers)]
         return bool(calls) or any(above)
 
-    async def settle(self) -> None:
+    async def wait_until_idle(self) -> None:
         """Waits until the calls that are under way now have ended; not for those that the code around is part of."""
-        own = set(lineage())
+        own = set(call_chain())
         calls = {call for call in self._active if call not in own and not _is_dead(call)}
         while calls & self._active.keys():
             waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._settling.add(waiting)
+            self._idle_waiters.add(waiting)
             try:
                 await waiting
             finally:
-                self._settling.discard(waiting)
+                self._idle_waiters.discard(waiting)
 
     def emit_completion(self, call: ToolResult | str) -> bool:
         """Announces the end of a call that was run with `defer_completion`. Once: the second time is nothing."""
-        event: CallEvent | None = self._services.deferred.pop(call if isinstance(call, str) else call.call_id, None)
+        event: CallEvent | None = self._services.deferred_completions.pop(
+            call if isinstance(call, str) else call.call_id, None
+        )
         if event is None:
             return False
         self.bus.emit(event)
@@ -326,8 +334,8 @@ class ToolOrchestrator:
         options.setdefault("context_window", defaults.context_window.value)
         parent = current_call.get()
         child = Run(self, parent=parent, **options)
-        if parent is not None and parent.operation is not None:
-            parent.operation.adopt(child.trace)
+        if parent is not None and parent.span is not None:
+            parent.span.add_child(child.trace)
         for listener in self.root._run_listeners:
             listener(child)
         return child
@@ -335,28 +343,28 @@ class ToolOrchestrator:
     # Books
 
     @property
-    def accounting(self) -> Accounting:
-        return self._services.accounting
+    def call_log(self) -> CallLog:
+        return self._services.call_log
 
     @property
-    def active(self) -> list[str]:
+    def active_call_ids(self) -> list[str]:
         """The ids of the calls that are running."""
         return [call.id for call in self._active]
 
     @property
-    def abandoned(self) -> int:
+    def abandoned_count(self) -> int:
         """Threads that still run a call nobody waits for, and coroutines that had to be closed by force."""
-        return self._services.threads.abandoned + self._services.killed
+        return self._services.threads.abandoned + self._services.killed_count
 
     def get_stats(self) -> ToolStats:
-        return self._services.accounting.stats.summary(entry.tool for entry in self._catalog)
+        return self._services.call_log.stats.summary(entry.tool for entry in self._catalog)
 
     # Observers
 
-    def use(self, stage: Stage) -> Callable[[], None]:
+    def add_stage(self, stage: Stage) -> Callable[[], None]:
         """Puts a stage around every call from now on, just inside the outermost. The answer takes it out again."""
-        self._surround((*self._around, stage))
-        return lambda: self._surround([one for one in self._around if one is not stage])
+        self._set_outer_stages((*self._outer_stages, stage))
+        return lambda: self._set_outer_stages([one for one in self._outer_stages if one is not stage])
 
     def on_run(self, listener: Callable[[Run], None]) -> Callable[[], None]:
         """Tells of every run that is made. The answer takes the request back."""
@@ -367,19 +375,19 @@ class ToolOrchestrator:
 
         return forget
 
-    def _surround(self, stages: Sequence[Stage]) -> None:
-        self._around = tuple(stages)
-        for above in tuple(self._above):
-            above._surround(stages)
+    def _set_outer_stages(self, stages: Sequence[Stage]) -> None:
+        self._outer_stages = tuple(stages)
+        for above in tuple(self._layers):
+            above._set_outer_stages(stages)
         for entry in self._catalog.entries.values():  # Compiled anew on the next call; calls in flight keep theirs.
-            entry.handler = entry.run_handler = entry.instant = None
+            entry.handler = entry.run_handler = entry.instant_handler = None
 
     # Settings and end
 
     def configure(
         self,
         *,
-        defaults: Defaults | None = None,
+        defaults: CallDefaults | None = None,
         queues: Mapping[str, QueueSpec] | None = None,
         aliases: Mapping[str, str] | None = None,
         rules: Mapping[ToolProvider, ProviderRules] | None = None,
@@ -389,7 +397,7 @@ class ToolOrchestrator:
         """Puts new settings in force. Calls in flight finish under the old ones: their handlers are kept."""
         services = self._services
         if defaults is not None:
-            for above in tuple(self._above):
+            for above in tuple(self._layers):
                 if above._services.defaults is services.defaults:  # It has none of its own.
                     above.configure(defaults=defaults)
             services.defaults = defaults
@@ -401,7 +409,7 @@ class ToolOrchestrator:
             self.context = context
         if policies is not None:
             services.policies = policies
-            for above in tuple(self._above):
+            for above in tuple(self._layers):
                 above.configure(policies=policies)
         self._catalog.configure(rules or {})
 
@@ -412,15 +420,15 @@ class ToolOrchestrator:
         self._catalog.close()
         try:
             async with asyncio.timeout(deadline.GRACE_SECONDS + 1):
-                await self.settle()
+                await self.wait_until_idle()
         except TimeoutError:
-            _log.warning("calls that do not end are left behind: %s", ", ".join(self.active))
-        await self._warmup.aclose()
-        for call_id in list(self._services.deferred):
+            _log.warning("calls that do not end are left behind: %s", ", ".join(self.active_call_ids))
+        await self._startup.aclose()
+        for call_id in list(self._services.deferred_completions):
             self.emit_completion(call_id)
-        providers = [provider for provider in self._catalog.providers if provider not in self._ended]
-        self._ended.update(providers)  # Each is closed once, however often this is called.
-        await asyncio.gather(*map(close, providers))
+        providers = [provider for provider in self._catalog.providers if provider not in self._closed_providers]
+        self._closed_providers.update(providers)  # Each is closed once, however often this is called.
+        await asyncio.gather(*map(close_provider, providers))
         await self._close_services()
 
     async def _close_services(self) -> None:
@@ -430,7 +438,7 @@ class ToolOrchestrator:
     # Inside
 
     def _context(self, context: ToolContext | None) -> ToolContext:
-        caller = self.context if context is None else context.within(self.context)
+        caller = self.context if context is None else context.with_defaults(self.context)
         if caller.session_id is None:
             caller = caller.bind(_nobody, run_id=caller.run_id, session_id=self.session)
         return caller
@@ -440,32 +448,32 @@ class ToolOrchestrator:
         """Who may call what, beside the rules of providers."""
         return self._services.policies
 
-    def _find(self, name: str, arguments: Arguments, *, calling: bool = True) -> Entry:
+    def _find(self, name: str, arguments: Arguments, *, calling: bool = True) -> CatalogEntry:
         """The entry that a name means; where it means none, one that says so when it is called."""
         name = str(name)
         if self.closed:
             return self._missing(name, "canceled", "the toolspace is closed")
         try:
-            entry = self._catalog.entries.get(name) or self._catalog.resolve(name, arguments, calling=calling)
-        except Ambiguous as several:
+            entry = self._catalog.entries.get(name) or self._catalog.resolve(name, arguments, is_call=calling)
+        except AmbiguousName as several:
             names = tuple(several.names)
             return self._missing(name, "unknown_tool", partial(self._ambiguous, name, names))
         if entry is not None:
             return entry
-        for provider, reason in self._reasons().items():
+        for provider, reason in self._unavailable_reasons().items():
             if provider.namespace and sanitise(name).startswith(sanitise(provider.namespace) + SEPARATOR):
                 text = f'provider "{provider.namespace}" is not available: {reason}'
                 return self._missing(name, "transport_error", partial(self._unavailable, name, text))
         return self._missing(name, "unknown_tool", partial(self._not_found, name))
 
-    def _reasons(self) -> Mapping[ToolProvider, str]:
-        return self._warmup.reasons()
+    def _unavailable_reasons(self) -> Mapping[ToolProvider, str]:
+        return self._startup.reasons()
 
-    async def _patience_with(self, name: str) -> bool:
-        return await self._warmup.patience_with(name)
+    async def _wait_for_start(self, name: str) -> bool:
+        return await self._startup.wait_for_first_start(name)
 
     def _not_found(self, name: str, call: Call) -> str:
-        return self._catalog.not_found(name, self._may_know(self._catalog, call))
+        return self._catalog.not_found_message(name, self._may_know(self._catalog, call))
 
     def _ambiguous(self, name: str, meant: Sequence[str], call: Call) -> str:
         entries = self._catalog.entries
@@ -475,35 +483,39 @@ class ToolOrchestrator:
         return f'Tool "{name}" not found: it could mean {", ".join(known)}; say which'
 
     def _unavailable(self, name: str, reason: str, call: Call) -> str:
-        may = permits(Tool(name), call.base, self._services.policies)
+        may = is_permitted(Tool(name), call.base_context, self._services.policies)
         return reason if may else self._not_found(name, call)
 
-    def _may_know(self, entries: Iterable[Entry], call: Call) -> Iterable[str]:
+    def _may_know(self, entries: Iterable[CatalogEntry], call: Call) -> Iterable[str]:
         """The names that this caller may hear of: what it may not use is not proposed to it either."""
         policies = self._services.policies
-        return (entry.tool.name for entry in entries if not policies or permits(entry.tool, call.base, policies))
+        return (
+            entry.tool.name
+            for entry in entries
+            if not policies or is_permitted(entry.tool, call.base_context, policies)
+        )
 
-    def _missing(self, name: str, kind: ErrorKind, message: str | Callable[[Call], str]) -> Entry:
-        entry = Entry(Tool(name), name, _nowhere, _no_rules, known=False)
+    def _missing(self, name: str, kind: ErrorKind, message: str | Callable[[Call], str]) -> CatalogEntry:
+        entry = CatalogEntry(Tool(name), name, _nowhere, _no_rules, is_registered=False)
         entry.handler = entry.run_handler = self._refusing(entry, kind, message)
         return entry
 
-    def _refusing(self, entry: Entry, kind: ErrorKind, message: str | Callable[[Call], str]) -> Handler:
+    def _refusing(self, entry: CatalogEntry, kind: ErrorKind, message: str | Callable[[Call], str]) -> CallHandler:
         """Only says no; but a refused call is recorded and announced like any other."""
 
         async def refuse(call: Call) -> ToolResult:
             return call.fail(kind, message if isinstance(message, str) else message(call), executed=False)
 
-        settings = effective(entry.tool, entry.own_name, entry.rules, self._services.defaults)
-        plan = Plan(entry, settings, self._services, in_run=True)
+        settings = resolve_settings(entry.tool, entry.local_name, entry.rules, self._services.defaults)
+        plan = StageContext(entry, settings, self._services, in_run=True)
         handler = record(plan, refuse)
-        for stage in reversed(self._around):
+        for stage in reversed(self._outer_stages):
             handler = stage(plan, handler)
         return announce(plan, handler)
 
-    def _compile(self, entry: Entry, *, in_run: bool) -> Handler:
+    def _compile(self, entry: CatalogEntry, *, in_run: bool) -> CallHandler:
         try:
-            stages = (*self._stages[:1], *self._around, *self._stages[1:])
+            stages = (*self._stages[:1], *self._outer_stages, *self._stages[1:])
             handler = compile_handler(entry, self._services, in_run=in_run, stages=stages)
         except Exception as error:
             return self._refusing(entry, "internal_error", f"{error}")
@@ -511,22 +523,22 @@ class ToolOrchestrator:
             entry.run_handler = handler
         else:
             entry.handler = handler
-            entry.instant = compile_instant(entry, self._services) if stages == STAGES else None
+            entry.instant_handler = compile_instant(entry, self._services) if stages == STAGES else None
         return handler
 
     def _list_changed(self, provider: ToolProvider) -> None:
-        self._costs.keep([entry.tool for entry in self._catalog.entries.values()])
-        for above in tuple(self._above):
-            above.below_changed()
+        self._costs.retain([entry.tool for entry in self._catalog.entries.values()])
+        for above in tuple(self._layers):
+            above.parent_changed()
         self.bus.emit(ToolsChanged(time() * 1000, provider.namespace))
 
-    def below_changed(self) -> None:
+    def parent_changed(self) -> None:
         """For those that stand above another: it has other tools now."""
 
-    def _refreshed(self, provider: ToolProvider) -> None:
+    def _provider_started(self, provider: ToolProvider) -> None:
         """A provider has started: many know their tools only now, and not all of them say so."""
         if provider.namespace and not self._catalog.is_current(provider):
-            provider.changed()
+            provider.notify_changed()
 
 
 def _is_dead(call: Call) -> bool:
@@ -555,7 +567,7 @@ class _Nobody:
     id = ""
     canceled = False
     run = None
-    watched = False
+    has_progress_listener = False
     remaining_seconds = allowed_seconds = float("inf")
     tool = Tool("")
 
@@ -565,7 +577,7 @@ class _Nobody:
     async def call(self, name: str, arguments: Mapping[str, Any] | str | None) -> ToolResult:
         raise NotImplementedError
 
-    async def collect(self, values: AsyncGenerator[Any, None], *, announced: bool, is_json: bool) -> ToolResult:
+    async def collect(self, values: AsyncGenerator[Any, None], *, emit_partials: bool, is_json: bool) -> ToolResult:
         raise NotImplementedError
 
 

@@ -9,12 +9,12 @@ from collections.abc import Callable
 
 import msgspec
 
-from toolspace.core.duration import milliseconds
+from toolspace.core.times import format_milliseconds
 from toolspace.errors import ToolLimitError
-from toolspace.orchestrator.call import on_loop
+from toolspace.orchestrator.call import is_running_loop
 
 
-class Rate(msgspec.Struct, frozen=True):
+class RateLimit(msgspec.Struct, frozen=True):
     """At most `count` starts in any `window` seconds."""
 
     count: int
@@ -25,61 +25,61 @@ class QueueSpec(msgspec.Struct, frozen=True, kw_only=True):
     """What configuration says of one queue. Durations are seconds."""
 
     concurrent: int = 1
-    rate: Rate | None = None
+    rate: RateLimit | None = None
     max_waiting: int | None = None
     wait_timeout: float | None = None
 
 
-class Lease:
+class QueueSlot:
     """A slot, held by one call; it can be lent to one call inside that call at a time.
 
     Lending is what keeps a queue from deadlock: a call never waits for a slot that its own ancestors hold. Children
     that run side by side take turns on the lent slot, so the limit holds for them too.
     """
 
-    __slots__ = ("_lender", "_over", "_queue", "_turns", "busy")
+    __slots__ = ("_lender", "_over", "_queue", "_turns", "is_lent")
 
-    def __init__(self, queue: Queue, lender: Lease | None) -> None:
+    def __init__(self, queue: CallQueue, lender: QueueSlot | None) -> None:
         self._queue = queue
         self._lender = lender
         self._over = False
         self._turns: deque[asyncio.Future[None]] = deque()
-        self.busy = False
+        self.is_lent = False
         """Whether it is lent out now."""
 
     @property
-    def open(self) -> bool:
+    def is_open(self) -> bool:
         """Whether its call still runs, so that a child may borrow."""
         return not self._over
 
-    async def borrow(self) -> Lease:
+    async def borrow(self) -> QueueSlot:
         """A lease on the same slot for a child, when it is its turn."""
-        if self.busy:
+        if self.is_lent:
             turn = asyncio.get_running_loop().create_future()
             self._turns.append(turn)
             try:
                 await turn
             except asyncio.CancelledError:
                 if not turn.cancel() and not turn.cancelled():
-                    self._returned()  # The turn came and the call left in the same moment: pass it on.
+                    self._child_released()  # The turn came and the call left in the same moment: pass it on.
                 raise
-        self.busy = True
-        return Lease(self._queue, self)
+        self.is_lent = True
+        return QueueSlot(self._queue, self)
 
     def release(self) -> None:
         if self._over:
             return
         self._over = True
-        if not self.busy:
+        if not self.is_lent:
             self._give_back()
 
-    def _returned(self) -> None:
+    def _child_released(self) -> None:
         """A child is done with the slot: the next child's turn, or the holder's own again."""
-        self.busy = False
+        self.is_lent = False
         while self._turns:
             turn = self._turns.popleft()
             if not turn.done():
-                self.busy = True
+                self.is_lent = True
                 turn.set_result(None)
                 return
         if self._over:
@@ -87,12 +87,12 @@ class Lease:
 
     def _give_back(self) -> None:
         if self._lender is not None:
-            self._lender._returned()
+            self._lender._child_released()
         else:
-            self._queue.free()
+            self._queue.release_slot()
 
 
-class Queue:
+class CallQueue:
     """One queue in this process."""
 
     def __init__(self, name: str, spec: QueueSpec, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -106,28 +106,28 @@ class Queue:
         self._starts: deque[float] = deque()
         self._timer: asyncio.TimerHandle | None = None
 
-    def try_acquire(self) -> Lease | None:
+    def try_acquire(self) -> QueueSlot | None:
         """A slot at once, where one is free and nobody came before."""
         if self.active < self.spec.concurrent and not self._waiting and self._rate_delay() <= 0:
             self._take()
-            return Lease(self, None)
+            return QueueSlot(self, None)
         return None
 
-    async def acquire(self, ancestor: Lease | None = None) -> Lease:
+    async def acquire(self, ancestor: QueueSlot | None = None) -> QueueSlot:
         """A slot, when it is this call's turn. `ancestor` is the slot that a call around this one holds."""
-        if ancestor is not None and ancestor.open:
+        if ancestor is not None and ancestor.is_open:
             await self._wait_for_rate()
             return await ancestor.borrow()
         lease = self.try_acquire()
         if lease is not None:
             return lease
         await self._wait()
-        return Lease(self, None)
+        return QueueSlot(self, None)
 
-    def free(self) -> None:
+    def release_slot(self) -> None:
         """A slot came back."""
         self.active -= 1
-        self.admit()
+        self.admit_waiting()
 
     async def _wait(self) -> None:
         spec = self.spec
@@ -142,7 +142,7 @@ class Queue:
         timer = None
         if spec.wait_timeout is not None:
             timer = loop.call_later(spec.wait_timeout, self._give_up, future, spec.wait_timeout)
-        self.admit()
+        self.admit_waiting()
         try:
             await future
         except asyncio.CancelledError:
@@ -150,7 +150,7 @@ class Queue:
             if future.cancel() or future.cancelled():
                 self.waiting -= 1
             elif future.exception() is None:
-                self.free()  # The slot came and the call left in the same moment: it is the next one's.
+                self.release_slot()  # The slot came and the call left in the same moment: it is the next one's.
             raise
         finally:
             if timer is not None:
@@ -160,10 +160,10 @@ class Queue:
         if not future.done():
             self.waiting -= 1
             future.set_exception(
-                ToolLimitError(f'no slot in queue "{self.name}" within {milliseconds(waited)}ms (waitTimeout)')
+                ToolLimitError(f'no slot in queue "{self.name}" within {format_milliseconds(waited)}ms (waitTimeout)')
             )
 
-    def admit(self) -> None:
+    def admit_waiting(self) -> None:
         """Lets in whoever may start now; asks to be woken where the rate says later."""
         while self._waiting and self.active < self.spec.concurrent:
             if self._waiting[0].done():  # Canceled, or gave up.
@@ -176,7 +176,7 @@ class Queue:
             future = self._waiting.popleft()
             self.waiting -= 1
             self._take()
-            if on_loop(future.get_loop()):
+            if is_running_loop(future.get_loop()):
                 future.set_result(None)
             else:
                 future.get_loop().call_soon_threadsafe(self._let_in, future)
@@ -184,7 +184,7 @@ class Queue:
     def _let_in(self, future: asyncio.Future[None]) -> None:
         if future.done():  # It left while it was being told, and was counted as leaving the others that wait.
             self.waiting += 1
-            self.free()
+            self.release_slot()
         else:
             future.set_result(None)
 
@@ -213,16 +213,16 @@ class Queue:
     def _wake_in(self, delay: float, loop: asyncio.AbstractEventLoop) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = loop.call_later(delay, self.admit)
+        self._timer = loop.call_later(delay, self.admit_waiting)
 
 
-class QueueBook:
+class QueueRegistry:
     """The queues of a toolspace, by name."""
 
     def __init__(self, specs: dict[str, QueueSpec] | None = None) -> None:
-        self._queues = {name: Queue(name, spec) for name, spec in (specs or {}).items()}
+        self._queues = {name: CallQueue(name, spec) for name, spec in (specs or {}).items()}
 
-    def get(self, name: str) -> Queue | None:
+    def get(self, name: str) -> CallQueue | None:
         return self._queues.get(name)
 
     def names(self) -> list[str]:
@@ -233,9 +233,9 @@ class QueueBook:
         for name, spec in specs.items():
             queue = self._queues.get(name)
             if queue is None:
-                self._queues[name] = Queue(name, spec)
+                self._queues[name] = CallQueue(name, spec)
             elif queue.spec != spec:
                 queue.spec = spec
-                queue.admit()  # There may be room now for some that wait.
+                queue.admit_waiting()  # There may be room now for some that wait.
         for name in self._queues.keys() - specs.keys():
             del self._queues[name]

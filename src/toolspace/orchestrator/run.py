@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from toolspace.core.context import ToolContext
 from toolspace.core.result import ToolResult
-from toolspace.orchestrator.call import lineage
-from toolspace.orchestrator.operation_tree import Operation
-from toolspace.orchestrator.queues import Queue, QueueSpec
+from toolspace.orchestrator.call import call_chain
+from toolspace.orchestrator.queues import CallQueue, QueueSpec
+from toolspace.orchestrator.trace import Span
 
 if TYPE_CHECKING:
     from toolspace.core.interfaces import Policy
@@ -67,12 +67,12 @@ class Run:
         self.report_schema = report_schema
         """What a report in JSON is checked against."""
         self.task_status: Mapping[str, Any] | None = None
-        self.discovered: dict[str, None] = {}
+        self.discovered_tools: dict[str, None] = {}
         """Tools that a search found: their schemas are shown from then on."""
-        self.slots = None
+        self.concurrency_queue = None
         if max_concurrent_tools is not None:
-            self.slots = Queue("maxConcurrentTools", QueueSpec(concurrent=max_concurrent_tools))
-        self.trace = Operation("run", self.id)
+            self.concurrency_queue = CallQueue("maxConcurrentTools", QueueSpec(concurrent=max_concurrent_tools))
+        self.trace = Span("run", self.id)
         self.turn = 0
         self._owner = owner
         self._calls_in_turn = 0
@@ -100,10 +100,10 @@ class Run:
 
     def next_turn(self) -> int:
         """Begins the next turn of the model: limits per turn start anew."""
-        self.trace.end_last("turn")
+        self.trace.end_last_child("turn")
         self.turn += 1
         self._calls_in_turn = 0
-        self.trace.begin("turn", str(self.turn))
+        self.trace.start_child("turn", str(self.turn))
         return self.turn
 
     def close(self) -> None:
@@ -114,7 +114,7 @@ class Run:
         """Stops every call of the run, and refuses new ones."""
         self._canceled = True
         # Those around this very code have to be told too; they may not have waited for anything yet.
-        for call in (*self._active, *lineage()):
+        for call in (*self._active, *call_chain()):
             if call.run is self:
                 call.cancel()
 
@@ -123,12 +123,12 @@ class Run:
         return self._canceled
 
     @property
-    def finished(self) -> bool:
+    def is_finished(self) -> bool:
         """Whether the run gave its final report."""
         return self.final_report is not None
 
     @property
-    def nudge(self) -> str | None:
+    def final_report_reminder(self) -> str | None:
         """What to tell a model that says it is ready and has nothing left to run, yet does not finish."""
         status = self.task_status
         if (
@@ -151,11 +151,11 @@ class Run:
         """What still fits the context window; infinite without one."""
         return math.inf if self.context_window is None else self.context_window - self.tokens_used
 
-    def use_tokens(self, count: int) -> None:
+    def add_tokens(self, count: int) -> None:
         """Books tokens: of results, by the orchestrator; of prompts and answers, by whoever runs the model."""
         self.tokens_used += count
 
-    def admit(self) -> str | None:
+    def count_call(self) -> str | None:
         """Counts one more call of this turn. Why it may not run, or None."""
         if self.final_report is not None:
             return f"run {self.id} has given its final report"
@@ -165,8 +165,8 @@ class Run:
         self._calls_in_turn += 1
         return None
 
-    def begin(self, call: Call) -> None:
+    def track(self, call: Call) -> None:
         self._active[call] = None
 
-    def end(self, call: Call) -> None:
+    def untrack(self, call: Call) -> None:
         self._active.pop(call, None)

@@ -14,25 +14,25 @@ T = TypeVar("T")
 DEFAULT = "default"
 
 
-class Setting(msgspec.Struct, Generic[T], frozen=True):
+class SourcedValue(msgspec.Struct, Generic[T], frozen=True):
     """A value and where it came from."""
 
     value: T
     source: str = DEFAULT
 
 
-class Defaults(msgspec.Struct, frozen=True, kw_only=True):
+class CallDefaults(msgspec.Struct, frozen=True, kw_only=True):
     """What holds where a tool and its provider say nothing. Durations are seconds."""
 
-    tool_timeout: Setting[float] = Setting(30.0)
-    tool_response_max_bytes: Setting[int] = Setting(100_000)
-    max_tool_calls_per_turn: Setting[int | None] = Setting(None)
-    max_concurrent_tools: Setting[int | None] = Setting(None)
-    context_window: Setting[int | None] = Setting(None)
-    tool_search_threshold: Setting[int | None] = Setting(20_000)
+    tool_timeout: SourcedValue[float] = SourcedValue(30.0)
+    tool_response_max_bytes: SourcedValue[int] = SourcedValue(100_000)
+    max_tool_calls_per_turn: SourcedValue[int | None] = SourcedValue(None)
+    max_concurrent_tools: SourcedValue[int | None] = SourcedValue(None)
+    context_window: SourcedValue[int | None] = SourcedValue(None)
+    tool_search_threshold: SourcedValue[int | None] = SourcedValue(20_000)
 
 
-class Rules(msgspec.Struct, frozen=True, kw_only=True):
+class ToolRules(msgspec.Struct, frozen=True, kw_only=True):
     """What configuration says of one tool, or of all tools of a provider. None says nothing."""
 
     timeout: float | None = None
@@ -49,14 +49,14 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
 class ProviderRules(msgspec.Struct, frozen=True, kw_only=True):
     """What configuration says of a provider and its tools."""
 
-    rules: Rules = Rules()
+    rules: ToolRules = ToolRules()
     tools_allowed: Sequence[str] | None = None
     tools_denied: Sequence[str] = ()
     required: bool = False
-    overrides: Mapping[str, Rules] = {}
+    overrides: Mapping[str, ToolRules] = {}
     """Tool name or glob → rules. Each key holds by itself: of all rules that fit and say it, the most specific."""
 
-    def refusal(self, own_name: str, full_name: str) -> str | None:
+    def denial_reason(self, own_name: str, full_name: str) -> str | None:
         """Why a tool of this provider may not be used, or None. Deny wins."""
 
         def fits(pattern: str) -> bool:
@@ -67,20 +67,20 @@ class ProviderRules(msgspec.Struct, frozen=True, kw_only=True):
                 return f'tool "{full_name}" is denied by toolsDenied ("{pattern}")'
         if self.tools_allowed is not None and not any(map(fits, self.tools_allowed)):
             return f'tool "{full_name}" is not in toolsAllowed'
-        said = self.said("enabled", own_name, full_name)
+        said = self.find_override("enabled", own_name, full_name)
         if said is not None and said.value is False:
             return f'tool "{full_name}" is disabled ({said.source})'
         return None
 
-    def said(self, key: str, *names: str) -> Setting[Any] | None:
+    def find_override(self, key: str, *names: str) -> SourcedValue[Any] | None:
         """What the overrides say under one key of the tool with these names, and where."""
-        pattern = self.pattern(key, *names)
+        pattern = self.find_override_pattern(key, *names)
         if pattern is None:
             return None
         rules = self.overrides[pattern]
-        return Setting(getattr(rules, key), _place(rules.source, key))
+        return SourcedValue(getattr(rules, key), _place(rules.source, key))
 
-    def pattern(self, key: str, *names: str) -> str | None:
+    def find_override_pattern(self, key: str, *names: str) -> str | None:
         """The override that decides a key: an exact name, else the glob with most letters, the last of equals."""
         best: tuple[bool, int, int] | None = None
         chosen: str | None = None
@@ -96,33 +96,33 @@ class ProviderRules(msgspec.Struct, frozen=True, kw_only=True):
         return chosen
 
 
-class Effective(msgspec.Struct, frozen=True, kw_only=True):
+class EffectiveSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What holds for one tool, and why."""
 
-    timeout: Setting[float]
-    queue: Setting[str | None]
-    cache: Setting[float | None]
-    cache_per_user: Setting[bool]
-    max_bytes: Setting[int]
+    timeout: SourcedValue[float]
+    queue: SourcedValue[str | None]
+    cache: SourcedValue[float | None]
+    cache_per_user: SourcedValue[bool]
+    max_bytes: SourcedValue[int]
 
 
-def effective(tool: Tool, own_name: str, provider: ProviderRules, defaults: Defaults) -> Effective:
+def resolve_settings(tool: Tool, own_name: str, provider: ProviderRules, defaults: CallDefaults) -> EffectiveSettings:
     """Configuration of the tool, then the tool itself, then its provider, then the defaults."""
 
-    def choose(key: str, own: Any, fallback: Setting[Any]) -> Setting[Any]:
-        if provider.overrides and (said := provider.said(key, own_name, tool.name)) is not None:
+    def choose(key: str, own: Any, fallback: SourcedValue[Any]) -> SourcedValue[Any]:
+        if provider.overrides and (said := provider.find_override(key, own_name, tool.name)) is not None:
             return said
         if own is not None:
-            return Setting(own, f"tool {tool.name}")
+            return SourcedValue(own, f"tool {tool.name}")
         if (value := getattr(provider.rules, key)) is not None:
-            return Setting(value, _place(provider.rules.source, key))
+            return SourcedValue(value, _place(provider.rules.source, key))
         return fallback
 
-    return Effective(
+    return EffectiveSettings(
         timeout=choose("timeout", tool.timeout, defaults.tool_timeout),
-        queue=choose("queue", tool.queue, Setting(None)),
-        cache=choose("cache", tool.cache, Setting(None)),
-        cache_per_user=choose("cache_per_user", tool.cache_per_user or None, Setting(False)),
+        queue=choose("queue", tool.queue, SourcedValue(None)),
+        cache=choose("cache", tool.cache, SourcedValue(None)),
+        cache_per_user=choose("cache_per_user", tool.cache_per_user or None, SourcedValue(False)),
         max_bytes=choose("max_bytes", None, defaults.tool_response_max_bytes),
     )
 

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import inspect
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from toolspace.core.context import ToolContext
 from toolspace.core.interfaces import ToolProvider
 from toolspace.core.names import did_you_mean
-from toolspace.core.secret_masking import HIDDEN, is_secret_name, redact
+from toolspace.core.result import ToolResult
+from toolspace.core.secret_masking import MASK, is_secret_name, mask_secrets
+from toolspace.core.tool import Tool
 from toolspace.errors import ConfigError, ToolspaceError
 
 # Shared with functions, so that own code is found, read again and reported alike, whichever line names it.
-from toolspace.providers.loader import import_file, importing
+from toolspace.providers.function_loader import import_file, user_imports
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-GROUP = "toolspace.providers"
+ENTRY_POINT_GROUP = "toolspace.providers"
 """The entry-point group in which packages declare their providers."""
 
 _NAME = r"(?P<name>[^\W\d]\w*(?:\.[^\W\d]\w*)*)"
@@ -34,10 +38,10 @@ _MIN_SECRET = 4
 
 def load_provider(uses: str, settings: Mapping[str, Any], *, base_dir: Path | None = None) -> ToolProvider:
     """A new provider, not started, made with these settings. See `find_factory` for what `uses` may be."""
-    return make_provider(find_factory(uses, base_dir), uses, settings)
+    return build_provider(get_factory(uses, base_dir), uses, settings)
 
 
-def find_factory(uses: str, base_dir: Path | None = None) -> object:
+def get_factory(uses: str, base_dir: Path | None = None) -> object:
     """What makes the provider: a class, or a function.
 
     `uses` is the name under which an installed package offers it, or `package.module:Name` or `./file.py:Name`, which
@@ -48,31 +52,31 @@ def find_factory(uses: str, base_dir: Path | None = None) -> object:
     return _installed(uses)
 
 
-def make_provider(
-    factory: object, uses: str, settings: Mapping[str, Any], *, written: Mapping[str, Any] | None = None
+def build_provider(
+    factory: object, uses: str, settings: Mapping[str, Any], *, source_settings: Mapping[str, Any] | None = None
 ) -> ToolProvider:
     """A new provider, not started. Raises `ConfigError`.
 
     `written` is how the settings stand in the file. What variables were filled into, and what a key such as `apiKey`
     gives away as a secret, no message shows.
     """
-    hidden = [*_secrets_in(settings), *_filled_in(settings if written is None else written, settings)]
+    hidden = [*_secrets_in(settings), *_filled_in(settings if source_settings is None else source_settings, settings)]
     return _checked(_make(factory, uses, settings, hidden), uses)
 
 
-def installed_providers() -> dict[str, list[EntryPoint]]:
+def list_installed_providers() -> dict[str, list[EntryPoint]]:
     """What the installed packages offer, by name."""
     from importlib.metadata import entry_points  # Here: only who configures a provider pays for looking.
 
     found: dict[str, list[EntryPoint]] = {}
-    for point in entry_points(group=GROUP):
+    for point in entry_points(group=ENTRY_POINT_GROUP):
         if all(point.value != other.value for other in found.setdefault(point.name, [])):
             found[point.name].append(point)
     return found
 
 
 def _installed(name: str) -> object:
-    offered = installed_providers()
+    offered = list_installed_providers()
     points = offered.get(name, [])
     if not points:
         raise ConfigError(f'no installed package offers a provider "{name}"{_way_out(name, offered)}')
@@ -109,7 +113,7 @@ def _own(uses: str, base_dir: Path) -> object:
             f"{uses!r} names no provider; write the name of an installed one, package.module:Name, or ./file.py:Name"
         )
     try:
-        with importing(uses, folder):
+        with user_imports(uses, folder):
             value: object = load()
     except ConfigError as error:
         # What is said there of functions, without them and without this file as the place of the fault.
@@ -210,5 +214,87 @@ def _filled_in(written: object, filled: object) -> Iterator[str]:
 def _hide(text: str, secrets: Collection[str]) -> str:
     for secret in sorted(secrets, key=len, reverse=True):  # One may begin with another.
         if len(secret) >= _MIN_SECRET:
-            text = text.replace(secret, HIDDEN)
-    return redact(text)
+            text = text.replace(secret, MASK)
+    return mask_secrets(text)
+
+
+# MERGED from namespaced: A provider as configuration mounts it: under a namespace, and able to leave while calls s…
+
+
+class MountedProvider(ToolProvider):
+    """Passes everything on to the provider inside, until it is retired."""
+
+    def __init__(self, inner: ToolProvider, namespace: str) -> None:
+        super().__init__()
+        self.inner = inner
+        self.kind = inner.kind
+        self.namespace = namespace
+        self._retired = False
+        self._starting: asyncio.Task[None] | None = None
+        self._forget = inner.on_change(self.notify_changed)
+        self._file = _source_file(inner)
+        self._code = _read_source(self._file)
+
+    def is_code_unchanged(self) -> bool:
+        """Whether the file of its class still says what it said when this was made."""
+        return _read_source(self._file) == self._code
+
+    def retire(self) -> None:
+        """Offers nothing from now on, at once. Calls in flight go on, until someone closes it."""
+        self._retired = True
+        self.notify_changed()
+
+    def list_tools(self) -> Sequence[Tool]:
+        return () if self._retired else self.inner.list_tools()
+
+    def has_tool(self, name: str) -> bool:
+        return not self._retired and self.inner.has_tool(name)
+
+    async def execute(self, name: str, parameters: dict[str, Any], context: ToolContext) -> ToolResult:
+        return await self.inner.execute(name, parameters, context)
+
+    def is_offered(self, tool: Tool, context: ToolContext) -> bool:
+        return self.inner.is_offered(tool, context)
+
+    def get_instructions(self) -> str:
+        return "" if self._retired else self.inner.get_instructions()
+
+    async def warmup(self) -> None:
+        if self._retired:  # Someone tries again who has not heard of it yet.
+            return
+        self._starting = starting = asyncio.ensure_future(_warmup(self.inner))
+        try:
+            await starting
+        except asyncio.CancelledError:
+            # Stopped by `aclose`, it has not failed: nobody should report it, or try again.
+            if not self._retired or (task := asyncio.current_task()) is None or task.cancelling():
+                raise
+        finally:
+            self._starting = None
+
+    async def aclose(self) -> None:
+        """Also while it still starts: a provider that hangs can be taken out of the configuration."""
+        self._retired = True
+        self._forget()
+        if self._starting is not None:
+            self._starting.cancel()
+            await asyncio.wait((self._starting,))
+        await self.inner.aclose()
+
+
+async def _warmup(provider: ToolProvider) -> None:
+    await provider.warmup()
+
+
+def _source_file(provider: ToolProvider) -> Path | None:
+    try:
+        return Path(inspect.getfile(type(provider)))
+    except (TypeError, OSError):  # Made up in a shell, or compiled.
+        return None
+
+
+def _read_source(file: Path | None) -> bytes:
+    try:
+        return file.read_bytes() if file is not None else b""
+    except OSError:
+        return b""

@@ -2,20 +2,55 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import aclosing
 from typing import Any
 
 from toolspace.core.context import ToolContext
 from toolspace.core.export import ToolFormat, export_tools
-from toolspace.core.function import FunctionTool, as_tool
+from toolspace.core.function_tool import FunctionTool, as_tool
 from toolspace.core.interfaces import ToolProvider
 from toolspace.core.names import did_you_mean
-from toolspace.core.result import ToolResult
-from toolspace.core.statistics import StatsBook, ToolStats
+from toolspace.core.result import ToolResult, get_content_parts, join_parts
+from toolspace.core.signature import execution_style
+from toolspace.core.statistics import StatsCollector, ToolStats
 from toolspace.core.tool import Tool, ToolCategory, check_local_name
-from toolspace.errors import ToolNameConflict, ToolNotFoundError
-from toolspace.providers.functions import run_tool
+from toolspace.errors import ToolExecutionError, ToolNameConflict, ToolNotFoundError
+
+# MERGED from functions: Runs a tool that is Python code, by itself: without stages, for callers that have no orche…
+
+
+async def run_tool(tool: Tool, parameters: dict[str, Any], context: ToolContext) -> ToolResult:
+    """The result of a tool's function or handler. What it raises is raised."""
+    value = await _value(tool, parameters, context)
+    if isinstance(value, ToolResult):
+        return value
+    parts = get_content_parts(value)
+    return ToolResult(ok=True, result=join_parts(parts) if parts else value, parts=parts, tool=tool.name)
+
+
+async def _value(tool: Tool, parameters: dict[str, Any], context: ToolContext) -> Any:
+    if isinstance(tool, FunctionTool):
+        signature = tool.signature
+        named = dict(tool.validator.from_mapping(parameters))
+        if signature.context_parameter is not None:
+            named[signature.context_parameter] = context
+        positional = [named.pop(one) for one in signature.positional_only if one in named]
+        function, style = tool.function, tool.style
+    elif tool.handler is not None:
+        function, positional, named = tool.handler, [parameters, context], {}
+        style = execution_style(tool.handler, tool.name)
+    else:
+        raise ToolExecutionError(f'tool "{tool.name}" has no function that this process could run')
+    if style == "stream":
+        async with aclosing(function(*positional, **named)) as stream:
+            values = [value async for value in stream]
+        return "".join(values) if all(isinstance(value, str) for value in values) else values
+    if style == "sync":
+        return await asyncio.to_thread(function, *positional, **named)
+    return await function(*positional, **named)
 
 
 class ToolRegistry(ToolProvider):
@@ -26,12 +61,12 @@ class ToolRegistry(ToolProvider):
         tools: Iterable[Tool | Callable[..., Any]] = (),
         *,
         kind: str = "local",
-        stats: StatsBook | None = None,
+        stats: StatsCollector | None = None,
     ) -> None:
         super().__init__()
         self.kind = kind
         self._tools: dict[str, Tool] = {}
-        self._stats = stats or StatsBook()
+        self._stats = stats or StatsCollector()
         self.register_many(tools)
 
     def register(self, tool: Tool | Callable[..., Any]) -> Tool:
@@ -57,7 +92,7 @@ class ToolRegistry(ToolProvider):
             added[tool.name] = tool
         if added:
             self._tools.update(added)
-            self.changed()
+            self.notify_changed()
 
     def unregister(self, name: str) -> Tool:
         """Takes a tool out. Calls in flight end as they end."""
@@ -65,14 +100,14 @@ class ToolRegistry(ToolProvider):
             tool = self._tools.pop(name)
         except KeyError:
             raise ToolNotFoundError(f'Tool "{name}" not found{did_you_mean(name, self._tools)}') from None
-        self.changed()
+        self.notify_changed()
         return tool
 
     def replace_all(self, tools: Iterable[Tool | Callable[..., Any]]) -> None:
         """Puts other tools in the place of all."""
         fresh = ToolRegistry(tools)
         self._tools = fresh._tools
-        self.changed()
+        self.notify_changed()
 
     def get(self, name: str) -> Tool | None:
         return self._tools.get(name)

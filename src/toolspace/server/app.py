@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 from toolspace.core.ids import is_id
 from toolspace.server import responses
-from toolspace.server.callers import Access, Anonymous, Caller, admits
+from toolspace.server.authorization import Access, AnonymousCaller, Caller, is_admitted
 from toolspace.server.mcp.json_rpc import Application, Message, Receive, Scope, Send
-from toolspace.server.problems import Problem, problem_of
-from toolspace.server.requests import MAX_BODY, Request
-from toolspace.server.responses import Answer, Stream
-from toolspace.server.routing import Match, Route, Router
+from toolspace.server.problems import Problem, to_problem
+from toolspace.server.requests import MAX_BODY_BYTES, Request
+from toolspace.server.responses import Response, StreamingResponse
+from toolspace.server.routing import Route, RouteMatch, Router
 
 if TYPE_CHECKING:
     from toolspace.server.gateway import Gateway
@@ -34,7 +34,7 @@ class App:
         routes: Iterable[Route],
         *,
         mounts: Mapping[str, Application] | None = None,
-        max_body: int = MAX_BODY,
+        max_body: int = MAX_BODY_BYTES,
         observe: Observer | None = None,
     ) -> None:
         document = Route(
@@ -44,7 +44,7 @@ class App:
             access=Access.OPEN,
             tag="operations",
             summary="This document",
-            answer=dict[str, Any],
+            response=dict[str, Any],
         )
         self.router = Router((*routes, document))
         self._gateway = gateway
@@ -77,16 +77,16 @@ class App:
         self._observe(route, status, time.perf_counter() - began)
 
     async def _answer(
-        self, match: Match | None, route: Route | None, head: bool, scope: Scope, receive: Receive, send: Send
+        self, match: RouteMatch | None, route: Route | None, head: bool, scope: Scope, receive: Receive, send: Send
     ) -> int:
         """Answers, whatever happens; gives the status."""
         leave: Callable[[], object] | None = None
         try:
             if match is None:
                 raise _unknown(scope["path"])
-            if route is None or (head and route.stream):
+            if route is None or (head and route.is_stream):
                 if scope["method"] == "OPTIONS":
-                    await responses.respond(send, 204, [(b"allow", _allowed(match))], b"", head=True)
+                    await responses.send_response(send, 204, [(b"allow", _allowed(match))], b"", head=True)
                     return 204
                 raise _wrong_method(scope["method"], match)
             names = route.parameters
@@ -97,43 +97,43 @@ class App:
                 if not isinstance(caller, Caller):  # The way of those who were not seen lately.
                     caller = await caller
                 request.caller = caller
-                if not admits(route.access, caller):
+                if not is_admitted(route.access, caller):
                     raise _not_for(route, caller)
-            leave = self._gateway.enter(request)
+            leave = self._gateway.admit(request)
             for name, value in params.items():
                 if not is_id(value):
                     _check_parameter(name, value)
             result = await route.handler(request)
-            if isinstance(result, Answer):
+            if isinstance(result, Response):
                 headers, body = result.encode()
-                await responses.respond(send, result.status, headers, body, head=head)
+                await responses.send_response(send, result.status, headers, body, head=head)
                 if result.on_sent is not None:
                     result.on_sent()
                 return result.status
             if type(result) is bytes:
-                await responses.respond_text(send, result, status=route.status, head=head)
+                await responses.send_encoded_json(send, result, status=route.status, head=head)
                 return route.status
             if callable(result):
-                return await _run(cast("Stream", result), scope, receive, send, head=head)
-            await responses.respond_json(send, result, status=route.status, head=head)
+                return await _run(cast("StreamingResponse", result), scope, receive, send, head=head)
+            await responses.send_json(send, result, status=route.status, head=head)
             return route.status
         except Exception as error:  # Whatever a handler raises is an answer.
-            problem = problem_of(error)
-            await responses.respond_problem(send, problem, head=head)
+            problem = to_problem(error)
+            await responses.send_problem(send, problem, head=head)
             return problem.status
         finally:
             if leave is not None:
                 leave()
 
-    async def _describe(self, _: Request) -> Answer:
+    async def _describe(self, _: Request) -> Response:
         if self._document is None:
-            from toolspace.server.openapi_document import document
+            from toolspace.server.openapi import encode_document
 
-            self._document = document(self.routes)
-        return Answer(self._document, media_type="application/json")
+            self._document = encode_document(self.routes)
+        return Response(self._document, media_type="application/json")
 
 
-async def _run(stream: Stream, scope: Scope, receive: Receive, send: Send, *, head: bool) -> int:
+async def _run(stream: StreamingResponse, scope: Scope, receive: Receive, send: Send, *, head: bool) -> int:
     """Lets an answer write itself. Once it has begun, a fault can only end it."""
     status = 0
 
@@ -150,7 +150,7 @@ async def _run(stream: Stream, scope: Scope, receive: Receive, send: Send, *, he
     except Exception as error:
         if not status:
             raise
-        problem_of(error)  # Logged.
+        to_problem(error)  # Logged.
     return status
 
 
@@ -168,20 +168,20 @@ def _unknown(path: str) -> Problem:
     return Problem(404, f"nothing is at {path[:200]}; /openapi.json lists what there is")
 
 
-def _allowed(match: Match) -> bytes:
+def _allowed(match: RouteMatch) -> bytes:
     methods = set(match.routes)
-    if "GET" in methods and not match.routes["GET"].stream:
+    if "GET" in methods and not match.routes["GET"].is_stream:
         methods.add("HEAD")
     return ", ".join(sorted({*methods, "OPTIONS"})).encode()
 
 
-def _wrong_method(method: str, match: Match) -> Problem:
+def _wrong_method(method: str, match: RouteMatch) -> Problem:
     allowed = _allowed(match)
     return Problem(405, f"{method[:20]} is not taken here, but {allowed.decode()}", headers=((b"allow", allowed),))
 
 
 def _not_for(route: Route, caller: Caller) -> Problem:
-    if isinstance(caller, Anonymous):
+    if isinstance(caller, AnonymousCaller):
         return Problem(401, "credentials are needed", headers=((b"www-authenticate", b"Bearer"),))
     wanted = {
         Access.SECRET: "a secret key",

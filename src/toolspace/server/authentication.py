@@ -11,19 +11,18 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final, NamedTuple
 
-from toolspace.config.model import Server
-from toolspace.server.callers import CONFIGURED, Caller, Public, Secret, ToolKey
-from toolspace.server.jwks import IssuerKeys, IssuerUnavailable
-from toolspace.server.keys import PREFIXES, generate, hashed, shared_secret
+from toolspace.config.model import ServerSettings
+from toolspace.server.authorization import CONFIGURED_KEY_ID, Caller, EntityCaller, SecretKeyCaller, ToolKeyCaller
+from toolspace.server.keys import PREFIXES, generate_key, hash_key, load_jwt_secret
 from toolspace.server.problems import Problem, unavailable
-from toolspace.server.request_limits import Failures
-from toolspace.server.tokens import Tokens, WrongToken
+from toolspace.server.rate_limit import FailedLoginLimiter
+from toolspace.server.tokens import EntityTokens, InvalidToken, IssuerKeys, IssuerUnavailable
 from toolspace.spaces.ledger import Ledger
 from toolspace.storage.queries import entities
 from toolspace.storage.queries import keys as key_rows
 from toolspace.storage.queries.keys import KeyKind, KeyRecord
 
-FRESH_SECONDS: Final = 3.0
+CACHE_SECONDS: Final = 3.0
 """How long what was verified holds. A key that is revoked by another process works here no longer than that."""
 _KNOWN_SECONDS: Final = 3600.0
 """How long credentials that were good are not slowed down by the failures of others at the same address."""
@@ -36,7 +35,7 @@ _WAYS: Final = (
     "or a public key (x-public-key) with a token (Authorization: Bearer …)"
 )
 
-Pairs = Iterable[tuple[bytes, bytes]]
+HeaderPairs = Iterable[tuple[bytes, bytes]]
 
 
 class _Given(NamedTuple):
@@ -56,29 +55,29 @@ class _Known(NamedTuple):
 class Authenticator:
     """Knows callers by their keys and tokens. `open` one; it looks up what it has not seen lately."""
 
-    def __init__(self, ledger: Ledger, server: Server, tokens: Tokens) -> None:
+    def __init__(self, ledger: Ledger, server: ServerSettings, tokens: EntityTokens) -> None:
         self.tokens = tokens
-        self.on_used: Callable[[str], None] = lambda key_id: None
+        self.on_key_used: Callable[[str], None] = lambda key_id: None
         """Hears now and then, by its id, that a key is in use."""
         self._ledger = ledger
-        self._failures = Failures(server.failed_login_limit)
+        self._failures = FailedLoginLimiter(server.failed_login_limit)
         self._known: dict[_Given, _Known] = {}
         self._changes = 0
         self._listeners: list[Callable[[], None]] = []
         self._configured: dict[KeyKind, str] = {}
         """Hashes of the keys that are no rows: as configured."""
         if server.secret_key is not None:
-            self._configured["secret"] = hashed(server.secret_key)
+            self._configured["secret"] = hash_key(server.secret_key)
         if server.public_key is not None:
-            self._configured["public"] = hashed(server.public_key)
+            self._configured["public"] = hash_key(server.public_key)
         self._local: set[str] = set()
 
     @classmethod
-    async def open(cls, ledger: Ledger, server: Server) -> Authenticator:
+    async def open(cls, ledger: Ledger, server: ServerSettings) -> Authenticator:
         """With what configuration says, and the secret for tokens that was made on the first start."""
         issuer = IssuerKeys(server.jwks_url) if server.jwks_url is not None else None
-        tokens = Tokens(
-            secret=await shared_secret(ledger, server),
+        tokens = EntityTokens(
+            secret=await load_jwt_secret(ledger, server),
             issuer_keys=issuer,
             claim=server.jwt_claim,
             audience=server.jwt_audience,
@@ -90,17 +89,17 @@ class Authenticator:
         await self.tokens.aclose()
 
     @property
-    def has_configured_secret(self) -> bool:
+    def has_configured_secret_key(self) -> bool:
         """Whether someone gets in whatever keys are revoked."""
         return "secret" in self._configured
 
-    def issue_local(self) -> str:
+    def create_local_key(self) -> str:
         """A secret key that lives as long as this process, for those who may ask it directly."""
-        key = generate("secret")
-        self._local.add(hashed(key))
+        key = generate_key("secret")
+        self._local.add(hash_key(key))
         return key
 
-    def forget(self) -> None:
+    def invalidate(self) -> None:
         """Keys or entities changed here: everyone is looked up anew."""
         self._changes += 1
         self._known = {given: known._replace(fresh_until=0.0) for given, known in self._known.items()}
@@ -111,7 +110,7 @@ class Authenticator:
         """Whom to tell that those who were let in may not be any more."""
         self._listeners.append(listener)
 
-    def authenticate(self, pairs: Pairs, address: str) -> Caller | Awaitable[Caller]:
+    def authenticate(self, pairs: HeaderPairs, address: str) -> Caller | Awaitable[Caller]:
         """Who calls: at once where that is known, else it has to be awaited. Raises `Problem` 401, 429 or 503."""
         given = _read(pairs)
         known = self._known.get(given)
@@ -122,7 +121,7 @@ class Authenticator:
             self._failures.check(address)
         return self._look_up(given, address)
 
-    async def holds(self, pairs: Pairs) -> bool:
+    async def is_valid(self, pairs: HeaderPairs) -> bool:
         """Whether credentials that opened a stream are still good. Unknown while the database is away: raises."""
         given = _read(pairs)
         known = self._known.get(given)
@@ -143,10 +142,10 @@ class Authenticator:
         except Problem as problem:
             self._known.pop(given, None)
             if problem.status == 401 and address is not None and given.public is None and given != _NOTHING:
-                self._failures.add(address)
+                self._failures.record(address)
             raise
-        if isinstance(caller, Secret | Public | ToolKey):
-            self.on_used(caller.key_id)
+        if isinstance(caller, SecretKeyCaller | EntityCaller | ToolKeyCaller):
+            self.on_key_used(caller.key_id)
         if changes != self._changes:
             seconds = 0.0  # What was read may be from before the change.
         if sum(len(value) for value in given if value is not None) > _LONGEST_KNOWN:
@@ -155,7 +154,7 @@ class Authenticator:
         while len(self._known) >= _MOST_KNOWN:
             self._known.pop(next(iter(self._known)))
         self._known.pop(given, None)  # To the end: the oldest go first.
-        self._known[given] = _Known(caller, now + min(seconds, FRESH_SECONDS), now + _KNOWN_SECONDS)
+        self._known[given] = _Known(caller, now + min(seconds, CACHE_SECONDS), now + _KNOWN_SECONDS)
         return caller
 
     def _is_beyond_guessing(self, given: _Given) -> bool:
@@ -164,7 +163,7 @@ class Authenticator:
         if given.public is not None or not self._local:
             return given.public is not None
         key = given.secret or (given.authorization or b"").rpartition(b" ")[2]
-        return hashed(key.decode("latin-1")) in self._local
+        return hash_key(key.decode("latin-1")) in self._local
 
     async def _verify(self, given: _Given) -> tuple[Caller, float]:
         """The caller, and for how many seconds that holds at most."""
@@ -179,20 +178,20 @@ class Authenticator:
         key = key if key is not None else bearer
         if key is None:
             raise _unknown(f"credentials are needed: {_WAYS}")
-        return await self._verify_key(key), FRESH_SECONDS
+        return await self._verify_key(key), CACHE_SECONDS
 
     async def _verify_key(self, key: str) -> Caller:
-        digest = hashed(key)
+        digest = hash_key(key)
         if digest in self._local:
-            return Secret(key_id=_LOCAL)
+            return SecretKeyCaller(key_id=_LOCAL)
         if self._is_configured("secret", digest):
-            return Secret(key_id=CONFIGURED)
+            return SecretKeyCaller(key_id=CONFIGURED_KEY_ID)
         record = await self._find(digest) if key.startswith((PREFIXES["secret"], PREFIXES["tools"])) else None
         if record is not None and record.kind == "secret":
-            return Secret(key_id=record.id)
+            return SecretKeyCaller(key_id=record.id)
         if record is not None and record.kind == "tools":
             scope = record.scope
-            return ToolKey(
+            return ToolKeyCaller(
                 key_id=record.id,
                 tools_allowed=scope.tools_allowed,
                 tools_denied=scope.tools_denied,
@@ -209,8 +208,8 @@ class Authenticator:
             raise _unknown("a public key needs a token that names an entity (Authorization: Bearer …)")
         if token.startswith((PREFIXES["secret"], PREFIXES["tools"])):
             raise _unknown("x-public-key and the key in Authorization are two different credentials; send one of them")
-        digest = hashed(key)
-        key_id = CONFIGURED
+        digest = hash_key(key)
+        key_id = CONFIGURED_KEY_ID
         if not self._is_configured("public", digest):
             record = await self._find(digest)
             if record is None or record.kind != "public":
@@ -218,24 +217,24 @@ class Authenticator:
             key_id = record.id
         try:
             named = await self.tokens.verify(token)
-        except WrongToken as error:
+        except InvalidToken as error:
             raise _unknown(str(error)) from None
         except IssuerUnavailable as error:
             raise unavailable(f"{error}; try again") from None
-        if await self._ledger.read(entities.entity, named.entity_id) is None:
+        if await self._ledger.read(entities.find_entity, named.entity_id) is None:
             raise _unknown(f'the token names "{named.entity_id}", which is no entity here')
-        caller = Public(entity_id=named.entity_id, key_id=key_id, expires_at=named.expires_at)
+        caller = EntityCaller(entity_id=named.entity_id, key_id=key_id, expires_at=named.expires_at)
         return caller, named.expires_at / 1000 - time.time()
 
     async def _find(self, digest: str) -> KeyRecord | None:
-        return await self._ledger.read(key_rows.by_hash, digest)
+        return await self._ledger.read(key_rows.find_by_hash, digest)
 
     def _is_configured(self, kind: KeyKind, digest: str) -> bool:
         wanted = self._configured.get(kind)
         return wanted is not None and hmac.compare_digest(wanted, digest)
 
 
-def _read(pairs: Pairs) -> _Given:
+def _read(pairs: HeaderPairs) -> _Given:
     authorization = secret = public = None
     for name, value in pairs:
         if name == b"authorization":

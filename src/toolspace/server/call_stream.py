@@ -9,10 +9,10 @@ from typing import Any
 from toolspace.core import json_text
 from toolspace.core.events import CallPartial, CallProgress, Event, EventType
 from toolspace.core.ids import new_id
-from toolspace.core.result import PENDING, ToolResult
+from toolspace.core.result import PENDING_CALL_KEY, ToolResult
 from toolspace.server.mcp.json_rpc import Receive, Scope, Send
-from toolspace.server.sse import transport_of
-from toolspace.spaces.call_host import CallRoom
+from toolspace.server.sse import find_transport
+from toolspace.spaces.call_host import GatewayCallHost
 from toolspace.toolspace import Toolspace
 
 _HEADERS = [
@@ -35,7 +35,7 @@ class CallStream:
         self,
         toolspace: Toolspace,
         make: Callable[[str], Coroutine[Any, Any, ToolResult]],
-        room: CallRoom,
+        room: GatewayCallHost,
         call_id: str | None = None,
     ) -> None:
         self._toolspace = toolspace
@@ -66,24 +66,24 @@ class CallStream:
             if calling.done() and not leaving.done():  # Whoever left gets nothing of it, whatever is sent.
                 await self._end(calling.result(), send)
         except TimeoutError:
-            cut_off(receive)
+            abort_connection(receive)
         finally:
             forget()
             leaving.cancel()
             calling.cancel()
             await asyncio.gather(calling, leaving, return_exceptions=True)
-            if self._room.inline:
-                self._room.desk.undelivered(self._room.inline)
+            if self._room.inline_call_ids:
+                self._room.pending_calls.mark_undelivered(self._room.inline_call_ids)
 
     async def _end(self, result: ToolResult, send: Send) -> None:
         data = result.to_dict()
-        if (pending := result.extras.get(PENDING)) is not None:
-            data |= {"status": "pending", PENDING: pending}
+        if (pending := result.extras.get(PENDING_CALL_KEY)) is not None:
+            data |= {"status": "pending", PENDING_CALL_KEY: pending}
         self._frames.append(_frame("result", data))
         await self._write(send)
         await send({"type": "http.response.body", "body": b""})
-        delivered, self._room.inline = self._room.inline, []
-        self._room.desk.delivered(delivered)
+        delivered, self._room.inline_call_ids = self._room.inline_call_ids, []
+        self._room.pending_calls.mark_delivered(delivered)
 
     async def _write(self, send: Send) -> None:
         if self._frames:
@@ -113,9 +113,9 @@ def _frame(type: str, data: Any) -> bytes:
     return b"event: %s\ndata: %s\n\n" % (type.encode(), json_text.encode_bytes(data))
 
 
-def cut_off(receive: Receive) -> None:
+def abort_connection(receive: Receive) -> None:
     """Ends the connection of one who does not read."""
-    if (transport := transport_of(receive)) is not None:
+    if (transport := find_transport(receive)) is not None:
         transport.abort()
 
 

@@ -11,17 +11,17 @@ from typing import Final
 import msgspec
 
 from toolspace.config.load import Config, load_config
-from toolspace.config.model import AgentModel, AgentSpec
+from toolspace.config.model import AgentModelSettings, AgentSpec
 from toolspace.core.ids import derived_id
-from toolspace.models.registry import DEMO, default_model
+from toolspace.models.registry import DEMO, find_default_model
 from toolspace.spaces.ledger import Ledger
 from toolspace.storage.database import Program
 from toolspace.storage.queries import entities
 
-NAME: Final = "demo"
-DEMO_AGENT: Final = derived_id("ent", "agent", NAME)
-LOBBY: Final = "spc_lobby"
-YOU: Final = "ent_you"
+DEMO_NAME: Final = "demo"
+DEMO_AGENT_ID: Final = derived_id("ent", "agent", DEMO_NAME)
+LOBBY_SPACE_ID: Final = "spc_lobby"
+YOU_ENTITY_ID: Final = "ent_you"
 _DESCRIPTION: Final = Path(__file__).with_name("demo.yaml")
 _SAMPLE: Final = Path(__file__).with_name("sample")
 _FOLDER_VARIABLE: Final = "DEMO_FOLDER"
@@ -38,7 +38,7 @@ def demo_agent(config: Config, environ: Mapping[str, str]) -> AgentSpec | None:
     folder = _sample_folder(config.state_dir)
     described = load_config(_DESCRIPTION, environ={_FOLDER_VARIABLE: str(folder)})
     assert described.agent is not None
-    provider, name = default_model(environ) or (DEMO, None)
+    provider, name = find_default_model(environ) or (DEMO, None)
     own = msgspec.structs.replace(
         described,
         agents={},
@@ -49,7 +49,7 @@ def demo_agent(config: Config, environ: Mapping[str, str]) -> AgentSpec | None:
         state_dir=config.state_dir,
         parent=config,
     )
-    return msgspec.structs.replace(described.agent, model=AgentModel(provider=provider, name=name), config=own)
+    return msgspec.structs.replace(described.agent, model=AgentModelSettings(provider=provider, name=name), config=own)
 
 
 async def set_up_demo(ledger: Ledger) -> None:
@@ -57,17 +57,17 @@ async def set_up_demo(ledger: Ledger) -> None:
     await ledger.write(_set_up)
 
 
-def is_thinking(spec: AgentSpec) -> bool:
+def uses_model(spec: AgentSpec) -> bool:
     """Whether the agent has a model, and not just rules."""
     return spec.model.provider != DEMO
 
 
 def _set_up() -> Program[None]:
-    yield from entities.add_entity(DEMO_AGENT, "agent", "Demo", {})
-    yield from entities.add_entity(YOU, "human", "You", {})
-    yield from entities.add_space(LOBBY, "Lobby", {})
-    for entity_id in (DEMO_AGENT, YOU):
-        yield from entities.add_member(LOBBY, entity_id)
+    yield from entities.create_entity(DEMO_AGENT_ID, "agent", "Demo", {})
+    yield from entities.create_entity(YOU_ENTITY_ID, "human", "You", {})
+    yield from entities.create_space(LOBBY_SPACE_ID, "Lobby", {})
+    for entity_id in (DEMO_AGENT_ID, YOU_ENTITY_ID):
+        yield from entities.add_member(LOBBY_SPACE_ID, entity_id)
 
 
 def _sample_folder(state_dir: Path) -> Path:

@@ -10,50 +10,70 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Self
 
-from toolspace.agents.definition import Agent
-from toolspace.agents.host import Residents, entity_of
-from toolspace.agents.prebuilt.notifier import ConfiguredNotifier
+from toolspace.agents.agent import Agent
+from toolspace.agents.host import AgentHost, entity_id_for
+from toolspace.agents.prebuilt.notifications import ConfiguredNotifier
 from toolspace.agents.prebuilt.provider import PrebuiltProvider
-from toolspace.agents.registry import Crew
-from toolspace.agents.subagent_runs import LedgerHousing
+from toolspace.agents.registry import AgentRegistry
+from toolspace.agents.subagent_runs import StoredRunRecorders
 from toolspace.agents.task_tools import TaskToolProvider
 from toolspace.config.load import Config, load_config
 from toolspace.config.model import AgentSpec
-from toolspace.core.embedder import Embedder
+from toolspace.core.model import Embedder
 from toolspace.errors import ModelError
 from toolspace.server.app import App
 from toolspace.server.authentication import Authenticator
-from toolspace.server.authorization import Members
-from toolspace.server.callers import Caller
-from toolspace.server.database_setup import open_database
+from toolspace.server.authorization import Caller, MembershipCache
 from toolspace.server.demo import demo_agent, set_up_demo
-from toolspace.server.health import Readiness
-from toolspace.server.key_usage import Usage
-from toolspace.server.keys import FirstKeys, ensure_keys
+from toolspace.server.host_and_cors import CorsMiddleware
+from toolspace.server.keys import InitialKeys, KeyUsage, ToolKeyPolicy, create_missing_keys
+from toolspace.server.mcp.gateway_mount import PATHS, McpMount
 from toolspace.server.mcp.json_rpc import Application
-from toolspace.server.mcp.mounted import PATHS, McpMount
-from toolspace.server.metrics import Live, Metrics
-from toolspace.server.origins import Origins
-from toolspace.server.request_limits import Limits
+from toolspace.server.metrics import LiveCounts, Metrics
+from toolspace.server.rate_limit import RequestLimiter
 from toolspace.server.requests import Request
-from toolspace.server.route_table import ROUTES
-from toolspace.server.sse import Readers
-from toolspace.server.tool_keys import ToolKeys
-from toolspace.spaces.call_recorder import Recorder
-from toolspace.spaces.elicitation import ASK_THE_SPACE
-from toolspace.spaces.knowledge import Library
+from toolspace.server.routes import ROUTES
+from toolspace.server.routes.health_and_metrics import Readiness
+from toolspace.server.sse import StreamRegistry
+from toolspace.spaces.call_recorder import CallRecorder
+from toolspace.spaces.document_library import DocumentLibrary
+from toolspace.spaces.elicitation import ASK_SPACE_MEMBERS
 from toolspace.spaces.ledger import Ledger
-from toolspace.spaces.open_runs import Cycles
-from toolspace.spaces.pending_calls import CallDesk
+from toolspace.spaces.pending_calls import PendingCalls
+from toolspace.spaces.runs import OpenRuns
 from toolspace.spaces.services import AgentServices, Notifier
-from toolspace.spaces.subscribers import Audience
+from toolspace.spaces.subscribers import StreamSubscribers
 from toolspace.spaces.sweeper import Sweeper
 from toolspace.spaces.workers import Workers
-from toolspace.storage.database import Database, WakeUps
+from toolspace.storage.database import Database, WakeUps, find_database_file
 from toolspace.storage.queries import presence
 from toolspace.storage.streams.hub import Hub
 from toolspace.storage.streams.waiters import Waiters
 from toolspace.toolspace import Toolspace
+
+# MERGED from database_setup: Opens the database that configuration names, and what carries news between the proces…
+
+
+async def open_database(config: Config) -> tuple[Database, WakeUps | None]:
+    """SQLite in the state folder, unless `storage.url` says otherwise. Raises `StorageError`."""
+    url = config.storage.url
+    file = find_database_file(url, config.state_dir)
+    if file is not None:
+        from toolspace.storage.sqlite.database import SqliteDatabase
+
+        return await SqliteDatabase.open(file), None
+    from toolspace.storage.postgres.database import PostgresDatabase  # asyncpg is an extra.
+    from toolspace.storage.postgres.wakeups import PostgresWakeUps
+
+    assert url is not None  # Without one it is a file.
+    database = await PostgresDatabase.open(url)
+    try:
+        wakeups = await PostgresWakeUps.open(url)
+    except BaseException:
+        await database.aclose()
+        raise
+    return database, wakeups
+
 
 _log = logging.getLogger("toolspace.server")
 
@@ -66,24 +86,24 @@ class Gateway:
 
     toolspace: Toolspace
     ledger: Ledger
-    calls: CallDesk
-    cycles: Cycles
+    pending_calls: PendingCalls
+    open_runs: OpenRuns
     workers: Workers
     authenticator: Authenticator
-    first_keys: FirstKeys | None
+    first_keys: InitialKeys | None
     """The keys that were made on this start, to be shown once."""
-    demo: AgentSpec | None = None
+    demo_agent: AgentSpec | None = None
     """The agent that is there to try things out with, where none is configured."""
-    readers: Readers
+    streams: StreamRegistry
     readiness: Readiness
-    agents: Residents
+    agent_host: AgentHost
     app: Application
 
     def __init__(self, config: Config, *, path: Path | None, environ: Mapping[str, str]) -> None:
         self.config = config
         self.metrics = Metrics()
-        self.limits = Limits(config.server)
-        self.tool_keys = ToolKeys()
+        self.limiter = RequestLimiter(config.server)
+        self.tool_key_policy = ToolKeyPolicy()
         self._path = path
         self.environ = environ
         self._stack = AsyncExitStack()
@@ -119,50 +139,50 @@ class Gateway:
                 retention=server.retention,
             )
         )
-        self.readiness = Readiness(lambda: self.ledger.read(presence.served), self._keep_something)
+        self.readiness = Readiness(lambda: self.ledger.read(presence.list_topics), self._keep_something)
         stack.push_async_callback(self.readiness.aclose)
-        self.calls = CallDesk(self.ledger, ttl=config.defaults.pending_call_ttl)
-        self.calls.on_due = self.sweeper.poke
-        stack.push_async_callback(self.calls.aclose)  # Before the sweeper looks for what nobody was told.
-        self.tool_keys.desk = self.calls
-        self.toolspace = Toolspace.open(self._path, environ=self.environ, callbacks=ASK_THE_SPACE)
+        self.pending_calls = PendingCalls(self.ledger, ttl=config.defaults.pending_call_ttl)
+        self.pending_calls.on_timer_started = self.sweeper.wake
+        stack.push_async_callback(self.pending_calls.aclose)  # Before the sweeper looks for what nobody was told.
+        self.tool_key_policy.pending_calls = self.pending_calls
+        self.toolspace = Toolspace.open(self._path, environ=self.environ, callbacks=ASK_SPACE_MEMBERS)
         self.toolspace.orchestrator.register(PrebuiltProvider())
         self.toolspace.orchestrator.register(TaskToolProvider())
-        self.toolspace.orchestrator.configure(policies=(self.tool_keys,))
-        recorder = Recorder(self.ledger, self.toolspace.bus)
+        self.toolspace.orchestrator.configure(policies=(self.tool_key_policy,))
+        recorder = CallRecorder(self.ledger, self.toolspace.bus)
         stack.push_async_callback(recorder.aclose)
-        self.toolspace.orchestrator.use(recorder.stage)
-        usage = await stack.enter_async_context(Usage(self.ledger))
-        self.toolspace.orchestrator.use(usage.stage)
+        self.toolspace.orchestrator.add_stage(recorder.stage)
+        usage = await stack.enter_async_context(KeyUsage(self.ledger))
+        self.toolspace.orchestrator.add_stage(usage.stage)
         await stack.enter_async_context(self.toolspace)
-        self.ledger.on_stop = self.toolspace.cancel
-        self.cycles = Cycles(self.ledger, self.toolspace.run)
-        stack.push_async_callback(self.cycles.aclose)
+        self.ledger.on_stop_call = self.toolspace.cancel
+        self.open_runs = OpenRuns(self.ledger, self.toolspace.run)
+        stack.push_async_callback(self.open_runs.aclose)
         await self._house_agents(stack)
         self.workers = await stack.enter_async_context(Workers(self.ledger, grace=server.worker_grace))
-        self.audience = Audience(self.ledger)
-        self.sweeper.on_forgotten = self.audience.tell_again
-        self.members = Members(self.ledger)
-        self.readers = Readers(heartbeat=server.heartbeat)
-        stack.push_async_callback(self.readers.aclose)
+        self.subscribers = StreamSubscribers(self.ledger)
+        self.sweeper.on_declared_dead = self.subscribers.register_again
+        self.memberships = MembershipCache(self.ledger)
+        self.streams = StreamRegistry(heartbeat=server.heartbeat)
+        stack.push_async_callback(self.streams.aclose)
         # Late: keys that are made are shown once, by whoever gets to the end of this.
-        self.first_keys = await ensure_keys(self.ledger, server)
+        self.first_keys = await create_missing_keys(self.ledger, server)
         self.authenticator = await Authenticator.open(self.ledger, server)
         stack.push_async_callback(self.authenticator.aclose)
-        self.authenticator.on_used = usage.used
+        self.authenticator.on_key_used = usage.record_use
         # Who reads while a right is taken away reads no further.
-        self.authenticator.on_change(self.readers.recheck)
-        self.members.on_change(self.readers.recheck)
+        self.authenticator.on_change(self.streams.recheck_permissions)
+        self.memberships.on_change(self.streams.recheck_permissions)
         mcp = await stack.enter_async_context(
             McpMount(
                 self.toolspace,
                 authenticator=self.authenticator,
-                limits=self.limits,
-                tool_keys=self.tool_keys,
+                limits=self.limiter,
+                tool_keys=self.tool_key_policy,
                 server=server,
             )
         )
-        mounted = self.metrics.counting("/mcp", mcp)
+        mounted = self.metrics.count_requests("/mcp", mcp)
         app = App(
             self,
             ROUTES,
@@ -170,19 +190,19 @@ class Gateway:
             max_body=server.max_body_bytes,
             observe=self.metrics.observe,
         )
-        self.app = Origins(app, server)
+        self.app = CorsMiddleware(app, server)
 
     async def _house_agents(self, stack: AsyncExitStack) -> None:
         """Gives the agents that are configured, or the one of the demonstration, all that they live from."""
-        config, crew = self.config, self.toolspace.crew
-        crew.housing = LedgerHousing(self.calls)
-        self.demo = demo_agent(config, self.environ)
-        if self.demo is not None:
+        config, crew = self.config, self.toolspace.agents
+        crew.run_recorders = StoredRunRecorders(self.pending_calls)
+        self.demo_agent = demo_agent(config, self.environ)
+        if self.demo_agent is not None:
             await set_up_demo(self.ledger)
-            crew.add([Agent.from_spec(self.demo)])
-        self.library = Library(self.ledger, self._open_embedder(stack))
-        self.calls.services = services = AgentServices(
-            self.library, notifier=ConfiguredNotifier.of(config.notifications)
+            crew.add([Agent.from_spec(self.demo_agent)])
+        self.library = DocumentLibrary(self.ledger, self._open_embedder(stack))
+        self.pending_calls.services = services = AgentServices(
+            self.library, notifier=ConfiguredNotifier.from_config(config.notifications)
         )
 
         def give_notifiers() -> None:
@@ -190,12 +210,12 @@ class Gateway:
 
         give_notifiers()
         crew.on_change(give_notifiers)
-        self.agents = await stack.enter_async_context(
-            Residents(
-                self.calls,
+        self.agent_host = await stack.enter_async_context(
+            AgentHost(
+                self.pending_calls,
                 crew,
                 library=self.library,
-                folder=config.tools.session_dir or config.state_dir / "sessions",
+                session_dir=config.tools.session_dir or config.state_dir / "sessions",
                 max_active=config.server.max_active_agents,
             )
         )
@@ -230,53 +250,57 @@ class Gateway:
         return self.ledger.waiters
 
     def _ledger(self, database: Database, wakeups: WakeUps | None) -> Ledger:
-        self.metrics.watch(database)
+        self.metrics.observe_database(database)
         return Ledger(database, wakeups)
 
     async def _keep_something(self) -> None:
         """Raises where nothing can be written. What is small may find room where most does not."""
-        self.ledger.database.check_room()
-        await self.sweeper.beat()
+        self.ledger.database.check_free_space()
+        await self.sweeper.send_heartbeat()
 
     def authenticate(self, request: Request) -> Caller | Awaitable[Caller]:
         """Who makes a request. Raises `Problem` where that is not known."""
         return self.authenticator.authenticate(request.scope["headers"], request.address)
 
-    def enter(self, request: Request) -> Callable[[], None]:
+    def admit(self, request: Request) -> Callable[[], None]:
         """Lets a request in, or raises `Problem`. The answer is called when it has ended."""
-        return self.limits.enter(request.caller, stream=request.route.stream)
+        return self.limiter.admit(request.caller, stream=request.route.is_stream)
 
-    def live(self) -> Live:
+    def count_live(self) -> LiveCounts:
         """What is open at this moment."""
-        return Live(
-            readers=self.ledger.hub.subscriptions,
-            streams=self.ledger.hub.streams,
-            events=self.ledger.appended,
-            workers=self.workers.serving(),
-            waiting=self.calls.waiting,
-            requests=self.limits.requests,
-            agents=self.agents.dispatcher.active,
-            cycles=self.agents.dispatcher.cycles,
-            models=self.toolspace.crew.spending.models,
+        return LiveCounts(
+            readers=self.ledger.hub.subscription_count,
+            streams=self.ledger.hub.stream_count,
+            events=self.ledger.stored_event_count,
+            workers=self.workers.count_by_tool(),
+            waiting=self.pending_calls.waiting_count,
+            requests=self.limiter.requests,
+            agents=self.agent_host.scheduler.active_count,
+            cycles=self.agent_host.scheduler.cycle_counts,
+            models=self.toolspace.agents.model_usage.by_model,
         )
 
     async def drain(self, timeout: float) -> None:
         """Ends what would not end by itself: streams, waiting calls, and after `timeout` seconds what still runs."""
-        self.readers.end()
-        self.workers.end()
+        self.streams.close_all()
+        self.workers.disconnect_all()
         self.ledger.waiters.wake_all()  # Whoever waits for an inbox sees that it is time to go.
-        stopping = asyncio.create_task(self.agents.dispatcher.drain(timeout))
-        await self.calls.drain()
+        stopping = asyncio.create_task(self.agent_host.scheduler.drain(timeout))
+        await self.pending_calls.drain()
         await stopping
         try:
             async with asyncio.timeout(timeout):
-                await self.toolspace.orchestrator.settle()
+                await self.toolspace.orchestrator.wait_until_idle()
         except TimeoutError:
             self.toolspace.orchestrator.cancel()
-            await self.toolspace.orchestrator.settle()
+            await self.toolspace.orchestrator.wait_until_idle()
 
 
-def _notifiers(crew: Crew) -> dict[str, Notifier]:
+def _notifiers(crew: AgentRegistry) -> dict[str, Notifier]:
     """How each agent reaches people, where configuration says so."""
-    found = {entity_of(one.name): ConfiguredNotifier.of(one.spec.notifications) for one in crew if one.spec is not None}
+    found = {
+        entity_id_for(one.name): ConfiguredNotifier.from_config(one.spec.notifications)
+        for one in crew
+        if one.spec is not None
+    }
     return {entity_id: notifier for entity_id, notifier in found.items() if notifier is not None}

@@ -11,10 +11,10 @@ from toolspace.core import json_text
 from toolspace.core.ids import derived_id
 from toolspace.server.problems import Problem
 from toolspace.server.requests import Request
-from toolspace.server.responses import Answer
+from toolspace.server.responses import Response
 from toolspace.spaces.ledger import Effects
-from toolspace.storage.database import Program, is_large, large
-from toolspace.storage.queries import idempotent_responses
+from toolspace.storage.database import Program, is_long_running, long_running
+from toolspace.storage.queries import idempotency
 
 T = TypeVar("T")
 
@@ -22,9 +22,9 @@ HEADER: Final = "Idempotency-Key"
 _KEY: Final = re.compile(r"[!-~]{1,200}")
 
 
-async def once(
+async def run_once(
     request: Request, program: Callable[[Effects], Program[T]], *, show: Callable[[T], Any] = lambda result: result
-) -> Answer:
+) -> Response:
     """Runs a program once for each key that the caller gives, and answers with what it gives; without a key, always.
 
     The answer is kept in the transaction that does the work: there is no moment at which one is there without the
@@ -34,24 +34,24 @@ async def once(
     key = idempotency_key(request)
     ledger = request.gateway.ledger
     if key is None:
-        return Answer(show(await ledger.commit(program)), status=status)
+        return Response(show(await ledger.commit(program)), status=status)
     fingerprint = hashlib.sha256(await request.body()).hexdigest()
 
-    def keeping(effects: Effects) -> Program[tuple[idempotent_responses.Kept, bool]]:
-        kept = yield from idempotent_responses.take(key, fingerprint, ledger.node_id)
+    def keeping(effects: Effects) -> Program[tuple[idempotency.StoredResponse, bool]]:
+        kept = yield from idempotency.claim_key(key, fingerprint, ledger.node_id)
         if kept is not None:
             return kept, True
         body = json_text.encode(show((yield from program(effects))))
-        yield from idempotent_responses.keep(key, status, body)
-        return idempotent_responses.Kept(fingerprint, status, body), False
+        yield from idempotency.save_response(key, status, body)
+        return idempotency.StoredResponse(fingerprint, status, body), False
 
-    kept, repeated = await ledger.commit(large(keeping) if is_large(program) else keeping)
+    kept, repeated = await ledger.commit(long_running(keeping) if is_long_running(program) else keeping)
     if kept.fingerprint != fingerprint:
         raise Problem(422, f"this {HEADER} was used for a request with another body; take a new key for a new request")
     if kept.status is None or kept.body is None:
         raise Problem(409, f"the first request with this {HEADER} has not been answered yet; try again")
     headers = ((b"idempotency-replayed", b"true"),) if repeated else ()
-    return Answer(kept.body, status=kept.status, media_type="application/json", headers=headers)
+    return Response(kept.body, status=kept.status, media_type="application/json", headers=headers)
 
 
 def idempotency_key(request: Request) -> str | None:

@@ -11,7 +11,7 @@ import msgspec
 
 from toolspace.core import json_text
 from toolspace.core.ids import new_id
-from toolspace.errors import RefusalReason, RefusedError, StorageUnavailable, UnkeepableError
+from toolspace.errors import RefusalReason, RefusedError, StorageUnavailable, UnstorableValueError
 
 _log = logging.getLogger("toolspace.server")
 
@@ -57,24 +57,24 @@ class Problem(Exception):
         self.detail = detail
         self.title = title or _phrase(status)
         self.headers = headers
-        self.more: Mapping[str, Any] = more
+        self.extra_members: Mapping[str, Any] = more
 
     def body(self) -> bytes:
         shown = {"type": "about:blank", "title": self.title, "status": self.status, "detail": self.detail}
-        return json_text.encode_bytes({**shown, **self.more, **shown})  # In this order, and these as they are.
+        return json_text.encode_bytes({**shown, **self.extra_members, **shown})  # In this order, and these as they are.
 
 
-def problem_of(error: BaseException) -> Problem:
+def to_problem(error: BaseException) -> Problem:
     """The problem that an exception is. What nobody expected is logged under an id, and its text stays here."""
     if isinstance(error, Problem):
         return error
     if isinstance(error, RefusedError):
         problem = Problem(_REFUSED[error.reason], str(error))
-        problem.more = error.details  # Whatever they are called: what every problem has wins.
+        problem.extra_members = error.details  # Whatever they are called: what every problem has wins.
         return problem
     if isinstance(error, msgspec.ValidationError):
-        return invalid(error)
-    if isinstance(error, UnkeepableError):
+        return invalid_input(error)
+    if isinstance(error, UnstorableValueError):
         return Problem(400, str(error))
     if isinstance(error, StorageUnavailable):
         _log.warning("the database does not answer: %s", error)
@@ -88,7 +88,7 @@ def unavailable(detail: str, *, retry_seconds: int = RETRY_SECONDS) -> Problem:
     return Problem(503, detail, headers=((b"retry-after", b"%d" % retry_seconds),))
 
 
-def invalid(error: Exception, *, place: Literal["body", "query"] = "body") -> Problem:
+def invalid_input(error: Exception, *, place: Literal["body", "query"] = "body") -> Problem:
     """A body or a query that is not as it should be: names the place and what was expected there."""
     text = str(error)
     expected, _, path = text.partition(" - at `")

@@ -7,9 +7,9 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from toolspace.core.records import CallRecord, Exposure, RunRecord, StreamEvent
+from toolspace.core.records import CallRecord, RunRecord, StoredEvent, Visibility
 
-Audience = Literal["secret", "public"]
+Viewer = Literal["secret", "public"]
 """Who reads: the holder of a secret key, who sees everything; or a member of the space, who does not."""
 
 _NAMED: Final = frozenset(("tool.started", "tool.done", "tool.error"))
@@ -19,21 +19,21 @@ _OPERATORS: Final[dict[str, frozenset[str]]] = {"run.done": frozenset(("usage", 
 _OPERATORS_OF_RUN: Final = frozenset(("trigger", "usage", "error"))
 
 
-def project(event: StreamEvent, audience: Audience) -> StreamEvent | None:
+def redact_event(event: StoredEvent, audience: Viewer) -> StoredEvent | None:
     """The event as that audience may see it, or None."""
     if audience == "secret":
         return event
-    if event.exposure == "full":
+    if event.visibility == "full":
         hidden = _OPERATORS.get(event.type)
         if hidden is None:
             return event
         return _with(event, {key: value for key, value in event.data.items() if key not in hidden})
-    if event.exposure == "name" and event.type in _NAMED:
+    if event.visibility == "name" and event.type in _NAMED:
         return _with(event, {"toolCallId": event.data.get("toolCallId"), "toolName": event.data.get("toolName")})
     return None
 
 
-def project_call(call: CallRecord, exposure: Exposure, audience: Audience) -> dict[str, Any] | None:
+def redact_call(call: CallRecord, exposure: Visibility, audience: Viewer) -> dict[str, Any] | None:
     """The call as that audience may see it, or None. The exposure is the one that its events have."""
     if audience == "secret" or exposure == "full":
         return call.wire()
@@ -42,13 +42,13 @@ def project_call(call: CallRecord, exposure: Exposure, audience: Audience) -> di
     return None
 
 
-def project_calls(calls: Iterable[tuple[CallRecord, Exposure]], audience: Audience) -> list[dict[str, Any]]:
+def redact_calls(calls: Iterable[tuple[CallRecord, Visibility]], audience: Viewer) -> list[dict[str, Any]]:
     """The calls that the audience may see, each as far as it may."""
-    seen = (project_call(call, exposure, audience) for call, exposure in calls)
+    seen = (redact_call(call, exposure, audience) for call, exposure in calls)
     return [call for call in seen if call is not None]
 
 
-def project_run(run: RunRecord, audience: Audience) -> dict[str, Any]:
+def redact_run(run: RunRecord, audience: Viewer) -> dict[str, Any]:
     """The run; for members without what began it, what it cost and why it failed."""
     data: dict[str, Any] = msgspec.to_builtins(run)
     if audience == "secret":
@@ -56,5 +56,5 @@ def project_run(run: RunRecord, audience: Audience) -> dict[str, Any]:
     return {key: value for key, value in data.items() if key not in _OPERATORS_OF_RUN}
 
 
-def _with(event: StreamEvent, data: dict[str, Any]) -> StreamEvent:
-    return StreamEvent(event.stream, event.id, event.type, data, event.at, event.exposure)
+def _with(event: StoredEvent, data: dict[str, Any]) -> StoredEvent:
+    return StoredEvent(event.stream, event.id, event.type, data, event.at, event.visibility)

@@ -12,9 +12,9 @@ import msgspec
 
 from toolspace.core import json_text
 from toolspace.core.names import did_you_mean
-from toolspace.server.callers import Anonymous, Caller
+from toolspace.server.authorization import AnonymousCaller, Caller
 from toolspace.server.mcp.json_rpc import Message, Receive, Scope
-from toolspace.server.problems import Problem, invalid
+from toolspace.server.problems import Problem, invalid_input
 from toolspace.server.routing import Route
 
 if TYPE_CHECKING:
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-MAX_BODY: Final = 4 * 1024 * 1024
-BODY_SECONDS: Final = 30.0
+MAX_BODY_BYTES: Final = 4 * 1024 * 1024
+BODY_TIMEOUT_SECONDS: Final = 30.0
 """How long a body may take to arrive: a client that sends a byte now and then would hold its connection for ever."""
 MAX_DEPTH: Final = 100
 """Levels of a body. What is stored is put into events and messages, and must still be readable inside them."""
 _MOST_PARAMETERS: Final = 50
 _LONGEST_SHOWN: Final = 200
 """Characters of what was sent that an answer says again."""
-_NOBODY: Final = Anonymous()
+_NOBODY: Final = AnonymousCaller()
 _CLOSE: Final = ((b"connection", b"close"),)
 """On answers to a body that was not read to its end: the rest of it must not be taken for the next request."""
 
@@ -60,7 +60,7 @@ class Request:
         receive: Receive,
         *,
         params: Mapping[str, str],
-        max_body: int = MAX_BODY,
+        max_body: int = MAX_BODY_BYTES,
     ) -> None:
         self.gateway = gateway
         self.route = route
@@ -144,11 +144,11 @@ class Request:
             raise Problem(400, "the body is nested too deeply") from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise Problem(400, f"the body cannot be read: {error}") from None
-        if len(body) > MAX_DEPTH < body.count(b"[") + body.count(b"{") and json_text.is_deep(value, MAX_DEPTH):
+        if len(body) > MAX_DEPTH < body.count(b"[") + body.count(b"{") and json_text.is_too_deep(value, MAX_DEPTH):
             raise Problem(400, f"the body is nested too deeply; at most {MAX_DEPTH} levels are taken")
         return value
 
-    async def disconnected(self) -> None:
+    async def wait_for_disconnect(self) -> None:
         """Waits until the client has gone away."""
         if self._body is None:
             await self.body()
@@ -180,7 +180,7 @@ class Request:
                 raise _too_large(self._limit)
             return body
         try:
-            async with asyncio.timeout(BODY_SECONDS):
+            async with asyncio.timeout(BODY_TIMEOUT_SECONDS):
                 if message is None:
                     message = await rest
                 pieces = bytearray()
@@ -227,16 +227,18 @@ def _too_large(limit: int) -> Problem:
 
 
 def _explained(error: msgspec.ValidationError, kind: Any, place: Any) -> Problem:
-    problem = invalid(error, place=place)
+    problem = invalid_input(error, place=place)
     _, unknown, rest = str(error).partition("unknown field `")
-    if unknown and problem.more["path"] == "$":
+    if unknown and problem.extra_members["path"] == "$":
         known: tuple[str, ...] = getattr(kind, "__struct_encode_fields__", ())
         name = rest.partition("`")[0]
         name = name if len(name) <= _LONGEST_SHOWN else f"{name[:_LONGEST_SHOWN]}…"
         near = did_you_mean(name, known) or (f"; known are {', '.join(known)}" if known else "")
         return Problem(400, f'the {place} has "{name}", which means nothing here{near}', path=f"$.{name}")
-    if "enum value" in problem.detail and (choices := _choices(kind, problem.more["path"])):
-        return Problem(400, f"{problem.detail}; expected one of {', '.join(choices)}", path=problem.more["path"])
+    if "enum value" in problem.detail and (choices := _choices(kind, problem.extra_members["path"])):
+        return Problem(
+            400, f"{problem.detail}; expected one of {', '.join(choices)}", path=problem.extra_members["path"]
+        )
     return problem
 
 

@@ -16,7 +16,7 @@ _JSON: Final = [(b"content-type", b"application/json"), *_COMMON]
 _PROBLEM: Final = [(b"content-type", MEDIA_TYPE), *_COMMON]
 
 
-class Answer:
+class Response:
     """An answer with a status or headers of its own. `body` is encoded as JSON, unless it is bytes of `media_type`."""
 
     __slots__ = ("body", "headers", "media_type", "on_sent", "status")
@@ -46,16 +46,18 @@ class Answer:
         return [*_JSON, *self.headers], json_text.encode_bytes(self.body)
 
 
-class Stream(Protocol):
+class StreamingResponse(Protocol):
     """An answer that writes itself, as server-sent events do."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
 
 
-NO_CONTENT: Final = Answer(status=204)
+NO_CONTENT: Final = Response(status=204)
 
 
-async def respond(send: Send, status: int, headers: list[tuple[bytes, bytes]], body: bytes, *, head: bool) -> None:
+async def send_response(
+    send: Send, status: int, headers: list[tuple[bytes, bytes]], body: bytes, *, head: bool
+) -> None:
     """One whole answer. The length is that of the body also where only the head is asked for."""
     if status not in (204, 304):
         headers.append((b"content-length", b"%d" % len(body)))
@@ -63,14 +65,14 @@ async def respond(send: Send, status: int, headers: list[tuple[bytes, bytes]], b
     await send({"type": "http.response.body", "body": b"" if head else body})
 
 
-async def respond_json(send: Send, value: Any, *, status: int = 200, head: bool = False) -> None:
-    await respond(send, status, _JSON.copy(), json_text.encode_bytes(value), head=head)
+async def send_json(send: Send, value: Any, *, status: int = 200, head: bool = False) -> None:
+    await send_response(send, status, _JSON.copy(), json_text.encode_bytes(value), head=head)
 
 
-async def respond_text(send: Send, text: bytes, *, status: int = 200, head: bool = False) -> None:
+async def send_encoded_json(send: Send, text: bytes, *, status: int = 200, head: bool = False) -> None:
     """As `respond_json`, of what is JSON already."""
-    await respond(send, status, _JSON.copy(), text, head=head)
+    await send_response(send, status, _JSON.copy(), text, head=head)
 
 
-async def respond_problem(send: Send, problem: Problem, *, head: bool = False) -> None:
-    await respond(send, problem.status, [*_PROBLEM, *problem.headers], problem.body(), head=head)
+async def send_problem(send: Send, problem: Problem, *, head: bool = False) -> None:
+    await send_response(send, problem.status, [*_PROBLEM, *problem.headers], problem.body(), head=head)

@@ -8,7 +8,7 @@ from urllib.parse import unquote_to_bytes
 
 import msgspec
 
-from toolspace.server.callers import Access
+from toolspace.server.authorization import Access
 
 if TYPE_CHECKING:
     from toolspace.server.requests import Request
@@ -32,17 +32,17 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     """The struct of the JSON body."""
     query: Any = None
     """The struct of the query parameters."""
-    answer: Any = None
+    response: Any = None
     """The type of the answer; None where there is no body, or it is described by `media_type`."""
     status: int = 200
-    also: Mapping[int, Any] = {}
+    other_responses: Mapping[int, Any] = {}
     """Other good answers: the type of each by its status."""
-    problems: Sequence[int] = ()
+    error_statuses: Sequence[int] = ()
     """Failures besides those that every route of its kind has."""
     media_type: str = "application/json"
-    stream: bool = False
+    is_stream: bool = False
     """Whether the answer goes on until someone ends it."""
-    creates: bool = False
+    accepts_idempotency_key: bool = False
     """Whether it takes an `Idempotency-Key`."""
     headers: Mapping[str, str] = {}
     """Request headers that it looks at besides, and what each is for."""
@@ -64,7 +64,7 @@ _MOST_REMEMBERED, _LONGEST_REMEMBERED = 1024, 200
 """Paths that are remembered, and their characters: anyone may make them up."""
 
 
-class Match(msgspec.Struct, frozen=True):
+class RouteMatch(msgspec.Struct, frozen=True):
     """Where a path leads: what answers there by method, and the values of the parameters in their order."""
 
     routes: Mapping[str, Route]
@@ -87,11 +87,11 @@ class Router:
     def __init__(self, routes: Iterable[Route]) -> None:
         self.routes = tuple(routes)
         self._root = _Node()
-        self._remembered: dict[str, Match] = {}
+        self._remembered: dict[str, RouteMatch] = {}
         for route in self.routes:
             self._add(route)
 
-    def find(self, path: str, raw_path: bytes | None = None) -> Match | None:
+    def find(self, path: str, raw_path: bytes | None = None) -> RouteMatch | None:
         """What is at a path. The raw one tells a slash that is a part of a name from one that parts names."""
         if raw_path is not None and b"%" in raw_path:
             try:
@@ -106,7 +106,7 @@ class Router:
                 self._remembered[path] = known
         return known
 
-    def _follow(self, segments: Sequence[str]) -> Match | None:
+    def _follow(self, segments: Sequence[str]) -> RouteMatch | None:
         values: list[str] = []
         node: _Node | None = self._root
         for segment in segments:  # The way of most: each name leads on.
@@ -118,10 +118,10 @@ class Router:
             node = below
         else:
             if node.routes:
-                return Match(node.routes, tuple(values))
+                return RouteMatch(node.routes, tuple(values))
         values.clear()
         node = _walk(self._root, segments, 0, values)
-        return Match(node.routes, tuple(values)) if node is not None else None
+        return RouteMatch(node.routes, tuple(values)) if node is not None else None
 
     def _add(self, route: Route) -> None:
         node = self._root

@@ -8,19 +8,78 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, Protocol
+from dataclasses import dataclass
+from typing import Any, Final, Literal, Protocol
 
+import msgspec
+
+from toolspace.core.names import did_you_mean
+from toolspace.core.records import EVENT_TYPES
 from toolspace.errors import StorageUnavailable
-from toolspace.server.broadcast import Feed, StreamSource, TailSource
-from toolspace.server.dialects import Dialect
+from toolspace.server.broadcast import FirehoseEventSource, SharedFeed, StreamEventSource
+from toolspace.server.dialects import DIALECTS, NATIVE, Dialect
 from toolspace.server.mcp.json_rpc import Receive, Scope, Send
 from toolspace.server.problems import Problem, unavailable
-from toolspace.server.redaction import Audience
-from toolspace.server.stream_options import Reading
+from toolspace.server.redaction import Viewer
 from toolspace.storage.streams.hub import Hub
-from toolspace.storage.streams.subscriptions import StreamClosed, TooSlow
+from toolspace.storage.streams.subscriptions import StreamClosed, SubscriberTooSlow
+
+# MERGED from stream_options: How someone wants to read a stream: in which language, and from where. Reads nothing …
+
+_PLACE: Final = re.compile(r"(\d{1,18})(?:\.(\d{1,6}))?", re.ASCII)
+
+
+class StreamQuery(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+    """How a stream is to be read."""
+
+    format: str = NATIVE.name
+    """`native`, `ui-message-stream` or `ag-ui`."""
+    last_event_id: str = ""
+    """The id of the last event that was read, where the header Last-Event-ID cannot be set."""
+    from_: Literal["now", "start"] = msgspec.field(name="from", default="now")
+    """Where to begin without an id: with what happens from now on, or with what is kept."""
+    until: str | None = None
+    """The type of event after which the stream ends, such as `run.done`."""
+
+
+@dataclass(frozen=True)
+class StreamOptions:
+    """What a reader wants: a language, and a place to begin."""
+
+    dialect: Dialect = NATIVE
+    after: int | None = None
+    """The last event that was read whole; None: from now on."""
+    skip: int = 0
+    """How many frames of the event behind it were read too."""
+    resumes: bool = False
+    """Whether it was here before, and must be told if something is missing."""
+    until: str | None = None
+
+
+def parse_stream_options(query: StreamQuery, last_event_id: str | None) -> StreamOptions:
+    """What the query and the header Last-Event-ID ask for. Raises `Problem` 400 where that means nothing.
+
+    The header wins: a browser comes back with the same address, and the header says how far it came.
+    """
+    dialect = DIALECTS.get(query.format)
+    if dialect is None:
+        known = ", ".join(f'"{name}"' for name in DIALECTS)
+        raise Problem(400, f'the format "{query.format[:80]}" is not known; there are {known}', path="$.format")
+    if query.until is not None and query.until not in EVENT_TYPES:
+        near = did_you_mean(query.until[:80], EVENT_TYPES) or f"; there are {', '.join(EVENT_TYPES)}"
+        raise Problem(400, f'no event is a "{query.until[:80]}"{near}', path="$.until")
+    place = last_event_id or query.last_event_id
+    if not place:
+        return StreamOptions(dialect, 0 if query.from_ == "start" else None, until=query.until)
+    match = _PLACE.fullmatch(place)
+    after, skip = (int(match[1]), int(match[2]) + 1 if match[2] else 0) if match else (0, 0)
+    if match is None or (skip and not after):
+        raise Problem(400, f'"{place[:80]}" is no id of an event; send one that came in an "id:" line, or none')
+    return StreamOptions(dialect, after - 1 if skip else after, skip, resumes=True, until=query.until)
+
 
 _log = logging.getLogger("toolspace.server")
 
@@ -37,18 +96,18 @@ _HEADERS: Final = (
 )
 _NEVER: Final = float("-inf")
 
-Allowed = Callable[[], Awaitable[bool]]
+PermissionCheck = Callable[[], Awaitable[bool]]
 """Whether a reader may still read."""
 
 
-class Source(Protocol):
+class EventSource(Protocol):
     """Where an answer's bytes come from."""
 
-    complete: bool
+    is_complete: bool
     """Whether it has said everything."""
 
     @property
-    def lost(self) -> bool:
+    def has_lost_events(self) -> bool:
         """Whether what comes next was let go before it was read."""
         ...
 
@@ -58,14 +117,14 @@ class Source(Protocol):
 
     def ping(self) -> bytes: ...
 
-    def ending(self) -> bytes: ...
+    def final_frame(self) -> bytes: ...
 
-    def poke(self) -> None: ...
+    def wake(self) -> None: ...
 
     def close(self) -> None: ...
 
 
-class Readers:
+class StreamRegistry:
     """All streams that are being read from this process, and the timer that looks after them."""
 
     def __init__(
@@ -74,41 +133,41 @@ class Readers:
         self.heartbeat = heartbeat
         self.stall = stall
         self.recheck_after = recheck
-        self.dropped = 0
+        self.dropped_count = 0
         """Readers that did not keep up, so far."""
-        self._readers: set[EventStream] = set()
-        self._feeds: dict[tuple[Hub, str, str, Audience], Feed] = {}
+        self._readers: set[SseResponse] = set()
+        self._feeds: dict[tuple[Hub, str, str, Viewer], SharedFeed] = {}
         self._timer: asyncio.Task[None] | None = None
         self._ended = False
 
     def __len__(self) -> int:
         return len(self._readers)
 
-    async def open(
+    async def open_stream(
         self,
         hub: Hub,
         stream: str,
-        reading: Reading | None = None,
+        reading: StreamOptions | None = None,
         *,
-        audience: Audience,
-        allowed: Allowed | None = None,
+        audience: Viewer,
+        allowed: PermissionCheck | None = None,
         strict: bool = False,
         expires_at: int | None = None,
-    ) -> EventStream:
+    ) -> SseResponse:
         """An answer that streams events, ready to be written. `allowed` is asked again and again, where it is `strict`
         before each write; at `expires_at` (Unix milliseconds) it ends."""
         self._check_open()
-        reading = reading or Reading()
+        reading = reading or StreamOptions()
         try:
             subscription = await hub.subscribe(stream, after=reading.after)
         except StreamClosed:
             raise _stopping() from None
         feed = self._feed(hub, stream, reading.dialect, audience)
         if not reading.resumes:
-            subscription.reset = None  # Whoever reads from the start gets what there is.
-        source = StreamSource(feed, subscription, until=reading.until)
+            subscription.reset_id = None  # Whoever reads from the start gets what there is.
+        source = StreamEventSource(feed, subscription, until=reading.until)
         try:
-            first = await source.begin(replays=reading.after is not None, skip=reading.skip)
+            first = await source.first_frames(replays=reading.after is not None, skip=reading.skip)
         except BaseException:
             source.close()
             self._leave(feed)
@@ -118,7 +177,7 @@ class Readers:
             self._leave(feed)
 
         headers = (*_HEADERS, *reading.dialect.headers)
-        return EventStream(
+        return SseResponse(
             self,
             source,
             first,
@@ -129,18 +188,18 @@ class Readers:
             on_close=closed,
         )
 
-    async def open_tail(self, hub: Hub, *, allowed: Allowed | None = None) -> EventStream:
+    async def open_firehose(self, hub: Hub, *, allowed: PermissionCheck | None = None) -> SseResponse:
         """An answer that streams the events of all streams, for operators."""
         self._check_open()
-        source = TailSource(hub.subscribe_all())
-        return EventStream(self, source, await source.begin(), allowed=allowed)
+        source = FirehoseEventSource(hub.subscribe_all())
+        return SseResponse(self, source, await source.first_frames(), allowed=allowed)
 
-    def recheck(self) -> None:
+    def recheck_permissions(self) -> None:
         """Rights may have been taken away: everyone is asked for theirs before anything more is written."""
         for reader in tuple(self._readers):
-            reader.recheck()
+            reader.recheck_permission()
 
-    def end(self) -> None:
+    def close_all(self) -> None:
         """Ends all streams, for good; readers come back elsewhere, with the id that they have."""
         self._ended = True
         for reader in tuple(self._readers):
@@ -148,23 +207,23 @@ class Readers:
 
     async def aclose(self) -> None:
         """Ends all streams and waits until they are gone. One that does not read is cut off."""
-        self.end()
+        self.close_all()
         for reader in tuple(self._readers):
             if reader.is_writing:
                 reader.drop()
-        await asyncio.gather(*(reader.gone.wait() for reader in tuple(self._readers)))
+        await asyncio.gather(*(reader.closed.wait() for reader in tuple(self._readers)))
         if self._timer is not None:
             self._timer.cancel()
             await asyncio.gather(self._timer, return_exceptions=True)
 
-    def add(self, reader: EventStream) -> None:
+    def add(self, reader: SseResponse) -> None:
         self._readers.add(reader)
         if self._ended:
             reader.end()
         elif self._timer is None:
             self._timer = asyncio.create_task(self._look_after())
 
-    def discard(self, reader: EventStream) -> None:
+    def discard(self, reader: SseResponse) -> None:
         self._readers.discard(reader)
 
     async def _look_after(self) -> None:
@@ -174,44 +233,44 @@ class Readers:
             now, wall = time.monotonic(), time.time() * 1000
             for reader in tuple(self._readers):
                 try:
-                    reader.look(now, wall)
+                    reader.check_timers(now, wall)
                 except Exception:  # One reader's fault must not end what looks after all.
                     _log.exception("a stream could not be looked after")
 
-    def _feed(self, hub: Hub, stream: str, dialect: Dialect, audience: Audience) -> Feed:
+    def _feed(self, hub: Hub, stream: str, dialect: Dialect, audience: Viewer) -> SharedFeed:
         key = (hub, stream, dialect.name, audience)
         feed = self._feeds.get(key)
         if feed is None:
-            feed = self._feeds[key] = Feed(hub, stream, dialect, audience)
-        feed.readers += 1
+            feed = self._feeds[key] = SharedFeed(hub, stream, dialect, audience)
+        feed.reader_count += 1
         return feed
 
-    def _leave(self, feed: Feed) -> None:
-        feed.readers -= 1
-        if not feed.readers:
-            self._feeds.pop((feed.hub, feed.stream, feed.dialect.name, feed.audience), None)
+    def _leave(self, feed: SharedFeed) -> None:
+        feed.reader_count -= 1
+        if not feed.reader_count:
+            self._feeds.pop((feed.hub, feed.stream, feed.dialect.name, feed.viewer), None)
 
     def _check_open(self) -> None:
         if self._ended:
             raise _stopping()
 
 
-class EventStream:
+class SseResponse:
     """One answer that writes itself, from a source, until it is ended or its reader is gone."""
 
     def __init__(
         self,
-        readers: Readers,
-        source: Source,
+        readers: StreamRegistry,
+        source: EventSource,
         first: bytes,
         *,
         headers: tuple[tuple[bytes, bytes], ...] = _HEADERS,
-        allowed: Allowed | None = None,
+        allowed: PermissionCheck | None = None,
         strict: bool = False,
         expires_at: int | None = None,
         on_close: Callable[[], None] | None = None,
     ) -> None:
-        self.gone = asyncio.Event()
+        self.closed = asyncio.Event()
         self._readers = readers
         self._source = source
         self._first = first
@@ -233,7 +292,7 @@ class EventStream:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._send = send
-        self._transport = transport_of(receive)
+        self._transport = find_transport(receive)
         self._task = asyncio.current_task()
         self._readers.add(self)
         leaving = asyncio.create_task(self._notice(receive))
@@ -257,26 +316,26 @@ class EventStream:
 
     def close(self) -> None:
         """Lets go of what it holds. Whoever opened it and does not let it write itself closes it."""
-        if not self.gone.is_set():
-            self.gone.set()
+        if not self.closed.is_set():
+            self.closed.set()
             self._source.close()
             if self._on_close is not None:
                 self._on_close()
 
-    def look(self, now: float, wall: float) -> None:
+    def check_timers(self, now: float, wall: float) -> None:
         """What the timer sees to."""
         if self._writing_since:
-            if now - self._writing_since > self._readers.stall or self._source.lost:
+            if now - self._writing_since > self._readers.stall or self._source.has_lost_events:
                 self.drop()
         elif self._expires_at is not None and wall >= self._expires_at:
             self.end()
         elif now - self._wrote_at >= self._readers.heartbeat or self._is_unchecked(now):
-            self._source.poke()
+            self._source.wake()
 
-    def recheck(self) -> None:
+    def recheck_permission(self) -> None:
         if self._allowed is not None:
             self._checked_at = _NEVER
-            self._source.poke()
+            self._source.wake()
 
     def end(self) -> None:
         """Ends it politely: the reader sees that it is over, and may come back."""
@@ -287,7 +346,7 @@ class EventStream:
         if self._dropped:
             return
         self._dropped = True
-        self._readers.dropped += 1
+        self._readers.dropped_count += 1
         _log.info("a reader that did not read was dropped")
         self._source.close()
         if self._transport is not None:
@@ -312,7 +371,7 @@ class EventStream:
             return
         except StorageUnavailable as error:
             _log.warning("a stream ends, its reader may come back: %s", error)
-        except TooSlow as error:
+        except SubscriberTooSlow as error:
             _log.debug("%s", error)
             self.drop()
 
@@ -326,7 +385,7 @@ class EventStream:
     async def _finish(self) -> None:
         assert self._send is not None
         self._writing_since = time.monotonic()
-        last = self._source.ending() if self._source.complete else b""
+        last = self._source.final_frame() if self._source.is_complete else b""
         await self._send({"type": "http.response.body", "body": last, "more_body": False})
         self._writing_since = 0.0
 
@@ -351,7 +410,7 @@ class EventStream:
         self._source.close()
 
 
-def transport_of(receive: Receive) -> Any:
+def find_transport(receive: Receive) -> Any:
     """The connection of a request, to cut it off: closing it politely would wait for a reader that does not read."""
     return getattr(getattr(receive, "__self__", None), "transport", None)  # uvicorn's `receive` belongs to it.
 

@@ -16,13 +16,13 @@ from toolspace.errors import (
     ToolExecutionError,
     ToolPermissionError,
 )
-from toolspace.spaces.call_transactions import Begun
+from toolspace.spaces.call_transactions import StartedCall
 from toolspace.spaces.ledger import Ledger
-from toolspace.spaces.pending_calls import CallDesk
+from toolspace.spaces.pending_calls import PendingCalls
 from toolspace.spaces.services import AgentServices
 
 
-class CallRoom:
+class GatewayCallHost:
     """What the calls of one request share. The `host` of their contexts.
 
     Where nobody `confirms` that answers arrived, because the way back is not seen, handing them over has to do.
@@ -32,52 +32,52 @@ class CallRoom:
         "_confirms",
         "_opened",
         "agent_entity_id",
-        "desk",
-        "faults",
-        "inline",
-        "moves_on",
+        "duplicate_call_id",
+        "inline_call_ids",
+        "pending_calls",
         "run_id",
+        "run_moves_on",
         "space_id",
-        "taken",
-        "written",
+        "storage_errors",
+        "stored_calls",
     )
 
     def __init__(
         self,
-        desk: CallDesk,
+        pending_calls: PendingCalls,
         *,
         run_id: str | None = None,
         agent_entity_id: str | None = None,
         space_id: str | None = None,
-        confirms: bool = True,
+        confirms_delivery: bool = True,
     ) -> None:
-        self._confirms = confirms
-        self.desk = desk
+        self._confirms = confirms_delivery
+        self.pending_calls = pending_calls
         self.run_id = run_id
         self.agent_entity_id = agent_entity_id
         self.space_id = space_id
         """Where visible calls show. Entering another changes it, for the calls that follow."""
-        self.inline: list[str] = []
+        self.inline_call_ids: list[str] = []
         """Calls whose answers go back with this request: whoever sends it says whether they arrived."""
-        self.faults: dict[str, StorageUnavailable] = {}
+        self.storage_errors: dict[str, StorageUnavailable] = {}
         """Calls of which nothing is known, because the database did not answer."""
-        self.written: dict[str, Begun] = {}
+        self.stored_calls: dict[str, StartedCall] = {}
         """Calls that were written down before they are made, by their ids."""
-        self.taken: str | None = None
+        self.duplicate_call_id: str | None = None
         """A call that was there already under its id, though it was to be begun."""
-        self.moves_on = False
+        self.run_moves_on = False
         """Whether another process goes on with its run: a call that is cut off here is for that one to see to."""
         self._opened: set[str] | None = None
 
     @property
     def ledger(self) -> Ledger:
-        return self.desk.ledger
+        return self.pending_calls.ledger
 
     @property
     def services(self) -> AgentServices:
-        return self.desk.services
+        return self.pending_calls.services
 
-    def open(self, call_id: str) -> None:
+    def note_opened(self, call_id: str) -> None:
         """A call is written down while someone else answers it."""
         if self.run_id is not None:
             self._opened = self._opened or set()
@@ -86,27 +86,27 @@ class CallRoom:
     def has_opened(self, call_id: str) -> bool:
         return self._opened is not None and call_id in self._opened
 
-    def take(self, call_id: str) -> None:
+    def deliver_inline(self, call_id: str) -> None:
         """The answer of a call goes to whoever made this request."""
         if self._confirms:
-            self.inline.append(call_id)
+            self.inline_call_ids.append(call_id)
         else:
-            self.desk.delivered((call_id,))
+            self.pending_calls.mark_delivered((call_id,))
 
-    async def answer_elsewhere(self, tool: Tool, parameters: Mapping[str, Any], context: ToolContext) -> ToolResult:
+    async def wait_for_result(self, tool: Tool, parameters: Mapping[str, Any], context: ToolContext) -> ToolResult:
         if tool.execution_type == "space" and self.space_id is None:
             where = not_in_a_space if self.run_id is not None else _not_in_a_run
             raise ToolPermissionError(where(tool.name))
         try:
-            return await self.desk.answer(self, tool, parameters, context)
+            return await self.pending_calls.execute(self, tool, parameters, context)
         except (RefusedError, StorageError) as error:
             if isinstance(error, StorageUnavailable):
-                self.faults[context.call_id or ""] = error
+                self.storage_errors[context.call_id or ""] = error
             raise as_tool_error(error) from error
 
-    async def ask(self, name: str, args: Mapping[str, Any], context: ToolContext, *, timeout: float) -> Any:
+    async def ask_space(self, name: str, args: Mapping[str, Any], context: ToolContext, *, timeout: float) -> Any:
         try:
-            return await self.desk.ask(self, name, args, context, timeout=timeout)
+            return await self.pending_calls.ask_members(self, name, args, context, timeout=timeout)
         except (RefusedError, StorageError) as error:
             raise as_tool_error(error) from error
 

@@ -10,17 +10,17 @@ from typing import Any
 
 from toolspace.core import json_text
 from toolspace.core.events import CallPartial, CallProgress, EventType
-from toolspace.core.records import CallRecord, CallStatus, Exposure, NewEvent
+from toolspace.core.records import CallRecord, CallStatus, NewEvent, Visibility
 from toolspace.core.result import ToolResult
-from toolspace.core.tool import ANSWERED_ELSEWHERE, Tool
+from toolspace.core.tool import PENDING_EXECUTION_TYPES, Tool
 from toolspace.errors import RefusedError, StorageError, StorageUnavailable
-from toolspace.orchestrator.call import Call, outside
+from toolspace.orchestrator.call import Call, context_without_call
 from toolspace.orchestrator.event_bus import EventBus
-from toolspace.orchestrator.stage import Handler, Plan
+from toolspace.orchestrator.stage import CallHandler, StageContext
 from toolspace.spaces import call_transactions
-from toolspace.spaces.call_host import CallRoom, as_tool_error, not_in_a_space
+from toolspace.spaces.call_host import GatewayCallHost, as_tool_error, not_in_a_space
 from toolspace.spaces.ledger import Effects, Ledger
-from toolspace.spaces.pending_calls import TARGETS
+from toolspace.spaces.pending_calls import EXECUTION_TARGETS
 from toolspace.storage.database import Program
 from toolspace.storage.queries.calls import NewCall
 
@@ -31,7 +31,7 @@ _MOST_PARTIAL_BYTES = 1024 * 1024
 """Of what one call may put on a stream before it ends; its result comes whole."""
 
 
-class Recorder:
+class CallRecorder:
     """Keeps the calls of runs. Installed in an orchestrator with `use(recorder.stage)`."""
 
     def __init__(self, ledger: Ledger, bus: EventBus) -> None:
@@ -43,22 +43,22 @@ class Recorder:
             bus.subscribe(self._heard, EventType.TOOL_CALL_PROGRESS, EventType.TOOL_CALL_PARTIAL),
         ]
 
-    def stage(self, plan: Plan, next: Handler, /) -> Handler:
-        tool, known = plan.entry.tool, plan.entry.known
-        exposure: Exposure = exposure_of(tool) if known else "none"
+    def stage(self, plan: StageContext, next: CallHandler, /) -> CallHandler:
+        tool, known = plan.entry.tool, plan.entry.is_registered
+        exposure: Visibility = exposure_of(tool) if known else "none"
         visible = exposure == "full"
-        elsewhere = tool.execution_type in ANSWERED_ELSEWHERE and known
+        elsewhere = tool.execution_type in PENDING_EXECUTION_TYPES and known
 
         if not plan.in_run:
             return next  # Nothing of it is kept.
 
         async def run(call: Call) -> ToolResult:
-            room = call.base.host
-            if not isinstance(room, CallRoom) or room.run_id is None:
+            room = call.base_context.host
+            if not isinstance(room, GatewayCallHost) or room.run_id is None:
                 return await next(call)
-            if call.base.space_id != room.space_id:
-                call.base = call.base.within(call.base)
-                call.base.space_id = room.space_id
+            if call.base_context.space_id != room.space_id:
+                call.base_context = call.base_context.with_defaults(call.base_context)
+                call.base_context.space_id = room.space_id
             if visible and room.space_id is None:
                 result = call.fail("not_permitted", not_in_a_space(tool.name))
                 # It showed nowhere, so it is nobody's to see in a space that the run enters later.
@@ -73,8 +73,8 @@ class Recorder:
 
         return run
 
-    async def _recorded(self, call: Call, room: CallRoom, exposure: Exposure, next: Handler) -> ToolResult:
-        begun = room.written.pop(call.id, None)
+    async def _recorded(self, call: Call, room: GatewayCallHost, exposure: Visibility, next: CallHandler) -> ToolResult:
+        begun = room.stored_calls.pop(call.id, None)
         if begun is None:
             begun = await self._begin(call, room, exposure)
             if isinstance(begun, ToolResult):
@@ -84,7 +84,7 @@ class Recorder:
             result = await next(call)
         except BaseException:
             # Its caller is gone: what became of it is written down all the same.
-            if room.moves_on and not call.cancel_requested:
+            if room.run_moves_on and not call.cancel_requested:
                 del self._live[call.id]  # It is left to the process that goes on with the run.
             else:
                 self._own(self._finish(live, call.outcome or call.fail("canceled", "the caller was canceled")))
@@ -92,34 +92,36 @@ class Recorder:
         await asyncio.shield(self._own(self._finish(live, result)))
         return result
 
-    async def _begin(self, call: Call, room: CallRoom, exposure: Exposure) -> call_transactions.Begun | ToolResult:
+    async def _begin(
+        self, call: Call, room: GatewayCallHost, exposure: Visibility
+    ) -> call_transactions.StartedCall | ToolResult:
         """Writes down that a call begins. A result where it may not."""
-        beginning = self._own(self._ledger.commit(call_transactions.begin, self._new(call, room, exposure, "running")))
+        beginning = self._own(self._ledger.commit(call_transactions.start, self._new(call, room, exposure, "running")))
         try:
             begun = await asyncio.shield(beginning)
         except RefusedError as error:
             return call.fail("execution_error", str(error), executed=False)
         except StorageError as error:
             if isinstance(error, StorageUnavailable):
-                room.faults[call.id] = error
+                room.storage_errors[call.id] = error
             result = call.fail("execution_error", str(as_tool_error(error)), executed=False)
             self._own(self._abandon(call.id, beginning, result))
             return result
         except BaseException:
             self._own(self._abandon(call.id, beginning, call.fail("canceled", "the caller was canceled")))
             raise
-        if not begun.fresh:
-            room.taken = call.id
+        if not begun.is_new:
+            room.duplicate_call_id = call.id
             message = f'there is a call "{call.id}" already; give each call an id of its own'
             return call.fail("limit_exceeded", message, executed=False)
         return begun
 
     async def _abandon(
-        self, call_id: str, beginning: asyncio.Task[call_transactions.Begun], result: ToolResult
+        self, call_id: str, beginning: asyncio.Task[call_transactions.StartedCall], result: ToolResult
     ) -> None:
         """Ends a call that may have been written down, though it never began."""
         try:
-            if not (await beginning).fresh:
+            if not (await beginning).is_new:
                 return
         except RefusedError:
             return
@@ -163,7 +165,7 @@ class Recorder:
             node_id=self._ledger.node_id,
         )
 
-    async def _note(self, call: Call, room: CallRoom, exposure: Exposure, result: ToolResult) -> None:
+    async def _note(self, call: Call, room: GatewayCallHost, exposure: Visibility, result: ToolResult) -> None:
         """Writes a call down that nobody was asked for: it failed before that, or its answer was known."""
         new = self._new(call, room, exposure, "running", shown=False)
         try:
@@ -172,7 +174,7 @@ class Recorder:
             _log.warning("call %s could not be written down: %s", call.id, error)
 
     def _new(
-        self, call: Call, room: CallRoom, exposure: Exposure, status: CallStatus, *, shown: bool = True
+        self, call: Call, room: GatewayCallHost, exposure: Visibility, status: CallStatus, *, shown: bool = True
     ) -> NewCall:
         tool: Tool = call.entry.tool
         return NewCall(
@@ -180,10 +182,10 @@ class Recorder:
             run_id=room.run_id,
             agent_entity_id=room.agent_entity_id,
             space_id=room.space_id,
-            tool_name=tool.name if call.entry.known else call.requested,
-            args=kept_arguments(call.arguments),
+            tool_name=tool.name if call.entry.is_registered else call.requested_name,
+            args=storable_arguments(call.arguments),
             execution_type=tool.execution_type,
-            execution_target=TARGETS.get(tool.execution_type, "server"),
+            execution_target=EXECUTION_TARGETS.get(tool.execution_type, "server"),
             visible=shown and exposure == "full",
             is_async=tool.is_async,
             exposure=exposure,
@@ -204,7 +206,7 @@ class Recorder:
                 live.events.pop()  # Only the latest counts.
             live.events.append(NewEvent("tool.progress", data))
         elif isinstance(event, CallPartial):
-            value = json_text.plain(event.value)
+            value = json_text.to_json_data(event.value)
             live.bytes += len(json_text.encode_bytes(value))
             if live.bytes > _MOST_PARTIAL_BYTES:
                 return
@@ -221,7 +223,7 @@ class Recorder:
             if not events:
                 return  # They went with the end of the call.
             try:
-                await self._ledger.commit(call_transactions.stream_part, live.call, live.exposure, events)
+                await self._ledger.commit(call_transactions.stream_events, live.call, live.exposure, events)
             except StorageError as error:
                 _log.warning("call %s: what it said is lost: %s", live.call.call_id, error)
 
@@ -234,7 +236,7 @@ class Recorder:
 
     def _own(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         # Outside the call: it goes on when the call is canceled.
-        task = asyncio.get_running_loop().create_task(work, context=outside())
+        task = asyncio.get_running_loop().create_task(work, context=context_without_call())
         self._background.add(task)
         task.add_done_callback(self._background.discard)
         return task
@@ -245,9 +247,9 @@ class _Live:
 
     __slots__ = ("bytes", "call", "events", "exposure", "flushing", "lock")
 
-    def __init__(self, call: CallRecord, exposure: Exposure) -> None:
+    def __init__(self, call: CallRecord, exposure: Visibility) -> None:
         self.call = call
-        self.exposure: Exposure = exposure
+        self.exposure: Visibility = exposure
         self.events: list[NewEvent] = []
         self.bytes = 0
         self.flushing = False
@@ -255,8 +257,8 @@ class _Live:
 
 
 def _ended(effects: Effects, new: NewCall, result: ToolResult) -> Program[None]:
-    begun = yield from call_transactions.begin(effects, new)
-    if begun.fresh:
+    begun = yield from call_transactions.start(effects, new)
+    if begun.is_new:
         yield from call_transactions.finish(
             effects,
             new.call_id,
@@ -272,21 +274,21 @@ def _status(result: ToolResult) -> CallStatus:
 
 
 def _outcome(result: ToolResult) -> Any:
-    return json_text.plain(result.result if result.ok else result.error)
+    return json_text.to_json_data(result.result if result.ok else result.error)
 
 
-def exposure_of(tool: Tool) -> Exposure:
+def exposure_of(tool: Tool) -> Visibility:
     """What public readers see of the calls of a tool."""
     if tool.execution_type == "prebuilt":
         return "name"  # What an agent keeps in mind is never shown, whatever configuration says of its tools.
     return "full" if tool.visible else "none"
 
 
-def written_ahead(tool: Tool, arguments: Any, call_id: str, room: CallRoom, node_id: str) -> NewCall | None:
+def build_new_call(tool: Tool, arguments: Any, call_id: str, room: GatewayCallHost, node_id: str) -> NewCall | None:
     """A call as it can be written down before it is made, together with others; None where it has to be the call itself
     that does it, because someone else answers it, or it would show where it may not."""
     exposure = exposure_of(tool)
-    if tool.execution_type in ANSWERED_ELSEWHERE or (exposure == "full" and room.space_id is None):
+    if tool.execution_type in PENDING_EXECUTION_TYPES or (exposure == "full" and room.space_id is None):
         return None
     return NewCall(
         call_id=call_id,
@@ -294,9 +296,9 @@ def written_ahead(tool: Tool, arguments: Any, call_id: str, room: CallRoom, node
         agent_entity_id=room.agent_entity_id,
         space_id=room.space_id,
         tool_name=tool.name,
-        args=kept_arguments(arguments),
+        args=storable_arguments(arguments),
         execution_type=tool.execution_type,
-        execution_target=TARGETS.get(tool.execution_type, "server"),
+        execution_target=EXECUTION_TARGETS.get(tool.execution_type, "server"),
         visible=exposure == "full",
         is_async=tool.is_async,
         exposure=exposure,
@@ -305,10 +307,10 @@ def written_ahead(tool: Tool, arguments: Any, call_id: str, room: CallRoom, node
     )
 
 
-def kept_arguments(arguments: Any) -> Any:
+def storable_arguments(arguments: Any) -> Any:
     """Arguments as they are kept: as data, or as the text that could not be read."""
     try:
-        return json_text.plain(json_text.parse_arguments(arguments))
+        return json_text.to_json_data(json_text.parse_arguments(arguments))
     except ValueError:
         text = arguments
         return json_text.valid_text(text if isinstance(text, str) else bytes(text).decode("utf-8", "replace"))  # pyright: ignore

@@ -5,40 +5,40 @@ from __future__ import annotations
 from toolspace.core.records import space_stream
 from toolspace.spaces import call_transactions, runs
 from toolspace.spaces.ledger import Effects
-from toolspace.storage.database import Program, large
+from toolspace.storage.database import Program, long_running
 from toolspace.storage.queries import calls as call_rows
 from toolspace.storage.queries import entities, events, inbox
 from toolspace.storage.queries import runs as run_rows
 
 
-@large
-def remove_space(effects: Effects, space_id: str) -> Program[bool]:
+@long_running
+def delete_space(effects: Effects, space_id: str) -> Program[bool]:
     """With its members, its messages and its stream. Runs leave it; who waits for an answer from there is told."""
-    if not (yield from entities.hold_space(space_id)):
+    if not (yield from entities.lock_space(space_id)):
         return False
-    yield from run_rows.leave_space(space_id)
-    for call_id in (yield from call_rows.leave_space(space_id)):
+    yield from run_rows.clear_space(space_id)
+    for call_id in (yield from call_rows.remove_from_space(space_id)):
         yield from call_transactions.end_call(
             effects, call_id, "canceled", "the space in which it was asked was removed"
         )
-    yield from events.clear(space_stream(space_id))
-    return (yield from entities.remove_space(space_id))
+    yield from events.delete_events_of_stream(space_stream(space_id))
+    return (yield from entities.delete_space(space_id))
 
 
-@large
+@long_running
 def remove_member(effects: Effects, space_id: str, entity_id: str) -> Program[bool]:
     """Runs of an agent that were active there leave: they show nothing there any more."""
     removed = yield from entities.remove_member(space_id, entity_id)
-    yield from run_rows.leave_space(space_id, agent_entity_id=entity_id)
+    yield from run_rows.clear_space(space_id, agent_entity_id=entity_id)
     return removed
 
 
-@large
-def remove_entity(effects: Effects, entity_id: str) -> Program[bool]:
+@long_running
+def delete_entity(effects: Effects, entity_id: str) -> Program[bool]:
     """With its memberships; of an agent also its runs, its inbox and what it waits for. What it said stays."""
-    for run_id in (yield from run_rows.open_of(entity_id)):
+    for run_id in (yield from run_rows.list_open_of_agent(entity_id)):
         yield from runs.cancel_run(effects, run_id)
-    for call_id in (yield from call_rows.open_of(entity_id)):
-        yield from call_transactions.end_call(effects, call_id, "canceled", "its agent was removed", tells_agent=False)
-    yield from inbox.clear(entity_id)
-    return (yield from entities.remove_entity(entity_id))
+    for call_id in (yield from call_rows.list_open_of_agent(entity_id)):
+        yield from call_transactions.end_call(effects, call_id, "canceled", "its agent was removed", notify_agent=False)
+    yield from inbox.delete_all(entity_id)
+    return (yield from entities.delete_entity(entity_id))

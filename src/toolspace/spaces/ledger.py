@@ -9,11 +9,11 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import msgspec
 
 from toolspace.core.ids import new_id
-from toolspace.core.records import NewEvent, StreamEvent
+from toolspace.core.records import NewEvent, StoredEvent
 from toolspace.errors import StorageInDoubt
-from toolspace.storage.database import Database, Program, WakeUps, is_large
+from toolspace.storage.database import Database, Program, WakeUps, is_long_running
 from toolspace.storage.queries import events as event_rows
-from toolspace.storage.queries.calls import Moved
+from toolspace.storage.queries.calls import CallTransition
 from toolspace.storage.streams.hub import Hub
 from toolspace.storage.streams.waiters import Waiters
 
@@ -27,33 +27,33 @@ _MOST_KNOWN = 4096
 class Effects(msgspec.Struct, eq=False):
     """What one attempt at a program did that others must hear of. Filled by the program, told after the commit."""
 
-    resolved: list[Sequence[Any]] = []
+    resolved_calls: list[Sequence[Any]] = []
     """Calls that have their results, where nothing had to be read for that: `append` writes it."""
-    begun: Moved | None = None
+    opened_call: CallTransition | None = None
     """A call that was begun, to be known from now on."""
-    pushed: list[Sequence[Any]] = []
+    inbox_rows: list[Sequence[Any]] = []
     """What goes to inboxes, at the end of the transaction."""
-    new: dict[str, list[NewEvent]] = {}
+    new_events: dict[str, list[NewEvent]] = {}
     """Events for streams, to be stored at the end of the transaction."""
-    events: list[StreamEvent] = []
-    calls: dict[str, Any] = {}
+    stored_events: list[StoredEvent] = []
+    changed_calls: dict[str, Any] = {}
     """Calls that moved, by id, with what they became."""
-    keys: list[str] = []
+    wake_keys: list[str] = []
     """What someone may wait for, by the key under which they do: `run:ID`, or one of those below."""
-    stops: list[str] = []
+    calls_to_stop: list[str] = []
     """Calls that run in some process and are to stop there."""
 
     def emit(self, stream: str, event: NewEvent) -> None:
         """Appends an event to a stream, at the end of the transaction."""
-        self.new.setdefault(stream, []).append(event)
+        self.new_events.setdefault(stream, []).append(event)
 
-    def tell_agent(self, agent_entity_id: str) -> None:
+    def notify_inbox(self, agent_entity_id: str) -> None:
         """An agent has something new to look at."""
-        self.keys.append(f"inbox:{agent_entity_id}")
+        self.wake_keys.append(f"inbox:{agent_entity_id}")
 
-    def offer(self, *tools: str) -> None:
+    def notify_workers(self, *tools: str) -> None:
         """Tools have a call for a worker."""
-        self.keys += [f"offers:{tool}" for tool in tools]
+        self.wake_keys += [f"offers:{tool}" for tool in tools]
 
 
 class Ledger:
@@ -63,13 +63,13 @@ class Ledger:
         self.database = database
         self.node_id = new_id("node")
         """This process, for as long as it lives."""
-        self.appended = 0
+        self.stored_event_count = 0
         """Events that were stored by this process."""
-        self.known: dict[str, Moved] = {}
+        self.open_calls: dict[str, CallTransition] = {}
         """Open calls that were begun here lately: their results come soon, and need not read them again."""
         self.waiters = Waiters()
         self.hub = Hub(self._load, self._bounds)
-        self.on_stop: Callable[[str], object] = _nothing
+        self.on_stop_call: Callable[[str], object] = _nothing
         """Stops a call that runs in this process, if it does."""
         self._wakeups = wakeups
         if wakeups is not None:
@@ -81,7 +81,7 @@ class Ledger:
 
     async def write(self, program: Callable[P, Program[T]], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Runs a program that nobody needs to hear of."""
-        return await self.database.run(lambda: program(*args, **kwargs), aside=is_large(program))
+        return await self.database.run(lambda: program(*args, **kwargs), exclusive=is_long_running(program))
 
     async def commit(
         self, program: Callable[Concatenate[Effects, P], Program[T]], /, *args: P.args, **kwargs: P.kwargs
@@ -97,15 +97,18 @@ class Ledger:
         # Told by the database, not here: what is durable must be heard of even if whoever asked was canceled.
         try:
             return await self.database.run(
-                attempt, then=lambda _: self._tell(effects), tail=lambda: effects, aside=is_large(program)
+                attempt,
+                on_commit=lambda _: self._tell(effects),
+                deferred=lambda: effects,
+                exclusive=is_long_running(program),
             )
         except StorageInDoubt:
             self._have_a_look(effects)
             raise
 
-    def append(self, effects: Effects) -> Awaitable[bool]:
+    def commit_deferred(self, effects: Effects) -> Awaitable[bool]:
         """As `commit`, where nothing has to be read. False where something is not as it was taken to be."""
-        return self.database.append(effects, then=self._tell, in_doubt=self._have_a_look)
+        return self.database.commit_deferred(effects, on_commit=self._tell, on_doubt=self._have_a_look)
 
     async def aclose(self) -> None:
         await self.hub.aclose()
@@ -114,26 +117,26 @@ class Ledger:
         await self.database.aclose()
 
     def _tell(self, effects: Effects) -> None:
-        if effects.events:
-            self.appended += len(effects.events)
-            self.hub.publish(effects.events)
-        if effects.begun is not None:
-            self._know(effects.begun)
+        if effects.stored_events:
+            self.stored_event_count += len(effects.stored_events)
+            self.hub.publish(effects.stored_events)
+        if effects.opened_call is not None:
+            self._know(effects.opened_call)
         wake = self.waiters.wake
-        for call_id, moved in effects.calls.items():
-            self.known.pop(call_id, None)
+        for call_id, moved in effects.changed_calls.items():
+            self.open_calls.pop(call_id, None)
             wake(f"call:{call_id}", moved)
-        for key in effects.keys:
+        for key in effects.wake_keys:
             wake(key)
-        for call_id in effects.stops:
-            self.on_stop(call_id)
+        for call_id in effects.calls_to_stop:
+            self.on_stop_call(call_id)
         if self._wakeups is not None:
             self._wakeups.send(_hints(effects))
 
-    def _know(self, begun: Moved) -> None:
-        if len(self.known) >= _MOST_KNOWN:
-            del self.known[next(iter(self.known))]  # The oldest.
-        self.known[begun.call.call_id] = begun
+    def _know(self, begun: CallTransition) -> None:
+        if len(self.open_calls) >= _MOST_KNOWN:
+            del self.open_calls[next(iter(self.open_calls))]  # The oldest.
+        self.open_calls[begun.call.call_id] = begun
 
     def _have_a_look(self, effects: Effects) -> None:
         """Nobody knows whether it happened: everyone concerned looks, here and elsewhere, as if others had done it."""
@@ -147,11 +150,11 @@ class Ledger:
             kind, _, rest = hint.partition(" ")
             if kind == "e":
                 number, _, stream = rest.partition(" ")
-                self.hub.heard(stream, int(number))
+                self.hub.notify_appended(stream, int(number))
             elif kind == "k":
                 self.waiters.wake(rest)
             elif kind == "s":
-                self.on_stop(rest)
+                self.on_stop_call(rest)
             elif kind == "c":
                 self.waiters.wake(f"call:{rest}")
             else:
@@ -161,21 +164,21 @@ class Ledger:
         self.hub.resync()
         self.waiters.wake_all()
 
-    async def _load(self, stream: str, after: int, limit: int) -> list[StreamEvent]:
-        return await self.read(event_rows.after, stream, after, limit)
+    async def _load(self, stream: str, after: int, limit: int) -> list[StoredEvent]:
+        return await self.read(event_rows.list_after, stream, after, limit)
 
     async def _bounds(self, stream: str) -> tuple[int, int]:
-        return await self.read(event_rows.bounds, stream)
+        return await self.read(event_rows.get_bounds, stream)
 
 
 def _hints(effects: Effects) -> tuple[str, ...]:
     """What to look at again, by id."""
-    last = {event.stream: event.id for event in effects.events}  # The highest of each: they are in order.
+    last = {event.stream: event.id for event in effects.stored_events}  # The highest of each: they are in order.
     return (
         *(f"e {number} {stream}" for stream, number in last.items()),
-        *(f"c {call_id}" for call_id in effects.calls),
-        *(f"k {key}" for key in dict.fromkeys(effects.keys)),
-        *(f"s {call_id}" for call_id in dict.fromkeys(effects.stops)),
+        *(f"c {call_id}" for call_id in effects.changed_calls),
+        *(f"k {key}" for key in dict.fromkeys(effects.wake_keys)),
+        *(f"s {call_id}" for call_id in dict.fromkeys(effects.calls_to_stop)),
     )
 
 

@@ -6,29 +6,29 @@ said reaches anyone's inbox.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 import msgspec
 
 from toolspace.core import json_text
 from toolspace.core.ids import derived_id, new_id
-from toolspace.core.records import Entity, EntityType, Message, NewEvent, space_stream
+from toolspace.core.records import Entity, EntityType, InboxEvent, Message, NewEvent, space_stream
 from toolspace.errors import RefusedError
 from toolspace.spaces.ledger import Effects
 from toolspace.storage.database import Program
 from toolspace.storage.queries import entities, inbox, messages
 
-MOST_TEXT = 100_000
+MAX_TEXT_LENGTH = 100_000
 """Characters of what an agent says at once."""
 
 
-def message_id_of(call_id: str) -> str:
+def message_id_for_call(call_id: str) -> str:
     """The id of the message that a call of `send_message` says, also if the call is made again."""
     return derived_id("msg", call_id)
 
 
-def say(
+def send_message(
     effects: Effects,
     space_id: str,
     sender_id: str,
@@ -50,7 +50,7 @@ def say(
     if message_id is not None:
         begun = yield from _begun(message_id, sender_id, run_id)
         if begun is not None and begun.space_id == space_id:
-            said = yield from messages.say(message_id, content, metadata)
+            said = yield from messages.complete(message_id, content, metadata)
             if said is not None:
                 yield from _deliver(effects, said, sender)
                 _done(effects, said)
@@ -58,7 +58,7 @@ def say(
         elif begun is not None:  # The sender has moved on while it was written.
             yield from abandon_message(effects, message_id, "it is said in another space")
             message_id = derived_id("msg", message_id, space_id)
-    message = yield from messages.add(
+    message = yield from messages.create(
         message_id or new_id("msg"), space_id, sender_id, content, metadata=metadata, run_id=run_id
     )
     if message is None:
@@ -69,7 +69,7 @@ def say(
     return message
 
 
-def begin_message(
+def start_message(
     effects: Effects, space_id: str, sender_id: str, message_id: str, run_id: str | None = None
 ) -> Program[Message]:
     """Someone begins to say something: readers of the space see that, and nobody's inbox.
@@ -82,23 +82,23 @@ def begin_message(
         if known.status == "running":
             _delta(effects, known, "", restart=True)
             return known
-        resumed = yield from messages.resume(message_id)
+        resumed = yield from messages.restart(message_id)
         if resumed is not None:
             _started(effects, resumed)
             return resumed
-    begun = yield from messages.add(message_id, space_id, sender_id, "", status="running", run_id=run_id)
+    begun = yield from messages.create(message_id, space_id, sender_id, "", status="running", run_id=run_id)
     if begun is None:
         raise RefusedError("not_found", f'there is no space "{space_id}"')
     _started(effects, begun)
     return begun
 
 
-def grow_message(effects: Effects, message_id: str, delta: str, *, restart: bool = False) -> Program[bool]:
+def append_to_message(effects: Effects, message_id: str, delta: str, *, restart: bool = False) -> Program[bool]:
     """Streams more of a message that was begun. `restart`: all of it so far is void, and `delta` its new beginning.
 
     False, and nothing is told, where it is not being said any more or its sender has left.
     """
-    message = yield from messages.being_said(message_id)
+    message = yield from messages.find_in_progress(message_id)
     if message is None:
         return False
     if delta or restart:
@@ -114,9 +114,9 @@ def abandon_message(effects: Effects, message_id: str, reason: str) -> Program[M
     return message
 
 
-def abandon_messages_of(effects: Effects, run_id: str, reason: str = "its run was interrupted") -> Program[int]:
+def abandon_messages_of_run(effects: Effects, run_id: str, reason: str = "its run was interrupted") -> Program[int]:
     """Ends every message that a run has begun; says how many."""
-    begun = yield from messages.begun_in(run_id)
+    begun = yield from messages.list_unfinished_of_run(run_id)
     for message_id in begun:
         yield from abandon_message(effects, message_id, reason)
     return len(begun)
@@ -124,10 +124,10 @@ def abandon_messages_of(effects: Effects, run_id: str, reason: str = "its run wa
 
 def _speaker(space_id: str, sender_id: str) -> Program[Entity]:
     """Who speaks, if they may."""
-    sender = yield from entities.entity(sender_id)
+    sender = yield from entities.find_entity(sender_id)
     if sender is None:
         raise RefusedError("not_found", f'there is no entity "{sender_id}"')
-    if (yield from entities.space(space_id)) is None:
+    if (yield from entities.find_space(space_id)) is None:
         raise RefusedError("not_found", f'there is no space "{space_id}"')
     if not (yield from entities.is_member(space_id, sender_id)):
         raise RefusedError("forbidden", f'"{sender_id}" is not a member of the space "{space_id}"')
@@ -137,14 +137,14 @@ def _speaker(space_id: str, sender_id: str) -> Program[Entity]:
 def _begun(message_id: str, sender_id: str, run_id: str | None) -> Program[Message | None]:
     """A message that the same sender began in the same run, and has not said yet. None also where the id is another's,
     who keeps it."""
-    known = yield from messages.one(message_id)
+    known = yield from messages.find(message_id)
     if known is None or known.kind != "message" or known.status == "complete":
         return None
     return known if (known.sender_id, known.run_id) == (sender_id, run_id) else None
 
 
 def _check_reply(space_id: str, reply_to: str) -> Program[None]:
-    answered = yield from messages.one(reply_to)
+    answered = yield from messages.find(reply_to)
     if answered is None or answered.space_id != space_id:
         raise RefusedError("not_found", f'there is no message "{reply_to}" in the space "{space_id}" to reply to')
     if answered.kind == "tool":
@@ -169,8 +169,8 @@ def _deliver(effects: Effects, message: Message, sender: Entity) -> Program[None
         "metadata": message.metadata,
         "seq": message.seq,
     }
-    for agent in (yield from entities.agents_in(message.space_id, besides=message.sender_id)):
-        yield from inbox.push(
+    for agent in (yield from entities.list_agents(message.space_id, besides=message.sender_id)):
+        yield from inbox.add(
             agent,
             f"space_message:{message.id}",
             "space_message",
@@ -179,7 +179,7 @@ def _deliver(effects: Effects, message: Message, sender: Entity) -> Program[None
             at=message.updated_at,  # When it was said, not when it was begun.
             seq=message.seq,
         )
-        effects.tell_agent(agent)
+        effects.notify_inbox(agent)
 
 
 # What readers of the space are told
@@ -205,3 +205,26 @@ def _delta(effects: Effects, message: Message, delta: str, *, restart: bool) -> 
 
 def _done(effects: Effects, message: Message) -> None:
     effects.emit(space_stream(message.space_id), NewEvent("message.done", {"message": msgspec.to_builtins(message)}))
+
+
+# MERGED from space_names: Says where inbox events come from, by the names that people know spaces by. Changes noth…
+
+
+def add_space_names(events: Sequence[InboxEvent]) -> Program[Sequence[InboxEvent]]:
+    """The same events, with the `spaceName` of their spaces. Of today: a space may have been renamed since."""
+    ids = {space_id for event in events if (space_id := _space_of(event)) is not None}
+    if not ids:
+        return events
+    names = yield from entities.list_space_names(sorted(ids))
+    return [_named(event, names) for event in events]
+
+
+def _space_of(event: InboxEvent) -> str | None:
+    data: Any = event.data
+    space_id = cast("dict[str, Any]", data).get("spaceId") if isinstance(data, dict) else None
+    return space_id if isinstance(space_id, str) and "\0" not in space_id else None
+
+
+def _named(event: InboxEvent, names: dict[str, str]) -> InboxEvent:
+    name = names.get(_space_of(event) or "")
+    return event if name is None else msgspec.structs.replace(event, data={**event.data, "spaceName": name})

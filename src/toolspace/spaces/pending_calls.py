@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from toolspace.core import json_text
 from toolspace.core.context import ToolContext
-from toolspace.core.duration import milliseconds, parse_duration
 from toolspace.core.ids import new_id, now_ms
 from toolspace.core.records import OPEN_CALL, CallRecord, ExecutionTarget
-from toolspace.core.result import PENDING, ToolResult
+from toolspace.core.result import PENDING_CALL_KEY, ToolResult
+from toolspace.core.times import format_milliseconds, parse_duration
 from toolspace.core.tool import Tool
 from toolspace.errors import (
     ErrorKind,
@@ -24,40 +24,40 @@ from toolspace.errors import (
     ToolTimeoutError,
     ToolValidationError,
 )
-from toolspace.orchestrator.call import lineage
+from toolspace.orchestrator.call import call_chain
 from toolspace.spaces import call_transactions
 from toolspace.spaces.call_transactions import Submission
 from toolspace.spaces.ledger import Ledger
 from toolspace.spaces.services import AgentServices
-from toolspace.spaces.timers import Deadlines
 from toolspace.storage.queries import calls as rows
 from toolspace.storage.queries.calls import NewCall
+from toolspace.storage.streams.waiters import DeadlineTimer
 
 if TYPE_CHECKING:
-    from toolspace.spaces.call_host import CallRoom
+    from toolspace.spaces.call_host import GatewayCallHost
 
 _log = logging.getLogger("toolspace.calls")
-TARGETS: Mapping[str, ExecutionTarget] = {"external": "external", "space": "client"}
+EXECUTION_TARGETS: Mapping[str, ExecutionTarget] = {"external": "external", "space": "client"}
 """Who executes a tool of a type; all others are executed here."""
 _TIMED_OUT, _STOPPING, _PARKED = object(), object(), object()
 _ENDLESS_SECONDS = 365 * 86_400.0
 _LOOK_AGAIN_SECONDS = 1.0
 """When to look at a call again that could not be looked at."""
-DEFAULT_TTL = 7 * 24 * 3600.0
+DEFAULT_TTL_SECONDS = 7 * 24 * 3600.0
 
 
-class CallDesk:
+class PendingCalls:
     """Hands calls out and takes answers in. One for each process."""
 
-    def __init__(self, ledger: Ledger, *, ttl: float = DEFAULT_TTL) -> None:
+    def __init__(self, ledger: Ledger, *, ttl: float = DEFAULT_TTL_SECONDS) -> None:
         self.ledger = ledger
         self.ttl = ttl
         """How long a call may wait for its answer, where the tool does not say; seconds."""
         self.services = AgentServices()
-        self.on_due: Callable[[], None] = _nothing
+        self.on_timer_started: Callable[[], None] = _nothing
         """Told that a call was begun that answers itself."""
         self._waiting: dict[str, _Waiting] = {}
-        self._deadlines = Deadlines()
+        self._deadlines = DeadlineTimer()
         self._attending: set[_Waiting] = set()
         """Those who ask again for a call that was begun before."""
         self._idle = asyncio.Event()
@@ -68,16 +68,18 @@ class CallDesk:
         self._stopping = False
 
     @property
-    def waiting(self) -> int:
+    def waiting_count(self) -> int:
         """How many callers wait here."""
         return len(self._waiting)
 
-    def answer(
-        self, room: CallRoom, tool: Tool, parameters: Mapping[str, Any], context: ToolContext
+    def execute(
+        self, room: GatewayCallHost, tool: Tool, parameters: Mapping[str, Any], context: ToolContext
     ) -> Coroutine[Any, Any, ToolResult]:
         """Offers one call, and gives its answer, or says that it is pending or timed out."""
-        if json_text.is_deep(parameters):
-            raise ToolValidationError(f"the arguments have more than {json_text.KEPT_LEVELS} levels; leave some out")
+        if json_text.is_too_deep(parameters):
+            raise ToolValidationError(
+                f"the arguments have more than {json_text.MAX_STORED_DEPTH} levels; leave some out"
+            )
         seconds = context.handle.allowed_seconds if context.handle is not None else 30.0
         later = tool.is_async or tool.pauses_run or self._stopping
         now = now_ms()
@@ -90,7 +92,7 @@ class CallDesk:
             tool_name=tool.name,
             args=parameters,
             execution_type=tool.execution_type,
-            execution_target=TARGETS.get(tool.execution_type, "server"),
+            execution_target=EXECUTION_TARGETS.get(tool.execution_type, "server"),
             visible=tool.visible,
             is_async=tool.is_async,
             exposure="full" if tool.visible else "none",
@@ -100,13 +102,13 @@ class CallDesk:
             expires_at=now + round(ttl * 1000),
             wait_until=None if later else now + round(seconds * 1000),
             due_at=_due(tool, parameters, now),
-            pauses=tool.pauses_run,
+            pauses_run=tool.pauses_run,
         )
         needs_worker = tool.execution_type == "external" and not tool.is_async and not tool.pauses_run
         return self._hand_out(room, new, seconds, needs_worker=needs_worker, context=context)
 
-    async def ask(
-        self, room: CallRoom, name: str, args: Mapping[str, Any], context: ToolContext, *, timeout: float
+    async def ask_members(
+        self, room: GatewayCallHost, name: str, args: Mapping[str, Any], context: ToolContext, *, timeout: float
     ) -> Any:
         """Asks the people in a room, as a visible call of its own, and gives what they answered."""
         if room.space_id is None:
@@ -138,7 +140,7 @@ class CallDesk:
 
     async def _hand_out(
         self,
-        room: CallRoom,
+        room: GatewayCallHost,
         new: NewCall,
         seconds: float,
         *,
@@ -168,7 +170,7 @@ class CallDesk:
             self._deadlines.note_closed()
             self._note_idle()
         if isinstance(call, CallRecord):
-            room.take(call_id)
+            room.deliver_inline(call_id)
             return result_of(call)
         # Parked by others, because they took this process for dead: as if it were stopping.
         later = call is _STOPPING or call is _PARKED
@@ -180,11 +182,11 @@ class CallDesk:
             raise
 
     async def _begin(
-        self, room: CallRoom, new: NewCall, *, needs_worker: bool, context: ToolContext, late: bool
+        self, room: GatewayCallHost, new: NewCall, *, needs_worker: bool, context: ToolContext, late: bool
     ) -> _Waiting | None:
         """Writes a call down. Gives whoever waits for it; None where nobody does."""
         waiting = _Waiting(self.ledger, new.call_id) if new.status == "waiting" else None
-        beginning = self._own(self.ledger.commit(call_transactions.begin, new, needs_worker=needs_worker))
+        beginning = self._own(self.ledger.commit(call_transactions.start, new, needs_worker=needs_worker))
         beginning.add_done_callback(_heed)
         try:
             begun = await asyncio.shield(beginning)
@@ -194,49 +196,51 @@ class CallDesk:
                 if not isinstance(error, RefusedError):
                     self._own(self._abandon(new.call_id, beginning, canceled=_is_canceled(context), late=late))
             raise
-        room.open(new.call_id)
-        if not begun.fresh:
-            room.taken = new.call_id
+        room.note_opened(new.call_id)
+        if not begun.is_new:
+            room.duplicate_call_id = new.call_id
             if waiting is not None:
                 waiting.close()
             raise RefusedError("conflict", f'there is a call "{new.call_id}" already; give each call an id of its own')
         if new.due_at is not None:
-            self.on_due()
+            self.on_timer_started()
         return waiting
 
     async def _stop_waiting(
-        self, room: CallRoom, call_id: str, seconds: float, *, stopping: bool, late: bool
+        self, room: GatewayCallHost, call_id: str, seconds: float, *, stopping: bool, late: bool
     ) -> ToolResult:
         """The time is over. Where the answer came in the same moment, it is taken all the same."""
         if not late:
             end = self.ledger.commit(
-                call_transactions.end_call, call_id, "canceled", "nobody answered in time", tells_agent=False
+                call_transactions.end_call, call_id, "canceled", "nobody answered in time", notify_agent=False
             )
             ended = await self._finish(end)
-            if ended is None and (call := await self.ledger.read(rows.one, call_id)) is not None:
-                room.take(call_id)
+            if ended is None and (call := await self.ledger.read(rows.find, call_id)) is not None:
+                room.deliver_inline(call_id)
                 return result_of(call)
-            return ToolResult(False, error=f"nobody answered within {milliseconds(seconds)}ms", error_kind="timeout")
+            return ToolResult(
+                False, error=f"nobody answered within {format_milliseconds(seconds)}ms", error_kind="timeout"
+            )
         try:
-            call, mine = await self._finish(self.ledger.commit(call_transactions.park, call_id))
+            call, mine = await self._finish(self.ledger.commit(call_transactions.make_pending, call_id))
         except StorageError as error:
             _log.warning("call %s is parked when the database is back: %s", call_id, error)
             self._own(self._give_up(call_id, canceled=False))
         else:
             if mine:
-                room.take(call_id)
+                room.deliver_inline(call_id)
                 return result_of(call)
         if stopping:
             return _pending(call_id)
         return ToolResult(
             ok=False,
-            error=f"Tool timed out after {milliseconds(round(seconds, 3))}ms",
+            error=f"Tool timed out after {format_milliseconds(round(seconds, 3))}ms",
             error_kind="timeout",
             executed=True,
-            extras={"status": "pending", PENDING: call_id},
+            extras={"status": "pending", PENDING_CALL_KEY: call_id},
         )
 
-    async def attend(self, call_id: str, seconds: float) -> CallRecord:
+    async def wait_for_result(self, call_id: str, seconds: float) -> CallRecord:
         """Waits for a call that was begun before, by whomever. As it is then; open, if the time was too short."""
         waiting = _Waiting(self.ledger, call_id)
         self._deadlines.add(waiting, seconds)
@@ -250,7 +254,7 @@ class CallDesk:
             self._attending.discard(waiting)
             waiting.close()
             self._deadlines.note_closed()
-        call = await self.ledger.read(rows.one, call_id)
+        call = await self.ledger.read(rows.find, call_id)
         if call is None:
             raise RefusedError("not_found", f'there is no call "{call_id}"')
         return call
@@ -259,36 +263,36 @@ class CallDesk:
         """Ends an open call, wherever it is waited for, and stops one that runs, wherever it runs."""
         return await self.ledger.commit(call_transactions.cancel, call_id, reason)
 
-    async def take(self, submission: Submission) -> CallRecord:
+    async def submit(self, submission: Submission) -> CallRecord:
         """Takes a result in that someone brings, once."""
-        known = self.ledger.known.get(submission.call_id)
-        if known is not None and (resolved := call_transactions.resolve_known(known, submission)) is not None:
-            del self.ledger.known[submission.call_id]  # Whatever comes next for it looks at the row.
+        known = self.ledger.open_calls.get(submission.call_id)
+        if known is not None and (resolved := call_transactions.resolve_from_memory(known, submission)) is not None:
+            del self.ledger.open_calls[submission.call_id]  # Whatever comes next for it looks at the row.
             effects, call = resolved
-            if await self.ledger.append(effects):
+            if await self.ledger.commit_deferred(effects):
                 return call
         return await self.ledger.commit(call_transactions.submit, submission)
 
     # Delivery
 
-    def delivered(self, call_ids: Sequence[str]) -> None:
+    def mark_delivered(self, call_ids: Sequence[str]) -> None:
         """The answers are in the callers' hands. Written down soon; nobody waits for it."""
         if call_ids:
             self._to_confirm += call_ids
             if self._confirming is None:
                 self._confirming = self._own(self._confirm())
 
-    def undelivered(self, call_ids: Sequence[str]) -> None:
+    def mark_undelivered(self, call_ids: Sequence[str]) -> None:
         """The callers went away before the answers reached them: those go to the inbox."""
         for call_id in call_ids:
-            self._own(self._insist(call_transactions.redirect, call_id))
+            self._own(self._insist(call_transactions.redirect_to_inbox, call_id))
 
     async def _confirm(self) -> None:
         try:
             while self._to_confirm:
                 confirmed, self._to_confirm = self._to_confirm, []
                 try:
-                    await self.ledger.write(rows.delivered, confirmed)
+                    await self.ledger.write(rows.mark_delivered, confirmed)
                 except StorageError as error:
                     _log.warning("that answers arrived could not be written down: %s", error)
                     if self._stopping:
@@ -323,18 +327,18 @@ class CallDesk:
         """Nobody waits for a call any more. `late`: an answer is wanted all the same, unless the call was canceled."""
         if canceled or not late:
             await self._insist(
-                call_transactions.end_call, call_id, "canceled", "the call was canceled", tells_agent=False
+                call_transactions.end_call, call_id, "canceled", "the call was canceled", notify_agent=False
             )
         else:
-            await self._insist(call_transactions.park, call_id)
+            await self._insist(call_transactions.make_pending, call_id)
         # Where the answer was on its way to who went away.
         if late:
-            await self._insist(call_transactions.redirect, call_id)
+            await self._insist(call_transactions.redirect_to_inbox, call_id)
         else:
-            self.delivered((call_id,))
+            self.mark_delivered((call_id,))
 
     async def _abandon(
-        self, call_id: str, beginning: asyncio.Task[call_transactions.Begun], *, canceled: bool, late: bool
+        self, call_id: str, beginning: asyncio.Task[call_transactions.StartedCall], *, canceled: bool, late: bool
     ) -> None:
         """Nobody waits for a call that may have been written down as waited for."""
         try:
@@ -344,7 +348,7 @@ class CallDesk:
         except StorageError:  # Who knows.
             await self._give_up(call_id, canceled=canceled, late=late)
         else:
-            if begun.fresh:
+            if begun.is_new:
                 await self._give_up(call_id, canceled=canceled, late=late)
 
     async def _insist(self, program: Any, *args: Any, **kwargs: Any) -> None:
@@ -386,7 +390,7 @@ class _Waiting:
         self._key = f"call:{call_id}"
         self.call_id = call_id
         # Registered before the row is there: an answer cannot come in between.
-        self.future = ledger.waiters.expect(self._key)
+        self.future = ledger.waiters.register(self._key)
         self.closed = False
         self._why: object = None
         """Why to stop waiting. Kept: whoever waits may have been woken for something else just now."""
@@ -414,10 +418,10 @@ class _Waiting:
             if value is not None:
                 return value
             # Something happened elsewhere. Registered again before looking: nothing may fall in between.
-            self._ledger.waiters.forget(self._key, self.future)
-            self.future = self._ledger.waiters.expect(self._key)
+            self._ledger.waiters.unregister(self._key, self.future)
+            self.future = self._ledger.waiters.register(self._key)
             try:
-                found = await self._ledger.read(rows.for_caller, self.call_id)
+                found = await self._ledger.read(rows.find_for_caller, self.call_id)
             except StorageError as error:
                 _log.warning("call %s: %s", self.call_id, error)
                 asyncio.get_running_loop().call_later(_LOOK_AGAIN_SECONDS, self.look)
@@ -434,7 +438,7 @@ class _Waiting:
 
     def close(self) -> None:
         self.closed = True
-        self._ledger.waiters.forget(self._key, self.future)
+        self._ledger.waiters.unregister(self._key, self.future)
 
 
 def result_of(call: CallRecord) -> ToolResult:
@@ -451,7 +455,7 @@ def result_of(call: CallRecord) -> ToolResult:
 
 def _is_canceled(context: ToolContext) -> bool:
     """Whether a call was canceled, or one that it is part of; not just whoever waited for it."""
-    return context.canceled or any(call.cancel_requested for call in lineage())
+    return context.canceled or any(call.cancel_requested for call in call_chain())
 
 
 def _heed(task: asyncio.Task[Any]) -> None:
@@ -464,8 +468,8 @@ def _nothing() -> None: ...
 
 
 def _pending(call_id: str) -> ToolResult:
-    answer = {"status": "pending", PENDING: call_id}
-    return ToolResult(True, answer, extras={PENDING: call_id})
+    answer = {"status": "pending", PENDING_CALL_KEY: call_id}
+    return ToolResult(True, answer, extras={PENDING_CALL_KEY: call_id})
 
 
 def _due(tool: Tool, parameters: Mapping[str, Any], now: int) -> int | None:

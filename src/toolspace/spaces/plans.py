@@ -7,21 +7,21 @@ from collections.abc import Sequence
 import msgspec
 
 from toolspace.core.ids import new_id, now_ms
-from toolspace.core.schedule import (
-    iso,
-    milliseconds_of,
-    moment_of,
-    next_of_cron,
-    seconds_in_words,
-    time_of,
-    zone_of,
+from toolspace.core.times import (
+    format_iso,
+    from_milliseconds,
+    get_time_zone,
+    next_cron_time,
+    parse_delay,
+    parse_iso_time,
+    to_milliseconds,
 )
 from toolspace.errors import RefusedError
 from toolspace.spaces.ledger import Effects
 from toolspace.storage.database import Program
 from toolspace.storage.queries import inbox
 from toolspace.storage.queries import plans as rows
-from toolspace.storage.queries.plans import MOST_PLANS, Plan, PlanStatus
+from toolspace.storage.queries.plans import MAX_PLANS, Plan, PlanStatus
 
 
 class NewPlan(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -40,16 +40,16 @@ def set_plans(effects: Effects, entity_id: str, plans: Sequence[NewPlan]) -> Pro
     """Makes or changes plans of one agent, all or none."""
     made: list[Plan] = []
     for new in plans:
-        before = (yield from rows.one(new.id)) if new.id is not None else None
+        before = (yield from rows.find(new.id)) if new.id is not None else None
         if new.id is not None and (before is None or before.entity_id != entity_id):
             raise RefusedError("not_found", f'you have no plan "{new.id}"; leave the id out to make a new one')
-        stored = yield from rows.put(_scheduled(new, entity_id, before))
+        stored = yield from rows.save(_scheduled(new, entity_id, before))
         if stored is None:
             raise RefusedError("not_found", f'you have no plan "{new.id}"')
         made.append(stored)
-    if (yield from rows.count(entity_id)) > MOST_PLANS:
-        raise RefusedError("invalid", f"an agent has at most {MOST_PLANS} plans; delete some first")
-    effects.keys.append("plans")
+    if (yield from rows.count(entity_id)) > MAX_PLANS:
+        raise RefusedError("invalid", f"an agent has at most {MAX_PLANS} plans; delete some first")
+    effects.wake_keys.append("plans")
     return made
 
 
@@ -64,24 +64,24 @@ def fire(effects: Effects, plan: Plan) -> Program[bool]:
     status: PlanStatus = "completed"
     following: int | None = None
     if plan.cron is not None:
-        found = next_of_cron(plan.cron, moment_of(max(now_ms(), due)), plan.timezone)
-        following = milliseconds_of(found) if found is not None else None
+        found = next_cron_time(plan.cron, from_milliseconds(max(now_ms(), due)), plan.timezone)
+        following = to_milliseconds(found) if found is not None else None
         status = "active" if following is not None else "expired"
-    if not (yield from rows.move_on(plan, status=status, next_run_at=following)):
+    if not (yield from rows.advance(plan, status=status, next_run_at=following)):
         return False
     data = {
         "planId": plan.id,
         "name": plan.name,
         "instruction": plan.instruction,
-        "scheduledFor": iso(due),
-        "nextRunAt": iso(following) if following is not None else None,
+        "scheduledFor": format_iso(due),
+        "nextRunAt": format_iso(following) if following is not None else None,
     }
-    yield from inbox.push(plan.entity_id, f"plan:{plan.id}:{due}", "plan", data, priority=inbox.PLAN_OR_SERVICE)
-    effects.tell_agent(plan.entity_id)
+    yield from inbox.add(plan.entity_id, f"plan:{plan.id}:{due}", "plan", data, priority=inbox.PLAN_OR_SERVICE)
+    effects.notify_inbox(plan.entity_id)
     return True
 
 
-def shown(plan: Plan) -> dict[str, object]:
+def describe(plan: Plan) -> dict[str, object]:
     """A plan as its agent sees it."""
     times = {"scheduledAt": plan.scheduled_at, "nextRunAt": plan.next_run_at, "lastRunAt": plan.last_run_at}
     said = {"runAfter": plan.run_after, "cron": plan.cron, "timezone": plan.timezone}
@@ -90,7 +90,7 @@ def shown(plan: Plan) -> dict[str, object]:
         "name": plan.name,
         "instruction": plan.instruction,
         **{key: value for key, value in said.items() if value is not None},
-        **{key: iso(value) for key, value in times.items() if value is not None},
+        **{key: format_iso(value) for key, value in times.items() if value is not None},
         "status": plan.status,
     }
 
@@ -105,18 +105,18 @@ def _scheduled(new: NewPlan, entity_id: str, before: Plan | None) -> Plan:
     scheduled: int | None = None
     following: int | None
     try:
-        zone_of(new.timezone)
+        get_time_zone(new.timezone)
         if new.cron is not None:
-            found = next_of_cron(new.cron, moment_of(now), new.timezone)
+            found = next_cron_time(new.cron, from_milliseconds(now), new.timezone)
             if found is None:
                 raise ValueError(f"{new.cron!r} never comes")
-            following = milliseconds_of(found)
+            following = to_milliseconds(found)
         elif new.run_after is not None:
-            scheduled = following = now + round(seconds_in_words(new.run_after) * 1000)
+            scheduled = following = now + round(parse_delay(new.run_after) * 1000)
         else:
-            scheduled = following = milliseconds_of(time_of(new.scheduled_at or "", new.timezone))
+            scheduled = following = to_milliseconds(parse_iso_time(new.scheduled_at or "", new.timezone))
             if following <= now:
-                raise ValueError(f"{new.scheduled_at!r} is in the past; it is {iso(now)} now")
+                raise ValueError(f"{new.scheduled_at!r} is in the past; it is {format_iso(now)} now")
     except ValueError as error:
         raise RefusedError("invalid", f'plan "{new.name}": {error}') from None
     return Plan(

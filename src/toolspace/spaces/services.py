@@ -7,7 +7,7 @@ from typing import Protocol
 
 import msgspec
 
-from toolspace.spaces.knowledge import Library
+from toolspace.spaces.document_library import DocumentLibrary
 
 
 class Notification(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,7 +23,7 @@ class Notification(msgspec.Struct, frozen=True, kw_only=True):
     """The same for the same notification, also if it should come twice."""
 
 
-class Sent(msgspec.Struct, frozen=True, kw_only=True):
+class NotificationResult(msgspec.Struct, frozen=True, kw_only=True):
     """How far a notification got."""
 
     channels: Sequence[str]
@@ -37,7 +37,7 @@ class Sent(msgspec.Struct, frozen=True, kw_only=True):
 class Notifier(Protocol):
     """Reaches people."""
 
-    async def send(self, notification: Notification) -> Sent:
+    async def send(self, notification: Notification) -> NotificationResult:
         """Raises a `ToolError` where nobody was reached."""
         ...
 
@@ -47,7 +47,7 @@ class AgentServices:
 
     def __init__(
         self,
-        library: Library | None = None,
+        library: DocumentLibrary | None = None,
         *,
         notifier: Notifier | None = None,
         notifiers: Mapping[str, Notifier] | None = None,
@@ -58,5 +58,5 @@ class AgentServices:
         self.notifiers = dict(notifiers or {})
         """Of agents that have ways of their own, by the id of their entity."""
 
-    def notifier_of(self, agent_id: str) -> Notifier | None:
+    def find_notifier(self, agent_id: str) -> Notifier | None:
         return self.notifiers.get(agent_id, self.notifier)

@@ -14,7 +14,7 @@ from toolspace.storage.queries import presence
 _log = logging.getLogger("toolspace.audience")
 
 
-class Audience:
+class StreamSubscribers:
     """Counts the readers of each stream here, and tells the others of the first and the last."""
 
     def __init__(self, ledger: Ledger) -> None:
@@ -25,7 +25,7 @@ class Audience:
         self._locks: dict[str, asyncio.Lock] = {}
 
     @asynccontextmanager
-    async def reading(self, stream: str) -> AsyncGenerator[None]:
+    async def subscribed(self, stream: str) -> AsyncGenerator[None]:
         """Someone reads a stream while the block runs. When it begins, others know."""
         self._readers[stream] = self._readers.get(stream, 0) + 1
         try:
@@ -37,7 +37,7 @@ class Audience:
                 # Shielded: that nobody reads any more has to be told also by one whose connection broke.
                 await asyncio.shield(asyncio.ensure_future(self._tell(stream)))
 
-    async def tell_again(self) -> None:
+    async def register_again(self) -> None:
         """The others forgot who reads here: they hear of all of it."""
         self._known.clear()
         for stream in tuple(self._readers):
@@ -54,10 +54,10 @@ class Audience:
             holder, node = f"{self._ledger.node_id}/{stream}", self._ledger.node_id
             try:
                 if wanted:
-                    await self._ledger.write(presence.come, holder, [stream], node_id=node)
+                    await self._ledger.write(presence.register, holder, [stream], node_id=node)
                     self._known.add(stream)
                 else:
-                    await self._ledger.write(presence.leave, holder, node_id=node)
+                    await self._ledger.write(presence.mark_left, holder, node_id=node)
                     self._known.discard(stream)
             except StorageError as error:
                 _log.warning("who reads %s could not be written down: %s", stream, error)

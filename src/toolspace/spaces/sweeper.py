@@ -14,15 +14,15 @@ from toolspace.spaces import call_transactions, plans, runs
 from toolspace.spaces.ledger import Effects, Ledger
 from toolspace.storage.database import Program
 from toolspace.storage.queries import calls as call_rows
-from toolspace.storage.queries import claims, idempotent_responses, presence, receipts, tasks
 from toolspace.storage.queries import events as event_rows
+from toolspace.storage.queries import idempotency, presence, tasks, workers
 from toolspace.storage.queries import inbox as inbox_rows
 from toolspace.storage.queries import plans as plan_rows
 from toolspace.storage.queries import runs as run_rows
 
 _log = logging.getLogger("toolspace.sweeper")
 
-BEAT_SECONDS = 2.0
+HEARTBEAT_SECONDS = 2.0
 DEAD_SECONDS = 10.0
 """A process that was silent for so long is taken for dead. Longer than any pause of a healthy one."""
 _BLIND_SECONDS = DEAD_SECONDS / 2
@@ -53,7 +53,7 @@ class Sweeper:
         self._worker_grace = worker_grace
         self._event_retention = event_retention
         self._retention = retention
-        self.on_forgotten: Callable[[], Awaitable[None]] = _forgotten
+        self.on_declared_dead: Callable[[], Awaitable[None]] = _forgotten
         """Told that the others took this process for dead, and forgot who is connected to it."""
         self._started_at = now_ms()
         self._looked_at = float("-inf")
@@ -70,11 +70,11 @@ class Sweeper:
 
     async def __aenter__(self) -> Sweeper:
         # Where the database is this process's alone, every other process that used it is dead.
-        await self._ledger.write(presence.beat, self._ledger.node_id, started_at=self._started_at)
-        if not self._ledger.database.shared:
-            await self.clear_up(now_ms() + 1)
+        await self._ledger.write(presence.record_heartbeat, self._ledger.node_id, started_at=self._started_at)
+        if not self._ledger.database.is_shared:
+            await self.clean_up_dead_nodes(now_ms() + 1)
         self._task = asyncio.create_task(self._run())
-        self._forget = self._ledger.waiters.listen("plans", lambda _: self.poke())
+        self._forget = self._ledger.waiters.listen("plans", lambda _: self.wake())
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -89,7 +89,7 @@ class Sweeper:
         except StorageError as error:
             _log.warning("this process could not say goodbye: %s", error)
 
-    def poke(self) -> None:
+    def wake(self) -> None:
         """Something is due sooner than was known."""
         self._poked.set()
 
@@ -99,14 +99,14 @@ class Sweeper:
             self._poked.clear()
             delay = _LONGEST_SLEEP
             try:
-                if self._ledger.database.shared and loop.time() >= self._next_beat:
-                    self._next_beat = loop.time() + BEAT_SECONDS
-                    await self.beat()
-                    await self.bury_the_dead(loop.time())
+                if self._ledger.database.is_shared and loop.time() >= self._next_beat:
+                    self._next_beat = loop.time() + HEARTBEAT_SECONDS
+                    await self.send_heartbeat()
+                    await self.clean_up_silent_nodes(loop.time())
                 await self.sweep()
                 if loop.time() >= self._next_forget:
                     self._next_forget = loop.time() + _FORGET_EVERY
-                    await self.forget_what_is_old()
+                    await self.delete_old_records()
                 due = await self._ledger.read(_next_due)
                 if due is not None and not self._failed:
                     delay = min(max((due - now_ms()) / 1000, _SHORTEST_SLEEP), _LONGEST_SLEEP)
@@ -121,21 +121,21 @@ class Sweeper:
     async def sweep(self) -> None:
         """Does once what is due now."""
         self._failed = False
-        for call in await self._ledger.read(call_rows.due, limit=_BATCH):
+        for call in await self._ledger.read(call_rows.list_due, limit=_BATCH):
             waited = {"waited": now_ms() - call.created_at}
-            await self._try(self._ledger.commit(call_transactions.answer_itself, call.call_id, waited))
-        for plan in await self._ledger.read(plan_rows.due, limit=_BATCH):
+            await self._try(self._ledger.commit(call_transactions.resolve_timer, call.call_id, waited))
+        for plan in await self._ledger.read(plan_rows.list_due, limit=_BATCH):
             await self._try(self._ledger.commit(plans.fire, plan))
-        for call_id in await self._ledger.read(call_rows.expired, limit=_BATCH):
+        for call_id in await self._ledger.read(call_rows.list_expired, limit=_BATCH):
             reason = "nobody answered before the call expired"
             await self._try(self._ledger.commit(call_transactions.end_call, call_id, "expired", reason))
-        for call_id in await self._ledger.read(call_rows.overdue, before=now_ms() - _LATE_MS, limit=_BATCH):
-            await self._try(self._ledger.commit(call_transactions.park, call_id))
+        for call_id in await self._ledger.read(call_rows.list_overdue, before=now_ms() - _LATE_MS, limit=_BATCH):
+            await self._try(self._ledger.commit(call_transactions.make_pending, call_id))
         gone_before = now_ms() - round(self._worker_grace * 1000)
         await self._ledger.commit(_release_gone, gone_before)
         await self._ledger.commit(_take_back_inbox)
 
-    async def beat(self) -> None:
+    async def send_heartbeat(self) -> None:
         """Says that this process is alive. Whoever asks may stop waiting for it: what it finds out is heard of."""
         beat = asyncio.create_task(self._beat())
         self._beating.add(beat)
@@ -143,11 +143,11 @@ class Sweeper:
         await asyncio.shield(beat)
 
     async def _beat(self) -> None:
-        if await self._ledger.write(presence.beat, self._ledger.node_id, started_at=self._started_at):
+        if await self._ledger.write(presence.record_heartbeat, self._ledger.node_id, started_at=self._started_at):
             _log.warning("other processes took this one for dead; it tells them who is connected to it")
-            await self.on_forgotten()
+            await self.on_declared_dead()
 
-    async def bury_the_dead(self, now: float) -> None:
+    async def clean_up_silent_nodes(self, now: float) -> None:
         """Sees to what processes left that gave no sign while this one was looking for it.
 
         Their signs are compared with each other, never with a clock of here: theirs may be another, and while the
@@ -156,7 +156,7 @@ class Sweeper:
         if now - self._looked_at > _BLIND_SECONDS:
             self._silent.clear()
         before, self._silent = self._silent, {}
-        for node_id, sign in (await self._ledger.read(presence.beats, besides=self._ledger.node_id)).items():
+        for node_id, sign in (await self._ledger.read(presence.list_heartbeats, besides=self._ledger.node_id)).items():
             last, since = before.get(node_id, (None, now))
             self._silent[node_id] = (sign, since if sign == last else now)
         self._looked_at = now
@@ -165,15 +165,15 @@ class Sweeper:
                 _log.info("process %s is gone; clearing up after it", node_id)
                 await self._clear_up_after(node_id)
 
-    async def clear_up(self, before: int) -> None:
+    async def clean_up_dead_nodes(self, before: int) -> None:
         """Sees to what processes left that were not heard of since a time."""
-        for node_id in await self._ledger.read(presence.dead_nodes, before=before, besides=self._ledger.node_id):
+        for node_id in await self._ledger.read(presence.list_dead_nodes, before=before, besides=self._ledger.node_id):
             _log.info("process %s is gone; clearing up after it", node_id)
             await self._clear_up_after(node_id)
 
     async def _clear_up_after(self, node_id: str) -> None:
         before: list[tuple[str, str]] = []
-        while left := await self._ledger.read(call_rows.left_behind, [node_id], limit=_BATCH):
+        while left := await self._ledger.read(call_rows.list_orphaned, [node_id], limit=_BATCH):
             if left == before:
                 return  # What could not be done, and was logged, is tried again at the next look.
             for call_id, status in left:
@@ -181,17 +181,17 @@ class Sweeper:
             before = left
         await self._ledger.commit(_bury, node_id)
 
-    async def forget_what_is_old(self) -> None:
+    async def delete_old_records(self) -> None:
         now = now_ms()
         ended_before = now - round(self._retention * 1000)
         for forget, before in (
-            (event_rows.forget, now - round(self._event_retention * 1000)),
-            (idempotent_responses.forget, now - _KEPT_ANSWERS_MS),
-            (call_rows.forget, ended_before),
-            (run_rows.forget, ended_before),  # After their calls.
-            (inbox_rows.forget, ended_before),
-            (receipts.forget, ended_before),
-            (tasks.forget, ended_before),
+            (event_rows.delete_old, now - round(self._event_retention * 1000)),
+            (idempotency.delete_old_responses, now - _KEPT_ANSWERS_MS),
+            (call_rows.delete_old, ended_before),
+            (run_rows.delete_old, ended_before),  # After their calls.
+            (inbox_rows.delete_old, ended_before),
+            (idempotency.delete_old_receipts, ended_before),
+            (tasks.delete_old, ended_before),
         ):
             while await self._ledger.write(forget, before, _FORGOTTEN_AT_ONCE):
                 pass
@@ -217,7 +217,7 @@ async def _forgotten() -> None: ...
 
 def _next_due() -> Program[int | None]:
     """When the next call or plan is due."""
-    times = ((yield from call_rows.next_due()), (yield from plan_rows.next_due()))
+    times = ((yield from call_rows.find_next_due()), (yield from plan_rows.find_next_due()))
     return min((at for at in times if at is not None), default=None)
 
 
@@ -226,21 +226,23 @@ def _inherit(effects: Effects, call_id: str, status: str) -> Program[None]:
     if status == "running":
         yield from runs.interrupt_call(effects, call_id)
     elif status == "waiting":
-        yield from call_transactions.park(effects, call_id)
+        yield from call_transactions.make_pending(effects, call_id)
     else:
-        yield from call_transactions.redirect(effects, call_id)
+        yield from call_transactions.redirect_to_inbox(effects, call_id)
 
 
 def _bury(effects: Effects, node_id: str) -> Program[None]:
-    yield from claims.strand(node_id)  # Workers live on: they have their grace to come back through another process.
-    for holder in (yield from presence.bury(node_id)):
-        effects.offer(*(yield from call_rows.release(holder)))
+    yield from workers.disconnect_workers_of_node(
+        node_id
+    )  # Workers live on: they have their grace to come back through another process.
+    for holder in (yield from presence.delete_node(node_id)):
+        effects.notify_workers(*(yield from call_rows.release_claims(holder)))
 
 
 def _release_gone(effects: Effects, before: int) -> Program[None]:
-    effects.offer(*(yield from claims.depart(before=before)))
+    effects.notify_workers(*(yield from workers.release_departed(before=before)))
 
 
 def _take_back_inbox(effects: Effects) -> Program[None]:
-    for event in (yield from inbox_rows.take_back()):
-        effects.tell_agent(event.agent_entity_id)
+    for event in (yield from inbox_rows.release_expired()):
+        effects.notify_inbox(event.agent_entity_id)

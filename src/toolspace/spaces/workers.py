@@ -10,15 +10,66 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from toolspace.core.ids import now_ms
 from toolspace.core.records import OPEN_CALL, CallRecord
 from toolspace.errors import RefusedError, StorageError
 from toolspace.spaces.ledger import Effects, Ledger
-from toolspace.spaces.worker_connection import Connection, Fate
 from toolspace.storage.database import Program
-from toolspace.storage.queries import claims, presence
+from toolspace.storage.queries import presence, workers
+
+# MERGED from worker_connection: The line to a connected worker: what it should hear. Decides nothing.
+
+DisconnectReason = Literal["stopping", "replaced", "forgotten"]
+"""Why a line ends: the process stops; the same worker has connected again, here or elsewhere; or others took the
+process for dead, and the worker for gone: it has to come again."""
+WithdrawalReason = Literal["answered", "canceled"]
+WorkerEvent = tuple[Literal["offered"], CallRecord] | tuple[WithdrawalReason, str]
+"""A call to execute; or that one is answered already, or not wanted any more, by its id."""
+
+
+class WorkerConnection:
+    """A worker's line: what it should hear, in order. It holds no more than the calls that the worker may have."""
+
+    def __init__(self, worker_id: str) -> None:
+        self.worker_id = worker_id
+        self.disconnect_reason: DisconnectReason | None = None
+        """Why it was ended from here; None while it is not."""
+        self._news: list[WorkerEvent] = []
+        self._offered: set[str] = set()
+        self._ready = asyncio.Event()
+
+    async def next_events(self) -> list[WorkerEvent]:
+        """Waits for what is new. Nothing where it was poked, or the line was ended."""
+        if not self._news and self.disconnect_reason is None:
+            self._ready.clear()
+            await self._ready.wait()
+        news, self._news = self._news, []
+        return news
+
+    def offer(self, call: CallRecord) -> None:
+        if call.call_id not in self._offered:
+            self._offered.add(call.call_id)
+            self._tell(("offered", call))
+
+    def withdraw(self, call_id: str, fate: WithdrawalReason) -> None:
+        if call_id in self._offered:
+            self._offered.discard(call_id)
+            self._tell((fate, call_id))
+
+    def disconnect(self, reason: DisconnectReason) -> None:
+        self.disconnect_reason = self.disconnect_reason or reason
+        self.wake()
+
+    def wake(self) -> None:
+        """Lets a `news` that waits return."""
+        self._ready.set()
+
+    def _tell(self, news: WorkerEvent) -> None:
+        self._news.append(news)
+        self.wake()
+
 
 _log = logging.getLogger("toolspace.workers")
 _LOOK_AGAIN_SECONDS = 5.0
@@ -34,7 +85,7 @@ class _Worker:
         self.id = worker_id
         self.tools: tuple[str, ...] = ()
         self.concurrency = 0
-        self.connection: Connection | None = None
+        self.connection: WorkerConnection | None = None
         self.is_known = False
         """Whether the database says that it is connected here."""
         self.held: dict[str, Callable[[], None]] = {}
@@ -79,7 +130,7 @@ class Workers:
     def __len__(self) -> int:
         return sum(worker.connection is not None for worker in self._workers.values())
 
-    def serving(self) -> dict[str, int]:
+    def count_by_tool(self) -> dict[str, int]:
         """How many workers each tool has here."""
         counts: dict[str, int] = {}
         for worker in self._workers.values():
@@ -93,16 +144,16 @@ class Workers:
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
-    def end(self) -> None:
+    def disconnect_all(self) -> None:
         """Ends every connection, and takes no new one. The workers keep what they have for as long as the grace, and
         come back elsewhere."""
         self._ended = True
         for worker in self._workers.values():
             if worker.connection is not None:
-                worker.connection.end("stopping")
+                worker.connection.disconnect("stopping")
 
     async def aclose(self) -> None:
-        self.end()
+        self.disconnect_all()
         if self._dealing is not None:
             self._dealing.cancel()
             await asyncio.gather(self._dealing, return_exceptions=True)
@@ -114,7 +165,7 @@ class Workers:
                 await self._ledger.write(_leave, ids, node_id=self._ledger.node_id)
 
     @asynccontextmanager
-    async def connected(self, worker_id: str, tools: Sequence[str], concurrency: int) -> AsyncGenerator[Connection]:
+    async def connect(self, worker_id: str, tools: Sequence[str], concurrency: int) -> AsyncGenerator[WorkerConnection]:
         """Connects a worker for as long as the block runs. The same worker connected again takes its own place.
 
         Raises `RefusedError` where nobody is connected any more.
@@ -125,13 +176,13 @@ class Workers:
             self._dealing = asyncio.create_task(self._deal_forever(), name="workers")
         tools = tuple(dict.fromkeys(tools))
         worker = self._workers.setdefault(worker_id, _Worker(worker_id))
-        connection = Connection(worker_id)
+        connection = WorkerConnection(worker_id)
         if worker.connection is not None:
-            worker.connection.end("replaced")
+            worker.connection.disconnect("replaced")
         worker.connection, worker.is_known = connection, False
         try:
             async with worker.arriving:
-                held = await self._ledger.write(claims.arrive, worker_id, tools, node_id=self._ledger.node_id)
+                held = await self._ledger.write(workers.register, worker_id, tools, node_id=self._ledger.node_id)
                 if worker.connection is connection:
                     worker.tools, worker.concurrency, worker.is_known = tools, concurrency, True
                     self._listen(worker)
@@ -203,7 +254,7 @@ class Workers:
             if worker is not None:
                 async with worker.arriving:
                     if worker.connection is None:
-                        await self._ledger.write(presence.leave, worker_id, node_id=self._ledger.node_id)
+                        await self._ledger.write(presence.mark_left, worker_id, node_id=self._ledger.node_id)
                         # A little later than the grace: rows tell the time in whole milliseconds.
                         self._departures.append(now + self._grace + 0.005)
                     if worker.connection is None:  # It may be coming back just now, and waits for the lock.
@@ -219,10 +270,10 @@ class Workers:
         while self._moved:
             moved, self._moved = self._moved, {}
             unknown = [call_id for call_id, status in moved.items() if status is None]
-            found: dict[str, claims.Fate] = {}
+            found: dict[str, workers.ClaimedCallState] = {}
             try:
                 for start in range(0, len(unknown), _FATES_AT_ONCE):
-                    some = await self._ledger.read(claims.fates, unknown[start : start + _FATES_AT_ONCE])
+                    some = await self._ledger.read(workers.list_call_states, unknown[start : start + _FATES_AT_ONCE])
                     found |= {fate.call_id: fate for fate in some}
             except BaseException:
                 self._moved = moved | self._moved
@@ -238,7 +289,7 @@ class Workers:
         """Holds what is known here against the database."""
         self._wanted = True
         await self._ledger.commit(_depart, before=now_ms() - round(self._grace * 1000))
-        here = await self._ledger.read(claims.connected, node_id=self._ledger.node_id)
+        here = await self._ledger.read(workers.list_connected, node_id=self._ledger.node_id)
         # Someone whose connection was lost while it was being noted.
         if ghosts := [worker_id for worker_id in here if worker_id not in self._workers]:
             await self._ledger.write(_leave, ghosts, node_id=self._ledger.node_id)
@@ -246,7 +297,7 @@ class Workers:
             connection = worker.connection
             if connection is None or not worker.is_known:
                 continue
-            held = await self._ledger.read(claims.holdings, worker.id, node_id=self._ledger.node_id)
+            held = await self._ledger.read(workers.find_claimed_calls, worker.id, node_id=self._ledger.node_id)
             if worker.connection is not connection:
                 continue
             if held is None:
@@ -266,25 +317,31 @@ class Workers:
             if not ready:
                 return
             lines = {worker.id: worker.connection for worker in ready}
-            hands = [claims.Hand(worker.id, worker.tools, worker.free) for worker in ready]
+            hands = [workers.WorkerCapacity(worker.id, worker.tools, worker.free) for worker in ready]
             try:
-                deal = await self._ledger.write(claims.deal, hands, node_id=self._ledger.node_id)
+                deal = await self._ledger.write(workers.assign_calls, hands, node_id=self._ledger.node_id)
             except BaseException:
                 self._wanted = True
                 raise
             for worker in ready:
-                if worker.id in deal.elsewhere and worker.connection is lines[worker.id] and worker.connection:
+                if (
+                    worker.id in deal.disconnected_workers
+                    and worker.connection is lines[worker.id]
+                    and worker.connection
+                ):
                     await self._end_line(worker.connection)
-                if given := deal.given.get(worker.id):
+                if given := deal.calls_by_worker.get(worker.id):
                     self._turns += 1
                     worker.turn = self._turns
                     self._reconcile(worker, given)
-            self._wanted = self._wanted or deal.more
+            self._wanted = self._wanted or deal.has_more
 
-    async def _end_line(self, connection: Connection) -> None:
+    async def _end_line(self, connection: WorkerConnection) -> None:
         """The database does not say any more that a worker is connected here."""
-        taken = await self._ledger.read(claims.is_elsewhere, connection.worker_id, node_id=self._ledger.node_id)
-        connection.end("replaced" if taken else "forgotten")
+        taken = await self._ledger.read(
+            workers.is_connected_elsewhere, connection.worker_id, node_id=self._ledger.node_id
+        )
+        connection.disconnect("replaced" if taken else "forgotten")
 
     def _reconcile(self, worker: _Worker, calls: Iterable[CallRecord]) -> None:
         """These calls are in the worker's hands: it hears of those that its connection did not offer yet."""
@@ -297,23 +354,23 @@ class Workers:
             if worker.connection is not None:
                 worker.connection.offer(call)
 
-    def _let_go(self, worker: _Worker, call_id: str, fate: Fate) -> None:
+    def _let_go(self, worker: _Worker, call_id: str, fate: WithdrawalReason) -> None:
         worker.held.pop(call_id)()
         if worker.connection is not None:
-            worker.connection.close_call(call_id, fate)
+            worker.connection.withdraw(call_id, fate)
         self._wanted = True
 
 
 def _leave(worker_ids: Sequence[str], *, node_id: str) -> Program[None]:
     for worker_id in worker_ids:
-        yield from presence.leave(worker_id, node_id=node_id)
+        yield from presence.mark_left(worker_id, node_id=node_id)
 
 
 def _depart(effects: Effects, *, before: int) -> Program[None]:
-    effects.offer(*(yield from claims.depart(before=before)))
+    effects.notify_workers(*(yield from workers.release_departed(before=before)))
 
 
 def _retire(effects: Effects, worker_id: str, finishing: Sequence[str]) -> Program[bool]:
-    tools: Any = yield from claims.retire(worker_id, finishing)
-    effects.offer(*(tools or ()))
+    tools: Any = yield from workers.retire(worker_id, finishing)
+    effects.notify_workers(*(tools or ()))
     return tools is not None

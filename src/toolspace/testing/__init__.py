@@ -19,22 +19,22 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from toolspace.models.scripted import ScriptedModel as ScriptedModel
     from toolspace.models.scripted import call as call
-    from toolspace.storage.cache_memory import MemoryCache as MemoryCache
-    from toolspace.storage.outputs_memory import MemoryOutputs as MemoryOutputs
-    from toolspace.testing.cache_contract import CacheContract as CacheContract
-    from toolspace.testing.clock import FakeClock as FakeClock
-    from toolspace.testing.outputs_contract import OutputsContract as OutputsContract
+    from toolspace.storage.caches.memory import MemoryCache as MemoryCache
+    from toolspace.storage.outputs.memory import MemoryOutputs as MemoryOutputs
+    from toolspace.testing.doubles import EventRecorder as EventRecorder
+    from toolspace.testing.doubles import FakeClock as FakeClock
     from toolspace.testing.provider_contract import ProviderContract as ProviderContract
-    from toolspace.testing.recorder import Recorder as Recorder
+    from toolspace.testing.storage_contracts import CacheContract as CacheContract
+    from toolspace.testing.storage_contracts import OutputsContract as OutputsContract
 
 _PLACES = {
-    "CacheContract": "toolspace.testing.cache_contract",
-    "FakeClock": "toolspace.testing.clock",
-    "MemoryCache": "toolspace.storage.cache_memory",
-    "MemoryOutputs": "toolspace.storage.outputs_memory",
-    "OutputsContract": "toolspace.testing.outputs_contract",
+    "CacheContract": "toolspace.testing.storage_contracts",
+    "FakeClock": "toolspace.testing.doubles",
+    "MemoryCache": "toolspace.storage.caches.memory",
+    "MemoryOutputs": "toolspace.storage.outputs.memory",
+    "OutputsContract": "toolspace.testing.storage_contracts",
     "ProviderContract": "toolspace.testing.provider_contract",
-    "Recorder": "toolspace.testing.recorder",
+    "EventRecorder": "toolspace.testing.doubles",
     "ScriptedModel": "toolspace.models.scripted",
     "call": "toolspace.models.scripted",
 }

@@ -15,11 +15,11 @@ from toolspace.core.events import EventType
 from toolspace.core.interfaces import ToolProvider
 from toolspace.core.names import qualify_all
 from toolspace.core.result import ToolResult
-from toolspace.core.schema import compile_schema
+from toolspace.core.validation import compile_schema
 from toolspace.errors import ERROR_CLASSES
-from toolspace.orchestrator.settings import ProviderRules, Rules
-from toolspace.storage.outputs_memory import MemoryOutputs
-from toolspace.testing.recorder import Recorder
+from toolspace.orchestrator.settings import ProviderRules, ToolRules
+from toolspace.storage.outputs.memory import MemoryOutputs
+from toolspace.testing.doubles import EventRecorder
 from toolspace.toolspace import Toolspace
 
 T = TypeVar("T")
@@ -112,14 +112,14 @@ class ProviderContract:
         heard: list[str] = []
         forget_first = provider.on_change(lambda: heard.append("first"))
         forget_second = provider.on_change(lambda: heard.append("second"))
-        provider.changed()
+        provider.notify_changed()
         assert sorted(heard) == ["first", "second"]
         forget_first()
-        provider.changed()
+        provider.notify_changed()
         assert sorted(heard) == ["first", "second", "second"]
         forget_first()
         forget_second()
-        provider.changed()
+        provider.notify_changed()
         assert len(heard) == 3
         await within(provider.aclose())
 
@@ -180,13 +180,13 @@ class ProviderContract:
     async def test_a_toolspace_offers_the_tools_that_it_lists(self, provider: ToolProvider) -> None:
         async with self.toolspace(provider) as ts:
             for own, full in full_names(provider).items():
-                assert ts.get(full) is not None, f"{own!r} is missing; did `warmup` say `self.changed()`?"
+                assert ts.find_tool(full) is not None, f"{own!r} is missing; did `warmup` say `self.changed()`?"
 
     @pytest.mark.asyncio
     async def test_a_call_takes_its_way_through_all_stages(self, provider: ToolProvider) -> None:
         name, arguments = self._wanted("call")
         async with self.toolspace(provider) as ts:
-            seen, full = Recorder(ts), full_names(provider)[name]
+            seen, full = EventRecorder(ts), full_names(provider)[name]
             result = await within(ts.call(full, arguments))
             assert result.ok, result.error
             assert (result.tool, result.namespace, result.kind) == (full, provider.namespace, provider.kind)
@@ -203,7 +203,7 @@ class ProviderContract:
     async def test_a_failure_is_a_result(self, provider: ToolProvider) -> None:
         name, arguments = self._wanted("failing_call")
         async with self.toolspace(provider) as ts:
-            seen = Recorder(ts)
+            seen = EventRecorder(ts)
             result = await within(ts.call(full_names(provider)[name], arguments))
             assert begins_and_ends(seen, result) == ["TOOL_CALL_REQUESTED", "TOOL_CALL_FAILED"]
         assert result.error
@@ -215,22 +215,22 @@ class ProviderContract:
         name, arguments = self._wanted("slow_call")
         async with self.toolspace(provider) as ts:
             # An override, because it wins over what the tool itself says.
-            hurry = ProviderRules(overrides={"*": Rules(timeout=0.05)})
+            hurry = ProviderRules(overrides={"*": ToolRules(timeout=0.05)})
             ts.orchestrator.configure(rules={provider: hurry})
-            seen = Recorder(ts)
+            seen = EventRecorder(ts)
             result = await within(ts.call(full_names(provider)[name], arguments))
             assert result.error_kind == "timeout", result.error
             assert begins_and_ends(seen, result) == ["TOOL_CALL_REQUESTED", "TOOL_CALL_FAILED"]
-            assert ts.orchestrator.abandoned == 0, "it had to be ended by force"
+            assert ts.orchestrator.abandoned_count == 0, "it had to be ended by force"
             await self._at_rest(provider)
 
     @pytest.mark.asyncio
     async def test_a_call_can_be_canceled_from_outside(self, provider: ToolProvider) -> None:
         name, arguments = self._wanted("slow_call")
         async with self.toolspace(provider) as ts:
-            seen, full = Recorder(ts), full_names(provider)[name]
+            seen, full = EventRecorder(ts), full_names(provider)[name]
             task = asyncio.ensure_future(ts.call(full, arguments, call_id="contract"))
-            await seen.started(full)
+            await seen.wait_for_start(full)
             await self._at_work(provider, task)
             assert ts.cancel("contract")
             result = await within(task)
@@ -305,5 +305,5 @@ def full_names(provider: ToolProvider) -> Mapping[str, str]:
     return qualify_all(provider.namespace, names) if provider.namespace else {name: name for name in names}
 
 
-def begins_and_ends(seen: Recorder, result: ToolResult) -> list[str]:
+def begins_and_ends(seen: EventRecorder, result: ToolResult) -> list[str]:
     return [event.type.name for event in seen.of_call(result.call_id) if event.type in (_BEGIN, *_ENDS)]

@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.agents.chaos.clerk import effects_in
 from toolspace.core import inbox_text
-from toolspace.core.conversation import ModelTurn, ResultsTurn, UserTurn
+from toolspace.core.model import ModelTurn, ResultsTurn, UserTurn
 from toolspace.storage.database import Database, Program, Row
 from toolspace.storage.queries import sessions
 
@@ -80,21 +80,21 @@ async def _nothing_open(database: Database) -> None:
 
 
 async def _history(database: Database, agent: str) -> None:
-    rows = await database.read(lambda: sessions.history(agent))
+    rows = await database.read(lambda: sessions.list_turns(agent))
     told: Counter[str] = Counter()
     inline: set[str] = set()
     for place, row in enumerate(rows):
-        turn = row.kept.turn
+        turn = row.stored.turn
         if isinstance(turn, UserTurn) and turn.text.startswith("INBOX:"):
             told.update(line.event_id for line in inbox_text.parse(turn.text))
         if isinstance(turn, ModelTurn):
-            assert len(turn.calls) == len(row.kept.call_ids)
+            assert len(turn.calls) == len(row.stored.call_ids)
             if turn.calls:
-                following = rows[place + 1].kept.turn if place + 1 < len(rows) else None
+                following = rows[place + 1].stored.turn if place + 1 < len(rows) else None
                 assert isinstance(following, ResultsTurn), f"no results behind turn {row.seq}"
-                assert [one.id for one in following.answers] == [one.id for one in turn.calls]
-                assert not any(re.match(r"\(no result", one.text) for one in following.answers), following
-                given = zip(row.kept.call_ids, following.answers, strict=True)
+                assert [one.id for one in following.results] == [one.id for one in turn.calls]
+                assert not any(re.match(r"\(no result", one.text) for one in following.results), following
+                given = zip(row.stored.call_ids, following.results, strict=True)
                 inline |= {f"tool_result:{call_id}" for call_id, answer in given if '"boss"' in answer.text}
         if place and rows[place - 1].run_id == row.run_id:
             assert row.seq == rows[place - 1].seq + 1, f"a turn is missing before {row.seq}"

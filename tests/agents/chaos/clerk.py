@@ -17,23 +17,23 @@ from typing import Any, Literal
 from toolspace import Tool, tool
 from toolspace.core import inbox_text
 from toolspace.core.context import ToolContext
-from toolspace.core.conversation import (
-    CallAnswer,
-    CallBegan,
+from toolspace.core.model import (
     CallDelta,
-    Listener,
+    CallStarted,
+    Model,
     ModelCall,
+    ModelListener,
     ModelRequest,
+    ModelToolResult,
     ModelTurn,
     ResultsTurn,
     Turn,
     Usage,
     UserTurn,
 )
-from toolspace.core.model import Model
 from toolspace.core.tool import Annotations
 from toolspace.models.scripted import call
-from toolspace.providers.configured import execution_of
+from toolspace.providers.configured_tools import build_execution
 
 KINDS = ("plain", "plan", "ask", "confirm", "fetch")
 _PIECE = 8
@@ -71,7 +71,7 @@ class Job:
                 return [] if tool_name in self.done else [call(tool_name, {"n": n})]
         return [answer]
 
-    def note(self, made: ModelCall, answer: CallAnswer) -> None:
+    def note(self, made: ModelCall, answer: ModelToolResult) -> None:
         """Takes the answer to a call of it into account."""
         if made.name == "effect":
             self.doubtful = answer.is_error
@@ -100,7 +100,7 @@ def decide(turns: Sequence[Turn]) -> ModelTurn:
         elif isinstance(turn, ModelTurn):
             asked = turn.calls
         elif isinstance(turn, ResultsTurn):
-            for made, answer in zip(asked, turn.answers, strict=True):
+            for made, answer in zip(asked, turn.results, strict=True):
                 if made.name == "enter_space" and not answer.is_error:
                     entered = json.loads(made.arguments)["spaceId"]
                 job = jobs.get(_job_of(made))
@@ -115,7 +115,7 @@ def decide(turns: Sequence[Turn]) -> ModelTurn:
 
 def _take_in(text: str, jobs: dict[str, Job]) -> None:
     for line in inbox_text.parse(text):
-        words = line.said.split()
+        words = line.message_text.split()
         if line.type == "space_message" and words[:1] == ["job"]:
             jobs.setdefault(words[1], Job(words[1], words[2], line.space_id or ""))
         elif line.type == "plan":
@@ -146,12 +146,12 @@ class Clerk(Model):
     def __init__(self, pause: Pause) -> None:
         self._pause = pause
 
-    async def respond(self, request: ModelRequest, listen: Listener | None = None) -> ModelTurn:
+    async def respond(self, request: ModelRequest, listen: ModelListener | None = None) -> ModelTurn:
         await self._pause()
         turn = decide(request.turns)
         for index, one in enumerate(turn.calls):
             if listen is not None:
-                listen(CallBegan(index, one.id, one.name))
+                listen(CallStarted(index, one.id, one.name))
             for start in range(0, len(one.arguments), _PIECE):
                 if listen is not None:
                     listen(CallDelta(index, one.arguments[start : start + _PIECE]))
@@ -201,7 +201,7 @@ def clerks_tools(book: Path, pause: Pause) -> list[Tool]:
 
 def elsewhere(name: str, kind: Literal["external", "space"], **settings: Any) -> Tool:
     """A tool that someone else answers."""
-    made = execution_of(name, kind, {}, input_schema=None, client=_no_client)
+    made = build_execution(name, kind, {}, input_schema=None, client=_no_client)
     return Tool(name, "", made.input_schema, execution_type=kind, handler=made.handler, **settings)
 
 

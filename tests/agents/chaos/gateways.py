@@ -20,9 +20,9 @@ from tests.agents.chaos.clerk import KINDS, decide, effects_in
 from tests.agents.chaos.process import Place, open_database
 from tests.models.servers import called, completion, said
 from tests.server.chaos.storm import KEY, Process
-from toolspace.agents.host import entity_of
-from toolspace.core.conversation import CallAnswer, ModelCall, ModelTurn, ResultsTurn, Turn, UserTurn
+from toolspace.agents.host import entity_id_for
 from toolspace.core.ids import derived_id
+from toolspace.core.model import ModelCall, ModelToolResult, ModelTurn, ResultsTurn, Turn, UserTurn
 
 ROOM = derived_id("spc", "named", "Room")
 PERSON = "ent_person"
@@ -116,11 +116,11 @@ class World:
 def turns_of(messages: Sequence[Mapping[str, Any]]) -> list[Turn]:
     """The conversation, read back from what OpenAI is told of it."""
     turns: list[Turn] = []
-    answers: list[CallAnswer] = []
+    answers: list[ModelToolResult] = []
     for one in messages:
         if one["role"] == "tool":
             text = one["content"]
-            answers.append(CallAnswer(one["tool_call_id"], "", text, text.startswith("(tool failed")))
+            answers.append(ModelToolResult(one["tool_call_id"], "", text, text.startswith("(tool failed")))
             continue
         if answers:
             turns.append(ResultsTurn(tuple(answers)))
@@ -173,7 +173,7 @@ class GatewayStorm:
         place = Place(folder=self._folder / "state", socket=self._folder, log=self._folder, url=self._url)
         database, wakeups = await open_database(place)
         try:
-            await books.check(database, self.jobs, self._folder / "book", entity_of("clerk"))
+            await books.check(database, self.jobs, self._folder / "book", entity_id_for("clerk"))
         finally:
             await database.aclose()
             if wakeups is not None:
@@ -224,7 +224,7 @@ class GatewayStorm:
             await asyncio.sleep(0.05)
 
     async def _settled(self) -> bool:
-        agent = entity_of("clerk")
+        agent = entity_id_for("clerk")
         page = await self._ask("GET", f"/api/spaces/{ROOM}/messages?limit=500")
         texts = {one["content"] for one in page["items"] if isinstance(one["content"], str)}
         runs = await self._ask("GET", f"/api/agents/{agent}/runs")

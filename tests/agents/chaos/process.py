@@ -19,8 +19,8 @@ from tests.agents.chaos import books
 from tests.agents.chaos.clerk import Clerk, clerks_tools
 from tests.agents.village import Village, agent, village
 from toolspace.agents import cycle_transactions, scheduler
-from toolspace.agents.host import entity_of
-from toolspace.config.model import AgentLimits, Loop
+from toolspace.agents.host import entity_id_for
+from toolspace.config.model import AgentLimits, AgentLoopSettings
 from toolspace.core.records import Message
 from toolspace.errors import RefusedError
 from toolspace.spaces import messaging
@@ -60,11 +60,11 @@ def live(place: Place) -> None:
 
 async def open_database(place: Place) -> tuple[Database, WakeUps | None]:
     if place.url is None:
-        from toolspace.storage.sql.sqlite import SqliteDatabase
+        from toolspace.storage.sqlite.database import SqliteDatabase
 
         return await SqliteDatabase.open(place.folder / "toolspace.db"), None
-    from toolspace.storage.sql.postgres import PostgresDatabase
-    from toolspace.storage.streams.postgres_wakeups import PostgresWakeUps
+    from toolspace.storage.postgres.database import PostgresDatabase
+    from toolspace.storage.postgres.wakeups import PostgresWakeUps
 
     return await PostgresDatabase.open(place.url), await PostgresWakeUps.open(place.url)
 
@@ -79,7 +79,9 @@ async def _live(place: Place) -> None:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, over.set)
     database, wakeups = await open_database(place)
     limits = AgentLimits(cycles_per_minute=100_000)
-    clerks = [agent(name, Clerk(pause), limits=limits, loop=Loop(max_steps=1_000)) for name in place.clerks]
+    clerks = [
+        agent(name, Clerk(pause), limits=limits, loop=AgentLoopSettings(max_steps=1_000)) for name in place.clerks
+    ]
     async with AsyncExitStack() as stack:
         town = await stack.enter_async_context(
             village(
@@ -106,8 +108,8 @@ async def _live(place: Place) -> None:
 async def _settle(town: Village, place: Place) -> None:
     for name in place.clerks:
         space = space_of(name)
-        await town.ledger.write(entities.add_space, space, name.title(), {})
-        for entity in (town.person, entity_of(name)):
+        await town.ledger.write(entities.create_space, space, name.title(), {})
+        for entity in (town.person, entity_id_for(name)):
             await town.ledger.write(entities.add_member, space, entity)
 
 
@@ -144,6 +146,6 @@ class _Desk:
 
 
 def _say_once(effects: Effects, space_id: str, sender: str, text: str, message_id: str) -> Program[Message | None]:
-    if (yield from messages.one(message_id)) is not None:
+    if (yield from messages.find(message_id)) is not None:
         return None
-    return (yield from messaging.say(effects, space_id, sender, text, message_id=message_id))
+    return (yield from messaging.send_message(effects, space_id, sender, text, message_id=message_id))

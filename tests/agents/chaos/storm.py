@@ -17,12 +17,12 @@ import msgspec
 from tests.agents.chaos import books
 from tests.agents.chaos.clerk import KINDS
 from tests.agents.chaos.process import Place, live, open_database, space_of
-from toolspace.agents.host import entity_of
+from toolspace.agents.host import entity_id_for
 
 _forks = multiprocessing.get_context("forkserver")
 # Imported once: a process that is killed often is born often.
 _forks.set_forkserver_preload(
-    ["tests.agents.chaos.process", "toolspace.storage.sql.postgres", "toolspace.storage.streams.postgres_wakeups"]
+    ["tests.agents.chaos.process", "toolspace.storage.postgres.database", "toolspace.storage.postgres.wakeups"]
 )
 
 
@@ -111,7 +111,7 @@ class Storm:
     async def check(self) -> None:
         database, wakeups = await open_database(self.place)
         try:
-            agents = [entity_of(name) for name in self.place.clerks]
+            agents = [entity_id_for(name) for name in self.place.clerks]
             await books.check(database, self.jobs, self.place.folder / "book", *agents, stalled=self._stalls)
         finally:
             await database.aclose()

@@ -9,8 +9,7 @@ import pytest
 
 from tests.spaces.rig import Rig, rig
 from toolspace import ToolContext, ToolResult, Toolspace
-from toolspace.agents.prebuilt.provider import PrebuiltProvider
-from toolspace.agents.prebuilt.registry import ACTIONS
+from toolspace.agents.prebuilt.provider import ALL_ACTIONS, PrebuiltProvider
 from toolspace.core.records import run_stream, space_stream
 from toolspace.spaces import messaging
 from toolspace.storage.database import Database
@@ -48,12 +47,12 @@ async def act(r: Rig) -> Acting:
 
 
 async def says(r: Rig, text: str, sender: str | None = None) -> Any:
-    return await r.ledger.commit(messaging.say, r.space, sender or r.person, text)
+    return await r.ledger.commit(messaging.send_message, r.space, sender or r.person, text)
 
 
 async def elsewhere_than(r: Rig) -> str:
     """A space that the agent is not in."""
-    await r.ledger.write(entities.add_space, "spc_other", "Secret room", {"plan": "hidden"})
+    await r.ledger.write(entities.create_space, "spc_other", "Secret room", {"plan": "hidden"})
     await r.ledger.write(entities.add_member, "spc_other", r.person)
     return "spc_other"
 
@@ -114,7 +113,7 @@ async def test_only_members_enter_and_read_a_space(r: Rig, act: Acting) -> None:
 @pytest.mark.spec("9.1")
 @pytest.mark.spec("7.2")
 async def test_a_message_is_stored_streamed_and_reaches_every_other_agent(r: Rig, act: Acting) -> None:
-    await r.ledger.write(entities.add_entity, "bob", "agent", "Bob", {})
+    await r.ledger.write(entities.create_entity, "bob", "agent", "Bob", {})
     await r.ledger.write(entities.add_member, r.space, "bob")
     await act("enter_space", spaceId=r.space)
     sent = await act("send_message", text="On it.")
@@ -131,7 +130,7 @@ async def test_a_message_is_stored_streamed_and_reaches_every_other_agent(r: Rig
     assert told[-1].type == "message.done"
     assert told[-1].data["message"]["content"] == "On it."
     assert await r.inbox() == []
-    (news,) = await r.ledger.read(inbox.listing, "bob")
+    (news,) = await r.ledger.read(inbox.list_events, "bob")
     assert (news.type, news.data["content"], news.data["senderName"]) == ("space_message", "On it.", "Ada")
 
 
@@ -166,7 +165,7 @@ async def test_messages_are_read_back_page_by_page(r: Rig, act: Acting) -> None:
 @pytest.mark.spec("9.1")
 @pytest.mark.spec("7.3")
 async def test_peeking_takes_events_out_of_the_inbox_for_good(r: Rig, act: Acting) -> None:
-    await r.ledger.write(inbox.push, r.agent, "evt_1", "service", {"n": 1}, priority=inbox.PLAN_OR_SERVICE)
+    await r.ledger.write(inbox.add, r.agent, "evt_1", "service", {"n": 1}, priority=inbox.PLAN_OR_SERVICE)
     await says(r, "urgent")
     await says(r, "more")
     peeked = await act("peek_inbox")
@@ -177,7 +176,7 @@ async def test_peeking_takes_events_out_of_the_inbox_for_good(r: Rig, act: Actin
     ]
     assert peeked["remaining"] == 1
     assert [event.status for event in await r.inbox()].count("processed") == 2
-    assert await r.ledger.write(inbox.push, r.agent, "evt_1", "service", {}, priority=1) is False
+    assert await r.ledger.write(inbox.add, r.agent, "evt_1", "service", {}, priority=1) is False
     kind, _ = await act.failure("peek_inbox", filter="nonsense")
     assert kind == "invalid_parameters"
     assert await act("skip", reason="nothing to do") == {"success": True, "skipped": True, "reason": "nothing to do"}
@@ -268,14 +267,14 @@ async def test_of_a_prebuilt_call_others_learn_the_name_alone(r: Rig, act: Actin
     await act("set_memories", memories=[{"key": "secret", "value": "hush"}])
     for stream in (run_stream(act.run_id), space_stream(r.space)):
         told = [event for event in await r.events(stream) if event.data.get("toolName") == "set_memories"]
-        assert {event.exposure for event in told} == {"name"}, stream
+        assert {event.visibility for event in told} == {"name"}, stream
     assert await r.messages() == []
 
 
 async def test_they_are_there_for_agents_and_nobody_else(r: Rig) -> None:
     names = {tool.name for tool in r.ts.list_tools(context=ToolContext(agent_entity_id=r.agent))}
-    assert names >= set(ACTIONS)
-    assert not set(ACTIONS) & {tool.name for tool in r.ts.list_tools()}
+    assert names >= set(ALL_ACTIONS)
+    assert not set(ALL_ACTIONS) & {tool.name for tool in r.ts.list_tools()}
     result = await r.ts.call("get_goals", {})
     assert '"get_goals" is for agents, in their runs' in (result.error or "")
     assert (result.error_kind, result.executed) == ("execution_error", False)

@@ -12,16 +12,15 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from tests.builtin.http_servers import Server, http_server
+from tests.http_servers import HttpTestServer, http_server
 from tests.servers.smtp import MailServer, mail_server
 from tests.spaces.rig import Rig, rig
 from toolspace import ToolResult
-from toolspace.agents.prebuilt.notifier import ConfiguredNotifier
-from toolspace.agents.prebuilt.provider import PrebuiltProvider
-from toolspace.agents.prebuilt.registry import ACTIONS
-from toolspace.config.model import Notifications, Smtp, Webhook
+from toolspace.agents.prebuilt.notifications import ConfiguredNotifier
+from toolspace.agents.prebuilt.provider import ALL_ACTIONS, PrebuiltProvider
+from toolspace.config.model import NotificationSettings, SmtpSettings, WebhookSettings
 from toolspace.spaces.services import AgentServices
-from toolspace.storage.sql.sqlite import SqliteDatabase
+from toolspace.storage.sqlite.database import SqliteDatabase
 
 pytestmark = [pytest.mark.spec("9.5")]
 
@@ -35,7 +34,7 @@ class Acting:
         self.run_id = run_id
 
     def configure(self, **channels: Any) -> None:
-        self.r.desk.services = AgentServices(notifier=ConfiguredNotifier.of(Notifications(**channels)))
+        self.r.desk.services = AgentServices(notifier=ConfiguredNotifier.from_config(NotificationSettings(**channels)))
 
     async def notify(self, title: str = "Done", body: str = "It is done.", **more: Any) -> ToolResult:
         return await self.r.call(self.run_id, "send_notification", {"title": title, "body": body, **more})
@@ -53,7 +52,7 @@ async def accept(_: web.Request) -> web.Response:
 
 
 @pytest.fixture
-async def hook() -> AsyncIterator[Server]:
+async def hook() -> AsyncIterator[HttpTestServer]:
     async with http_server(accept) as server:
         yield server
 
@@ -64,9 +63,9 @@ async def post() -> AsyncIterator[MailServer]:
         yield server
 
 
-def smtp(server: MailServer, **more: Any) -> Smtp:
+def smtp(server: MailServer, **more: Any) -> SmtpSettings:
     options: dict[str, Any] = {"host": "127.0.0.1", "port": server.port, "tls": "none", "sender": SENDER, "to": TO}
-    return Smtp(**{**options, **more})
+    return SmtpSettings(**{**options, **more})
 
 
 async def test_without_a_channel_the_agent_is_told_who_can_help(act: Acting) -> None:
@@ -76,11 +75,11 @@ async def test_without_a_channel_the_agent_is_told_who_can_help(act: Acting) -> 
     assert "notifications.webhook or notifications.smtp" in (result.error or "")
 
 
-async def test_a_webhook_gets_it_as_json(act: Acting, hook: Server) -> None:
-    act.configure(webhook=Webhook(url=hook.url("/hooks/s3cret"), headers={"x-token": "t0ken"}))
+async def test_a_webhook_gets_it_as_json(act: Acting, hook: HttpTestServer) -> None:
+    act.configure(webhook=WebhookSettings(url=hook.url("/hooks/s3cret"), headers={"x-token": "t0ken"}))
     sent = (await act.notify("Build\nfailed", "Twice.\n\nLook.", to="whoever@example.com")).unwrap()
     assert sent == {"success": True, "channels": ["webhook"], "recipients": []}
-    (seen,) = hook.seen
+    (seen,) = hook.requests
     body = json.loads(seen.body)
     assert (seen.method, seen.path, seen.headers["x-token"]) == ("POST", "/hooks/s3cret", "t0ken")
     assert (body["title"], body["body"], body["to"]) == ("Build failed", "Twice.\n\nLook.", "whoever@example.com")
@@ -95,16 +94,16 @@ async def test_a_webhook_that_refuses_or_leads_elsewhere_has_not_got_it(act: Act
         return web.Response(status=status, headers={"location": "/elsewhere"})
 
     async with http_server(answer) as hook:
-        act.configure(webhook=Webhook(url=hook.url("/hooks/s3cret")))
+        act.configure(webhook=WebhookSettings(url=hook.url("/hooks/s3cret")))
         result = await act.notify()
         assert result.error == f"nobody was notified: webhook: it answered with HTTP {status}"
-        assert len(hook.seen) == 1
+        assert len(hook.requests) == 1
 
 
 async def test_what_is_wrong_is_said_without_the_secrets_of_the_address(act: Acting) -> None:
     async with http_server(accept) as hook:
         pass
-    act.configure(webhook=Webhook(url=hook.url("/hooks/s3cret?key=k3y")))
+    act.configure(webhook=WebhookSettings(url=hook.url("/hooks/s3cret?key=k3y")))
     result = await act.notify()
     assert "cannot connect" in (result.error or "")
     assert not any(secret in (result.error or "") for secret in ("s3cret", "k3y"))
@@ -173,16 +172,16 @@ async def test_what_a_mail_server_says_reaches_the_agent(act: Acting) -> None:
     assert "did not take it" in ((await act.notify()).error or "")
 
 
-async def test_one_channel_that_works_is_enough(act: Acting, hook: Server, post: MailServer) -> None:
-    act.configure(webhook=Webhook(url=hook.url()), smtp=smtp(post))
+async def test_one_channel_that_works_is_enough(act: Acting, hook: HttpTestServer, post: MailServer) -> None:
+    act.configure(webhook=WebhookSettings(url=hook.url()), smtp=smtp(post))
     assert (await act.notify()).unwrap()["channels"] == ["webhook", "email"]
     async with mail_server(refuses=("bob@example.com", "ann@example.com")) as other:
-        act.configure(webhook=Webhook(url=hook.url()), smtp=smtp(other))
+        act.configure(webhook=WebhookSettings(url=hook.url()), smtp=smtp(other))
         sent = (await act.notify()).unwrap()
     assert (sent["channels"], sent["recipients"], list(sent["failed"])) == (["webhook"], [], ["email"])
     refused = await act.notify(to="eve@example.com")
     assert refused.error_kind == "not_permitted"
-    assert len(hook.seen) == 2  # Nothing was sent of what is not permitted.
+    assert len(hook.requests) == 2  # Nothing was sent of what is not permitted.
 
 
 @pytest.mark.parametrize("tls", ["starttls", "tls"])
@@ -200,17 +199,17 @@ async def test_mail_is_encrypted_and_only_to_a_server_that_is_trusted(
         assert post.was_encrypted == [True]
 
 
-async def test_an_agent_with_ways_of_its_own_uses_those(act: Acting, hook: Server) -> None:
-    own = ConfiguredNotifier.of(Notifications(webhook=Webhook(url=hook.url("/own"))))
+async def test_an_agent_with_ways_of_its_own_uses_those(act: Acting, hook: HttpTestServer) -> None:
+    own = ConfiguredNotifier.from_config(NotificationSettings(webhook=WebhookSettings(url=hook.url("/own"))))
     assert own is not None
     act.r.desk.services = AgentServices(notifiers={act.r.agent: own})
     assert (await act.notify()).ok
-    assert act.r.desk.services.notifier_of("another") is None
+    assert act.r.desk.services.find_notifier("another") is None
 
 
 def test_it_is_not_to_be_done_twice() -> None:
-    assert ACTIONS["send_notification"].annotations.idempotent is False
-    assert ACTIONS["send_notification"].annotations.read_only is False
+    assert ALL_ACTIONS["send_notification"].annotations.idempotent is False
+    assert ALL_ACTIONS["send_notification"].annotations.read_only is False
 
 
 def _certificate(folder: Path) -> tuple[Path, Path]:

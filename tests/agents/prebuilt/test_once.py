@@ -10,13 +10,12 @@ import pytest
 
 from tests.spaces.rig import Rig, rig
 from toolspace import ToolContext, ToolResult
-from toolspace.agents.prebuilt.provider import PrebuiltProvider
-from toolspace.agents.prebuilt.registry import ACTIONS
+from toolspace.agents.prebuilt.provider import ALL_ACTIONS, PrebuiltProvider
 from toolspace.core.ids import now_ms
 from toolspace.core.records import space_stream
 from toolspace.spaces import messaging, plans
 from toolspace.storage.database import Database
-from toolspace.storage.queries import entities, goals_and_memories, inbox, receipts
+from toolspace.storage.queries import entities, goals_and_memories, idempotency, inbox
 from toolspace.storage.queries import plans as plan_rows
 
 pytestmark = [pytest.mark.spec("11.6")]
@@ -59,13 +58,13 @@ async def act(r: Rig) -> Again:
 
 @pytest.mark.spec("9.1")
 async def test_a_message_is_said_once(r: Rig, act: Again) -> None:
-    await r.ledger.write(entities.add_entity, "bob", "agent", "Bob", {})
+    await r.ledger.write(entities.create_entity, "bob", "agent", "Bob", {})
     await r.ledger.write(entities.add_member, r.space, "bob")
     said = await act.twice_at_once("call_1", "send_message", text="On it.")
-    assert said == {"success": True, "messageId": messaging.message_id_of("call_1"), "status": "delivered"}
+    assert said == {"success": True, "messageId": messaging.message_id_for_call("call_1"), "status": "delivered"}
     assert await act("call_1", "send_message", text="On it.") == said
     assert [message.content for message in await r.messages()] == ["On it."]
-    assert [event.event_id for event in await r.ledger.read(inbox.listing, "bob")] == [
+    assert [event.event_id for event in await r.ledger.read(inbox.list_events, "bob")] == [
         f"space_message:{said['messageId']}"
     ]
     told = [event.type for event in await r.events(space_stream(r.space)) if event.type.startswith("message.")]
@@ -88,8 +87,8 @@ async def test_a_message_that_was_said_is_said_also_for_one_who_has_left_since(r
 
 @pytest.mark.spec("9.1")
 async def test_an_id_that_is_another_senders_is_refused(r: Rig, act: Again) -> None:
-    taken = messaging.message_id_of("call_1")
-    await r.ledger.commit(messaging.say, r.space, r.person, "Mine", message_id=taken)
+    taken = messaging.message_id_for_call("call_1")
+    await r.ledger.commit(messaging.send_message, r.space, r.person, "Mine", message_id=taken)
     result = await act.result("call_1", "send_message", text="Mine!")
     assert "already" in (result.error or "")
     assert [message.content for message in await r.messages()] == ["Mine"]
@@ -97,7 +96,7 @@ async def test_an_id_that_is_another_senders_is_refused(r: Rig, act: Again) -> N
 
 @pytest.mark.spec("9.1")
 async def test_a_run_moves_once_and_not_again_after_it_went_on(r: Rig, act: Again) -> None:
-    await r.ledger.write(entities.add_space, "den", "Den", {})
+    await r.ledger.write(entities.create_space, "den", "Den", {})
     await r.ledger.write(entities.add_member, "den", r.agent)
     await act.twice_at_once("call_1", "enter_space", spaceId="den")
     assert await act("call_2", "leave_space") == {"success": True, "spaceId": "den"}
@@ -113,11 +112,11 @@ async def test_a_run_moves_once_and_not_again_after_it_went_on(r: Rig, act: Agai
 async def test_goals_are_made_once(r: Rig, act: Again) -> None:
     made = await act.twice_at_once("call_1", "set_goals", goals=[{"description": "a"}, {"description": "b"}])
     assert made["totalGoals"] == 2
-    assert len(await r.ledger.read(goals_and_memories.goals, r.agent)) == 2
+    assert len(await r.ledger.read(goals_and_memories.list_goals, r.agent)) == 2
     await act("call_2", "delete_goals", goalIds=[made["currentGoals"][0]["id"]])
     cleared = await act.twice_at_once("call_3", "set_goals", goals=[{"description": "c"}], clearExisting=True)
     assert await act("call_1", "set_goals", goals=[{"description": "a"}, {"description": "b"}]) == made
-    assert [goal.id for goal in await r.ledger.read(goals_and_memories.goals, r.agent)] == [
+    assert [goal.id for goal in await r.ledger.read(goals_and_memories.list_goals, r.agent)] == [
         cleared["currentGoals"][0]["id"]
     ]
 
@@ -137,7 +136,7 @@ async def test_what_was_deleted_is_deleted_once(r: Rig, act: Again) -> None:
         assert await act.twice_at_once(call_id, name, **what) == {"success": True, "deleted": 1}
     await act("call_6", "set_memories", memories=[{"key": "a", "value": 2}])
     assert await act("call_3", "delete_memories", keys=["a"]) == {"success": True, "deleted": 1}
-    assert [memory.value for memory in await r.ledger.read(goals_and_memories.memories, r.agent)] == [2]
+    assert [memory.value for memory in await r.ledger.read(goals_and_memories.list_memories, r.agent)] == [2]
 
 
 @pytest.mark.spec("9.2")
@@ -145,34 +144,34 @@ async def test_a_memory_that_was_changed_since_is_not_set_back(r: Rig, act: Agai
     await act.twice_at_once("call_1", "set_memories", memories=[{"key": "a", "value": 1}])
     await act("call_2", "set_memories", memories=[{"key": "a", "value": 2}])
     assert await act("call_1", "set_memories", memories=[{"key": "a", "value": 1}]) == {"success": True, "count": 1}
-    assert [memory.value for memory in await r.ledger.read(goals_and_memories.memories, r.agent)] == [2]
+    assert [memory.value for memory in await r.ledger.read(goals_and_memories.list_memories, r.agent)] == [2]
 
 
 @pytest.mark.spec("9.4")
 async def test_plans_are_made_once_and_one_that_fired_does_not_fire_again(r: Rig, act: Again) -> None:
     wanted = [{"name": "Rest", "instruction": "Rest", "runAfter": "1 hour"}]
     made = await act.twice_at_once("call_1", "set_plans", plans=wanted)
-    (plan,) = await r.ledger.read(plan_rows.listing, r.agent)
+    (plan,) = await r.ledger.read(plan_rows.list_plans, r.agent)
     assert plan.id == made["plans"][0]["id"]
     changed = [{**wanted[0], "id": plan.id, "runAfter": "2 hours"}]
     answer = await act("call_2", "set_plans", plans=changed)
-    (plan,) = await r.ledger.read(plan_rows.listing, r.agent)
+    (plan,) = await r.ledger.read(plan_rows.list_plans, r.agent)
     assert await r.ledger.commit(plans.fire, plan)
     assert await act("call_2", "set_plans", plans=changed) == answer
     assert await act("call_1", "set_plans", plans=wanted) == made
-    assert [one.status for one in await r.ledger.read(plan_rows.listing, r.agent)] == ["completed"]
+    assert [one.status for one in await r.ledger.read(plan_rows.list_plans, r.agent)] == ["completed"]
 
 
 @pytest.mark.spec("9.1")
 async def test_the_same_events_are_taken_again_and_no_others(r: Rig, act: Again) -> None:
     for n in range(5):
-        await r.ledger.commit(messaging.say, r.space, r.person, f"message {n}")
+        await r.ledger.commit(messaging.send_message, r.space, r.person, f"message {n}")
     taken = await act.twice_at_once("call_1", "peek_inbox", count=2)
     assert [event["data"]["content"] for event in taken["events"]] == ["message 0", "message 1"]
     assert taken["remaining"] == 3
     await act("call_2", "peek_inbox")
     assert await act("call_1", "peek_inbox", count=2) == taken
-    assert await r.ledger.read(inbox.count, r.agent) == 2
+    assert await r.ledger.read(inbox.count_pending, r.agent) == 2
 
 
 @pytest.mark.spec("9.5")
@@ -194,23 +193,23 @@ async def test_a_call_that_failed_leaves_no_receipt(r: Rig, act: Again) -> None:
 
 async def test_another_agents_call_of_the_same_id_is_another_call(r: Rig, act: Again) -> None:
     await act("call_1", "set_memories", memories=[{"key": "a", "value": 1}])
-    await r.ledger.write(entities.add_entity, "bob", "agent", "Bob", {})
-    program = receipts.once("bob", "call_1", goals_and_memories.set_memories("bob", [("a", 2)]))
+    await r.ledger.write(entities.create_entity, "bob", "agent", "Bob", {})
+    program = idempotency.run_once("bob", "call_1", goals_and_memories.set_memories("bob", [("a", 2)]))
     assert await r.ledger.write(lambda: program) == 1
-    assert [memory.value for memory in await r.ledger.read(goals_and_memories.memories, "bob")] == [2]
+    assert [memory.value for memory in await r.ledger.read(goals_and_memories.list_memories, "bob")] == [2]
 
 
 async def test_receipts_are_forgotten_with_what_is_old_and_with_their_agent(r: Rig, act: Again) -> None:
     await act("call_1", "set_memories", memories=[{"key": "a", "value": 1}])
-    assert await r.ledger.write(receipts.forget, now_ms() - 60_000, 100) == 0
-    assert await r.ledger.write(receipts.forget, now_ms() + 1, 100) == 1
+    assert await r.ledger.write(idempotency.delete_old_receipts, now_ms() - 60_000, 100) == 0
+    assert await r.ledger.write(idempotency.delete_old_receipts, now_ms() + 1, 100) == 1
     await act("call_1", "set_memories", memories=[{"key": "a", "value": 3}])
-    await r.ledger.write(entities.remove_entity, r.agent)
-    assert await r.ledger.write(receipts.forget, now_ms() + 1, 100) == 0
+    await r.ledger.write(entities.delete_entity, r.agent)
+    assert await r.ledger.write(idempotency.delete_old_receipts, now_ms() + 1, 100) == 0
 
 
 def test_every_action_says_whether_it_may_be_tried_again() -> None:
-    careful = {name for name, action in ACTIONS.items() if not _may_repeat(action.annotations)}
+    careful = {name for name, action in ALL_ACTIONS.items() if not _may_repeat(action.annotations)}
     assert careful <= {"send_notification"}
 
 

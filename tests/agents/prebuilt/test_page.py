@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from toolspace.agents.prebuilt import memories, plans
-from toolspace.agents.prebuilt.registry import ACTIONS, find_action
+from toolspace.agents.prebuilt import goals_and_memories, plans
+from toolspace.agents.prebuilt.provider import ALL_ACTIONS, get_action
 from toolspace.config.load import load_config
 
 PAGE = (Path(__file__).parents[3] / "docs" / "prebuilt.md").read_text()
@@ -40,7 +40,7 @@ def shown(text: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("name", ACTIONS)
+@pytest.mark.parametrize("name", ALL_ACTIONS)
 @pytest.mark.spec("9.1")
 @pytest.mark.spec("9.2")
 @pytest.mark.spec("9.3")
@@ -49,12 +49,12 @@ def shown(text: str) -> dict[str, Any]:
 def test_every_tool_is_on_the_page_with_its_inputs(name: str) -> None:
     assert name in ROWS, f"docs/prebuilt.md has no row for {name}"
     takes, gives = ROWS[name]
-    assert shown(takes) == inputs(ACTIONS[name].input_schema)
+    assert shown(takes) == inputs(ALL_ACTIONS[name].input_schema)
     assert gives.startswith("`{")
 
 
 def test_no_tool_is_on_the_page_that_is_not_there() -> None:
-    assert ROWS.keys() == ACTIONS.keys()
+    assert ROWS.keys() == ALL_ACTIONS.keys()
 
 
 @pytest.mark.spec("9.6")
@@ -63,10 +63,12 @@ def test_the_older_names_are_on_the_page() -> None:
     rows = re.findall(r"^\| ((?:`\w+`,? ?)+) \| ((?:`\w+`,? ?)+) \| (.*) \|$", older, re.M)
     named = {name: meant for left, right, _ in rows for name, meant in zip(*map(_names, (left, right)), strict=True)}
     assert len(named) == 10
-    singular = {action.name: action for action in (*memories.SINGULAR, *plans.SINGULAR)}
+    singular = {
+        action.name: action for action in (*goals_and_memories.SINGULAR_MEMORY_ACTIONS, *plans.SINGULAR_PLAN_ACTIONS)
+    }
     for name, meant in named.items():
-        assert meant in ACTIONS
-        assert find_action(name) is (singular.get(name) or ACTIONS[meant])
+        assert meant in ALL_ACTIONS
+        assert get_action(name) is (singular.get(name) or ALL_ACTIONS[meant])
     for left, _, takes in rows:
         for name in _names(left):
             if name in singular:

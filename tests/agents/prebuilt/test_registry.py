@@ -9,11 +9,10 @@ import pytest
 
 from tests.spaces.rig import Rig, rig
 from toolspace import Tool
-from toolspace.agents.prebuilt.provider import tool_of
-from toolspace.agents.prebuilt.registry import ACTIONS, find_action
+from toolspace.agents.prebuilt.provider import ALL_ACTIONS, build_tool, get_action
 from toolspace.errors import ToolDefinitionError
-from toolspace.spaces.knowledge import Library
-from toolspace.storage.sql.sqlite import SqliteDatabase
+from toolspace.spaces.document_library import DocumentLibrary
+from toolspace.storage.sqlite.database import SqliteDatabase
 
 CAMEL = (
     "setGoals",
@@ -30,7 +29,7 @@ CAMEL = (
 
 
 def configured(name: str) -> Tool:
-    tool = tool_of(find_action(name))
+    tool = build_tool(get_action(name))
     tool.name = name
     return tool
 
@@ -55,7 +54,9 @@ async def test_all_camel_case_names_work_as_actions(tmp_path: Path) -> None:
         assert await act("getPlan", status="completed") == {"plans": []}
         changed = await act("createPlan", id=plan["id"], name="Tea", instruction="Make tea", cron="0 16 * * *")
         assert (changed["plan"]["id"], changed["plan"]["cron"]) == (plan["id"], "0 16 * * *")
-        await Library(r.ledger).put(r.agent, "faq", title="FAQ", text="Tea is in the kitchen.", source="faq.md")
+        await DocumentLibrary(r.ledger).save(
+            r.agent, "faq", title="FAQ", text="Tea is in the kitchen.", source="faq.md"
+        )
         found = await act("searchKnowledge", query="where is tea")
         assert found["total"] == 1
         assert {key: found["results"][0][key] for key in ("documentId", "title", "source", "text")} == {
@@ -84,12 +85,12 @@ async def test_a_plan_of_another_agent_is_not_shown(tmp_path: Path) -> None:
 
 @pytest.mark.spec("9.6")
 def test_both_spellings_of_every_action_are_found() -> None:
-    for name, action in ACTIONS.items():
+    for name, action in ALL_ACTIONS.items():
         first, *rest = name.split("_")
-        assert find_action(first + "".join(map(str.capitalize, rest))) is action
-        assert find_action(name) is action
+        assert get_action(first + "".join(map(str.capitalize, rest))) is action
+        assert get_action(name) is action
     with pytest.raises(ToolDefinitionError, match='"setGoal"; did you mean'):
-        find_action("setGoal")
+        get_action("setGoal")
 
 
 @pytest.mark.spec("9.5")
@@ -99,9 +100,9 @@ async def test_an_agent_searches_its_own_documents(tmp_path: Path) -> None:
 
 
 async def _check_search(r: Rig, run_id: str) -> None:
-    library = Library(r.ledger)
+    library = DocumentLibrary(r.ledger)
     for n in range(8):
-        await library.put(r.agent, f"doc_{n}", title=f"Note {n}", text=f"A note about foxes, number {n}.")
+        await library.save(r.agent, f"doc_{n}", title=f"Note {n}", text=f"A note about foxes, number {n}.")
 
     async def search(**args: Any) -> Any:
         return (await r.call(run_id, "search_knowledge", args)).unwrap()

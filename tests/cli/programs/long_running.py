@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 
 from toolspace import Toolspace
-from toolspace.server import control
+from toolspace.server import control_socket
 
 
 async def main(path: Path) -> None:
-    async with Toolspace.open(path) as ts, control.listening(ts):
+    async with Toolspace.open(path) as ts, control_socket.serve_control_socket(ts):
         print("ready", flush=True)
         while line := await asyncio.to_thread(sys.stdin.readline):
             result = await ts.call(line.strip(), {})

@@ -13,7 +13,7 @@ import pytest
 
 from toolspace import Toolspace
 from toolspace.orchestrator.settings import ProviderRules
-from toolspace.providers.mcp.opening import Hooks
+from toolspace.providers.mcp.connect import ConnectionOptions
 from toolspace.providers.mcp.provider import McpProvider
 from toolspace.providers.mcp.spec import ServerSpec
 
@@ -59,7 +59,7 @@ def seen(tmp_path: Path) -> Seen:
 def scripted(seen: Seen) -> Callable[..., McpProvider]:
     """Makes a provider of the scripted server; the words say how it misbehaves."""
 
-    def make(*words: str, hooks: Hooks | None = None, name: str = "s", **fields: Any) -> McpProvider:
+    def make(*words: str, hooks: ConnectionOptions | None = None, name: str = "s", **fields: Any) -> McpProvider:
         args = (str(SERVERS / "scripted.py"), str(seen.path), *words)
         return McpProvider(name, ServerSpec(command=sys.executable, args=args, **fields), hooks)
 

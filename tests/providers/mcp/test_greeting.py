@@ -56,20 +56,20 @@ async def elsewhere() -> AsyncIterator[str]:
 )
 async def test_a_url_that_leads_elsewhere_is_told_apart(elsewhere: str, path: str, reason: str) -> None:
     async with space(McpProvider("s", ServerSpec(url=f"{elsewhere}/{path}"))) as ts:
-        assert ts.orchestrator.unavailable() == {"s": reason}
+        assert ts.orchestrator.unavailable_providers() == {"s": reason}
 
 
 @pytest.mark.spec("3.10")
 async def test_a_url_where_nobody_listens_says_so() -> None:
     async with space(McpProvider("s", ServerSpec(url="http://127.0.0.1:1/mcp"))) as ts:
-        assert ts.orchestrator.unavailable() == {"s": "cannot connect to 127.0.0.1: Connection refused"}
+        assert ts.orchestrator.unavailable_providers() == {"s": "cannot connect to 127.0.0.1: Connection refused"}
 
 
 @pytest.mark.spec("3.12")
 async def test_a_command_that_is_a_folder_says_so(tmp_path: Path) -> None:
     async with space(McpProvider("s", ServerSpec(command=str(tmp_path)))) as ts:
         reason = f"the command '{tmp_path}' of server 's' is a folder; name the program in it"
-        assert ts.orchestrator.unavailable() == {"s": reason}
+        assert ts.orchestrator.unavailable_providers() == {"s": reason}
 
 
 @pytest.mark.spec("3.12")
@@ -77,4 +77,4 @@ async def test_what_a_server_said_before_it_was_killed_is_not_told_as_the_reason
     spec = ServerSpec(command="sh", args=("-c", "echo all is well >&2; kill -9 $$"))
     async with space(McpProvider("s", spec)) as ts:
         reason = "the server was ended by SIGKILL; its last words: all is well"
-        assert ts.orchestrator.unavailable() == {"s": reason}
+        assert ts.orchestrator.unavailable_providers() == {"s": reason}

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from tests.providers.mcp.processes import lives, wait_until_gone
-from toolspace.providers.mcp.guardian import Guardian, guardian
+from toolspace.providers.mcp.transports.orphan_cleanup import OrphanCleanup, get_orphan_cleanup
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="watches processes through Linux's pidfd")
 
 PRELUDE = """
 import os, signal, subprocess, sys
 from pathlib import Path
-from toolspace.providers.mcp.guardian import guardian
+from toolspace.providers.mcp.transports.orphan_cleanup import get_orphan_cleanup
 nap = [sys.executable, "-S", "-c", "import time; time.sleep(1000)"]
 deaf = [sys.executable, "-S", "-c", "import signal, time; signal.signal(15, 1); print(); time.sleep(1000)"]
 """
@@ -45,10 +45,10 @@ def test_a_killed_program_leaves_no_process_and_no_file(tmp_path: Path) -> None:
         group = subprocess.Popen(deaf, start_new_session=True, stdout=subprocess.PIPE)
         group.stdout.readline()  # It ignores the polite signal from now on.
         marked = subprocess.Popen(nap, start_new_session=True, env={**os.environ, "MARK": "from.me"})
-        guardian().add_group(group.pid)
-        guardian().add_mark("from.me")
-        guardian().add_file(Path(sys.argv[1]))
-        print(group.pid, marked.pid, guardian().pid, flush=True)
+        get_orphan_cleanup().add_group(group.pid)
+        get_orphan_cleanup().add_mark("from.me")
+        get_orphan_cleanup().add_file(Path(sys.argv[1]))
+        print(group.pid, marked.pid, get_orphan_cleanup().pid, flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
         """,
         str(file),
@@ -67,10 +67,10 @@ def test_what_is_removed_from_the_list_is_left_alone(tmp_path: Path) -> None:
             """
             ended, left = (subprocess.Popen(nap, start_new_session=True, stdout=-3, stderr=-3) for _ in "ab")
             for one in ended, left:
-                guardian().add_group(one.pid)
-            guardian().add_file(Path(sys.argv[1]))
-            guardian().remove_file(Path(sys.argv[1]))
-            guardian().remove_group(left.pid)
+                get_orphan_cleanup().add_group(one.pid)
+            get_orphan_cleanup().add_file(Path(sys.argv[1]))
+            get_orphan_cleanup().remove_file(Path(sys.argv[1]))
+            get_orphan_cleanup().remove_group(left.pid)
             print(ended.pid, left.pid, flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
             """,
@@ -90,7 +90,7 @@ def test_a_fork_does_not_keep_what_its_parent_watches_alive() -> None:
         run(
             """
             group = subprocess.Popen(nap, start_new_session=True, stdout=-3, stderr=-3)
-            guardian().add_group(group.pid)
+            get_orphan_cleanup().add_group(group.pid)
             read, write = os.pipe()
             if not (child := os.fork()):
                 for number in 1, 2:
@@ -114,7 +114,7 @@ def test_a_program_that_ends_without_stopping_its_servers_leaves_none() -> None:
         """
         group = subprocess.Popen(nap, start_new_session=True, stdout=-3, stderr=-3)
         group.returncode = 0
-        guardian().add_group(group.pid)
+        get_orphan_cleanup().add_group(group.pid)
         print(group.pid)
         """
     )
@@ -128,10 +128,10 @@ def test_a_guardian_that_was_killed_is_replaced_and_knows_everything() -> None:
         run(
             """
             first, second = (subprocess.Popen(nap, start_new_session=True, stdout=-3, stderr=-3) for _ in "ab")
-            guardian().add_group(first.pid)
-            os.kill(guardian().pid, signal.SIGKILL)
-            os.waitid(os.P_PID, guardian().pid, os.WEXITED | os.WNOWAIT)
-            guardian().add_group(second.pid)
+            get_orphan_cleanup().add_group(first.pid)
+            os.kill(get_orphan_cleanup().pid, signal.SIGKILL)
+            os.waitid(os.P_PID, get_orphan_cleanup().pid, os.WEXITED | os.WNOWAIT)
+            get_orphan_cleanup().add_group(second.pid)
             print(first.pid, second.pid, flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
             """
@@ -141,7 +141,7 @@ def test_a_guardian_that_was_killed_is_replaced_and_knows_everything() -> None:
 
 
 def test_there_is_a_guardian_only_as_long_as_there_is_something_to_guard(tmp_path: Path) -> None:
-    own = Guardian()
+    own = OrphanCleanup()
     assert own.pid is None
     own.add_file(tmp_path / "one")
     own.add_file(tmp_path / "two")
@@ -158,7 +158,7 @@ def test_there_is_a_guardian_only_as_long_as_there_is_something_to_guard(tmp_pat
 
 
 def test_a_guardian_has_a_session_of_its_own_and_no_files_of_ours(tmp_path: Path) -> None:
-    own = Guardian()
+    own = OrphanCleanup()
     with open(tmp_path / "ours", "w") as ours:
         os.set_inheritable(ours.fileno(), True)
         own.add_file(tmp_path / "x")
@@ -173,7 +173,7 @@ def test_a_guardian_has_a_session_of_its_own_and_no_files_of_ours(tmp_path: Path
 
 
 def test_a_stopped_guardian_stops_nobody(tmp_path: Path) -> None:
-    own = Guardian()
+    own = OrphanCleanup()
     own.add_file(tmp_path / "x")
     assert own.pid is not None
     os.kill(own.pid, signal.SIGSTOP)
@@ -186,4 +186,4 @@ def test_a_stopped_guardian_stops_nobody(tmp_path: Path) -> None:
 
 
 def test_there_is_one_per_process() -> None:
-    assert guardian() is guardian()
+    assert get_orphan_cleanup() is get_orphan_cleanup()

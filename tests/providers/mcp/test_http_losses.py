@@ -20,13 +20,14 @@ from tests.providers.mcp.test_stateless import Service, connected, reply, text, 
 from tests.providers.mcp.test_streamable import serve
 from toolspace.core.context import ToolContext
 from toolspace.core.events import EventType
-from toolspace.providers.mcp import session, stateless
-from toolspace.providers.mcp.callbacks import Answer, Callbacks, Question
-from toolspace.providers.mcp.faults import Unreachable
-from toolspace.providers.mcp.opening import Hooks
+from toolspace.providers.mcp import session
+from toolspace.providers.mcp.callbacks import ElicitationRequest, ElicitationResult, McpCallbacks
+from toolspace.providers.mcp.connect import ConnectionOptions
+from toolspace.providers.mcp.errors import ServerUnreachable
 from toolspace.providers.mcp.provider import McpProvider
-from toolspace.providers.mcp.session import Peer, opened
+from toolspace.providers.mcp.session import SessionOptions, open_session
 from toolspace.providers.mcp.spec import ServerSpec
+from toolspace.providers.mcp.transports import stateless_http
 
 
 @pytest.fixture
@@ -221,11 +222,11 @@ async def test_a_question_that_cannot_be_understood_fails_the_call(service: Serv
     async def ask(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
         return reply(message, {"resultType": "input_required", "inputRequests": asked})
 
-    async def elicit(question: Question, context: ToolContext | None) -> Answer:
+    async def elicit(question: ElicitationRequest, context: ToolContext | None) -> ElicitationResult:
         raise AssertionError
 
     service.on_call = ask
-    async with connected(service, hooks=Hooks(callbacks=Callbacks(elicit=elicit))) as ts:
+    async with connected(service, hooks=ConnectionOptions(callbacks=McpCallbacks(elicit=elicit))) as ts:
         result = await ts.call("w__t")
     assert (result.error_kind, result.error) == ("execution_error", "the server asks what cannot be understood")
 
@@ -235,7 +236,7 @@ async def test_a_list_that_is_far_too_long_is_cut(service: Service, monkeypatch:
     task = {"execution": {"taskSupport": "required"}}
     service.tools = [{"name": f"t{n}", "inputSchema": {"type": "object"}, **(task if n % 2 else {})} for n in range(50)]
     async with connected(service) as ts:
-        status = ts.servers()[0]
+        status = ts.list_servers()[0]
     assert (status.tools, len(status.left_out)) == (5, 5)
 
 
@@ -255,15 +256,17 @@ async def test_questions_of_two_users_at_once_reach_each_their_own() -> None:
     both = asyncio.Barrier(2)
     asked: list[tuple[str, str | None]] = []
 
-    async def elicit(question: Question, context: ToolContext | None) -> Answer:
+    async def elicit(question: ElicitationRequest, context: ToolContext | None) -> ElicitationResult:
         async with asyncio.timeout(10):
             await both.wait()
         user = context.user_id if context is not None else None
         asked.append((question.message, user))
-        return Answer(action="accept", content={"colour": f"{user}'s"})
+        return ElicitationResult(action="accept", content={"colour": f"{user}'s"})
 
     async with serve(server.streamable_http_app()) as base:
-        provider = McpProvider("w", ServerSpec(url=f"{base}/mcp"), Hooks(callbacks=Callbacks(elicit=elicit)))
+        provider = McpProvider(
+            "w", ServerSpec(url=f"{base}/mcp"), ConnectionOptions(callbacks=McpCallbacks(elicit=elicit))
+        )
         provider._connection._handshake = True
         async with space(provider) as ts:
             assert provider.status().era == "handshake"
@@ -288,24 +291,24 @@ async def test_a_change_is_heard_of_a_server_of_the_library() -> None:
         provider = McpProvider("w", ServerSpec(url=f"{base}/mcp"))
         async with space(provider) as ts:
             assert provider.status().era == "stateless"
-            with ts.bus.collect(EventType.TOOLS_CHANGED) as changes:
+            with ts.bus.open_queue(EventType.TOOLS_CHANGED) as changes:
                 assert (await ts.call("w__grow")).ok
                 await asyncio.wait_for(changes.get(), 10)
             assert (await ts.call("w__grown")).ok
 
 
 async def test_a_server_that_does_not_take_the_connection_was_not_reached(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stateless, "_CONNECT_SECONDS", 0.3)
-    peer = Peer(name="w", callbacks=Callbacks(), version="0", on_change=lambda: None)
+    monkeypatch.setattr(stateless_http, "_CONNECT_SECONDS", 0.3)
+    peer = SessionOptions(name="w", callbacks=McpCallbacks(), version="0", on_change=lambda: None)
     with ExitStack() as stack:
         full = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
         for _ in range(8):  # More than it keeps for later.
             waiting = stack.enter_context(socket.socket())
             waiting.setblocking(False)
             waiting.connect_ex(full.getsockname())
-        way = stateless.StatelessHttp(f"http://127.0.0.1:{full.getsockname()[1]}/mcp", {})
-        async with opened(peer, way):
-            with pytest.raises(Unreachable, match="cannot connect") as raised:
+        way = stateless_http.StatelessHttpDispatcher(f"http://127.0.0.1:{full.getsockname()[1]}/mcp", {})
+        async with open_session(peer, way):
+            with pytest.raises(ServerUnreachable, match="cannot connect") as raised:
                 await way.send_raw_request("tools/call", {})
     assert not raised.value.sent
 
@@ -338,16 +341,16 @@ async def test_a_change_is_heard_in_the_stateless_era_and_again_after_the_server
     async with connected(service) as ts:
         await until(lambda: streams)
         response, key = streams[0]
-        with ts.bus.collect(EventType.TOOLS_CHANGED) as changes:
+        with ts.bus.open_queue(EventType.TOOLS_CHANGED) as changes:
             service.tools = [*service.tools, {"name": "u", "inputSchema": {"type": "object"}}]
             params = {"_meta": {"io.modelcontextprotocol/subscriptionId": key}}
             await send(response, "notifications/tools/list_changed", params)
             await asyncio.wait_for(changes.get(), 10)
-            assert ts.get("w__u") is not None
+            assert ts.find_tool("w__u") is not None
             service.tools = service.tools[1:]
             streams.clear()
             await until(lambda: streams)
             await asyncio.wait_for(changes.get(), 10)
-            assert ts.get("w__t") is None
+            assert ts.find_tool("w__t") is None
         assert (await ts.call("w__u")).ok
         streams.clear()

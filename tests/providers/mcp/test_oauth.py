@@ -36,10 +36,10 @@ from tests.providers.mcp.oauth_peer import (
     serving,
 )
 from toolspace.errors import ConfigError, ProviderError
-from toolspace.providers.mcp.oauth import Refusal, login, logout, oauth_for
-from toolspace.providers.mcp.oauth_http import read_tokens
+from toolspace.providers.mcp.oauth.authorization import AuthChallenge, create_http_auth, login, logout
+from toolspace.providers.mcp.oauth.http import parse_token_response
+from toolspace.providers.mcp.oauth.token_store import LoginFile, StoredLogin, TokenStore
 from toolspace.providers.mcp.spec import ServerSpec
-from toolspace.providers.mcp.tokens import Login, LoginSlot, TokenStore
 
 pytestmark = pytest.mark.spec("3.16")
 
@@ -62,12 +62,12 @@ async def member(peer: Peer, store: TokenStore) -> Peer:
     return peer
 
 
-def slot_of(peer: Peer, store: TokenStore, client: str | None = None) -> LoginSlot:
-    return store.slot(name="guarded", url=peer.url, client_id=client)
+def slot_of(peer: Peer, store: TokenStore, client: str | None = None) -> LoginFile:
+    return store.login_file(name="guarded", url=peer.url, client_id=client)
 
 
 def auth_of(peer: Peer, store: TokenStore, interact: Any = None, **changes: Any) -> Any:
-    return oauth_for("guarded", peer.spec(**changes), store=store, interact=interact)
+    return create_http_auth("guarded", peer.spec(**changes), store=store, open_login_page=interact)
 
 
 async def told(work: Any, kind: type[Exception] = MCPError) -> str:
@@ -84,7 +84,7 @@ async def told(work: Any, kind: type[Exception] = MCPError) -> str:
     raise AssertionError("it worked")
 
 
-def change(slot: LoginSlot, **values: Any) -> None:
+def change(slot: LoginFile, **values: Any) -> None:
     held = slot.read()
     assert held is not None
     slot.write(msgspec.structs.replace(held, **values))
@@ -208,7 +208,7 @@ async def test_nobody_is_waited_for_without_end(peer: Peer, store: TokenStore) -
         ports.append(urlsplit(parse_qs(urlsplit(url).query)["redirect_uri"][0]).port)
 
     with pytest.raises(ProviderError, match=r"nobody logged in to server 'guarded' within 0\.05 s"):
-        await login("guarded", peer.spec(), store, look_away, patience=0.05)
+        await login("guarded", peer.spec(), store, look_away, timeout=0.05)
     with pytest.raises(ConnectionRefusedError):
         await asyncio.open_connection("127.0.0.1", ports[0])
 
@@ -216,7 +216,7 @@ async def test_nobody_is_waited_for_without_end(peer: Peer, store: TokenStore) -
 async def test_requests_that_need_a_login_at_once_share_one(peer: Peer, store: TokenStore) -> None:
     browser = Browser()
     auth = auth_of(peer, store, browser)
-    headers = await asyncio.gather(*(auth.renewed(Refusal(status=401), sent=None) for _ in range(5)))
+    headers = await asyncio.gather(*(auth.renew_authorization(AuthChallenge(status=401), sent=None) for _ in range(5)))
     assert len(set(headers)) == 1
     assert len(browser.urls) == 1
 
@@ -273,15 +273,15 @@ async def test_a_tool_that_takes_its_time_holds_nobody_up(member: Peer, store: T
         await slow
 
 
-MORE = Refusal(status=403, challenge='Bearer error="insufficient_scope", scope="admin"')
+MORE = AuthChallenge(status=403, challenge='Bearer error="insufficient_scope", scope="admin"')
 
 
 async def test_a_server_that_wants_more_rights_gets_them_from_the_person_beside_the_old_ones(
     member: Peer, store: TokenStore
 ) -> None:
     auth = auth_of(member, store, Browser())
-    before = await auth.authorization()
-    assert await auth.renewed(MORE, sent=before) != before
+    before = await auth.get_authorization()
+    assert await auth.renew_authorization(MORE, sent=before) != before
     assert member.authority.asked[-1].scopes == ["use", "admin"]
 
 
@@ -292,14 +292,14 @@ async def test_more_rights_than_configured_or_without_anybody_are_told_of(
     changes = {"interact": nobody, "auth": {"scope": "use"}} if ask else {}
     auth = auth_of(member, store, **changes)
     with pytest.raises(ProviderError, match=r"wants more rights.*: add the scope 'admin' to auth\.scope"):
-        await auth.renewed(MORE, sent=await auth.authorization())
+        await auth.renew_authorization(MORE, sent=await auth.get_authorization())
 
 
 async def test_the_older_stream_transport_is_authorized_too(store: TokenStore) -> None:
     async with protected_server(sse=True) as peer:
         spec = peer.spec(transport="sse")
         await login("guarded", spec, store, Browser())
-        auth = oauth_for("guarded", spec, store=store, interact=None)
+        auth = create_http_auth("guarded", spec, store=store, open_login_page=None)
         async with Client(sse_client(peer.url, auth=auth)) as client:
             result = await client.call_tool("greet", {"name": "you"})
         assert "hello you" in str(result.content)
@@ -332,7 +332,7 @@ async def test_a_token_that_is_refused_is_renewed_without_a_person(member: Peer,
 async def test_many_requests_and_connections_renew_once(member: Peer, store: TokenStore) -> None:
     change(slot_of(member, store), renew_at=1.0)
     auths = [auth_of(member, store) for _ in range(3)]
-    headers = await asyncio.gather(*(auth.authorization() for auth in auths for _ in range(10)))
+    headers = await asyncio.gather(*(auth.get_authorization() for auth in auths for _ in range(10)))
     assert len(set(headers)) == 1
     assert member.authority.renewals == 1
 
@@ -340,15 +340,16 @@ async def test_many_requests_and_connections_renew_once(member: Peer, store: Tok
 _OTHER_PROCESS = """
 import asyncio, sys
 from pathlib import Path
-from toolspace.providers.mcp.oauth import oauth_for
+from toolspace.providers.mcp.oauth.authorization import create_http_auth
 from toolspace.providers.mcp.spec import ServerSpec
-from toolspace.providers.mcp.tokens import TokenStore
-auth = oauth_for("guarded", ServerSpec(url=sys.argv[1]), store=TokenStore(Path(sys.argv[2])), interact=None)
+from toolspace.providers.mcp.oauth.token_store import TokenStore
+store = TokenStore(Path(sys.argv[2]))
+auth = create_http_auth("guarded", ServerSpec(url=sys.argv[1]), store=store, open_login_page=None)
 assert "mcp.client" not in sys.modules
 print("ready", flush=True)
 sys.stdin.readline()
 print("going", flush=True)
-print(asyncio.run(auth.authorization()))
+print(asyncio.run(auth.get_authorization()))
 """
 
 
@@ -368,7 +369,7 @@ async def test_processes_renew_once_between_them(member: Peer, store: TokenStore
         assert worker.stdin is not None
         worker.stdin.write(b"go\n")
     assert [await hear(worker) for worker in workers] == ["going", "going"]
-    mine = asyncio.create_task(auth_of(member, store).authorization())
+    mine = asyncio.create_task(auth_of(member, store).get_authorization())
     await member.authority.renewing.wait()
     member.authority.hold.set()
     theirs = [await hear(worker) for worker in workers]
@@ -382,13 +383,13 @@ async def test_a_caller_who_gives_up_does_not_lose_the_new_token(member: Peer, s
     change(slot_of(member, store), renew_at=1.0)
     member.authority.hold.clear()
     auth = auth_of(member, store)
-    caller = asyncio.create_task(auth.authorization())
+    caller = asyncio.create_task(auth.get_authorization())
     await member.authority.renewing.wait()
     caller.cancel()
     with pytest.raises(asyncio.CancelledError):
         await caller
     member.authority.hold.set()
-    header = await auth.authorization()
+    header = await auth.get_authorization()
     held = slot_of(member, store).read()
     assert held is not None
     assert header == f"Bearer {held.access_token}"
@@ -473,7 +474,7 @@ async def test_a_header_of_ones_own_is_sent_and_its_refusal_told(peer: Peer, sto
 
 def test_what_cannot_be_authorized_is_a_config_error(store: TokenStore) -> None:
     def make(**values: Any) -> Any:
-        return oauth_for("x", ServerSpec(**values), store=store, interact=None)
+        return create_http_auth("x", ServerSpec(**values), store=store, open_login_page=None)
 
     assert make(command="cat") is None
     assert make(url="wss://a.example") is None
@@ -581,7 +582,7 @@ async def test_a_clients_own_page_stands_for_its_registration(store: TokenStore)
         spec = msgspec.structs.replace(spec, auth={"clientMetadataUrl": page})
         with pytest.raises(ProviderError, match="refuses the token"):
             await login("evil", spec, store, interact)
-        held = store.slot(name="evil", url=str(spec.url), client_id=None).read()
+        held = store.login_file(name="evil", url=str(spec.url), client_id=None).read()
     assert held is not None
     assert held.client_id == page
 
@@ -649,7 +650,7 @@ async def test_a_server_that_refuses_the_token_it_asked_for_is_told_of(store: To
         spec = msgspec.structs.replace(spec, auth=auth)
         with pytest.raises(ProviderError, match="refuses the token that its authorization server has just given"):
             await login("evil", spec, store, nobody)
-        made = oauth_for("evil", spec, store=store, interact=None)
+        made = create_http_auth("evil", spec, store=store, open_login_page=None)
         reason = await told(greeting(str(spec.url), made))
         assert "refuses the token" in reason
 
@@ -669,9 +670,9 @@ async def test_an_endless_refusal_is_cut_off(member: Peer, store: TokenStore) ->
 
     held = slot_of(member, store).read()
     assert held is not None
-    store.slot(name="evil", url=f"{origin}/", client_id=None).write(held)
+    store.login_file(name="evil", url=f"{origin}/", client_id=None).write(held)
     async with serving(Starlette(routes=[Route("/", refuse, methods=["POST"])]), door):
-        auth = oauth_for("evil", ServerSpec(url=f"{origin}/"), store=store, interact=None)
+        auth = create_http_auth("evil", ServerSpec(url=f"{origin}/"), store=store, open_login_page=None)
         async with httpx2.AsyncClient(auth=auth, verify=TRUST) as client:
             with pytest.raises(ProviderError, match="longer than 256 KiB"):
                 await client.post(f"{origin}/")
@@ -690,7 +691,7 @@ _TOKEN_KEYS = st.sampled_from(["access_token", "token_type", "expires_in", "scop
 )
 def test_any_answer_of_a_token_endpoint_is_a_token_or_refused(body: bytes) -> None:
     try:
-        tokens = read_tokens("x", httpx2.Response(200, content=body))
+        tokens = parse_token_response("x", httpx2.Response(200, content=body))
     except ProviderError:
         return
     assert tokens.access_token.isprintable()
@@ -698,4 +699,4 @@ def test_any_answer_of_a_token_endpoint_is_a_token_or_refused(body: bytes) -> No
 
 
 def test_a_login_that_never_expires_is_never_due() -> None:
-    assert not Login(access_token="a", token_endpoint="https://a.example", client_id="c").is_due()
+    assert not StoredLogin(access_token="a", token_endpoint="https://a.example", client_id="c").is_due()

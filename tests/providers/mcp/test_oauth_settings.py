@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toolspace.errors import ConfigError
-from toolspace.providers.mcp.oauth_settings import OAuthSettings, read_settings, why_unsafe
+from toolspace.providers.mcp.oauth.settings import OAuthSettings, find_url_problem, parse_oauth_settings
 
 pytestmark = pytest.mark.spec("3.16")
 
 
 @pytest.mark.parametrize("auth", ["oauth", {}, {"type": "oauth"}, {"type": "authorization_code"}])
 def test_a_login_in_the_browser_is_the_default(auth: object) -> None:
-    assert read_settings("x", auth) == OAuthSettings(grant="authorization_code")
+    assert parse_oauth_settings("x", auth) == OAuthSettings(grant="authorization_code")
 
 
 def test_every_key_arrives() -> None:
@@ -29,7 +29,7 @@ def test_every_key_arrives() -> None:
         "tokenEndpointAuthMethod": "client_secret_post",
         "issuer": "https://auth.example",
     }
-    settings = read_settings("x", auth)
+    settings = parse_oauth_settings("x", auth)
     assert settings == OAuthSettings(
         grant="client_credentials",
         client_id="me",
@@ -39,7 +39,7 @@ def test_every_key_arrives() -> None:
         issuer="https://auth.example",
     )
     assert "s3cret" not in repr(settings)
-    code = read_settings("x", {"clientMetadataUrl": "https://me.example/client.json", "redirectPort": 8123})
+    code = parse_oauth_settings("x", {"clientMetadataUrl": "https://me.example/client.json", "redirectPort": 8123})
     assert (code.client_metadata_url, code.redirect_port) == ("https://me.example/client.json", 8123)
 
 
@@ -72,7 +72,7 @@ _WRONG: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize(("auth", "told"), _WRONG.values(), ids=_WRONG.keys())
 def test_what_is_wrong_is_named_with_the_server(auth: object, told: str) -> None:
     with pytest.raises(ConfigError) as error:
-        read_settings("github", auth)
+        parse_oauth_settings("github", auth)
     assert told in str(error.value)
     assert "'github'" in str(error.value)
 
@@ -84,7 +84,7 @@ _VALUES = st.none() | st.booleans() | st.integers() | st.text(max_size=20) | st.
 @given(auth=st.dictionaries(_KEYS | st.text(max_size=5), _VALUES, max_size=6) | _VALUES)
 def test_any_value_gives_settings_or_a_config_error(auth: object) -> None:
     with contextlib.suppress(ConfigError):
-        read_settings("x", auth)
+        parse_oauth_settings("x", auth)
 
 
 _FAR = "https://mcp.example"
@@ -103,7 +103,7 @@ _NEAR = "http://127.0.0.1:8000/mcp"
     ],
 )
 def test_where_tokens_may_go(url: str, server: str) -> None:
-    assert why_unsafe(url, seen_from=server) is None
+    assert find_url_problem(url, seen_from=server) is None
 
 
 @pytest.mark.parametrize(
@@ -129,9 +129,9 @@ def test_where_tokens_may_go(url: str, server: str) -> None:
     ],
 )
 def test_where_tokens_may_not_go(url: str, server: str) -> None:
-    assert why_unsafe(url, seen_from=server) is not None
+    assert find_url_problem(url, seen_from=server) is not None
 
 
 @given(url=st.text(max_size=60))
 def test_any_text_as_a_url_gives_an_answer(url: str) -> None:
-    why_unsafe(url, seen_from=_FAR)
+    find_url_problem(url, seen_from=_FAR)

@@ -17,9 +17,9 @@ import pytest
 
 from tests.providers.mcp.processes import lives, open_files, plain, wait_until_gone
 from toolspace.errors import ProviderError
-from toolspace.providers.mcp.guardian import guardian
-from toolspace.providers.mcp.process import ServerProcess, start_process
 from toolspace.providers.mcp.spec import ServerSpec
+from toolspace.providers.mcp.transports.orphan_cleanup import get_orphan_cleanup
+from toolspace.providers.mcp.transports.process import ServerProcess, start_process
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes through /proc")
 
@@ -97,7 +97,7 @@ async def test_descendants_of_a_server_that_died_end_too() -> None:
     pids: list[int] = json.loads(await running.line())["params"]["pids"]
     os.kill(running.process.pid, 9)
     await running.ended.wait()
-    assert running.process.ending == "the server was ended by SIGKILL"
+    assert running.process.exit_description == "the server was ended by SIGKILL"
     await running.process.stop(0)
     assert not any(map(lives, pids))
 
@@ -142,7 +142,7 @@ async def test_a_start_that_is_cancelled_leaves_nothing() -> None:
             continue
         await running.process.stop(0)
     gc.collect()
-    assert guardian().pid is None
+    assert get_orphan_cleanup().pid is None
     assert open_files() == before
 
 
@@ -161,7 +161,7 @@ async def test_three_hundred_starts_and_stops_leave_nothing() -> None:
         await asyncio.gather(*(one() for _ in range(10)))
     assert len(pids) == 300
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
-    assert guardian().pid is None
+    assert get_orphan_cleanup().pid is None
     assert open_files() == before
     assert threading.active_count() <= threads
 
@@ -172,7 +172,7 @@ def test_kill_9_of_the_program_leaves_no_server(loop: str) -> None:
     program = f"""
 import asyncio, json, os, sys, {loop}
 from tests.providers.mcp.processes import plain
-from toolspace.providers.mcp.process import start_process
+from toolspace.providers.mcp.transports.process import start_process
 
 async def main():
     heard = asyncio.Queue()
@@ -204,7 +204,9 @@ def test_it_works_the_same_under_uvloop() -> None:
             await running.process.write(json.dumps({**CALL, "params": {"name": "die", "arguments": {}}}).encode())
             await running.process.write(b"\n")
         await running.ended.wait()
-        assert running.process.ending.startswith("the server ended with exit code 3: OSError: the disk is full")
+        assert running.process.exit_description.startswith(
+            "the server ended with exit code 3: OSError: the disk is full"
+        )
         await running.process.stop(0)
         assert not any(map(lives, pids))
 
@@ -215,8 +217,8 @@ def test_it_works_the_same_under_uvloop() -> None:
 async def test_what_a_server_says_last_is_told_without_noise_colours_or_secrets() -> None:
     running = await start(plain("dies"))
     await running.ended.wait()
-    assert running.process.ending == "the server ended with exit code 1: Error: no such file: /nowhere"
-    assert running.process.last_words[-1] == "Node.js v22.1.0"
+    assert running.process.exit_description == "the server ended with exit code 1: Error: no such file: /nowhere"
+    assert running.process.last_error_lines[-1] == "Node.js v22.1.0"
     await running.process.stop(0)
 
 
@@ -228,7 +230,7 @@ async def test_a_server_may_write_to_its_standard_error_as_it_likes(caplog: pyte
     lines = [record.getMessage() for record in caplog.records if record.name == "toolspace.mcp.plain"]
     assert lines[-1] == "the last line"
     assert max(map(len, lines)) <= 500
-    assert len(running.process.last_words) <= 21
+    assert len(running.process.last_error_lines) <= 21
 
 
 async def test_writing_waits_while_the_server_does_not_read_and_fails_when_it_is_gone() -> None:
@@ -322,7 +324,7 @@ async def test_what_cannot_be_started_is_told_with_the_way_out(
     with pytest.raises(ProviderError) as caught:
         await start(make(tmp_path))
     assert expected in str(caught.value)
-    assert guardian().pid is None
+    assert get_orphan_cleanup().pid is None
 
 
 async def test_a_command_is_found_in_its_folder_and_on_its_own_path(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from tests.providers.mcp.conftest import Seen, space, until
 from toolspace.core.events import EventType
 from toolspace.core.result import AudioPart, ImagePart, JsonPart, ResourcePart
 from toolspace.errors import ProviderError
-from toolspace.orchestrator.settings import ProviderRules, Rules
+from toolspace.orchestrator.settings import ProviderRules, ToolRules
 from toolspace.providers.mcp import connection
 from toolspace.providers.mcp.provider import McpProvider
 
@@ -31,7 +31,7 @@ async def test_a_list_of_several_pages_is_offered_whole(scripted: Make) -> None:
 async def test_a_tool_that_needs_tasks_is_not_offered(scripted: Make) -> None:
     provider = scripted()
     async with space(provider) as ts:
-        assert ts.get("s__needs_task") is None
+        assert ts.find_tool("s__needs_task") is None
         assert provider.status().left_out == ("needs_task: needs MCP tasks, which are not supported yet",)
 
 
@@ -54,7 +54,7 @@ async def test_arguments_are_coerced_where_the_schema_is_plain_and_refused_befor
 
 @pytest.mark.spec("3.15")
 async def test_an_error_of_the_tool_is_a_failure_and_never_cached(scripted: Make, seen: Seen) -> None:
-    async with space(scripted(), rules=ProviderRules(rules=Rules(cache=60))) as ts:
+    async with space(scripted(), rules=ProviderRules(rules=ToolRules(cache=60))) as ts:
         for _ in range(2):
             result = await ts.call("s__fail")
             assert (result.ok, result.error_kind, result.error) == (False, "execution_error", "it is broken")
@@ -100,10 +100,10 @@ async def test_progress_becomes_events(scripted: Make) -> None:
 @pytest.mark.spec("3.14")
 async def test_a_changed_list_reaches_models_without_a_restart(scripted: Make, seen: Seen) -> None:
     async with space(scripted()) as ts:
-        with ts.bus.collect(EventType.TOOLS_CHANGED) as changes:
+        with ts.bus.open_queue(EventType.TOOLS_CHANGED) as changes:
             assert (await ts.call("s__grow")).ok
             await asyncio.wait_for(changes.get(), 20)
-        assert ts.get("s__grown") is not None
+        assert ts.find_tool("s__grown") is not None
     assert len(seen.starts) == 1
 
 
@@ -124,7 +124,7 @@ async def test_canceling_a_call_cancels_it_on_the_server(scripted: Make, seen: S
 @pytest.mark.spec("3.14")
 @pytest.mark.spec("4.4")
 async def test_a_call_that_times_out_is_canceled_and_a_live_server_stays(scripted: Make, seen: Seen) -> None:
-    async with space(scripted(), rules=ProviderRules(overrides={"wait": Rules(timeout=0.5)})) as ts:
+    async with space(scripted(), rules=ProviderRules(overrides={"wait": ToolRules(timeout=0.5)})) as ts:
         assert (await ts.call("s__wait")).error_kind == "timeout"
         await seen.until("cancelled")
         assert (await ts.call("s__echo", {"text": "still here"})).ok
@@ -137,7 +137,7 @@ async def test_a_server_that_fails_the_probe_after_a_time_out_is_restarted(
 ) -> None:
     monkeypatch.setattr(connection, "PROBE_SECONDS", 0.2)
     provider = scripted()
-    async with space(provider, rules=ProviderRules(overrides={"deaf": Rules(timeout=0.5)})) as ts:
+    async with space(provider, rules=ProviderRules(overrides={"deaf": ToolRules(timeout=0.5)})) as ts:
         assert (await ts.call("s__deaf")).error_kind == "timeout"
         await until(lambda: len(seen.starts) == 2)
         await until(lambda: provider.status().state == "ready")
@@ -197,7 +197,7 @@ async def test_an_unused_server_is_stopped_and_the_next_call_starts_it(scripted:
     async with space(provider) as ts:
         await until(lambda: provider.status().state == "idle")
         await until(lambda: not _alive(seen.starts[0]))
-        assert ts.get("s__echo") is not None
+        assert ts.find_tool("s__echo") is not None
         assert (await ts.call("s__echo", {"text": "again"})).result == "again"
     assert len(seen.starts) == 2
 
@@ -205,7 +205,7 @@ async def test_an_unused_server_is_stopped_and_the_next_call_starts_it(scripted:
 @pytest.mark.spec("3.12")
 async def test_a_call_that_runs_keeps_its_server_from_being_idle(scripted: Make, seen: Seen) -> None:
     provider = scripted(idle_timeout=0.1)
-    async with space(provider, rules=ProviderRules(rules=Rules(timeout=1))) as ts:
+    async with space(provider, rules=ProviderRules(rules=ToolRules(timeout=1))) as ts:
         assert (await ts.call("s__wait")).error_kind == "timeout"
     assert len(seen.starts) == 1
 
@@ -234,7 +234,7 @@ async def test_a_server_that_hangs_does_not_delay_the_others(
     async with space(*good, hanging) as ts:
         assert {f"good{index}__echo" for index in range(5)} <= {tool.name for tool in ts.list_tools()}
         assert hanging.status().state == "starting"
-        assert "still at it" in ts.orchestrator.unavailable()["hanging"]
+        assert "still at it" in ts.orchestrator.unavailable_providers()["hanging"]
         assert (await ts.call("good0__echo", {"text": "a"})).ok
 
 

@@ -19,11 +19,11 @@ from tests.providers.mcp.test_stateless import web_service
 from toolspace import Toolspace
 from toolspace.core.context import ToolContext
 from toolspace.errors import ProviderError
-from toolspace.orchestrator.settings import ProviderRules, Rules
-from toolspace.orchestrator.warmup import Patience
+from toolspace.orchestrator.provider_startup import StartupWait
+from toolspace.orchestrator.settings import ProviderRules, ToolRules
 from toolspace.providers.mcp import connection
-from toolspace.providers.mcp.callbacks import Answer, Callbacks, Question
-from toolspace.providers.mcp.opening import Hooks
+from toolspace.providers.mcp.callbacks import ElicitationRequest, ElicitationResult, McpCallbacks
+from toolspace.providers.mcp.connect import ConnectionOptions
 from toolspace.providers.mcp.provider import McpProvider
 from toolspace.providers.mcp.spec import ServerSpec
 
@@ -69,7 +69,7 @@ async def test_a_server_that_dies_as_soon_as_it_is_ready_is_not_started_without_
 @pytest.mark.spec("3.13")
 async def test_why_a_server_died_at_its_list_is_told(scripted: Make) -> None:
     async with space(scripted("die-at-list")) as ts:
-        assert "the disk is full" in ts.orchestrator.unavailable()["s"]
+        assert "the disk is full" in ts.orchestrator.unavailable_providers()["s"]
 
 
 def test_a_provider_that_was_not_closed_works_in_the_next_event_loop(scripted: Make, seen: Seen) -> None:
@@ -114,7 +114,7 @@ async def test_a_server_that_reads_nothing_any_more_is_started_again(
 ) -> None:
     monkeypatch.setattr(connection, "PROBE_SECONDS", 0.2)
     provider = scripted("stop-reading")
-    async with space(provider, rules=ProviderRules(rules=Rules(timeout=0.5))) as ts:
+    async with space(provider, rules=ProviderRules(rules=ToolRules(timeout=0.5))) as ts:
         assert (await ts.call("s__echo", {"text": "x" * 1_000_000})).error_kind == "timeout"
         await until(lambda: len(seen.starts) == 2)
 
@@ -245,7 +245,7 @@ async def test_restarting_in_the_middle_of_calls_ends_them(scripted: Make, seen:
 async def test_a_start_that_hangs_can_be_restarted_by_hand(scripted: Make, seen: Seen) -> None:
     provider = scripted("hang-once")
     ts = Toolspace(providers=[provider])
-    ts.patience = Patience(seconds=0.1)
+    ts.startup_wait = StartupWait(seconds=0.1)
     async with ts:
         await until(lambda: seen.starts)
         async with asyncio.timeout(20):
@@ -296,15 +296,15 @@ class Asked:
     def __init__(self) -> None:
         self.asked: list[tuple[str, str | None]] = []
 
-    async def __call__(self, question: Question, context: ToolContext | None) -> Answer:
+    async def __call__(self, question: ElicitationRequest, context: ToolContext | None) -> ElicitationResult:
         self.asked.append((question.message, context.user_id if context is not None else None))
-        return Answer(action="accept", content={})
+        return ElicitationResult(action="accept", content={})
 
 
 @pytest.mark.spec("3.16")
 async def test_a_question_goes_to_nobody_where_two_could_be_meant(scripted: Make, seen: Seen) -> None:
     elicit = Asked()
-    provider = scripted(hooks=Hooks(callbacks=Callbacks(elicit=elicit)))
+    provider = scripted(hooks=ConnectionOptions(callbacks=McpCallbacks(elicit=elicit)))
     async with space(provider) as ts:
         await ts.call("s__ask", {"text": "alone"}, context=ToolContext(user_id="ann"))
         waiting = asyncio.ensure_future(ts.call("s__wait", context=ToolContext(user_id="bob"), call_id="b"))
@@ -350,9 +350,9 @@ async def test_a_reload_replaces_a_changed_server_and_its_calls_finish(tmp_path:
         await until(lambda: not _alive(seen.starts[0]))
         file.write_text(json.dumps({"mcpServers": {}}))
         await ts.reload()
-        assert ts.get("s__echo") is None
+        assert ts.find_tool("s__echo") is None
         await until(lambda: not _alive(seen.starts[1]))
-        assert ts.servers() == []
+        assert ts.list_servers() == []
     assert len(seen.starts) == 2
 
 

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from tests.providers.mcp.conftest import space, until
 from toolspace.core.events import EventType
-from toolspace.providers.mcp.opening import Hooks
+from toolspace.providers.mcp.connect import ConnectionOptions
 from toolspace.providers.mcp.provider import McpProvider
 from toolspace.providers.mcp.spec import ServerSpec
 
@@ -101,7 +101,7 @@ async def web_service() -> AsyncIterator[Service]:
 
 
 @asynccontextmanager
-async def connected(service: Service, *, hooks: Hooks | None = None, **fields: Any) -> AsyncIterator[Any]:
+async def connected(service: Service, *, hooks: ConnectionOptions | None = None, **fields: Any) -> AsyncIterator[Any]:
     provider = McpProvider("w", ServerSpec(url=fields.pop("url", service.url), **fields), hooks)
     async with space(provider) as ts:
         assert provider.status().era == "stateless", provider.status()
@@ -139,7 +139,7 @@ async def test_a_tool_with_wrong_header_wishes_is_left_out(service: Service) -> 
     service.tools.append({"name": "bad", "inputSchema": {"type": "object", "x-mcp-header": "No"}})
     async with connected(service) as ts:
         assert [tool.name for tool in ts.list_tools()] == ["w__t"]
-        assert ts.servers()[0].left_out[0].startswith("bad: ")
+        assert ts.list_servers()[0].left_out[0].startswith("bad: ")
 
 
 @pytest.mark.spec("3.14")
@@ -235,7 +235,7 @@ async def test_a_redirect_within_the_origin_is_followed_and_another_is_not(servi
         assert (await ts.call("w__t")).ok
     provider = McpProvider("w", ServerSpec(url=f"{base}/moved?to=http://elsewhere.invalid/mcp", headers={"key": "k"}))
     async with space(provider) as ts:
-        assert "elsewhere.invalid" in ts.orchestrator.unavailable()["w"]
+        assert "elsewhere.invalid" in ts.orchestrator.unavailable_providers()["w"]
 
 
 @pytest.mark.spec("3.13")
@@ -243,7 +243,7 @@ async def test_a_server_that_comes_back_answers_again(service: Service) -> None:
     """Nothing listens at first; the next call after it does is answered, without a restart of ours."""
     provider = McpProvider("w", ServerSpec(url="http://127.0.0.1:9/mcp"))
     async with space(provider) as ts:
-        assert "cannot connect" in ts.orchestrator.unavailable()["w"]
+        assert "cannot connect" in ts.orchestrator.unavailable_providers()["w"]
         provider._connection.spec = ServerSpec(url=service.url)
         await until(lambda: provider.status().state == "ready")
         assert (await ts.call("w__t")).ok
@@ -252,8 +252,8 @@ async def test_a_server_that_comes_back_answers_again(service: Service) -> None:
 @pytest.mark.spec("3.16")
 async def test_a_question_of_the_server_is_asked_and_answered_within_the_call(service: Service) -> None:
     from toolspace.core.context import ToolContext
-    from toolspace.providers.mcp.callbacks import Answer as Said
-    from toolspace.providers.mcp.callbacks import Callbacks, Question
+    from toolspace.providers.mcp.callbacks import ElicitationRequest, McpCallbacks
+    from toolspace.providers.mcp.callbacks import ElicitationResult as Said
 
     async def ask(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
         params = message["params"]
@@ -272,13 +272,13 @@ async def test_a_question_of_the_server_is_asked_and_answered_within_the_call(se
 
     asked: list[tuple[str, str | None]] = []
 
-    async def elicit(question: Question, context: ToolContext | None) -> Said:
+    async def elicit(question: ElicitationRequest, context: ToolContext | None) -> Said:
         assert context is not None
         asked.append((question.message, context.user_id))
         return Said(action="accept", content={"colour": "red"})
 
     service.on_call = ask
-    async with connected(service, hooks=Hooks(callbacks=Callbacks(elicit=elicit))) as ts:
+    async with connected(service, hooks=ConnectionOptions(callbacks=McpCallbacks(elicit=elicit))) as ts:
         result = await ts.call("w__t", context=ToolContext(user_id="ann"))
     assert json.loads(result.result) == {"action": "accept", "content": {"colour": "red"}}
     assert asked == [("Which?", "ann")]
@@ -289,7 +289,7 @@ async def test_the_trace_shows_both_directions_without_secrets(
     service: Service, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.DEBUG, "toolspace.mcp"):
-        async with connected(service, hooks=Hooks(trace=True)) as ts:
+        async with connected(service, hooks=ConnectionOptions(trace=True)) as ts:
             await ts.call("w__t", {"password": "hunter2hunter2"})
     lines = [record.getMessage() for record in caplog.records if record.name == "toolspace.mcp"]
     assert any(line.startswith("w → ") and "tools/call" in line for line in lines)

@@ -16,16 +16,16 @@ from mcp_types import JSONRPCRequest
 
 from tests.providers.mcp.processes import lives, plain
 from toolspace.providers.mcp.spec import ServerSpec
-from toolspace.providers.mcp.transports import Link, open_transport
+from toolspace.providers.mcp.transports.factory import OpenTransport, open_transport
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes through /proc")
 
 
-def client(link: Link) -> Client:
+def client(link: OpenTransport) -> Client:
     return Client(link, cache=None, mode="legacy")
 
 
-async def text(link: Link, tool: str = "echo", **arguments: object) -> str:
+async def text(link: OpenTransport, tool: str = "echo", **arguments: object) -> str:
     async with client(link) as session:
         result = await session.call_tool(tool, arguments)
     return result.content[0].text  # type: ignore[union-attr]
@@ -38,7 +38,7 @@ async def test_a_call_goes_to_a_process_and_back() -> None:
         assert link.pid is not None
         assert lives(link.pid)
         assert await text(link, text="grüße 😀") == "grüße 😀"
-        assert not link.lost.is_set()
+        assert not link.lost_event.is_set()
     assert not lives(link.pid)
 
 
@@ -63,7 +63,7 @@ async def test_a_server_of_the_mcp_library_works() -> None:
 async def test_what_is_no_message_is_skipped_and_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
     async with open_transport("plain", plain("garbage")) as link:
         assert await text(link, text="still here") == "still here"
-        assert not link.lost.is_set()
+        assert not link.lost_event.is_set()
     told = [record.getMessage() for record in caplog.records if record.name == "toolspace.mcp.plain"]
     assert told == ["the server wrote what is not a message (said only once): 'Starting up...'"]
 
@@ -71,8 +71,8 @@ async def test_what_is_no_message_is_skipped_and_told_of_once(caplog: pytest.Log
 @pytest.mark.spec("3.13")
 async def test_the_death_of_a_server_is_known_with_its_reason_and_without_a_call() -> None:
     async with open_transport("plain", plain("dies")) as link:
-        await link.lost.wait()
-        assert link.reason == "the server ended with exit code 1: Error: no such file: /nowhere"
+        await link.lost_event.wait()
+        assert link.loss_reason == "the server ended with exit code 1: Error: no such file: /nowhere"
 
 
 @pytest.mark.spec("3.13")
@@ -81,7 +81,7 @@ async def test_a_call_during_which_the_server_dies_fails_and_names_no_secret() -
         with pytest.raises(MCPError) as caught:
             await session.call_tool("die", {})
         assert caught.value.code == -32000
-        assert link.reason == "the server ended with exit code 3: OSError: the disk is full, key=[hidden]"
+        assert link.loss_reason == "the server ended with exit code 3: OSError: the disk is full, key=[hidden]"
         with pytest.raises(MCPError):
             await session.call_tool("echo", {})
 
@@ -89,8 +89,8 @@ async def test_a_call_during_which_the_server_dies_fails_and_names_no_secret() -
 @pytest.mark.spec("3.13")
 async def test_a_server_that_closes_its_output_is_lost() -> None:
     async with open_transport("plain", plain("closes")) as link:
-        await link.lost.wait()
-        assert link.reason == "the server closed its output"
+        await link.lost_event.wait()
+        assert link.loss_reason == "the server closed its output"
         assert link.pid is not None
     assert not lives(link.pid)
 
@@ -106,8 +106,8 @@ async def test_writing_to_a_dead_server_waits_for_the_reason() -> None:
 
         with pytest.raises(anyio.BrokenResourceError):
             await insist()
-        assert link.reason is not None
-        assert link.reason.startswith("the server ended with exit code 1")
+        assert link.loss_reason is not None
+        assert link.loss_reason.startswith("the server ended with exit code 1")
 
 
 @pytest.mark.spec("3.10")
@@ -121,8 +121,8 @@ async def test_a_message_of_megabytes_arrives_whole() -> None:
 @pytest.mark.spec("3.10")
 async def test_a_line_without_end_loses_the_connection_and_not_the_memory() -> None:
     async with open_transport("plain", plain("endless"), max_message=1_000_000) as link:
-        await link.lost.wait()
-        assert link.reason == "the server wrote a line of more than 1,000,000 bytes"
+        await link.lost_event.wait()
+        assert link.loss_reason == "the server wrote a line of more than 1,000,000 bytes"
         assert [item async for item in link.streams[0]] == []
 
 
@@ -210,7 +210,7 @@ async def test_what_a_server_writes_beside_its_messages_goes_to_its_own_logger(
 ) -> None:
     caplog.set_level(logging.DEBUG, "toolspace.mcp.plain")
     async with open_transport("plain", plain("dies")) as link:
-        await link.lost.wait()
+        await link.lost_event.wait()
     messages = [record.getMessage() for record in caplog.records if record.name == "toolspace.mcp.plain"]
     assert "Error: no such file: /nowhere" in messages
     assert os.sep + "nowhere" in messages[0]

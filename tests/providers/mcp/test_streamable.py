@@ -21,9 +21,9 @@ from starlette.applications import Starlette
 
 from tests.providers.mcp.processes import open_files
 from toolspace.errors import ProviderError
-from toolspace.providers.mcp import httpclient, streamable
 from toolspace.providers.mcp.spec import ServerSpec
-from toolspace.providers.mcp.transports import Link, open_transport
+from toolspace.providers.mcp.transports import http_client, streamable_http
+from toolspace.providers.mcp.transports.factory import OpenTransport, open_transport
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -110,7 +110,7 @@ def sockets() -> int:
     return sum("socket:" in one for one in open_files())
 
 
-def client(link: Link) -> Client:
+def client(link: OpenTransport) -> Client:
     return Client(link, cache=None, mode="legacy")
 
 
@@ -132,7 +132,7 @@ async def test_a_streamable_server_works(json_response: bool) -> None:
         assert (await session.call_tool("double", {"x": 21})).structured_content == {"result": 42}
         big = await session.call_tool("big", {"size": 3_000_000})  # More than the library allows by itself.
         assert len(big.content[0].text) == 3_000_000  # type: ignore[union-attr]
-        assert not link.lost.is_set()
+        assert not link.lost_event.is_set()
     assert sockets() == before
 
 
@@ -175,7 +175,7 @@ async def test_sse_is_used_where_it_is_asked_for() -> None:
 @pytest.mark.spec("3.10")
 async def test_what_speaks_sse_no_more_is_asked_over_http_again() -> None:
     async with answering(Service()) as url:
-        streamable._event_streams.add(url)  # pyright: ignore[reportPrivateUsage]
+        streamable_http._event_streams.add(url)  # pyright: ignore[reportPrivateUsage]
         async with open_transport("new", http(url)) as link, client(link) as session:
             assert link.transport == "http"
             assert (await session.call_tool("t", {})).content[0].text == "fine"  # type: ignore[union-attr]
@@ -194,8 +194,8 @@ async def test_the_end_of_an_event_stream_is_known_without_a_call() -> None:
 
     async with answering(answer) as url, open_transport("old", http(url, transport="sse")) as link:
         hang_up.set()
-        await link.lost.wait()
-        assert link.reason == "the server closed its event stream"
+        await link.lost_event.wait()
+        assert link.loss_reason == "the server closed its event stream"
         assert [item async for item in link.streams[0]] == []
 
 
@@ -232,7 +232,7 @@ async def test_a_post_that_fails_on_sse_fails_one_call() -> None:
         with pytest.raises(BaseExceptionGroup) as caught:
             await client(link).__aenter__()
         assert "HTTP 503" in str(caught.value.exceptions[0])
-        assert not link.lost.is_set()
+        assert not link.lost_event.is_set()
 
 
 async def _breaks(request: web.Request) -> web.StreamResponse:
@@ -301,7 +301,7 @@ async def test_what_goes_wrong_with_one_request_fails_that_one_only(answer: Answ
         assert expected in caught.value.message
         assert caught.value.data == data
         assert (await session.call_tool("t", {})).content[0].text == "fine"  # type: ignore[union-attr]
-        assert not link.lost.is_set()
+        assert not link.lost_event.is_set()
 
 
 async def test_a_server_that_is_not_there_is_told_as_never_reached() -> None:
@@ -399,7 +399,7 @@ async def test_neither_urls_nor_messages_reach_the_logs_of_the_libraries(caplog:
 
 
 def test_the_certificates_are_read_once() -> None:
-    assert httpclient.tls_context() is httpclient.tls_context()
+    assert http_client.tls_context() is http_client.tls_context()
 
 
 @pytest.mark.parametrize(

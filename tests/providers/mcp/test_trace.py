@@ -10,8 +10,8 @@ from mcp.server.mcpserver import MCPServer
 from tests.providers.mcp.processes import plain
 from tests.providers.mcp.test_streamable import serve
 from toolspace.providers.mcp.spec import ServerSpec
-from toolspace.providers.mcp.trace import tracer
-from toolspace.providers.mcp.transports import open_transport
+from toolspace.providers.mcp.transports.factory import open_transport
+from toolspace.providers.mcp.transports.trace import create_tracer
 
 SECRET = "hunter2-hunter2"
 
@@ -71,7 +71,7 @@ async def test_nothing_is_traced_unless_asked_for(caplog: pytest.LogCaptureFixtu
 async def test_a_traced_message_is_cut_after_it_is_redacted(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "toolspace.mcp")
     message = {"method": "x", "params": ["y" * 3_970, "Bearer " + "k" * 200, "z" * 9_000]}
-    tracer("srv")("←", json.dumps(message).encode())
+    create_tracer("srv")("←", json.dumps(message).encode())
     (line,) = lines(caplog)
     assert len(line) < 4_100
     assert line.endswith("characters)")
@@ -80,8 +80,8 @@ async def test_a_traced_message_is_cut_after_it_is_redacted(caplog: pytest.LogCa
 
 def test_bytes_that_are_no_json_are_traced_as_they_are(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "toolspace.mcp")
-    tracer("srv")("←", b"\xff not json, Bearer abcdefgh12345")
-    tracer("srv")("←", b"[" * 100_000)
+    create_tracer("srv")("←", b"\xff not json, Bearer abcdefgh12345")
+    create_tracer("srv")("←", b"[" * 100_000)
     first, second = lines(caplog)
     assert first == 'srv ← "\ufffd not json, Bearer [hidden]"'
     assert len(second) < 4_100
@@ -89,5 +89,5 @@ def test_bytes_that_are_no_json_are_traced_as_they_are(caplog: pytest.LogCapture
 
 def test_a_tracer_costs_nothing_while_the_logger_is_off(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "toolspace.mcp")
-    tracer("srv")("→", b"{}")
+    create_tracer("srv")("→", b"{}")
     assert lines(caplog) == []

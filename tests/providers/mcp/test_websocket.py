@@ -16,7 +16,7 @@ from websockets.datastructures import Headers
 
 from toolspace.errors import ProviderError
 from toolspace.providers.mcp.spec import ServerSpec
-from toolspace.providers.mcp.transports import open_transport
+from toolspace.providers.mcp.transports.factory import open_transport
 
 Handle = Callable[[ServerConnection, dict[str, Any]], Awaitable[None]]
 
@@ -78,8 +78,8 @@ async def test_a_closed_websocket_is_known_with_its_reason() -> None:
     ):
         with pytest.raises(MCPError):
             await session.call_tool("t", {})
-        await link.lost.wait()
-        assert link.reason == "the server closed the websocket with code 1001: going to bed, Bearer [hidden]"
+        await link.lost_event.wait()
+        assert link.loss_reason == "the server closed the websocket with code 1001: going to bed, Bearer [hidden]"
         with pytest.raises(MCPError):
             await session.call_tool("t", {})
 
@@ -95,7 +95,7 @@ async def test_a_message_that_is_too_large_loses_the_connection() -> None:
     ):
         with pytest.raises(MCPError):
             await session.call_tool("t", {})
-        assert link.reason == "the server sent a larger message than is allowed"
+        assert link.loss_reason == "the server sent a larger message than is allowed"
 
 
 async def test_garbage_frames_are_skipped() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mcp.shared.message import SessionMessage
 
-from toolspace.providers.mcp.wire import Decoder, encode
+from toolspace.providers.mcp.transports.base import MessageDecoder, encode_message
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
@@ -19,28 +19,28 @@ JSON = st.recursive(
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_message_or_nothing(data: bytes) -> None:
-    assert isinstance(Decoder("any")(data), SessionMessage | None)
+    assert isinstance(MessageDecoder("any")(data), SessionMessage | None)
 
 
 @given(JSON, JSON, st.sampled_from(["result", "error", "method", "params", "x"]))
 def test_any_json_is_a_message_or_nothing(key: object, value: object, field: str) -> None:
     for message in (value, {"jsonrpc": "2.0", "id": key, field: value}):
-        decoded = Decoder("any")(json.dumps(message).encode())
+        decoded = MessageDecoder("any")(json.dumps(message).encode())
         if decoded is not None:
-            assert encode(decoded)
+            assert encode_message(decoded)
 
 
 @given(st.dictionaries(st.text(), st.text() | st.integers() | st.lists(st.text()), max_size=3))
 def test_a_message_survives_the_way_there_and_back(arguments: dict[str, object]) -> None:
     wire = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"arguments": arguments}}
-    message = Decoder("any")(json.dumps(wire).encode())
+    message = MessageDecoder("any")(json.dumps(wire).encode())
     assert message is not None
-    assert json.loads(encode(message)) == wire
-    assert b"\n" not in encode(message)
+    assert json.loads(encode_message(message)) == wire
+    assert b"\n" not in encode_message(message)
 
 
 def test_deeply_nested_json_is_no_accident(caplog: pytest.LogCaptureFixture) -> None:
-    decode = Decoder("deep")
+    decode = MessageDecoder("deep")
     for _ in range(3):
         assert decode(b"[" * 200_000) is None
     assert [record.levelno for record in caplog.records] == [logging.WARNING]

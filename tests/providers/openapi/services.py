@@ -10,14 +10,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from tests.providers.rest.servers import Answer, Seen, Server, http_server
+from tests.http_servers import HttpTestServer, ReceivedRequest, Respond, http_server
 from toolspace.core.result import ToolResult
 from toolspace.core.tool import Tool
-from toolspace.providers.openapi.document import Document
-from toolspace.providers.openapi.operations import Reading, read_operations
-from toolspace.providers.openapi.provider import OpenApiProvider
-from toolspace.providers.openapi.security import Security
-from toolspace.providers.openapi.spec import OpenApiSpec
+from toolspace.providers.openapi.document import OpenApiDocument
+from toolspace.providers.openapi.operations import OperationList, read_operations
+from toolspace.providers.openapi.provider import OpenApiProvider, OpenApiSpec
+from toolspace.providers.openapi.security import SecuritySchemes
 from toolspace.providers.rest.client import HttpClient
 from toolspace.toolspace import Toolspace
 
@@ -37,11 +36,11 @@ def parameter(name: str, place: str, schema: Json | None = None, **fields: Any) 
     return {"name": name, "in": place, "required": place == "path", "schema": schema or {}, **fields}
 
 
-def read(described: Json, **spec: Any) -> Reading:
+def read(described: Json, **spec: Any) -> OperationList:
     """What is read from a document, without a file or a server."""
-    opened = Document(described)
+    opened = OpenApiDocument(described)
     said = OpenApiSpec(spec="test", **spec)
-    return read_operations(opened, said, Security(opened, "api", said.auth, said.headers, HttpClient()))
+    return read_operations(opened, said, SecuritySchemes(opened, "api", said.auth, said.headers, HttpClient()))
 
 
 def schema_of(described: Json, **spec: Any) -> Json:
@@ -54,7 +53,7 @@ def schema_of(described: Json, **spec: Any) -> Json:
 class Service:
     """A toolspace with one OpenAPI service, `api`, and the server that its calls reach."""
 
-    def __init__(self, server: Server, toolspace: Toolspace, provider: OpenApiProvider) -> None:
+    def __init__(self, server: HttpTestServer, toolspace: Toolspace, provider: OpenApiProvider) -> None:
         self.server = server
         self.toolspace = toolspace
         self.provider = provider
@@ -66,15 +65,15 @@ class Service:
     async def call(self, name: str = "op", /, **arguments: Any) -> ToolResult:
         return await self.toolspace.call(f"api__{name}", arguments)
 
-    async def sent(self, name: str = "op", /, **arguments: Any) -> Seen:
+    async def sent(self, name: str = "op", /, **arguments: Any) -> ReceivedRequest:
         """The request that a call makes, as it arrives."""
         result = await self.call(name, **arguments)
         assert result.ok, result.error
-        return self.server.seen[-1]
+        return self.server.requests[-1]
 
 
 @asynccontextmanager
-async def service(described: Json, answer: Answer | None = None, **spec: Any) -> AsyncIterator[Service]:
+async def service(described: Json, answer: Respond | None = None, **spec: Any) -> AsyncIterator[Service]:
     """The service of a document, which is a file. Its server is the test's, unless the document is to say it."""
     async with http_server(answer) as server:
         with TemporaryDirectory() as folder:

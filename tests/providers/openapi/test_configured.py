@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.http_servers import http_server
 from tests.providers.openapi.services import document, operation, parameter
-from tests.providers.rest.servers import http_server
 from toolspace.toolspace import Toolspace
 
 
@@ -33,7 +33,7 @@ async def test_a_service_in_the_configuration_is_listed_and_called(
             "    auth: {key: '${BILLING_KEY}'}\n"
         )
         async with Toolspace.open(tmp_path / "toolspace.yaml") as toolspace:
-            assert toolspace.get("billing__other") is None
+            assert toolspace.find_tool("billing__other") is None
             result = await toolspace.call("billing__op", {"id": 7})
             assert (result.ok, result.kind, result.namespace) == (True, "openapi", "billing")
-    assert (server.seen[0].target, server.seen[0].headers["x-key"]) == ("/bills/7", "hush-hush-key")
+    assert (server.requests[0].target, server.requests[0].headers["x-key"]) == ("/bills/7", "hush-hush-key")

@@ -12,11 +12,10 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
+from tests.http_servers import http_server
 from tests.providers.openapi.services import document, parameter
-from tests.providers.rest.servers import http_server
 from toolspace.core.interfaces import ToolProvider
-from toolspace.providers.openapi.provider import OpenApiProvider
-from toolspace.providers.openapi.spec import OpenApiSpec
+from toolspace.providers.openapi.provider import OpenApiProvider, OpenApiSpec
 from toolspace.testing import ProviderContract
 
 _WAY = [parameter("way", "path", {"type": "string"})]

@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from tests.http_servers import http_server
 from tests.providers.openapi.services import document, operation, service
-from tests.providers.rest.servers import http_server
 from toolspace.core.addresses import Address
 from toolspace.core.context import ToolContext
 from toolspace.errors import ProviderError
 from toolspace.providers.openapi import document as documents
-from toolspace.providers.openapi.provider import OpenApiProvider
-from toolspace.providers.openapi.spec import OpenApiSpec
+from toolspace.providers.openapi.provider import OpenApiProvider, OpenApiSpec
 from toolspace.providers.openapi.yamltext import parse_yaml
 from toolspace.providers.rest.client import HttpClient
 from toolspace.toolspace import Toolspace
@@ -70,7 +69,7 @@ async def test_a_document_may_be_a_url_and_its_servers_relative_to_it(text: str)
         result = await provider.execute(tool.name, {}, ToolContext())
         await provider.aclose()
     assert result.ok, result.error
-    assert server.seen[-1].target in ("/pets", "/x")
+    assert server.requests[-1].target in ("/pets", "/x")
 
 
 @pytest.mark.parametrize(
@@ -111,7 +110,7 @@ async def test_a_missing_file_and_an_oversized_one_are_said(tmp_path: Path, monk
         await loaded(str(tmp_path / "none.yaml"))
     file = tmp_path / "api.yaml"
     file.write_text(YAML)
-    monkeypatch.setattr(documents, "MAX_BYTES", 100)
+    monkeypatch.setattr(documents, "MAX_DOCUMENT_BYTES", 100)
     with pytest.raises(ProviderError, match="larger than"):
         await loaded(str(file))
 
@@ -134,7 +133,7 @@ async def test_the_services_headers_reach_the_document_only_where_the_service_is
         await loaded(server.url("/a.json"), headers={"X-Key": "k"})
         await loaded(server.url("/a.json"), headers={"X-Key": "k"}, base_url="https://elsewhere.test")
         await loaded(server.url("/a.json"), headers={"X-Key": "k"}, base_url=server.url("/v1"))
-    assert ["x-key" in seen.headers for seen in server.seen] == [False, False, True]
+    assert ["x-key" in seen.headers for seen in server.requests] == [False, False, True]
 
 
 async def test_files_beside_the_document_are_part_of_it_and_no_others(tmp_path: Path) -> None:
@@ -179,7 +178,7 @@ async def test_a_document_on_the_web_reads_no_file_and_asks_no_other_server() ->
         provider = await loaded(server.url("/api.json"))
     assert names(provider) == []
     assert "leaves the document" in provider.warnings[0]
-    assert len(server.seen) == 1
+    assert len(server.requests) == 1
 
 
 async def test_servers_come_from_the_operation_the_path_or_the_document() -> None:
@@ -227,7 +226,7 @@ async def test_a_document_on_the_web_does_not_lead_to_a_private_address(host: st
     def special(address: Address) -> str | None:
         return None if str(address) == "127.0.0.2" else "private"
 
-    client = HttpClient(special=special)
+    client = HttpClient(classify_address=special)
     async with http_server() as private:
         described = document(operation("/x"), servers=[{"url": f"http://{host}:{private.port}"}])
 
@@ -238,7 +237,7 @@ async def test_a_document_on_the_web_does_not_lead_to_a_private_address(host: st
             async with Toolspace(providers=[OpenApiProvider("api", OpenApiSpec(spec=web_server.url()), client)]) as ts:
                 refused = await ts.call("api__op", {})
             assert (refused.error_kind, refused.executed) == ("not_permitted", False), refused.error
-            assert private.seen == []
+            assert private.requests == []
             for spec in (
                 OpenApiSpec(spec=web_server.url(), base_url=private.url()),
                 OpenApiSpec(spec=own_server.url(), base_url=None if host == "127.0.0.1" else private.url()),

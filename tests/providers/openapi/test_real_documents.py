@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.http_servers import http_server
 from tests.peers.install import npm_package
-from tests.providers.rest.servers import http_server
 from toolspace.core.names import qualify_all
-from toolspace.core.schema import compile_schema
+from toolspace.core.validation import compile_schema
 from toolspace.errors import ProviderError
-from toolspace.providers.openapi.provider import OpenApiProvider
-from toolspace.providers.openapi.spec import OpenApiSpec
+from toolspace.providers.openapi.provider import OpenApiProvider, OpenApiSpec
 from toolspace.toolspace import Toolspace
 
 pytestmark = pytest.mark.spec("3.22")
@@ -62,13 +61,13 @@ async def test_calls_of_github_arrive_as_its_document_says() -> None:
             ):
                 result = await toolspace.call(f"github__{name}", arguments)
                 assert result.ok, result.error
-    listed, created, content, rendered = server.seen
+    listed, created, content, rendered = server.requests
     assert (listed.method, listed.target) == ("GET", "/repos/o/r/issues?labels=a%2Cb&per_page=5")
     assert (created.method, created.target) == ("POST", "/repos/o/r/issues")
     assert created.body == b'{"title":"T","labels":["x",{"name":"y"}]}'
     assert content.target == "/repos/o/r/contents/docs%2Fa%20b.md"
     assert (rendered.headers["content-type"], rendered.body) == ("text/plain", b"# hello")
-    assert all(seen.headers["authorization"] == "Bearer t" for seen in server.seen)
+    assert all(seen.headers["authorization"] == "Bearer t" for seen in server.requests)
 
 
 def examples() -> list[Path]:

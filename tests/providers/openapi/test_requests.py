@@ -12,8 +12,8 @@ from urllib.parse import parse_qs, parse_qsl
 import pytest
 from aiohttp import web
 
+from tests.http_servers import ReceivedRequest
 from tests.providers.openapi.services import Json, document, operation, parameter, service
-from tests.providers.rest.servers import Seen
 
 pytestmark = pytest.mark.spec("3.22")
 
@@ -21,7 +21,7 @@ LIST = ["blue", "black", "brown"]
 OBJECT = {"R": 100, "G": 200}
 
 
-async def arrived(path: str, one: Json, value: Any) -> Seen:
+async def arrived(path: str, one: Json, value: Any) -> ReceivedRequest:
     """The request of a call with one argument."""
     async with service(document(operation(path, parameters=[one]))) as api:
         return await api.sent(**{one["name"]: value})
@@ -64,7 +64,7 @@ async def test_a_path_value_that_would_leave_its_segment_is_refused(value: Any) 
         result = await api.call(color=value)
         assert (result.error_kind, result.executed) == ("invalid_parameters", False)
         assert "color" in (result.error or "")
-        assert api.server.seen == []
+        assert api.server.requests == []
 
 
 async def test_values_that_are_harmless_alone_are_refused_where_they_climb_together() -> None:
@@ -135,7 +135,7 @@ async def test_headers(explode: bool, value: Any, wanted: str) -> None:
 async def test_a_header_value_is_one_line(value: Any) -> None:
     async with service(document(operation(parameters=[parameter("X-Color", "header")]))) as api:
         result = await api.call(**{"X-Color": value})
-        assert (result.error_kind, api.server.seen) == ("invalid_parameters", [])
+        assert (result.error_kind, api.server.requests) == ("invalid_parameters", [])
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ async def test_forms() -> None:
     ]
 
 
-def parts_of(seen: Seen) -> list[tuple[Any, ...]]:
+def parts_of(seen: ReceivedRequest) -> list[tuple[Any, ...]]:
     """Name, file name, type and content of each part, as an independent parser reads them."""
     head = f"Content-Type: {seen.headers['content-type']}\r\n\r\n".encode()
     message = email.parser.BytesParser(policy=email.policy.HTTP).parsebytes(head + seen.body)
@@ -292,7 +292,7 @@ async def test_arguments_are_checked_and_mended_before_anything_is_sent() -> Non
         assert (await api.sent(n="5")).target == "/v1/x?n=5"
         assert "required" in ((await api.call()).error or "")
         assert "no such parameter" in ((await api.call(n=1, m=2)).error or "")
-        assert len(api.server.seen) == 1
+        assert len(api.server.requests) == 1
 
 
 async def test_an_answer_is_a_result_and_a_failing_status_a_failure() -> None:

@@ -88,7 +88,7 @@ async def test_the_first_way_that_the_configuration_can_go_is_taken() -> None:
 async def test_a_missing_credential_is_named_before_anything_is_sent(ways: list[Any], wanted: str) -> None:
     async with service(secured(*ways), auth={"head": "k"}) as api:
         result = await api.call()
-        assert (result.error_kind, result.executed, api.server.seen) == ("not_permitted", False, [])
+        assert (result.error_kind, result.executed, api.server.requests) == ("not_permitted", False, [])
         assert wanted in (result.error or "")
 
 
@@ -167,7 +167,7 @@ async def test_client_credentials_are_exchanged_once_for_calls_at_once() -> None
         assert {result.result["by"] for result in results} == {"Bearer token-1"}
         assert (await api.call()).result == {"by": "Bearer token-1"}
         assert issuer.forms == [{"grant_type": ["client_credentials"], "scope": ["read"]}]
-        asked = api.server.seen[0].headers["authorization"]
+        asked = api.server.requests[0].headers["authorization"]
         assert asked == "Basic " + base64.b64encode(b"me:hush+hush").decode()
 
 
@@ -189,7 +189,7 @@ async def test_a_service_that_refuses_every_token_is_asked_twice_and_no_more() -
     async with service(secured({"client": []}), answer, auth=CLIENT) as api:
         result = await api.call()
         assert (result.error_kind, result.extras["status"]) == ("execution_error", 401)
-        assert [seen.target for seen in api.server.seen] == ["/oauth/token", "/v1/x"] * 2
+        assert [seen.target for seen in api.server.requests] == ["/oauth/token", "/v1/x"] * 2
 
 
 async def test_an_expired_token_is_not_used() -> None:
@@ -204,7 +204,7 @@ async def test_the_configuration_may_say_scopes_where_tokens_are_and_how_to_ask(
         own = {**CLIENT["client"], "scopes": "a b", "tokenUrl": api.server.url("/oauth/token"), "clientAuth": "body"}
         async with service(secured({"client": ["read"]}), issuer.answer, auth={"client": own}) as other:
             assert (await other.call()).ok
-            assert other.server.seen[0].target == "/v1/x"
+            assert other.server.requests[0].target == "/v1/x"
         assert issuer.forms[0]["scope"] == ["a b"]
         assert (issuer.forms[0]["client_id"], issuer.forms[0]["client_secret"]) == (["me"], ["hush hush"])
 
@@ -221,7 +221,7 @@ async def test_no_token_is_said_without_the_secret_and_nothing_is_sent(reply: tu
         assert (result.error_kind, result.executed) == ("transport_error", False)
         assert 'scheme "client"' in (result.error or "")
         assert "hush" not in (result.error or "")
-        assert [seen.target for seen in api.server.seen] == ["/oauth/token"]
+        assert [seen.target for seen in api.server.requests] == ["/oauth/token"]
 
 
 @pytest.mark.parametrize("place", ["query", "cookie"])
@@ -231,7 +231,7 @@ async def test_an_object_that_is_spread_out_cannot_bring_a_credential_of_its_own
     paths = operation(parameters=[filters, parameter("Cookie", "header")], security=[{"k": []}])
     async with service(document(paths, components=schemes), auth={"k": "real"}) as api:
         refused = await api.call(filter={"sid": "another"})
-        assert (refused.error_kind, api.server.seen) == ("invalid_parameters", [])
+        assert (refused.error_kind, api.server.requests) == ("invalid_parameters", [])
         seen = await api.sent(filter={"a": "1"})
         assert "sid=real" in seen.target + seen.headers.get("cookie", "")
         if place == "cookie":
@@ -244,7 +244,7 @@ async def test_a_key_never_goes_where_a_message_says_how_long_it_is_or_for_whom(
     async with service(document(operation(security=[{"k": []}]), components=schemes), auth={"k": "5"}) as api:
         result = await api.call()
         assert (result.error_kind, result.executed) == ("not_permitted", False)
-        assert api.server.seen == []
+        assert api.server.requests == []
 
 
 async def test_a_key_in_a_place_that_there_is_not_takes_no_argument_away() -> None:

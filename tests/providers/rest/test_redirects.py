@@ -8,12 +8,12 @@ import pytest
 from aiohttp import web
 from yarl import URL
 
-from tests.providers.rest.servers import call, http_server, rest, tool
+from tests.http_servers import http_server
+from tests.providers.rest.rest_tools import call, rest_spec, rest_toolspace
 from toolspace.core.addresses import Address
 from toolspace.errors import ToolPermissionError
-from toolspace.providers.rest.client import HttpClient
-from toolspace.providers.rest.redirects import redirected
-from toolspace.providers.rest.request import Request
+from toolspace.providers.rest.client import HttpClient, HttpRequest
+from toolspace.providers.rest.redirects import redirect_request
 
 KEYS = {"Authorization": "Bearer hush", "Cookie": "a=hush", "X-Api-Key": "hush", "Accept-Language": "fr"}
 
@@ -34,28 +34,28 @@ def redirecting(location: str, status: int = 302) -> Any:
 @pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS"])
 async def test_a_safe_request_follows_and_keeps_its_headers_on_its_own_server(method: str, status: int) -> None:
     async with http_server(redirecting("there?x=1", status)) as server:
-        result = await call(tool(server.url(), method=method, headers=KEYS))
+        result = await call(rest_spec(server.url(), method=method, headers=KEYS))
     assert result.ok, result.error
-    assert [seen.target for seen in server.seen] == ["/", "/there?x=1"]
-    assert server.seen[1].method == method
-    assert server.seen[1].headers["x-api-key"] == "hush"
+    assert [seen.target for seen in server.requests] == ["/", "/there?x=1"]
+    assert server.requests[1].method == method
+    assert server.requests[1].headers["x-api-key"] == "hush"
 
 
 @pytest.mark.spec("3.21")
 @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE"])
 async def test_no_other_request_follows(method: str) -> None:
     async with http_server(redirecting("/there")) as server:
-        result = await call(tool(server.url(), method=method))
+        result = await call(rest_spec(server.url(), method=method))
     assert result.error == f"HTTP 302 Found: it redirects to /there, which is not followed for {method}"
-    assert len(server.seen) == 1
+    assert len(server.requests) == 1
 
 
 @pytest.mark.spec("3.21")
 async def test_another_server_gets_no_key() -> None:
     async with http_server() as other, http_server(redirecting(other.url("/there"))) as server:
-        result = await call(tool(server.url(), headers=KEYS))
+        result = await call(rest_spec(server.url(), headers=KEYS))
     assert result.ok, result.error
-    (seen,) = other.seen
+    (seen,) = other.requests
     assert seen.headers["accept-language"] == "fr"
     assert not {"authorization", "cookie", "x-api-key"} & set(seen.headers)
     assert "hush" not in str(seen)
@@ -64,34 +64,34 @@ async def test_another_server_gets_no_key() -> None:
 @pytest.mark.spec("3.21")
 async def test_a_circle_ends() -> None:
     async with http_server(redirecting("/")) as server:
-        result = await call(tool(server.url()))
+        result = await call(rest_spec(server.url()))
     assert "redirected more than 5 times" in (result.error or "")
-    assert len(server.seen) == 6
+    assert len(server.requests) == 6
 
 
 @pytest.mark.spec("3.21")
 @pytest.mark.parametrize("location", ["ftp://x/", "javascript:1", "http://[::1", "file:///etc/passwd"])
 async def test_what_is_no_http_url_is_not_followed(location: str) -> None:
     async with http_server(redirecting(location)) as server:
-        result = await call(tool(server.url()))
+        result = await call(rest_spec(server.url()))
     assert result.error_kind == "execution_error"
-    assert len(server.seen) == 1
+    assert len(server.requests) == 1
 
 
 @pytest.mark.spec("3.21")
 def test_nothing_leads_from_https_to_http() -> None:
-    request = Request("GET", URL("https://api.example/a?key=hush"), safe=True)
+    request = HttpRequest("GET", URL("https://api.example/a?key=hush"), is_safe=True)
     with pytest.raises(ToolPermissionError, match=r"from https to http$") as caught:
-        redirected(request, "http://api.example/a")
+        redirect_request(request, "http://api.example/a")
     assert "hush" not in str(caught.value)
-    assert redirected(request, "//other.example/b").url == URL("https://other.example/b")
+    assert redirect_request(request, "//other.example/b").url == URL("https://other.example/b")
 
 
 def test_the_step_to_https_of_the_same_host_keeps_the_headers() -> None:
-    request = Request("GET", URL("http://api.example/a"), {"X-Key": "k"}, safe=True)
-    assert redirected(request, "https://api.example/a").headers == {"X-Key": "k"}
-    assert list(redirected(request, "https://api.example:8443/a").headers) == []
-    assert str(redirected(request, "https://u:p@other.example/a#f").url) == "https://other.example/a"
+    request = HttpRequest("GET", URL("http://api.example/a"), {"X-Key": "k"}, is_safe=True)
+    assert redirect_request(request, "https://api.example/a").headers == {"X-Key": "k"}
+    assert list(redirect_request(request, "https://api.example:8443/a").headers) == []
+    assert str(redirect_request(request, "https://u:p@other.example/a#f").url) == "https://other.example/a"
 
 
 def special(address: Address) -> str | None:
@@ -102,34 +102,34 @@ def special(address: Address) -> str | None:
 @pytest.mark.spec("3.21")
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.1", "2130706433", "0x7f000001", "[::ffff:127.0.0.1]"])
 async def test_a_public_server_cannot_lead_to_a_private_address(host: str) -> None:
-    client = HttpClient(special=special)
+    client = HttpClient(classify_address=special)
     async with http_server() as private:
         location = f"http://{host}:{private.port}/there"
         async with http_server(redirecting(location), host="127.0.0.2") as public:
-            async with rest(tool(public.url()), client=client) as toolspace:
+            async with rest_toolspace(rest_spec(public.url()), client=client) as toolspace:
                 result = await toolspace.call("rest__t", {})
             await client.aclose()
     assert result.error_kind == "not_permitted", result.error
     assert not result.executed
-    assert not private.seen
+    assert not private.requests
 
 
 @pytest.mark.spec("3.21")
 async def test_a_private_server_that_the_operator_chose_may_lead_to_another() -> None:
-    client = HttpClient(special=special)
+    client = HttpClient(classify_address=special)
     async with http_server(host="127.0.0.3") as other, http_server(redirecting(other.url("/there"))) as server:
-        async with rest(tool(server.url()), client=client) as toolspace:
+        async with rest_toolspace(rest_spec(server.url()), client=client) as toolspace:
             result = await toolspace.call("rest__t", {})
         await client.aclose()
     assert result.ok, result.error
-    assert len(other.seen) == 1
+    assert len(other.requests) == 1
 
 
 @pytest.mark.spec("3.21")
 async def test_a_public_server_may_lead_to_another_public_one() -> None:
-    client = HttpClient(special=lambda address: None)
+    client = HttpClient(classify_address=lambda address: None)
     async with http_server(host="127.0.0.3") as other, http_server(redirecting(other.url("/there"))) as server:
-        async with rest(tool(server.url()), client=client) as toolspace:
+        async with rest_toolspace(rest_spec(server.url()), client=client) as toolspace:
             result = await toolspace.call("rest__t", {})
         await client.aclose()
     assert result.ok, result.error

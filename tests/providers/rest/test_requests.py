@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.providers.rest.servers import call, http_server, tool
+from tests.http_servers import http_server
+from tests.providers.rest.rest_tools import call, rest_spec
 from toolspace.errors import ToolDefinitionError, ToolValidationError
-from toolspace.providers.rest.build import compile_request, schema_of
-from toolspace.providers.rest.spec import RestSpec
+from toolspace.providers.rest.provider import RestSpec
+from toolspace.providers.rest.request_builder import build_input_schema, compile_request
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(),
@@ -25,7 +26,7 @@ json_values = st.recursive(
 @pytest.mark.spec("3.20")
 async def test_parameters_fill_url_headers_query_and_body() -> None:
     async with http_server() as server:
-        spec = tool(
+        spec = rest_spec(
             server.url("/users/${parameters.user.id}/files/${parameters.names[1]}?page=${parameters.page}"),
             method="POST",
             headers={"X-Trace": "t-${parameters.trace}"},
@@ -39,7 +40,7 @@ async def test_parameters_fill_url_headers_query_and_body() -> None:
         result = await call(spec, arguments)
 
     assert result.ok, result.error
-    (seen,) = server.seen
+    (seen,) = server.requests
     assert seen.method == "POST"
     assert seen.target == "/users/5/files/b%20c?page=2&limit=1&limit=2&fixed=7&q=repo%3Aa%2Fb"
     assert seen.headers["x-trace"] == "t-x"
@@ -51,10 +52,10 @@ async def test_parameters_fill_url_headers_query_and_body() -> None:
 @pytest.mark.parametrize("method", ["GET", "DELETE", "HEAD"])
 async def test_unused_parameters_go_to_the_query(method: str) -> None:
     async with http_server() as server:
-        spec = tool(server.url("/a/${parameters.id}?k=1"), method=method)
+        spec = rest_spec(server.url("/a/${parameters.id}?k=1"), method=method)
         await call(spec, {"id": 1, "text": "ä&b=c", "list": [1, "x"], "flag": True, "none": None, "data": {"a": 1}})
 
-    (seen,) = server.seen
+    (seen,) = server.requests
     assert seen.target == "/a/1?k=1&text=%C3%A4%26b%3Dc&list=1&list=x&flag=true&data=%7B%22a%22%3A1%7D"
     assert seen.body == b""
 
@@ -63,12 +64,12 @@ async def test_unused_parameters_go_to_the_query(method: str) -> None:
 @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH"])
 async def test_unused_parameters_go_to_the_json_body(method: str) -> None:
     async with http_server() as server:
-        spec = tool(server.url("/a/${parameters.id}"), method=method, body={"fixed": 1, "of": "${parameters.id}"})
+        spec = rest_spec(server.url("/a/${parameters.id}"), method=method, body={"fixed": 1, "of": "${parameters.id}"})
         await call(spec, {"id": 1, "more": [None, "x"], "none": None})
-        await call(tool(server.url(), method=method), {"only": 1})
-        await call(tool(server.url(), method=method), {})
+        await call(rest_spec(server.url(), method=method), {"only": 1})
+        await call(rest_spec(server.url(), method=method), {})
 
-    merged, alone, nothing = server.seen
+    merged, alone, nothing = server.requests
     assert merged.target == "/a/1"
     assert json.loads(merged.body) == {"fixed": 1, "of": 1, "more": [None, "x"], "none": None}
     assert json.loads(alone.body) == {"only": 1}
@@ -79,7 +80,7 @@ async def test_unused_parameters_go_to_the_json_body(method: str) -> None:
 @pytest.mark.spec("3.20")
 async def test_what_is_absent_is_left_out() -> None:
     async with http_server() as server:
-        spec = tool(
+        spec = rest_spec(
             server.url("/?a=${parameters.a}&b=x-${parameters.b}"),
             method="POST",
             headers={"X-A": "${parameters.a}", "Authorization": "Bearer ${parameters.token}"},
@@ -88,7 +89,7 @@ async def test_what_is_absent_is_left_out() -> None:
         )
         await call(spec, {"c": None, "null": None})
 
-    (seen,) = server.seen
+    (seen,) = server.requests
     assert seen.target == "/?d=1&e=5"
     assert "x-a" not in seen.headers
     assert "authorization" not in seen.headers
@@ -98,12 +99,12 @@ async def test_what_is_absent_is_left_out() -> None:
 @pytest.mark.spec("3.20")
 async def test_a_missing_path_value_is_named_and_nothing_is_sent() -> None:
     async with http_server() as server:
-        result = await call(tool(server.url("/users/${parameters.user.id}")), {"user": {}})
+        result = await call(rest_spec(server.url("/users/${parameters.user.id}")), {"user": {}})
 
     assert result.error == "Parameter validation failed: user.id: required, but missing: it is a part of the URL"
     assert result.error_kind == "invalid_parameters"
     assert not result.executed
-    assert not server.seen
+    assert not server.requests
 
 
 @pytest.mark.spec("3.20")
@@ -113,7 +114,7 @@ async def test_a_missing_path_value_is_named_and_nothing_is_sent() -> None:
      "\0", "\ud800"],
 )  # fmt: skip
 async def test_a_path_value_that_would_leave_its_segment_is_refused(value: str) -> None:
-    build = compile_request(tool("https://api.example/files/${parameters.id}/raw"))
+    build = compile_request(rest_spec("https://api.example/files/${parameters.id}/raw"))
     with pytest.raises(ToolValidationError, match=r"^Parameter validation failed: id: "):
         build({"id": value})
 
@@ -126,13 +127,13 @@ async def test_a_path_value_that_would_leave_its_segment_is_refused(value: str) 
 )  # fmt: skip
 async def test_a_path_value_is_percent_encoded(value: object, written: str) -> None:
     async with http_server() as server:
-        await call(tool(server.url("/files/${parameters.id}/raw")), {"id": value})
-    assert server.seen[0].target == f"/files/{written}/raw"
+        await call(rest_spec(server.url("/files/${parameters.id}/raw")), {"id": value})
+    assert server.requests[0].target == f"/files/{written}/raw"
 
 
 @pytest.mark.spec("3.20")
 def test_literal_text_and_value_cannot_make_a_way_up_together() -> None:
-    build = compile_request(tool("https://api.example/a/.${parameters.x}/${parameters.y}${parameters.z}/b"))
+    build = compile_request(rest_spec("https://api.example/a/.${parameters.x}/${parameters.y}${parameters.z}/b"))
     with pytest.raises(ToolValidationError):
         build({"x": ".", "y": "a", "z": "b"})
     with pytest.raises(ToolValidationError):
@@ -142,7 +143,7 @@ def test_literal_text_and_value_cannot_make_a_way_up_together() -> None:
 @pytest.mark.spec("3.20")
 @given(value=st.text(alphabet=st.one_of(st.sampled_from("./\\%2eE5fF;?#@:&= \r\n\0a"), st.characters()), max_size=12))
 def test_no_path_value_leaves_its_segment_or_changes_the_origin(value: str) -> None:
-    build = compile_request(tool("https://api.example:8443/one/${parameters.x}/v-${parameters.x}/two?k=1"))
+    build = compile_request(rest_spec("https://api.example:8443/one/${parameters.x}/v-${parameters.x}/two?k=1"))
     try:
         request = build({"x": value})
     except ToolValidationError:
@@ -163,7 +164,7 @@ def test_no_path_value_leaves_its_segment_or_changes_the_origin(value: str) -> N
 @pytest.mark.spec("3.20")
 @given(value=json_values)
 def test_no_query_value_changes_anything_but_its_own_entry(value: Any) -> None:
-    build = compile_request(tool("https://api.example/a?x=${parameters.x}", query={"key": "secret"}))
+    build = compile_request(rest_spec("https://api.example/a?x=${parameters.x}", query={"key": "secret"}))
     try:
         url = build({"x": value, "y": value}).url
     except ToolValidationError:
@@ -178,7 +179,7 @@ def test_no_query_value_changes_anything_but_its_own_entry(value: Any) -> None:
 @pytest.mark.spec("3.20")
 @given(value=st.text(alphabet=st.one_of(st.sampled_from("\r\n\0: a"), st.characters()), max_size=8))
 def test_no_value_adds_a_header(value: str) -> None:
-    build = compile_request(tool("https://api.example/", headers={"X-A": "a ${parameters.x}", "X-B": "b"}))
+    build = compile_request(rest_spec("https://api.example/", headers={"X-A": "a ${parameters.x}", "X-B": "b"}))
     try:
         headers = dict(build({"x": value}).headers)
     except ToolValidationError:
@@ -193,7 +194,7 @@ def test_no_value_adds_a_header(value: str) -> None:
 @given(value=json_values)
 def test_a_value_in_a_json_text_stays_a_value(value: Any) -> None:
     body = '{"raw": ${parameters.x}, "text": "<${parameters.x}>", "quote": "\\"${parameters.s}"}'
-    build = compile_request(tool("https://api.example/", method="POST", body=body))
+    build = compile_request(rest_spec("https://api.example/", method="POST", body=body))
     sent = build({"x": value, "s": '","admin":true,"'}).body
     assert isinstance(sent, bytes)
     read = json.loads(sent)
@@ -218,26 +219,26 @@ def test_a_value_in_a_json_text_stays_a_value(value: Any) -> None:
 )
 async def test_a_body_is_escaped_as_its_type_needs(content_type: str, body: Any, sent: bytes) -> None:
     async with http_server() as server:
-        spec = tool(server.url(), method="POST", headers={"Content-Type": content_type}, body=body)
+        spec = rest_spec(server.url(), method="POST", headers={"Content-Type": content_type}, body=body)
         await call(spec, {"x": '"<&'})
-    assert server.seen[0].body == sent
-    assert server.seen[0].headers["content-type"] == content_type
+    assert server.requests[0].body == sent
+    assert server.requests[0].headers["content-type"] == content_type
 
 
 @pytest.mark.spec("3.20")
 async def test_an_argument_cannot_replace_what_the_configuration_sets() -> None:
     async with http_server() as server:
-        query = await call(tool(server.url("/?tenant=1"), query={"key": "k"}), {"tenant": 2, "key": "x"})
-        body = await call(tool(server.url(), method="POST", body={"tenant": 1}), {"tenant": 2})
-        text = await call(tool(server.url(), method="POST", body="hello"), {"extra": 2})
+        query = await call(rest_spec(server.url("/?tenant=1"), query={"key": "k"}), {"tenant": 2, "key": "x"})
+        body = await call(rest_spec(server.url(), method="POST", body={"tenant": 1}), {"tenant": 2})
+        text = await call(rest_spec(server.url(), method="POST", body="hello"), {"extra": 2})
     assert query.error == "Parameter validation failed: key, tenant: set by the tool's configuration; leave it out"
     assert body.error_kind == text.error_kind == "invalid_parameters"
-    assert not server.seen
+    assert not server.requests
 
 
 @pytest.mark.spec("3.20")
 def test_a_hole_in_the_host_is_one_label_of_a_fixed_domain() -> None:
-    build = compile_request(tool("https://${parameters.tenant}.api.example:8443/x"))
+    build = compile_request(rest_spec("https://${parameters.tenant}.api.example:8443/x"))
     assert str(build({"tenant": "acme"}).url) == "https://acme.api.example:8443/x"
     for value in ("evil.org/", "a.b", "a@evil", "", "-a", "a:1", "x#", "ä", "a" * 64):
         with pytest.raises(ToolValidationError):
@@ -272,18 +273,18 @@ def test_a_hole_in_the_host_is_one_label_of_a_fixed_domain() -> None:
 )
 def test_a_template_that_leaves_open_what_it_must_not_is_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(ToolDefinitionError, match=r"^REST tool 't': (url|headers|query|body|method): "):
-        compile_request(tool(**fields))
+        compile_request(rest_spec(**fields))
 
 
 @pytest.mark.spec("3.20")
 async def test_a_user_in_the_url_becomes_a_header() -> None:
     async with http_server() as server:
-        await call(tool(server.url("/").replace("//", "//me:p%40ss@", 1)))
-    assert server.seen[0].headers["authorization"] == "Basic bWU6cEBzcw=="
+        await call(rest_spec(server.url("/").replace("//", "//me:p%40ss@", 1)))
+    assert server.requests[0].headers["authorization"] == "Basic bWU6cEBzcw=="
 
 
 def test_texts_of_specs_and_requests_show_no_key() -> None:
-    spec = tool("https://api.example/a?key=hush", headers={"X-Key": "hush"}, body="hush", method="POST")
+    spec = rest_spec("https://api.example/a?key=hush", headers={"X-Key": "hush"}, body="hush", method="POST")
     assert "hush" not in repr(spec)
     assert "hush" not in repr(compile_request(spec)({}))
 
@@ -297,7 +298,7 @@ def test_without_a_schema_the_placeholders_are_the_parameters() -> None:
         headers={"X": "${parameters.trace}"},
         body={"limit": "${parameters.limit}", "of": "${parameters.filter.name}", "at": "${parameters.list[0]}"},
     )
-    assert schema_of(spec) == {
+    assert build_input_schema(spec) == {
         "type": "object",
         "properties": {
             "id": {"type": "string"},

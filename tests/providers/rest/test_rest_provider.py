@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from tests.providers.rest.servers import http_server, tool
+from tests.http_servers import http_server
+from tests.providers.rest.rest_tools import rest_spec
 from toolspace import Tool, ToolContext, Toolspace
 from toolspace.core.interfaces import ToolProvider
 from toolspace.core.tool import Annotations, ToolCategory
 from toolspace.errors import ToolDefinitionError
 from toolspace.providers.rest.client import HttpClient
-from toolspace.providers.rest.provider import RestProvider, request_handler
-from toolspace.providers.rest.spec import RestSpec
+from toolspace.providers.rest.provider import RestProvider, RestSpec, build_request_handler
 from toolspace.testing import ProviderContract
 
 working: list[web.Request] = []
@@ -82,14 +82,14 @@ async def test_its_tools_are_called_by_the_namespace_rest() -> None:
 
 def test_two_tools_of_one_name_are_refused() -> None:
     with pytest.raises(ToolDefinitionError, match="two REST tools 't'"):
-        RestProvider([tool("https://a.example/"), tool("https://b.example/")])
+        RestProvider([rest_spec("https://a.example/"), rest_spec("https://b.example/")])
 
 
 async def test_a_client_that_was_given_stays_open() -> None:
     client = HttpClient()
     async with http_server() as server:
-        first = RestProvider([tool(server.url())], client=client)
-        second = RestProvider([tool(server.url())], client=client)
+        first = RestProvider([rest_spec(server.url())], client=client)
+        second = RestProvider([rest_spec(server.url())], client=client)
         assert (await first.execute("t", {}, ToolContext())).ok
         await first.aclose()
         assert (await second.execute("t", {}, ToolContext())).ok
@@ -107,12 +107,12 @@ async def test_a_configured_tool_with_a_url_is_a_request(
 ) -> None:
     client = HttpClient()
     async with http_server() as server:
-        handler = request_handler("weather", {"url": server.url("/v1"), **execution}, client)
+        handler = build_request_handler("weather", {"url": server.url("/v1"), **execution}, client)
         made = Tool("weather", "", {"type": "object"}, handler=handler, execution_type="gateway")
         async with Toolspace(tools=[made]) as toolspace:
             assert (await toolspace.call("weather", {"city": "Paris"})).result == {}
         await client.aclose()
-    (seen,) = server.seen
+    (seen,) = server.requests
     assert (seen.method, seen.target, seen.body) == (method, target, body)
 
 
@@ -136,7 +136,7 @@ async def test_variables_and_parameters_expand_in_a_configured_tool(
         async with Toolspace.open(file) as toolspace:
             result = await toolspace.call("rest__weather", {"city": "New York", "days": 3})
     assert result.ok, result.error
-    (seen,) = server.seen
+    (seen,) = server.requests
     assert seen.target == "/v1/New%20York?units=metric"
     assert seen.headers["x-key"] == "k-e-y-0-1"
     assert seen.body == b'{"key":"k-e-y-0-1","days":3}'

@@ -11,10 +11,11 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.providers.rest.servers import call, http_server, rest, tool
+from tests.http_servers import http_server
+from tests.providers.rest.rest_tools import call, rest_spec, rest_toolspace
 from toolspace.core.events import CallProgress, EventType
-from toolspace.providers.rest.retry import seconds_to_wait
-from toolspace.testing import Recorder
+from toolspace.providers.rest.transport import retry_delay
+from toolspace.testing import EventRecorder
 
 
 def busy(times: int, status: int = 429, retry_after: str | None = "0") -> Any:
@@ -35,10 +36,10 @@ def busy(times: int, status: int = 429, retry_after: str | None = "0") -> Any:
 @pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS", "PUT", "DELETE"])
 async def test_an_idempotent_request_is_sent_again(method: str, status: int) -> None:
     async with http_server(busy(2, status)) as server:
-        result = await call(tool(server.url("/?a=1"), method=method), {"b": 1})
+        result = await call(rest_spec(server.url("/?a=1"), method=method), {"b": 1})
     assert result.ok, result.error
     assert result.extras["attempts"] == 3
-    first, second, third = server.seen
+    first, second, third = server.requests
     assert (first.target, first.body) == (second.target, second.body) == (third.target, third.body)
 
 
@@ -46,36 +47,36 @@ async def test_an_idempotent_request_is_sent_again(method: str, status: int) -> 
 @pytest.mark.parametrize("method", ["POST", "PATCH"])
 async def test_a_request_that_might_run_twice_is_not_sent_again(method: str) -> None:
     async with http_server(busy(1)) as server:
-        result = await call(tool(server.url(), method=method))
+        result = await call(rest_spec(server.url(), method=method))
     assert result.error == "HTTP 429 Too Many Requests"
     assert result.extras["headers"]["retry-after"] == "0"
-    assert len(server.seen) == 1
+    assert len(server.requests) == 1
 
 
 @pytest.mark.spec("3.21")
 @pytest.mark.parametrize("status", [400, 500, 502, 504])
 async def test_no_other_status_is_tried_again(status: int) -> None:
     async with http_server(busy(1, status)) as server:
-        assert not (await call(tool(server.url()))).ok
-    assert len(server.seen) == 1
+        assert not (await call(rest_spec(server.url()))).ok
+    assert len(server.requests) == 1
 
 
 @pytest.mark.spec("3.21")
 async def test_three_tries_are_all() -> None:
     async with http_server(busy(9)) as server:
-        result = await call(tool(server.url()))
+        result = await call(rest_spec(server.url()))
     assert result.error_kind == "execution_error"
     assert result.extras["status"] == 429
     assert result.extras["attempts"] == 3
-    assert len(server.seen) == 3
+    assert len(server.requests) == 3
 
 
 @pytest.mark.spec("3.21")
 async def test_a_second_try_can_be_seen_coming() -> None:
-    async with http_server(busy(1, 503)) as server, rest(tool(server.url())) as toolspace:
-        seen = Recorder(toolspace)
+    async with http_server(busy(1, 503)) as server, rest_toolspace(rest_spec(server.url())) as toolspace:
+        seen = EventRecorder(toolspace)
         await toolspace.call("rest__t", {})
-    (event,) = seen.of(EventType.TOOL_CALL_PROGRESS)
+    (event,) = seen.of_type(EventType.TOOL_CALL_PROGRESS)
     assert isinstance(event, CallProgress)
     assert event.message == "HTTP 503; trying again in 0.0 s"
 
@@ -83,7 +84,7 @@ async def test_a_second_try_can_be_seen_coming() -> None:
 @pytest.mark.spec("3.21")
 async def test_a_date_that_has_passed_means_now() -> None:
     async with http_server(busy(1, retry_after=formatdate(time.time() - 60, usegmt=True))) as server:
-        assert (await call(tool(server.url()))).extras["attempts"] == 2
+        assert (await call(rest_spec(server.url()))).extras["attempts"] == 2
 
 
 @pytest.mark.spec("3.21")
@@ -92,19 +93,19 @@ async def test_a_date_that_has_passed_means_now() -> None:
 )
 async def test_nobody_waits_longer_than_is_sensible(after: str) -> None:
     async with http_server(busy(1, retry_after=after)) as server:
-        result = await call(tool(server.url()))
+        result = await call(rest_spec(server.url()))
     assert result.error == "HTTP 429 Too Many Requests"
-    assert len(server.seen) == 1
+    assert len(server.requests) == 1
 
 
 @pytest.mark.spec("3.21")
 async def test_nobody_waits_beyond_the_time_of_the_call() -> None:
     async with http_server(busy(1, retry_after="20")) as server:
-        result = await call(tool(server.url(), timeout=10))
+        result = await call(rest_spec(server.url(), timeout=10))
     assert result.error == "HTTP 429 Too Many Requests"
 
 
 @given(text=st.text(max_size=40) | st.from_regex(r"[0-9]{0,400}", fullmatch=True), attempt=st.integers(1, 3))
 def test_whatever_the_header_says_the_wait_is_a_number(text: str, attempt: int) -> None:
-    assert seconds_to_wait(text, attempt) >= 0
-    assert 0.25 <= seconds_to_wait(None, attempt) <= 2
+    assert retry_delay(text, attempt) >= 0
+    assert 0.25 <= retry_delay(None, attempt) <= 2

@@ -12,10 +12,11 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.providers.rest.servers import http_server, rest, tool
+from tests.http_servers import http_server
+from tests.providers.rest.rest_tools import rest_spec, rest_toolspace
 from toolspace.core.events import CallPartial, EventType
-from toolspace.providers.rest.streams import events, json_lines, json_sequence
-from toolspace.testing import Recorder
+from toolspace.providers.rest.response import read_events, read_json_lines, read_json_sequence
+from toolspace.testing import EventRecorder
 
 NDJSON = "application/x-ndjson"
 SSE = "text/event-stream"
@@ -47,20 +48,23 @@ def streaming(content_type: str, *pieces: bytes) -> Any:
 async def test_a_stream_comes_as_partial_results_and_as_a_list(
     content_type: str, pieces: list[bytes], values: list[Any]
 ) -> None:
-    async with http_server(streaming(content_type, *pieces)) as server, rest(tool(server.url())) as toolspace:
-        seen = Recorder(toolspace)
+    async with (
+        http_server(streaming(content_type, *pieces)) as server,
+        rest_toolspace(rest_spec(server.url())) as toolspace,
+    ):
+        seen = EventRecorder(toolspace)
         result = await toolspace.call("rest__t", {})
     assert result.ok, result.error
     assert result.result == values
     assert result.extras["status"] == 200
-    partials = seen.of(EventType.TOOL_CALL_PARTIAL)
+    partials = seen.of_type(EventType.TOOL_CALL_PARTIAL)
     assert [event.value for event in partials if isinstance(event, CallPartial)] == values
 
 
 @pytest.mark.spec("3.21")
 async def test_a_stream_of_texts_is_their_joined_text() -> None:
     answer = streaming(SSE, b"data: Hel\n\n", b"data: lo 5\n\n")
-    async with http_server(answer) as server, rest(tool(server.url())) as toolspace:
+    async with http_server(answer) as server, rest_toolspace(rest_spec(server.url())) as toolspace:
         assert (await toolspace.call("rest__t", {})).result == "Hello 5"
 
 
@@ -76,8 +80,8 @@ async def test_a_partial_result_comes_before_the_end() -> None:
         await response.write(b"2\n")
         return response
 
-    async with http_server(answer) as server, rest(tool(server.url())) as toolspace:
-        seen = Recorder(toolspace)
+    async with http_server(answer) as server, rest_toolspace(rest_spec(server.url())) as toolspace:
+        seen = EventRecorder(toolspace)
         running = asyncio.create_task(toolspace.call("rest__t", {}))
         await seen.wait_for(lambda event: event.type is EventType.TOOL_CALL_PARTIAL)
         assert not running.done()
@@ -90,14 +94,14 @@ async def test_a_status_outside_2xx_is_no_stream() -> None:
     async def answer(request: web.Request) -> web.StreamResponse:
         return web.Response(status=500, text="data: x\n\n", content_type=SSE)
 
-    async with http_server(answer) as server, rest(tool(server.url())) as toolspace:
+    async with http_server(answer) as server, rest_toolspace(rest_spec(server.url())) as toolspace:
         assert (await toolspace.call("rest__t", {})).error == "HTTP 500 Internal Server Error: data: x"
 
 
 @pytest.mark.spec("3.21")
 async def test_a_record_without_an_end_is_refused() -> None:
     answer = streaming(NDJSON, *[b"x" * (1 << 20)] * 20)
-    async with http_server(answer) as server, rest(tool(server.url())) as toolspace:
+    async with http_server(answer) as server, rest_toolspace(rest_spec(server.url())) as toolspace:
         result = await toolspace.call("rest__t", {})
     assert result.error == "a single record of the answer is longer than 16 MiB"
     assert result.executed
@@ -107,7 +111,10 @@ async def test_a_record_without_an_end_is_refused() -> None:
 async def test_a_stream_larger_than_memory_allows_goes_to_disk() -> None:
     line = json.dumps({"text": "x" * 1_000}).encode() + b"\n"
     chunk = line * 1_000
-    async with http_server(streaming(NDJSON, *[chunk] * 80)) as server, rest(tool(server.url())) as toolspace:
+    async with (
+        http_server(streaming(NDJSON, *[chunk] * 80)) as server,
+        rest_toolspace(rest_spec(server.url())) as toolspace,
+    ):
         result = await toolspace.call("rest__t", {})
     stored = result.result["tool_output"]
     assert stored["reason"] == "size_limit_exceeded"
@@ -136,10 +143,10 @@ VALUES = st.lists(
 def test_where_the_pieces_are_cut_makes_no_difference(values: list[Any], cuts: list[int], end: str) -> None:
     async def check() -> None:
         texts = [json.dumps(value) for value in values]
-        assert await read(json_lines, "".join(f"{text}\n" for text in texts).encode(), cuts) == values
-        assert await read(json_sequence, "".join(f"\x1e{text}\n" for text in texts).encode(), cuts) == values
+        assert await read(read_json_lines, "".join(f"{text}\n" for text in texts).encode(), cuts) == values
+        assert await read(read_json_sequence, "".join(f"\x1e{text}\n" for text in texts).encode(), cuts) == values
         data = "".join(f"event: message{end}data: {text}{end}{end}" for text in texts).encode()
-        assert await read(events, data, cuts) == values
+        assert await read(read_events, data, cuts) == values
 
     asyncio.run(check())
 
@@ -147,7 +154,7 @@ def test_where_the_pieces_are_cut_makes_no_difference(values: list[Any], cuts: l
 @given(data=st.binary(max_size=200), cuts=CUTS)
 def test_no_bytes_break_the_readers(data: bytes, cuts: list[int]) -> None:
     async def check() -> None:
-        for reader in (json_lines, json_sequence, events):
+        for reader in (read_json_lines, read_json_sequence, read_events):
             whole = await read(reader, data, [])
             assert await read(reader, data, cuts) == whole
 

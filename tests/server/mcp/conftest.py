@@ -16,7 +16,7 @@ from typing_extensions import TypedDict
 
 from toolspace import Annotations, ImagePart, ResourcePart, TextPart, Tool, ToolContext, Toolspace, tool
 from toolspace.server.mcp.endpoint import McpEndpoint
-from toolspace.server.mcp.http_server import serving
+from toolspace.server.web_server import serve_mcp
 
 VERSION = "2026-07-28"
 META = {
@@ -178,7 +178,7 @@ async def serve_tools(toolspace: Toolspace, signals: Signals, **options: Any) ->
     endpoint = McpEndpoint(toolspace, **options)
     async with (
         toolspace,
-        serving(endpoint) as url,
+        serve_mcp(endpoint) as url,
         endpoint,
         aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(20)) as http,
     ):

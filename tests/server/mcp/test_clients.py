@@ -134,8 +134,8 @@ async def test_cancelling_a_call_stops_the_tool(served: Served, mode: str, follo
         await asyncio.gather(call, return_exceptions=True)
         await served.signals.stopped.wait()
         assert (await client.call_tool("add", {"a": 1, "b": 1})).content[0].text == "2"
-    await served.toolspace.orchestrator.settle()
-    assert served.toolspace.orchestrator.active == []
+    await served.toolspace.orchestrator.wait_until_idle()
+    assert served.toolspace.orchestrator.active_call_ids == []
 
 
 async def test_a_change_of_the_tools_reaches_a_session(served: Served) -> None:

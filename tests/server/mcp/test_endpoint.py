@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from tests.server.mcp.conftest import META, VERSION, Answer, Serve, Served, make_tools
 from toolspace import Allow, Deny, Tool, ToolContext, Toolspace
+from toolspace.server.host_and_cors import HostCheck, Refusal, require_bearer_token
 from toolspace.server.mcp import endpoint
-from toolspace.server.mcp.access import Denied, Names, bearer
-from toolspace.storage.outputs_memory import MemoryOutputs
+from toolspace.storage.outputs.memory import MemoryOutputs
 from toolspace.toolspace import Settings
 
 pytestmark = pytest.mark.spec("12.3")
@@ -59,7 +59,7 @@ async def test_configured_names_are_let_in(serve: Serve) -> None:
 
 @given(st.binary(max_size=40), st.binary(max_size=40))
 def test_no_name_but_ours_is_let_in(host: bytes, origin: bytes) -> None:
-    names = Names()
+    names = HostCheck()
     if names.check(host, origin) is None:
         bare = host.lower().rsplit(b":", 1)[0] if host.rsplit(b":", 1)[-1].isdigit() else host.lower()
         assert bare in (b"localhost", b"127.0.0.1", b"[::1]")
@@ -312,15 +312,15 @@ async def test_a_closed_connection_stops_the_call(served: Served, era: str) -> N
     await served.signals.started.wait()
     call.cancel()
     await served.signals.stopped.wait()
-    await served.toolspace.orchestrator.settle()
+    await served.toolspace.orchestrator.wait_until_idle()
 
 
 # Callers
 
 
-def _by_key(scope: Any) -> ToolContext | Denied | None:
+def _by_key(scope: Any) -> ToolContext | Refusal | None:
     key = dict(scope["headers"]).get(b"x-key", b"").decode()
-    return ToolContext(user_id=key) if key else Denied(401, "a key is needed")
+    return ToolContext(user_id=key) if key else Refusal(401, "a key is needed")
 
 
 async def test_who_may_not_is_denied_and_others_are_known_to_the_tools(serve: Serve) -> None:
@@ -375,7 +375,7 @@ async def test_each_caller_is_shown_the_tools_it_may_use(serve: Serve) -> None:
 
 
 async def test_a_bearer_token_is_asked_for(serve: Serve) -> None:
-    served = await serve(authorize=bearer("s3cret"))
+    served = await serve(authorize=require_bearer_token("s3cret"))
     for wrong in ("", "Bearer", "Bearer s3cre", "Basic s3cret", "Bearer s3cret2"):
         answer = await served.ask("tools/call", CALL, authorization=wrong)
         assert answer.status == 401
@@ -386,7 +386,7 @@ async def test_a_bearer_token_is_asked_for(serve: Serve) -> None:
 
 def test_an_empty_token_is_refused() -> None:
     with pytest.raises(ValueError, match="would let everyone in"):
-        bearer("")
+        require_bearer_token("")
 
 
 async def test_a_fault_of_ours_is_not_told(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
@@ -397,7 +397,7 @@ async def test_a_fault_of_ours_is_not_told(serve: Serve, caplog: pytest.LogCaptu
         return run
 
     served = await serve()
-    served.toolspace.orchestrator.use(broken)
+    served.toolspace.orchestrator.add_stage(broken)
     answer = await served.ask("tools/call", CALL)
     assert answer.json["result"]["content"][0]["text"] == "(tool failed: internal error)"
     assert b"hunter2" not in answer.body

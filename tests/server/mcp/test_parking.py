@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from tests.server.mcp.conftest import META, Answer, Serve, Served, Signals, serve_tools
 from toolspace import Tool, ToolContext, Toolspace, tool
 from toolspace.core.events import CallFailed
+from toolspace.server.host_and_cors import Refusal
 from toolspace.server.mcp import suspended_calls
-from toolspace.server.mcp.access import Denied
-from toolspace.server.mcp.elicitation import Abilities
+from toolspace.server.mcp.elicitation import ClientAbilities
 from toolspace.server.mcp.json_rpc import Scope
-from toolspace.server.mcp.service import Service
+from toolspace.server.mcp.service import McpService
 
 pytestmark = [pytest.mark.spec("3.16"), pytest.mark.spec("12.3")]
 NAME = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
@@ -217,7 +217,7 @@ async def test_a_state_is_used_once(served: Served) -> None:
     assert sorted(is_refused(one) for one in answers) == [False, True, True, True, True]
 
 
-def by_user(scope: Scope) -> ToolContext | Denied:
+def by_user(scope: Scope) -> ToolContext | Refusal:
     return ToolContext(user_id=dict(scope["headers"])[b"x-user"].decode())
 
 
@@ -232,7 +232,7 @@ async def test_a_state_is_good_for_its_own_caller_only(serve: Serve, guests: Gue
 async def test_a_caller_cannot_leave_more_calls_waiting_than_a_few(
     serve: Serve, guests: Guests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(suspended_calls, "MOST_PER_CALLER", 2)
+    monkeypatch.setattr(suspended_calls, "MAX_PER_CALLER", 2)
     served = await serve(Toolspace(guests.tools()), authorize=by_user)
     states = [(await asked(served, "greet", headers={"x_user": "eve"}))["requestState"] for _ in range(2)]
     full = await call(served, "greet", headers={"x_user": "eve"})
@@ -245,7 +245,7 @@ async def test_a_caller_cannot_leave_more_calls_waiting_than_a_few(
 
 
 async def test_not_more_calls_wait_than_the_server_can_bear(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(suspended_calls, "MOST_PARKED", 1)
+    monkeypatch.setattr(suspended_calls, "MAX_SUSPENDED", 1)
     await asked(served, "greet")
     assert "too many calls wait" in text_of(await call(served, "greet"))
 
@@ -253,7 +253,7 @@ async def test_not_more_calls_wait_than_the_server_can_bear(served: Served, monk
 async def test_a_call_whose_client_does_not_come_back_is_stopped(
     served: Served, guests: Guests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(suspended_calls, "PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(suspended_calls, "EXPIRY_SECONDS", 0.05)
     state = (await asked(served, "greet"))["requestState"]
     await guests.stopped.wait()
     assert is_refused(await call(served, "greet", requestState=state, inputResponses={"who": named("Ann")}))
@@ -318,11 +318,15 @@ JSON = st.recursive(
 def test_whatever_a_client_answers_the_call_asks_again_or_ends(first: Any, second: Any) -> None:
     async def talk() -> None:
         guests = Guests()
-        async with Toolspace(guests.tools()) as ts, Service(ts) as service, suspended_calls.Parking(service) as parked:
-            subject = suspended_calls.Subject(None, "both", {})
-            outcome = await parked.begin(subject, "c1", Abilities(form=True, roots=True), {"who": first})
+        async with (
+            Toolspace(guests.tools()) as ts,
+            McpService(ts) as service,
+            suspended_calls.SuspendedCalls(service) as parked,
+        ):
+            subject = suspended_calls.CallIdentity(None, "both", {})
+            outcome = await parked.start(subject, "c1", ClientAbilities(form=True, roots=True), {"who": first})
             for answers in ({"who": first, "where": second}, {"who": second, "where": first}):
-                if isinstance(outcome, suspended_calls.Asked):
+                if isinstance(outcome, suspended_calls.InputRequired):
                     assert outcome.wire["inputRequests"].keys() <= {"who", "where"}
                     outcome = await parked.resume(outcome.wire["requestState"], subject, answers)
 

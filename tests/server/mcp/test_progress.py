@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toolspace.core.events import CallPartial, CallProgress
-from toolspace.server.mcp.progress import Reports
+from toolspace.server.mcp.progress import ProgressQueue
 
 _IDS = {"at": 0.0, "call_id": "c", "tool_name": "t", "run_id": None, "parent_id": None}
 _events = st.lists(
@@ -27,10 +27,10 @@ _events = st.lists(
 @given(_events)
 def test_whatever_a_tool_says_progress_only_grows(events: list[CallProgress | CallPartial]) -> None:
     woken: list[None] = []
-    reports = Reports(lambda: woken.append(None))
+    reports = ProgressQueue(lambda: woken.append(None))
     for event in events:
         reports.add(event)
-    said = reports.take()
+    said = reports.drain()
     numbers = [report.progress for report in said]
     assert len(said) == len(woken) == len(events)
     assert all(map(math.isfinite, numbers))
@@ -41,9 +41,9 @@ def test_whatever_a_tool_says_progress_only_grows(events: list[CallProgress | Ca
 
 
 def test_a_slow_reader_loses_the_oldest() -> None:
-    reports = Reports(lambda: None)
+    reports = ProgressQueue(lambda: None)
     for number in range(5_000):
         reports.add(CallProgress(**_IDS, progress=number))
-    said = reports.take()
+    said = reports.drain()
     assert len(said) == 1_000
     assert said[-1].progress == 4_999

@@ -39,7 +39,7 @@ def configuration(tmp_path: Path, seen: Seen) -> Path:
 async def proxy(serve: Serve, configuration: Path) -> Served:
     toolspace = Toolspace.open(configuration)
     served = await serve(toolspace)
-    await until(lambda: toolspace.get("up__echo"))
+    await until(lambda: toolspace.find_tool("up__echo"))
     return served
 
 

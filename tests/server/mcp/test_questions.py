@@ -18,7 +18,7 @@ from mcp.client.stdio import StdioServerParameters, stdio_client
 from tests.providers.mcp.conftest import SERVERS, Seen, until
 from tests.server.mcp.conftest import Serve, Served
 from tests.server.mcp.test_clients import both_eras
-from toolspace import ASK_THE_CALLER, Answer, Tool, ToolContext, ToolError, Toolspace, tool
+from toolspace import FORWARD_TO_CALLER, ElicitationResult, Tool, ToolContext, ToolError, Toolspace, tool
 
 pytestmark = [pytest.mark.spec("3.16"), pytest.mark.spec("12.3")]
 COLOUR = {"type": "object", "properties": {"colour": {"type": "string"}}, "required": ["colour"]}
@@ -190,9 +190,9 @@ def configuration(tmp_path: Path, seen: Seen) -> Path:
 
 @pytest.fixture
 async def proxy(serve: Serve, configuration: Path) -> Served:
-    toolspace = Toolspace.open(configuration, callbacks=ASK_THE_CALLER)
+    toolspace = Toolspace.open(configuration, callbacks=FORWARD_TO_CALLER)
     served = await serve(toolspace)
-    await until(lambda: toolspace.get("up__ask"))
+    await until(lambda: toolspace.find_tool("up__ask"))
     return served
 
 
@@ -251,7 +251,7 @@ async def test_questions_pass_through_a_toolspace_behind_a_toolspace(
 ) -> None:
     path = tmp_path / "toolspace.yaml"
     path.write_text(json.dumps({"mcpServers": {"far": {"url": asking.url}}}))
-    near = await serve(Toolspace.open(path, callbacks=ASK_THE_CALLER))
+    near = await serve(Toolspace.open(path, callbacks=FORWARD_TO_CALLER))
     person = Person({"colour": "green"})
     async with person.client(near.url, mode) as client:
         assert (await client.call_tool("far__paint", {})).content[0].text == "accept green"
@@ -263,8 +263,8 @@ async def test_questions_pass_through_a_toolspace_behind_a_toolspace(
 
 async def test_a_program_that_calls_can_be_asked_too() -> None:
     class Program:
-        async def elicit(self, message: str, **_: Any) -> Answer:
-            return Answer(action="accept", content={"colour": message})
+        async def elicit(self, message: str, **_: Any) -> ElicitationResult:
+            return ElicitationResult(action="accept", content={"colour": message})
 
         async def sample(self, params: Mapping[str, Any], **_: Any) -> Mapping[str, Any]:
             return {"content": {"type": "text", "text": str(params["maxTokens"])}}
@@ -273,7 +273,7 @@ async def test_a_program_that_calls_can_be_asked_too() -> None:
             return ["file:///work"]
 
     async with Toolspace(asking_tools()) as ts:
-        context = ToolContext(questions=Program())
+        context = ToolContext(caller_client=Program())
         assert (await ts.call("outer", context=context)).result == "accept Which colour for the inside?"
         assert (await ts.call("think", {"prompt": ""}, context=context)).result == "10"
         assert (await ts.call("folders", context=context)).result == ["file:///work"]

@@ -204,8 +204,8 @@ for line in sys.stdin.buffer:
 async def test_who_blocks_the_loop_does_not_outlive_the_client(gone: bool) -> None:
     program = """
 import os, sys, time
-from toolspace.server.mcp.stdio_pipes import ended_without
-with ended_without(0, 0.1):
+from toolspace.server.mcp.stdio_pipes import exit_after_disconnect
+with exit_after_disconnect(0, 0.1):
     print("begun", flush=True)
     time.sleep(float(sys.argv[1]))
 print("ended by itself", flush=True)

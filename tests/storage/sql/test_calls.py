@@ -11,7 +11,7 @@ import pytest
 from toolspace.core.ids import now_ms
 from toolspace.storage.database import Database, Program
 from toolspace.storage.queries import calls, entities, runs
-from toolspace.storage.queries.calls import Moved, NewCall
+from toolspace.storage.queries.calls import CallTransition, NewCall
 
 
 def _new(call_id: str = "call_1", **given: Any) -> NewCall:
@@ -32,35 +32,35 @@ def _new(call_id: str = "call_1", **given: Any) -> NewCall:
 
 
 async def _add(database: Database, call_id: str = "call_1", *, seq: int = 1, **given: Any) -> None:
-    assert await database.run(lambda: calls.add(_new(call_id, **given), seq=seq, message_id=None)) is not None
+    assert await database.run(lambda: calls.create(_new(call_id, **given), seq=seq, message_id=None)) is not None
 
 
-def _resolve(call_id: str = "call_1", result: Any = 1, **given: Any) -> Program[Moved | None]:
+def _resolve(call_id: str = "call_1", result: Any = 1, **given: Any) -> Program[CallTransition | None]:
     usual: dict[str, Any] = {"is_error": False, "source": "client", "submission": None, "submitted_by": None}
     return calls.resolve(call_id, result=result, **(usual | given))
 
 
-async def _known(database: Database, **given: Any) -> Moved:
-    call = await database.run(lambda: calls.add(_new(**given), seq=1, message_id=None))
+async def _known(database: Database, **given: Any) -> CallTransition:
+    call = await database.run(lambda: calls.create(_new(**given), seq=1, message_id=None))
     assert call is not None
-    return Moved(call, "none", None, pauses=False)
+    return CallTransition(call, "none", None, pauses_run=False)
 
 
-def _resolve_known(known: Moved, result: Any = 1) -> Program[Moved | None]:
-    moved, resolution = calls.resolution(known, result=result, is_error=False, source="client", submission="key")
-    return moved if (yield from calls.resolve_known(resolution)) else None
+def _resolve_known(known: CallTransition, result: Any = 1) -> Program[CallTransition | None]:
+    moved, resolution = calls.build_resolution(known, result=result, is_error=False, source="client", submission="key")
+    return moved if (yield from calls.apply_resolution(resolution)) else None
 
 
-def _expire(call_id: str = "call_1") -> Program[Moved | None]:
+def _expire(call_id: str = "call_1") -> Program[CallTransition | None]:
     return calls.end(call_id, "expired", error="too late", error_kind="timeout")
 
 
 @pytest.mark.spec("6.4")
 async def test_a_call_is_kept_with_all_that_is_known_of_it(database: Database) -> None:
     new = _new(expires_at=now_ms() + 5, visible=True, is_async=True, args={"text": "é\0", "big": 2**70})
-    added = await database.run(lambda: calls.add(new, seq=3, message_id="msg_1"))
-    assert await database.run(lambda: calls.add(_new(), seq=4, message_id=None)) is None
-    there = await database.read(lambda: calls.one("call_1"))
+    added = await database.run(lambda: calls.create(new, seq=3, message_id="msg_1"))
+    assert await database.run(lambda: calls.create(_new(), seq=4, message_id=None)) is None
+    there = await database.read(lambda: calls.find("call_1"))
     assert there is not None
     assert added is not None
     assert there.wire() == added.wire()
@@ -72,7 +72,7 @@ async def test_a_call_is_kept_with_all_that_is_known_of_it(database: Database) -
         True,
     )
     assert (there.status, there.result, there.is_error, there.resolved_at) == ("waiting", None, False, None)
-    assert await database.read(lambda: calls.one("call_2")) is None
+    assert await database.read(lambda: calls.find("call_2")) is None
 
 
 @pytest.mark.spec("6.4")
@@ -83,7 +83,7 @@ async def test_any_result_is_a_result(database: Database, result: Any) -> None:
     assert moved is not None
     assert (moved.call.status, moved.call.result, moved.delivery) == ("resolved", result, "inline")
     assert await database.run(lambda: _resolve(result="another")) is None
-    there = await database.read(lambda: calls.one("call_1"))
+    there = await database.read(lambda: calls.find("call_1"))
     assert there is not None
     assert there.result == result
     assert type(there.result) is type(result)
@@ -98,7 +98,7 @@ async def test_a_call_that_is_known_is_resolved_as_any_other(
     known = await _known(database, status=status, space_id=space_id)
     moved = await database.run(lambda: _resolve_known(known, {"deep": [None, 1.5]}))
     assert moved is not None
-    there = await database.read(lambda: calls.submission("call_1"))
+    there = await database.read(lambda: calls.find_with_submission("call_1"))
     assert there is not None
     assert moved.call.wire() == there[0].wire()
     assert (there[0].status, there[0].result, there[1:]) == ("resolved", {"deep": [None, 1.5]}, ("key", None, False))
@@ -116,15 +116,15 @@ async def test_a_call_that_is_not_as_it_was_known_is_left_alone(database: Databa
         yield "UPDATE calls SET created_at = created_at + 1", ()
 
     changes: dict[str, Any] = {
-        "parked": lambda: calls.park("call_1"),
+        "parked": lambda: calls.make_pending("call_1"),
         "expired": _expire,
-        "moved": lambda: calls.leave_space("one"),
+        "moved": lambda: calls.remove_from_space("one"),
         "replaced": replace,
     }
     await database.run(changes[change])
-    before = await database.read(lambda: calls.one("call_1"))
+    before = await database.read(lambda: calls.find("call_1"))
     assert await database.run(lambda: _resolve_known(known)) is None
-    after = await database.read(lambda: calls.one("call_1"))
+    after = await database.read(lambda: calls.find("call_1"))
     assert before is not None
     assert after is not None
     assert before.wire() == after.wire()
@@ -141,18 +141,18 @@ async def test_of_many_who_resolve_a_known_call_one_does(database: Database) -> 
 @pytest.mark.spec("6.4")
 async def test_what_was_parked_goes_to_the_inbox(database: Database) -> None:
     await _add(database, wait_until=now_ms())
-    parked = await database.run(lambda: calls.park("call_1"))
+    parked = await database.run(lambda: calls.make_pending("call_1"))
     assert parked is not None
     assert (parked.call.status, parked.delivery) == ("pending", None)
-    assert await database.run(lambda: calls.park("call_1")) is None
+    assert await database.run(lambda: calls.make_pending("call_1")) is None
     moved = await database.run(lambda: _resolve(submission="key", submitted_by="bob", is_error=True))
     assert moved is not None
     assert (moved.delivery, moved.call.is_error) == ("inbox", True)
-    found = await database.read(lambda: calls.submission("call_1"))
+    found = await database.read(lambda: calls.find_with_submission("call_1"))
     assert found is not None
     assert found[1:] == ("key", "bob", False)
     assert await database.read(lambda: calls.is_inline("call_1")) is False
-    assert await database.run(lambda: calls.redirect("call_1")) is None
+    assert await database.run(lambda: calls.redirect_to_inbox("call_1")) is None
 
 
 @pytest.mark.spec("6.4")
@@ -165,7 +165,7 @@ async def test_an_open_call_ends_without_a_result(database: Database, status: st
     assert (moved.call.result, moved.delivery) == ("too late", "inline" if status == "waiting" else "inbox")
     assert await database.run(_resolve) is None
     assert await database.run(_expire) is None
-    assert await database.run(lambda: calls.park("call_1")) is None
+    assert await database.run(lambda: calls.make_pending("call_1")) is None
 
 
 @pytest.mark.spec("6.4")
@@ -173,7 +173,11 @@ async def test_a_result_that_races_a_time_out_is_delivered_one_way(database: Dat
     for number in range(30):
         name = f"call_{number}"
         await _add(database, name)
-        programs = [lambda n=name: calls.park(n), lambda n=name: _resolve(n, "a"), lambda n=name: _resolve(n, "b")]
+        programs = [
+            lambda n=name: calls.make_pending(n),
+            lambda n=name: _resolve(n, "a"),
+            lambda n=name: _resolve(n, "b"),
+        ]
         if number % 2:
             programs.reverse()
         ends = await asyncio.gather(*map(database.run, programs))
@@ -181,7 +185,7 @@ async def test_a_result_that_races_a_time_out_is_delivered_one_way(database: Dat
         parked = any(end is not None and end.call.status == "pending" for end in ends)
         assert len(resolved) == 1
         assert resolved[0].delivery == ("inbox" if parked else "inline")
-        there = await database.read(lambda n=name: calls.one(n))
+        there = await database.read(lambda n=name: calls.find(n))
         assert there is not None
         assert there.result == resolved[0].call.result
 
@@ -203,18 +207,18 @@ async def test_a_result_that_never_arrived_is_redirected_once(database: Database
     for name in ("call_1", "call_2"):
         await _add(database, name)
         await database.run(lambda name=name: _resolve(name))
-    assert sorted(await database.read(lambda: calls.left_behind(["node_1"], limit=9))) == [
+    assert sorted(await database.read(lambda: calls.list_orphaned(["node_1"], limit=9))) == [
         ("call_1", "resolved"),
         ("call_2", "resolved"),
     ]
-    await database.run(lambda: calls.delivered([]))
-    await database.run(lambda: calls.delivered(["call_2", "call_3"]))
-    assert await database.run(lambda: calls.redirect("call_2")) is None
-    ends = await asyncio.gather(*(database.run(lambda: calls.redirect("call_1")) for _ in range(5)))
+    await database.run(lambda: calls.mark_delivered([]))
+    await database.run(lambda: calls.mark_delivered(["call_2", "call_3"]))
+    assert await database.run(lambda: calls.redirect_to_inbox("call_2")) is None
+    ends = await asyncio.gather(*(database.run(lambda: calls.redirect_to_inbox("call_1")) for _ in range(5)))
     (moved,) = [end for end in ends if end is not None]
     assert moved.delivery == "inbox"
-    assert await database.read(lambda: calls.left_behind(["node_1"], limit=9)) == []
-    assert await database.read(lambda: calls.left_behind([], limit=9)) == []
+    assert await database.read(lambda: calls.list_orphaned(["node_1"], limit=9)) == []
+    assert await database.read(lambda: calls.list_orphaned([], limit=9)) == []
 
 
 async def test_what_a_dead_process_left_is_found(database: Database) -> None:
@@ -222,7 +226,7 @@ async def test_what_a_dead_process_left_is_found(database: Database) -> None:
     await _add(database, "waiting")
     await _add(database, "pending", status="pending")
     await _add(database, "elsewhere", node_id="node_2")
-    left = await database.read(lambda: calls.left_behind(["node_1", "node_3"], limit=9))
+    left = await database.read(lambda: calls.list_orphaned(["node_1", "node_3"], limit=9))
     assert sorted(left) == [("running", "running"), ("waiting", "waiting")]
 
 
@@ -247,22 +251,22 @@ async def test_a_call_that_ran_here_ends_once(database: Database) -> None:
 @pytest.mark.spec("6.9")
 async def test_calls_whose_time_has_come_are_found(database: Database) -> None:
     now = now_ms()
-    assert await database.read(calls.next_due) is None
+    assert await database.read(calls.find_next_due) is None
     await _add(database, "late", expires_at=now - 1)
     await _add(database, "later", expires_at=now + 60_000)
     await _add(database, "never")
     await _add(database, "ended", expires_at=now - 1)
     await database.run(lambda: _resolve("ended"))
-    assert await database.read(lambda: calls.expired(limit=9)) == ["late"]
-    assert await database.read(calls.next_due) == now - 1
+    assert await database.read(lambda: calls.list_expired(limit=9)) == ["late"]
+    assert await database.read(calls.find_next_due) == now - 1
     await database.run(lambda: _expire("late"))
-    assert await database.read(calls.next_due) == now + 60_000
+    assert await database.read(calls.find_next_due) == now + 60_000
     await _add(database, "nap", due_at=now - 5, execution_type="wait")
     await _add(database, "sleep", due_at=now + 30_000, execution_type="wait")
-    assert [call.call_id for call in await database.read(lambda: calls.due(limit=9))] == ["nap"]
-    assert await database.read(calls.next_due) == now - 5
+    assert [call.call_id for call in await database.read(lambda: calls.list_due(limit=9))] == ["nap"]
+    assert await database.read(calls.find_next_due) == now - 5
     await _add(database, "overstayed", wait_until=now - 10)
-    assert await database.read(lambda: calls.overdue(before=now, limit=9)) == ["overstayed"]
+    assert await database.read(lambda: calls.list_overdue(before=now, limit=9)) == ["overstayed"]
 
 
 @pytest.mark.spec("6.7")
@@ -282,7 +286,7 @@ async def test_each_call_is_claimed_by_one_worker(database: Database) -> None:
 
     shares = await asyncio.gather(*(work(f"wrk_{number}") for number in range(5)))
     assert sorted(chain(*shares)) == [f"call_{number:02}" for number in range(40)]
-    mine = await database.read(lambda: calls.claimed_by("wrk_0"))
+    mine = await database.read(lambda: calls.list_claimed("wrk_0"))
     assert [call.call_id for call in mine] == sorted(shares[0])
     assert await database.run(lambda: calls.claim("wrk_0", [], limit=3)) == []
     assert await database.run(lambda: calls.claim("wrk_0", ["other"], limit=0)) == []
@@ -295,39 +299,39 @@ async def test_what_a_worker_left_is_offered_again_the_oldest_first(database: Da
     first = await database.run(lambda: calls.claim("wrk_1", ["ask"], limit=2))
     assert [call.call_id for call in first] == ["call_0", "call_1"]
     await database.run(lambda: _resolve("call_0"))
-    assert await database.run(lambda: calls.release("wrk_1")) == ["ask"]
-    assert await database.run(lambda: calls.release("wrk_1")) == []
+    assert await database.run(lambda: calls.release_claims("wrk_1")) == ["ask"]
+    assert await database.run(lambda: calls.release_claims("wrk_1")) == []
     again = await database.run(lambda: calls.claim("wrk_2", ["ask"], limit=2))
     assert [call.call_id for call in again] == ["call_1", "call_2"]
 
 
 @pytest.mark.spec("6.8")
 async def test_of_two_results_that_end_together_one_lets_the_run_go_on(database: Database) -> None:
-    await database.run(lambda: entities.add_entity("ada", "agent", "Ada", {}))
+    await database.run(lambda: entities.create_entity("ada", "agent", "Ada", {}))
 
     def answer(run_id: str, call_id: str) -> Program[bool]:
-        yield from calls.hold_run(call_id)
+        yield from calls.lock_paused_run(call_id)
         moved = yield from _resolve(call_id)
         assert moved is not None
-        if (yield from calls.pausing(run_id)):
+        if (yield from calls.has_pausing_calls(run_id)):
             return False
-        return (yield from runs.move(run_id, "running", only_from=("waiting_tool",))) is not None
+        return (yield from runs.update_status(run_id, "running", only_from=("waiting_tool",))) is not None
 
     for number in range(20):
         run_id = f"run_{number}"
-        await database.run(lambda r=run_id: runs.add(r, "ada", space_id=None, trigger=None, status="waiting_tool"))
+        await database.run(lambda r=run_id: runs.create(r, "ada", space_id=None, trigger=None, status="waiting_tool"))
         names = [f"{run_id}_{part}" for part in "abc"]
         for name in names:
-            await _add(database, name, run_id=run_id, pauses=True)
+            await _add(database, name, run_id=run_id, pauses_run=True)
         went_on = await asyncio.gather(*(database.run(lambda r=run_id, n=n: answer(r, n)) for n in names))
         assert sorted(went_on) == [False, False, True]
 
 
 async def test_calls_are_listed_from_the_newest_by_what_is_asked(database: Database) -> None:
     for name in ("ada", "bob"):
-        await database.run(lambda name=name: entities.add_entity(name, "human", name, {}))
+        await database.run(lambda name=name: entities.create_entity(name, "human", name, {}))
     for space in ("one", "two"):
-        await database.run(lambda space=space: entities.add_space(space, space, {}))
+        await database.run(lambda space=space: entities.create_space(space, space, {}))
     await database.run(lambda: entities.add_member("one", "bob"))
     for number in range(6):
         shown = number in {1, 2, 3}
@@ -342,7 +346,7 @@ async def test_calls_are_listed_from_the_newest_by_what_is_asked(database: Datab
     await database.run(lambda: _resolve("call_4"))
 
     async def ids(**wanted: Any) -> list[str]:
-        return [call.call_id for call in await database.read(lambda: calls.listing(**wanted))]
+        return [call.call_id for call in await database.read(lambda: calls.list_calls(**wanted))]
 
     assert await ids(limit=2) == ["call_5", "call_4"]
     assert await ids(before="call_4", limit=2) == ["call_3", "call_2"]
@@ -351,6 +355,11 @@ async def test_calls_are_listed_from_the_newest_by_what_is_asked(database: Datab
     assert await ids(member="ada") == []
     assert await ids(run_id="run_2") == ["call_5"]
     assert await ids(space_id="two", tool_name="ask", agent_entity_id="ada") == ["call_3"]
-    of_run = await database.read(lambda: calls.of_run("run_1", after=2, limit=2))
+    of_run = await database.read(lambda: calls.list_of_run("run_1", after=2, limit=2))
     assert [(call.call_id, exposure) for call, exposure in of_run] == [("call_2", "full"), ("call_3", "full")]
-    assert sorted(await database.read(lambda: calls.open_in("run_1"))) == ["call_0", "call_1", "call_2", "call_3"]
+    assert sorted(await database.read(lambda: calls.list_open_of_run("run_1"))) == [
+        "call_0",
+        "call_1",
+        "call_2",
+        "call_3",
+    ]

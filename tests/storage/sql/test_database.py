@@ -122,7 +122,7 @@ async def test_all_statements_of_a_read_see_one_moment(database: Database) -> No
 
     def add(number: int) -> Program[None]:
         yield "UPDATE secrets SET created_at = created_at + 1 WHERE name = 'count'", ()
-        yield from inbox.push("agent", str(number), "service", {}, priority=1)
+        yield from inbox.add("agent", str(number), "service", {}, priority=1)
 
     def compare() -> Program[tuple[int, int]]:
         counted = yield "SELECT created_at FROM secrets WHERE name = 'count'", ()
@@ -147,7 +147,7 @@ async def test_all_statements_of_a_read_see_one_moment(database: Database) -> No
 async def test_a_caller_that_goes_away_loses_nothing_and_others_hear_of_it(database: Database) -> None:
     told: asyncio.Queue[str] = asyncio.Queue()
     tasks = [
-        asyncio.ensure_future(database.run(lambda name=name: _keep(name), then=told.put_nowait))
+        asyncio.ensure_future(database.run(lambda name=name: _keep(name), on_commit=told.put_nowait))
         for name in map(str, range(20))
     ]
     await asyncio.sleep(0)  # They have begun; none has its answer.
@@ -162,10 +162,10 @@ async def test_a_caller_that_goes_away_loses_nothing_and_others_hear_of_it(datab
 
 async def test_others_hear_of_it_before_the_answer_is_there_and_not_of_what_failed(database: Database) -> None:
     told: list[str] = []
-    await database.run(lambda: _keep("a"), then=told.append)
+    await database.run(lambda: _keep("a"), on_commit=told.append)
     assert told == ["a"]
     with pytest.raises(LookupError):
-        await database.run(lambda: _keep("b", then=LookupError()), then=told.append)
+        await database.run(lambda: _keep("b", then=LookupError()), on_commit=told.append)
     assert told == ["a"]
 
 
@@ -175,7 +175,7 @@ async def test_one_who_cannot_be_told_does_not_undo_what_happened(
     def fail(name: str) -> None:
         raise RuntimeError("deaf")
 
-    assert await database.run(lambda: _keep("a"), then=fail) == "a"
+    assert await database.run(lambda: _keep("a"), on_commit=fail) == "a"
     assert "deaf" in caplog.text
 
 
@@ -217,10 +217,10 @@ async def test_a_program_learns_how_many_rows_it_changed(database: Database) -> 
 
 async def test_a_first_row_is_added_by_exactly_one_of_many(database: Database) -> None:
     added = await asyncio.gather(
-        *(database.run(lambda who=who: entities.add_entity("ent_1", "human", str(who), {})) for who in range(30))
+        *(database.run(lambda who=who: entities.create_entity("ent_1", "human", str(who), {})) for who in range(30))
     )
     (winner,) = [entity for entity in added if entity is not None]
-    there = await database.read(lambda: entities.entity("ent_1"))
+    there = await database.read(lambda: entities.find_entity("ent_1"))
     assert there is not None
     assert there.name == winner.name
 
@@ -240,7 +240,7 @@ async def test_a_reader_behind_eight_writers_misses_no_event_and_sees_none_twice
     async def follow(done: asyncio.Event) -> None:
         while True:
             ended = done.is_set()
-            some = await database.read(lambda: events.after("space:1", read[-1].id if read else 0, 50))
+            some = await database.read(lambda: events.list_after("space:1", read[-1].id if read else 0, 50))
             read.extend(some)
             if ended and not some:
                 return

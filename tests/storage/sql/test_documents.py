@@ -10,7 +10,7 @@ import pytest
 from toolspace.errors import RefusedError
 from toolspace.storage.database import Database, Program
 from toolspace.storage.queries import documents, entities
-from toolspace.storage.queries.documents import Found, prepare
+from toolspace.storage.queries.documents import SearchMatches, prepare
 
 pytestmark = [pytest.mark.spec("9.5")]
 
@@ -28,13 +28,13 @@ CORPUS = {
 
 async def setup(database: Database, *names: str) -> None:
     for name in names or ("robot",):
-        program = entities.add_entity(name, "agent", name, {})
+        program = entities.create_entity(name, "agent", name, {})
         await database.run(lambda program=program: program)
 
 
 async def put(database: Database, document_id: str, title: str, text: str, *, agent: str = "robot", **more: Any) -> Any:
     new = prepare(document_id, title=title, text=text, **more)
-    return await database.run(lambda: documents.put(agent, new))
+    return await database.run(lambda: documents.save(agent, new))
 
 
 async def fill(database: Database) -> None:
@@ -43,12 +43,12 @@ async def fill(database: Database) -> None:
         await put(database, document_id, title, text)
 
 
-async def search(database: Database, query: str, *, agent: str = "robot", limit: int = 10) -> Found:
+async def search(database: Database, query: str, *, agent: str = "robot", limit: int = 10) -> SearchMatches:
     return await database.read(lambda: documents.search(agent, query, limit=limit))
 
 
 async def found(database: Database, query: str, **options: Any) -> list[str]:
-    return [hit.document_id for hit in (await search(database, query, **options)).hits]
+    return [hit.document_id for hit in (await search(database, query, **options)).matches]
 
 
 async def left_behind(database: Database, document_id: str) -> list[str]:
@@ -84,7 +84,7 @@ async def test_a_rare_word_counts_more_than_a_common_one(database: Database) -> 
     await put(database, "rare", "Note", "A short remark on the axolotl.")
     assert (await found(database, "quarterly report axolotl"))[0] == "rare"
     common = await search(database, "report", limit=5)
-    assert (len(common.hits), common.total) == (5, 20)
+    assert (len(common.matches), common.total) == (5, 20)
 
 
 async def test_words_that_stand_together_count_more_than_the_same_words_apart(database: Database) -> None:
@@ -102,18 +102,18 @@ async def test_the_passage_is_given_that_fits_and_not_the_whole_document(databas
     chapters[17] += "The password of the printer is swordfish. "
     await put(database, "book", "A book", "\n\n".join(chapters), source="https://example.com/book")
     result = await search(database, "printer password")
-    hit = result.hits[0]
+    hit = result.matches[0]
     assert "swordfish" in hit.text
     assert len(hit.text) < 1_200
     assert (hit.title, hit.source) == ("A book", "https://example.com/book")
-    assert [one.score for one in result.hits] == sorted((one.score for one in result.hits), reverse=True)
+    assert [one.score for one in result.matches] == sorted((one.score for one in result.matches), reverse=True)
 
 
 async def test_a_text_outside_of_the_basic_plane_is_cut_where_it_should_be(database: Database) -> None:
     await setup(database)
     text = "\n\n".join("🦊 𝔉𝔬𝔵 🦊 " * 60 + f"marker{n} end." for n in range(6))
     await put(database, "fox", "Foxes", text)
-    hit = (await search(database, "marker4")).hits[0]
+    hit = (await search(database, "marker4")).matches[0]
     assert "marker4" in hit.text
     assert hit.text in text
 
@@ -127,7 +127,7 @@ async def test_what_changes_leaves_nothing_of_before(database: Database) -> None
     assert await found(database, "FAQ") == []
     assert await found(database, "tapir") == ["faq"]
     assert "zebra" not in await left_behind(database, "faq")
-    whole = await database.read(lambda: documents.one("robot", "faq"))
+    whole = await database.read(lambda: documents.find("robot", "faq"))
     assert whole is not None
     assert (whole.text, whole.size) == ("The tapir lives in Asia.", 24)
 
@@ -137,8 +137,8 @@ async def test_what_is_deleted_leaves_nothing(database: Database) -> None:
     assert await database.run(lambda: documents.delete("robot", ["whales", "none", "whales"])) == 1
     assert await found(database, "krill") == []
     assert await left_behind(database, "whales") == []
-    assert await database.read(lambda: documents.one("robot", "whales")) is None
-    await database.run(lambda: entities.remove_entity("robot"))
+    assert await database.read(lambda: documents.find("robot", "whales")) is None
+    await database.run(lambda: entities.delete_entity("robot"))
     assert await left_behind(database, "sky") == []
 
 
@@ -154,9 +154,9 @@ async def test_an_agent_finds_and_deletes_only_its_own(database: Database) -> No
 async def test_a_query_that_fits_nothing_finds_nothing(database: Database) -> None:
     await fill(database)
     for query in ("", "   ", "!?", "nothingofthesort", "\0", "\ud800", "' UNION 1=1 --", "x" * 5000, "% _"):
-        assert await search(database, query) == Found([], 0), query
+        assert await search(database, query) == SearchMatches([], 0), query
     await setup(database, "newcomer")
-    assert await search(database, "whale", agent="newcomer") == Found([], 0)
+    assert await search(database, "whale", agent="newcomer") == SearchMatches([], 0)
 
 
 async def test_a_query_of_very_many_words_is_answered(database: Database) -> None:
@@ -175,8 +175,8 @@ async def test_a_document_that_is_too_large_is_refused_with_what_to_do(database:
 
 async def test_an_agent_has_room_for_so_much(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     await setup(database)
-    monkeypatch.setattr(documents, "MOST_DOCUMENTS", 2)
-    monkeypatch.setattr(documents, "MOST_IN_ALL", 100)
+    monkeypatch.setattr(documents, "MAX_DOCUMENTS", 2)
+    monkeypatch.setattr(documents, "MAX_TOTAL_BYTES", 100)
     await put(database, "a", "A", "x" * 50)
     await put(database, "b", "B", "y" * 50)
     with pytest.raises(RefusedError, match="at most 2 documents"):
@@ -198,14 +198,14 @@ async def test_a_document_of_a_folder_and_one_of_the_api_do_not_replace_each_oth
     await put(database, "a", "A", "from a folder", origin="folder", stamp="1")
     with pytest.raises(RefusedError, match="folder"):
         await put(database, "a", "A", "from a program")
-    assert await database.read(lambda: documents.stamps("robot")) == {"a": "1"}
+    assert await database.read(lambda: documents.list_file_stamps("robot")) == {"a": "1"}
 
 
 async def test_writers_of_one_document_leave_the_words_of_the_last(database: Database) -> None:
     await setup(database)
     texts = [f"animal{n} lives here" for n in range(8)]
     await asyncio.gather(*(put(database, "faq", "FAQ", text) for text in texts * 3))
-    whole = await database.read(lambda: documents.one("robot", "faq"))
+    whole = await database.read(lambda: documents.find("robot", "faq"))
     assert whole is not None
     animal = whole.text.split()[0]
     assert [word for word in await left_behind(database, "faq") if word.startswith("animal")] == [animal]
@@ -213,6 +213,6 @@ async def test_writers_of_one_document_leave_the_words_of_the_last(database: Dat
 
 async def test_documents_are_listed_by_id_page_by_page(database: Database) -> None:
     await fill(database)
-    first = await database.read(lambda: documents.listing("robot", limit=3))
-    rest = await database.read(lambda: documents.listing("robot", after=first[-1].id))
+    first = await database.read(lambda: documents.list_documents("robot", limit=3))
+    rest = await database.read(lambda: documents.list_documents("robot", after=first[-1].id))
     assert [document.id for document in (*first, *rest)] == sorted(CORPUS)

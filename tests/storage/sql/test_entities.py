@@ -13,9 +13,9 @@ from toolspace.storage.queries import entities, messages, runs
 
 async def _people(database: Database) -> None:
     for name, type in (("ada", "agent"), ("bob", "human"), ("cleo", "agent"), ("dan", "service")):
-        await database.run(lambda name=name, type=type: entities.add_entity(name, type, name.title(), {}))  # type: ignore[arg-type]
+        await database.run(lambda name=name, type=type: entities.create_entity(name, type, name.title(), {}))  # type: ignore[arg-type]
     for space in ("one", "two"):
-        await database.run(lambda space=space: entities.add_space(space, space.title(), {"of": space}))
+        await database.run(lambda space=space: entities.create_space(space, space.title(), {"of": space}))
     for space, name in (("one", "ada"), ("one", "bob"), ("two", "bob"), ("two", "cleo")):
         await database.run(lambda space=space, name=name: entities.add_member(space, name))
 
@@ -23,29 +23,29 @@ async def _people(database: Database) -> None:
 @pytest.mark.spec("7.1")
 async def test_an_entity_is_added_once_changed_and_removed(database: Database) -> None:
     metadata = {"nested": {"list": [1, 2.5, None, True, "é\0"]}, "big": 2**62}
-    added = await database.run(lambda: entities.add_entity("ent_1", "human", "Ann", metadata))
+    added = await database.run(lambda: entities.create_entity("ent_1", "human", "Ann", metadata))
     assert added is not None
     assert added.metadata == metadata
-    assert await database.run(lambda: entities.add_entity("ent_1", "agent", "Other", {})) is None
+    assert await database.run(lambda: entities.create_entity("ent_1", "agent", "Other", {})) is None
 
-    changed = await database.run(lambda: entities.change_entity("ent_1", name="Anna"))
+    changed = await database.run(lambda: entities.update_entity("ent_1", name="Anna"))
     assert changed is not None
     assert (changed.name, changed.type, changed.metadata) == ("Anna", "human", metadata)
-    changed = await database.run(lambda: entities.change_entity("ent_1", metadata={}))
+    changed = await database.run(lambda: entities.update_entity("ent_1", metadata={}))
     assert changed is not None
     assert (changed.name, changed.metadata, changed.created_at) == ("Anna", {}, added.created_at)
-    assert await database.run(lambda: entities.change_entity("ent_2", name="Nobody")) is None
+    assert await database.run(lambda: entities.update_entity("ent_2", name="Nobody")) is None
 
-    assert await database.run(lambda: entities.remove_entity("ent_1")) is True
-    assert await database.run(lambda: entities.remove_entity("ent_1")) is False
-    assert await database.read(lambda: entities.entity("ent_1")) is None
+    assert await database.run(lambda: entities.delete_entity("ent_1")) is True
+    assert await database.run(lambda: entities.delete_entity("ent_1")) is False
+    assert await database.read(lambda: entities.find_entity("ent_1")) is None
 
 
 async def test_entities_are_listed_in_pages_by_type_and_by_who_shares_a_space(database: Database) -> None:
     await _people(database)
 
     async def names(**wanted: object) -> list[str]:
-        return [one.id for one in await database.read(lambda: entities.entities(**wanted))]  # type: ignore[arg-type]
+        return [one.id for one in await database.read(lambda: entities.list_entities(**wanted))]  # type: ignore[arg-type]
 
     assert await names() == ["ada", "bob", "cleo", "dan"]
     assert await names(limit=2) == ["ada", "bob"]
@@ -54,26 +54,28 @@ async def test_entities_are_listed_in_pages_by_type_and_by_who_shares_a_space(da
     assert await names(sharing_with="ada") == ["ada", "bob"]
     assert await names(sharing_with="bob", type="agent") == ["ada", "cleo"]
     assert await names(sharing_with="dan") == ["dan"]
-    assert await database.read(lambda: entities.share_a_space("ada", "bob")) is True
-    assert await database.read(lambda: entities.share_a_space("ada", "cleo")) is False
+    assert await database.read(lambda: entities.share_space("ada", "bob")) is True
+    assert await database.read(lambda: entities.share_space("ada", "cleo")) is False
 
 
 @pytest.mark.spec("7.1")
 async def test_a_space_knows_its_members(database: Database) -> None:
     await _people(database)
     assert await database.run(lambda: entities.add_member("one", "ada")) is False
-    members = await database.read(lambda: entities.members("one"))
+    members = await database.read(lambda: entities.list_members("one"))
     assert [(member.entity_id, member.type, member.name) for member in members] == [
         ("ada", "agent", "Ada"),
         ("bob", "human", "Bob"),
     ]
     assert await database.read(lambda: entities.is_member("one", "bob")) is True
     assert await database.read(lambda: entities.is_member("one", "cleo")) is False
-    assert await database.read(lambda: entities.agents_in("two", besides="bob")) == ["cleo"]
-    assert await database.read(lambda: entities.agents_in("two", besides="cleo")) == []
-    assert [space.id for space in await database.read(lambda: entities.spaces(member="bob"))] == ["one", "two"]
-    assert [space.id for space in await database.read(lambda: entities.spaces(member="bob", after="one"))] == ["two"]
-    assert [space.id for space in await database.read(lambda: entities.spaces(limit=1))] == ["one"]
+    assert await database.read(lambda: entities.list_agents("two", besides="bob")) == ["cleo"]
+    assert await database.read(lambda: entities.list_agents("two", besides="cleo")) == []
+    assert [space.id for space in await database.read(lambda: entities.list_spaces(member="bob"))] == ["one", "two"]
+    assert [space.id for space in await database.read(lambda: entities.list_spaces(member="bob", after="one"))] == [
+        "two"
+    ]
+    assert [space.id for space in await database.read(lambda: entities.list_spaces(limit=1))] == ["one"]
 
     assert await database.run(lambda: entities.remove_member("one", "bob")) is True
     assert await database.run(lambda: entities.remove_member("one", "bob")) is False
@@ -85,30 +87,30 @@ async def test_a_space_knows_its_members(database: Database) -> None:
 
 async def test_who_or_what_is_removed_takes_its_own_along(database: Database) -> None:
     await _people(database)
-    await database.run(lambda: messages.add("msg_1", "one", "ada", "hello"))
-    await database.run(lambda: runs.add("run_1", "ada", space_id="one", trigger=None))
-    await database.run(lambda: entities.remove_entity("ada"))
-    assert [member.entity_id for member in await database.read(lambda: entities.members("one"))] == ["bob"]
-    assert await database.read(lambda: runs.one("run_1")) is None
-    assert await database.read(lambda: messages.one("msg_1")) is not None
+    await database.run(lambda: messages.create("msg_1", "one", "ada", "hello"))
+    await database.run(lambda: runs.create("run_1", "ada", space_id="one", trigger=None))
+    await database.run(lambda: entities.delete_entity("ada"))
+    assert [member.entity_id for member in await database.read(lambda: entities.list_members("one"))] == ["bob"]
+    assert await database.read(lambda: runs.find("run_1")) is None
+    assert await database.read(lambda: messages.find("msg_1")) is not None
 
-    assert await database.run(lambda: entities.remove_space("one")) is True
-    assert await database.run(lambda: entities.remove_space("one")) is False
-    assert await database.read(lambda: messages.one("msg_1")) is None
+    assert await database.run(lambda: entities.delete_space("one")) is True
+    assert await database.run(lambda: entities.delete_space("one")) is False
+    assert await database.read(lambda: messages.find("msg_1")) is None
     assert await database.read(lambda: entities.is_member("one", "bob")) is False
 
 
 async def test_a_space_is_renamed_and_described(database: Database) -> None:
     await _people(database)
-    assert await database.run(lambda: entities.add_space("one", "Again", {})) is None
-    changed = await database.run(lambda: entities.change_space("one", name="First"))
+    assert await database.run(lambda: entities.create_space("one", "Again", {})) is None
+    changed = await database.run(lambda: entities.update_space("one", name="First"))
     assert changed is not None
     assert (changed.name, changed.metadata) == ("First", {"of": "one"})
-    changed = await database.run(lambda: entities.change_space("one", metadata={"a": 1}))
+    changed = await database.run(lambda: entities.update_space("one", metadata={"a": 1}))
     assert changed is not None
-    assert await database.read(lambda: entities.space("one")) is not None
+    assert await database.read(lambda: entities.find_space("one")) is not None
     assert (changed.name, changed.metadata) == ("First", {"a": 1})
-    assert await database.run(lambda: entities.change_space("three", name="No")) is None
+    assert await database.run(lambda: entities.update_space("three", name="No")) is None
 
 
 @pytest.mark.spec("7.1")
@@ -117,30 +119,30 @@ async def test_messages_of_a_space_are_numbered_without_gaps_by_many_at_once(dat
 
     async def say(number: int) -> int:
         space = "one" if number % 2 else "two"
-        message = await database.run(lambda: messages.add(f"msg_{number}", space, "bob", {"n": number}))
+        message = await database.run(lambda: messages.create(f"msg_{number}", space, "bob", {"n": number}))
         assert message is not None
         return message.seq
 
     seqs = await asyncio.gather(*map(say, range(60)))
     assert sorted(seqs[1::2]) == sorted(seqs[::2]) == list(range(1, 31))
-    listed = await database.read(lambda: messages.between("one", limit=1000))
+    listed = await database.read(lambda: messages.list_between("one", limit=1000))
     assert [message.seq for message in listed] == list(range(1, 31))
-    assert await database.run(lambda: messages.add("msg_x", "nowhere", "bob", "lost")) is None
+    assert await database.run(lambda: messages.create("msg_x", "nowhere", "bob", "lost")) is None
 
 
 async def test_messages_are_read_forwards_backwards_and_from_the_end(database: Database) -> None:
     await _people(database)
     for number in range(1, 11):
-        await database.run(lambda number=number: messages.add(f"msg_{number}", "one", "bob", number))
+        await database.run(lambda number=number: messages.create(f"msg_{number}", "one", "bob", number))
 
     async def seqs(**wanted: int) -> list[int]:
-        return [message.seq for message in await database.read(lambda: messages.between("one", **wanted))]
+        return [message.seq for message in await database.read(lambda: messages.list_between("one", **wanted))]
 
     assert await seqs(after=3, limit=4) == [4, 5, 6, 7]
     assert await seqs(before=5, limit=2) == [3, 4]
     assert await seqs(after=2, before=5) == [3, 4]
     assert await seqs(after=10) == []
-    last, total = await database.read(lambda: messages.latest("one", limit=3, offset=1))
+    last, total = await database.read(lambda: messages.list_latest("one", limit=3, offset=1))
     assert ([message.seq for message in last], total) == ([7, 8, 9], 10)
 
 
@@ -148,18 +150,18 @@ async def test_messages_are_read_forwards_backwards_and_from_the_end(database: D
 async def test_a_message_that_has_ended_is_not_moved_again(database: Database) -> None:
     await _people(database)
     added = await database.run(
-        lambda: messages.add(
+        lambda: messages.create(
             "msg_1", "one", "ada", {"input": 1}, kind="tool", status="requires_action", run_id="run_1", call_id="call_1"
         )
     )
     assert added is not None
     assert (added.kind, added.status, added.run_id, added.call_id) == ("tool", "requires_action", "run_1", "call_1")
     ends = await asyncio.gather(
-        database.run(lambda: messages.change("msg_1", status="complete", content={"output": 1})),
-        database.run(lambda: messages.change("msg_1", status="error", content={"error": "late"})),
+        database.run(lambda: messages.update_status("msg_1", status="complete", content={"output": 1})),
+        database.run(lambda: messages.update_status("msg_1", status="error", content={"error": "late"})),
     )
     (won,) = [end for end in ends if end is not None]
-    there = await database.read(lambda: messages.one("msg_1"))
+    there = await database.read(lambda: messages.find("msg_1"))
     assert there is not None
     assert (there.status, there.content) == (won.status, won.content)
     assert there.updated_at >= there.created_at

@@ -15,7 +15,7 @@ from toolspace.storage.queries import inbox
 
 async def _push(database: Database, event_id: str, *, agent: str = "ada", **given: Any) -> bool:
     usual: dict[str, Any] = {"priority": inbox.PLAN_OR_SERVICE}
-    return await database.run(lambda: inbox.push(agent, event_id, "service", {"id": event_id}, **(usual | given)))
+    return await database.run(lambda: inbox.add(agent, event_id, "service", {"id": event_id}, **(usual | given)))
 
 
 async def _claim(database: Database, claim: str = "claim", **given: Any) -> list[str]:
@@ -39,12 +39,12 @@ async def test_events_are_taken_by_priority_then_time_then_order(database: Datab
     await _push(database, "human second", priority=inbox.HUMAN_MESSAGE, at=at + 9, seq=2)
     await _push(database, "human first", priority=inbox.HUMAN_MESSAGE, at=at + 9, seq=1)
     order = ["human first", "human second", "result", "service", "service late", "agent"]
-    assert [event.event_id for event in await database.read(lambda: inbox.listing("ada"))] == order
-    assert await database.read(lambda: inbox.count("ada")) == 6
+    assert [event.event_id for event in await database.read(lambda: inbox.list_events("ada"))] == order
+    assert await database.read(lambda: inbox.count_pending("ada")) == 6
     assert await _claim(database, count=4) == order[:4]
     assert await _claim(database) == order[4:]
     assert await _claim(database) == []
-    assert await database.read(lambda: inbox.count("ada")) == 0
+    assert await database.read(lambda: inbox.count_pending("ada")) == 0
 
 
 @pytest.mark.spec("7.3")
@@ -53,7 +53,7 @@ async def test_an_event_reaches_an_agent_once(database: Database) -> None:
     assert sorted(told) == [False] * 9 + [True]
     assert await _push(database, "same", agent="cleo") is True
     assert await _claim(database) == ["same"]
-    await database.run(lambda: inbox.finish("ada", "claim", ["same"]))
+    await database.run(lambda: inbox.acknowledge("ada", "claim", ["same"]))
     assert await _push(database, "same") is False
     assert await _claim(database) == []
 
@@ -76,7 +76,7 @@ async def test_events_are_taken_by_one_of_many(database: Database) -> None:
 
 async def test_only_the_types_that_are_asked_for_are_taken(database: Database) -> None:
     await _push(database, "a")
-    await database.run(lambda: inbox.push("ada", "b", "task", None, priority=0))
+    await database.run(lambda: inbox.add("ada", "b", "task", None, priority=0))
     assert await _claim(database, types=["plan", "service"]) == ["a"]
     assert await _claim(database, types=["task"]) == ["b"]
 
@@ -86,11 +86,11 @@ async def test_only_whoever_holds_an_event_is_done_with_it(database: Database) -
     await _push(database, "a")
     await _push(database, "b")
     await _claim(database, "mine")
-    assert await database.run(lambda: inbox.finish("ada", "theirs", ["a"])) == []
-    assert await database.run(lambda: inbox.give_back("ada", "theirs", ["a"], error=None)) == []
-    assert await database.run(lambda: inbox.finish("ada", "mine", ["a", "a", "x"])) == ["a"]
-    assert await database.run(lambda: inbox.finish("ada", None, ["b"])) == ["b"]
-    there = await database.read(lambda: inbox.listing("ada", status="processed"))
+    assert await database.run(lambda: inbox.acknowledge("ada", "theirs", ["a"])) == []
+    assert await database.run(lambda: inbox.release("ada", "theirs", ["a"], error=None)) == []
+    assert await database.run(lambda: inbox.acknowledge("ada", "mine", ["a", "a", "x"])) == ["a"]
+    assert await database.run(lambda: inbox.acknowledge("ada", None, ["b"])) == ["b"]
+    there = await database.read(lambda: inbox.list_events("ada", status="processed"))
     assert [event.event_id for event in there] == ["a", "b"]
 
 
@@ -98,22 +98,22 @@ async def test_only_whoever_holds_an_event_is_done_with_it(database: Database) -
 async def test_an_event_comes_back_later_each_time_and_fails_in_the_end(database: Database) -> None:
     await _push(database, "a")
     waits: list[int] = []
-    for attempt in range(1, inbox.MOST_ATTEMPTS + 1):
+    for attempt in range(1, inbox.MAX_ATTEMPTS + 1):
         assert await _claim(database) == ["a"]
         before = now_ms()
-        (event,) = await database.run(lambda: inbox.give_back("ada", "claim", ["a"], error="broken"))
+        (event,) = await database.run(lambda: inbox.release("ada", "claim", ["a"], error="broken"))
         assert (event.attempts, event.error) == (attempt, "broken")
-        if attempt < inbox.MOST_ATTEMPTS:
+        if attempt < inbox.MAX_ATTEMPTS:
             assert event.status == "pending"
             assert await _claim(database) == []
-            at = await database.read(lambda: inbox.next_at("ada"))
+            at = await database.read(lambda: inbox.find_next_available("ada"))
             assert at is not None
             waits.append(at - before)
             await database.run(_bring_forward)
     assert all(wait >= least for wait, least in zip(waits, (1000, 2000, 4000, 8000), strict=True))
     assert event.status == "failed"
     assert await _claim(database) == []
-    assert await database.read(lambda: inbox.next_at("ada")) is None
+    assert await database.read(lambda: inbox.find_next_available("ada")) is None
 
     assert await database.run(lambda: inbox.retry("ada", "a")) is True
     assert await database.run(lambda: inbox.retry("ada", "a")) is False
@@ -125,13 +125,13 @@ async def test_an_event_comes_back_later_each_time_and_fails_in_the_end(database
 async def test_what_was_taken_by_someone_who_went_away_comes_back(database: Database) -> None:
     await _push(database, "a")
     await _claim(database, "gone", lease_ms=60_000)
-    assert await database.run(inbox.take_back) == []
+    assert await database.run(inbox.release_expired) == []
     await database.run(_bring_forward)
-    backs = await asyncio.gather(*(database.run(inbox.take_back) for _ in range(4)))
+    backs = await asyncio.gather(*(database.run(inbox.release_expired) for _ in range(4)))
     (back,) = chain(*backs)
     assert (back.status, back.attempts) == ("pending", 1)
     assert back.error is not None
     await database.run(_bring_forward)
     assert await _claim(database, "new") == ["a"]
-    assert await database.run(lambda: inbox.finish("ada", "gone", ["a"])) == []
-    assert await database.run(lambda: inbox.finish("ada", "new", ["a"])) == ["a"]
+    assert await database.run(lambda: inbox.acknowledge("ada", "gone", ["a"])) == []
+    assert await database.run(lambda: inbox.acknowledge("ada", "new", ["a"])) == ["a"]

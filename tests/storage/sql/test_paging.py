@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from toolspace.storage.database import Program
-from toolspace.storage.queries.paging import page
+from toolspace.storage.database import Program, read_page
 
 
 def reading(rows: Sequence[int], asked: list[int]) -> Callable[[int | None, int], Program[list[int]]]:
@@ -32,13 +31,13 @@ def run(program: Program[tuple[list[int], bool]]) -> tuple[list[int], bool]:
 @pytest.mark.parametrize("limit", [1, 15, 16, 17, 99, 100, 101, 500])
 def test_small_rows_fill_a_page_with_two_looks(limit: int) -> None:
     rows, asked = list(range(100)), list[int]()
-    assert run(page(reading(rows, asked), lambda _: 10, limit)) == (rows[:limit], limit < 100)
+    assert run(read_page(reading(rows, asked), lambda _: 10, limit)) == (rows[:limit], limit < 100)
     assert len(asked) <= 2
 
 
 def test_large_rows_end_a_page_early_and_there_may_be_more() -> None:
     rows, asked = list(range(100)), list[int]()
-    assert run(page(reading(rows, asked), lambda _: 100, 100, most=3_000)) == (rows[:30], True)
-    assert run(page(reading(rows, asked), lambda _: 10_000, 100, most=3_000)) == (rows[:16], True)
-    assert run(page(reading(rows[:16], asked), lambda _: 10_000, 16, most=3_000)) == (rows[:16], True)
-    assert run(page(reading([], asked), lambda _: 1, 10)) == ([], False)
+    assert run(read_page(reading(rows, asked), lambda _: 100, 100, most=3_000)) == (rows[:30], True)
+    assert run(read_page(reading(rows, asked), lambda _: 10_000, 100, most=3_000)) == (rows[:16], True)
+    assert run(read_page(reading(rows[:16], asked), lambda _: 10_000, 16, most=3_000)) == (rows[:16], True)
+    assert run(read_page(reading([], asked), lambda _: 1, 10)) == ([], False)

@@ -9,10 +9,10 @@ import pytest
 
 from tests.servers.postgres import OwnServer
 from toolspace.errors import StorageError, StorageInDoubt, StorageUnavailable
+from toolspace.storage import schema
 from toolspace.storage.database import Program
+from toolspace.storage.postgres.database import PostgresDatabase
 from toolspace.storage.queries import inbox
-from toolspace.storage.sql import schema
-from toolspace.storage.sql.postgres import PostgresDatabase
 
 
 def _keep(name: str) -> Program[str]:
@@ -87,7 +87,7 @@ async def test_a_wrong_password_is_said_and_not_shown(postgres_url: str) -> None
 async def test_without_the_driver_it_says_how_to_install_it() -> None:
     program = (
         "import sys, asyncio; sys.modules['asyncpg'] = None\n"
-        "from toolspace.storage.sql.postgres import PostgresDatabase\n"
+        "from toolspace.storage.postgres.database import PostgresDatabase\n"
         "asyncio.run(PostgresDatabase.open('postgresql://localhost/x'))"
     )
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", program, stderr=asyncio.subprocess.PIPE)
@@ -236,7 +236,7 @@ async def test_what_was_acknowledged_before_the_server_went_away_is_there_after(
             event = f"{name}-{number}"
             number += 1
             try:
-                await database.run(lambda event=event: inbox.push(name, event, "service", {}, priority=1))
+                await database.run(lambda event=event: inbox.add(name, event, "service", {}, priority=1))
             except StorageUnavailable:
                 return
             acknowledged.add(event)

@@ -9,20 +9,19 @@ from typing import Any
 import pytest
 
 from toolspace.core.ids import now_ms
-from toolspace.core.records import NewEvent, StreamEvent
+from toolspace.core.records import NewEvent, StoredEvent
 from toolspace.storage.database import Database, Program
-from toolspace.storage.queries import calls, entities, events, inbox, presence, runs, statistics
-from toolspace.storage.sql import deferred_writes
+from toolspace.storage.queries import calls, deferred_writes, entities, events, inbox, presence, runs, statistics
 
 
 async def _agent(database: Database, name: str = "ada") -> None:
-    await database.run(lambda: entities.add_entity(name, "agent", name, {}))
+    await database.run(lambda: entities.create_entity(name, "agent", name, {}))
 
 
 @pytest.mark.spec("7.1")
 async def test_a_run_moves_only_from_where_it_may_come(database: Database) -> None:
     await _agent(database)
-    run = await database.run(lambda: runs.add("run_1", "ada", space_id=None, trigger={"why": ["now"]}))
+    run = await database.run(lambda: runs.create("run_1", "ada", space_id=None, trigger={"why": ["now"]}))
     assert run is not None
     assert (run.status, run.trigger, run.steps, run.usage, run.completed_at) == (
         "running",
@@ -31,20 +30,20 @@ async def test_a_run_moves_only_from_where_it_may_come(database: Database) -> No
         {},
         None,
     )
-    assert await database.run(lambda: runs.add("run_1", "ada", space_id=None, trigger=None)) is None
+    assert await database.run(lambda: runs.create("run_1", "ada", space_id=None, trigger=None)) is None
 
     for turn in (2, 1):  # It only goes up.
-        await database.run(lambda turn=turn: runs.reach_step("run_1", turn))
+        await database.run(lambda turn=turn: runs.advance_step("run_1", turn))
 
-    waiting = await database.run(lambda: runs.move("run_1", "waiting_tool", only_from=("running", "queued")))
+    waiting = await database.run(lambda: runs.update_status("run_1", "waiting_tool", only_from=("running", "queued")))
     assert waiting is not None
     assert waiting.completed_at is None
-    assert await database.run(lambda: runs.move("run_1", "waiting_tool", only_from=("running",))) is None
+    assert await database.run(lambda: runs.update_status("run_1", "waiting_tool", only_from=("running",))) is None
 
     ends = await asyncio.gather(
         *(
             database.run(
-                lambda status=status: runs.move(
+                lambda status=status: runs.update_status(
                     "run_1", status, only_from=("waiting_tool", "running"), usage={"tokens": 3}, ends=True
                 )
             )
@@ -52,7 +51,7 @@ async def test_a_run_moves_only_from_where_it_may_come(database: Database) -> No
         )
     )
     (won,) = [end for end in ends if end is not None]
-    there = await database.read(lambda: runs.one("run_1"))
+    there = await database.read(lambda: runs.find("run_1"))
     assert there is not None
     assert (there.status, there.usage, there.steps) == (won.status, {"tokens": 3}, 2)
     assert there.completed_at is not None
@@ -64,48 +63,48 @@ async def test_runs_are_listed_from_the_newest_page_by_page(database: Database) 
     for number in range(7):
         agent = "cleo" if number == 3 else "ada"
         await database.run(
-            lambda number=number, agent=agent: runs.add(f"run_{number}", agent, space_id=None, trigger=None)
+            lambda number=number, agent=agent: runs.create(f"run_{number}", agent, space_id=None, trigger=None)
         )
 
     async def ids(**wanted: object) -> list[str]:
-        return [run.id for run in await database.read(lambda: runs.listing(**wanted))]  # type: ignore[arg-type]
+        return [run.id for run in await database.read(lambda: runs.list_runs(**wanted))]  # type: ignore[arg-type]
 
     assert await ids(agent_entity_id="ada", limit=3) == ["run_6", "run_5", "run_4"]
     assert await ids(agent_entity_id="ada", before="run_4") == ["run_2", "run_1", "run_0"]
     assert await ids(agent_entity_id="ada", status="failed") == []
     assert len(await ids()) == 7
-    entered = await database.run(lambda: runs.enter("run_1", "spc_1"))
+    entered = await database.run(lambda: runs.set_space("run_1", "spc_1"))
     assert entered is not None
     assert await ids(space_id="spc_1") == ["run_1"]
-    assert await database.run(lambda: runs.enter("run_9", "spc_1")) is None
+    assert await database.run(lambda: runs.set_space("run_9", "spc_1")) is None
 
 
 async def test_calls_of_a_run_are_numbered_by_many_at_once(database: Database) -> None:
     await _agent(database)
-    await database.run(lambda: runs.add("run_1", "ada", space_id="spc_1", trigger=None))
-    numbers = await asyncio.gather(*(database.run(lambda: calls.number("run_1")) for _ in range(40)))
+    await database.run(lambda: runs.create("run_1", "ada", space_id="spc_1", trigger=None))
+    numbers = await asyncio.gather(*(database.run(lambda: calls.allocate_sequence_number("run_1")) for _ in range(40)))
     assert sorted(number[0] for number in numbers if number) == list(range(1, 41))
     assert {number[1:] for number in numbers if number} == {("running", "spc_1")}
-    assert await database.run(lambda: calls.number("run_2")) is None
+    assert await database.run(lambda: calls.allocate_sequence_number("run_2")) is None
 
 
 @pytest.mark.spec("7.4")
 async def test_each_stream_counts_for_itself_and_never_gives_an_id_twice(database: Database) -> None:
-    assert await database.read(lambda: events.bounds("space:1")) == (1, 0)
+    assert await database.read(lambda: events.get_bounds("space:1")) == (1, 0)
     await database.run(lambda: events.append("space:1", [NewEvent("a", {"x": [1, None]}), NewEvent("b", {}, "none")]))
     await database.run(lambda: events.append("space:2", [NewEvent("c", {}, "name")]))
-    first, second = await database.read(lambda: events.after("space:1", 0, 10))
-    assert (first.id, first.type, first.data, first.exposure) == (1, "a", {"x": [1, None]}, "full")
-    assert (second.id, second.type, second.exposure, second.stream) == (2, "b", "none", "space:1")
-    assert [event.id for event in await database.read(lambda: events.after("space:2", 0, 10))] == [1]
+    first, second = await database.read(lambda: events.list_after("space:1", 0, 10))
+    assert (first.id, first.type, first.data, first.visibility) == (1, "a", {"x": [1, None]}, "full")
+    assert (second.id, second.type, second.visibility, second.stream) == (2, "b", "none", "space:1")
+    assert [event.id for event in await database.read(lambda: events.list_after("space:2", 0, 10))] == [1]
 
-    assert await database.run(lambda: events.forget(now_ms() + 1, 2)) == 2
-    assert await database.run(lambda: events.forget(now_ms() + 1, 2)) == 1
-    assert await database.run(lambda: events.forget(now_ms() + 1, 2)) == 0
-    assert await database.read(lambda: events.bounds("space:1")) == (3, 2)
+    assert await database.run(lambda: events.delete_old(now_ms() + 1, 2)) == 2
+    assert await database.run(lambda: events.delete_old(now_ms() + 1, 2)) == 1
+    assert await database.run(lambda: events.delete_old(now_ms() + 1, 2)) == 0
+    assert await database.read(lambda: events.get_bounds("space:1")) == (3, 2)
     (third,) = await database.run(lambda: events.append("space:1", [NewEvent("d", {})]))
     assert third.id == 3
-    assert await database.read(lambda: events.bounds("space:1")) == (3, 3)
+    assert await database.read(lambda: events.get_bounds("space:1")) == (3, 3)
 
 
 @pytest.mark.spec("7.4")
@@ -113,10 +112,10 @@ async def test_what_many_leave_to_the_end_is_kept_in_the_order_of_each_stream(da
     class Left:
         def __init__(self, number: int) -> None:
             self.resolved: list[Sequence[Any]] = []
-            self.pushed = [inbox.entry("ada", f"{number % 130}", "service", {"n": number}, priority=1)]
+            self.pushed = [inbox.build_row("ada", f"{number % 130}", "service", {"n": number}, priority=1)]
             self.new = {"space:all": [NewEvent("n", {"n": number}), NewEvent("n", {"n": -number})]}
             self.new[f"run:{number}"] = [NewEvent("n", {})]
-            self.events: list[StreamEvent] = []
+            self.events: list[StoredEvent] = []
 
     left = [Left(number) for number in range(150)]
     await database.run(lambda: deferred_writes.write(left))
@@ -125,9 +124,9 @@ async def test_what_many_leave_to_the_end_is_kept_in_the_order_of_each_stream(da
         assert mine == [(2 * number + 1, number), (2 * number + 2, -number)]
         assert [event.id for event in one.events if event.stream == f"run:{number}"] == [1]
         assert len(one.events) == 3
-    read = await database.read(lambda: events.after("space:all", 0, 1000))
+    read = await database.read(lambda: events.list_after("space:all", 0, 1000))
     assert [event.data["n"] for event in read] == [n for number in range(150) for n in (number, -number)]
-    told = await database.read(lambda: inbox.listing("ada", limit=1000))
+    told = await database.read(lambda: inbox.list_events("ada", limit=1000))
     assert sorted(event.data["n"] for event in told) == list(range(130))
     await database.run(lambda: deferred_writes.write([]))
 
@@ -136,46 +135,46 @@ async def test_a_long_burst_of_events_is_kept_in_its_order(database: Database) -
     new = [NewEvent("n", {"n": number}) for number in range(257)]
     stored = await database.run(lambda: events.append("run:1", new))
     assert [event.id for event in stored] == list(range(1, 258))
-    read = await database.read(lambda: events.after("run:1", 0, 1000))
+    read = await database.read(lambda: events.list_after("run:1", 0, 1000))
     assert [(event.id, event.data["n"]) for event in read] == [(number + 1, number) for number in range(257)]
 
 
 async def test_a_process_is_known_while_it_beats_and_buried_with_those_it_held(database: Database) -> None:
-    await database.run(lambda: presence.beat("node_1", started_at=1))
-    await database.run(lambda: presence.beat("node_2", started_at=1))
-    assert await database.read(lambda: presence.dead_nodes(before=now_ms() - 1000, besides="node_1")) == []
-    assert await database.read(lambda: presence.dead_nodes(before=now_ms() + 1, besides="node_1")) == ["node_2"]
-    await database.run(lambda: presence.come("wrk_1", ["tool:a", "tool:b"], node_id="node_2"))
-    await database.run(lambda: presence.come("wrk_2", ["tool:a"], node_id="node_1"))
-    assert await database.run(lambda: presence.bury("node_2")) == ["wrk_1"]
-    assert await database.run(lambda: presence.bury("node_2")) == []
-    assert await database.read(presence.served) == [("tool:a", "wrk_2")]
-    assert (await database.read(statistics.count)).nodes == 1
+    await database.run(lambda: presence.record_heartbeat("node_1", started_at=1))
+    await database.run(lambda: presence.record_heartbeat("node_2", started_at=1))
+    assert await database.read(lambda: presence.list_dead_nodes(before=now_ms() - 1000, besides="node_1")) == []
+    assert await database.read(lambda: presence.list_dead_nodes(before=now_ms() + 1, besides="node_1")) == ["node_2"]
+    await database.run(lambda: presence.register("wrk_1", ["tool:a", "tool:b"], node_id="node_2"))
+    await database.run(lambda: presence.register("wrk_2", ["tool:a"], node_id="node_1"))
+    assert await database.run(lambda: presence.delete_node("node_2")) == ["wrk_1"]
+    assert await database.run(lambda: presence.delete_node("node_2")) == []
+    assert await database.read(presence.list_topics) == [("tool:a", "wrk_2")]
+    assert (await database.read(statistics.count_open_work)).nodes == 1
 
 
 @pytest.mark.spec("6.7")
 async def test_whoever_leaves_is_given_time_to_come_back(database: Database) -> None:
-    await database.run(lambda: presence.come("wrk_1", ["tool:a", "tool:b"], node_id="node_1"))
-    assert await database.read(lambda: presence.is_served(["tool:a"])) is True
-    assert await database.read(lambda: presence.is_served(["tool:c"])) is False
-    assert await database.read(lambda: presence.is_served([])) is False
-    assert await database.run(lambda: presence.leave("wrk_1", node_id="node_2")) is False
-    assert await database.run(lambda: presence.leave("wrk_1", node_id="node_1")) is True
-    assert await database.run(lambda: presence.leave("wrk_1", node_id="node_1")) is False
-    assert await database.run(lambda: presence.gone(before=now_ms() - 60_000)) == []
-    await database.run(lambda: presence.come("wrk_1", ["tool:a", "tool:b"], node_id="node_2"))
-    assert await database.run(lambda: presence.gone(before=now_ms() + 60_000)) == []
-    assert await database.run(lambda: presence.leave("wrk_1", node_id="node_1")) is False
-    assert await database.run(lambda: presence.leave("wrk_1", node_id="node_2")) is True
-    assert await database.run(lambda: presence.gone(before=now_ms() + 60_000)) == ["wrk_1"]
-    assert await database.read(presence.served) == []
+    await database.run(lambda: presence.register("wrk_1", ["tool:a", "tool:b"], node_id="node_1"))
+    assert await database.read(lambda: presence.is_any_served(["tool:a"])) is True
+    assert await database.read(lambda: presence.is_any_served(["tool:c"])) is False
+    assert await database.read(lambda: presence.is_any_served([])) is False
+    assert await database.run(lambda: presence.mark_left("wrk_1", node_id="node_2")) is False
+    assert await database.run(lambda: presence.mark_left("wrk_1", node_id="node_1")) is True
+    assert await database.run(lambda: presence.mark_left("wrk_1", node_id="node_1")) is False
+    assert await database.run(lambda: presence.delete_departed(before=now_ms() - 60_000)) == []
+    await database.run(lambda: presence.register("wrk_1", ["tool:a", "tool:b"], node_id="node_2"))
+    assert await database.run(lambda: presence.delete_departed(before=now_ms() + 60_000)) == []
+    assert await database.run(lambda: presence.mark_left("wrk_1", node_id="node_1")) is False
+    assert await database.run(lambda: presence.mark_left("wrk_1", node_id="node_2")) is True
+    assert await database.run(lambda: presence.delete_departed(before=now_ms() + 60_000)) == ["wrk_1"]
+    assert await database.read(presence.list_topics) == []
 
 
 async def test_of_two_first_signs_of_life_in_one_moment_one_is_news(database: Database) -> None:
     def beat() -> Program[bool]:
-        steps = presence.beat("node_1", started_at=1)
+        steps = presence.record_heartbeat("node_1", started_at=1)
         rows = yield next(steps)
-        if database.shared:
+        if database.is_shared:
             yield "SELECT pg_sleep(0.3)", ()  # Meanwhile the other one has looked too.
         try:
             while True:

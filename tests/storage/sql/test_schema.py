@@ -8,11 +8,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from toolspace.storage import schema
 from toolspace.storage.database import Database
+from toolspace.storage.postgres.database import PostgresDatabase
 from toolspace.storage.queries import entities, inbox, sessions
-from toolspace.storage.sql import schema
-from toolspace.storage.sql.postgres import PostgresDatabase
-from toolspace.storage.sql.sqlite import SqliteDatabase
+from toolspace.storage.sqlite.database import SqliteDatabase
 
 RELEASED = (
     "b5da51bf3710891313edc55339a16b7eb1f1850eae649a389b3a7665810766c2",
@@ -35,12 +35,12 @@ async def test_a_database_of_an_earlier_version_is_brought_up_to_date(
     known = schema.MIGRATIONS
     monkeypatch.setattr(schema, "MIGRATIONS", known[:1])
     old = await SqliteDatabase.open(tmp_path / "toolspace.db")
-    await old.run(lambda: entities.add_entity("ent_ada", "agent", "Ada", {}))
+    await old.run(lambda: entities.create_entity("ent_ada", "agent", "Ada", {}))
     await old.aclose()
     monkeypatch.setattr(schema, "MIGRATIONS", known)
     new = await SqliteDatabase.open(tmp_path / "toolspace.db")
-    assert await new.run(lambda: sessions.add("ent_ada", "ent_ada", "agent"))
-    assert (await new.read(lambda: entities.entity("ent_ada"))) is not None
+    assert await new.run(lambda: sessions.create("ent_ada", "ent_ada", "agent"))
+    assert (await new.read(lambda: entities.find_entity("ent_ada"))) is not None
     await new.aclose()
 
 
@@ -60,22 +60,22 @@ async def test_an_inbox_of_an_earlier_version_is_as_it_was(
     old = await opened()
     for number in range(30):
         agent = f"ent_{number % 3}"
-        await old.run(lambda n=number, a=agent: inbox.push(a, f"e{n}", "service", {"n": n}, priority=n % 2, at=n // 4))
+        await old.run(lambda n=number, a=agent: inbox.add(a, f"e{n}", "service", {"n": n}, priority=n % 2, at=n // 4))
     taken = await old.run(lambda: inbox.claim("ent_0", "claim_1", count=4, lease_ms=60_000))
-    await old.run(lambda: inbox.finish("ent_0", "claim_1", [event.event_id for event in taken[:2]]))
-    before = {agent: await old.read(lambda a=agent: inbox.listing(a)) for agent in ("ent_0", "ent_1", "ent_2")}
+    await old.run(lambda: inbox.acknowledge("ent_0", "claim_1", [event.event_id for event in taken[:2]]))
+    before = {agent: await old.read(lambda a=agent: inbox.list_events(a)) for agent in ("ent_0", "ent_1", "ent_2")}
     await old.aclose()
     monkeypatch.setattr(schema, "MIGRATIONS", known)
     new = await opened()
     for agent, events in before.items():
-        after = await new.read(lambda a=agent: inbox.listing(a))
+        after = await new.read(lambda a=agent: inbox.list_events(a))
         assert [event.event_id for event in after] == [event.event_id for event in events]
         assert [msgspec.to_builtins(event) for event in after] == [msgspec.to_builtins(event) for event in events]
-    assert len(await new.read(lambda: inbox.listing("ent_0", status="processed"))) == 2
-    assert len(await new.read(lambda: inbox.listing("ent_0", status="pending"))) == 6
-    assert await new.run(lambda: inbox.finish("ent_0", "claim_1", [taken[2].event_id])) == [taken[2].event_id]
-    assert not await new.run(lambda: inbox.push("ent_0", "e0", "service", {}, priority=1))
-    await new.run(lambda: inbox.clear("ent_0"))
-    assert await new.read(lambda: inbox.listing("ent_0")) == []
-    assert len(await new.read(lambda: inbox.listing("ent_1"))) == 10
+    assert len(await new.read(lambda: inbox.list_events("ent_0", status="processed"))) == 2
+    assert len(await new.read(lambda: inbox.list_events("ent_0", status="pending"))) == 6
+    assert await new.run(lambda: inbox.acknowledge("ent_0", "claim_1", [taken[2].event_id])) == [taken[2].event_id]
+    assert not await new.run(lambda: inbox.add("ent_0", "e0", "service", {}, priority=1))
+    await new.run(lambda: inbox.delete_all("ent_0"))
+    assert await new.read(lambda: inbox.list_events("ent_0")) == []
+    assert len(await new.read(lambda: inbox.list_events("ent_1"))) == 10
     await new.aclose()

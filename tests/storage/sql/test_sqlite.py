@@ -15,15 +15,15 @@ from pathlib import Path
 import pytest
 
 from toolspace.errors import StorageError, StorageUnavailable
+from toolspace.storage import schema
 from toolspace.storage.database import Program
 from toolspace.storage.queries import entities, inbox
-from toolspace.storage.sql import schema
-from toolspace.storage.sql.sqlite import SqliteDatabase
+from toolspace.storage.sqlite.database import SqliteDatabase
 
 _WRITER = """
 import asyncio, sys
 from toolspace.storage.queries import inbox
-from toolspace.storage.sql.sqlite import SqliteDatabase
+from toolspace.storage.sqlite.database import SqliteDatabase
 
 async def main():
     database = await SqliteDatabase.open(sys.argv[1])
@@ -81,7 +81,8 @@ async def test_a_second_process_is_refused_and_told_who_has_the_file(tmp_path: P
     path = tmp_path / "toolspace.db"
     database = await SqliteDatabase.open(path)
     program = (
-        f"import asyncio; from toolspace.storage.sql.sqlite import *; asyncio.run(SqliteDatabase.open({str(path)!r}))"
+        "import asyncio; from toolspace.storage.sqlite.database import *;"
+        f" asyncio.run(SqliteDatabase.open({str(path)!r}))"
     )
     second = await asyncio.create_subprocess_exec(sys.executable, "-c", program, stderr=subprocess.PIPE)
     _, said = await second.communicate()
@@ -98,7 +99,7 @@ async def test_a_second_process_is_refused_and_told_who_has_the_file(tmp_path: P
 async def test_the_files_are_only_their_owners_to_read(tmp_path: Path) -> None:
     folder = tmp_path / "state" / "deep"
     database = await SqliteDatabase.open(folder / "toolspace.db")
-    await database.run(lambda: entities.add_entity("ent_1", "human", "Ann", {}))
+    await database.run(lambda: entities.create_entity("ent_1", "human", "Ann", {}))
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     for file in folder.glob("toolspace.db*"):
         if not file.name.endswith(".lock"):
@@ -110,10 +111,10 @@ async def test_the_files_are_only_their_owners_to_read(tmp_path: Path) -> None:
 async def test_an_up_to_date_database_is_opened_as_it_is_and_a_newer_one_is_not(tmp_path: Path) -> None:
     path = tmp_path / "toolspace.db"
     database = await SqliteDatabase.open(path)
-    await database.run(lambda: entities.add_entity("ent_1", "human", "Ann", {}))
+    await database.run(lambda: entities.create_entity("ent_1", "human", "Ann", {}))
     await database.aclose()
     database = await SqliteDatabase.open(path)
-    assert await database.read(lambda: entities.entity("ent_1")) is not None
+    assert await database.read(lambda: entities.find_entity("ent_1")) is not None
 
     def age() -> Program[None]:
         yield "INSERT INTO migrations (version, applied_at) VALUES (?, 0)", (len(schema.MIGRATIONS) + 1,)
@@ -191,16 +192,16 @@ async def test_opening_that_was_canceled_gives_the_file_back(tmp_path: Path) -> 
 async def test_the_log_does_not_grow_for_ever_under_constant_writing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("toolspace.storage.sql.sqlite_files.LONGEST_LOG", 1 << 20)
-    monkeypatch.setattr("toolspace.storage.sql.sqlite_files.CHECKPOINT_BYTES", 1 << 18)
-    monkeypatch.setattr("toolspace.storage.sql.sqlite_files.LOG_BYTES", 1 << 18)
+    monkeypatch.setattr("toolspace.storage.sqlite.files.LONGEST_LOG", 1 << 20)
+    monkeypatch.setattr("toolspace.storage.sqlite.files.CHECKPOINT_BYTES", 1 << 18)
+    monkeypatch.setattr("toolspace.storage.sqlite.files.LOG_BYTES", 1 << 18)
     path = tmp_path / "toolspace.db"
     database = await SqliteDatabase.open(path)
     text = "x" * 4000
 
     async def write(name: str) -> None:
         for number in range(250):
-            await database.run(lambda number=number: inbox.push(name, f"{number}", "service", text, priority=1))
+            await database.run(lambda number=number: inbox.add(name, f"{number}", "service", text, priority=1))
 
     await asyncio.gather(*(write(str(number)) for number in range(8)))
     written, log = 8 * 250 * len(text), (tmp_path / "toolspace.db-wal").stat().st_size
@@ -213,7 +214,7 @@ async def test_a_commit_does_not_make_the_log_longer(tmp_path: Path) -> None:
     log = tmp_path / "toolspace.db-wal"
     length = log.stat().st_size
     for number in range(50):
-        await database.run(lambda number=number: inbox.push("ada", str(number), "service", "x" * 400, priority=1))
+        await database.run(lambda number=number: inbox.add("ada", str(number), "service", "x" * 400, priority=1))
     assert log.stat().st_size == length
     await database.aclose()
 
@@ -221,13 +222,13 @@ async def test_a_commit_does_not_make_the_log_longer(tmp_path: Path) -> None:
 async def test_what_is_in_a_log_that_is_longer_than_written_is_found_again(tmp_path: Path) -> None:
     first, second = tmp_path / "one", tmp_path / "two"
     database = await SqliteDatabase.open(first / "toolspace.db")
-    await database.run(lambda: inbox.push("ada", "1", "service", {}, priority=1))
+    await database.run(lambda: inbox.add("ada", "1", "service", {}, priority=1))
     second.mkdir()
     for name in ("toolspace.db", "toolspace.db-wal"):  # As if the machine had stopped here.
         (second / name).write_bytes((first / name).read_bytes())
     await database.aclose()
     database = await SqliteDatabase.open(second / "toolspace.db")
-    assert [event.event_id for event in await database.read(lambda: inbox.listing("ada"))] == ["1"]
+    assert [event.event_id for event in await database.read(lambda: inbox.list_events("ada"))] == ["1"]
     await database.aclose()
 
 
@@ -258,7 +259,7 @@ async def test_a_program_that_may_take_long_does_not_run_on_the_loop(tmp_path: P
 
     await asyncio.gather(
         database.run(lambda: write("a")),
-        database.run(lambda: write("b"), aside=True),
+        database.run(lambda: write("b"), exclusive=True),
         database.run(lambda: write("c")),
     )
     assert ran == ["a True", "b False", "c True"]

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from toolspace.core.conversation import UserTurn
 from toolspace.core.ids import now_ms
+from toolspace.core.model import UserTurn
 from toolspace.storage.database import Database, Program
 from toolspace.storage.queries import entities, sessions, tasks
-from toolspace.storage.queries.sessions import Kept, NewTurn
+from toolspace.storage.queries.sessions import NewTurn, StoredTurn
 
 
 async def agent(database: Database, id: str = "ada") -> str:
-    await database.run(lambda: entities.add_entity(id, "agent", id, {}))
+    await database.run(lambda: entities.create_entity(id, "agent", id, {}))
     return id
 
 
 async def made(database: Database, agent_id: str, *ids: str) -> None:
     for at, id in enumerate(ids):
-        await database.run(lambda id=id: tasks.add(id, agent_id, id, "x"))
+        await database.run(lambda id=id: tasks.create(id, agent_id, id, "x"))
         await database.run(lambda id=id, at=at: _made_at(id, at))
 
 
@@ -25,12 +25,12 @@ def _made_at(id: str, at: int) -> Program[None]:
 
 
 def test_the_id_of_a_run_says_what_it_works_on() -> None:
-    assert tasks.session_of(tasks.run_of("task_1")) == "task_1"
-    assert tasks.session_of(tasks.run_of("refl_1")) == "refl_1"
-    assert tasks.session_of("run_01k9") is None
-    assert tasks.session_of("task_1") is None
-    assert tasks.task_of(tasks.reflection_of("task_1")) == tasks.task_of("task_1") == "task_1"
-    assert [tasks.is_work(one) for one in ("task_1", "refl_1", "ent_1")] == [True, True, False]
+    assert tasks.find_session_id(tasks.run_id_of("task_1")) == "task_1"
+    assert tasks.find_session_id(tasks.run_id_of("refl_1")) == "refl_1"
+    assert tasks.find_session_id("run_01k9") is None
+    assert tasks.find_session_id("task_1") is None
+    assert tasks.task_id_of(tasks.reflection_id_of("task_1")) == tasks.task_id_of("task_1") == "task_1"
+    assert [tasks.is_background_session(one) for one in ("task_1", "refl_1", "ent_1")] == [True, True, False]
 
 
 async def test_tasks_are_listed_by_time_and_page_by_page(database: Database) -> None:
@@ -39,7 +39,7 @@ async def test_tasks_are_listed_by_time_and_page_by_page(database: Database) -> 
     await made(database, bob, "task_x")
 
     async def listed(**which: object) -> list[str]:
-        found = await database.read(lambda: tasks.listing(ada, **which))  # pyright: ignore
+        found = await database.read(lambda: tasks.list_tasks(ada, **which))  # pyright: ignore
         return [one.id for one in found]
 
     assert await listed() == ["task_d", "task_c", "task_b", "task_a"]
@@ -48,20 +48,20 @@ async def test_tasks_are_listed_by_time_and_page_by_page(database: Database) -> 
     assert await listed(limit=2, before="task_c") == ["task_b", "task_a"]
     assert await listed(before="task_none") == []
     assert await listed(status="failed") == []
-    assert await database.read(lambda: tasks.one("task_x", ada)) is None
-    assert await database.read(lambda: tasks.running(ada)) == 4
+    assert await database.read(lambda: tasks.find("task_x", ada)) is None
+    assert await database.read(lambda: tasks.count_running(ada)) == 4
 
 
 async def test_a_task_is_made_once_and_ends_once(database: Database) -> None:
     ada = await agent(database)
-    assert await database.run(lambda: tasks.add("task_a", ada, "d", "i"))
-    assert not await database.run(lambda: tasks.add("task_a", ada, "another", "i"))
-    ended = await database.run(lambda: tasks.end("task_a", "failed", {"nul": "\0", "huge": 2**70}))
+    assert await database.run(lambda: tasks.create("task_a", ada, "d", "i"))
+    assert not await database.run(lambda: tasks.create("task_a", ada, "another", "i"))
+    ended = await database.run(lambda: tasks.finish("task_a", "failed", {"nul": "\0", "huge": 2**70}))
     assert ended is not None
     assert (ended.status, ended.result["nul"], ended.description) == ("failed", "\0", "d")
-    assert await database.run(lambda: tasks.end("task_a", "completed", "late")) is None
-    await database.run(lambda: tasks.reflect("task_a", {"assessment": "so so", "toolCallsCount": 0}))
-    task = await database.read(lambda: tasks.one("task_a"))
+    assert await database.run(lambda: tasks.finish("task_a", "completed", "late")) is None
+    await database.run(lambda: tasks.save_reflection("task_a", {"assessment": "so so", "toolCallsCount": 0}))
+    task = await database.read(lambda: tasks.find("task_a"))
     assert task is not None
     assert (task.status, task.reflection["assessment"]) == ("failed", "so so")
 
@@ -71,33 +71,33 @@ async def test_old_tasks_go_with_their_sessions_and_those_under_way_stay(databas
     await made(database, ada, "task_a", "task_b")
     for session in ("task_a", "refl_a", "task_b"):
         kind = "task" if session.startswith("task") else "reflection"
-        await database.run(lambda session=session, kind=kind: sessions.add(session, ada, kind))
-        turn = NewTurn(kept=Kept(UserTurn("x")), tokens=1, run_id=None)
-        await database.run(lambda session=session, turn=turn: sessions.remember(session, 1, [turn]))
-    await database.run(lambda: tasks.end("task_a", "completed", "x"))
-    assert await database.run(lambda: tasks.forget(now_ms() + 1000, 10)) == 1
+        await database.run(lambda session=session, kind=kind: sessions.create(session, ada, kind))
+        turn = NewTurn(stored=StoredTurn(UserTurn("x")), tokens=1, run_id=None)
+        await database.run(lambda session=session, turn=turn: sessions.append_turns(session, 1, [turn]))
+    await database.run(lambda: tasks.finish("task_a", "completed", "x"))
+    assert await database.run(lambda: tasks.delete_old(now_ms() + 1000, 10)) == 1
     for session, left in (("task_a", 0), ("refl_a", 0), ("task_b", 1)):
-        assert len(await database.read(lambda session=session: sessions.history(session))) == left
+        assert len(await database.read(lambda session=session: sessions.list_turns(session))) == left
 
 
 async def test_a_session_that_is_put_off_is_nobodys_until_then(database: Database) -> None:
     ada = await agent(database)
-    await database.run(lambda: sessions.add("task_a", ada, "task"))
-    await database.run(lambda: sessions.begin("task_a", "run_task_a", agent_turns=0))
-    taken = await database.run(lambda: sessions.take("task_a", "node_1", lease_ms=1000))
+    await database.run(lambda: sessions.create("task_a", ada, "task"))
+    await database.run(lambda: sessions.start_cycle("task_a", "run_task_a", agent_turns=0))
+    taken = await database.run(lambda: sessions.acquire_lease("task_a", "node_1", lease_ms=1000))
     assert taken is not None
-    assert not await database.run(lambda: sessions.put_off("task_a", taken.token - 1, 0))
-    assert await database.run(lambda: sessions.put_off("task_a", taken.token, now_ms() + 60_000))
+    assert not await database.run(lambda: sessions.postpone("task_a", taken.token - 1, 0))
+    assert await database.run(lambda: sessions.postpone("task_a", taken.token, now_ms() + 60_000))
     for node in ("node_1", "node_2"):
-        assert await database.run(lambda node=node: sessions.take("task_a", node, lease_ms=1000)) is None
-        assert await database.read(lambda: sessions.cut_off(limit=9)) == []
-    await database.run(lambda: sessions.put_off("task_a", taken.token, now_ms()))
-    assert await database.read(lambda: sessions.cut_off(limit=9)) == ["task_a"]
-    again = await database.run(lambda: sessions.take("task_a", "node_2", lease_ms=1000))
+        assert await database.run(lambda node=node: sessions.acquire_lease("task_a", node, lease_ms=1000)) is None
+        assert await database.read(lambda: sessions.list_interrupted(limit=9)) == []
+    await database.run(lambda: sessions.postpone("task_a", taken.token, now_ms()))
+    assert await database.read(lambda: sessions.list_interrupted(limit=9)) == ["task_a"]
+    again = await database.run(lambda: sessions.acquire_lease("task_a", "node_2", lease_ms=1000))
     assert again is not None
     assert (again.attempts, again.token) == (2, taken.token + 1)
-    turn = NewTurn(kept=Kept(UserTurn("x")), tokens=1, run_id=None)
-    await database.run(lambda: sessions.remember("task_a", 1, [turn]))
-    session = await database.read(lambda: sessions.one("task_a"))
+    turn = NewTurn(stored=StoredTurn(UserTurn("x")), tokens=1, run_id=None)
+    await database.run(lambda: sessions.append_turns("task_a", 1, [turn]))
+    session = await database.read(lambda: sessions.find("task_a"))
     assert session is not None
     assert session.attempts == 0

@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from toolspace.core.records import NewEvent, StreamEvent
+from toolspace.core.records import NewEvent, StoredEvent
 from toolspace.errors import StorageUnavailable
 from toolspace.storage.queries import events
-from toolspace.storage.sql.sqlite import SqliteDatabase
+from toolspace.storage.sqlite.database import SqliteDatabase
 from toolspace.storage.streams.hub import Hub
-from toolspace.storage.streams.ring import Ring
-from toolspace.storage.streams.subscriptions import StreamClosed, Subscription, TooSlow
+from toolspace.storage.streams.subscriptions import Ring, StreamClosed, SubscriberTooSlow, Subscription
 
 
 class Log:
@@ -24,24 +23,24 @@ class Log:
         self.database = database
         self.loads = 0
         self.fails = 0
-        self.hub = Hub(self.load, self.bounds, ring=ring, ring_bytes=ring_bytes)
+        self.hub = Hub(self.load, self.bounds, max_events=ring, max_bytes=ring_bytes)
 
-    async def load(self, stream: str, after: int, limit: int) -> list[StreamEvent]:
+    async def load(self, stream: str, after: int, limit: int) -> list[StoredEvent]:
         self.loads += 1
         if self.fails:
             self.fails -= 1
             raise StorageUnavailable("the database does not answer")
-        return await self.database.read(lambda: events.after(stream, after, limit))
+        return await self.database.read(lambda: events.list_after(stream, after, limit))
 
     async def bounds(self, stream: str) -> tuple[int, int]:
-        return await self.database.read(lambda: events.bounds(stream))
+        return await self.database.read(lambda: events.get_bounds(stream))
 
-    async def store(self, stream: str, count: int = 1, *, text: str = "") -> list[StreamEvent]:
+    async def store(self, stream: str, count: int = 1, *, text: str = "") -> list[StoredEvent]:
         """Appends, and tells nobody: as another process does."""
         new = [NewEvent("tool.progress", {"n": n, "text": text}) for n in range(count)]
         return await self.database.run(lambda: events.append(stream, new))
 
-    async def append(self, stream: str, count: int = 1, *, text: str = "") -> list[StreamEvent]:
+    async def append(self, stream: str, count: int = 1, *, text: str = "") -> list[StoredEvent]:
         stored = await self.store(stream, count, text=text)
         self.hub.publish(stored)
         return stored
@@ -65,7 +64,7 @@ async def read(subscription: Subscription, count: int) -> list[int]:
     """The ids of the next events."""
     ids: list[int] = []
     while len(ids) < count:
-        ids += [event.id for event in await subscription.next()]
+        ids += [event.id for event in await subscription.next_batch()]
     return ids
 
 
@@ -90,7 +89,7 @@ async def test_a_reader_without_a_place_begins_now(log: Log) -> None:
     await log.append("space:b", 1)
     await log.append("space:a", 1)
     assert await read(subscription, 1) == [4]
-    assert subscription.reset is None
+    assert subscription.reset_id is None
 
 
 async def test_events_that_are_told_in_time_are_not_read_from_the_store(log: Log) -> None:
@@ -103,12 +102,12 @@ async def test_events_that_are_told_in_time_are_not_read_from_the_store(log: Log
 
 async def test_streams_that_nobody_reads_are_not_kept(log: Log) -> None:
     await log.append("space:a", 10)
-    log.hub.heard("space:a", 11)
-    assert (log.hub.streams, log.loads) == (0, 0)
+    log.hub.notify_appended("space:a", 11)
+    assert (log.hub.stream_count, log.loads) == (0, 0)
     subscription = await log.hub.subscribe("space:a")
-    assert (log.hub.streams, log.hub.subscriptions) == (1, 1)
+    assert (log.hub.stream_count, log.hub.subscription_count) == (1, 1)
     subscription.close()
-    assert (log.hub.streams, log.hub.subscriptions) == (0, 0)
+    assert (log.hub.stream_count, log.hub.subscription_count) == (0, 0)
 
 
 async def test_what_another_process_wrote_in_between_is_read_from_the_store(log: Log) -> None:
@@ -133,8 +132,8 @@ async def test_events_that_are_told_out_of_order_come_in_order(log: Log) -> None
 async def test_a_hint_of_another_process_brings_its_events(log: Log) -> None:
     subscription = await log.hub.subscribe("space:a")
     stored = await log.store("space:a", 700)
-    log.hub.heard("space:a", stored[-1].id)
-    log.hub.heard("space:a", 5)
+    log.hub.notify_appended("space:a", stored[-1].id)
+    log.hub.notify_appended("space:a", 5)
     assert await read(subscription, 700) == numbers(1, 700)
 
 
@@ -151,7 +150,7 @@ async def test_a_store_that_does_not_answer_is_asked_again(log: Log) -> None:
     subscription = await log.hub.subscribe("space:a")
     log.fails = 2
     await log.store("space:a", 3)
-    log.hub.heard("space:a", 3)
+    log.hub.notify_appended("space:a", 3)
     assert await read(subscription, 3) == [1, 2, 3]
 
 
@@ -160,11 +159,11 @@ async def test_a_hint_that_comes_while_nothing_is_found_is_not_lost(log: Log) ->
     subscription = await log.hub.subscribe("space:a")
     load = log.hub.load
 
-    async def load_and_hear(stream: str, after: int, limit: int) -> list[StreamEvent]:
+    async def load_and_hear(stream: str, after: int, limit: int) -> list[StoredEvent]:
         found = await load(stream, after, limit)
         log.hub.load = load
         await log.store("space:a")  # Behind what was looked at, and told before that look is over.
-        log.hub.heard("space:a", 1)
+        log.hub.notify_appended("space:a", 1)
         return found
 
     log.hub.load = load_and_hear
@@ -174,7 +173,7 @@ async def test_a_hint_that_comes_while_nothing_is_found_is_not_lost(log: Log) ->
 
 async def test_a_hint_of_events_that_are_not_there_ends_the_search(log: Log) -> None:
     subscription = await log.hub.subscribe("space:a")
-    log.hub.heard("space:a", 10)
+    log.hub.notify_appended("space:a", 10)
     await log.append("space:a", 1)
     assert await read(subscription, 1) == [1]
 
@@ -182,21 +181,21 @@ async def test_a_hint_of_events_that_are_not_there_ends_the_search(log: Log) -> 
 @pytest.mark.spec("7.4")
 async def test_a_place_that_is_not_kept_any_more_is_told(log: Log) -> None:
     stored = await log.append("space:a", 10)
-    await log.database.run(lambda: events.forget(stored[-1].at + 1, 6))
+    await log.database.run(lambda: events.delete_old(stored[-1].at + 1, 6))
     subscription = await log.hub.subscribe("space:a", after=2)
-    assert subscription.reset == 7
+    assert subscription.reset_id == 7
     assert await read(subscription, 4) == numbers(7, 10)
     kept = await log.hub.subscribe("space:a", after=6)
-    assert kept.reset is None
+    assert kept.reset_id is None
     beyond = await log.hub.subscribe("space:a", after=99)  # Of another database, or made up.
-    assert beyond.reset == 7
+    assert beyond.reset_id == 7
 
 
 async def test_a_place_at_the_end_is_kept_even_where_no_event_is(log: Log) -> None:
     stored = await log.append("space:a", 4)
-    await log.database.run(lambda: events.forget(stored[-1].at + 1, 100))
+    await log.database.run(lambda: events.delete_old(stored[-1].at + 1, 100))
     subscription = await log.hub.subscribe("space:a", after=4)
-    assert subscription.reset is None
+    assert subscription.reset_id is None
     await log.append("space:a", 1)
     assert await read(subscription, 1) == [5]
 
@@ -212,9 +211,9 @@ async def test_a_reader_that_is_busy_while_the_ring_goes_on_is_too_slow(database
         await log.append("space:a", 3)
         seen += await read(quick, 3)
     assert seen == numbers(1, 32)
-    assert slow.lost
-    with pytest.raises(TooSlow, match="space:a"):
-        await slow.next()
+    assert slow.has_fallen_behind
+    with pytest.raises(SubscriberTooSlow, match="space:a"):
+        await slow.next_batch()
     again = await log.hub.subscribe("space:a", after=2)
     assert await read(again, 30) == numbers(3, 32)
     await log.hub.aclose()
@@ -234,7 +233,7 @@ async def test_large_events_are_let_go_sooner(database: SqliteDatabase) -> None:
     log = Log(database, ring_bytes=100_000)
     subscription = await log.hub.subscribe("space:a")
     await log.append("space:a", 50, text="x" * 10_000)
-    assert subscription.ring.weight <= 100_000
+    assert subscription.ring.byte_count <= 100_000
     assert len(subscription.ring) < 10
     await log.hub.aclose()
 
@@ -258,7 +257,7 @@ async def test_many_writers_and_readers_who_come_and_go_miss_nothing(database: S
             if n % 4:
                 log.hub.publish(stored)
             else:
-                log.hub.heard("space:a", stored[-1].id)
+                log.hub.notify_appended("space:a", stored[-1].id)
 
     async def follow() -> list[int]:
         seen: list[int] = []
@@ -267,8 +266,8 @@ async def test_many_writers_and_readers_who_come_and_go_miss_nothing(database: S
             async with subscription:
                 for _ in range(5):
                     try:
-                        seen += [event.id for event in await subscription.next()]
-                    except TooSlow:
+                        seen += [event.id for event in await subscription.next_batch()]
+                    except SubscriberTooSlow:
                         break
                     if len(seen) >= 8 * 120:
                         break
@@ -278,17 +277,17 @@ async def test_many_writers_and_readers_who_come_and_go_miss_nothing(database: S
     await asyncio.gather(*(write() for _ in range(8)))
     for seen in await asyncio.gather(*followers):
         assert seen == numbers(1, 8 * 120)
-    assert log.hub.subscriptions == 0
+    assert log.hub.subscription_count == 0
     await log.hub.aclose()
 
 
 async def test_a_reader_can_be_poked_and_closed_while_it_waits(log: Log) -> None:
     subscription = await log.hub.subscribe("space:a")
-    waiting = asyncio.create_task(subscription.next())
+    waiting = asyncio.create_task(subscription.next_batch())
     await asyncio.sleep(0)
-    subscription.poke()
+    subscription.wake()
     assert await waiting == []
-    waiting = asyncio.create_task(subscription.next())
+    waiting = asyncio.create_task(subscription.next_batch())
     await asyncio.sleep(0)
     await log.hub.aclose()
     with pytest.raises(StreamClosed):
@@ -299,7 +298,7 @@ async def test_a_reader_can_be_poked_and_closed_while_it_waits(log: Log) -> None
 
 async def test_a_reader_that_is_cancelled_disturbs_no_other(log: Log) -> None:
     one, other = await log.hub.subscribe("space:a"), await log.hub.subscribe("space:a")
-    waiting, gone = asyncio.create_task(read(one, 1)), asyncio.create_task(other.next())
+    waiting, gone = asyncio.create_task(read(one, 1)), asyncio.create_task(other.next_batch())
     await asyncio.sleep(0)
     gone.cancel()
     await log.append("space:a", 1)
@@ -322,7 +321,7 @@ async def test_batches_can_be_iterated_until_the_end(log: Log) -> None:
 # Everything that happens
 
 
-def places(batch: Sequence[StreamEvent]) -> list[tuple[str, int]]:
+def places(batch: Sequence[StoredEvent]) -> list[tuple[str, int]]:
     return [(event.stream, event.id) for event in batch]
 
 
@@ -331,7 +330,7 @@ async def test_a_follower_gets_the_events_of_all_streams_from_now_on(log: Log) -
     follower = log.hub.subscribe_all()
     await log.append("space:a", 1)
     await log.append("run:b", 2)
-    assert places(await follower.next()) == [("space:a", 6), ("run:b", 1), ("run:b", 2)]
+    assert places(await follower.next_batch()) == [("space:a", 6), ("run:b", 1), ("run:b", 2)]
 
 
 async def test_a_follower_gets_what_other_processes_wrote(log: Log) -> None:
@@ -340,25 +339,25 @@ async def test_a_follower_gets_what_other_processes_wrote(log: Log) -> None:
     await log.append("space:a", 1)
     await log.store("space:a", 2)
     await log.append("space:a", 1)
-    seen = places(await follower.next())
+    seen = places(await follower.next_batch())
     while len(seen) < 4:
-        seen += places(await follower.next())
+        seen += places(await follower.next_batch())
     assert seen == [("space:a", n) for n in range(2, 6)]
     stored = await log.store("run:b", 300)
-    log.hub.heard("run:b", stored[-1].id)
-    seen = places(await follower.next())
+    log.hub.notify_appended("run:b", stored[-1].id)
+    seen = places(await follower.next_batch())
     assert seen[-1] == ("run:b", 300)
-    log.hub.heard("run:b", 12)
+    log.hub.notify_appended("run:b", 12)
     await log.store("run:b", 1)
     log.hub.resync()
-    assert places(await follower.next()) == [("run:b", 301)]
+    assert places(await follower.next_batch()) == [("run:b", 301)]
 
 
 async def test_a_follower_gets_what_another_process_wrote_before_what_is_told_meanwhile(log: Log) -> None:
     follower = log.hub.subscribe_all()
     load = log.hub.load
 
-    async def load_and_tell(stream: str, after: int, limit: int) -> list[StreamEvent]:
+    async def load_and_tell(stream: str, after: int, limit: int) -> list[StoredEvent]:
         found = await load(stream, after, limit)
         log.hub._everything._load = load  # pyright: ignore[reportPrivateUsage]
         await log.append("space:a")
@@ -366,10 +365,10 @@ async def test_a_follower_gets_what_another_process_wrote_before_what_is_told_me
 
     log.hub._everything._load = load_and_tell  # pyright: ignore[reportPrivateUsage]
     await log.store("space:a", 2)
-    log.hub.heard("space:a", 2)
+    log.hub.notify_appended("space:a", 2)
     seen: list[int] = []
     while len(seen) < 3:
-        seen += [event.id for event in await follower.next()]
+        seen += [event.id for event in await follower.next_batch()]
     assert seen == [1, 2, 3]
 
 
@@ -377,21 +376,21 @@ async def test_a_follower_that_does_not_keep_up_is_too_slow(database: SqliteData
     log = Log(database, ring=8)
     follower = log.hub.subscribe_all()
     await log.append("space:a", 20)
-    assert follower.lost
-    with pytest.raises(TooSlow):
-        await follower.next()
+    assert follower.has_fallen_behind
+    with pytest.raises(SubscriberTooSlow):
+        await follower.next_batch()
     follower.close()
-    assert log.hub.subscriptions == 0
+    assert log.hub.subscription_count == 0
 
 
 def test_a_ring_gives_nothing_for_a_place_that_it_has_let_go() -> None:
     ring = Ring(10, most=4)
     for n in range(11, 30):
-        ring.append(StreamEvent("s", n, "t", {}, at=0))
+        ring.append(StoredEvent("s", n, "t", {}, at=0))
     assert ring.last == 29
-    assert not ring.holds(12)
-    assert ring.after(12, 5) == []
-    assert [event.id for event in ring.after(27, 5)] == [28, 29]
+    assert not ring.has_all_after(12)
+    assert ring.list_after(12, 5) == []
+    assert [event.id for event in ring.list_after(27, 5)] == [28, 29]
 
 
 @pytest.mark.spec("7.4")

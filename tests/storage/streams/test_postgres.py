@@ -11,7 +11,7 @@ import pytest
 
 from tests.servers.postgres import OwnServer
 from toolspace.errors import StorageUnavailable
-from toolspace.storage.streams.postgres_wakeups import PostgresWakeUps
+from toolspace.storage.postgres.wakeups import PostgresWakeUps
 
 
 class _Ear:

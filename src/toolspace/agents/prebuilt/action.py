@@ -17,10 +17,10 @@ from toolspace.errors import (
     ToolPermissionError,
     ToolValidationError,
 )
-from toolspace.spaces.call_host import CallRoom, as_tool_error
+from toolspace.spaces.call_host import GatewayCallHost, as_tool_error
 from toolspace.spaces.ledger import Effects, Ledger
 from toolspace.storage.database import Program
-from toolspace.storage.queries import receipts
+from toolspace.storage.queries import idempotency
 
 P = ParamSpec("P")
 
@@ -34,12 +34,12 @@ DELETES: Final = Annotations(idempotent=True, destructive=True)
 answered as before."""
 
 
-class Actor:
+class ActionCaller:
     """The agent whose call it is, and where it is."""
 
     __slots__ = ("agent_id", "call_id", "room")
 
-    def __init__(self, room: CallRoom, agent_id: str, call_id: str | None = None) -> None:
+    def __init__(self, room: GatewayCallHost, agent_id: str, call_id: str | None = None) -> None:
         self.room = room
         self.agent_id = agent_id
         self.call_id = call_id
@@ -49,15 +49,17 @@ class Actor:
     def ledger(self) -> Ledger:
         return self.room.ledger
 
-    def run_id(self) -> str:
+    def get_run_id(self) -> str:
         """The run that it is in."""
         if self.room.run_id is None:
             raise ToolExecutionError("there is no run that could enter a space", executed=False)
         return self.room.run_id
 
-    async def once(self, program: Callable[P, Program[Any]], /, *args: P.args, **kwargs: P.kwargs) -> Any:
+    async def write_once(self, program: Callable[P, Program[Any]], /, *args: P.args, **kwargs: P.kwargs) -> Any:
         """Runs a program that nobody needs to hear of: once for this call, whose answer it gives as JSON has it."""
-        return await self.ledger.write(lambda: receipts.once(self.agent_id, self.call_id, program(*args, **kwargs)))
+        return await self.ledger.write(
+            lambda: idempotency.run_once(self.agent_id, self.call_id, program(*args, **kwargs))
+        )
 
     async def commit_once(
         self, program: Callable[Concatenate[Effects, P], Program[Any]], /, *args: P.args, **kwargs: P.kwargs
@@ -65,11 +67,11 @@ class Actor:
         """As `once`, and tells of its effects."""
 
         def attempt(effects: Effects) -> Program[Any]:
-            return receipts.once(self.agent_id, self.call_id, program(effects, *args, **kwargs))
+            return idempotency.run_once(self.agent_id, self.call_id, program(effects, *args, **kwargs))
 
         return await self.ledger.commit(attempt)
 
-    def space(self, named: str | None = None) -> str:
+    def get_space_id(self, named: str | None = None) -> str:
         """The space that is meant: the one that is named, else the active one."""
         found = named if named is not None else self.room.space_id
         if found is None:
@@ -83,24 +85,24 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     description: str
     input_schema: Mapping[str, Any]
-    run: Callable[[Actor, dict[str, Any]], Awaitable[Any]]
+    run: Callable[[ActionCaller, dict[str, Any]], Awaitable[Any]]
     category: ToolCategory
     annotations: Annotations = NO_ANNOTATIONS
 
 
-def actor_of(action: str, context: ToolContext) -> Actor:
+def get_caller(action: str, context: ToolContext) -> ActionCaller:
     """Whose call it is. Raises where it is no agent's."""
     room = context.host
-    if not isinstance(room, CallRoom) or room.agent_entity_id is None:
+    if not isinstance(room, GatewayCallHost) or room.agent_entity_id is None:
         raise ToolExecutionError(
             f'"{action}" is for agents, in their runs: open one on the gateway (toolspace serve; POST /api/runs) '
             "and call it there",
             executed=False,
         )
-    return Actor(room, room.agent_entity_id, context.call_id or None)
+    return ActionCaller(room, room.agent_entity_id, context.call_id or None)
 
 
-def as_failure(error: RefusedError | StorageError) -> ToolError:
+def to_tool_error(error: RefusedError | StorageError) -> ToolError:
     """A refusal as the failure of a call: who acts next is the agent."""
     if isinstance(error, RefusedError) and error.reason == "forbidden":
         return ToolPermissionError(str(error))
@@ -109,7 +111,7 @@ def as_failure(error: RefusedError | StorageError) -> ToolError:
     return as_tool_error(error)
 
 
-def takes(properties: Mapping[str, Any] | None = None, *required: str) -> dict[str, Any]:
+def object_schema(properties: Mapping[str, Any] | None = None, *required: str) -> dict[str, Any]:
     """The schema of an action's input: these properties and no others."""
     schema: dict[str, Any] = {"type": "object", "properties": properties or {}, "additionalProperties": False}
     if required:

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from toolspace.agents.prebuilt.action import CHANGES, DELETES, NO_NUL, READ_ONLY, Action, Actor, takes
+from toolspace.agents.prebuilt.action import CHANGES, DELETES, NO_NUL, READ_ONLY, Action, ActionCaller, object_schema
 from toolspace.core.ids import ID_PATTERN
 from toolspace.core.tool import ToolCategory
 from toolspace.errors import RefusedError
@@ -16,43 +16,43 @@ from toolspace.spaces.plans import NewPlan
 from toolspace.storage.database import Program
 from toolspace.storage.queries import plans as rows
 
-MOST_AT_ONCE = 100
-MOST_TEXT = 10_000
+MAX_PLANS_PER_CALL = 100
+MAX_PLAN_TEXT = 10_000
 _plan_id = {"type": "string", "pattern": ID_PATTERN}
 
 
-async def _set_plans(actor: Actor, given: dict[str, Any]) -> Any:
+async def _set_plans(actor: ActionCaller, given: dict[str, Any]) -> Any:
     new = msgspec.convert(given["plans"], list[NewPlan])
     return await actor.commit_once(_set, actor.agent_id, new)
 
 
 def _set(effects: Effects, agent_id: str, new: list[NewPlan]) -> Program[dict[str, Any]]:
     made = yield from plans.set_plans(effects, agent_id, new)
-    return {"success": True, "plans": [plans.shown(plan) for plan in made]}
+    return {"success": True, "plans": [plans.describe(plan) for plan in made]}
 
 
-async def _get_plans(actor: Actor, given: dict[str, Any]) -> Any:
-    found = await actor.ledger.read(rows.listing, actor.agent_id, status=given.get("status"))
-    return {"plans": [plans.shown(plan) for plan in found]}
+async def _get_plans(actor: ActionCaller, given: dict[str, Any]) -> Any:
+    found = await actor.ledger.read(rows.list_plans, actor.agent_id, status=given.get("status"))
+    return {"plans": [plans.describe(plan) for plan in found]}
 
 
-async def _delete_plans(actor: Actor, given: dict[str, Any]) -> Any:
-    deleted = await actor.once(rows.delete, actor.agent_id, given["planIds"])
+async def _delete_plans(actor: ActionCaller, given: dict[str, Any]) -> Any:
+    deleted = await actor.write_once(rows.delete, actor.agent_id, given["planIds"])
     return {"success": True, "deleted": deleted}
 
 
-async def _create_plan(actor: Actor, given: dict[str, Any]) -> Any:
+async def _create_plan(actor: ActionCaller, given: dict[str, Any]) -> Any:
     made = await _set_plans(actor, {"plans": [given]})
     return {"success": True, "plan": made["plans"][0]}
 
 
-async def _get_plan(actor: Actor, given: dict[str, Any]) -> Any:
+async def _get_plan(actor: ActionCaller, given: dict[str, Any]) -> Any:
     if "id" not in given:
         return await _get_plans(actor, given)
-    found = await actor.ledger.read(rows.one, given["id"])
+    found = await actor.ledger.read(rows.find, given["id"])
     if found is None or found.entity_id != actor.agent_id:
         raise RefusedError("not_found", f'you have no plan "{given["id"]}"')
-    return {"plan": plans.shown(found)}
+    return {"plan": plans.describe(found)}
 
 
 def _text(description: str, longest: int = 200) -> dict[str, Any]:
@@ -62,7 +62,7 @@ def _text(description: str, longest: int = 200) -> dict[str, Any]:
 _PLAN = {
     "id": {**_plan_id, "description": "The plan to change; leave it out for a new one."},
     "name": _text("What to call it."),
-    "instruction": _text("What you want to be told when it is time.", MOST_TEXT),
+    "instruction": _text("What you want to be told when it is time.", MAX_PLAN_TEXT),
     "runAfter": _text('Once, after a while: "2 hours", "30 minutes", "1 day".'),
     "scheduledAt": _text('Once, at a time: "2026-03-01T08:00:00Z".'),
     "cron": _text('Again and again: five fields, "0 9 * * *" is every day at 9.'),
@@ -70,20 +70,20 @@ _PLAN = {
 }
 _status = {"type": "string", "enum": ["active", "completed", "expired"]}
 
-ACTIONS = (
+PLAN_ACTIONS = (
     Action(
         name="set_plans",
         description=(
             "Plan something for later: its instruction comes to your inbox when it is time. With its id a plan of "
             "yours is changed, without one it is new. Each has exactly one of runAfter, scheduledAt and cron."
         ),
-        input_schema=takes(
+        input_schema=object_schema(
             {
                 "plans": {
                     "type": "array",
                     "minItems": 1,
-                    "maxItems": MOST_AT_ONCE,
-                    "items": takes(_PLAN, "name", "instruction"),
+                    "maxItems": MAX_PLANS_PER_CALL,
+                    "items": object_schema(_PLAN, "name", "instruction"),
                 }
             },
             "plans",
@@ -95,7 +95,7 @@ ACTIONS = (
     Action(
         name="get_plans",
         description="Your plans, the next one first.",
-        input_schema=takes({"status": _status}),
+        input_schema=object_schema({"status": _status}),
         run=_get_plans,
         category=ToolCategory.AGENT,
         annotations=READ_ONLY,
@@ -103,8 +103,8 @@ ACTIONS = (
     Action(
         name="delete_plans",
         description="Delete plans of yours.",
-        input_schema=takes(
-            {"planIds": {"type": "array", "items": _plan_id, "minItems": 1, "maxItems": MOST_AT_ONCE}}, "planIds"
+        input_schema=object_schema(
+            {"planIds": {"type": "array", "items": _plan_id, "minItems": 1, "maxItems": MAX_PLANS_PER_CALL}}, "planIds"
         ),
         run=_delete_plans,
         category=ToolCategory.AGENT,
@@ -112,14 +112,14 @@ ACTIONS = (
     ),
 )
 
-SINGULAR = (
+SINGULAR_PLAN_ACTIONS = (
     Action(
         name="createPlan",
         description=(
             "Plan something for later: its instruction comes to your inbox when it is time. Give exactly one of "
             "runAfter, scheduledAt and cron."
         ),
-        input_schema=takes(_PLAN, "name", "instruction"),
+        input_schema=object_schema(_PLAN, "name", "instruction"),
         run=_create_plan,
         category=ToolCategory.AGENT,
         annotations=CHANGES,
@@ -127,7 +127,7 @@ SINGULAR = (
     Action(
         name="getPlan",
         description="One of your plans, or without an id all of them, the next one first.",
-        input_schema=takes({"id": _plan_id, "status": _status}),
+        input_schema=object_schema({"id": _plan_id, "status": _status}),
         run=_get_plan,
         category=ToolCategory.AGENT,
         annotations=READ_ONLY,

@@ -9,11 +9,11 @@ from typing import Any
 
 from toolspace.core import json_text
 from toolspace.core.events import CallCompleted, CallFailed, CallRequested, EventType
-from toolspace.core.line_escaping import in_a_line
+from toolspace.core.line_escaping import single_line
 from toolspace.core.result import ToolResult
-from toolspace.core.secret_masking import redact
+from toolspace.core.secret_masking import mask_secrets
 from toolspace.orchestrator.call import Call
-from toolspace.orchestrator.stage import Handler, Plan
+from toolspace.orchestrator.stage import CallHandler, StageContext
 
 VERBOSE = 15
 """Between INFO and DEBUG: every call, in and out."""
@@ -23,7 +23,7 @@ calls_log = logging.getLogger("toolspace.calls")
 logging.getLogger("toolspace").addHandler(logging.NullHandler())  # Silent until the program sets logging up.
 
 
-def announce(plan: Plan, next: Handler, /) -> Handler:
+def announce(plan: StageContext, next: CallHandler, /) -> CallHandler:
     began, ended = _announcements(plan)
 
     async def run(call: Call) -> ToolResult:
@@ -48,10 +48,10 @@ def announce(plan: Plan, next: Handler, /) -> Handler:
     return run
 
 
-def _announcements(plan: Plan) -> tuple[Callable[[Call], None], Callable[[Call, ToolResult], None]]:
+def _announcements(plan: StageContext) -> tuple[Callable[[Call], None], Callable[[Call, ToolResult], None]]:
     """How the beginning and the end of a tool's calls are told to subscribers."""
     subscribers, deliver = plan.services.bus.subscribers, plan.services.bus.deliver
-    deferred = plan.services.deferred
+    deferred = plan.services.deferred_completions
     name = plan.entry.tool.name
     requested, completed, failed = (
         EventType.TOOL_CALL_REQUESTED,
@@ -67,12 +67,12 @@ def _announcements(plan: Plan) -> tuple[Callable[[Call], None], Callable[[Call, 
 
     def ended(call: Call, result: ToolResult) -> None:
         listeners = subscribers.get(completed if result.ok else failed)
-        if listeners is not None or call.deferred:
+        if listeners is not None or call.defers_completion:
             event = CallCompleted if result.ok else CallFailed
             run, parent = call.run, call.parent
             run_id, parent_id = None if run is None else run.id, None if parent is None else parent.id
             made = event(result.completed_at, call.id, name, run_id, parent_id, result)
-            if call.deferred:
+            if call.defers_completion:
                 deferred[call.id] = made
             elif listeners is not None:
                 deliver(made, listeners)
@@ -82,13 +82,13 @@ def _announcements(plan: Plan) -> tuple[Callable[[Call], None], Callable[[Call, 
 
 def log_request(call: Call) -> None:
     try:
-        parameters = json_text.describe(redact(json_text.parse_arguments(call.arguments)), 2_000)
+        parameters = json_text.describe(mask_secrets(json_text.parse_arguments(call.arguments)), 2_000)
     except ValueError:
         parameters = "(not a JSON object)"
     calls_log.log(
         VERBOSE,
         "tool request → %s\n    parameters: %s",
-        _shown(call.requested),
+        _shown(call.requested_name),
         parameters,
         extra={"event": "tool_started", "callId": call.id, "tool": call.entry.tool.name},
     )
@@ -106,7 +106,7 @@ def log_response(call: Call, result: ToolResult) -> None:
         text = f"latency: {latency}, output: {len(result.text)} chars, status: ok"
         calls_log.log(VERBOSE, "tool response ← %s\n    %s", _shown(result.tool), text, extra=facts)
     else:
-        reason = "\n    ".join(json_text.valid_text(redact(result.error or "")).splitlines())
+        reason = "\n    ".join(json_text.valid_text(mask_secrets(result.error or "")).splitlines())
         text = f"latency: {latency}, status: failed, error: {reason}"
         facts["errorKind"] = result.error_kind
         calls_log.warning("tool response ← %s\n    %s", _shown(result.tool), text, extra=facts)
@@ -114,4 +114,4 @@ def log_response(call: Call, result: ToolResult) -> None:
 
 def _shown(name: str) -> str:
     """A name as a log has it: callers name tools that do not exist, with line breaks if they like."""
-    return in_a_line(json_text.valid_text(name), _LONGEST_NAME)
+    return single_line(json_text.valid_text(name), _LONGEST_NAME)

@@ -10,25 +10,25 @@ import msgspec
 
 from toolspace.core import json_text
 from toolspace.core.interfaces import CachedResult, ResultCache
-from toolspace.core.result import PENDING, Content, ToolResult
+from toolspace.core.result import PENDING_CALL_KEY, Content, ToolResult
 from toolspace.orchestrator.call import Call
-from toolspace.orchestrator.catalog import Flight
-from toolspace.orchestrator.stage import Handler, Instant, Plan
+from toolspace.orchestrator.catalog import SharedExecution
+from toolspace.orchestrator.stage import CallHandler, InstantHandler, StageContext
 
 _log = logging.getLogger("toolspace.cache")
 _LONG_KEY = 512
 _MOST_KEYS = 1_024
 
 
-def cache(plan: Plan, next: Handler, /) -> Handler:
+def cache(plan: StageContext, next: CallHandler, /) -> CallHandler:
     ttl = plan.settings.cache.value
     store = plan.services.cache
     if not ttl or store is None:
         return next
     name = plan.entry.tool.name
     per_user = plan.settings.cache_per_user.value
-    keys = plan.entry.keys
-    entry, flights = plan.entry, plan.entry.flights
+    keys = plan.entry.cache_keys
+    entry, flights = plan.entry, plan.entry.shared_executions
 
     async def run(call: Call) -> ToolResult:
         key = _key(name, call, per_user)
@@ -41,11 +41,11 @@ def cache(plan: Plan, next: Handler, /) -> Handler:
     async def answer(call: Call, key: str) -> ToolResult:
         loop = asyncio.get_running_loop()
         while (flight := flights.get((loop, key))) is not None:
-            call.pause()
-            if flight.landed is None:
-                flight.landed = loop.create_future()
-            shared = await call.in_time(asyncio.shield(flight.landed))
-            if shared is not None and PENDING in shared.extras:
+            call.prepare_to_wait()
+            if flight.result_future is None:
+                flight.result_future = loop.create_future()
+            shared = await call.within_deadline(asyncio.shield(flight.result_future))
+            if shared is not None and PENDING_CALL_KEY in shared.extras:
                 return await next(call)  # Its answer comes later, and to one caller: each asks for itself.
             if shared is not None:
                 return _share(call, shared)
@@ -55,23 +55,23 @@ def cache(plan: Plan, next: Handler, /) -> Handler:
             return _recall(call, known)
         if (loop, key) in flights:  # Someone took off while the cache was asked.
             return await answer(call, key)
-        flights[loop, key] = flight = Flight()
+        flights[loop, key] = flight = SharedExecution()
         result: ToolResult | None = None
         try:
             result = await next(call)
             # What only says that the answer comes later is no answer to keep.
-            if result.ok and not call.stored and not entry.stale and PENDING not in result.extras:
+            if result.ok and not call.is_stored and not entry.is_stale and PENDING_CALL_KEY not in result.extras:
                 await _remember(store, key, result, ttl)
             return result
         finally:
             del flights[loop, key]
-            if flight.landed is not None:
-                flight.landed.set_result(_shareable(call, result))
+            if flight.result_future is not None:
+                flight.result_future.set_result(_shareable(call, result))
 
     return run
 
 
-def recollection(plan: Plan) -> Instant | None:
+def cached_lookup(plan: StageContext) -> InstantHandler | None:
     """Answers a call whose very text was answered before, without checking it again: text says all of it.
 
     None for a tool without a cache, and for one whose answers depend on the user.
@@ -79,7 +79,7 @@ def recollection(plan: Plan) -> Instant | None:
     store = plan.services.cache
     if not plan.settings.cache.value or store is None or plan.settings.cache_per_user.value:
         return None
-    keys, limit = plan.entry.keys, plan.settings.max_bytes.value // 4
+    keys, limit = plan.entry.cache_keys, plan.settings.max_bytes.value // 4
     kind, namespace, name = plan.entry.provider.kind, plan.entry.provider.namespace, plan.entry.tool.name
     peek, decode = store.peek, msgspec.json.Decoder().decode
 
@@ -98,7 +98,7 @@ def recollection(plan: Plan) -> Instant | None:
         call.cache_hit = True
         value = decode(encoded)
         text = value if type(value) is str else encoded.decode()
-        elapsed = (perf_counter() - call.began) * 1000
+        elapsed = (perf_counter() - call.monotonic_start) * 1000
         started = call.started_at
         return ToolResult(
             True, value, None, None, False, started, started + elapsed, elapsed,
@@ -109,12 +109,12 @@ def recollection(plan: Plan) -> Instant | None:
 
 
 def _key(tool: str, call: Call, per_user: bool) -> str:
-    arguments = json_text.canonical(call.values)
+    arguments = json_text.encode_canonical(call.values)
     try:
         text = arguments.decode() if len(arguments) < _LONG_KEY else _digest(arguments)
     except UnicodeDecodeError:  # Half a surrogate pair, which JSON can spell.
         text = _digest(arguments)
-    return f"{tool}\0{call.base.user_id or ''}\0{text}" if per_user else f"{tool}\0{text}"
+    return f"{tool}\0{call.base_context.user_id or ''}\0{text}" if per_user else f"{tool}\0{text}"
 
 
 def _digest(data: bytes) -> str:
@@ -127,7 +127,7 @@ async def _look_up(store: ResultCache, key: str, call: Call) -> CachedResult | N
     try:
         known = store.peek(key)
         if known is None:
-            call.pause()
+            call.prepare_to_wait()
             known = await store.get(key)
         return known
     except Exception:
@@ -154,7 +154,7 @@ def _recall(call: Call, known: CachedResult) -> ToolResult:
 
 def _shareable(call: Call, result: ToolResult | None) -> ToolResult | None:
     """What an ended call leaves to those that waited for it; nothing where the end was its own, not the tool's."""
-    if result is None or call.stored or result.error_kind == "canceled":
+    if result is None or call.is_stored or result.error_kind == "canceled":
         return None
     if result.error_kind == "timeout" and call.run is not None and call.run.remaining_seconds <= 0:
         return None

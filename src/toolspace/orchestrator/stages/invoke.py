@@ -9,23 +9,23 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from toolspace.core.function import FunctionTool
+from toolspace.core.function_tool import FunctionTool
 from toolspace.core.result import ToolResult
-from toolspace.core.signature import style_of
+from toolspace.core.signature import execution_style
 from toolspace.errors import ToolError
 from toolspace.orchestrator.call import Call
-from toolspace.orchestrator.outputs import Spool
-from toolspace.orchestrator.stage import Handler, Plan
+from toolspace.orchestrator.large_results import SpillSettings
+from toolspace.orchestrator.stage import CallHandler, StageContext
 
 _log = logging.getLogger("toolspace.calls")
 _SPEAKS_FOR_ITSELF = (ValueError, RuntimeError, OSError)
 """Built-in exceptions whose text is a sentence. Of the others (`KeyError: 'x'`) the name is half the message."""
 
 
-def invoke(plan: Plan, next: Handler, /) -> Handler:
+def invoke(plan: StageContext, next: CallHandler, /) -> CallHandler:
     tool = plan.entry.tool
     if isinstance(tool, FunctionTool):
-        if tool.style == "async" and tool.signature.context is None and not tool.signature.positional:
+        if tool.style == "async" and tool.signature.context_parameter is None and not tool.signature.positional_only:
             return _direct(tool.function)
         return _guarded(plan, _function(plan, tool))
     if tool.handler is not None:
@@ -42,12 +42,12 @@ A coroutine that is closed may return a result all the same: `bounded`, which cl
 Body = Callable[[Call], Awaitable[Any]]
 
 
-def _guarded(plan: Plan, body: Body) -> Handler:
+def _guarded(plan: StageContext, body: Body) -> CallHandler:
     """What the body returns or raises, as a result."""
-    spool = Spool(plan.services.outputs, plan.settings.max_bytes.value)
+    spool = SpillSettings(plan.services.outputs, plan.settings.max_bytes.value)
 
     async def run(call: Call) -> ToolResult:
-        call.spool = spool
+        call.spill = spool
         try:
             value = await body(call)
         except _NOT_FAILURES:
@@ -59,7 +59,7 @@ def _guarded(plan: Plan, body: Body) -> Handler:
     return run
 
 
-def _direct(function: Callable[..., Awaitable[Any]]) -> Handler:
+def _direct(function: Callable[..., Awaitable[Any]]) -> CallHandler:
     """The same for the commonest tool, an async function without context: one call less on the hottest path."""
 
     async def run(call: Call) -> ToolResult:
@@ -97,15 +97,15 @@ def explain(error: BaseException) -> str:
     return text if own or plain else f"{name}: {text}"
 
 
-def _function(plan: Plan, tool: FunctionTool) -> Body:
+def _function(plan: StageContext, tool: FunctionTool) -> Body:
     function = tool.function
     signature = tool.signature
 
     def bind(call: Call) -> tuple[list[Any], dict[str, Any]]:
         values = dict(call.values)
-        if signature.context is not None:
-            values[signature.context] = call.context
-        return [values.pop(name) for name in signature.positional if name in values], values
+        if signature.context_parameter is not None:
+            values[signature.context_parameter] = call.context
+        return [values.pop(name) for name in signature.positional_only if name in values], values
 
     if tool.style == "stream":
         return _stream(lambda call: _apply(function, *bind(call)))
@@ -118,8 +118,8 @@ def _apply(function: Callable[..., Any], positional: list[Any], named: dict[str,
     return function(*positional, **named)
 
 
-def _raw_handler(plan: Plan, handler: Callable[..., Any]) -> Body:
-    style = style_of(handler, plan.entry.tool.name)
+def _raw_handler(plan: StageContext, handler: Callable[..., Any]) -> Body:
+    style = execution_style(handler, plan.entry.tool.name)
     if style == "stream":
         return _stream(lambda call: handler(call.values, call.context))
     if style == "sync":
@@ -127,19 +127,19 @@ def _raw_handler(plan: Plan, handler: Callable[..., Any]) -> Body:
     return lambda call: handler(call.values, call.context)
 
 
-def _provider(plan: Plan) -> Body:
-    execute, name = plan.entry.provider.execute, plan.entry.own_name
+def _provider(plan: StageContext) -> Body:
+    execute, name = plan.entry.provider.execute, plan.entry.local_name
     return lambda call: execute(name, call.values, call.context)
 
 
-def _thread(plan: Plan, prepare: Callable[[Call], Callable[[], Any]]) -> Body:
+def _thread(plan: StageContext, prepare: Callable[[Call], Callable[[], Any]]) -> Body:
     threads = plan.services.threads
 
     async def run(call: Call) -> Any:
         try:
             value = await threads.run(prepare(call))
         except asyncio.CancelledError:
-            call.over = True  # The thread cannot be stopped; it can see that it should.
+            call.is_over = True  # The thread cannot be stopped; it can see that it should.
             raise
         return await value if inspect.isawaitable(value) else value
 

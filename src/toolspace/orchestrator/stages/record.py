@@ -8,20 +8,20 @@ import logging
 from toolspace.core.result import ToolResult
 from toolspace.errors import ToolError
 from toolspace.orchestrator.call import Call
-from toolspace.orchestrator.recording import open_operation
-from toolspace.orchestrator.stage import Handler, Plan
+from toolspace.orchestrator.call_log import start_call_span
+from toolspace.orchestrator.stage import CallHandler, StageContext
 
 _log = logging.getLogger("toolspace.orchestrator")
 
 
-def record(plan: Plan, next: Handler, /) -> Handler:
-    add = plan.services.accounting.add
-    stats = plan.services.accounting.stats.book(plan.entry.tool.name) if plan.entry.known else None
+def record(plan: StageContext, next: CallHandler, /) -> CallHandler:
+    add = plan.services.call_log.add
+    stats = plan.services.call_log.stats.for_tool(plan.entry.tool.name) if plan.entry.is_registered else None
     in_run = plan.in_run
 
     async def run(call: Call) -> ToolResult:
         if in_run:
-            call.operation = open_operation(call)
+            call.span = start_call_span(call)
         try:
             result = await next(call)
         except asyncio.CancelledError:
@@ -45,13 +45,13 @@ def record(plan: Plan, next: Handler, /) -> Handler:
 
 def _caller_goes_on(call: Call) -> bool:
     """Whether the cancellation was meant for this call alone, and is over with it."""
-    call.untell()
+    call.withdraw_cancellation()
     task = call.task or asyncio.current_task()
-    if task is not None and task.cancelling() > call.cancels_before:
+    if task is not None and task.cancelling() > call.cancel_count_before:
         return False
     above = call.parent
     while above is not None:
-        if above.interrupt and not above.over:
+        if above.interrupt_requested and not above.is_over:
             return False  # Canceled from inside this very task, and not told yet.
         above = above.parent
     return True

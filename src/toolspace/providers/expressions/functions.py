@@ -8,80 +8,80 @@ from typing import Any, cast
 
 from toolspace.core import json_text
 from toolspace.providers.expressions.values import (
+    Evaluation,
     ExpressionError,
-    Scope,
-    comparable,
+    check_comparable,
     contains,
-    equal,
-    finite,
+    is_equal,
     is_number,
-    items,
-    kind_of,
-    number,
-    text,
-    truth,
-    weight,
+    is_true,
+    json_length,
+    require_finite,
+    require_list,
+    require_number,
+    require_text,
+    type_name,
 )
 
 Function = Callable[..., Any]
 """Takes the scope and its arguments, all of them values."""
 
 
-def _length(scope: Scope, value: Any) -> int:
+def _length(scope: Evaluation, value: Any) -> int:
     if isinstance(value, str | list | tuple | Mapping):
         return len(cast("Sequence[Any]", value))
-    raise ExpressionError(f"len needs a text, a list or an object, not {kind_of(value)}")
+    raise ExpressionError(f"len needs a text, a list or an object, not {type_name(value)}")
 
 
-def _sum(scope: Scope, values: Any) -> Any:
-    listed = items(values, "sum")
+def _sum(scope: Evaluation, values: Any) -> Any:
+    listed = require_list(values, "sum")
     scope.spend(len(listed))
-    numbers = [number(one, "sum") for one in listed]
+    numbers = [require_number(one, "sum") for one in listed]
     if all(isinstance(one, int) for one in numbers):
-        return finite(sum(numbers), "sum")
+        return require_finite(sum(numbers), "sum")
     try:
-        return finite(math.fsum(numbers), "sum")  # 0.1 ten times is 1.0.
+        return require_finite(math.fsum(numbers), "sum")  # 0.1 ten times is 1.0.
     except OverflowError:
         raise ExpressionError("sum has no finite result") from None
 
 
-def _average(scope: Scope, values: Any) -> Any:
-    listed = items(values, "avg")
+def _average(scope: Evaluation, values: Any) -> Any:
+    listed = require_list(values, "avg")
     if not listed:
         raise ExpressionError("avg of nothing has no value")
-    return finite(_sum(scope, listed) / len(listed), "avg")
+    return require_finite(_sum(scope, listed) / len(listed), "avg")
 
 
 def _extreme(name: str, pick: Callable[..., Any]) -> Function:
-    def run(scope: Scope, *values: Any) -> Any:
-        listed = items(values[0], name) if len(values) == 1 else values
+    def run(scope: Evaluation, *values: Any) -> Any:
+        listed = require_list(values[0], name) if len(values) == 1 else values
         if not listed:
             raise ExpressionError(f"{name} of nothing has no value")
         scope.spend(len(listed))
         for one in listed:
-            comparable(listed[0], one, name)
+            check_comparable(listed[0], one, name)
         return pick(listed)
 
     return run
 
 
-def _sorted(scope: Scope, values: Any) -> list[Any]:
-    listed = items(values, "sorted")
+def _sorted(scope: Evaluation, values: Any) -> list[Any]:
+    listed = require_list(values, "sorted")
     scope.spend(len(listed) * max(len(listed).bit_length(), 1))
     for one in listed:
-        comparable(listed[0], one, "sorted")
+        check_comparable(listed[0], one, "sorted")
     return sorted(listed)
 
 
-def _unique(scope: Scope, values: Any) -> list[Any]:
+def _unique(scope: Evaluation, values: Any) -> list[Any]:
     found: list[Any] = []
-    for one in items(values, "unique"):
+    for one in require_list(values, "unique"):
         if not contains(scope, found, one):
             found.append(one)
     return found
 
 
-def _range(scope: Scope, *bounds: Any) -> list[int]:
+def _range(scope: Evaluation, *bounds: Any) -> list[int]:
     whole = [_whole(scope, bound) for bound in bounds]
     if not 1 <= len(whole) <= 3 or (len(whole) == 3 and whole[2] == 0):
         raise ExpressionError("range takes an end, a start and an end, or those and a step other than 0")
@@ -97,66 +97,66 @@ def _count(wanted: range) -> int:
         raise ExpressionError("range is too long") from None
 
 
-def _round(scope: Scope, value: Any, digits: Any = 0) -> Any:
-    places = number(digits, "round")
+def _round(scope: Evaluation, value: Any, digits: Any = 0) -> Any:
+    places = require_number(digits, "round")
     if not isinstance(places, int) or not 0 <= places <= 15:
         raise ExpressionError("round takes 0 to 15 digits")
-    whole = number(value, "round")
-    return round(whole) if places == 0 else finite(round(whole, places), "round")
+    whole = require_number(value, "round")
+    return round(whole) if places == 0 else require_finite(round(whole, places), "round")
 
 
 def _numeric(name: str, function: Callable[[Any], Any]) -> Function:
-    def run(scope: Scope, value: Any) -> Any:
-        return finite(function(number(value, name)), name)
+    def run(scope: Evaluation, value: Any) -> Any:
+        return require_finite(function(require_number(value, name)), name)
 
     return run
 
 
-def _whole(scope: Scope, value: Any) -> int:
+def _whole(scope: Evaluation, value: Any) -> int:
     """A number without its fraction, or the number that a text writes."""
     if isinstance(value, str):
         value = _parsed(value)
     if isinstance(value, bool):
         return int(value)
-    return int(finite(int(number(value, "int")), "int"))
+    return int(require_finite(int(require_number(value, "int")), "int"))
 
 
-def _float(scope: Scope, value: Any) -> float:
-    return float(_parsed(value) if isinstance(value, str) else number(value, "float"))
+def _float(scope: Evaluation, value: Any) -> float:
+    return float(_parsed(value) if isinstance(value, str) else require_number(value, "float"))
 
 
 def _parsed(written: str) -> int | float:
     if len(written) <= 40:
         for kind in (int, float):
             try:
-                return finite(kind(written), "a number")
+                return require_finite(kind(written), "a number")
             except (ValueError, OverflowError):
                 continue
     raise ExpressionError(f"{json_text.describe(written)} does not write a number")
 
 
-def as_text(scope: Scope, value: Any) -> str:
+def to_text(scope: Evaluation, value: Any) -> str:
     """A text as it is, anything else as JSON."""
     if isinstance(value, str):
         made = value
     else:
-        scope.check_text(weight(value))
+        scope.check_text(json_length(value))
         made = json_text.encode(value)
     scope.spend_text(len(made))
     return made
 
 
-def _join(scope: Scope, values: Any, separator: Any = "") -> str:
-    between = text(separator, "join")
-    listed = items(values, "join")
-    parts = [as_text(scope, one) for one in listed]
+def _join(scope: Evaluation, values: Any, separator: Any = "") -> str:
+    between = require_text(separator, "join")
+    listed = require_list(values, "join")
+    parts = [to_text(scope, one) for one in listed]
     scope.spend_text(len(between) * len(parts) + sum(map(len, parts)))
     return between.join(parts)
 
 
-def _split(scope: Scope, value: Any, separator: Any = None) -> list[str]:
-    whole = text(value, "split")
-    if separator is not None and not text(separator, "split"):
+def _split(scope: Evaluation, value: Any, separator: Any = None) -> list[str]:
+    whole = require_text(value, "split")
+    if separator is not None and not require_text(separator, "split"):
         raise ExpressionError("split needs a separator that is not empty")
     scope.spend_text(len(whole))
     parts = whole.split(separator)
@@ -164,8 +164,8 @@ def _split(scope: Scope, value: Any, separator: Any = None) -> list[str]:
     return parts
 
 
-def _replace(scope: Scope, value: Any, old: Any, new: Any) -> str:
-    whole, gone, put = text(value, "replace"), text(old, "replace"), text(new, "replace")
+def _replace(scope: Evaluation, value: Any, old: Any, new: Any) -> str:
+    whole, gone, put = require_text(value, "replace"), require_text(old, "replace"), require_text(new, "replace")
     if not gone:
         raise ExpressionError("replace needs a text to look for that is not empty")
     scope.spend_text(len(whole))
@@ -174,8 +174,8 @@ def _replace(scope: Scope, value: Any, old: Any, new: Any) -> str:
 
 
 def _changed(name: str, change: Callable[[str], str]) -> Function:
-    def run(scope: Scope, value: Any) -> str:
-        whole = text(value, name)
+    def run(scope: Evaluation, value: Any) -> str:
+        whole = require_text(value, name)
         scope.spend_text(len(whole))
         return change(whole)
 
@@ -183,61 +183,61 @@ def _changed(name: str, change: Callable[[str], str]) -> Function:
 
 
 def _tested(name: str, test: Callable[[str, str], bool]) -> Function:
-    def run(scope: Scope, value: Any, part: Any) -> bool:
-        return test(text(value, name), text(part, name))
+    def run(scope: Evaluation, value: Any, part: Any) -> bool:
+        return test(require_text(value, name), require_text(part, name))
 
     return run
 
 
 def _object(value: Any, what: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
-        raise ExpressionError(f"{what} needs an object, not {kind_of(value)}")
+        raise ExpressionError(f"{what} needs an object, not {type_name(value)}")
     return cast("Mapping[str, Any]", value)
 
 
-def _keys(scope: Scope, value: Any) -> list[str]:
+def _keys(scope: Evaluation, value: Any) -> list[str]:
     found = _object(value, "keys")
     scope.spend(len(found))
     return list(found)
 
 
-def _values(scope: Scope, value: Any) -> list[Any]:
+def _values(scope: Evaluation, value: Any) -> list[Any]:
     found = _object(value, "values")
     scope.spend(len(found))
     return list(found.values())
 
 
-def _count_of(scope: Scope, values: Any, wanted: Any) -> int:
-    return sum(equal(scope, one, wanted) for one in items(values, "count"))
+def _count_of(scope: Evaluation, values: Any, wanted: Any) -> int:
+    return sum(is_equal(scope, one, wanted) for one in require_list(values, "count"))
 
 
 def _quantified(name: str, quantify: Callable[[Sequence[Any]], bool]) -> Function:
-    def run(scope: Scope, values: Any) -> bool:
-        listed = items(values, name)
+    def run(scope: Evaluation, values: Any) -> bool:
+        listed = require_list(values, name)
         scope.spend(len(listed))
         return quantify(listed)
 
     return run
 
 
-def _reversed(scope: Scope, values: Any) -> Any:
-    listed = text(values, "reversed") if isinstance(values, str) else items(values, "reversed")
+def _reversed(scope: Evaluation, values: Any) -> Any:
+    listed = require_text(values, "reversed") if isinstance(values, str) else require_list(values, "reversed")
     scope.spend(len(listed))
     return listed[::-1] if isinstance(listed, str) else list(reversed(listed))
 
 
-def _square_root(scope: Scope, value: Any) -> float:
-    found = number(value, "sqrt")
+def _square_root(scope: Evaluation, value: Any) -> float:
+    found = require_number(value, "sqrt")
     if found < 0:
         raise ExpressionError("sqrt needs a number that is not negative")
     return math.sqrt(found)
 
 
-def _bool(scope: Scope, value: Any) -> bool:
-    return truth(value)
+def _bool(scope: Evaluation, value: Any) -> bool:
+    return is_true(value)
 
 
-def _is_number(scope: Scope, value: Any) -> bool:
+def _is_number(scope: Evaluation, value: Any) -> bool:
     return is_number(value)
 
 
@@ -269,7 +269,7 @@ FUNCTIONS: Mapping[str, Function] = {
     "split": _split,
     "sqrt": _square_root,
     "startswith": _tested("startswith", str.startswith),
-    "str": as_text,
+    "str": to_text,
     "strip": _changed("strip", str.strip),
     "sum": _sum,
     "unique": _unique,

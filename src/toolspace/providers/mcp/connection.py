@@ -17,22 +17,22 @@ from typing import Any, Literal
 import msgspec
 from mcp.shared.exceptions import MCPError
 
-from toolspace.core.duration import milliseconds
-from toolspace.core.secret_masking import redact
+from toolspace.core.secret_masking import mask_secrets
+from toolspace.core.times import format_milliseconds
 from toolspace.errors import ProviderError
-from toolspace.providers.mcp.faults import (
-    Unreachable,
-    explain,
-    innermost,
-    is_forgotten,
-    is_lost,
-    is_passing,
+from toolspace.providers.mcp.connect import ConnectionAttempt, ConnectionLostDuringDiscovery, ConnectionOptions
+from toolspace.providers.mcp.errors import (
+    ServerUnreachable,
+    describe_error,
+    is_connection_lost,
+    is_temporary,
+    may_be_unknown_session,
+    unwrap_group,
 )
-from toolspace.providers.mcp.opening import BrokeAtGreeting, Hooks, Opening
-from toolspace.providers.mcp.session import Listing, Session
+from toolspace.providers.mcp.session import McpSession, ServerToolList
 from toolspace.providers.mcp.spec import ServerSpec
-from toolspace.providers.mcp.status import ServerStatus, State
-from toolspace.providers.mcp.transports import Link
+from toolspace.providers.mcp.status import ServerState, ServerStatus
+from toolspace.providers.mcp.transports.factory import OpenTransport
 
 _log = logging.getLogger("toolspace.mcp")
 RECONNECT_SECONDS = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
@@ -47,13 +47,15 @@ _RELISTEN_SECONDS = (0.1, 1.0, 5.0, 30.0)
 _REFRESH_SECONDS = 0.05
 """The least time between two refreshes of a list: a server may say without end that it changed."""
 
-End = Literal["lost", "idle", "restart", "stop"]
+EndReason = Literal["lost", "idle", "restart", "stop"]
 
 
-class Connection:
+class ServerConnection:
     """One server. `start` it, `aclose` it once; in between it heals by itself."""
 
-    def __init__(self, name: str, spec: ServerSpec, on_listing: Callable[[Listing], None], hooks: Hooks) -> None:
+    def __init__(
+        self, name: str, spec: ServerSpec, on_listing: Callable[[ServerToolList], None], hooks: ConnectionOptions
+    ) -> None:
         self.name = name
         self.spec = spec
         self.instructions = ""
@@ -61,12 +63,12 @@ class Connection:
         self._hooks = hooks
         self._status = ServerStatus(name=name, state="stopped", transport=spec.kind)
         self._owner: asyncio.Task[None] | None = None
-        self._session: Session | None = None
+        self._session: McpSession | None = None
         self._outcome: asyncio.Future[None] | None = None
         """Done when the attempt under way, or the next, has come to its end, one way or the other."""
         self._wake = asyncio.Event()
         self._ended = asyncio.Event()
-        self._end: End = "lost"
+        self._end: EndReason = "lost"
         self._closing = False
         self._attempting = False
         self._handshake = False
@@ -101,14 +103,14 @@ class Connection:
             if other is loop and not self._owner.done():
                 return
             if other is not loop and not other.is_closed():
-                raise Unreachable("it is in use in another event loop", sent=False)
+                raise ServerUnreachable("it is in use in another event loop", sent=False)
         self._wake, self._ended, self._changed = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._session = self._outcome = self._probing = None
         # In a context of its own: it outlives whoever needed the server first.
         self._owner = loop.create_task(self._run(), name=f"mcp {self.name}", context=contextvars.Context())
 
     @asynccontextmanager
-    async def lease(self) -> AsyncGenerator[Session]:
+    async def borrow_session(self) -> AsyncGenerator[McpSession]:
         """The session, for one call; starts the server where it was stopped for want of calls."""
         self._leases += 1
         try:
@@ -117,45 +119,45 @@ class Connection:
             self._leases -= 1
             self._last_used = time.monotonic()
 
-    async def _revived(self) -> Session:
+    async def _revived(self) -> McpSession:
         tried_just_now = time.monotonic() - self._last_try < _EAGER_SECONDS
         if self._failures and not self._attempting and tried_just_now:
-            raise Unreachable(f"{self._status.last_error}; it is tried again by itself", sent=False)
+            raise ServerUnreachable(f"{self._status.last_error}; it is tried again by itself", sent=False)
         self._own()
         self._wake.set()
         return await self._outcome_of_attempt()
 
-    async def _outcome_of_attempt(self) -> Session:
+    async def _outcome_of_attempt(self) -> McpSession:
         if self._closing or self._owner is None:
-            raise Unreachable("it is closed", sent=False)
+            raise ServerUnreachable("it is closed", sent=False)
         if self._session is None:
             if self._outcome is None or self._outcome.done():
                 self._outcome = asyncio.get_running_loop().create_future()
             await asyncio.wait((self._outcome, self._owner), return_when=asyncio.FIRST_COMPLETED)
         if (session := self._session) is None:
-            raise Unreachable(self._status.last_error or "it did not start", sent=False)
+            raise ServerUnreachable(self._status.last_error or "it did not start", sent=False)
         return session
 
-    def lost(self, session: Session, reason: str) -> None:
+    def report_lost(self, session: McpSession, reason: str) -> None:
         """A call found out that the connection is gone."""
         if session is self._session:
             self._note(reason)
             self._finish("lost")
             self._set("reconnecting", pid=None)
 
-    def doubt(self, session: Session) -> None:
+    def start_probe(self, session: McpSession) -> None:
         """A call did not get its answer in time: asks the server whether it lives, and restarts it if not."""
         if session is self._session and self._probing is None:
             self._probing = asyncio.get_running_loop().create_task(self._probe(session))
 
-    async def confirmed(self, session: Session) -> bool:
+    async def check_alive(self, session: McpSession) -> bool:
         """Whether the server still holds the connection, asked where a call gives reason to doubt it."""
-        self.doubt(session)
+        self.start_probe(session)
         if self._probing is not None:
             await asyncio.wait((self._probing,))
         return session is self._session
 
-    def refresh(self) -> None:
+    def refresh_tools(self) -> None:
         """The list may be another one now."""
         self._changed.set()
 
@@ -206,11 +208,11 @@ class Connection:
                 # A broken connection may show as a cancellation that nobody asked for.
                 if (task := asyncio.current_task()) is not None and task.cancelling():
                     raise
-                if isinstance(innermost(error), BrokeAtGreeting):
+                if isinstance(unwrap_group(error), ConnectionLostDuringDiscovery):
                     self._handshake = True
                     continue
                 if not self._ended.is_set():
-                    self._note(explain(error))
+                    self._note(describe_error(error))
             finally:
                 self._session = None
                 self._attempting = False
@@ -243,27 +245,29 @@ class Connection:
                 await asyncio.sleep(self._last_try + _EAGER_SECONDS - time.monotonic())
                 await self._wake.wait()
 
-    async def _ready(self, stack: AsyncExitStack) -> tuple[Session, Link | None]:
+    async def _ready(self, stack: AsyncExitStack) -> tuple[McpSession, OpenTransport | None]:
         """The server, opened and announced."""
         again = self._status.since is not None and self._status.protocol_version is not None
         if self._status.state not in ("reconnecting", "failed"):  # Each says that it is tried again.
             self._set("starting")
-        gate = self._hooks.gate
+        gate = self._hooks.startup_limiter
         async with gate.slot() if gate is not None else nullcontext():
             try:
                 async with asyncio.timeout(CONNECT_SECONDS):
-                    opening = Opening(self.name, self.spec, self._hooks, self.refresh, handshake=self._handshake)
-                    session, link, listing = await opening.enter(stack)
+                    opening = ConnectionAttempt(
+                        self.name, self.spec, self._hooks, self.refresh_tools, handshake=self._handshake
+                    )
+                    session, link, listing = await opening.open(stack)
             except TimeoutError:
-                reason = f"it was not ready within {milliseconds(CONNECT_SECONDS)}ms"
-                raise Unreachable(reason, sent=False) from None
+                reason = f"it was not ready within {format_milliseconds(CONNECT_SECONDS)}ms"
+                raise ServerUnreachable(reason, sent=False) from None
         self._set(
             "ready",
             transport=link.transport if link is not None else "http",
             pid=link.pid if link is not None else None,
-            era="stateless" if session.stateless else "handshake",
+            era="stateless" if session.is_stateless else "handshake",
             protocol_version=session.protocol_version,
-            server=session.server,
+            server=session.server_label,
             restarts=self._status.restarts + again,
         )
         self.instructions = session.instructions
@@ -274,10 +278,10 @@ class Connection:
         self._settle()
         return session, link
 
-    async def _hold(self, session: Session, link: Link | None) -> None:
+    async def _hold(self, session: McpSession, link: OpenTransport | None) -> None:
         """Until the connection is to end: follows the list, the process, and how long nobody called."""
         work: list[Coroutine[Any, Any, None]] = [self._follow_list(session)]
-        if session.stateless and session.announces_changes:
+        if session.is_stateless and session.announces_changes:
             work.append(self._listen(session))
         if link is not None:
             work.append(self._watch_link(session, link))
@@ -291,9 +295,9 @@ class Connection:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _watch_link(self, session: Session, link: Link) -> None:
-        await link.lost.wait()
-        self.lost(session, link.reason or "the connection was lost")
+    async def _watch_link(self, session: McpSession, link: OpenTransport) -> None:
+        await link.lost_event.wait()
+        self.report_lost(session, link.loss_reason or "the connection was lost")
 
     async def _watch_idle(self, seconds: float) -> None:
         while True:
@@ -303,7 +307,7 @@ class Connection:
                 return
             await asyncio.sleep(left if left > 0 else seconds)
 
-    async def _follow_list(self, session: Session) -> None:
+    async def _follow_list(self, session: McpSession) -> None:
         while True:
             await self._changed.wait()
             self._changed.clear()
@@ -311,41 +315,43 @@ class Connection:
                 async with asyncio.timeout(CONNECT_SECONDS):
                     self._announce(await session.list_tools())
             except (MCPError, ProviderError, TimeoutError) as error:
-                _log.warning("MCP server %s changed its tools, and does not list them: %s", self.name, explain(error))
+                _log.warning(
+                    "MCP server %s changed its tools, and does not list them: %s", self.name, describe_error(error)
+                )
             await asyncio.sleep(_REFRESH_SECONDS)
 
-    async def _listen(self, session: Session) -> None:
+    async def _listen(self, session: McpSession) -> None:
         """Hears of changes in the stateless era; listens again whenever the server hangs up."""
         tries = 0
         while True:
             began = time.monotonic()
             try:
-                await session.watch_list()
+                await session.listen_for_changes()
             except Exception as error:  # Whatever the library makes of a broken stream: calls go on without it.
-                _log.debug("MCP server %s does not tell of changes: %s", self.name, explain(error))
+                _log.debug("MCP server %s does not tell of changes: %s", self.name, describe_error(error))
             tries = 0 if time.monotonic() - began > _HEALTHY_SECONDS else tries + 1
             await asyncio.sleep(_RELISTEN_SECONDS[min(tries, len(_RELISTEN_SECONDS) - 1)])
 
-    async def _probe(self, session: Session) -> None:
+    async def _probe(self, session: McpSession) -> None:
         try:
             async with asyncio.timeout(PROBE_SECONDS):
                 await session.probe()
         except TimeoutError as error:
-            self.lost(session, f"it did not answer a probe: {explain(error)}")
+            self.report_lost(session, f"it did not answer a probe: {describe_error(error)}")
         except ProviderError:
             pass  # Nobody is logged in, which the server itself has said.
         except MCPError as error:
             # Any answer is a sign of life, also that it has no `ping`. Over HTTP it may be another server's by now,
             # which does not know the session, or not even the era.
-            stranger = session.stateless or is_forgotten(error)
-            if is_lost(error) or (self.spec.kind == "http" and stranger and not is_passing(error)):
-                self.lost(session, f"it did not answer a probe: {explain(error)}")
+            stranger = session.is_stateless or may_be_unknown_session(error)
+            if is_connection_lost(error) or (self.spec.kind == "http" and stranger and not is_temporary(error)):
+                self.report_lost(session, f"it did not answer a probe: {describe_error(error)}")
         finally:
             self._probing = None
 
     # State
 
-    def _finish(self, end: End) -> None:
+    def _finish(self, end: EndReason) -> None:
         """Ends the connection that is open now. At once for new calls, which wait for the next one."""
         self._end = end
         self._session = None
@@ -355,16 +361,16 @@ class Connection:
         if self._outcome is not None and not self._outcome.done():
             self._outcome.set_result(None)
 
-    def _announce(self, listing: Listing) -> None:
+    def _announce(self, listing: ServerToolList) -> None:
         self._set(self._status.state, tools=len(listing.tools), left_out=listing.left_out)
         self._on_listing(listing)
 
     def _note(self, reason: str) -> None:
         self._status = msgspec.structs.replace(
-            self._status, last_error=str(redact(reason))[:1_000], last_error_at=time.time()
+            self._status, last_error=str(mask_secrets(reason))[:1_000], last_error_at=time.time()
         )
 
-    def _set(self, state: State, **fields: Any) -> None:
+    def _set(self, state: ServerState, **fields: Any) -> None:
         if state != self._status.state:
             fields["since"] = time.time()
         self._status = msgspec.structs.replace(self._status, state=state, **fields)

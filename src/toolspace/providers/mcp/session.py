@@ -34,9 +34,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from toolspace.core.context import ToolContext
 from toolspace.core.result import ToolResult
-from toolspace.providers.mcp.callbacks import Callbacks, Question, Sampling
-from toolspace.providers.mcp.content import ServerTool, Unusable, read_result, read_tool
-from toolspace.providers.mcp.faults import Refused, classified, is_lost
+from toolspace.providers.mcp.callbacks import ElicitationRequest, McpCallbacks, SamplingRequest
+from toolspace.providers.mcp.conversion import ServerTool, UnusableTool, parse_result, parse_tool
+from toolspace.providers.mcp.errors import HttpStatusError, classify_error, is_connection_lost
 
 _MAX_PAGES = 1_000
 _MAX_TOOLS = 50_000
@@ -52,28 +52,28 @@ _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "notice": logging.INFO,
 _Owner = tuple[object, ...]
 
 
-class Listing(msgspec.Struct, frozen=True):
+class ServerToolList(msgspec.Struct, frozen=True):
     """What a server offers: its tools by name, and those that cannot be used, with the reason."""
 
     tools: Mapping[str, ServerTool]
     left_out: tuple[str, ...] = ()
 
 
-class Peer(msgspec.Struct, frozen=True, kw_only=True):
+class SessionOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What a connection needs of its surroundings."""
 
     name: str
-    callbacks: Callbacks
+    callbacks: McpCallbacks
     version: str
     """Ours, as servers see it."""
     on_change: Callable[[], None]
     """The server's list of tools is another one now."""
 
 
-class Session:
+class McpSession:
     """A negotiated connection. Calls may come from any task; opening and closing are one task's."""
 
-    def __init__(self, peer: Peer, dispatcher: Dispatcher[Any]) -> None:
+    def __init__(self, peer: SessionOptions, dispatcher: Dispatcher[Any]) -> None:
         self._peer = peer
         self._dispatcher = dispatcher
         self._calls: dict[object, ToolContext] = {}
@@ -101,11 +101,11 @@ class Session:
                 await self.client.initialize()
             except MCPError as error:
                 # One that took long to start may have got the question after we gave up on its answer.
-                if handshake or is_lost(error) or not await self._discover():
+                if handshake or is_connection_lost(error) or not await self._discover():
                     raise
         version = self.client.protocol_version or ""
         self._headers = {MCP_PROTOCOL_VERSION_HEADER: version}
-        if self.stateless:
+        if self.is_stateless:
             self._meta = {
                 PROTOCOL_VERSION_META_KEY: version,
                 CLIENT_INFO_META_KEY: {"name": "toolspace", "version": self._peer.version},
@@ -133,7 +133,7 @@ class Session:
             except ValidationError:
                 return False
             except MCPError as raised:
-                error = classified(raised)
+                error = classify_error(raised)
                 data: object = error.data
                 supported = cast("Mapping[str, Any]", data).get("supported") if isinstance(data, dict) else None
                 if error.code != UNSUPPORTED_PROTOCOL_VERSION or not isinstance(supported, list):
@@ -147,7 +147,7 @@ class Session:
         return False
 
     @property
-    def stateless(self) -> bool:
+    def is_stateless(self) -> bool:
         return self.client.discover_result is not None
 
     @property
@@ -155,7 +155,7 @@ class Session:
         return self.client.protocol_version or ""
 
     @property
-    def server(self) -> str | None:
+    def server_label(self) -> str | None:
         info = self.client.server_info
         return f"{info.name} {info.version}".strip() if info is not None else None
 
@@ -170,11 +170,11 @@ class Session:
 
     # Tools
 
-    async def list_tools(self) -> Listing:
+    async def list_tools(self) -> ServerToolList:
         """All pages. One entry that cannot be read does not cost the others."""
         capabilities = self.client.server_capabilities
-        if capabilities is not None and capabilities.tools is None and not self.stateless:
-            return Listing({})  # It offers prompts or resources only, and may not know the question.
+        if capabilities is not None and capabilities.tools is None and not self.is_stateless:
+            return ServerToolList({})  # It offers prompts or resources only, and may not know the question.
         tools: dict[str, ServerTool] = {}
         left_out: list[str] = []
         cursor: str | None = None
@@ -189,12 +189,12 @@ class Session:
             if not isinstance(cursor, str) or cursor in seen or len(tools) + len(left_out) >= _MAX_TOOLS:
                 break
             seen.add(cursor)
-        return Listing(tools, tuple(left_out))
+        return ServerToolList(tools, tuple(left_out))
 
     def _take(self, entry: object, tools: dict[str, ServerTool], left_out: list[str]) -> None:
         try:
-            found = read_tool(entry, stateless=self.stateless)
-        except Unusable as why:
+            found = parse_tool(entry, stateless=self.is_stateless)
+        except UnusableTool as why:
             name = cast("dict[str, Any]", entry).get("name") if isinstance(entry, dict) else None
             left_out.append(f"{name if isinstance(name, str) else '?'}: {why}"[:300])
             return
@@ -203,7 +203,7 @@ class Session:
         else:
             tools[found.tool.name] = found
 
-    async def call(self, tool: ServerTool, arguments: Mapping[str, Any], context: ToolContext) -> ToolResult:
+    async def call_tool(self, tool: ServerTool, arguments: Mapping[str, Any], context: ToolContext) -> ToolResult:
         """One call, with the questions that the server may have in between."""
         key = object()
         self._calls[key] = context
@@ -214,7 +214,7 @@ class Session:
             answer = await self._request("tools/call", params, headers=headers, context=context)
             for _ in range(_MAX_ROUNDS):
                 if answer.get("resultType") != "input_required":
-                    return read_result(answer)
+                    return parse_result(answer)
                 more = await self._answer_questions(answer, context)
                 answer = await self._request("tools/call", {**params, **more}, headers=headers, context=context)
             return ToolResult(
@@ -230,9 +230,9 @@ class Session:
 
     async def probe(self) -> None:
         """Asks the server for a sign of life. Raises where there is none."""
-        await self._request("server/discover" if self.stateless else "ping", {})
+        await self._request("server/discover" if self.is_stateless else "ping", {})
 
-    async def watch_list(self) -> None:
+    async def listen_for_changes(self) -> None:
         """Hears of changes of the list in the stateless era, until the server ends it. Others are told anyway."""
         async with listen(self.client, tools_list_changed=True) as events:
             self._peer.on_change()  # What changed before we listened.
@@ -248,7 +248,7 @@ class Session:
         context: ToolContext | None = None,
     ) -> dict[str, Any]:
         options: CallOptions = {"headers": {**self._headers, **headers}}
-        if self.stateless:
+        if self.is_stateless:
             params = {**params, "_meta": self._meta}
             options["headers"][MCP_METHOD_HEADER] = method
             if method == "tools/call":
@@ -256,7 +256,7 @@ class Session:
         if context is None:
             # Of no cost to a server that goes on with it; to tell one that reads nothing would take seconds.
             options["cancel_on_abandon"] = False
-        elif context.watched:
+        elif context.has_progress_listener:
 
             async def report(progress: float, total: float | None, message: str | None) -> None:
                 context.report_progress(progress, total, message)
@@ -265,7 +265,7 @@ class Session:
         try:
             return await self._dispatcher.send_raw_request(method, params, options)
         except MCPError as error:
-            raise classified(error) from None
+            raise classify_error(error) from None
 
     # What the server asks of us
 
@@ -312,7 +312,7 @@ class Session:
         elicit = self._peer.callbacks.elicit
         assert elicit is not None
         url = isinstance(params, types.ElicitRequestURLParams)
-        question = Question(
+        question = ElicitationRequest(
             server=self._peer.name,
             message=params.message,
             schema=None if url else cast("Mapping[str, Any]", params.requested_schema),
@@ -333,7 +333,7 @@ class Session:
         assert sample is not None
         wire = params.model_dump(by_alias=True, mode="json", exclude_none=True)
         try:
-            answer = await sample(Sampling(server=self._peer.name, params=wire), self._context())
+            answer = await sample(SamplingRequest(server=self._peer.name, params=wire), self._context())
             return types.CreateMessageResult.model_validate(answer, by_name=False)
         except Exception as error:
             _logger(self._peer.name).warning("a model could not be asked: %r", error)
@@ -359,23 +359,25 @@ class Session:
 
 
 @asynccontextmanager
-async def opened(peer: Peer, dispatcher: Dispatcher[Any]) -> AsyncGenerator[Session]:
+async def open_session(peer: SessionOptions, dispatcher: Dispatcher[Any]) -> AsyncGenerator[McpSession]:
     """A session over a channel, not negotiated yet."""
-    session = Session(peer, dispatcher)
+    session = McpSession(peer, dispatcher)
     async with session.client:
         yield session
 
 
 def _owner(call: ToolContext) -> _Owner:
-    return call.user_id, call.space_id, call.session_id, call.run_id, call.questions
+    return call.user_id, call.space_id, call.session_id, call.run_id, call.caller_client
 
 
 def _is_answer(error: MCPError) -> bool:
     """Whether a server that knows nothing of discovery said so, or did not say anything; else it is gone."""
-    return not is_lost(error) and not (isinstance(error, Refused) and error.status in (401, 403, 407))
+    return not is_connection_lost(error) and not (
+        isinstance(error, HttpStatusError) and error.status in (401, 403, 407)
+    )
 
 
-def _capabilities(callbacks: Callbacks) -> dict[str, Any]:
+def _capabilities(callbacks: McpCallbacks) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if callbacks.elicit is not None:
         found["elicitation"] = {"form": {}, "url": {}}

@@ -6,17 +6,17 @@ from typing import Literal
 
 import msgspec
 
-State = Literal["starting", "ready", "idle", "reconnecting", "failed", "stopped"]
+ServerState = Literal["starting", "ready", "idle", "reconnecting", "failed", "stopped"]
 """`idle`: stopped for want of calls, the next one starts it. `failed`: never got ready; it is tried again."""
-Era = Literal["stateless", "handshake"]
+ProtocolEra = Literal["stateless", "handshake"]
 
 
 class ServerStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     name: str
-    state: State
+    state: ServerState
     transport: str
     """What is in use: an `http` server that only speaks `sse` says `sse`."""
-    era: Era | None = None
+    era: ProtocolEra | None = None
     protocol_version: str | None = None
     server: str | None = None
     """The server's own name and version."""

@@ -7,7 +7,7 @@ import re
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
-Kind = Literal["json", "text", "image", "audio", "binary", "unknown"]
+MediaKind = Literal["json", "text", "image", "audio", "binary", "unknown"]
 
 _CHARSET = re.compile(r"""charset\s*=\s*["']?([A-Za-z0-9._:+-]{1,40})""", re.IGNORECASE)
 # Decoders that take quadratic time or read escapes: no answer is written so, but an attacker's may say it is.
@@ -18,30 +18,32 @@ _TEXT_TYPES = re.compile(
 )
 
 
-class Media(NamedTuple):
+class MediaType(NamedTuple):
     """A content type, read."""
 
     type: str
     """`application/json`; empty where the server gave none."""
-    kind: Kind
+    kind: MediaKind
     charset: str | None
     """A charset that Python knows; None where none is given."""
 
 
 @lru_cache(256)
-def read_content_type(header: str) -> Media:
+def parse_content_type(header: str) -> MediaType:
     """What a `Content-Type` header says."""
     media_type = header.partition(";")[0].strip().lower()
     declared = _CHARSET.search(header)
-    return Media(media_type, _kind(media_type), declared[1] if declared and _usable(declared[1]) else None)
+    return MediaType(
+        media_type, _kind(media_type), declared[1] if declared and _is_usable_charset(declared[1]) else None
+    )
 
 
-def text_of(body: bytes, media: Media) -> str | None:
+def decode_text(body: bytes, media: MediaType) -> str | None:
     """The text of a body; None where it is binary."""
     if media.kind in ("image", "audio"):  # Some frameworks give every answer a charset.
         return None
     if media.charset is not None:
-        return _decoded(body, media)
+        return _decode_with_charset(body, media)
     if media.kind == "binary":
         return None
     try:
@@ -54,7 +56,7 @@ def text_of(body: bytes, media: Media) -> str | None:
     return None
 
 
-def _decoded(body: bytes, media: Media) -> str | None:
+def _decode_with_charset(body: bytes, media: MediaType) -> str | None:
     charset = media.charset or "utf-8"
     if media.kind in ("json", "text"):
         return body.decode(charset, "replace")
@@ -65,12 +67,12 @@ def _decoded(body: bytes, media: Media) -> str | None:
     return None if "\0" in text else text
 
 
-def decoder_of(media: Media) -> codecs.IncrementalDecoder:
+def text_decoder(media: MediaType) -> codecs.IncrementalDecoder:
     """What decodes a text that comes in pieces."""
     return codecs.getincrementaldecoder(media.charset or "utf-8-sig")("replace")
 
 
-def _kind(media_type: str) -> Kind:
+def _kind(media_type: str) -> MediaKind:
     if media_type.endswith(("/json", "+json")):
         return "json"
     if _TEXT_TYPES.fullmatch(media_type):  # Before images: `image/svg+xml` is one that a model can read.
@@ -82,7 +84,7 @@ def _kind(media_type: str) -> Kind:
     return "unknown" if media_type in ("", "application/octet-stream") else "binary"
 
 
-def _usable(charset: str) -> bool:
+def _is_usable_charset(charset: str) -> bool:
     try:
         b"x".decode(charset, "replace")  # Not empty: that would not even look the charset up.
         return codecs.lookup(charset).name not in _REFUSED_CHARSETS

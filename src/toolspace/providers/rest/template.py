@@ -26,7 +26,7 @@ class _Absent:
 ABSENT: Final = _Absent()
 
 
-class Hole(NamedTuple):
+class Placeholder(NamedTuple):
     """A place that an argument fills: the way to it, and what stands there where it is absent."""
 
     path: tuple[str | int, ...]
@@ -40,7 +40,7 @@ class Hole(NamedTuple):
             text += f"[{step}]" if isinstance(step, int) else (f".{step}" if text else step)
         return text or "parameters"
 
-    def of(self, parameters: Mapping[str, Any]) -> Any:
+    def get_value(self, parameters: Mapping[str, Any]) -> Any:
         """The argument, or `ABSENT`. Null is given, not absent: data keeps it."""
         value: Any = parameters
         for step in self.path:
@@ -56,13 +56,13 @@ class Hole(NamedTuple):
         return value
 
 
-Pieces = tuple[str | Hole, ...]
+TemplateParts = tuple[str | Placeholder, ...]
 Escape = Callable[[str], str]
 
 
-def split(text: str) -> Pieces:
+def parse_template(text: str) -> TemplateParts:
     """The literal pieces of a text and the holes between them. Raises `ValueError` where a hole makes no sense."""
-    pieces: list[str | Hole] = []
+    pieces: list[str | Placeholder] = []
     at = 0
     for found in _HOLE.finditer(text):
         if found.start() > at:
@@ -74,19 +74,19 @@ def split(text: str) -> Pieces:
     return tuple(pieces)
 
 
-def holes(template: object) -> Iterator[Hole]:
+def iter_placeholders(template: object) -> Iterator[Placeholder]:
     """Every hole of a text or of data, in order."""
     if isinstance(template, str):
-        yield from (piece for piece in split(template) if isinstance(piece, Hole))
+        yield from (piece for piece in parse_template(template) if isinstance(piece, Placeholder))
     elif isinstance(template, Mapping):
         for value in cast("Mapping[str, object]", template).values():
-            yield from holes(value)
+            yield from iter_placeholders(value)
     elif isinstance(template, list | tuple):
         for value in cast("Sequence[object]", template):
-            yield from holes(value)
+            yield from iter_placeholders(value)
 
 
-def as_text(value: object) -> str:
+def argument_text(value: object) -> str:
     """An argument inside a text: as it is, or as compact JSON."""
     if isinstance(value, str):
         return value
@@ -100,8 +100,8 @@ Fill = Callable[[Mapping[str, Any]], Any]
 def compile_data(template: object) -> Fill:
     """Data with texts in it. A hole that is the whole of a text keeps its type; what is absent is left out."""
     if isinstance(template, str):
-        return compile_value(split(template))
-    if not any(holes(template)):
+        return compile_value(parse_template(template))
+    if not any(iter_placeholders(template)):
         return lambda parameters: template
     if isinstance(template, Mapping):
         members = [(key, compile_data(value)) for key, value in cast("Mapping[str, object]", template).items()]
@@ -118,14 +118,14 @@ def compile_data(template: object) -> Fill:
     return fill_list
 
 
-def compile_value(pieces: Pieces) -> Fill:
+def compile_value(pieces: TemplateParts) -> Fill:
     """A text, or the argument itself where the text is nothing but a hole."""
-    return pieces[0].of if len(pieces) == 1 and isinstance(pieces[0], Hole) else compile_text(pieces)
+    return pieces[0].get_value if len(pieces) == 1 and isinstance(pieces[0], Placeholder) else compile_text(pieces)
 
 
-def compile_text(pieces: Pieces, escape: Escape | None = None) -> Fill:
+def compile_text(pieces: TemplateParts, escape: Escape | None = None) -> Fill:
     """A text with its holes filled in, each escaped. `ABSENT` where it has holes and none of them is given."""
-    if not any(isinstance(piece, Hole) for piece in pieces):
+    if not any(isinstance(piece, Placeholder) for piece in pieces):
         text = "".join(cast("tuple[str, ...]", pieces))
         return lambda parameters: text
 
@@ -136,17 +136,17 @@ def compile_text(pieces: Pieces, escape: Escape | None = None) -> Fill:
             if isinstance(piece, str):
                 parts.append(piece)
                 continue
-            value = piece.of(parameters)
+            value = piece.get_value(parameters)
             if value is not ABSENT and value is not None:
                 given = True
-                text = as_text(value)
+                text = argument_text(value)
                 parts.append(text if escape is None else escape(text))
         return "".join(parts) if given else ABSENT
 
     return fill
 
 
-def _hole(found: re.Match[str]) -> Hole:
+def _hole(found: re.Match[str]) -> Placeholder:
     way, has_default, default = found[1].partition(":-")
     way = way.strip()
     path: list[str | int] = []
@@ -159,7 +159,7 @@ def _hole(found: re.Match[str]) -> Hole:
         at = step.end()
     if path and isinstance(path[0], int):
         raise ValueError(f"{found[0]}: parameters have names; write ${{parameters.name}}")
-    return Hole(tuple(path), default if has_default else None)
+    return Placeholder(tuple(path), default if has_default else None)
 
 
 def _is_index(step: str | int) -> bool:

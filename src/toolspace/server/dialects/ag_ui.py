@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from toolspace.core import json_text
-from toolspace.core.records import StreamEvent
+from toolspace.core.records import StoredEvent
 from toolspace.server.dialects.interface import OpenParts, Payload, stream_id
-from toolspace.storage.streams.ring import encoded_data
+from toolspace.storage.streams.subscriptions import encode_data
 
 Data = Mapping[str, Any]
 
@@ -41,7 +41,7 @@ class _Text:
         self.deltas.clear()
 
 
-class AgUi:
+class AgUiTranslator:
     def __init__(self, stream: str) -> None:
         self._thread_id = stream_id(stream)
         self._run_id: str | None = None
@@ -56,7 +56,7 @@ class AgUi:
         self._said_texts: set[str] = set()
         """Messages that are open for readers, within the run, by the ids that readers know."""
         self._said_calls: set[str] = set()
-        self._say: Mapping[str, Callable[[StreamEvent, Data], list[Payload]]] = {
+        self._say: Mapping[str, Callable[[StoredEvent, Data], list[Payload]]] = {
             "message.started": self._message_started,
             "message.delta": self._message_delta,
             "message.done": self._message_done,
@@ -66,7 +66,7 @@ class AgUi:
             "tool.error": self._tool_error,
         }
 
-    def translate(self, event: StreamEvent) -> list[Payload]:
+    def translate(self, event: StoredEvent) -> list[Payload]:
         if event.type == "run.started":
             said = self._run_started(event)
         elif event.type == "run.done":
@@ -95,7 +95,7 @@ class AgUi:
 
     # Runs
 
-    def _run_started(self, event: StreamEvent) -> list[Payload]:
+    def _run_started(self, event: StoredEvent) -> list[Payload]:
         run_id = str(event.data.get("runId"))
         if run_id == self._run_id:
             return []
@@ -106,7 +106,7 @@ class AgUi:
         self._run_id, self._is_ours = run_id, False
         return [*closing, self._started(run_id)]
 
-    def _run_done(self, event: StreamEvent) -> list[Payload]:
+    def _run_done(self, event: StoredEvent) -> list[Payload]:
         data, run_id = event.data, str(event.data.get("runId"))
         self._others.pop(run_id, None)
         if run_id != self._run_id:
@@ -121,7 +121,7 @@ class AgUi:
                 ended["outcome"] = {"type": "cancelled"}
         return self._leave_run(ended)
 
-    def _within_a_run(self, event: StreamEvent, inner: list[Payload]) -> list[Payload]:
+    def _within_a_run(self, event: StoredEvent, inner: list[Payload]) -> list[Payload]:
         """What is said, in a run that is open: one that goes on if there is one, else one around it alone."""
         said = inner
         if self._run_id is None:
@@ -154,13 +154,13 @@ class AgUi:
 
     # Messages
 
-    def _message_started(self, event: StreamEvent, data: Data) -> list[Payload]:
+    def _message_started(self, event: StoredEvent, data: Data) -> list[Payload]:
         id = str(data.get("messageId"))
         text = self._texts.get(id) or _Text(_text_start(id, data))
-        self._texts.put(id, text, len(encoded_data(event)))
+        self._texts.put(id, text, len(encode_data(event)))
         return self._opened(text)
 
-    def _message_delta(self, event: StreamEvent, data: Data) -> list[Payload]:
+    def _message_delta(self, event: StoredEvent, data: Data) -> list[Payload]:
         id, delta = str(data.get("messageId")), str(data.get("delta") or "")
         text = self._texts.get(id)
         if text is None:
@@ -172,7 +172,7 @@ class AgUi:
             self._texts.put(id, text, len(delta))
         return said
 
-    def _message_done(self, event: StreamEvent, data: Data) -> list[Payload]:
+    def _message_done(self, event: StoredEvent, data: Data) -> list[Payload]:
         message = cast("Data", data.get("message") or {})
         id, content = str(message.get("id")), message.get("content")
         text = self._texts.pop(id) or _Text(_text_start(id, message))
@@ -214,7 +214,7 @@ class AgUi:
 
     # Calls
 
-    def _tool_started(self, event: StreamEvent, data: Data) -> list[Payload]:
+    def _tool_started(self, event: StoredEvent, data: Data) -> list[Payload]:
         id = str(data.get("toolCallId"))
         streamed = self._calls.pop(id) is not None
         said: list[Payload] = []
@@ -230,7 +230,7 @@ class AgUi:
             said.append(_custom(event))  # Who executes it, and that someone must.
         return said
 
-    def _tool_streaming(self, event: StreamEvent, data: Data) -> list[Payload]:
+    def _tool_streaming(self, event: StoredEvent, data: Data) -> list[Payload]:
         id, delta = str(data.get("toolCallId")), data.get("inputDelta")
         if not isinstance(delta, str):
             return [_custom(event)]
@@ -245,11 +245,11 @@ class AgUi:
         self._calls.put(id, deltas, len(delta))
         return said
 
-    def _tool_done(self, event: StreamEvent, data: Data) -> list[Payload]:
+    def _tool_done(self, event: StoredEvent, data: Data) -> list[Payload]:
         output = data.get("output")
         return self._result(data, output if isinstance(output, str) else json_text.encode(output))
 
-    def _tool_error(self, event: StreamEvent, data: Data) -> list[Payload]:
+    def _tool_error(self, event: StoredEvent, data: Data) -> list[Payload]:
         metadata = {"isError": True, "errorKind": str(data.get("errorKind", "execution_error"))}
         return self._result(data, str(data.get("error", "the tool failed")), metadata=metadata)
 
@@ -279,5 +279,5 @@ def _call_start(id: str, data: Data) -> Payload:
     return {"type": "TOOL_CALL_START", "toolCallId": id, "toolCallName": str(data.get("toolName"))}
 
 
-def _custom(event: StreamEvent) -> Payload:
+def _custom(event: StoredEvent) -> Payload:
     return {"type": "CUSTOM", "name": event.type, "value": event.data}

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-from toolspace.core.records import StreamEvent
+from toolspace.core.records import StoredEvent
 from toolspace.server.dialects.interface import OpenParts, Payload, stream_id
-from toolspace.storage.streams.ring import encoded_data
+from toolspace.storage.streams.subscriptions import encode_data
 
 Data = Mapping[str, Any]
 _FINISH_REASONS = {"completed": "stop", "failed": "error"}
@@ -41,13 +41,13 @@ class _Text:
         self.deltas: list[str] = []
 
 
-class UiMessageStream:
+class UiMessageStreamTranslator:
     def __init__(self, stream: str) -> None:
         self._message_id = stream_id(stream)
         self._begun = False
         self._calls: OpenParts[_Call] = OpenParts()
         self._texts: OpenParts[_Text] = OpenParts()
-        self._say: Mapping[str, Callable[[StreamEvent, Data], list[Payload]]] = {
+        self._say: Mapping[str, Callable[[StoredEvent, Data], list[Payload]]] = {
             "run.started": self._run_started,
             "run.done": self._run_done,
             "message.started": self._message_started,
@@ -59,7 +59,7 @@ class UiMessageStream:
             "tool.error": self._tool_error,
         }
 
-    def translate(self, event: StreamEvent) -> list[Payload]:
+    def translate(self, event: StoredEvent) -> list[Payload]:
         say = self._say.get(event.type)
         parts = [_data_part(event)] if say is None else say(event, event.data)
         if parts and not self._begun:
@@ -86,22 +86,22 @@ class UiMessageStream:
         start: dict[str, Any] = {"type": "start", "messageId": self._message_id}
         return {**start, "messageMetadata": metadata} if metadata else start
 
-    def _run_started(self, event: StreamEvent, data: Data) -> list[Payload]:
+    def _run_started(self, event: StoredEvent, data: Data) -> list[Payload]:
         return [self._start(_pick(data, "runId", "agentEntityId", "spaceId"))]
 
-    def _run_done(self, event: StreamEvent, data: Data) -> list[Payload]:
+    def _run_done(self, event: StoredEvent, data: Data) -> list[Payload]:
         reason = _FINISH_REASONS.get(str(data.get("status")), "other")
         metadata = _pick(data, "runId", "agentEntityId", "status", "usage", "error")
         return [{"type": "finish", "finishReason": reason, "messageMetadata": metadata}]
 
-    def _message_started(self, event: StreamEvent, data: Data) -> list[Payload]:
+    def _message_started(self, event: StoredEvent, data: Data) -> list[Payload]:
         id, metadata = str(data.get("messageId")), _pick(data, "spaceId", "senderId", "seq", "runId")
         if id in self._texts:
             return []
-        self._texts.put(id, _Text(metadata), len(encoded_data(event)))
+        self._texts.put(id, _Text(metadata), len(encode_data(event)))
         return [_text_start(id, metadata)]
 
-    def _message_delta(self, event: StreamEvent, data: Data) -> list[Payload]:
+    def _message_delta(self, event: StoredEvent, data: Data) -> list[Payload]:
         id, delta = str(data.get("messageId")), str(data.get("delta") or "")
         text = self._texts.get(id)
         if text is None:
@@ -113,7 +113,7 @@ class UiMessageStream:
             parts.append({"type": "text-delta", "id": id, "delta": delta})
         return parts
 
-    def _message_done(self, event: StreamEvent, data: Data) -> list[Payload]:
+    def _message_done(self, event: StoredEvent, data: Data) -> list[Payload]:
         message = _mapping(data.get("message"))
         id, content = str(message.get("id")), message.get("content")
         text = self._texts.pop(id)
@@ -141,15 +141,15 @@ class UiMessageStream:
         void = {"type": "text-end", "id": id, "providerMetadata": _ours({"messageId": id, "void": True})}
         return [void, _text_start(id, text.metadata)]
 
-    def _tool_started(self, event: StreamEvent, data: Data) -> list[Payload]:
+    def _tool_started(self, event: StoredEvent, data: Data) -> list[Payload]:
         id = str(data.get("toolCallId"))
         call = self._calls.get(id) or _Call(str(data.get("toolName")))
         call.data = data
         call.asks = data.get("executionType") == "space" and data.get("status") == "requires_action"
-        self._calls.put(id, call, len(encoded_data(event)))
+        self._calls.put(id, call, len(encode_data(event)))
         return _input(id, data, streamed=bool(call.deltas), asks=call.asks)
 
-    def _tool_streaming(self, event: StreamEvent, data: Data) -> list[Payload]:
+    def _tool_streaming(self, event: StoredEvent, data: Data) -> list[Payload]:
         id, delta = str(data.get("toolCallId")), data.get("inputDelta")
         call = self._calls.get(id)
         if not isinstance(delta, str):
@@ -166,7 +166,7 @@ class UiMessageStream:
         self._calls.put(id, call, len(delta))
         return [*parts, {"type": "tool-input-delta", "toolCallId": id, "inputTextDelta": delta}]
 
-    def _tool_done(self, event: StreamEvent, data: Data) -> list[Payload]:
+    def _tool_done(self, event: StoredEvent, data: Data) -> list[Payload]:
         id, output = str(data.get("toolCallId")), data.get("output")
         call = self._calls.pop(id)
         if call is None:
@@ -176,7 +176,7 @@ class UiMessageStream:
         done = {"type": "tool-output-available", "toolCallId": id, "output": output}
         return [_answered(id), done] if call.asks else [done]
 
-    def _tool_error(self, event: StreamEvent, data: Data) -> list[Payload]:
+    def _tool_error(self, event: StoredEvent, data: Data) -> list[Payload]:
         id = str(data.get("toolCallId"))
         call = self._calls.pop(id)
         if call is None:
@@ -207,7 +207,7 @@ def _text_start(id: str, metadata: Data) -> Payload:
     return {"type": "text-start", "id": id, "providerMetadata": _ours(metadata)}
 
 
-def _data_part(event: StreamEvent) -> Payload:
+def _data_part(event: StoredEvent) -> Payload:
     part: dict[str, Any] = {"type": f"data-{event.type.replace('.', '-')}", "data": event.data}
     id = event.data.get("toolCallId") or event.data.get("messageId")
     return {**part, "id": id} if isinstance(id, str) else part  # The next of one id takes its place.

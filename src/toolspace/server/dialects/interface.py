@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Generic, Protocol, TypeVar
 
-from toolspace.core.records import StreamEvent
+from toolspace.core.records import StoredEvent
 
 Payload = Mapping[str, Any]
 """What one frame carries, as JSON."""
@@ -23,7 +23,7 @@ class Translator(Protocol):
     What it remembers is a function of the events alone, the same for every reader, so that all share what it says.
     """
 
-    def translate(self, event: StreamEvent) -> list[Payload]:
+    def translate(self, event: StoredEvent) -> list[Payload]:
         """What to say for the next event of the stream."""
         ...
 

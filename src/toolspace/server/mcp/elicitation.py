@@ -12,18 +12,18 @@ from mcp.shared.exceptions import MCPError
 from mcp.shared.message import ServerMessageMetadata
 from pydantic import BaseModel, ValidationError
 
-from toolspace.core.questions import Answer
+from toolspace.core.elicitation import ElicitationResult
 from toolspace.errors import ToolError
 
-Request = types.ElicitRequest | types.CreateMessageRequest | types.ListRootsRequest
+ClientRequest = types.ElicitRequest | types.CreateMessageRequest | types.ListRootsRequest
 ResultT = TypeVar("ResultT", bound=BaseModel)
-ON_PIPES = "pipes"
+STDIO_CLIENT = "pipes"
 """The client of a server on pipes: there is only one."""
 _NO_FIELDS: dict[str, Any] = {"type": "object", "properties": {}}
 """Of a question that is answered by accepting it."""
 
 
-class Abilities(NamedTuple):
+class ClientAbilities(NamedTuple):
     """What a client says it can be asked."""
 
     form: bool = False
@@ -33,7 +33,7 @@ class Abilities(NamedTuple):
     roots: bool = False
 
     @classmethod
-    def of(cls, capabilities: types.ClientCapabilities | None) -> Abilities:
+    def from_capabilities(cls, capabilities: types.ClientCapabilities | None) -> ClientAbilities:
         if capabilities is None:
             return NO_ABILITIES
         elicitation, sampling = capabilities.elicitation, capabilities.sampling
@@ -47,7 +47,7 @@ class Abilities(NamedTuple):
         )
 
 
-NO_ABILITIES = Abilities()
+NO_ABILITIES = ClientAbilities()
 _FORM = types.ClientCapabilities(elicitation=types.ElicitationCapability(form=types.FormElicitationCapability()))
 _URL = types.ClientCapabilities(elicitation=types.ElicitationCapability(url=types.UrlElicitationCapability()))
 _SAMPLING = types.ClientCapabilities(sampling=types.SamplingCapability())
@@ -55,10 +55,10 @@ _TOOLS = types.ClientCapabilities(sampling=types.SamplingCapability(tools=types.
 _ROOTS = types.ClientCapabilities(roots=types.RootsCapability())
 
 
-class Ask(Protocol):
+class SendQuestion(Protocol):
     """Puts one question to the client, and waits for the answer. Raises `ToolError` where there will be none."""
 
-    async def __call__(self, request: Request, answer: type[ResultT], key: str | None) -> ResultT: ...
+    async def __call__(self, request: ClientRequest, answer: type[ResultT], key: str | None) -> ResultT: ...
 
 
 class ClientQuestions:
@@ -68,11 +68,11 @@ class ClientQuestions:
     asks may then be answered all the same.
     """
 
-    def __init__(self, abilities: Abilities, ask: Ask, *, client: Hashable | None = None) -> None:
+    def __init__(self, abilities: ClientAbilities, ask: SendQuestion, *, client: Hashable | None = None) -> None:
         self._abilities = abilities
         self._ask = ask
         self._client = client if client is not None else object()
-        self.missing: types.ClientCapabilities | None = None
+        self.missing_capability: types.ClientCapabilities | None = None
         """What the client would have had to declare for something that was asked."""
 
     def __eq__(self, other: object) -> bool:
@@ -92,7 +92,7 @@ class ClientQuestions:
         schema: Mapping[str, Any] | None = None,
         url: str | None = None,
         key: str | None = None,
-    ) -> Answer:
+    ) -> ElicitationResult:
         if url is not None:
             self._require("questions with a page to open", self._abilities.url, _URL)
             params = types.ElicitRequestURLParams(message=message, url=url, elicitation_id=str(uuid.uuid4()))
@@ -101,7 +101,7 @@ class ClientQuestions:
             fields = dict(schema) if schema is not None else _NO_FIELDS
             params = types.ElicitRequestFormParams(message=message, requested_schema=fields)
         said = await self._ask(types.ElicitRequest(params=params), types.ElicitResult, key)
-        return Answer(action=said.action, content=cast("Mapping[str, Any] | None", said.content))
+        return ElicitationResult(action=said.action, content=cast("Mapping[str, Any] | None", said.content))
 
     async def sample(self, params: Mapping[str, Any], *, key: str | None = None) -> Mapping[str, Any]:
         try:
@@ -124,18 +124,18 @@ class ClientQuestions:
 
     def _require(self, what: str, is_able: bool, capability: types.ClientCapabilities) -> None:
         if not is_able:
-            self.missing = capability
+            self.missing_capability = capability
             raise ToolError(f"nobody can be asked: the MCP client does not say that it takes {what}")
 
 
-class AskInSession:
+class SendQuestionInSession:
     """Asks in the handshake era: by a request of our own, on the way of the call's answer."""
 
     def __init__(self, session: ServerSession, request_id: types.RequestId | None) -> None:
         self._session = session
         self._related = ServerMessageMetadata(related_request_id=request_id)
 
-    async def __call__(self, request: Request, answer: type[ResultT], key: str | None) -> ResultT:
+    async def __call__(self, request: ClientRequest, answer: type[ResultT], key: str | None) -> ResultT:
         try:
             return await self._session.send_request(request, answer, metadata=self._related)
         except MCPError as error:
@@ -144,7 +144,7 @@ class AskInSession:
             raise ToolError(f"the MCP client's answer to {request.method} is none: {_first(error)}") from None
 
 
-async def _ask_too_late(request: Request, answer: type[ResultT], key: str | None) -> ResultT:
+async def _ask_too_late(request: ClientRequest, answer: type[ResultT], key: str | None) -> ResultT:
     raise ToolError("the call that asks is over")
 
 

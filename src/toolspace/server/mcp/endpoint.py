@@ -15,15 +15,18 @@ from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 
 from toolspace.core import json_text
 from toolspace.core.context import ToolContext
-from toolspace.server.mcp.access import Authorize, Denied, Names
-from toolspace.server.mcp.fast_path import FastPath
-from toolspace.server.mcp.fast_requests import Job
-from toolspace.server.mcp.json_rpc import Message, Receive, Scope, Send, refuse
-from toolspace.server.mcp.list_changes import Changes
-from toolspace.server.mcp.sdk_server import CALLER, ToolspaceServer
-from toolspace.server.mcp.service import Service
-from toolspace.server.mcp.sessions import MOST, MOST_OF_ONE, Sessions, opening_of
-from toolspace.server.mcp.suspended_calls import Parking
+from toolspace.server.host_and_cors import Authorize, HostCheck, Refusal
+from toolspace.server.mcp.fast_path import FastPath, FastRequest
+from toolspace.server.mcp.json_rpc import Message, Receive, Scope, Send, send_error
+from toolspace.server.mcp.sdk_server import CALLER_SCOPE_KEY, ChangeNotifier, ToolspaceMcpServer
+from toolspace.server.mcp.service import McpService
+from toolspace.server.mcp.sessions import (
+    MAX_SESSIONS,
+    MAX_SESSIONS_PER_CALLER,
+    HandshakeSessions,
+    parse_session_opening,
+)
+from toolspace.server.mcp.suspended_calls import SuspendedCalls
 from toolspace.toolspace import Toolspace
 
 MAX_BODY = 4 * 1024 * 1024
@@ -52,25 +55,25 @@ class McpEndpoint:
         max_body: int = MAX_BODY,
         idle_seconds: float = IDLE_SECONDS,
     ) -> None:
-        self._service = Service(toolspace)
-        self._changes = Changes()
-        self._parking = Parking(self._service)
-        self._server = ToolspaceServer(self._service, self._changes, self._parking)
-        self._names = Names(allowed_hosts, allowed_origins)
+        self._service = McpService(toolspace)
+        self._changes = ChangeNotifier()
+        self._parking = SuspendedCalls(self._service)
+        self._server = ToolspaceMcpServer(self._service, self._changes, self._parking)
+        self._names = HostCheck(allowed_hosts, allowed_origins)
         self._authorize = authorize
         self._max_body = max_body
         # The body is bounded and the names are checked here, before either path.
         self._manager = StreamableHTTPSessionManager(
-            self._server, max_request_body_size=max_body, session_idle_timeout=idle_seconds, max_sessions=MOST
+            self._server, max_request_body_size=max_body, session_idle_timeout=idle_seconds, max_sessions=MAX_SESSIONS
         )
         self._fast = FastPath(self._service, self._parking, self._server.server_info_stamp)
-        self._sessions = Sessions(idle_seconds)
+        self._sessions = HandshakeSessions(idle_seconds)
         self._running: asyncio.Task[None] | None = None
         self._ended = asyncio.Event()
 
     async def __aenter__(self) -> Self:
         self._service.on_tools_changed = self._tools_changed
-        self._service.on_outputs_changed = self._changes.outputs
+        self._service.on_outputs_changed = self._changes.notify_resources_changed
         started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._running = asyncio.create_task(self._run(started))
         await asyncio.wait((started, self._running), return_when=asyncio.FIRST_COMPLETED)
@@ -96,15 +99,15 @@ class McpEndpoint:
         if scope["type"] != "http":
             raise RuntimeError(f"the MCP endpoint answers HTTP, not {scope['type']}; mount it below an application")
         if self._running is None or self._ended.is_set():
-            await refuse(send, 503, "Service Unavailable: the server is starting or stopping")
+            await send_error(send, 503, "Service Unavailable: the server is starting or stopping")
             return
         pairs: list[tuple[bytes, bytes]] = scope["headers"]
         headers = dict(pairs)
         denied = self._names.check(headers.get(b"host"), headers.get(b"origin"))
         if len(headers) < len(pairs) and _is_said_twice(pairs):
-            denied = Denied(400, "Bad Request: Host, Origin or Mcp-Session-Id appears more than once")
+            denied = Refusal(400, "Bad Request: Host, Origin or Mcp-Session-Id appears more than once")
         if denied is not None:
-            await refuse(send, denied.status, denied.message, headers=denied.headers)
+            await send_error(send, denied.status, denied.message, headers=denied.headers)
             return
         if (origin := headers.get(b"origin")) is not None:
             send = _shared_with(origin, send)
@@ -116,35 +119,37 @@ class McpEndpoint:
             context = self._authorize(scope)
             if inspect.isawaitable(context):
                 context = await context
-            if isinstance(context, Denied):
-                await refuse(send, context.status, context.message, headers=context.headers)
+            if isinstance(context, Refusal):
+                await send_error(send, context.status, context.message, headers=context.headers)
                 return
             if context is not None:
                 owner = _owner(
                     context.user_id, context.agent_entity_id, context.agent_id, context.session_id, context.space_id
                 )
-                scope[CALLER] = context
+                scope[CALLER_SCOPE_KEY] = context
         if scope["method"] != "POST":
-            if scope["method"] == "DELETE" and (session := self._sessions.forget(headers, owner)) is not None:
-                for call_id in session.running.values():
+            if scope["method"] == "DELETE" and (session := self._sessions.remove(headers, owner)) is not None:
+                for call_id in session.running_calls.values():
                     self._service.cancel(call_id)
             await self._manage(scope, receive, send, owner)
             return
         body = await _read(receive, headers.get(b"content-length"), self._max_body)
-        if isinstance(body, Denied):
-            await refuse(send, body.status, body.message, headers=body.headers)
+        if isinstance(body, Refusal):
+            await send_error(send, body.status, body.message, headers=body.headers)
             return
         # A header that is there twice hides one of its values in the mapping: the library looks at each.
         if len(headers) == len(pairs) and (job := self._job(headers, body, context, owner)) is not None:
             await job.run(receive, send)
             return
         if b"mcp-session-id" in headers:
-            send = self._sessions.until_lost(headers, owner, send)
-        elif (opening := opening_of(body)) is not None:
+            send = self._sessions.watch_for_loss(headers, owner, send)
+        elif (opening := parse_session_opening(body)) is not None:
             if self._sessions.has_too_many(owner):
-                await refuse(send, 429, f"Too many sessions: {MOST_OF_ONE} are open; end one with DELETE")
+                await send_error(
+                    send, 429, f"Too many sessions: {MAX_SESSIONS_PER_CALLER} are open; end one with DELETE"
+                )
                 return
-            send = self._sessions.observe(opening, owner, context, send)
+            send = self._sessions.watch_opening(opening, owner, context, send)
         # Space around a value is no part of it, but some web servers leave it there.
         trimmed = {**scope, "headers": [(name, value.strip(b" \t")) for name, value in pairs]}
         await self._manage(trimmed, _replay(body, receive), send, owner)
@@ -158,15 +163,15 @@ class McpEndpoint:
 
     def _job(
         self, headers: Mapping[bytes, bytes], body: bytes, context: ToolContext | None, owner: str | None
-    ) -> Job | None:
+    ) -> FastRequest | None:
         if b"mcp-session-id" not in headers:
-            return self._fast.take(headers, body, context)
+            return self._fast.match_stateless(headers, body, context)
         session = self._sessions.find(headers, owner)
-        return self._fast.take_in(session, headers, body) if session is not None else None
+        return self._fast.match_in_session(session, headers, body) if session is not None else None
 
     def _tools_changed(self) -> None:
         self._server.refresh()
-        self._changes.tools()
+        self._changes.notify_tools_changed()
 
 
 def _is_said_twice(pairs: list[tuple[bytes, bytes]]) -> bool:
@@ -174,7 +179,7 @@ def _is_said_twice(pairs: list[tuple[bytes, bytes]]) -> bool:
     return len(set(names)) < len(names)
 
 
-async def _read(receive: Receive, declared: bytes | None, limit: int) -> bytes | Denied:
+async def _read(receive: Receive, declared: bytes | None, limit: int) -> bytes | Refusal:
     """The whole body. A part of one is as good as nothing, whatever it says: its client went away, or is too slow."""
     if declared is not None and declared.isdigit() and int(declared[:20]) > limit:
         return _too_large(limit)
@@ -193,12 +198,12 @@ async def _read(receive: Receive, declared: bytes | None, limit: int) -> bytes |
                     return bytes(pieces)
                 message = await receive()
     except TimeoutError:
-        return Denied(408, "Request Timeout: the body did not arrive in time", ((b"connection", b"close"),))
-    return Denied(400, "Bad Request: the connection was closed before the body had arrived")
+        return Refusal(408, "Request Timeout: the body did not arrive in time", ((b"connection", b"close"),))
+    return Refusal(400, "Bad Request: the connection was closed before the body had arrived")
 
 
-def _too_large(limit: int) -> Denied:
-    return Denied(413, f"Request body too large: at most {limit} bytes are taken")
+def _too_large(limit: int) -> Refusal:
+    return Refusal(413, f"Request body too large: at most {limit} bytes are taken")
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

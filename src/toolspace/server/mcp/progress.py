@@ -17,7 +17,7 @@ _MOST_WAITING = 1_000
 _LONGEST_MESSAGE = 2_000
 
 
-class Report(NamedTuple):
+class ProgressReport(NamedTuple):
     """How far a call is. Each is further than the one before, as MCP demands."""
 
     progress: float
@@ -25,17 +25,17 @@ class Report(NamedTuple):
     message: str | None
 
 
-class Reports:
+class ProgressQueue:
     """The reports of one call that are still to be sent. A reader that is too slow loses the oldest."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
-        self._waiting: deque[Report] = deque(maxlen=_MOST_WAITING)
+        self._waiting: deque[ProgressReport] = deque(maxlen=_MOST_WAITING)
         self._last = -math.inf
         self._counts = False
         """Whether the tool counts itself; where it only streams, its pieces are counted."""
 
-    def take(self) -> list[Report]:
+    def drain(self) -> list[ProgressReport]:
         taken = list(self._waiting)
         self._waiting.clear()
         return taken
@@ -60,20 +60,20 @@ class Reports:
             total = None
         if message is not None:
             message = json_text.valid_text(message[:_LONGEST_MESSAGE])
-        self._waiting.append(Report(progress, total, message))
+        self._waiting.append(ProgressReport(progress, total, message))
         self._wake()
 
 
-class Progress:
+class ProgressSubscriptions:
     """Listens to the bus while anyone wants to know: calls that nobody follows pay nothing."""
 
     def __init__(self, bus: EventBus) -> None:
         self._bus = bus
-        self._followed: dict[str, Reports] = {}
+        self._followed: dict[str, ProgressQueue] = {}
         self._forget: Callable[[], None] | None = None
 
     @contextmanager
-    def follow(self, call_id: str, reports: Reports) -> Generator[None]:
+    def follow(self, call_id: str, reports: ProgressQueue) -> Generator[None]:
         self._followed[call_id] = reports
         if self._forget is None:
             self._forget = self._bus.subscribe(self._heard, CallProgress, CallPartial)
@@ -91,18 +91,18 @@ class Progress:
             reports.add(event)
 
 
-class Flow:
+class WakeSignal:
     """Wakes the task that sends reports, and tells it when the call is over."""
 
     def __init__(self) -> None:
         self._changed = asyncio.Event()
-        self.over = False
+        self.is_over = False
 
     def wake(self) -> None:
         self._changed.set()
 
     def end(self) -> None:
-        self.over = True
+        self.is_over = True
         self._changed.set()
 
     async def wait(self, seconds: float | None = None) -> bool:

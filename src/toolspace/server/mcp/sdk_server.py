@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import weakref
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import ExitStack
 from typing import Any, TypeVar
 
 import anyio
 import mcp_types as types
+from mcp.server.connection import Connection
 from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
 from mcp.server.lowlevel.server import NotificationOptions, Server
 from mcp.server.models import InitializationOptions
+from mcp.server.subscriptions import (
+    InMemorySubscriptionBus,
+    ListenHandler,
+    ResourcesListChanged,
+    ServerEvent,
+    ToolsListChanged,
+)
 from mcp.shared.exceptions import MCPError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
@@ -20,16 +29,75 @@ from pydantic import ValidationError
 from toolspace import __version__
 from toolspace.core.context import ToolContext
 from toolspace.core.result import ToolResult
-from toolspace.server.mcp.elicitation import ON_PIPES, Abilities, AskInSession, ClientQuestions
-from toolspace.server.mcp.list_changes import Changes
-from toolspace.server.mcp.progress import Flow, Reports
-from toolspace.server.mcp.resources import TEMPLATE, NoSuchResource
-from toolspace.server.mcp.results import answer
-from toolspace.server.mcp.service import Service, UnknownTool, session_context, with_questions
-from toolspace.server.mcp.suspended_calls import Asked, MissingCapability, Parking, Subject, WrongState
-from toolspace.server.mcp.tool_definitions import WrongCursor
+from toolspace.server.mcp.elicitation import STDIO_CLIENT, ClientAbilities, ClientQuestions, SendQuestionInSession
+from toolspace.server.mcp.progress import ProgressQueue, WakeSignal
+from toolspace.server.mcp.results import RESOURCE_TEMPLATE, ResourceNotFound, build_call_result
+from toolspace.server.mcp.service import McpService, UnknownToolError, session_context, with_questions
+from toolspace.server.mcp.suspended_calls import (
+    CallIdentity,
+    InputRequired,
+    InvalidRequestState,
+    MissingClientCapability,
+    SuspendedCalls,
+)
+from toolspace.server.mcp.tool_definitions import InvalidCursor
 
-CALLER = "toolspace.caller"
+# MERGED from list_changes: Tells connected clients that a list changed: on their session, or on the stream that th…
+
+_PATIENCE_SECONDS = 5.0
+_METHODS: dict[type[Any], str] = {
+    ToolsListChanged: "notifications/tools/list_changed",
+    ResourcesListChanged: "notifications/resources/list_changed",
+}
+
+
+class ChangeNotifier:
+    """Both eras: sessions of the handshake era are told by themselves, later clients listen."""
+
+    def __init__(self) -> None:
+        self._bus = InMemorySubscriptionBus()
+        self.listen = ListenHandler(self._bus)
+        self._sessions: weakref.WeakSet[Connection] = weakref.WeakSet()
+        self._tasks: dict[object, asyncio.Task[None]] = {}
+
+    def add_session(self, context: ServerRequestContext[Any, Any]) -> None:
+        """A session of the handshake era is ready. Kept as long as the library keeps it."""
+        self._sessions.add(context.session._connection)  # pyright: ignore[reportPrivateUsage] - there is no other way
+
+    def notify_tools_changed(self) -> None:
+        self._tell(ToolsListChanged())
+
+    def notify_resources_changed(self) -> None:
+        self._tell(ResourcesListChanged())
+
+    async def aclose(self) -> None:
+        self.listen.close()
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    def _tell(self, event: ServerEvent) -> None:
+        self._start(type(event), lambda: self._bus.publish(event))
+        for session in list(self._sessions):
+            self._start((id(session), type(event)), lambda session=session: _notify(session, event))
+
+    def _start(self, key: object, work: Callable[[], Any]) -> None:
+        # One at a time for each: a client that does not read must not gather tasks.
+        if key not in self._tasks:
+            task = asyncio.get_running_loop().create_task(work())
+            self._tasks[key] = task
+            task.add_done_callback(lambda _: self._tasks.pop(key, None))
+
+
+async def _notify(session: Connection, event: ServerEvent) -> None:
+    try:
+        async with asyncio.timeout(_PATIENCE_SECONDS):
+            await session.notify(_METHODS[type(event)], None)
+    except TimeoutError:
+        pass  # It does not read. It will see the list when it asks.
+
+
+CALLER_SCOPE_KEY = "toolspace.caller"
 """Where the ASGI scope says who calls."""
 RESOURCE_NOT_FOUND = -32002
 """Of the handshake era; the later one says that the parameters are wrong."""
@@ -38,10 +106,10 @@ ResultT = TypeVar("ResultT")
 _log = logging.getLogger("toolspace.mcp")
 
 
-class ToolspaceServer(Server[Any]):
+class ToolspaceMcpServer(Server[Any]):
     """One toolspace as the library serves it, to any number of connections."""
 
-    def __init__(self, service: Service, changes: Changes, parking: Parking) -> None:
+    def __init__(self, service: McpService, changes: ChangeNotifier, parking: SuspendedCalls) -> None:
         self._service = service
         self._changes = changes
         self._parking = parking
@@ -50,7 +118,7 @@ class ToolspaceServer(Server[Any]):
             version=__version__,
             title="Toolspace",
             instructions=service.instructions(),
-            get_tool_input_schema=service.argument_schema,
+            get_tool_input_schema=service.find_argument_schema,
             on_subscriptions_listen=changes.listen,
         )
         self.middleware += (_conceal, self._instruct)
@@ -88,34 +156,36 @@ class ToolspaceServer(Server[Any]):
         return {**result, "instructions": own} if own else {k: v for k, v in result.items() if k != "instructions"}
 
     async def _joined(self, context: _Context, _: types.NotificationParams | None) -> None:
-        self._changes.joined(context)
+        self._changes.add_session(context)
 
     async def _list_tools(self, context: _Context, params: types.PaginatedRequestParams) -> dict[str, Any]:
         modern = context.protocol_version in MODERN_PROTOCOL_VERSIONS
         try:
-            page = self._service.page(params.cursor, _caller(context), modern=modern)
-        except WrongCursor as error:
+            page = self._service.list_page(params.cursor, _caller(context), modern=modern)
+        except InvalidCursor as error:
             raise MCPError(types.INVALID_PARAMS, str(error)) from None
         return _listed("tools", [one.wire for one in page.definitions], page.next_cursor)
 
     async def _call_tool(self, context: _Context, params: types.CallToolRequestParams) -> dict[str, Any]:
         modern = context.protocol_version in MODERN_PROTOCOL_VERSIONS
-        subject = Subject(_caller(context), params.name, params.arguments)
+        subject = CallIdentity(_caller(context), params.name, params.arguments)
         try:
             outcome = await (self._round(context, subject) if modern else self._converse(context, subject))
-        except (UnknownTool, WrongState) as error:
+        except (UnknownToolError, InvalidRequestState) as error:
             raise MCPError(types.INVALID_PARAMS, str(error)) from None
-        except MissingCapability as error:
+        except MissingClientCapability as error:
             raise MCPError(types.MISSING_REQUIRED_CLIENT_CAPABILITY, str(error), error.data) from None
-        if isinstance(outcome, Asked):
+        if isinstance(outcome, InputRequired):
             return outcome.wire
-        tool = self._service.known(outcome.tool)
-        made = answer(outcome, modern=modern, output_schema=tool is not None and tool.output_schema is not None)
+        tool = self._service.find_tool(outcome.tool)
+        made = build_call_result(
+            outcome, modern=modern, output_schema=tool is not None and tool.output_schema is not None
+        )
         return {**made, "resultType": "complete"} if modern else made
 
-    async def _converse(self, context: _Context, subject: Subject) -> ToolResult:
+    async def _converse(self, context: _Context, subject: CallIdentity) -> ToolResult:
         """A call of the handshake era: what it asks goes to the client's session at once."""
-        service, call_id = self._service, self._service.new_call_id()
+        service, call_id = self._service, self._service.create_call_id()
         questions = _questions(context)
         caller = with_questions(subject.context, questions)
         call = service.call(subject.name, subject.arguments, context=caller, call_id=call_id)
@@ -124,29 +194,29 @@ class ToolspaceServer(Server[Any]):
         finally:
             questions.close()
 
-    async def _round(self, context: _Context, subject: Subject) -> ToolResult | Asked:
+    async def _round(self, context: _Context, subject: CallIdentity) -> ToolResult | InputRequired:
         """A call of the stateless era, or the next round of one that asked."""
         given: Mapping[str, Any] = context.params or {}
         answers: Mapping[str, Any] = given.get("inputResponses") or {}  # As they came: each question reads its own.
         if (state := given.get("requestState")) is not None:
-            call_id = self._parking.call_of(state, subject)
+            call_id = self._parking.get_call_id(state, subject)
             return await self._run(context, call_id, self._parking.resume(state, subject, answers))
-        call_id = self._service.new_call_id()
-        abilities = Abilities.of(context.session.client_capabilities)
-        return await self._run(context, call_id, self._parking.begin(subject, call_id, abilities, answers))
+        call_id = self._service.create_call_id()
+        abilities = ClientAbilities.from_capabilities(context.session.client_capabilities)
+        return await self._run(context, call_id, self._parking.start(subject, call_id, abilities, answers))
 
     async def _run(self, context: _Context, call_id: str, call: Awaitable[ResultT]) -> ResultT:
         """Waits for a call, and sends its progress meanwhile to a client that wants it."""
         service = self._service
         token = context.meta.get("progress_token") if context.meta is not None else None
-        flow = Flow()
-        reports = Reports(flow.wake)
+        flow = WakeSignal()
+        reports = ProgressQueue(flow.wake)
 
         async def send(token: str | int) -> None:
             over = False
             while not over:
-                over = flow.over  # Looked at first: what is said while we send is sent too.
-                for report in reports.take():
+                over = flow.is_over  # Looked at first: what is said while we send is sent too.
+                for report in reports.drain():
                     await context.session.send_progress_notification(
                         token, *report, related_request_id=str(context.request_id)
                     )
@@ -166,16 +236,16 @@ class ToolspaceServer(Server[Any]):
                     await _to_its_end(sender, sender.cancel)
 
     async def _list_resources(self, context: _Context, _: types.PaginatedRequestParams) -> dict[str, Any]:
-        return _listed("resources", await self._service.outputs.list(_caller(context)))
+        return _listed("resources", await self._service.outputs.list_resources(_caller(context)))
 
     async def _list_templates(self, context: _Context, _: types.PaginatedRequestParams) -> dict[str, Any]:
-        return _listed("resourceTemplates", [TEMPLATE])
+        return _listed("resourceTemplates", [RESOURCE_TEMPLATE])
 
     async def _read_resource(self, context: _Context, params: types.ReadResourceRequestParams) -> dict[str, Any]:
         modern = context.protocol_version in MODERN_PROTOCOL_VERSIONS
         try:
-            return _listed("contents", [await self._service.outputs.read(str(params.uri), _caller(context))])
-        except NoSuchResource as error:
+            return _listed("contents", [await self._service.outputs.read_resource(str(params.uri), _caller(context))])
+        except ResourceNotFound as error:
             code = types.INVALID_PARAMS if modern else RESOURCE_NOT_FOUND
             raise MCPError(code, str(error), {"uri": str(params.uri)[:200]}) from None
 
@@ -218,15 +288,15 @@ def _caller(context: _Context) -> ToolContext | None:
     request = context.request
     if request is None:
         return None
-    return session_context(request.scope.get(CALLER), request.headers.get("mcp-session-id"))
+    return session_context(request.scope.get(CALLER_SCOPE_KEY), request.headers.get("mcp-session-id"))
 
 
 def _questions(context: _Context) -> ClientQuestions:
     """For the handshake era, where a session is a client's for as long as it lasts."""
     session, request = context.session, context.request
-    client = ON_PIPES if request is None else request.headers.get("mcp-session-id")
-    ask = AskInSession(session, context.request_id)
-    return ClientQuestions(Abilities.of(session.client_capabilities), ask, client=client)
+    client = STDIO_CLIENT if request is None else request.headers.get("mcp-session-id")
+    ask = SendQuestionInSession(session, context.request_id)
+    return ClientQuestions(ClientAbilities.from_capabilities(session.client_capabilities), ask, client=client)
 
 
 def _listed(key: str, items: list[Any], next_cursor: str | None = None) -> dict[str, Any]:

@@ -12,12 +12,11 @@ from mcp.shared.message import SessionMessage
 
 from toolspace.core import json_text
 from toolspace.server.mcp import json_rpc
-from toolspace.server.mcp.elicitation import ON_PIPES
-from toolspace.server.mcp.list_changes import Changes
-from toolspace.server.mcp.sdk_server import ToolspaceServer
-from toolspace.server.mcp.service import Service
-from toolspace.server.mcp.stdio_pipes import Claimed, Writer, lines
-from toolspace.server.mcp.suspended_calls import Parking
+from toolspace.server.mcp.elicitation import STDIO_CLIENT
+from toolspace.server.mcp.sdk_server import ChangeNotifier, ToolspaceMcpServer
+from toolspace.server.mcp.service import McpService
+from toolspace.server.mcp.stdio_pipes import ClaimedPipes, PipeWriter, read_lines
+from toolspace.server.mcp.suspended_calls import SuspendedCalls
 from toolspace.toolspace import Toolspace
 
 _LAST_ANSWERS_SECONDS = 1.0
@@ -26,26 +25,26 @@ _In = MemoryObjectSendStream[SessionMessage | Exception]
 _Out = MemoryObjectReceiveStream[SessionMessage]
 
 
-async def serve(toolspace: Toolspace, pipes: Claimed) -> None:
+async def serve_stdio(toolspace: Toolspace, pipes: ClaimedPipes) -> None:
     """Serves until the client closes its end. Being cancelled stops it, with the calls that are under way."""
-    service = Service(toolspace)
-    changes = Changes()
-    parking = Parking(service, client=ON_PIPES)
-    server = ToolspaceServer(service, changes, parking)
+    service = McpService(toolspace)
+    changes = ChangeNotifier()
+    parking = SuspendedCalls(service, client=STDIO_CLIENT)
+    server = ToolspaceMcpServer(service, changes, parking)
 
     def tools_changed() -> None:
         server.refresh()
-        changes.tools()
+        changes.notify_tools_changed()
 
     service.on_tools_changed = tools_changed
-    service.on_outputs_changed = changes.outputs
+    service.on_outputs_changed = changes.notify_resources_changed
     messages_in, to_server = anyio.create_memory_object_stream[SessionMessage | Exception](0)
     from_server, messages_out = anyio.create_memory_object_stream[SessionMessage](0)
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(service)
         await stack.enter_async_context(parking)
         stack.push_async_callback(changes.aclose)
-        writer = await stack.enter_async_context(Writer(pipes.output))
+        writer = await stack.enter_async_context(PipeWriter(pipes.output))
         conversation = _Conversation(writer)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(conversation.hear, pipes.input, messages_in)
@@ -57,14 +56,14 @@ async def serve(toolspace: Toolspace, pipes: Claimed) -> None:
 class _Conversation:
     """Carries messages between the pipes and the library, and knows which requests still wait for an answer."""
 
-    def __init__(self, writer: Writer) -> None:
+    def __init__(self, writer: PipeWriter) -> None:
         self._writer = writer
         self._open: set[types.RequestId] = set()
         self._answered = asyncio.Event()
 
     async def hear(self, descriptor: int, messages: _In) -> None:
         async with messages:
-            async for line in lines(descriptor):
+            async for line in read_lines(descriptor):
                 if line.isspace():
                     continue
                 try:
@@ -98,9 +97,9 @@ class _Conversation:
         try:
             json_text.decode(line)
         except ValueError:
-            await self._write(json_rpc.error_body(None, json_rpc.PARSE_ERROR, "Parse error"))
+            await self._write(json_rpc.encode_error(None, json_rpc.PARSE_ERROR, "Parse error"))
         else:
-            await self._write(json_rpc.error_body(None, json_rpc.INVALID_REQUEST, "Not a JSON-RPC message"))
+            await self._write(json_rpc.encode_error(None, json_rpc.INVALID_REQUEST, "Not a JSON-RPC message"))
 
     async def _write(self, message: bytes) -> None:
         with suppress(OSError):  # Nobody reads: the end of the input says the same, and ends us.

@@ -12,12 +12,12 @@ from collections.abc import AsyncGenerator, Generator
 from contextlib import contextmanager, suppress
 from typing import IO, NamedTuple
 
-LONGEST_LINE = 16 * 1024 * 1024
+MAX_LINE_BYTES = 16 * 1024 * 1024
 _LEAVE_SECONDS = 15.0
 """How long the last answers, and the end of servers that were started, may take once the client is gone."""
 
 
-class Claimed(NamedTuple):
+class ClaimedPipes(NamedTuple):
     """The descriptors that standard input and output were, now out of everyone else's reach."""
 
     input: int
@@ -25,13 +25,13 @@ class Claimed(NamedTuple):
 
 
 @contextmanager
-def claim() -> Generator[Claimed]:
+def claim_stdio() -> Generator[ClaimedPipes]:
     """Takes standard input and output for the block: others read nothing there, and write to standard error.
 
     On the descriptors, not only in `sys`: tools start programs, and those inherit them.
     """
     sys.stdout.flush()
-    claimed = Claimed(os.dup(0), os.dup(1))
+    claimed = ClaimedPipes(os.dup(0), os.dup(1))
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
@@ -49,7 +49,7 @@ def claim() -> Generator[Claimed]:
 
 
 @contextmanager
-def ended_without(descriptor: int, seconds: float = _LEAVE_SECONDS) -> Generator[None]:
+def exit_after_disconnect(descriptor: int, seconds: float = _LEAVE_SECONDS) -> Generator[None]:
     """Ends the process some time after the other side of a pipe is gone, if the block has not ended by itself.
 
     By a thread: a tool may block the loop, which then hears of no end, and there is nobody left to send a signal.
@@ -81,15 +81,15 @@ def ended_without(descriptor: int, seconds: float = _LEAVE_SECONDS) -> Generator
         os.close(woken)
 
 
-async def lines(descriptor: int) -> AsyncGenerator[bytes]:
+async def read_lines(descriptor: int) -> AsyncGenerator[bytes]:
     """The lines of a descriptor until its end; an empty one in place of one longer than `LONGEST_LINE`."""
     if _is_plain(descriptor):
         with os.fdopen(os.dup(descriptor), "rb") as file:
-            while line := await asyncio.to_thread(file.readline, LONGEST_LINE):
+            while line := await asyncio.to_thread(file.readline, MAX_LINE_BYTES):
                 yield line
         return
     loop = asyncio.get_running_loop()
-    reader = asyncio.StreamReader(limit=LONGEST_LINE, loop=loop)
+    reader = asyncio.StreamReader(limit=MAX_LINE_BYTES, loop=loop)
     file = os.fdopen(os.dup(descriptor), "rb", buffering=0)
     transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), file)
     try:
@@ -107,7 +107,7 @@ async def lines(descriptor: int) -> AsyncGenerator[bytes]:
             transport.close()
 
 
-class Writer:
+class PipeWriter:
     """Writes to a descriptor without holding the loop up. `write` raises `BrokenPipeError` where nobody reads."""
 
     def __init__(self, descriptor: int) -> None:
@@ -116,7 +116,7 @@ class Writer:
         self._file: IO[bytes] | None = None
         self._state = _State()
 
-    async def __aenter__(self) -> Writer:
+    async def __aenter__(self) -> PipeWriter:
         file = os.fdopen(os.dup(self._descriptor), "wb", buffering=0)
         if _is_plain(self._descriptor):
             self._file = file

@@ -22,23 +22,23 @@ from toolspace.core.context import ToolContext
 from toolspace.core.result import ToolResult
 from toolspace.errors import ToolCanceledError, ToolError, ToolLimitError
 from toolspace.orchestrator.call import Arguments
-from toolspace.server.mcp.elicitation import Abilities, ClientQuestions, Request
-from toolspace.server.mcp.service import Service, with_questions
+from toolspace.server.mcp.elicitation import ClientAbilities, ClientQuestions, ClientRequest
+from toolspace.server.mcp.service import McpService, with_questions
 
-PATIENCE_SECONDS = 300.0
+EXPIRY_SECONDS = 300.0
 """How long a call is kept for the answer of its client. The time-out of its tool holds besides."""
-MOST_PARKED = 1_000
-MOST_PER_CALLER = 50
+MAX_SUSPENDED = 1_000
+MAX_PER_CALLER = 50
 _MOST_QUESTIONS = 16
 _STATE_BYTES = 32
 ResultT = TypeVar("ResultT", bound=BaseModel)
 
 
-class WrongState(Exception):
+class InvalidRequestState(Exception):
     """The client gave a state that is not, or not any more, that of a call of its own."""
 
 
-class MissingCapability(Exception):
+class MissingClientCapability(Exception):
     """The call failed because its client did not say that it can be asked."""
 
     def __init__(self, required: types.ClientCapabilities) -> None:
@@ -46,7 +46,7 @@ class MissingCapability(Exception):
         super().__init__("the tool asks something that the client did not declare a capability for")
 
 
-class Subject(NamedTuple):
+class CallIdentity(NamedTuple):
     """What is called and by whom. A state is good for nothing else."""
 
     context: ToolContext | None
@@ -64,17 +64,17 @@ class Subject(NamedTuple):
     def digest(self) -> bytes:
         """However the arguments are written."""
         given = json_text.parse_arguments(self.arguments)
-        return hashlib.sha256(json_text.canonical([self.caller, self.name, given])).digest()
+        return hashlib.sha256(json_text.encode_canonical([self.caller, self.name, given])).digest()
 
 
-class Asked(NamedTuple):
+class InputRequired(NamedTuple):
     """In place of a result: what the client has to answer first."""
 
     wire: dict[str, Any]
 
 
 class _Question(NamedTuple):
-    request: Request
+    request: ClientRequest
     answer: type[BaseModel]
     said: asyncio.Future[Any]
 
@@ -82,7 +82,9 @@ class _Question(NamedTuple):
 class _Call:
     """One call, with what it asks just now."""
 
-    def __init__(self, id: str, abilities: Abilities, *, client: Hashable | None, given: Mapping[str, Any]) -> None:
+    def __init__(
+        self, id: str, abilities: ClientAbilities, *, client: Hashable | None, given: Mapping[str, Any]
+    ) -> None:
         self.id = id
         self.caller: tuple[str | None, ...] = ()
         self.digest = b""
@@ -136,7 +138,7 @@ class _Call:
                 question.said.set_exception(reason)
         self._open.clear()
 
-    async def _ask(self, request: Request, answer: type[ResultT], key: str | None) -> ResultT:
+    async def _ask(self, request: ClientRequest, answer: type[ResultT], key: str | None) -> ResultT:
         self._asked += 1
         key = key if key is not None and key not in self._open else f"question-{self._asked}"
         if key in self._given:
@@ -166,13 +168,13 @@ class _Call:
             self._changed.set_result(None)
 
 
-class Parking:
+class SuspendedCalls:
     """The calls of one endpoint that wait for their clients. Ends them when it is left.
 
     `client` is the name of its only one, where it cannot have more.
     """
 
-    def __init__(self, service: Service, *, client: Hashable | None = None) -> None:
+    def __init__(self, service: McpService, *, client: Hashable | None = None) -> None:
         self._service = service
         self._client = client
         self._parked: dict[str, _Call] = {}
@@ -190,9 +192,9 @@ class Parking:
         if self._ending:
             await asyncio.wait(self._ending)
 
-    async def begin(
-        self, subject: Subject, call_id: str, abilities: Abilities, given: Mapping[str, Any] | None = None
-    ) -> ToolResult | Asked:
+    async def start(
+        self, subject: CallIdentity, call_id: str, abilities: ClientAbilities, given: Mapping[str, Any] | None = None
+    ) -> ToolResult | InputRequired:
         """Runs a call until it ends or asks. Raises `UnknownTool`, `MissingCapability`."""
         client = self._client or (subject.caller if any(subject.caller) else None)
         call = _Call(call_id, abilities, client=client, given=given or {})
@@ -206,18 +208,18 @@ class Parking:
         call.start(work)
         return await self._follow(call, subject)
 
-    def call_of(self, state: str, subject: Subject) -> str:
+    def get_call_id(self, state: str, subject: CallIdentity) -> str:
         """The id of the call that a state stands for. Raises `WrongState`."""
         return self._find(state, subject).id
 
-    async def resume(self, state: str, subject: Subject, answers: Mapping[str, Any]) -> ToolResult | Asked:
+    async def resume(self, state: str, subject: CallIdentity, answers: Mapping[str, Any]) -> ToolResult | InputRequired:
         """Goes on with a call that asked. Raises `WrongState`, and what `begin` does."""
         call = self._find(state, subject)
         self._release(state)
         call.take(answers)
         return await self._follow(call, subject)
 
-    async def _follow(self, call: _Call, subject: Subject) -> ToolResult | Asked:
+    async def _follow(self, call: _Call, subject: CallIdentity) -> ToolResult | InputRequired:
         assert call.task is not None
         while True:
             try:
@@ -233,34 +235,34 @@ class Parking:
             except ToolError as reason:
                 call.refuse(reason)
 
-    def _check_room(self, subject: Subject) -> None:
+    def _check_room(self, subject: CallIdentity) -> None:
         if not self._is_open:
             raise ToolCanceledError("the server is stopping", executed=True)
         own = sum(one.caller == subject.caller for one in self._parked.values())
-        if len(self._parked) >= MOST_PARKED or own >= MOST_PER_CALLER:
+        if len(self._parked) >= MAX_SUSPENDED or own >= MAX_PER_CALLER:
             reason = "too many calls wait for the answers of their clients; try again later"
             raise ToolLimitError(reason, executed=True)
 
-    def _park(self, call: _Call, subject: Subject) -> Asked:
+    def _park(self, call: _Call, subject: CallIdentity) -> InputRequired:
         self._check_room(subject)
         # All that a client can know of a call: nothing to forge, and nothing left of it once it was used.
         state = secrets.token_urlsafe(_STATE_BYTES)
         wire = {"resultType": "input_required", "inputRequests": call.requests(), "requestState": state}
         try:
-            asked = Asked(methods.serialize_server_result("tools/call", LATEST_MODERN_VERSION, wire))
+            asked = InputRequired(methods.serialize_server_result("tools/call", LATEST_MODERN_VERSION, wire))
         except ValidationError:
             raise ToolError(
                 'the question cannot be asked over MCP: its schema needs type "object" and properties'
             ) from None
         call.caller, call.digest = subject.caller, subject.digest
         self._parked[state] = call
-        call.expiry = asyncio.get_running_loop().call_later(PATIENCE_SECONDS, self._expire, state)
+        call.expiry = asyncio.get_running_loop().call_later(EXPIRY_SECONDS, self._expire, state)
         return asked
 
-    def _find(self, state: str, subject: Subject) -> _Call:
+    def _find(self, state: str, subject: CallIdentity) -> _Call:
         call = self._parked.get(state)
         if call is None or call.digest != subject.digest:
-            raise WrongState("Invalid or expired requestState")
+            raise InvalidRequestState("Invalid or expired requestState")
         return call
 
     def _release(self, state: str) -> _Call:
@@ -278,6 +280,6 @@ class Parking:
 
 
 def _judged(call: _Call, result: ToolResult) -> ToolResult:
-    if not result.ok and call.questions.missing is not None:
-        raise MissingCapability(call.questions.missing)
+    if not result.ok and call.questions.missing_capability is not None:
+        raise MissingClientCapability(call.questions.missing_capability)
     return result

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, cast
 
 from toolspace.core import json_text
 from toolspace.core.export import export_tools
-from toolspace.core.schema import InvalidArguments, SchemaValidator
 from toolspace.core.tool import Tool
+from toolspace.core.validation import InvalidArguments, SchemaValidator
 
 PAGE_TOOLS = 1_000
 PAGE_BYTES = 900_000
@@ -25,15 +25,15 @@ _STORED_SCHEMA: dict[str, Any] = {
 _STORED_SAMPLE = {"tool_output": {"handle": "session-x/0", "reason": "size_limit_exceeded", "preview": ""}}
 
 
-class WrongCursor(Exception):
+class InvalidCursor(Exception):
     """The client sent a cursor that none of our pages ended with."""
 
 
-class Definition(NamedTuple):
+class EncodedTool(NamedTuple):
     """One tool on the wire."""
 
     encoded: bytes
-    mirrored: bool
+    has_header_arguments: bool
     """Whether arguments of it may be repeated in HTTP headers, which then have to be compared."""
 
     @property
@@ -42,53 +42,53 @@ class Definition(NamedTuple):
         return json_text.decode(self.encoded)
 
 
-class Page(NamedTuple):
-    definitions: Sequence[Definition]
+class ToolPage(NamedTuple):
+    definitions: Sequence[EncodedTool]
     next_cursor: str | None
 
 
-class Definitions:
+class ToolDefinitions:
     """The definitions of tools in one era. `clear` when the catalogue changed."""
 
     def __init__(self, *, modern: bool) -> None:
         self._modern = modern
-        self._known: dict[Tool, Definition] = {}
+        self._known: dict[Tool, EncodedTool] = {}
 
     def clear(self) -> None:
         self._known = {}
 
-    def of(self, tool: Tool) -> Definition:
+    def get(self, tool: Tool) -> EncodedTool:
         known = self._known.get(tool)
         if known is None:
             known = self._known[tool] = _define(tool, modern=self._modern)
         return known
 
-    def page(self, tools: Sequence[Tool], cursor: str | None) -> Page:
+    def page(self, tools: Sequence[Tool], cursor: str | None) -> ToolPage:
         """The page after a cursor. By name: whatever comes and goes between pages, none is skipped or told twice."""
         after = None if cursor is None else _name_of(cursor)
         ordered = sorted((tool for tool in tools if after is None or tool.name > after), key=lambda tool: tool.name)
-        shown: list[Definition] = []
+        shown: list[EncodedTool] = []
         room = PAGE_BYTES
         for tool in ordered[:PAGE_TOOLS]:
-            definition = self.of(tool)
+            definition = self.get(tool)
             room -= len(definition.encoded)
             if room < 0 and shown:
                 break
             shown.append(definition)
         more = len(shown) < len(ordered)
-        return Page(shown, _cursor_after(ordered[len(shown) - 1].name) if more else None)
+        return ToolPage(shown, _cursor_after(ordered[len(shown) - 1].name) if more else None)
 
 
-def _define(tool: Tool, *, modern: bool) -> Definition:
+def _define(tool: Tool, *, modern: bool) -> EncodedTool:
     (wire,) = export_tools((tool,), "mcp")
     wire["inputSchema"] = _argument_schema(wire["inputSchema"])
     output = wire.pop("outputSchema", None)
     if output is not None and (modern or output.get("type") == "object"):
-        relaxed = output if tool.bounded else _or_stored(output)
+        relaxed = output if tool.has_small_results else _or_stored(output)
         if relaxed is not None:
             wire["outputSchema"] = relaxed
     encoded = json_text.encode_bytes(wire)
-    return Definition(encoded, _MIRROR in encoded)
+    return EncodedTool(encoded, _MIRROR in encoded)
 
 
 def _argument_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -141,5 +141,5 @@ def _name_of(cursor: str) -> str:
     except (binascii.Error, ValueError):
         kind = name = ""
     if kind != "after" or not name:
-        raise WrongCursor(f"unknown cursor {cursor[:80]!r}; leave it out to begin anew")
+        raise InvalidCursor(f"unknown cursor {cursor[:80]!r}; leave it out to begin anew")
     return name

@@ -1,1 +1,50 @@
-"""What the gateway answers, one module per resource; each has its `ROUTES`."""
+"""The routes of the HTTP API, one module per resource. `ROUTES` lists all of them: what is not in it is not served."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from toolspace.server.routes import (
+    agents,
+    calls,
+    documents,
+    entities,
+    goals_and_memories,
+    health_and_metrics,
+    inbox,
+    keys,
+    messages,
+    outputs,
+    plans,
+    runs,
+    servers,
+    spaces,
+    streams,
+    tasks,
+    tool_calls,
+    tools,
+    workers,
+)
+from toolspace.server.routing import Route
+
+ROUTES: Final[tuple[Route, ...]] = (
+    *entities.ROUTES,
+    *spaces.ROUTES,
+    *messages.ROUTES,
+    *agents.ROUTES,
+    *inbox.ROUTES,
+    *plans.ROUTES,
+    *goals_and_memories.ROUTES,
+    *documents.ROUTES,
+    *tasks.ROUTES,
+    *runs.ROUTES,
+    *calls.ROUTES,
+    *tool_calls.ROUTES,
+    *tools.ROUTES,
+    *workers.ROUTES,
+    *servers.ROUTES,
+    *outputs.ROUTES,
+    *keys.ROUTES,
+    *streams.ROUTES,
+    *health_and_metrics.ROUTES,
+)

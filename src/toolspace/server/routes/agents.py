@@ -3,41 +3,40 @@
 from __future__ import annotations
 
 from toolspace.core.records import Entity, RunRecord
-from toolspace.server.authorization import sees_agent
-from toolspace.server.body_types import Page, Paging, page
-from toolspace.server.callers import Access, Public
+from toolspace.server.api_types import PageQuery, ResultPage, build_page
+from toolspace.server.authorization import Access, EntityCaller, get_visible_agent
 from toolspace.server.requests import Request
-from toolspace.server.routes.entities import shown_to
-from toolspace.server.routes.runs import RunsOfAgent
+from toolspace.server.routes.entities import redact_entity
+from toolspace.server.routes.runs import AgentRunListQuery
 from toolspace.server.routing import Route
 from toolspace.storage.queries import entities, runs
 
 
-async def list_agents(request: Request) -> Page[Entity]:
-    query = request.query(Paging)
+async def list_agents(request: Request) -> ResultPage[Entity]:
+    query = request.query(PageQuery)
     caller = request.caller
     found = await request.gateway.ledger.read(
-        entities.entities,
+        entities.list_entities,
         type="agent",
-        sharing_with=caller.entity_id if isinstance(caller, Public) else None,
+        sharing_with=caller.entity_id if isinstance(caller, EntityCaller) else None,
         after=query.cursor or "",
         limit=query.limit + 1,
     )
-    return page([shown_to(caller, agent) for agent in found], query.limit, lambda agent: agent.id)
+    return build_page([redact_entity(caller, agent) for agent in found], query.limit, lambda agent: agent.id)
 
 
 async def get_agent(request: Request) -> Entity:
-    agent = await sees_agent(request.gateway.ledger, request.caller, request.params["agentId"])
-    return shown_to(request.caller, agent)
+    agent = await get_visible_agent(request.gateway.ledger, request.caller, request.params["agentId"])
+    return redact_entity(request.caller, agent)
 
 
-async def list_runs_of_agent(request: Request) -> Page[RunRecord]:
-    query = request.query(RunsOfAgent)
-    agent = await sees_agent(request.gateway.ledger, request.caller, request.params["agentId"])
+async def list_runs_of_agent(request: Request) -> ResultPage[RunRecord]:
+    query = request.query(AgentRunListQuery)
+    agent = await get_visible_agent(request.gateway.ledger, request.caller, request.params["agentId"])
     found = await request.gateway.ledger.read(
-        runs.listing, agent_entity_id=agent.id, status=query.status, before=query.cursor, limit=query.limit + 1
+        runs.list_runs, agent_entity_id=agent.id, status=query.status, before=query.cursor, limit=query.limit + 1
     )
-    return page(found, query.limit, lambda run: run.id)
+    return build_page(found, query.limit, lambda run: run.id)
 
 
 ROUTES = [
@@ -49,8 +48,8 @@ ROUTES = [
         tag="agents",
         summary="List agents, by id",
         description="With a token: those that share a space with the entity; their metadata is left out.",
-        query=Paging,
-        answer=Page[Entity],
+        query=PageQuery,
+        response=ResultPage[Entity],
     ),
     Route(
         method="GET",
@@ -59,7 +58,7 @@ ROUTES = [
         access=Access.MEMBER,
         tag="agents",
         summary="One agent",
-        answer=Entity,
+        response=Entity,
     ),
     Route(
         method="GET",
@@ -68,7 +67,7 @@ ROUTES = [
         access=Access.SECRET,
         tag="agents",
         summary="The runs of an agent, newest first",
-        query=RunsOfAgent,
-        answer=Page[RunRecord],
+        query=AgentRunListQuery,
+        response=ResultPage[RunRecord],
     ),
 ]

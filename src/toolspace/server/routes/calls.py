@@ -7,27 +7,25 @@ from typing import Annotated, Any, get_args
 from msgspec import UNSET, Meta, UnsetType
 
 from toolspace.core import json_text
-from toolspace.core.records import CallRecord, CallStatus, ExecutionTarget, Exposure, ResultSource
-from toolspace.server.authorization import sees_call, sees_run
-from toolspace.server.body_types import Id, Limit, Page, Paging, Query, Shape
-from toolspace.server.callers import Access, Public
+from toolspace.core.records import CallRecord, CallStatus, ExecutionTarget, ResultSource, Visibility
+from toolspace.server.api_types import Id, Limit, PageQuery, QueryParameters, ResponseBody, ResultPage
+from toolspace.server.authorization import Access, EntityCaller, get_visible_call, get_visible_run
 from toolspace.server.problems import Problem
-from toolspace.server.redaction import project_calls
+from toolspace.server.redaction import redact_calls
 from toolspace.server.requests import Request
 from toolspace.server.routing import Route
-from toolspace.storage.database import Program
+from toolspace.storage.database import Program, read_page
 from toolspace.storage.queries import calls
-from toolspace.storage.queries.paging import page
 
 _STATUSES: tuple[str, ...] = get_args(CallStatus)
 _MOST = 2**53
 
-_Exposed = tuple[CallRecord, Exposure]
+_Exposed = tuple[CallRecord, Visibility]
 
 ToolName = Annotated[str, Meta(min_length=1, max_length=256)]
 
 
-class Call(CallRecord, frozen=True, kw_only=True):
+class CallResponse(CallRecord, frozen=True, kw_only=True):
     """One tool call and its result. `toolCallId`, `startedAt` and `completedAt` say again what is there already."""
 
     tool_call_id: str
@@ -35,7 +33,7 @@ class Call(CallRecord, frozen=True, kw_only=True):
     completed_at: int | None
 
 
-class RunCall(Shape, frozen=True, kw_only=True):
+class RunCallResponse(ResponseBody, frozen=True, kw_only=True):
     """A call of a run. Of one that is the agent's own, members see the first two."""
 
     tool_call_id: str
@@ -53,7 +51,7 @@ class RunCall(Shape, frozen=True, kw_only=True):
     completed_at: int | UnsetType | None = UNSET
 
 
-class CallList(Paging, frozen=True, kw_only=True):
+class CallListQuery(PageQuery, frozen=True, kw_only=True):
     status: (
         Annotated[str, Meta(max_length=200, description="One or more, with commas.", examples=["pending"])] | None
     ) = None
@@ -63,51 +61,51 @@ class CallList(Paging, frozen=True, kw_only=True):
     tool_name: ToolName | None = None
 
 
-class RunCallList(Query, frozen=True, kw_only=True):
+class RunCallListQuery(QueryParameters, frozen=True, kw_only=True):
     limit: Limit = 100
     cursor: Annotated[int, Meta(ge=0, le=_MOST, description="`next` of the page before.")] = 0
 
 
 async def list_calls(request: Request) -> dict[str, Any]:
-    query = request.query(CallList)
+    query = request.query(CallListQuery)
     caller = request.caller
     wanted = _statuses(query.status)
 
     def read(last: CallRecord | None, limit: int) -> Program[list[CallRecord]]:
-        return calls.listing(
+        return calls.list_calls(
             statuses=wanted,
             run_id=query.run_id,
             agent_entity_id=query.agent_entity_id,
             space_id=query.space_id,
-            member=caller.entity_id if isinstance(caller, Public) else None,
+            member=caller.entity_id if isinstance(caller, EntityCaller) else None,
             tool_name=query.tool_name,
             before=query.cursor if last is None else last.call_id,
             limit=limit,
         )
 
-    shown, more = await request.gateway.ledger.read(page, read, _size, query.limit)
+    shown, more = await request.gateway.ledger.read(read_page, read, _size, query.limit)
     return {"items": [call.wire() for call in shown], "next": shown[-1].call_id if more else None}
 
 
 async def get_call(request: Request) -> dict[str, Any]:
-    return (await sees_call(request.gateway.ledger, request.caller, request.params["callId"])).wire()
+    return (await get_visible_call(request.gateway.ledger, request.caller, request.params["callId"])).wire()
 
 
 async def list_calls_of_run(request: Request) -> dict[str, Any]:
-    query = request.query(RunCallList)
-    run = await sees_run(request.gateway.ledger, request.caller, request.params["runId"])
+    query = request.query(RunCallListQuery)
+    run = await get_visible_run(request.gateway.ledger, request.caller, request.params["runId"])
 
     def read(last: _Exposed | None, limit: int) -> Program[list[_Exposed]]:
-        return calls.of_run(run.id, after=query.cursor if last is None else last[0].seq, limit=limit)
+        return calls.list_of_run(run.id, after=query.cursor if last is None else last[0].seq, limit=limit)
 
-    shown, more = await request.gateway.ledger.read(page, read, lambda one: _size(one[0]), query.limit)
+    shown, more = await request.gateway.ledger.read(read_page, read, lambda one: _size(one[0]), query.limit)
     following = str(shown[-1][0].seq) if more else None
-    audience = "public" if isinstance(request.caller, Public) else "secret"
-    return {"items": project_calls(shown, audience), "next": following}
+    audience = "public" if isinstance(request.caller, EntityCaller) else "secret"
+    return {"items": redact_calls(shown, audience), "next": following}
 
 
 def _size(call: CallRecord) -> int:
-    return json_text.size(call.args) + json_text.size(call.result)
+    return json_text.encoded_size(call.args) + json_text.encoded_size(call.result)
 
 
 def _statuses(text: str | None) -> list[str]:
@@ -131,8 +129,8 @@ ROUTES = [
         summary="List calls, newest first",
         description="With a token: visible ones in spaces of the entity. "
         "What waits for someone: `?status=waiting,pending`.",
-        query=CallList,
-        answer=Page[Call],
+        query=CallListQuery,
+        response=ResultPage[CallResponse],
     ),
     Route(
         method="GET",
@@ -141,7 +139,7 @@ ROUTES = [
         access=Access.MEMBER,
         tag="calls",
         summary="One call and its result",
-        answer=Call,
+        response=CallResponse,
     ),
     Route(
         method="GET",
@@ -151,7 +149,7 @@ ROUTES = [
         tag="runs",
         summary="The calls of a run, in their order",
         description="With a token: of calls that are the agent's own, the id and the tool's name alone.",
-        query=RunCallList,
-        answer=Page[RunCall],
+        query=RunCallListQuery,
+        response=ResultPage[RunCallResponse],
     ),
 ]

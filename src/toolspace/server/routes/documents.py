@@ -11,47 +11,50 @@ import msgspec
 from msgspec import Meta
 
 from toolspace.core.ids import new_id
-from toolspace.core.records import Document, WholeDocument
+from toolspace.core.records import Document, DocumentWithText
 from toolspace.errors import RefusedError
-from toolspace.server.authorization import sees_agent
-from toolspace.server.body_types import (
+from toolspace.server.api_types import (
     MAX_METADATA,
     NEW_ID_PATTERN,
     ONE_LINE,
-    Body,
+    JsonRequestBody,
     Metadata,
     Name,
     NewId,
-    Page,
-    Paging,
-    check_size,
-    check_text,
-    exactly,
-    page,
+    PageQuery,
+    ResultPage,
+    build_page,
+    check_json_size,
+    check_no_nul,
+    full_match_pattern,
 )
-from toolspace.server.callers import Access
-from toolspace.server.idempotency import once
+from toolspace.server.authorization import Access, get_visible_agent
+from toolspace.server.idempotency import run_once
 from toolspace.server.problems import Problem
 from toolspace.server.requests import Request
-from toolspace.server.responses import NO_CONTENT, Answer
+from toolspace.server.responses import NO_CONTENT, Response
 from toolspace.server.routing import Route
 from toolspace.spaces.ledger import Effects
-from toolspace.storage.database import Program, large
+from toolspace.storage.database import Program, long_running
 from toolspace.storage.queries import documents
 
 _DOCUMENTS = "/api/agents/{agentId}/documents"
 _DOCUMENT = _DOCUMENTS + "/{documentId}"
 _TAG = "documents"
-_ID = re.compile(exactly(NEW_ID_PATTERN))
+_ID = re.compile(full_match_pattern(NEW_ID_PATTERN))
 
 
-class DocumentBody(Body, frozen=True, kw_only=True):
+class DocumentBody(JsonRequestBody, frozen=True, kw_only=True):
     """Something that an agent can look up."""
 
     title: Name
     text: Annotated[
         str,
-        Meta(min_length=1, max_length=documents.MOST_BYTES, description=f"Up to {documents.MOST_BYTES:,} bytes."),
+        Meta(
+            min_length=1,
+            max_length=documents.MAX_DOCUMENT_BYTES,
+            description=f"Up to {documents.MAX_DOCUMENT_BYTES:,} bytes.",
+        ),
     ]
     source: (
         Annotated[str, Meta(min_length=1, max_length=1_000, pattern=ONE_LINE, examples=["https://example.com/faq"])]
@@ -60,34 +63,34 @@ class DocumentBody(Body, frozen=True, kw_only=True):
     metadata: Metadata = msgspec.field(default_factory=dict[str, Any])
 
     def __post_init__(self) -> None:
-        check_text("text", self.text)
-        check_size("metadata", self.metadata, MAX_METADATA)
+        check_no_nul("text", self.text)
+        check_json_size("metadata", self.metadata, MAX_METADATA)
 
 
-class NewDocument(DocumentBody, frozen=True, kw_only=True):
+class NewDocumentBody(DocumentBody, frozen=True, kw_only=True):
     id: NewId | None = None
 
 
-async def list_documents(request: Request) -> Page[Document]:
-    query = request.query(Paging)
+async def list_documents(request: Request) -> ResultPage[Document]:
+    query = request.query(PageQuery)
     agent_id = await _agent(request)
     found = await request.gateway.ledger.read(
-        documents.listing, agent_id, after=query.cursor or "", limit=query.limit + 1
+        documents.list_documents, agent_id, after=query.cursor or "", limit=query.limit + 1
     )
-    return page(found, query.limit, lambda document: document.id)
+    return build_page(found, query.limit, lambda document: document.id)
 
 
-async def add_document(request: Request) -> Answer:
-    body = await request.json(NewDocument)
+async def add_document(request: Request) -> Response:
+    body = await request.json(NewDocumentBody)
     agent_id = await _agent(request)
     document_id = body.id or new_id("doc")
-    return await once(request, await _putting(agent_id, document_id, body, replaces=False))
+    return await run_once(request, await _putting(agent_id, document_id, body, replaces=False))
 
 
-async def get_document(request: Request) -> WholeDocument:
+async def get_document(request: Request) -> DocumentWithText:
     agent_id = await _agent(request)
     document_id = request.params["documentId"]
-    found = await request.gateway.ledger.read(documents.one, agent_id, document_id)
+    found = await request.gateway.ledger.read(documents.find, agent_id, document_id)
     if found is None:
         raise _missing(document_id)
     return found
@@ -102,7 +105,7 @@ async def put_document(request: Request) -> Document:
     return await request.gateway.ledger.commit(await _putting(agent_id, document_id, body, replaces=True))
 
 
-async def delete_document(request: Request) -> Answer:
+async def delete_document(request: Request) -> Response:
     agent_id = await _agent(request)
     document_id = request.params["documentId"]
     if not await request.gateway.ledger.write(documents.delete, agent_id, [document_id]):
@@ -123,17 +126,17 @@ async def _putting(
         metadata=body.metadata,
     )
 
-    @large
+    @long_running
     def putting(_: Effects) -> Program[Document]:
-        if not replaces and (yield from documents.is_there(agent_id, document_id)):
+        if not replaces and (yield from documents.exists(agent_id, document_id)):
             raise RefusedError("conflict", f'there is a document "{document_id}" already; PUT replaces it')
-        return (yield from documents.put(agent_id, new))
+        return (yield from documents.save(agent_id, new))
 
     return putting
 
 
 async def _agent(request: Request) -> str:
-    agent = await sees_agent(request.gateway.ledger, request.caller, request.params["agentId"])
+    agent = await get_visible_agent(request.gateway.ledger, request.caller, request.params["agentId"])
     return agent.id
 
 
@@ -149,8 +152,8 @@ ROUTES = [
         access=Access.SECRET,
         tag=_TAG,
         summary="The documents of an agent, by id, without their texts",
-        query=Paging,
-        answer=Page[Document],
+        query=PageQuery,
+        response=ResultPage[Document],
     ),
     Route(
         method="POST",
@@ -160,10 +163,10 @@ ROUTES = [
         tag=_TAG,
         summary="Give an agent a document to look things up in",
         description="`search_knowledge` finds passages of it from then on.",
-        body=NewDocument,
-        answer=Document,
+        body=NewDocumentBody,
+        response=Document,
         status=201,
-        creates=True,
+        accepts_idempotency_key=True,
     ),
     Route(
         method="GET",
@@ -172,7 +175,7 @@ ROUTES = [
         access=Access.SECRET,
         tag=_TAG,
         summary="One document of an agent, with its text",
-        answer=WholeDocument,
+        response=DocumentWithText,
     ),
     Route(
         method="PUT",
@@ -183,7 +186,7 @@ ROUTES = [
         summary="Add a document of an agent, or replace it",
         description="One that comes from a folder is changed there: 409.",
         body=DocumentBody,
-        answer=Document,
+        response=Document,
     ),
     Route(
         method="DELETE",

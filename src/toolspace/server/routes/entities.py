@@ -10,20 +10,30 @@ import msgspec
 from toolspace.core.ids import new_id
 from toolspace.core.records import Entity, EntityType
 from toolspace.errors import RefusedError
-from toolspace.server.authorization import sees_entity
-from toolspace.server.body_types import MAX_METADATA, Body, Metadata, Name, NewId, Page, Paging, check_size, given, page
-from toolspace.server.callers import Access, Caller, Public
-from toolspace.server.idempotency import once
+from toolspace.server.api_types import (
+    MAX_METADATA,
+    JsonRequestBody,
+    Metadata,
+    Name,
+    NewId,
+    PageQuery,
+    ResultPage,
+    build_page,
+    check_json_size,
+    unset_to_none,
+)
+from toolspace.server.authorization import Access, Caller, EntityCaller, get_visible_entity
+from toolspace.server.idempotency import run_once
 from toolspace.server.problems import Problem
 from toolspace.server.requests import Request
-from toolspace.server.responses import NO_CONTENT, Answer
+from toolspace.server.responses import NO_CONTENT, Response
 from toolspace.server.routing import Route
 from toolspace.spaces import deletion
 from toolspace.storage.database import Program
 from toolspace.storage.queries import entities
 
 
-class NewEntity(Body, frozen=True, kw_only=True):
+class NewEntity(JsonRequestBody, frozen=True, kw_only=True):
     """Someone who can be in a space."""
 
     type: EntityType
@@ -32,71 +42,71 @@ class NewEntity(Body, frozen=True, kw_only=True):
     id: NewId | None = None
 
     def __post_init__(self) -> None:
-        check_size("metadata", self.metadata, MAX_METADATA)
+        check_json_size("metadata", self.metadata, MAX_METADATA)
 
 
-class EntityChange(Body, frozen=True, kw_only=True):
+class EntityChange(JsonRequestBody, frozen=True, kw_only=True):
     """What is to be different; what is left out stays. The metadata is replaced as a whole."""
 
     name: Name | msgspec.UnsetType = msgspec.UNSET
     metadata: Metadata | msgspec.UnsetType = msgspec.UNSET
 
     def __post_init__(self) -> None:
-        check_size("metadata", self.metadata, MAX_METADATA)
+        check_json_size("metadata", self.metadata, MAX_METADATA)
 
 
-class EntityList(Paging, frozen=True, kw_only=True):
+class EntityListQuery(PageQuery, frozen=True, kw_only=True):
     type: EntityType | None = None
 
 
-def shown_to(caller: Caller, entity: Entity) -> Entity:
+def redact_entity(caller: Caller, entity: Entity) -> Entity:
     """An entity as others see it: what is noted about it is its own, and the operator's."""
-    if isinstance(caller, Public) and caller.entity_id != entity.id:
+    if isinstance(caller, EntityCaller) and caller.entity_id != entity.id:
         return msgspec.structs.replace(entity, metadata={})
     return entity
 
 
-async def list_entities(request: Request) -> Page[Entity]:
-    query = request.query(EntityList)
+async def list_entities(request: Request) -> ResultPage[Entity]:
+    query = request.query(EntityListQuery)
     found = await request.gateway.ledger.read(
-        entities.entities, type=query.type, after=query.cursor or "", limit=query.limit + 1
+        entities.list_entities, type=query.type, after=query.cursor or "", limit=query.limit + 1
     )
-    return page(found, query.limit, lambda entity: entity.id)
+    return build_page(found, query.limit, lambda entity: entity.id)
 
 
-async def create_entity(request: Request) -> Answer:
+async def create_entity(request: Request) -> Response:
     body = await request.json(NewEntity)
     entity_id = body.id or new_id("ent")
-    return await once(request, lambda _: _add(entity_id, body.type, body.name, body.metadata))
+    return await run_once(request, lambda _: _add(entity_id, body.type, body.name, body.metadata))
 
 
 async def get_entity(request: Request) -> Entity:
-    entity = await sees_entity(request.gateway.ledger, request.caller, request.params["entityId"])
-    return shown_to(request.caller, entity)
+    entity = await get_visible_entity(request.gateway.ledger, request.caller, request.params["entityId"])
+    return redact_entity(request.caller, entity)
 
 
 async def change_entity(request: Request) -> Entity:
     body = await request.json(EntityChange)
     entity_id = request.params["entityId"]
     changed = await request.gateway.ledger.write(
-        entities.change_entity, entity_id, name=given(body.name), metadata=given(body.metadata)
+        entities.update_entity, entity_id, name=unset_to_none(body.name), metadata=unset_to_none(body.metadata)
     )
     if changed is None:
         raise Problem(404, f'there is no entity "{entity_id}"')
     return changed
 
 
-async def remove_entity(request: Request) -> Answer:
+async def remove_entity(request: Request) -> Response:
     entity_id = request.params["entityId"]
-    if not await request.gateway.ledger.commit(deletion.remove_entity, entity_id):
+    if not await request.gateway.ledger.commit(deletion.delete_entity, entity_id):
         raise Problem(404, f'there is no entity "{entity_id}"')
-    request.gateway.authenticator.forget()  # Its tokens are nobody's from now on.
-    request.gateway.readers.recheck()
+    request.gateway.authenticator.invalidate()  # Its tokens are nobody's from now on.
+    request.gateway.streams.recheck_permissions()
     return NO_CONTENT
 
 
 def _add(entity_id: str, type: EntityType, name: str, metadata: Mapping[str, Any]) -> Program[Entity]:
-    entity = yield from entities.add_entity(entity_id, type, name, metadata)
+    entity = yield from entities.create_entity(entity_id, type, name, metadata)
     if entity is None:
         raise RefusedError("conflict", f'there is an entity "{entity_id}" already; leave the id out, or take another')
     return entity
@@ -110,8 +120,8 @@ ROUTES = [
         access=Access.SECRET,
         tag="entities",
         summary="List entities, by id",
-        query=EntityList,
-        answer=Page[Entity],
+        query=EntityListQuery,
+        response=ResultPage[Entity],
     ),
     Route(
         method="POST",
@@ -121,9 +131,9 @@ ROUTES = [
         tag="entities",
         summary="Create a person, an agent or a service",
         body=NewEntity,
-        answer=Entity,
+        response=Entity,
         status=201,
-        creates=True,
+        accepts_idempotency_key=True,
     ),
     Route(
         method="GET",
@@ -133,7 +143,7 @@ ROUTES = [
         tag="entities",
         summary="One entity",
         description="With a token: oneself, and whoever shares a space; the metadata of others is left out.",
-        answer=Entity,
+        response=Entity,
     ),
     Route(
         method="PATCH",
@@ -143,7 +153,7 @@ ROUTES = [
         tag="entities",
         summary="Change an entity's name or metadata",
         body=EntityChange,
-        answer=Entity,
+        response=Entity,
     ),
     Route(
         method="DELETE",

@@ -7,11 +7,14 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from toolspace.agents.prebuilt.goals import HIGHEST, MOST_AT_ONCE, MOST_TEXT
-from toolspace.agents.prebuilt.memories import MOST_BYTES
-from toolspace.server.authorization import sees_agent
-from toolspace.server.body_types import Body, Id, Page, Shape, check_size
-from toolspace.server.callers import Access
+from toolspace.agents.prebuilt.goals_and_memories import (
+    MAX_GOAL_TEXT,
+    MAX_GOALS_PER_CALL,
+    MAX_MEMORY_BYTES,
+    MAX_PRIORITY,
+)
+from toolspace.server.api_types import Id, JsonRequestBody, ResponseBody, ResultPage, check_json_size
+from toolspace.server.authorization import Access, get_visible_agent
 from toolspace.server.problems import Problem
 from toolspace.server.requests import Request
 from toolspace.server.routing import Route
@@ -23,15 +26,17 @@ _AGENT = "/api/agents/{agentId}"
 _TAG = "agents"
 
 
-class NewGoal(Body, frozen=True, kw_only=True):
+class NewGoal(JsonRequestBody, frozen=True, kw_only=True):
     """A new goal, or with the id of one what becomes of it; what is left out stays."""
 
-    description: Annotated[str, Meta(min_length=1, max_length=MOST_TEXT, pattern="^[^\\u0000]+$")]
+    description: Annotated[str, Meta(min_length=1, max_length=MAX_GOAL_TEXT, pattern="^[^\\u0000]+$")]
     id: Id | None = None
     status: Annotated[str, Meta(min_length=1, max_length=50, pattern="^[^\\u0000]+$", examples=["active"])] | None = (
         None
     )
-    priority: Annotated[float, Meta(ge=-HIGHEST, le=HIGHEST, description="A higher one comes first.")] | None = None
+    priority: (
+        Annotated[float, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY, description="A higher one comes first.")] | None
+    ) = None
     is_long_term: bool | None = None
     is_completed: bool | None = None
 
@@ -46,87 +51,87 @@ class NewGoal(Body, frozen=True, kw_only=True):
         )
 
 
-class NewGoals(Body, frozen=True, kw_only=True):
-    goals: Annotated[list[NewGoal], Meta(max_length=MOST_AT_ONCE)]
+class NewGoals(JsonRequestBody, frozen=True, kw_only=True):
+    goals: Annotated[list[NewGoal], Meta(max_length=MAX_GOALS_PER_CALL)]
     clear_existing: Annotated[bool, Meta(description="Delete the goals that are not named.")] = False
 
 
-class NewMemory(Body, frozen=True, kw_only=True):
+class NewMemory(JsonRequestBody, frozen=True, kw_only=True):
     key: Annotated[str, Meta(min_length=1, max_length=200, pattern="^[^\\u0000]+$", examples=["deadline"])]
-    value: Annotated[Any, Meta(description=f"Up to {MOST_BYTES} bytes of JSON.", examples=["Friday"])]
+    value: Annotated[Any, Meta(description=f"Up to {MAX_MEMORY_BYTES} bytes of JSON.", examples=["Friday"])]
 
     def __post_init__(self) -> None:
-        check_size("value", self.value, MOST_BYTES)
+        check_json_size("value", self.value, MAX_MEMORY_BYTES)
 
 
-class NewMemories(Body, frozen=True, kw_only=True):
-    memories: Annotated[list[NewMemory], Meta(max_length=MOST_AT_ONCE)]
+class NewMemories(JsonRequestBody, frozen=True, kw_only=True):
+    memories: Annotated[list[NewMemory], Meta(max_length=MAX_GOALS_PER_CALL)]
 
 
-class Deleted(Shape, frozen=True, kw_only=True):
+class DeletedResponse(ResponseBody, frozen=True, kw_only=True):
     deleted: int
 
 
-async def list_goals(request: Request) -> Page[Goal]:
+async def list_goals(request: Request) -> ResultPage[Goal]:
     agent_id = await _agent(request)
-    return Page(items=await request.gateway.ledger.read(goals_and_memories.goals, agent_id), next=None)
+    return ResultPage(items=await request.gateway.ledger.read(goals_and_memories.list_goals, agent_id), next=None)
 
 
-async def set_goals(request: Request) -> Page[Goal]:
+async def set_goals(request: Request) -> ResultPage[Goal]:
     body = await request.json(NewGoals)
     agent_id = await _agent(request)
     changes = [goal.change() for goal in body.goals]
 
     def setting() -> Program[Sequence[Goal]]:
         yield from goals_and_memories.set_goals(agent_id, changes, clear=body.clear_existing)
-        return (yield from goals_and_memories.goals(agent_id))
+        return (yield from goals_and_memories.list_goals(agent_id))
 
-    return Page(items=await request.gateway.ledger.write(setting), next=None)
+    return ResultPage(items=await request.gateway.ledger.write(setting), next=None)
 
 
-async def clear_goals(request: Request) -> Deleted:
+async def clear_goals(request: Request) -> DeletedResponse:
     agent_id = await _agent(request)
 
     def clearing() -> Program[int]:
-        own = yield from goals_and_memories.goals(agent_id)
+        own = yield from goals_and_memories.list_goals(agent_id)
         return (yield from goals_and_memories.delete_goals(agent_id, [goal.id for goal in own]))
 
-    return Deleted(deleted=await request.gateway.ledger.write(clearing))
+    return DeletedResponse(deleted=await request.gateway.ledger.write(clearing))
 
 
-async def delete_goal(request: Request) -> Deleted:
+async def delete_goal(request: Request) -> DeletedResponse:
     agent_id = await _agent(request)
     deleted = await request.gateway.ledger.write(goals_and_memories.delete_goals, agent_id, [request.params["goalId"]])
-    return Deleted(deleted=deleted)
+    return DeletedResponse(deleted=deleted)
 
 
-async def list_memories(request: Request) -> Page[Memory]:
+async def list_memories(request: Request) -> ResultPage[Memory]:
     agent_id = await _agent(request)
-    return Page(items=await request.gateway.ledger.read(goals_and_memories.memories, agent_id), next=None)
+    return ResultPage(items=await request.gateway.ledger.read(goals_and_memories.list_memories, agent_id), next=None)
 
 
-async def set_memories(request: Request) -> Page[Memory]:
+async def set_memories(request: Request) -> ResultPage[Memory]:
     body = await request.json(NewMemories)
     agent_id = await _agent(request)
 
     def setting() -> Program[Sequence[Memory]]:
         yield from goals_and_memories.set_memories(agent_id, [(memory.key, memory.value) for memory in body.memories])
-        return (yield from goals_and_memories.memories(agent_id))
+        return (yield from goals_and_memories.list_memories(agent_id))
 
-    return Page(items=await request.gateway.ledger.write(setting), next=None)
+    return ResultPage(items=await request.gateway.ledger.write(setting), next=None)
 
 
-async def clear_memories(request: Request) -> Deleted:
+async def clear_memories(request: Request) -> DeletedResponse:
     agent_id = await _agent(request)
 
     def clearing() -> Program[int]:
-        own = yield from goals_and_memories.memories(agent_id)
+        own = yield from goals_and_memories.list_memories(agent_id)
         return (yield from goals_and_memories.delete_memories(agent_id, [memory.key for memory in own]))
 
-    return Deleted(deleted=await request.gateway.ledger.write(clearing))
+    return DeletedResponse(deleted=await request.gateway.ledger.write(clearing))
 
 
-async def delete_memory(request: Request) -> Deleted:
+async def delete_memory(request: Request) -> DeletedResponse:
     agent_id = await _agent(request)
     key = request.params["key"]
     # No database keeps a NUL in a text, so there is nothing under such a key.
@@ -135,11 +140,11 @@ async def delete_memory(request: Request) -> Deleted:
     )
     if not deleted:
         raise Problem(404, f'the agent remembers nothing under "{key}"')
-    return Deleted(deleted=deleted)
+    return DeletedResponse(deleted=deleted)
 
 
 async def _agent(request: Request) -> str:
-    agent = await sees_agent(request.gateway.ledger, request.caller, request.params["agentId"])
+    agent = await get_visible_agent(request.gateway.ledger, request.caller, request.params["agentId"])
     return agent.id
 
 
@@ -151,7 +156,7 @@ ROUTES = [
         access=Access.SECRET,
         tag=_TAG,
         summary="The goals of an agent, the most important first",
-        answer=Page[Goal],
+        response=ResultPage[Goal],
     ),
     Route(
         method="PUT",
@@ -162,7 +167,7 @@ ROUTES = [
         summary="Add and change goals of an agent",
         description="All or none: an id that is not a goal of the agent is a 404. Gives all goals as they are then.",
         body=NewGoals,
-        answer=Page[Goal],
+        response=ResultPage[Goal],
     ),
     Route(
         method="DELETE",
@@ -171,7 +176,7 @@ ROUTES = [
         access=Access.SECRET,
         tag=_TAG,
         summary="Delete all goals of an agent",
-        answer=Deleted,
+        response=DeletedResponse,
     ),
     Route(
         method="DELETE",
@@ -180,7 +185,7 @@ ROUTES = [
         access=Access.SECRET,
         tag=_TAG,
         summary="Delete one goal of an agent",
-        answer=Deleted,
+        response=DeletedResponse,
     ),
     Route(
         method="GET",
@@ -189,7 +194,7 @@ ROUTES = [
         access=Access.SECRET,
         tag=_TAG,
         summary="What an agent remembers, by key",
-        answer=Page[Memory],
+        response=ResultPage[Memory],
     ),
     Route(
         method="PUT",
@@ -200,7 +205,7 @@ ROUTES = [
         summary="Have an agent remember values under keys",
         description="Gives all memories as they are then.",
         body=NewMemories,
-        answer=Page[Memory],
+        response=ResultPage[Memory],
     ),
     Route(
         method="DELETE",
@@ -209,7 +214,7 @@ ROUTES = [
         access=Access.SECRET,
         tag=_TAG,
         summary="Have an agent forget everything",
-        answer=Deleted,
+        response=DeletedResponse,
     ),
     Route(
         method="DELETE",
@@ -218,6 +223,6 @@ ROUTES = [
         access=Access.SECRET,
         tag=_TAG,
         summary="Have an agent forget what is under a key",
-        answer=Deleted,
+        response=DeletedResponse,
     ),
 ]

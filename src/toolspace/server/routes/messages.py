@@ -11,35 +11,33 @@ from msgspec import Meta
 from toolspace.core import json_text
 from toolspace.core.ids import new_id
 from toolspace.core.records import Message
-from toolspace.server.authorization import member_of
-from toolspace.server.body_types import (
+from toolspace.server.api_types import (
     MAX_METADATA,
-    Body,
     Id,
+    JsonRequestBody,
     Limit,
     Metadata,
     NewId,
-    Page,
-    Query,
+    QueryParameters,
+    ResultPage,
     Text,
-    check_size,
-    check_text,
+    check_json_size,
+    check_no_nul,
 )
-from toolspace.server.callers import Access, Public
-from toolspace.server.idempotency import once
+from toolspace.server.authorization import Access, EntityCaller, get_visible_space
+from toolspace.server.idempotency import run_once
 from toolspace.server.problems import Problem
 from toolspace.server.requests import Request
-from toolspace.server.responses import Answer
+from toolspace.server.responses import Response
 from toolspace.server.routing import Route
-from toolspace.spaces.messaging import say
-from toolspace.storage.database import Program
+from toolspace.spaces.messaging import send_message
+from toolspace.storage.database import Program, read_page
 from toolspace.storage.queries import messages
-from toolspace.storage.queries.paging import page
 
 _MOST = 2**53
 
 
-class NewMessage(Body, frozen=True, kw_only=True):
+class NewMessage(JsonRequestBody, frozen=True, kw_only=True):
     """Something to say."""
 
     content: Text
@@ -49,11 +47,11 @@ class NewMessage(Body, frozen=True, kw_only=True):
     id: NewId | None = None
 
     def __post_init__(self) -> None:
-        check_text("content", self.content)
-        check_size("metadata", self.metadata, MAX_METADATA)
+        check_no_nul("content", self.content)
+        check_json_size("metadata", self.metadata, MAX_METADATA)
 
 
-class MessageList(Query, frozen=True, kw_only=True):
+class MessageListQuery(QueryParameters, frozen=True, kw_only=True):
     limit: Limit = 50
     after: Annotated[int, Meta(ge=0, le=_MOST, description="Only messages with a greater `seq`.")] | None = None
     before: Annotated[int, Meta(ge=0, le=_MOST, description="The last ones with a smaller `seq`.")] | None = None
@@ -62,9 +60,9 @@ class MessageList(Query, frozen=True, kw_only=True):
     )
 
 
-async def list_messages(request: Request) -> Page[Message]:
+async def list_messages(request: Request) -> ResultPage[Message]:
     """The newest ones, and page by page those before; or from one on, and page by page those behind. Oldest first."""
-    query = request.query(MessageList)
+    query = request.query(MessageListQuery)
     after, before = query.after, query.before
     if query.cursor is not None:
         if after is not None or before is not None:
@@ -74,34 +72,34 @@ async def list_messages(request: Request) -> Page[Message]:
     if after is not None and before is not None:
         raise Problem(400, "give either after or before")
     ledger = request.gateway.ledger
-    space = await member_of(ledger, request.caller, request.params["spaceId"])
+    space = await get_visible_space(ledger, request.caller, request.params["spaceId"])
     if after is not None:
-        shown, more = await ledger.read(page, partial(_behind, space.id, after), _size, query.limit)
-        return Page(items=shown, next=f"after.{shown[-1].seq}" if more else None)
+        shown, more = await ledger.read(read_page, partial(_behind, space.id, after), _size, query.limit)
+        return ResultPage(items=shown, next=f"after.{shown[-1].seq}" if more else None)
     last = _MOST if before is None else before
-    shown, more = await ledger.read(page, partial(_in_front, space.id, last), _size, query.limit)
-    return Page(items=shown[::-1], next=f"before.{shown[-1].seq}" if more else None)
+    shown, more = await ledger.read(read_page, partial(_in_front, space.id, last), _size, query.limit)
+    return ResultPage(items=shown[::-1], next=f"before.{shown[-1].seq}" if more else None)
 
 
 def _behind(space_id: str, after: int, last: Message | None, limit: int) -> Program[list[Message]]:
-    return messages.between(space_id, after=after if last is None else last.seq, limit=limit)
+    return messages.list_between(space_id, after=after if last is None else last.seq, limit=limit)
 
 
 def _in_front(space_id: str, before: int, last: Message | None, limit: int) -> Program[list[Message]]:
-    found = yield from messages.between(space_id, before=before if last is None else last.seq, limit=limit)
+    found = yield from messages.list_between(space_id, before=before if last is None else last.seq, limit=limit)
     return found[::-1]
 
 
 def _size(message: Message) -> int:
-    return json_text.size(message.content) + json_text.size(message.metadata)
+    return json_text.encoded_size(message.content) + json_text.encoded_size(message.metadata)
 
 
-async def post_message(request: Request) -> Answer:
+async def post_message(request: Request) -> Response:
     body = await request.json(NewMessage)
     space_id = request.params["spaceId"]
-    await member_of(request.gateway.ledger, request.caller, space_id)
+    await get_visible_space(request.gateway.ledger, request.caller, space_id)
     sender = body.entity_id
-    if isinstance(request.caller, Public):
+    if isinstance(request.caller, EntityCaller):
         if sender not in (None, request.caller.entity_id):
             raise Problem(403, f'you cannot speak for "{sender}"; leave entityId out')
         sender = request.caller.entity_id
@@ -109,18 +107,18 @@ async def post_message(request: Request) -> Answer:
         raise Problem(400, "entityId is needed: it says who speaks", path="$.entityId")
     message_id = body.id or new_id("msg")
     reply_to = _reply_to(body)
-    return await once(
+    return await run_once(
         request,
-        lambda effects: say(
+        lambda effects: send_message(
             effects, space_id, sender, body.content, message_id=message_id, metadata=body.metadata, reply_to=reply_to
         ),
     )
 
 
 async def get_message(request: Request) -> Message:
-    space = await member_of(request.gateway.ledger, request.caller, request.params["spaceId"])
+    space = await get_visible_space(request.gateway.ledger, request.caller, request.params["spaceId"])
     message_id = request.params["messageId"]
-    message = await request.gateway.ledger.read(messages.one, message_id)
+    message = await request.gateway.ledger.read(messages.find, message_id)
     if message is None or message.space_id != space.id:
         raise Problem(404, f'there is no message "{message_id}" in the space "{space.id}"')
     return message
@@ -147,8 +145,8 @@ ROUTES = [
         summary="What was said in a space, oldest first",
         description="The newest messages, and with `next` those before them. "
         "With `after`: those behind a `seq`, and with `next` those behind them.",
-        query=MessageList,
-        answer=Page[Message],
+        query=MessageListQuery,
+        response=ResultPage[Message],
     ),
     Route(
         method="POST",
@@ -160,9 +158,9 @@ ROUTES = [
         description="It is streamed to whoever reads the space, and reaches the inbox of every other agent there. "
         "A visible tool call shows as a message too; it cannot be replied to.",
         body=NewMessage,
-        answer=Message,
+        response=Message,
         status=201,
-        creates=True,
+        accepts_idempotency_key=True,
     ),
     Route(
         method="GET",
@@ -171,6 +169,6 @@ ROUTES = [
         access=Access.MEMBER,
         tag="messages",
         summary="One message",
-        answer=Message,
+        response=Message,
     ),
 ]

@@ -6,23 +6,23 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from toolspace.server.body_types import Query
-from toolspace.server.callers import Access
+from toolspace.server.api_types import QueryParameters
+from toolspace.server.authorization import Access
 from toolspace.server.problems import Problem
 from toolspace.server.requests import Request
-from toolspace.server.responses import Answer
+from toolspace.server.responses import Response
 from toolspace.server.routing import Route
 
 MAX_BYTES = 16 * 1024 * 1024
 """What one answer holds. Handed over as a whole, so that a reader who stops reading holds no open file."""
 
 
-class OutputPart(Query, frozen=True, kw_only=True):
+class OutputQuery(QueryParameters, frozen=True, kw_only=True):
     max_bytes: Annotated[int, Meta(ge=1, le=MAX_BYTES, description="The first bytes; more are left out.")] = MAX_BYTES
 
 
-async def get_output(request: Request) -> Answer:
-    query = request.query(OutputPart)
+async def get_output(request: Request) -> Response:
+    query = request.query(OutputQuery)
     handle = f"{request.params['session']}/{request.params['outputId']}"
     outputs = request.gateway.toolspace.outputs
     output = await outputs.inspect(handle)
@@ -35,7 +35,7 @@ async def get_output(request: Request) -> Answer:
         (b"x-output-lines", b"%d" % output.lines),
     )
     # Always text: a tool's result must not become a page or a script of this server.
-    return Answer(text, media_type="text/plain; charset=utf-8", headers=headers)
+    return Response(text, media_type="text/plain; charset=utf-8", headers=headers)
 
 
 ROUTES = [
@@ -47,7 +47,7 @@ ROUTES = [
         tag="outputs",
         summary="A result that was stored because it was too large",
         description="The handle in the result, `session-…/…`, is the path. `x-output-bytes` is the size of the whole.",
-        query=OutputPart,
+        query=OutputQuery,
         media_type="text/plain",
     ),
 ]

@@ -7,10 +7,9 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from toolspace.agents.prebuilt.plans import MOST_AT_ONCE, MOST_TEXT
-from toolspace.server.authorization import sees_agent
-from toolspace.server.body_types import Body, Id, Page, Query, Shape
-from toolspace.server.callers import Access
+from toolspace.agents.prebuilt.plans import MAX_PLAN_TEXT, MAX_PLANS_PER_CALL
+from toolspace.server.api_types import Id, JsonRequestBody, QueryParameters, ResponseBody, ResultPage
+from toolspace.server.authorization import Access, get_visible_agent
 from toolspace.server.problems import Problem
 from toolspace.server.requests import Request
 from toolspace.server.routing import Route
@@ -26,11 +25,11 @@ _TAG = "agents"
 _text = Meta(min_length=1, max_length=200, pattern="^[^\\u0000]+$")
 
 
-class PlanBody(Body, frozen=True, kw_only=True):
+class PlanBody(JsonRequestBody, frozen=True, kw_only=True):
     """A new plan, or with the id of one what it becomes. Exactly one of `runAfter`, `scheduledAt`, `cron` says when."""
 
     name: Annotated[str, _text]
-    instruction: Annotated[str, Meta(min_length=1, max_length=MOST_TEXT, pattern="^[^\\u0000]+$")]
+    instruction: Annotated[str, Meta(min_length=1, max_length=MAX_PLAN_TEXT, pattern="^[^\\u0000]+$")]
     id: Id | None = None
     run_after: Annotated[str, _text, Meta(examples=["2 hours"])] | None = None
     scheduled_at: Annotated[str, _text, Meta(examples=["2027-03-01T08:00:00Z"])] | None = None
@@ -41,45 +40,47 @@ class PlanBody(Body, frozen=True, kw_only=True):
         return NewPlan(**{field: getattr(self, field) for field in NewPlan.__struct_fields__})
 
 
-class PlanBodies(Body, frozen=True, kw_only=True):
-    plans: Annotated[list[PlanBody], Meta(min_length=1, max_length=MOST_AT_ONCE)]
+class PlanBodies(JsonRequestBody, frozen=True, kw_only=True):
+    plans: Annotated[list[PlanBody], Meta(min_length=1, max_length=MAX_PLANS_PER_CALL)]
 
 
-class PlanList(Query, frozen=True, kw_only=True):
+class PlanListQuery(QueryParameters, frozen=True, kw_only=True):
     status: PlanStatus | None = None
 
 
-class DeletedPlans(Shape, frozen=True, kw_only=True):
+class DeletedPlansResponse(ResponseBody, frozen=True, kw_only=True):
     deleted: int
 
 
-async def list_plans(request: Request) -> Page[Plan]:
-    query = request.query(PlanList)
+async def list_plans(request: Request) -> ResultPage[Plan]:
+    query = request.query(PlanListQuery)
     agent_id = await _agent(request)
-    return Page(items=await request.gateway.ledger.read(rows.listing, agent_id, status=query.status), next=None)
+    return ResultPage(
+        items=await request.gateway.ledger.read(rows.list_plans, agent_id, status=query.status), next=None
+    )
 
 
-async def set_plans(request: Request) -> Page[Plan]:
+async def set_plans(request: Request) -> ResultPage[Plan]:
     body = await request.json(PlanBodies)
     agent_id = await _agent(request)
 
     def setting(effects: Effects) -> Program[Sequence[Plan]]:
         yield from plans.set_plans(effects, agent_id, [plan.new() for plan in body.plans])
-        return (yield from rows.listing(agent_id))
+        return (yield from rows.list_plans(agent_id))
 
-    return Page(items=await request.gateway.ledger.commit(setting), next=None)
+    return ResultPage(items=await request.gateway.ledger.commit(setting), next=None)
 
 
-async def delete_plan(request: Request) -> DeletedPlans:
+async def delete_plan(request: Request) -> DeletedPlansResponse:
     agent_id = await _agent(request)
     plan_id = request.params["planId"]
     if not await request.gateway.ledger.write(rows.delete, agent_id, [plan_id]):
         raise Problem(404, f'the agent has no plan "{plan_id}"')
-    return DeletedPlans(deleted=1)
+    return DeletedPlansResponse(deleted=1)
 
 
 async def _agent(request: Request) -> str:
-    agent = await sees_agent(request.gateway.ledger, request.caller, request.params["agentId"])
+    agent = await get_visible_agent(request.gateway.ledger, request.caller, request.params["agentId"])
     return agent.id
 
 
@@ -91,8 +92,8 @@ ROUTES = [
         access=Access.SECRET,
         tag=_TAG,
         summary="What an agent plans, the next first",
-        query=PlanList,
-        answer=Page[Plan],
+        query=PlanListQuery,
+        response=ResultPage[Plan],
     ),
     Route(
         method="PUT",
@@ -102,7 +103,7 @@ ROUTES = [
         tag=_TAG,
         summary="Make plans for an agent, or change some; all or none",
         body=PlanBodies,
-        answer=Page[Plan],
+        response=ResultPage[Plan],
     ),
     Route(
         method="DELETE",
@@ -111,6 +112,6 @@ ROUTES = [
         access=Access.SECRET,
         tag=_TAG,
         summary="Delete a plan of an agent",
-        answer=DeletedPlans,
+        response=DeletedPlansResponse,
     ),
 ]

@@ -8,13 +8,22 @@ import msgspec
 from msgspec import Meta
 
 from toolspace.core.records import RunRecord, RunStatus
-from toolspace.server.authorization import sees_run
-from toolspace.server.body_types import MAX_DATA, Body, Id, NewId, Page, Paging, Shape, check_size, page
-from toolspace.server.callers import Access, Public
-from toolspace.server.idempotency import once
-from toolspace.server.redaction import project_run
+from toolspace.server.api_types import (
+    MAX_DATA,
+    Id,
+    JsonRequestBody,
+    NewId,
+    PageQuery,
+    ResponseBody,
+    ResultPage,
+    build_page,
+    check_json_size,
+)
+from toolspace.server.authorization import Access, EntityCaller, get_visible_run
+from toolspace.server.idempotency import run_once
+from toolspace.server.redaction import redact_run
 from toolspace.server.requests import Request
-from toolspace.server.responses import Answer
+from toolspace.server.responses import Response
 from toolspace.server.routing import Route
 from toolspace.spaces import runs
 from toolspace.storage.queries import runs as run_rows
@@ -22,7 +31,7 @@ from toolspace.storage.queries import runs as run_rows
 _MAX_ERROR = 10_000
 
 
-class NewRun(Body, frozen=True, kw_only=True):
+class NewRun(JsonRequestBody, frozen=True, kw_only=True):
     """A think cycle to begin."""
 
     agent_entity_id: Id
@@ -31,10 +40,10 @@ class NewRun(Body, frozen=True, kw_only=True):
     id: NewId | None = None
 
     def __post_init__(self) -> None:
-        check_size("trigger", self.trigger, MAX_DATA)
+        check_json_size("trigger", self.trigger, MAX_DATA)
 
 
-class RunEnd(Body, frozen=True, kw_only=True):
+class RunEnd(JsonRequestBody, frozen=True, kw_only=True):
     """How a run ended."""
 
     status: Literal["completed", "failed"] = "completed"
@@ -42,19 +51,19 @@ class RunEnd(Body, frozen=True, kw_only=True):
     usage: Annotated[dict[str, Any], Meta(description="What it cost: tokens, money.")] | None = None
 
     def __post_init__(self) -> None:
-        check_size("usage", self.usage, MAX_DATA)
+        check_json_size("usage", self.usage, MAX_DATA)
 
 
-class RunsOfAgent(Paging, frozen=True, kw_only=True):
+class AgentRunListQuery(PageQuery, frozen=True, kw_only=True):
     status: RunStatus | None = None
 
 
-class RunList(RunsOfAgent, frozen=True, kw_only=True):
+class RunListQuery(AgentRunListQuery, frozen=True, kw_only=True):
     agent_entity_id: Id | None = None
     space_id: Id | None = None
 
 
-class RunShape(Shape, frozen=True, kw_only=True):
+class RunShape(ResponseBody, frozen=True, kw_only=True):
     """A run as members see it; an operator also sees why it began, what it cost and how it failed."""
 
     id: str
@@ -69,9 +78,9 @@ class RunShape(Shape, frozen=True, kw_only=True):
     error: str | msgspec.UnsetType | None = msgspec.UNSET
 
 
-async def create_run(request: Request) -> Answer:
+async def create_run(request: Request) -> Response:
     body = await request.json(NewRun)
-    return await once(
+    return await run_once(
         request,
         lambda effects: runs.open_run(
             effects, body.agent_entity_id, run_id=body.id, space_id=body.space_id, trigger=body.trigger
@@ -79,29 +88,29 @@ async def create_run(request: Request) -> Answer:
     )
 
 
-async def list_runs(request: Request) -> Page[RunRecord]:
-    query = request.query(RunList)
+async def list_runs(request: Request) -> ResultPage[RunRecord]:
+    query = request.query(RunListQuery)
     found = await request.gateway.ledger.read(
-        run_rows.listing,
+        run_rows.list_runs,
         agent_entity_id=query.agent_entity_id,
         space_id=query.space_id,
         status=query.status,
         before=query.cursor,
         limit=query.limit + 1,
     )
-    return page(found, query.limit, lambda run: run.id)
+    return build_page(found, query.limit, lambda run: run.id)
 
 
 async def get_run(request: Request) -> dict[str, Any]:
-    run = await sees_run(request.gateway.ledger, request.caller, request.params["runId"])
-    return project_run(run, "public" if isinstance(request.caller, Public) else "secret")
+    run = await get_visible_run(request.gateway.ledger, request.caller, request.params["runId"])
+    return redact_run(run, "public" if isinstance(request.caller, EntityCaller) else "secret")
 
 
 async def close_run(request: Request) -> RunRecord:
     body = await request.json(RunEnd)
     run_id = request.params["runId"]
     run = await request.gateway.ledger.commit(runs.close_run, run_id, body.status, error=body.error, usage=body.usage)
-    request.gateway.cycles.ended(run_id)
+    request.gateway.open_runs.remove(run_id)
     return run
 
 
@@ -120,10 +129,10 @@ ROUTES = [
         description="For a program with a model loop of its own: it calls tools in the run, and closes it. "
         "The id of a run that the agent has already gives that run.",
         body=NewRun,
-        answer=RunRecord,
+        response=RunRecord,
         status=201,
-        creates=True,
-        problems=(404,),
+        accepts_idempotency_key=True,
+        error_statuses=(404,),
     ),
     Route(
         method="GET",
@@ -132,8 +141,8 @@ ROUTES = [
         access=Access.SECRET,
         tag="runs",
         summary="List runs, newest first",
-        query=RunList,
-        answer=Page[RunRecord],
+        query=RunListQuery,
+        response=ResultPage[RunRecord],
     ),
     Route(
         method="GET",
@@ -143,7 +152,7 @@ ROUTES = [
         tag="runs",
         summary="One run",
         description="With a token: a run in a space of the entity, without its trigger, usage and error.",
-        answer=RunShape,
+        response=RunShape,
     ),
     Route(
         method="POST",
@@ -154,8 +163,8 @@ ROUTES = [
         summary="End a run",
         description="Calls that wait for someone stay open; their results go to the agent's inbox.",
         body=RunEnd,
-        answer=RunRecord,
-        problems=(409,),
+        response=RunRecord,
+        error_statuses=(409,),
     ),
     Route(
         method="POST",
@@ -164,7 +173,7 @@ ROUTES = [
         access=Access.SECRET,
         tag="runs",
         summary="Cancel a run and its calls",
-        answer=RunRecord,
-        problems=(409,),
+        response=RunRecord,
+        error_statuses=(409,),
     ),
 ]

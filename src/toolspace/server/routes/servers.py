@@ -5,15 +5,15 @@ from __future__ import annotations
 from toolspace.core.names import did_you_mean
 from toolspace.errors import ProviderError
 from toolspace.providers.mcp.status import ServerStatus
-from toolspace.server.body_types import Page
-from toolspace.server.callers import Access
+from toolspace.server.api_types import ResultPage
+from toolspace.server.authorization import Access
 from toolspace.server.problems import Problem
 from toolspace.server.requests import Request
 from toolspace.server.routing import Route
 
 
-async def list_servers(request: Request) -> Page[ServerStatus]:
-    return Page(items=request.gateway.toolspace.servers(), next=None)
+async def list_servers(request: Request) -> ResultPage[ServerStatus]:
+    return ResultPage(items=request.gateway.toolspace.list_servers(), next=None)
 
 
 async def get_server(request: Request) -> ServerStatus:
@@ -30,7 +30,7 @@ async def restart_server(request: Request) -> ServerStatus:
 
 def _find(request: Request) -> ServerStatus:
     name = request.params["name"]
-    servers = {status.name: status for status in request.gateway.toolspace.servers()}
+    servers = {status.name: status for status in request.gateway.toolspace.list_servers()}
     if name not in servers:
         raise Problem(404, f'there is no MCP server "{name[:200]}"{did_you_mean(name, servers)}')
     return servers[name]
@@ -44,7 +44,7 @@ ROUTES = [
         access=Access.SECRET,
         tag="servers",
         summary="How the MCP servers are",
-        answer=Page[ServerStatus],
+        response=ResultPage[ServerStatus],
     ),
     Route(
         method="GET",
@@ -53,7 +53,7 @@ ROUTES = [
         access=Access.SECRET,
         tag="servers",
         summary="How one MCP server is",
-        answer=ServerStatus,
+        response=ServerStatus,
     ),
     Route(
         method="POST",
@@ -62,7 +62,7 @@ ROUTES = [
         access=Access.SECRET,
         tag="servers",
         summary="Stop an MCP server and start it again",
-        answer=ServerStatus,
-        problems=(502,),
+        response=ServerStatus,
+        error_statuses=(502,),
     ),
 ]

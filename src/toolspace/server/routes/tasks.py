@@ -10,17 +10,23 @@ import msgspec
 from msgspec import Meta
 
 from toolspace.agents import tasks
-from toolspace.agents.transcript import replay
-from toolspace.core.records import History, TaskRecord, TaskStatus, WholeTask
-from toolspace.server.authorization import sees_agent
-from toolspace.server.body_types import MAX_PAGE, Page, Paging, Query, exactly, page
-from toolspace.server.callers import Access
+from toolspace.agents.history import to_turn_records
+from toolspace.core.records import AgentHistory, TaskRecord, TaskStatus, TaskWithMessages
+from toolspace.server.api_types import (
+    MAX_PAGE_SIZE,
+    PageQuery,
+    QueryParameters,
+    ResultPage,
+    build_page,
+    full_match_pattern,
+)
+from toolspace.server.authorization import Access, get_visible_agent
 from toolspace.server.requests import Request
 from toolspace.server.routing import Route
 from toolspace.storage.database import Program
 from toolspace.storage.queries import sessions
 from toolspace.storage.queries import tasks as rows
-from toolspace.storage.queries.sessions import Remembered, Session
+from toolspace.storage.queries.sessions import HistoryTurn, SessionRecord
 
 _AGENT = "/api/agents/{agentId}"
 _TASKS = f"{_AGENT}/tasks"
@@ -30,9 +36,12 @@ _MOST_TURNS = 1_000
 """Turns of a task that are shown; there are more only where an agent is allowed hundreds of steps."""
 
 
-class TaskList(Paging, frozen=True, kw_only=True):
+class TaskListQuery(PageQuery, frozen=True, kw_only=True):
     date: (
-        Annotated[str, Meta(pattern=exactly("^\\d{4}-\\d{2}-\\d{2}$"), description="The day, in UTC, that it began.")]
+        Annotated[
+            str,
+            Meta(pattern=full_match_pattern("^\\d{4}-\\d{2}-\\d{2}$"), description="The day, in UTC, that it began."),
+        ]
         | None
     ) = None
     status: TaskStatus | None = None
@@ -42,20 +51,23 @@ class TaskList(Paging, frozen=True, kw_only=True):
             datetime.date.fromisoformat(self.date)
 
 
-class HistoryPart(Query, frozen=True, kw_only=True):
-    limit: Annotated[int, Meta(ge=1, le=MAX_PAGE, description="How many turns at most.")] = 100
+class HistoryQuery(QueryParameters, frozen=True, kw_only=True):
+    limit: Annotated[int, Meta(ge=1, le=MAX_PAGE_SIZE, description="How many turns at most.")] = 100
     cursor: (
-        Annotated[str, Meta(pattern=exactly("^\\d{1,15}$"), description="Where to go on: `next` of the page before.")]
+        Annotated[
+            str,
+            Meta(pattern=full_match_pattern("^\\d{1,15}$"), description="Where to go on: `next` of the page before."),
+        ]
         | None
     ) = None
 
 
-async def list_tasks(request: Request) -> Page[TaskRecord]:
-    query = request.query(TaskList)
+async def list_tasks(request: Request) -> ResultPage[TaskRecord]:
+    query = request.query(TaskListQuery)
     agent_id = await _agent(request)
-    since, until = tasks.day(query.date) if query.date is not None else (None, None)
+    since, until = tasks.day_range(query.date) if query.date is not None else (None, None)
     found = await request.gateway.ledger.read(
-        rows.listing,
+        rows.list_tasks,
         agent_id,
         since=since,
         until=until,
@@ -63,13 +75,13 @@ async def list_tasks(request: Request) -> Page[TaskRecord]:
         before=query.cursor,
         limit=query.limit + 1,
     )
-    return page(found, query.limit, lambda task: task.id)
+    return build_page(found, query.limit, lambda task: task.id)
 
 
-async def get_task(request: Request) -> WholeTask:
+async def get_task(request: Request) -> TaskWithMessages:
     agent_id = await _agent(request)
     task, turns = await request.gateway.ledger.read(_whole, agent_id, request.params["taskId"])
-    return WholeTask(**msgspec.structs.asdict(task), messages=replay(turns))
+    return TaskWithMessages(**msgspec.structs.asdict(task), messages=to_turn_records(turns))
 
 
 async def cancel_task(request: Request) -> TaskRecord:
@@ -77,31 +89,33 @@ async def cancel_task(request: Request) -> TaskRecord:
     return await request.gateway.ledger.commit(tasks.cancel, agent_id, request.params["taskId"])
 
 
-async def get_history(request: Request) -> History:
-    query = request.query(HistoryPart)
+async def get_history(request: Request) -> AgentHistory:
+    query = request.query(HistoryQuery)
     agent_id = await _agent(request)
     before = int(query.cursor) if query.cursor is not None else None
     session, turns = await request.gateway.ledger.read(_history, agent_id, before, query.limit + 1)
     shown = turns[-query.limit :]
-    return History(
+    return AgentHistory(
         summary=session.summary if session is not None else None,
-        items=replay(shown),
+        items=to_turn_records(shown),
         next=str(shown[0].seq) if len(turns) > query.limit else None,
     )
 
 
-def _whole(agent_id: str, task_id: str) -> Program[tuple[TaskRecord, Sequence[Remembered]]]:
-    task = yield from tasks.the_task(agent_id, task_id)
-    return task, (yield from sessions.history(task_id, limit=_MOST_TURNS))
+def _whole(agent_id: str, task_id: str) -> Program[tuple[TaskRecord, Sequence[HistoryTurn]]]:
+    task = yield from tasks.get_task(agent_id, task_id)
+    return task, (yield from sessions.list_turns(task_id, limit=_MOST_TURNS))
 
 
-def _history(agent_id: str, before: int | None, limit: int) -> Program[tuple[Session | None, Sequence[Remembered]]]:
-    session = yield from sessions.one(agent_id)
-    return session, (yield from sessions.history(agent_id, before=before, limit=limit))
+def _history(
+    agent_id: str, before: int | None, limit: int
+) -> Program[tuple[SessionRecord | None, Sequence[HistoryTurn]]]:
+    session = yield from sessions.find(agent_id)
+    return session, (yield from sessions.list_turns(agent_id, before=before, limit=limit))
 
 
 async def _agent(request: Request) -> str:
-    agent = await sees_agent(request.gateway.ledger, request.caller, request.params["agentId"])
+    agent = await get_visible_agent(request.gateway.ledger, request.caller, request.params["agentId"])
     return agent.id
 
 
@@ -113,8 +127,8 @@ ROUTES = [
         access=Access.SECRET,
         tag=_TAG,
         summary="What an agent has done in the background, newest first",
-        query=TaskList,
-        answer=Page[TaskRecord],
+        query=TaskListQuery,
+        response=ResultPage[TaskRecord],
     ),
     Route(
         method="GET",
@@ -123,7 +137,7 @@ ROUTES = [
         access=Access.SECRET,
         tag=_TAG,
         summary="One task of an agent, with its conversation",
-        answer=WholeTask,
+        response=TaskWithMessages,
     ),
     Route(
         method="POST",
@@ -133,8 +147,8 @@ ROUTES = [
         tag=_TAG,
         summary="Stop a task of an agent",
         description="The agent is told. A task that has ended otherwise stays as it is: 409.",
-        answer=TaskRecord,
-        problems=(409,),
+        response=TaskRecord,
+        error_statuses=(409,),
     ),
     Route(
         method="GET",
@@ -144,7 +158,7 @@ ROUTES = [
         tag=_TAG,
         summary="What an agent has in mind: a summary of what was, and its latest turns",
         description="The latest turns, oldest first; `next` leads to older ones.",
-        query=HistoryPart,
-        answer=History,
+        query=HistoryQuery,
+        response=AgentHistory,
     ),
 ]

@@ -11,17 +11,16 @@ from msgspec import Meta
 from toolspace.core import json_text
 from toolspace.core.ids import new_id
 from toolspace.core.records import CallRecord
-from toolspace.server.body_types import Body, Id, NewId, Page, Query, Shape
-from toolspace.server.callers import Access
+from toolspace.server.api_types import Id, JsonRequestBody, NewId, QueryParameters, ResponseBody, ResultPage
+from toolspace.server.authorization import Access
 from toolspace.server.mcp.json_rpc import Receive, Scope, Send
 from toolspace.server.problems import Problem
 from toolspace.server.requests import Request
-from toolspace.server.responses import NO_CONTENT, Answer
+from toolspace.server.responses import NO_CONTENT, Response
 from toolspace.server.routing import Route
-from toolspace.server.sse import Allowed, EventStream, Readers
-from toolspace.spaces.worker_connection import Connection, News
-from toolspace.spaces.workers import Workers
-from toolspace.storage.queries import claims
+from toolspace.server.sse import PermissionCheck, SseResponse, StreamRegistry
+from toolspace.spaces.workers import WorkerConnection, WorkerEvent, Workers
+from toolspace.storage.queries import workers as claims
 from toolspace.storage.streams.hub import StreamClosed
 from toolspace.toolspace import Toolspace
 
@@ -30,7 +29,7 @@ _MOST_TOOLS = 500
 _NAME = re.compile(r"[!-~]{1,256}")
 
 
-class WorkerQuery(Query, frozen=True, kw_only=True):
+class WorkerStreamQuery(QueryParameters, frozen=True, kw_only=True):
     tools: Annotated[
         str,
         Meta(min_length=1, max_length=65_536, description="Names of external tools, with commas.", examples=["move"]),
@@ -39,7 +38,7 @@ class WorkerQuery(Query, frozen=True, kw_only=True):
     concurrency: Annotated[int, Meta(ge=1, le=MAX_CONCURRENCY, description="Unanswered calls to have at a time.")] = 4
 
 
-class Leave(Body, frozen=True, kw_only=True):
+class LeaveBody(JsonRequestBody, frozen=True, kw_only=True):
     """How a worker leaves."""
 
     finishing: Annotated[
@@ -47,7 +46,7 @@ class Leave(Body, frozen=True, kw_only=True):
     ] = ()
 
 
-class WorkerShape(Shape, frozen=True, kw_only=True):
+class WorkerShape(ResponseBody, frozen=True, kw_only=True):
     """A worker, wherever it is connected."""
 
     worker_id: str
@@ -56,18 +55,18 @@ class WorkerShape(Shape, frozen=True, kw_only=True):
     """False where its connection broke just now: it may come back, and still has its calls."""
 
 
-async def stream_calls(request: Request) -> CallOffers:
-    query = request.query(WorkerQuery)
+async def stream_calls(request: Request) -> CallOfferStream:
+    query = request.query(WorkerStreamQuery)
     gateway = request.gateway
     tools = _names(query.tools)
     unknown = _unknown(gateway.toolspace, tools)
 
     async def allowed() -> bool:
-        return await gateway.authenticator.holds(request.scope["headers"])
+        return await gateway.authenticator.is_valid(request.scope["headers"])
 
-    return CallOffers(
+    return CallOfferStream(
         gateway.workers,
-        gateway.readers,
+        gateway.streams,
         query.worker_id or new_id("wrk"),
         tools,
         unknown=unknown,
@@ -76,32 +75,34 @@ async def stream_calls(request: Request) -> CallOffers:
     )
 
 
-async def list_workers(request: Request) -> Page[WorkerShape]:
-    found = await request.gateway.ledger.read(claims.listing)
-    return Page(items=[WorkerShape(worker_id=id, tools=tools, connected=here) for id, tools, here in found], next=None)
+async def list_workers(request: Request) -> ResultPage[WorkerShape]:
+    found = await request.gateway.ledger.read(claims.list_workers)
+    return ResultPage(
+        items=[WorkerShape(worker_id=id, tools=tools, connected=here) for id, tools, here in found], next=None
+    )
 
 
-async def leave(request: Request) -> Answer:
-    body = await request.json(Leave)
+async def leave_worker(request: Request) -> Response:
+    body = await request.json(LeaveBody)
     worker_id = request.params["workerId"]
     if not await request.gateway.workers.retire(worker_id, body.finishing):
         raise Problem(404, f'there is no worker "{worker_id}"; GET /api/workers lists them')
     return NO_CONTENT
 
 
-class CallOffers:
+class CallOfferStream:
     """The answer to a worker: offers it calls for as long as it is connected."""
 
     def __init__(
         self,
         workers: Workers,
-        readers: Readers,
+        readers: StreamRegistry,
         worker_id: str,
         tools: Sequence[str],
         *,
         unknown: Sequence[str],
         concurrency: int,
-        allowed: Allowed,
+        allowed: PermissionCheck,
     ) -> None:
         self._workers = workers
         self._readers = readers
@@ -112,53 +113,53 @@ class CallOffers:
         self._allowed = allowed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with self._workers.connected(self._worker_id, self._tools, self._concurrency) as connection:
+        async with self._workers.connect(self._worker_id, self._tools, self._concurrency) as connection:
             first = _frame("worker.ready", {"workerId": self._worker_id, "tools": self._tools})
             if self._unknown:
                 names = ", ".join(f'"{name}"' for name in self._unknown)
                 message = f"there is no tool {names} now; if one comes, its calls are offered"
                 first += _frame("worker.warning", {"message": message, "tools": self._unknown})
-            stream = EventStream(self._readers, OfferSource(connection), first, allowed=self._allowed)
+            stream = SseResponse(self._readers, OfferEventSource(connection), first, allowed=self._allowed)
             await stream(scope, receive, send)
 
 
-class OfferSource:
+class OfferEventSource:
     """What a worker's connection says, as bytes."""
 
-    complete = False
-    lost = False
+    is_complete = False
+    has_lost_events = False
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: WorkerConnection) -> None:
         self._connection = connection
         self._closed = False
 
     async def next(self) -> bytes:
         if self._closed:
             raise StreamClosed("closed")
-        news = await self._connection.news()
+        news = await self._connection.next_events()
         if news:
             return b"".join(map(_said, news))
-        if self._connection.ended is not None:
+        if self._connection.disconnect_reason is not None:
             self._closed = True
-            if self._connection.ended == "replaced":
+            if self._connection.disconnect_reason == "replaced":
                 return _frame("worker.replaced", {"workerId": self._connection.worker_id})
         return b""
 
     def ping(self) -> bytes:
         return b": ping\n\n"
 
-    def ending(self) -> bytes:
+    def final_frame(self) -> bytes:
         return b""
 
-    def poke(self) -> None:
-        self._connection.poke()
+    def wake(self) -> None:
+        self._connection.wake()
 
     def close(self) -> None:
         self._closed = True
-        self._connection.poke()
+        self._connection.wake()
 
 
-def _said(news: News) -> bytes:
+def _said(news: WorkerEvent) -> bytes:
     kind, what = news
     if isinstance(what, CallRecord):
         return _frame("call.offered", _offer(what))
@@ -198,7 +199,7 @@ def _unknown(toolspace: Toolspace, names: Sequence[str]) -> list[str]:
     """Those of the tools that are not there. Raises where one is there, and not for workers."""
     unknown: list[str] = []
     for name in names:
-        tool = toolspace.get(name)
+        tool = toolspace.find_tool(name)
         if _is_an_agents(toolspace, name):
             continue
         if tool is None:
@@ -217,7 +218,7 @@ def _unknown(toolspace: Toolspace, names: Sequence[str]) -> list[str]:
 
 def _is_an_agents(toolspace: Toolspace, name: str) -> bool:
     """Whether an agent has an external tool of that name for itself."""
-    configs = (agent.spec.config for agent in toolspace.crew if agent.spec is not None)
+    configs = (agent.spec.config for agent in toolspace.agents if agent.spec is not None)
     own = (config.tools.definitions.get(name) for config in configs if config is not None)
     return any(one is not None and one.enabled and one.execution_type == "external" for one in own)
 
@@ -235,9 +236,9 @@ ROUTES = [
             "`call.canceled` and `call.answered` where one is not wanted any more. Results go to `POST "
             "/api/calls/{callId}/result`. Who comes back under its `workerId` is offered its unanswered calls again."
         ),
-        query=WorkerQuery,
+        query=WorkerStreamQuery,
         media_type="text/event-stream",
-        stream=True,
+        is_stream=True,
     ),
     Route(
         method="GET",
@@ -246,17 +247,17 @@ ROUTES = [
         access=Access.SECRET,
         tag="workers",
         summary="The workers, and which tools each serves",
-        answer=Page[WorkerShape],
+        response=ResultPage[WorkerShape],
     ),
     Route(
         method="POST",
         path="/api/workers/{workerId}/leave",
-        handler=leave,
+        handler=leave_worker,
         access=Access.SECRET,
         tag="workers",
         summary="Let a worker take no more calls",
         description="It finishes those that it names; others get the rest at once.",
-        body=Leave,
+        body=LeaveBody,
         status=204,
     ),
 ]

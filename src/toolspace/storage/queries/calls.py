@@ -14,8 +14,8 @@ import msgspec
 
 from toolspace.core import json_text
 from toolspace.core.ids import now_ms
-from toolspace.core.records import CallRecord, CallStatus, ExecutionTarget, Exposure, ResultSource
-from toolspace.storage.database import SKIP_LOCKED, Program, Row, large
+from toolspace.core.records import CallRecord, CallStatus, ExecutionTarget, ResultSource, Visibility
+from toolspace.storage.database import SKIP_LOCKED, Program, Row, long_running
 
 _COLUMNS = (
     "call_id, run_id, seq, agent_entity_id, space_id, tool_name, args, execution_type, execution_target, visible, "
@@ -62,7 +62,7 @@ class NewCall(msgspec.Struct, frozen=True, kw_only=True):
     execution_target: ExecutionTarget
     visible: bool
     is_async: bool = False
-    exposure: Exposure
+    exposure: Visibility
     status: CallStatus
     node_id: str
     created_at: int | None = None
@@ -72,20 +72,20 @@ class NewCall(msgspec.Struct, frozen=True, kw_only=True):
     """Until when its caller waits."""
     due_at: int | None = None
     """When it answers itself."""
-    pauses: bool = False
+    pauses_run: bool = False
     """Whether its run waits for it."""
 
 
-class Moved(msgspec.Struct, frozen=True):
+class CallTransition(msgspec.Struct, frozen=True):
     """A call that was moved, and what else its row said."""
 
     call: CallRecord
-    exposure: Exposure
+    exposure: Visibility
     delivery: str | None
-    pauses: bool
+    pauses_run: bool
 
 
-def add(new: NewCall, *, seq: int, message_id: str | None) -> Program[CallRecord | None]:
+def create(new: NewCall, *, seq: int, message_id: str | None) -> Program[CallRecord | None]:
     """None where the id is taken."""
     rows = yield (
         "INSERT INTO calls (call_id, run_id, seq, agent_entity_id, space_id, tool_name, args, execution_type, "
@@ -99,7 +99,7 @@ def add(new: NewCall, *, seq: int, message_id: str | None) -> Program[CallRecord
             new.agent_entity_id,
             new.space_id,
             new.tool_name,
-            json_text.encode_kept(new.args),
+            json_text.encode_for_storage(new.args),
             new.execution_type,
             new.execution_target,
             int(new.visible),
@@ -112,13 +112,13 @@ def add(new: NewCall, *, seq: int, message_id: str | None) -> Program[CallRecord
             new.wait_until,
             new.due_at,
             new.node_id,
-            int(new.pauses),
+            int(new.pauses_run),
         ),
     )
     return _call(rows[0]) if rows else None
 
 
-def number(run_id: str) -> Program[tuple[int, str, str | None] | None]:
+def allocate_sequence_number(run_id: str) -> Program[tuple[int, str, str | None] | None]:
     """The next place among the calls of a run, and the run's status and space."""
     rows = yield (
         "UPDATE runs SET last_call_seq = last_call_seq + 1 WHERE id = ? RETURNING last_call_seq, status, space_id",
@@ -127,18 +127,18 @@ def number(run_id: str) -> Program[tuple[int, str, str | None] | None]:
     return (rows[0][0], rows[0][1], rows[0][2]) if rows else None
 
 
-def one(call_id: str) -> Program[CallRecord | None]:
+def find(call_id: str) -> Program[CallRecord | None]:
     rows = yield f"SELECT {_COLUMNS} FROM calls WHERE call_id = ?", (call_id,)
     return _call(rows[0]) if rows else None
 
 
-def for_caller(call_id: str) -> Program[tuple[CallRecord, bool] | None]:
+def find_for_caller(call_id: str) -> Program[tuple[CallRecord, bool] | None]:
     """A call, and whether its result went, or will go, to the inbox instead of to the caller who waited."""
     rows = yield f"SELECT {_COLUMNS}, delivery FROM calls WHERE call_id = ?", (call_id,)
     return (_call(rows[0]), rows[0][11] == "pending" or rows[0][20] == "inbox") if rows else None
 
 
-def submission(call_id: str) -> Program[tuple[CallRecord, str | None, str | None, bool] | None]:
+def find_with_submission(call_id: str) -> Program[tuple[CallRecord, str | None, str | None, bool] | None]:
     """A call, under which key and by whom its result was given, and whether its run waits for it."""
     rows = yield f"SELECT {_COLUMNS}, submission, submitted_by, pauses FROM calls WHERE call_id = ?", (call_id,)
     return (_call(rows[0]), rows[0][20], rows[0][21], bool(rows[0][22])) if rows else None
@@ -152,13 +152,13 @@ def finish(
     is_error: bool,
     error_kind: str | None,
     node_id: str | None = None,
-) -> Program[Moved | None]:
+) -> Program[CallTransition | None]:
     """running → completed, failed or canceled: a call that ran has ended, in this process if one is named."""
     rows = yield (
         "UPDATE calls SET status = ?, result = ?, is_error = ?, error_kind = ?, source = 'server', resolved_at = ? "
         "WHERE call_id = ? AND status = 'running' AND node_id = COALESCE(?, node_id) "
         f"RETURNING {_COLUMNS}, exposure, delivery, pauses",
-        (status, json_text.encode_kept(result), int(is_error), error_kind, now_ms(), call_id, node_id),
+        (status, json_text.encode_for_storage(result), int(is_error), error_kind, now_ms(), call_id, node_id),
     )
     return _moved(rows[0]) if rows else None
 
@@ -171,7 +171,7 @@ def resolve(
     source: ResultSource,
     submission: str | None,
     submitted_by: str | None,
-) -> Program[Moved | None]:
+) -> Program[CallTransition | None]:
     """waiting → resolved for the caller who waits, pending → resolved for the inbox. None where it was not open."""
     return (
         yield from _move(
@@ -179,12 +179,12 @@ def resolve(
             ("waiting", "pending"),
             "delivery = CASE status WHEN 'waiting' THEN 'inline' ELSE 'inbox' END, status = 'resolved', result = ?, "
             "is_error = ?, source = ?, submission = ?, submitted_by = ?, resolved_at = ?",
-            (json_text.encode_kept(result), int(is_error), source, submission, submitted_by, now_ms()),
+            (json_text.encode_for_storage(result), int(is_error), source, submission, submitted_by, now_ms()),
         )
     )
 
 
-def resolve_simply(
+def resolve_directly(
     call_id: str,
     *,
     result: Any,
@@ -193,35 +193,39 @@ def resolve_simply(
     submission: str | None,
     run_id: str | None,
     space_id: str | None,
-) -> Program[Moved | None]:
+) -> Program[CallTransition | None]:
     """As `resolve`, at once, where nothing has to be looked at before: someone who may answer anything brings the
     result of a call that others execute, that no run waits for, and that is where they say. None otherwise."""
     said = [one for one in (run_id, space_id) if one is not None]
     rows = yield (
         _RESOLVE_SIMPLY[run_id is not None, space_id is not None],
-        (json_text.encode_kept(result), int(is_error), source, submission, now_ms(), call_id, *said),
+        (json_text.encode_for_storage(result), int(is_error), source, submission, now_ms(), call_id, *said),
     )
     return _moved(rows[0]) if rows else None
 
 
-def resolution(
-    known: Moved, *, result: Any, is_error: bool, source: ResultSource, submission: str | None
-) -> tuple[Moved, Sequence[Any]]:
+def build_resolution(
+    known: CallTransition, *, result: Any, is_error: bool, source: ResultSource, submission: str | None
+) -> tuple[CallTransition, Sequence[Any]]:
     """As `resolve_simply`, of a call that is known from when it was begun, and shown nowhere: nothing of its row has to
     be read. Gives the call as it will be, and what `resolve_known` does for that."""
     call = known.call
-    delivery, kept, now = "inline" if call.status == "waiting" else "inbox", json_text.encode_kept(result), now_ms()
+    delivery, kept, now = (
+        "inline" if call.status == "waiting" else "inbox",
+        json_text.encode_for_storage(result),
+        now_ms(),
+    )
     resolved = msgspec.structs.replace(
         call, status="resolved", result=json_text.decode(kept), is_error=is_error, source=source, resolved_at=now
     )
     before = call.status, call.created_at, call.space_id
     return (
-        Moved(resolved, known.exposure, delivery, pauses=False),
+        CallTransition(resolved, known.exposure, delivery, pauses_run=False),
         (call.call_id, delivery, kept, int(is_error), source, submission, now, *before),
     )
 
 
-def resolve_known(resolution: Sequence[Any]) -> Program[bool]:
+def apply_resolution(resolution: Sequence[Any]) -> Program[bool]:
     """Resolves a call that is as it was known. False where it is not, and nothing was done."""
     call_id, delivery, result, is_error, source, submission, now, status, created_at, space_id = resolution
     values = delivery, result, is_error, source, submission, now, call_id, status, created_at
@@ -229,14 +233,14 @@ def resolve_known(resolution: Sequence[Any]) -> Program[bool]:
     return bool((yield _RESOLVE_KNOWN[space_id is not None], (*values, *space)))
 
 
-def park(call_id: str) -> Program[Moved | None]:
+def make_pending(call_id: str) -> Program[CallTransition | None]:
     """waiting → pending: its caller stopped waiting. None where it did not wait any more."""
     return (yield from _move(call_id, ("waiting",), "status = 'pending', wait_until = NULL", ()))
 
 
 def end(
-    call_id: str, status: CallStatus, *, error: str, error_kind: str, is_told: bool = False
-) -> Program[Moved | None]:
+    call_id: str, status: CallStatus, *, error: str, error_kind: str, is_delivered: bool = False
+) -> Program[CallTransition | None]:
     """waiting or pending → expired or canceled. `is_told`: whoever made the call needs no telling."""
     now = now_ms()
     return (
@@ -245,12 +249,12 @@ def end(
             ("waiting", "pending"),
             "delivery = CASE status WHEN 'waiting' THEN 'inline' ELSE 'inbox' END, status = ?, result = ?, "
             "is_error = 1, error_kind = ?, source = 'server', resolved_at = ?, delivered_at = ?",
-            (status, json_text.encode_kept(error), error_kind, now, now if is_told else None),
+            (status, json_text.encode_for_storage(error), error_kind, now, now if is_delivered else None),
         )
     )
 
 
-def delivered(call_ids: Sequence[str]) -> Program[None]:
+def mark_delivered(call_ids: Sequence[str]) -> Program[None]:
     """The callers have the results in their hands."""
     if not call_ids:
         return
@@ -262,7 +266,7 @@ def delivered(call_ids: Sequence[str]) -> Program[None]:
     )
 
 
-def collect(call_id: str) -> Program[bool]:
+def claim_result(call_id: str) -> Program[bool]:
     """Whoever made a call asks for its result again: whether it is theirs, not an inbox's. Then it stays theirs."""
     rows = yield (
         "UPDATE calls SET delivered_at = COALESCE(delivered_at, ?) WHERE call_id = ? "
@@ -272,7 +276,7 @@ def collect(call_id: str) -> Program[bool]:
     return bool(rows)
 
 
-def redirect(call_id: str) -> Program[Moved | None]:
+def redirect_to_inbox(call_id: str) -> Program[CallTransition | None]:
     """A result that never reached its caller goes to the inbox instead. None where it arrived."""
     rows = yield (
         "UPDATE calls SET delivery = 'inbox' WHERE call_id = ? AND delivery = 'inline' AND delivered_at IS NULL "
@@ -288,7 +292,7 @@ def is_inline(call_id: str) -> Program[bool]:
     return bool(rows)
 
 
-def expired(*, limit: int) -> Program[list[str]]:
+def list_expired(*, limit: int) -> Program[list[str]]:
     """Open calls that are past their time."""
     rows = yield (
         f"SELECT call_id FROM calls WHERE status IN {_OPEN} AND expires_at <= ? ORDER BY expires_at LIMIT ?",
@@ -297,7 +301,7 @@ def expired(*, limit: int) -> Program[list[str]]:
     return [row[0] for row in rows]
 
 
-def due(*, limit: int) -> Program[list[CallRecord]]:
+def list_due(*, limit: int) -> Program[list[CallRecord]]:
     """Open calls that answer themselves by now."""
     rows = yield (
         f"SELECT {_COLUMNS} FROM calls WHERE status IN {_OPEN} AND due_at IS NOT NULL AND due_at <= ? "
@@ -307,7 +311,7 @@ def due(*, limit: int) -> Program[list[CallRecord]]:
     return [_call(row) for row in rows]
 
 
-def next_due() -> Program[int | None]:
+def find_next_due() -> Program[int | None]:
     """When the next open call answers itself or expires."""
     rows = yield f"SELECT MIN(due_at) FROM calls WHERE status IN {_OPEN} AND due_at IS NOT NULL", ()
     dues = [rows[0][0]]
@@ -316,7 +320,7 @@ def next_due() -> Program[int | None]:
     return min((at for at in dues if at is not None), default=None)
 
 
-def overdue(*, before: int, limit: int) -> Program[list[str]]:
+def list_overdue(*, before: int, limit: int) -> Program[list[str]]:
     """Calls whose callers should have stopped waiting long ago, and did not say so."""
     rows = yield (
         "SELECT call_id FROM calls WHERE status = 'waiting' AND wait_until < ? LIMIT ?",
@@ -325,7 +329,7 @@ def overdue(*, before: int, limit: int) -> Program[list[str]]:
     return [row[0] for row in rows]
 
 
-def left_behind(node_ids: Sequence[str], *, limit: int) -> Program[list[tuple[str, str]]]:
+def list_orphaned(node_ids: Sequence[str], *, limit: int) -> Program[list[tuple[str, str]]]:
     """What dead processes left: `(call id, status)` of calls that ran, waited, or were not delivered."""
     if not node_ids:
         return []
@@ -360,7 +364,7 @@ def claim(worker_id: str, tools: Sequence[str], *, limit: int) -> Program[list[C
     return sorted((_call(row) for row in rows), key=lambda call: (call.created_at, call.call_id))
 
 
-def claimed_by(worker_id: str) -> Program[list[CallRecord]]:
+def list_claimed(worker_id: str) -> Program[list[CallRecord]]:
     """Open calls that a worker took and has not answered."""
     rows = yield (
         f"SELECT {_COLUMNS} FROM calls WHERE status IN {_OPEN} AND worker_id = ? ORDER BY created_at, call_id",
@@ -369,7 +373,7 @@ def claimed_by(worker_id: str) -> Program[list[CallRecord]]:
     return [_call(row) for row in rows]
 
 
-def release(worker_id: str) -> Program[list[str]]:
+def release_claims(worker_id: str) -> Program[list[str]]:
     """A worker is gone: what it took is offered again. Says which tools that concerns."""
     rows = yield (
         f"UPDATE calls SET worker_id = NULL WHERE status IN {_OPEN} AND worker_id = ? RETURNING tool_name",
@@ -378,7 +382,7 @@ def release(worker_id: str) -> Program[list[str]]:
     return sorted({row[0] for row in rows})
 
 
-def listing(
+def list_calls(
     *,
     statuses: Sequence[str] = (),
     run_id: str | None = None,
@@ -416,7 +420,7 @@ def listing(
     return [_call(row) for row in rows]
 
 
-def of_run(run_id: str, *, after: int = 0, limit: int = 1000) -> Program[list[tuple[CallRecord, Exposure]]]:
+def list_of_run(run_id: str, *, after: int = 0, limit: int = 1000) -> Program[list[tuple[CallRecord, Visibility]]]:
     """The calls of a run in their order, and what others may see of each."""
     rows = yield (
         f"SELECT {_COLUMNS}, exposure FROM calls WHERE run_id = ? AND seq > ? ORDER BY seq LIMIT ?",
@@ -425,7 +429,7 @@ def of_run(run_id: str, *, after: int = 0, limit: int = 1000) -> Program[list[tu
     return [(_call(row), row[20]) for row in rows]
 
 
-def open_in(run_id: str) -> Program[list[str]]:
+def list_open_of_run(run_id: str) -> Program[list[str]]:
     """The calls of a run that have not ended."""
     rows = yield (
         "SELECT call_id FROM calls WHERE run_id = ? AND status IN ('running', 'waiting', 'pending')",
@@ -434,7 +438,7 @@ def open_in(run_id: str) -> Program[list[str]]:
     return [row[0] for row in rows]
 
 
-def open_of(agent_entity_id: str) -> Program[list[str]]:
+def list_open_of_agent(agent_entity_id: str) -> Program[list[str]]:
     """Calls of an agent that someone else has to answer, in runs and outside."""
     rows = yield (
         f"SELECT call_id FROM calls WHERE agent_entity_id = ? AND status IN {_OPEN} ORDER BY call_id",
@@ -443,7 +447,7 @@ def open_of(agent_entity_id: str) -> Program[list[str]]:
     return [row[0] for row in rows]
 
 
-def leave_space(space_id: str) -> Program[list[str]]:
+def remove_from_space(space_id: str) -> Program[list[str]]:
     """Open calls are not in a space any more. Says which were."""
     rows = yield (
         f"UPDATE calls SET space_id = NULL WHERE space_id = ? AND status IN {_OPEN} RETURNING call_id",
@@ -452,7 +456,7 @@ def leave_space(space_id: str) -> Program[list[str]]:
     return sorted(row[0] for row in rows)
 
 
-def hold_run(call_id: str) -> Program[None]:
+def lock_paused_run(call_id: str) -> Program[None]:
     """Takes hold of the run that waits for a call, before the call is moved: whoever ends a run does it in that order,
     and of two calls that end at once the second sees the end of the first, and does not leave the run waiting."""
     yield (
@@ -461,8 +465,8 @@ def hold_run(call_id: str) -> Program[None]:
     )
 
 
-@large
-def forget(before: int, limit: int) -> Program[int]:
+@long_running
+def delete_old(before: int, limit: int) -> Program[int]:
     """Removes calls that ended before a time, some at once; says how many."""
     rows = yield (
         "DELETE FROM calls WHERE call_id IN (SELECT call_id FROM calls WHERE created_at < ? AND resolved_at < ? "
@@ -472,7 +476,7 @@ def forget(before: int, limit: int) -> Program[int]:
     return len(rows)
 
 
-def pausing(run_id: str) -> Program[bool]:
+def has_pausing_calls(run_id: str) -> Program[bool]:
     """Whether a run still waits for one of its calls. To be asked by who holds the run."""
     rows = yield (
         f"SELECT 1 FROM calls WHERE run_id = ? AND pauses = 1 AND status IN {_OPEN} LIMIT 1",
@@ -481,7 +485,7 @@ def pausing(run_id: str) -> Program[bool]:
     return bool(rows)
 
 
-def _move(call_id: str, before: Sequence[str], change: str, values: Sequence[Any]) -> Program[Moved | None]:
+def _move(call_id: str, before: Sequence[str], change: str, values: Sequence[Any]) -> Program[CallTransition | None]:
     marks = ", ".join("?" * len(before))
     rows = yield (
         f"UPDATE calls SET {change} WHERE call_id = ? AND status IN ({marks}) "
@@ -491,8 +495,8 @@ def _move(call_id: str, before: Sequence[str], change: str, values: Sequence[Any
     return _moved(rows[0]) if rows else None
 
 
-def _moved(row: Row) -> Moved:
-    return Moved(_call(row), row[20], row[21], bool(row[22]))
+def _moved(row: Row) -> CallTransition:
+    return CallTransition(_call(row), row[20], row[21], bool(row[22]))
 
 
 def _call(row: Row) -> CallRecord:

@@ -14,15 +14,24 @@ import msgspec
 
 from toolspace.core import json_text
 from toolspace.core.ids import now_ms
-from toolspace.core.records import Document, DocumentOrigin, WholeDocument
-from toolspace.core.text_search import Indexed, Passage, index, joined, nearness, query_words, scores_of, weight
+from toolspace.core.records import Document, DocumentOrigin, DocumentWithText
+from toolspace.core.text_search import (
+    IndexedDocument,
+    Passage,
+    bm25_scores,
+    index_document,
+    join_passages,
+    proximity_score,
+    query_words,
+    word_weight,
+)
 from toolspace.errors import RefusedError
-from toolspace.storage.database import Program, Row, large
+from toolspace.storage.database import Program, Row, long_running
 
-MOST_BYTES: Final = 1_000_000
+MAX_DOCUMENT_BYTES: Final = 1_000_000
 """Of one document, as UTF-8."""
-MOST_DOCUMENTS: Final = 10_000
-MOST_IN_ALL: Final = 100_000_000
+MAX_DOCUMENTS: Final = 10_000
+MAX_TOTAL_BYTES: Final = 100_000_000
 """Bytes of all documents of one agent."""
 
 _SHOWN = "id, entity_id, title, source, origin, size, passages, metadata, created_at, updated_at"
@@ -34,7 +43,7 @@ _CANDIDATES: Final = 60
 """Passages whose text is looked at."""
 
 
-class NewDocument(msgspec.Struct, frozen=True, kw_only=True):
+class PreparedDocument(msgspec.Struct, frozen=True, kw_only=True):
     """A document that is to be kept, ready to be found."""
 
     id: str
@@ -46,10 +55,10 @@ class NewDocument(msgspec.Struct, frozen=True, kw_only=True):
     """Of a file: when it was changed last, and how large it is."""
     size: int
     digest: str
-    indexed: Indexed
+    indexed: IndexedDocument
 
 
-class Hit(msgspec.Struct, frozen=True, kw_only=True):
+class SearchMatch(msgspec.Struct, frozen=True, kw_only=True):
     """A passage that fits a query."""
 
     document_id: str
@@ -59,10 +68,10 @@ class Hit(msgspec.Struct, frozen=True, kw_only=True):
     score: float
 
 
-class Found(msgspec.Struct, frozen=True):
+class SearchMatches(msgspec.Struct, frozen=True):
     """The best passages, and how many fit in all."""
 
-    hits: list[Hit]
+    matches: list[SearchMatch]
     total: int
 
 
@@ -75,18 +84,18 @@ def prepare(
     metadata: Mapping[str, Any] | None = None,
     origin: DocumentOrigin = "api",
     stamp: str | None = None,
-) -> NewDocument:
+) -> PreparedDocument:
     """Makes a document ready to be kept. Takes a while for a long one: not on the event loop.
 
     Raises `RefusedError` where it is too large.
     """
     title, text = _clean(title), _clean(text)
     size = len(text.encode())
-    if size > MOST_BYTES:
+    if size > MAX_DOCUMENT_BYTES:
         raise RefusedError(
-            "invalid", f'the document "{title}" has {size:,} bytes; one has at most {MOST_BYTES:,}, so split it'
+            "invalid", f'the document "{title}" has {size:,} bytes; one has at most {MAX_DOCUMENT_BYTES:,}, so split it'
         )
-    return NewDocument(
+    return PreparedDocument(
         id=document_id,
         title=title,
         source=None if source is None else _clean(source),
@@ -95,12 +104,12 @@ def prepare(
         stamp=stamp,
         size=size,
         digest=hashlib.sha256(f"{title}\0{text}".encode()).hexdigest(),
-        indexed=index(title, text),
+        indexed=index_document(title, text),
     )
 
 
-@large
-def put(entity_id: str, new: NewDocument) -> Program[Document]:
+@long_running
+def save(entity_id: str, new: PreparedDocument) -> Program[Document]:
     """Keeps a document, in place of the one of its id if there is one. Raises `RefusedError` where there are too many,
     or it would pass from a folder to the API or back."""
     # Written, not only looked at: nobody else changes it until its words are in place.
@@ -132,7 +141,7 @@ def put(entity_id: str, new: NewDocument) -> Program[Document]:
             now,
             now,
             new.digest,
-            json_text.encode_kept(new.metadata),
+            json_text.encode_for_storage(new.metadata),
         ),
     )
     if not rows or rows[0][0] != new.digest:
@@ -142,7 +151,7 @@ def put(entity_id: str, new: NewDocument) -> Program[Document]:
     return _document(stored[0])
 
 
-@large
+@long_running
 def delete(entity_id: str, document_ids: Sequence[str]) -> Program[int]:
     """Says how many of them there were."""
     deleted = 0
@@ -152,7 +161,7 @@ def delete(entity_id: str, document_ids: Sequence[str]) -> Program[int]:
     return deleted
 
 
-def one(entity_id: str, document_id: str) -> Program[WholeDocument | None]:
+def find(entity_id: str, document_id: str) -> Program[DocumentWithText | None]:
     rows = yield f"SELECT {_SHOWN} FROM documents WHERE entity_id = ? AND id = ?", (entity_id, document_id)
     if not rows:
         return None
@@ -161,16 +170,16 @@ def one(entity_id: str, document_id: str) -> Program[WholeDocument | None]:
         "SELECT start, text FROM document_passages WHERE entity_id = ? AND document_id = ? ORDER BY number",
         (entity_id, document_id),
     )
-    text = joined(Passage(row[0], row[1]) for row in rows)
-    return WholeDocument(**msgspec.structs.asdict(document), text=text)
+    text = join_passages(Passage(row[0], row[1]) for row in rows)
+    return DocumentWithText(**msgspec.structs.asdict(document), text=text)
 
 
-def is_there(entity_id: str, document_id: str) -> Program[bool]:
+def exists(entity_id: str, document_id: str) -> Program[bool]:
     rows = yield "SELECT 1 FROM documents WHERE entity_id = ? AND id = ?", (entity_id, document_id)
     return bool(rows)
 
 
-def listing(entity_id: str, *, after: str = "", limit: int = 100) -> Program[list[Document]]:
+def list_documents(entity_id: str, *, after: str = "", limit: int = 100) -> Program[list[Document]]:
     """Documents by id."""
     rows = yield (
         f"SELECT {_SHOWN} FROM documents WHERE entity_id = ? AND id > ? ORDER BY id LIMIT ?",
@@ -179,36 +188,36 @@ def listing(entity_id: str, *, after: str = "", limit: int = 100) -> Program[lis
     return [_document(row) for row in rows]
 
 
-def stamps(entity_id: str) -> Program[dict[str, str | None]]:
+def list_file_stamps(entity_id: str) -> Program[dict[str, str | None]]:
     """Of every document that comes from a folder, by id: the state of its file when it was read."""
     rows = yield "SELECT id, stamp FROM documents WHERE entity_id = ? AND origin = 'folder'", (entity_id,)
     return {row[0]: row[1] for row in rows}
 
 
-def search(entity_id: str, query: str, *, limit: int) -> Program[Found]:
+def search(entity_id: str, query: str, *, limit: int) -> Program[SearchMatches]:
     """The passages that fit a query best. Rare words count more, and words that stand near each other."""
     wanted = query_words(_clean(query))
     weights, mean = yield from _weights(entity_id, wanted)
     if not weights:
-        return Found([], 0)
+        return SearchMatches([], 0)
     rows = yield (
         f"SELECT word, document_id, postings FROM document_words WHERE entity_id = ? AND word IN ({_marks(weights)})",
         (entity_id, *weights),
     )
     scores: dict[_Place, float] = {}
     for word, document_id, postings in rows:
-        for number, score in scores_of(json_text.decode(postings), weights[word], mean):
+        for number, score in bm25_scores(json_text.decode(postings), weights[word], mean):
             place = document_id, number
             scores[place] = scores.get(place, 0.0) + score
     best = heapq.nsmallest(max(_CANDIDATES, limit), scores, key=lambda place: (-scores[place], place))
     found = yield from _read(entity_id, best)
     phrase = [word for word in wanted if word in weights]
     hits = [
-        msgspec.structs.replace(hit, score=round(scores[place] + nearness(phrase, hit.text, weights), 4))
+        msgspec.structs.replace(hit, score=round(scores[place] + proximity_score(phrase, hit.text, weights), 4))
         for place, hit in found
     ]
     hits.sort(key=lambda hit: -hit.score)
-    return Found(hits[:limit], len(scores))
+    return SearchMatches(hits[:limit], len(scores))
 
 
 _Place = tuple[str, int]
@@ -238,12 +247,12 @@ def _weights(entity_id: str, wanted: Sequence[str]) -> Program[tuple[dict[str, f
     telling = rarest
     if total > _MANY:  # What is in every other passage says little, and costs most to look at.
         telling = [word for word in rarest if spread[word] * 2 <= total] or rarest[:1]
-    return {word: weight(spread[word], total) for word in telling}, mean
+    return {word: word_weight(spread[word], total) for word in telling}, mean
 
 
-def _read(entity_id: str, places: Sequence[_Place]) -> Program[list[tuple[_Place, Hit]]]:
+def _read(entity_id: str, places: Sequence[_Place]) -> Program[list[tuple[_Place, SearchMatch]]]:
     """The passages at these places, those that are still there."""
-    found: list[tuple[_Place, Hit]] = []
+    found: list[tuple[_Place, SearchMatch]] = []
     for document_id, number in places:
         rows = yield (
             "SELECT title, source, text FROM document_passages JOIN documents ON documents.entity_id = "
@@ -252,12 +261,12 @@ def _read(entity_id: str, places: Sequence[_Place]) -> Program[list[tuple[_Place
             (entity_id, document_id, number),
         )
         for title, source, text in rows:
-            hit = Hit(document_id=document_id, title=title, source=source, text=text.strip(), score=0.0)
+            hit = SearchMatch(document_id=document_id, title=title, source=source, text=text.strip(), score=0.0)
             found.append(((document_id, number), hit))
     return found
 
 
-def _check_room(entity_id: str, new: NewDocument) -> Program[None]:
+def _check_room(entity_id: str, new: PreparedDocument) -> Program[None]:
     rows = yield (
         "SELECT COUNT(*), CAST(COALESCE(SUM(size), 0) AS BIGINT) FROM documents WHERE entity_id = ?",
         (entity_id,),
@@ -266,15 +275,15 @@ def _check_room(entity_id: str, new: NewDocument) -> Program[None]:
     rows = yield "SELECT size FROM documents WHERE entity_id = ? AND id = ?", (entity_id, new.id)
     if rows:
         count, size = count - 1, size - rows[0][0]
-    if count >= MOST_DOCUMENTS:
-        raise RefusedError("invalid", f"an agent has at most {MOST_DOCUMENTS:,} documents; delete some first")
-    if size + new.size > MOST_IN_ALL:
+    if count >= MAX_DOCUMENTS:
+        raise RefusedError("invalid", f"an agent has at most {MAX_DOCUMENTS:,} documents; delete some first")
+    if size + new.size > MAX_TOTAL_BYTES:
         raise RefusedError(
-            "invalid", f"the documents of an agent have at most {MOST_IN_ALL:,} bytes in all; delete some first"
+            "invalid", f"the documents of an agent have at most {MAX_TOTAL_BYTES:,} bytes in all; delete some first"
         )
 
 
-def _add_text(entity_id: str, new: NewDocument) -> Program[None]:
+def _add_text(entity_id: str, new: PreparedDocument) -> Program[None]:
     passages = enumerate(new.indexed.passages)
     yield from _add_rows(
         "document_passages (entity_id, document_id, number, start, text)",

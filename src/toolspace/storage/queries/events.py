@@ -8,36 +8,36 @@ from functools import lru_cache
 
 from toolspace.core import json_text
 from toolspace.core.ids import now_ms
-from toolspace.core.records import NewEvent, StreamEvent
-from toolspace.storage.database import Program, Row, Rows, Tail, large
+from toolspace.core.records import NewEvent, StoredEvent
+from toolspace.storage.database import DeferredWrites, Program, Row, RowBatch, long_running
 
 _AT_ONCE = 100
 """Streams that count with one statement."""
 
 
-def append(stream: str, events: Sequence[NewEvent]) -> Program[list[StreamEvent]]:
+def append(stream: str, events: Sequence[NewEvent]) -> Program[list[StoredEvent]]:
     """Adds events to the end of a stream."""
     return (yield from _append({stream: events}))[stream]
 
 
-def append_all(tails: Sequence[Tail]) -> Program[None]:
+def append_deferred(tails: Sequence[DeferredWrites]) -> Program[None]:
     """Stores what programs left to the end, all of it together, streams in the order of their names: no two
     transactions wait for each other."""
     new: dict[str, list[NewEvent]] = {}
     for tail in tails:
-        for stream, events in tail.new.items():
+        for stream, events in tail.new_events.items():
             new.setdefault(stream, []).extend(events)
     if not new:
         return
     stored = yield from _append(new)
     told = dict.fromkeys(new, 0)
     for tail in tails:
-        for stream, events in tail.new.items():
+        for stream, events in tail.new_events.items():
             start, told[stream] = told[stream], told[stream] + len(events)
-            tail.events += stored[stream][start : told[stream]]
+            tail.stored_events += stored[stream][start : told[stream]]
 
 
-def _append(new: Mapping[str, Sequence[NewEvent]]) -> Program[dict[str, list[StreamEvent]]]:
+def _append(new: Mapping[str, Sequence[NewEvent]]) -> Program[dict[str, list[StoredEvent]]]:
     streams = sorted(new)
     last: dict[str, int] = {}
     for start in range(0, len(streams), _AT_ONCE):
@@ -47,15 +47,15 @@ def _append(new: Mapping[str, Sequence[NewEvent]]) -> Program[dict[str, list[Str
         counted = yield _count(len(counts) // 2), counts
         last |= {row[0]: row[1] for row in counted}
     at = now_ms()
-    stored: dict[str, list[StreamEvent]] = {}
-    rows = Rows()
+    stored: dict[str, list[StoredEvent]] = {}
+    rows = RowBatch()
     for stream in streams:
         events = new[stream]
         first = last[stream] - len(events) + 1
         mine = stored[stream] = []
         for number, event in enumerate(events, first):
-            mine.append(StreamEvent(stream, number, event.type, event.data, at, event.exposure))
-            rows.append((stream, number, event.type, json_text.encode_kept(event.data), event.exposure, at))
+            mine.append(StoredEvent(stream, number, event.type, event.data, at, event.visibility))
+            rows.append((stream, number, event.type, json_text.encode_for_storage(event.data), event.visibility, at))
     yield "INSERT INTO events (stream, id, type, data, exposure, at) VALUES (?, ?, ?, ?, ?, ?)", rows
     return stored
 
@@ -68,7 +68,7 @@ def _count(streams: int) -> str:
     )
 
 
-def after(stream: str, last: int, limit: int) -> Program[list[StreamEvent]]:
+def list_after(stream: str, last: int, limit: int) -> Program[list[StoredEvent]]:
     """The events behind `last`, in order."""
     rows = yield (
         "SELECT stream, id, type, data, exposure, at FROM events WHERE stream = ? AND id > ? ORDER BY id LIMIT ?",
@@ -77,7 +77,7 @@ def after(stream: str, last: int, limit: int) -> Program[list[StreamEvent]]:
     return [_event(row) for row in rows]
 
 
-def bounds(stream: str) -> Program[tuple[int, int]]:
+def get_bounds(stream: str) -> Program[tuple[int, int]]:
     """The id of the oldest event that is kept (one beyond the newest where none is), and that of the newest ever."""
     rows = yield "SELECT last_id FROM streams WHERE stream = ?", (stream,)
     newest: int = rows[0][0] if rows else 0
@@ -86,8 +86,8 @@ def bounds(stream: str) -> Program[tuple[int, int]]:
     return (newest + 1 if oldest is None else oldest), newest
 
 
-@large
-def forget(before: int, limit: int) -> Program[int]:
+@long_running
+def delete_old(before: int, limit: int) -> Program[int]:
     """Removes events older than a time, some at once; says how many. Their ids are never given again."""
     rows = yield (
         "DELETE FROM events WHERE (stream, id) IN (SELECT stream, id FROM events WHERE at < ? ORDER BY at LIMIT ?) "
@@ -97,11 +97,11 @@ def forget(before: int, limit: int) -> Program[int]:
     return len(rows)
 
 
-def clear(stream: str) -> Program[None]:
+def delete_events_of_stream(stream: str) -> Program[None]:
     """Removes the events of a stream. Its counter stays: whoever read it finds no other event under an old id."""
     yield "DELETE FROM events WHERE stream = ?", (stream,)
 
 
-def _event(row: Row) -> StreamEvent:
+def _event(row: Row) -> StoredEvent:
     stream, number, type, data, exposure, at = row
-    return StreamEvent(stream, number, type, json_text.decode(data), at, exposure)
+    return StoredEvent(stream, number, type, json_text.decode(data), at, exposure)

@@ -16,8 +16,8 @@ from toolspace.storage.database import Program, Row
 _GOAL = "id, description, status, priority, is_long_term, is_completed, created_at, updated_at"
 _MEMORY = "key, value, created_at, updated_at"
 
-MOST_GOALS = 200
-MOST_MEMORIES = 1_000
+MAX_GOALS = 200
+MAX_MEMORIES = 1_000
 """Of one agent: all of them are in every prompt."""
 ACTIVE, COMPLETED = "active", "completed"
 
@@ -55,7 +55,7 @@ class Memory(Record, frozen=True):
     updated_at: int
 
 
-def goals(entity_id: str) -> Program[list[Goal]]:
+def list_goals(entity_id: str) -> Program[list[Goal]]:
     """The goals of an agent, the most important first."""
     rows = yield (
         f"SELECT {_GOAL} FROM goals WHERE entity_id = ? ORDER BY priority DESC, created_at, id",
@@ -69,14 +69,14 @@ def set_goals(entity_id: str, changes: Sequence[GoalChange], *, clear: bool) -> 
 
     `clear`: the goals that are not named go. Raises `RefusedError` where an id is not the agent's own.
     """
-    own = {goal.id: goal for goal in (yield from goals(entity_id))}
+    own = {goal.id: goal for goal in (yield from list_goals(entity_id))}
     named = [change.id for change in changes if change.id is not None]
     _check_own(named, own)
     if twice := next((one for one in named if named.count(one) > 1), None):
         raise RefusedError("invalid", f'the goal "{twice}" is named twice')
     left = len(named) if clear else len(own)
-    if left + len(changes) - len(named) > MOST_GOALS:
-        raise RefusedError("invalid", f"an agent has at most {MOST_GOALS} goals; delete or complete some first")
+    if left + len(changes) - len(named) > MAX_GOALS:
+        raise RefusedError("invalid", f"an agent has at most {MAX_GOALS} goals; delete or complete some first")
     if clear:
         for gone in own.keys() - set(named):
             yield "DELETE FROM goals WHERE id = ? AND entity_id = ?", (gone, entity_id)
@@ -108,7 +108,7 @@ def set_goals(entity_id: str, changes: Sequence[GoalChange], *, clear: bool) -> 
 
 def delete_goals(entity_id: str, goal_ids: Sequence[str]) -> Program[int]:
     """Removes goals, all or none; says how many. Raises `RefusedError` where an id is not the agent's own."""
-    own = {goal.id: goal for goal in (yield from goals(entity_id))}
+    own = {goal.id: goal for goal in (yield from list_goals(entity_id))}
     wanted = list(dict.fromkeys(goal_ids))
     _check_own(wanted, own)
     for goal_id in wanted:
@@ -116,7 +116,7 @@ def delete_goals(entity_id: str, goal_ids: Sequence[str]) -> Program[int]:
     return len(wanted)
 
 
-def memories(entity_id: str, keys: Sequence[str] | None = None) -> Program[list[Memory]]:
+def list_memories(entity_id: str, keys: Sequence[str] | None = None) -> Program[list[Memory]]:
     """What an agent remembers, by key; only under these keys, if some are named."""
     rows = yield f"SELECT {_MEMORY} FROM memories WHERE entity_id = ? ORDER BY key", (entity_id,)
     found = [_memory(row) for row in rows]
@@ -127,14 +127,14 @@ def set_memories(entity_id: str, values: Sequence[tuple[str, Any]]) -> Program[i
     """Remembers values under keys, the last one where a key is there twice; says how many."""
     rows = yield "SELECT key FROM memories WHERE entity_id = ?", (entity_id,)
     wanted = dict(values)
-    if len({row[0] for row in rows} | wanted.keys()) > MOST_MEMORIES:
-        raise RefusedError("invalid", f"an agent has at most {MOST_MEMORIES} memories; delete some first")
+    if len({row[0] for row in rows} | wanted.keys()) > MAX_MEMORIES:
+        raise RefusedError("invalid", f"an agent has at most {MAX_MEMORIES} memories; delete some first")
     at = now_ms()
     for key in sorted(wanted):  # In one order: two writers must not wait for each other.
         yield (
             f"INSERT INTO memories ({_MEMORY}, entity_id) VALUES (?, ?, ?, ?, ?) "
             "ON CONFLICT (entity_id, key) DO UPDATE SET value = excluded.value, updated_at = excluded.updated_at",
-            (key, json_text.encode_kept(wanted[key]), at, at, entity_id),
+            (key, json_text.encode_for_storage(wanted[key]), at, at, entity_id),
         )
     return len(wanted)
 

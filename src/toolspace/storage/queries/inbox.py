@@ -8,7 +8,7 @@ from typing import Any
 from toolspace.core import json_text
 from toolspace.core.ids import now_ms
 from toolspace.core.records import InboxEvent, InboxType
-from toolspace.storage.database import SKIP_LOCKED, Program, Row, Rows, large
+from toolspace.storage.database import SKIP_LOCKED, Program, Row, RowBatch, long_running
 
 _COLUMNS = "event_id, agent_entity_id, type, at, data, priority, status, attempts, error"
 
@@ -29,11 +29,11 @@ _NOT_AWAITED = (
 _PARTS = {"pending": "status = 'pending'", "taken": "status <> 'pending'"}
 """An inbox in the parts that each have an index by agents. What is new is in one of them."""
 
-MOST_ATTEMPTS = 5
+MAX_ATTEMPTS = 5
 _FIRST_DELAY, _LONGEST_DELAY = 1_000, 60_000
 
 
-def push(
+def add(
     agent_entity_id: str,
     event_id: str,
     type: InboxType,
@@ -44,11 +44,11 @@ def push(
     seq: int = 0,
 ) -> Program[bool]:
     """Adds an event. False where this agent was told of it already. `seq` orders what happened at one moment."""
-    row = entry(agent_entity_id, event_id, type, data, priority=priority, at=at, seq=seq)
+    row = build_row(agent_entity_id, event_id, type, data, priority=priority, at=at, seq=seq)
     return bool((yield f"{_PUSH} RETURNING 1", row))
 
 
-def entry(
+def build_row(
     agent_entity_id: str,
     event_id: str,
     type: InboxType,
@@ -60,13 +60,13 @@ def entry(
 ) -> Sequence[Any]:
     """An event as a row, which `push_all` adds."""
     at = now_ms() if at is None else at
-    return (agent_entity_id, event_id, type, priority, at, seq, json_text.encode_kept(data), at)
+    return (agent_entity_id, event_id, type, priority, at, seq, json_text.encode_for_storage(data), at)
 
 
-def push_all(entries: Sequence[Sequence[Any]]) -> Program[None]:
+def add_rows(entries: Sequence[Sequence[Any]]) -> Program[None]:
     """Adds events, but for those that their agents were told of already."""
     if entries:
-        yield _PUSH, Rows(entries)
+        yield _PUSH, RowBatch(entries)
 
 
 def claim(
@@ -76,13 +76,13 @@ def claim(
     count: int,
     lease_ms: int,
     types: Sequence[str] = (),
-    awaited: bool = True,
+    include_awaited: bool = True,
 ) -> Program[list[InboxEvent]]:
     """Takes the next events, in order: pending → processing until the lease ends. `awaited`: also results that runs of
     the agent wait for."""
     now = now_ms()
     only = f"AND type IN ({', '.join('?' * len(types))}) " if types else ""
-    only += "" if awaited else _NOT_AWAITED
+    only += "" if include_awaited else _NOT_AWAITED
     rows = yield (
         "WITH picked AS MATERIALIZED (SELECT event_id FROM inbox WHERE agent_entity_id = ? AND status = 'pending' "
         f"AND available_at <= ? {only}ORDER BY priority, at, seq LIMIT ? {SKIP_LOCKED}) "
@@ -95,7 +95,7 @@ def claim(
     return [_event(row) for row in rows]
 
 
-def finish(agent_entity_id: str, claim: str | None, event_ids: Sequence[str]) -> Program[list[str]]:
+def acknowledge(agent_entity_id: str, claim: str | None, event_ids: Sequence[str]) -> Program[list[str]]:
     """processing → processed, for those that this claim still holds (any claim, if none is named)."""
     return (yield from _finish(agent_entity_id, claim, event_ids))
 
@@ -113,7 +113,7 @@ def _finish(agent_entity_id: str, claim: str | None, event_ids: Sequence[str]) -
     return done
 
 
-def give_back(
+def release(
     agent_entity_id: str, claim: str | None, event_ids: Sequence[str], *, error: str | None
 ) -> Program[list[InboxEvent]]:
     """processing → pending after a while that grows with each attempt; after the last one → failed."""
@@ -129,7 +129,7 @@ def give_back(
     return returned
 
 
-def put_back(agent_entity_id: str, claim: str, event_ids: Sequence[str]) -> Program[None]:
+def undo_claim(agent_entity_id: str, claim: str, event_ids: Sequence[str]) -> Program[None]:
     """processing → pending at once, as if they had not been taken: it is not their turn yet."""
     for event_id in event_ids:
         yield (
@@ -139,7 +139,7 @@ def put_back(agent_entity_id: str, claim: str, event_ids: Sequence[str]) -> Prog
         )
 
 
-def hand_over(agent_entity_id: str, claim: str, event_ids: Sequence[str], to: str) -> Program[None]:
+def transfer_claim(agent_entity_id: str, claim: str, event_ids: Sequence[str], to: str) -> Program[None]:
     """Another claim holds them from now on."""
     for event_id in event_ids:
         yield (
@@ -149,7 +149,7 @@ def hand_over(agent_entity_id: str, claim: str, event_ids: Sequence[str], to: st
         )
 
 
-def claimed(agent_entity_id: str, claim: str) -> Program[list[str]]:
+def list_claimed(agent_entity_id: str, claim: str) -> Program[list[str]]:
     """The events that a claim holds."""
     rows = yield (
         "SELECT event_id FROM inbox WHERE claim = ? AND status = 'processing' AND agent_entity_id = ? "
@@ -159,7 +159,7 @@ def claimed(agent_entity_id: str, claim: str) -> Program[list[str]]:
     return [row[0] for row in rows]
 
 
-def waiting(agent_entity_id: str, *, limit: int) -> Program[tuple[list[InboxEvent], int]]:
+def list_waiting(agent_entity_id: str, *, limit: int) -> Program[tuple[list[InboxEvent], int]]:
     """The oldest events that wait and can be taken, and how many there are; but for results that runs wait for."""
     now = now_ms()
     rows = yield (
@@ -178,7 +178,7 @@ def waiting(agent_entity_id: str, *, limit: int) -> Program[tuple[list[InboxEven
     return events, rows[0][0]
 
 
-def take_back(*, limit: int = 100) -> Program[list[InboxEvent]]:
+def release_expired(*, limit: int = 100) -> Program[list[InboxEvent]]:
     """What was taken by someone who went away: back to pending, or failed, when its lease has ended."""
     rows = yield (
         f"SELECT {_COLUMNS}, claim FROM inbox WHERE status = 'processing' AND lease_until < ? LIMIT ? {SKIP_LOCKED}",
@@ -200,7 +200,7 @@ def retry(agent_entity_id: str, event_id: str) -> Program[bool]:
     return bool(rows)
 
 
-def listing(agent_entity_id: str, *, status: str | None = None, limit: int = 100) -> Program[list[InboxEvent]]:
+def list_events(agent_entity_id: str, *, status: str | None = None, limit: int = 100) -> Program[list[InboxEvent]]:
     """Events in the order in which they are looked at; of one status, if it is named."""
     parts = [part for name, part in _PARTS.items() if status is None or (status == "pending") is (name == "pending")]
     only, values = ("AND status = ? ", (status,)) if status is not None else ("", ())
@@ -215,7 +215,7 @@ def listing(agent_entity_id: str, *, status: str | None = None, limit: int = 100
     return [_event(row) for row in found[:limit]]
 
 
-def one(agent_entity_id: str, event_id: str) -> Program[InboxEvent | None]:
+def find(agent_entity_id: str, event_id: str) -> Program[InboxEvent | None]:
     rows = yield (
         f"SELECT {_COLUMNS} FROM inbox WHERE agent_entity_id = ? AND event_id = ?",
         (agent_entity_id, event_id),
@@ -223,13 +223,13 @@ def one(agent_entity_id: str, event_id: str) -> Program[InboxEvent | None]:
     return _event(rows[0]) if rows else None
 
 
-def clear(agent_entity_id: str) -> Program[None]:
+def delete_all(agent_entity_id: str) -> Program[None]:
     """Removes everything."""
     for part in _PARTS.values():
         yield f"DELETE FROM inbox WHERE agent_entity_id = ? AND {part}", (agent_entity_id,)
 
 
-def count(agent_entity_id: str) -> Program[int]:
+def count_pending(agent_entity_id: str) -> Program[int]:
     """How many events wait, but for results that runs wait for."""
     rows = yield (
         f"SELECT COUNT(*) FROM inbox WHERE agent_entity_id = ? AND status = 'pending' {_NOT_AWAITED}",
@@ -238,7 +238,7 @@ def count(agent_entity_id: str) -> Program[int]:
     return rows[0][0]
 
 
-def next_at(agent_entity_id: str, *, after: int = 0) -> Program[int | None]:
+def find_next_available(agent_entity_id: str, *, after: int = 0) -> Program[int | None]:
     """When the next event can be taken, after a time that is past; None where none waits."""
     rows = yield (
         "SELECT MIN(available_at) FROM inbox WHERE agent_entity_id = ? AND status = 'pending' AND available_at > ?",
@@ -247,8 +247,8 @@ def next_at(agent_entity_id: str, *, after: int = 0) -> Program[int | None]:
     return rows[0][0]
 
 
-@large
-def forget(before: int, limit: int) -> Program[int]:
+@long_running
+def delete_old(before: int, limit: int) -> Program[int]:
     """Removes processed events older than a time, some at once; says how many."""
     rows = yield (
         "DELETE FROM inbox WHERE (agent_entity_id, event_id) IN (SELECT agent_entity_id, event_id FROM inbox "
@@ -259,7 +259,7 @@ def forget(before: int, limit: int) -> Program[int]:
 
 
 def _return(event: InboxEvent, claim: str, error: str | None) -> Program[list[InboxEvent]]:
-    again = event.attempts < MOST_ATTEMPTS
+    again = event.attempts < MAX_ATTEMPTS
     delay = min(_FIRST_DELAY << max(event.attempts - 1, 0), _LONGEST_DELAY)
     rows = yield (
         "UPDATE inbox SET status = ?, available_at = ?, lease_until = NULL, claim = NULL, error = ? "

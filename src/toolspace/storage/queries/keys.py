@@ -42,7 +42,7 @@ class KeyRecord(Record, frozen=True):
     failed: int
 
 
-class Use(NamedTuple):
+class KeyUse(NamedTuple):
     """What was done with a key since it was last written down."""
 
     calls: int
@@ -61,7 +61,7 @@ class NewKey(msgspec.Struct, frozen=True, kw_only=True):
     scope: KeyScope = KeyScope()
 
 
-def add(new: NewKey) -> Program[KeyRecord]:
+def create(new: NewKey) -> Program[KeyRecord]:
     rows = yield (
         "INSERT INTO keys (id, kind, hash, name, hint, scope, created_at, revoked_at, last_used_at, calls, failed) "
         f"VALUES (?, ?, ?, ?, ?, ?, ?, NULL, NULL, 0, 0) RETURNING {_COLUMNS}",
@@ -70,7 +70,7 @@ def add(new: NewKey) -> Program[KeyRecord]:
     return _key(rows[0])
 
 
-def add_first(keys: Sequence[NewKey]) -> Program[list[KeyKind]]:
+def create_first(keys: Sequence[NewKey]) -> Program[list[KeyKind]]:
     """Keeps each of these keys if no first key of its kind was ever made; says of which kinds it did.
 
     However many processes start at once, the key of one of them is kept, and only that one may show it.
@@ -83,23 +83,23 @@ def add_first(keys: Sequence[NewKey]) -> Program[list[KeyKind]]:
             (f"first:{new.kind}", new.id, now_ms()),
         )
         if rows:
-            yield from add(new)
+            yield from create(new)
             made.append(new.kind)
     return made
 
 
-def by_hash(hash: str) -> Program[KeyRecord | None]:
+def find_by_hash(hash: str) -> Program[KeyRecord | None]:
     """The key of this hash, unless it is revoked."""
     rows = yield f"SELECT {_COLUMNS} FROM keys WHERE hash = ? AND revoked_at IS NULL", (hash,)
     return _key(rows[0]) if rows else None
 
 
-def one(key_id: str) -> Program[KeyRecord | None]:
+def find(key_id: str) -> Program[KeyRecord | None]:
     rows = yield f"SELECT {_COLUMNS} FROM keys WHERE id = ?", (key_id,)
     return _key(rows[0]) if rows else None
 
 
-def listing(*, after: str = "", limit: int = 100) -> Program[list[KeyRecord]]:
+def list_keys(*, after: str = "", limit: int = 100) -> Program[list[KeyRecord]]:
     """Keys by id, revoked ones too."""
     rows = yield f"SELECT {_COLUMNS} FROM keys WHERE id > ? ORDER BY id LIMIT ?", (after, limit)
     return [_key(row) for row in rows]
@@ -119,7 +119,7 @@ def revoke(key_id: str, *, spare_last_secret: bool) -> Program[Revocation]:
     return "revoked"
 
 
-def note_use(uses: Mapping[str, Use]) -> Program[None]:
+def record_use(uses: Mapping[str, KeyUse]) -> Program[None]:
     """Adds what was done with keys, each by its id. In the order of the ids: no two processes wait for each other."""
     for key_id in sorted(uses):
         use = uses[key_id]
@@ -130,7 +130,7 @@ def note_use(uses: Mapping[str, Use]) -> Program[None]:
         )
 
 
-def keep_secret(name: str, value: str) -> Program[tuple[str, bool]]:
+def get_or_create_secret(name: str, value: str) -> Program[tuple[str, bool]]:
     """The secret of this name, and whether it is the given one: the first that was kept stays."""
     made = yield (
         "INSERT INTO secrets (name, value, created_at) VALUES (?, ?, ?) ON CONFLICT (name) DO NOTHING RETURNING name",

@@ -15,7 +15,7 @@ _COLUMNS = "id, space_id, seq, sender_id, kind, content, metadata, status, run_i
 _UNSAID = "kind = 'message' AND status <> 'complete'"
 
 
-def add(
+def create(
     message_id: str,
     space_id: str,
     sender_id: str,
@@ -41,8 +41,8 @@ def add(
             rows[0][0],
             sender_id,
             kind,
-            json_text.encode_kept(content),
-            json_text.encode_kept(metadata or {}),
+            json_text.encode_for_storage(content),
+            json_text.encode_for_storage(metadata or {}),
             status,
             run_id,
             call_id,
@@ -55,7 +55,7 @@ def add(
     return _message(rows[0])
 
 
-def change(
+def update_status(
     message_id: str,
     *,
     status: MessageStatus,
@@ -66,22 +66,22 @@ def change(
     rows = yield (
         "UPDATE messages SET status = ?, content = COALESCE(?, content), updated_at = ? "
         f"WHERE id = ? AND status NOT IN (?, ?) RETURNING {_COLUMNS}",
-        (status, None if content is None else json_text.encode_kept(content), now_ms(), message_id, *unless),
+        (status, None if content is None else json_text.encode_for_storage(content), now_ms(), message_id, *unless),
     )
     return _message(rows[0]) if rows else None
 
 
-def say(message_id: str, content: Any, metadata: Mapping[str, Any] | None = None) -> Program[Message | None]:
+def complete(message_id: str, content: Any, metadata: Mapping[str, Any] | None = None) -> Program[Message | None]:
     """Completes a message that was begun, or begun and abandoned. None where it is complete."""
     rows = yield (
         "UPDATE messages SET status = 'complete', content = ?, metadata = ?, updated_at = ? "
         f"WHERE id = ? AND kind = 'message' AND status IN ('running', 'error') RETURNING {_COLUMNS}",
-        (json_text.encode_kept(content), json_text.encode_kept(metadata or {}), now_ms(), message_id),
+        (json_text.encode_for_storage(content), json_text.encode_for_storage(metadata or {}), now_ms(), message_id),
     )
     return _message(rows[0]) if rows else None
 
 
-def resume(message_id: str) -> Program[Message | None]:
+def restart(message_id: str) -> Program[Message | None]:
     """Begins a message anew that was abandoned. None where it was not."""
     rows = yield (
         "UPDATE messages SET status = 'running', metadata = '{}', updated_at = ? "
@@ -96,12 +96,12 @@ def abandon(message_id: str, reason: str) -> Program[Message | None]:
     rows = yield (
         "UPDATE messages SET status = 'error', metadata = ?, updated_at = ? "
         f"WHERE id = ? AND kind = 'message' AND status = 'running' RETURNING {_COLUMNS}",
-        (json_text.encode_kept({"error": reason}), now_ms(), message_id),
+        (json_text.encode_for_storage({"error": reason}), now_ms(), message_id),
     )
     return _message(rows[0]) if rows else None
 
 
-def being_said(message_id: str) -> Program[Message | None]:
+def find_in_progress(message_id: str) -> Program[Message | None]:
     """A message that was begun, as long as its sender may go on."""
     rows = yield (
         f"SELECT {_COLUMNS} FROM messages WHERE id = ? AND kind = 'message' AND status = 'running' AND EXISTS "
@@ -111,7 +111,7 @@ def being_said(message_id: str) -> Program[Message | None]:
     return _message(rows[0]) if rows else None
 
 
-def begun_in(run_id: str) -> Program[list[str]]:
+def list_unfinished_of_run(run_id: str) -> Program[list[str]]:
     """The ids of the messages that a run has begun."""
     rows = yield (
         "SELECT id FROM messages WHERE run_id = ? AND kind = 'message' AND status = 'running' ORDER BY seq",
@@ -120,13 +120,13 @@ def begun_in(run_id: str) -> Program[list[str]]:
     return [row[0] for row in rows]
 
 
-def one(message_id: str) -> Program[Message | None]:
+def find(message_id: str) -> Program[Message | None]:
     rows = yield f"SELECT {_COLUMNS} FROM messages WHERE id = ?", (message_id,)
     return _message(rows[0]) if rows else None
 
 
-def latest(
-    space_id: str, *, limit: int = 50, offset: int = 0, said: bool = False
+def list_latest(
+    space_id: str, *, limit: int = 50, offset: int = 0, complete_only: bool = False
 ) -> Program[tuple[list[Message], int]]:
     """The last messages of a space, oldest first, and how many it has; `offset` skips newer ones.
 
@@ -135,7 +135,7 @@ def latest(
     rows = yield "SELECT COUNT(*) FROM messages WHERE space_id = ?", (space_id,)
     total: int = rows[0][0]
     only = ""
-    if said:
+    if complete_only:
         # Not counted together: all and these few are each in an index, those that are left are not.
         rows = yield f"SELECT COUNT(*) FROM messages WHERE space_id = ? AND {_UNSAID}", (space_id,)
         total -= rows[0][0]
@@ -147,7 +147,9 @@ def latest(
     return [_message(row) for row in reversed(rows)], total
 
 
-def between(space_id: str, *, after: int = 0, before: int | None = None, limit: int = 100) -> Program[list[Message]]:
+def list_between(
+    space_id: str, *, after: int = 0, before: int | None = None, limit: int = 100
+) -> Program[list[Message]]:
     """Messages by `seq`: those after one, or the last ones before one; oldest first."""
     if before is None:
         rows = yield (

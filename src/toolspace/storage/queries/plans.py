@@ -15,7 +15,7 @@ _COLUMNS = (
     "created_at, updated_at"
 )
 
-MOST_PLANS = 500
+MAX_PLANS = 500
 """Of one agent."""
 
 
@@ -38,7 +38,7 @@ class Plan(Record, frozen=True):
     updated_at: int
 
 
-def put(plan: Plan) -> Program[Plan | None]:
+def save(plan: Plan) -> Program[Plan | None]:
     """Adds a plan, or changes the agent's own of that id. None where the id is another agent's."""
     rows = yield (
         f"INSERT INTO plans ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) "
@@ -66,12 +66,12 @@ def put(plan: Plan) -> Program[Plan | None]:
     return _plan(rows[0]) if rows else None
 
 
-def one(plan_id: str) -> Program[Plan | None]:
+def find(plan_id: str) -> Program[Plan | None]:
     rows = yield f"SELECT {_COLUMNS} FROM plans WHERE id = ?", (plan_id,)
     return _plan(rows[0]) if rows else None
 
 
-def listing(entity_id: str, *, status: str | None = None) -> Program[list[Plan]]:
+def list_plans(entity_id: str, *, status: str | None = None) -> Program[list[Plan]]:
     """The plans of an agent, the next to fire first."""
     only, values = ("AND status = ? ", (status,)) if status is not None else ("", ())
     rows = yield (
@@ -96,7 +96,7 @@ def delete(entity_id: str, plan_ids: Sequence[str]) -> Program[int]:
     return deleted
 
 
-def due(*, limit: int) -> Program[list[Plan]]:
+def list_due(*, limit: int) -> Program[list[Plan]]:
     rows = yield (
         f"SELECT {_COLUMNS} FROM plans WHERE status = 'active' AND next_run_at <= ? ORDER BY next_run_at LIMIT ?",
         (now_ms(), limit),
@@ -104,12 +104,12 @@ def due(*, limit: int) -> Program[list[Plan]]:
     return [_plan(row) for row in rows]
 
 
-def next_due() -> Program[int | None]:
+def find_next_due() -> Program[int | None]:
     rows = yield "SELECT MIN(next_run_at) FROM plans WHERE status = 'active'", ()
     return rows[0][0]
 
 
-def move_on(plan: Plan, *, status: PlanStatus, next_run_at: int | None) -> Program[bool]:
+def advance(plan: Plan, *, status: PlanStatus, next_run_at: int | None) -> Program[bool]:
     """A plan fires now, and next at another time. False where someone else moved it on already."""
     rows = yield (
         "UPDATE plans SET status = ?, next_run_at = ?, last_run_at = ? "

@@ -8,30 +8,30 @@ from typing import Any
 from toolspace.core import json_text
 from toolspace.core.ids import now_ms
 from toolspace.core.records import RunRecord, RunStatus, run_stream
-from toolspace.storage.database import Program, Row, large
+from toolspace.storage.database import Program, Row, long_running
 
 _COLUMNS = "id, agent_entity_id, space_id, status, trigger_data, steps, usage, error, created_at, completed_at"
 _OPEN = "('queued', 'running', 'waiting_tool')"
 
 
-def add(
+def create(
     run_id: str, agent_entity_id: str, *, space_id: str | None, trigger: Any, status: RunStatus = "running"
 ) -> Program[RunRecord | None]:
     """None where the id is taken."""
     rows = yield (
         f"INSERT INTO runs ({_COLUMNS}, last_call_seq) VALUES (?, ?, ?, ?, ?, 0, '{{}}', NULL, ?, NULL, 0) "
         f"ON CONFLICT (id) DO NOTHING RETURNING {_COLUMNS}",
-        (run_id, agent_entity_id, space_id, status, json_text.encode_kept(trigger), now_ms()),
+        (run_id, agent_entity_id, space_id, status, json_text.encode_for_storage(trigger), now_ms()),
     )
     return _run(rows[0]) if rows else None
 
 
-def one(run_id: str) -> Program[RunRecord | None]:
+def find(run_id: str) -> Program[RunRecord | None]:
     rows = yield f"SELECT {_COLUMNS} FROM runs WHERE id = ?", (run_id,)
     return _run(rows[0]) if rows else None
 
 
-def listing(
+def list_runs(
     *,
     agent_entity_id: str | None = None,
     space_id: str | None = None,
@@ -55,7 +55,7 @@ def listing(
     return [_run(row) for row in rows]
 
 
-def move(
+def update_status(
     run_id: str,
     status: RunStatus,
     *,
@@ -72,7 +72,7 @@ def move(
         (
             status,
             error,
-            None if usage is None else json_text.encode_kept(usage),
+            None if usage is None else json_text.encode_for_storage(usage),
             now_ms() if ends else None,
             run_id,
             *only_from,
@@ -81,13 +81,13 @@ def move(
     return _run(rows[0]) if rows else None
 
 
-def enter(run_id: str, space_id: str | None) -> Program[RunRecord | None]:
+def set_space(run_id: str, space_id: str | None) -> Program[RunRecord | None]:
     """Makes a space the active one of a run; None leaves it."""
     rows = yield f"UPDATE runs SET space_id = ? WHERE id = ? RETURNING {_COLUMNS}", (space_id, run_id)
     return _run(rows[0]) if rows else None
 
 
-def leave_space(space_id: str, *, agent_entity_id: str | None = None) -> Program[None]:
+def clear_space(space_id: str, *, agent_entity_id: str | None = None) -> Program[None]:
     """Open runs, of one agent if it is named, are not active in a space any more."""
     yield (
         "UPDATE runs SET space_id = NULL WHERE space_id = ? AND agent_entity_id = COALESCE(?, agent_entity_id) "
@@ -96,7 +96,7 @@ def leave_space(space_id: str, *, agent_entity_id: str | None = None) -> Program
     )
 
 
-def open_of(agent_entity_id: str) -> Program[list[str]]:
+def list_open_of_agent(agent_entity_id: str) -> Program[list[str]]:
     """The runs of an agent that have not ended."""
     rows = yield (
         f"SELECT id FROM runs WHERE agent_entity_id = ? AND status IN {_OPEN} ORDER BY id",
@@ -105,7 +105,7 @@ def open_of(agent_entity_id: str) -> Program[list[str]]:
     return [row[0] for row in rows]
 
 
-def step(run_id: str, number: int, usage: str | None) -> Program[bool]:
+def record_step(run_id: str, number: int, usage: str | None) -> Program[bool]:
     """A run takes a step, at this cost so far. False where it has ended."""
     rows = yield (
         f"UPDATE runs SET steps = ?, usage = COALESCE(?, usage) WHERE id = ? AND status IN {_OPEN} RETURNING id",
@@ -114,13 +114,13 @@ def step(run_id: str, number: int, usage: str | None) -> Program[bool]:
     return bool(rows)
 
 
-def reach_step(run_id: str, step: int) -> Program[None]:
+def advance_step(run_id: str, step: int) -> Program[None]:
     """A run is at this step now, if it was not further already."""
     yield "UPDATE runs SET steps = ? WHERE id = ? AND steps < ?", (step, run_id, step)
 
 
-@large
-def forget(before: int, limit: int) -> Program[int]:
+@long_running
+def delete_old(before: int, limit: int) -> Program[int]:
     """Removes runs that ended before a time and have no calls any more, with their streams; says how many."""
     rows = yield (
         "DELETE FROM runs WHERE id IN (SELECT id FROM runs WHERE completed_at < ? "

@@ -12,8 +12,8 @@ from typing import Literal
 import msgspec
 
 from toolspace.core import json_text
-from toolspace.core.conversation import Turn
 from toolspace.core.ids import now_ms
+from toolspace.core.model import Turn
 from toolspace.storage.database import Program, Row
 
 SessionKind = Literal["agent", "task", "reflection"]
@@ -22,7 +22,7 @@ _COLUMNS = (
 )
 
 
-class Session(msgspec.Struct, frozen=True, kw_only=True):
+class SessionRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One mind: its place in its history, and who thinks for it."""
 
     id: str
@@ -44,20 +44,20 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
     """How often its run could not go on since the last turn that it remembers."""
 
 
-class Kept(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
+class StoredTurn(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
     """A turn as it is kept: with the ids under which its calls are made."""
 
     turn: Turn
     call_ids: tuple[str, ...] = ()
 
 
-class Remembered(msgspec.Struct, frozen=True, kw_only=True):
+class HistoryTurn(msgspec.Struct, frozen=True, kw_only=True):
     """A turn of the history."""
 
     seq: int
     cycle: int
     run_id: str | None
-    kept: Kept
+    stored: StoredTurn
     tokens: int
     at: int
 
@@ -65,12 +65,12 @@ class Remembered(msgspec.Struct, frozen=True, kw_only=True):
 class NewTurn(msgspec.Struct, frozen=True, kw_only=True):
     """A turn that is to be remembered."""
 
-    kept: Kept
+    stored: StoredTurn
     tokens: int
     run_id: str | None
 
 
-def add(session_id: str, agent_entity_id: str, kind: SessionKind) -> Program[bool]:
+def create(session_id: str, agent_entity_id: str, kind: SessionKind) -> Program[bool]:
     """Makes a session where there is none. Whether it is new."""
     rows = yield (
         f"INSERT INTO sessions ({_COLUMNS}, created_at) VALUES (?, ?, ?, NULL, NULL, 0, 0, 0, 0, NULL, 0, 0, ?) "
@@ -80,12 +80,12 @@ def add(session_id: str, agent_entity_id: str, kind: SessionKind) -> Program[boo
     return bool(rows)
 
 
-def one(session_id: str) -> Program[Session | None]:
+def find(session_id: str) -> Program[SessionRecord | None]:
     rows = yield f"SELECT {_COLUMNS} FROM sessions WHERE id = ?", (session_id,)
     return _session(rows[0]) if rows else None
 
 
-def take(session_id: str, node_id: str, *, lease_ms: int) -> Program[Session | None]:
+def acquire_lease(session_id: str, node_id: str, *, lease_ms: int) -> Program[SessionRecord | None]:
     """Takes a session that nobody holds, or whose holder was not heard of in time. None where someone has it, or where
     it was put off."""
     now = now_ms()
@@ -97,7 +97,7 @@ def take(session_id: str, node_id: str, *, lease_ms: int) -> Program[Session | N
     return _session(rows[0]) if rows else None
 
 
-def hold(session_id: str, token: int, *, lease_ms: int) -> Program[bool]:
+def renew_lease(session_id: str, token: int, *, lease_ms: int) -> Program[bool]:
     """Goes on holding a session. False where it was taken by another."""
     rows = yield (
         "UPDATE sessions SET lease_until = ? WHERE id = ? AND token = ? AND node_id IS NOT NULL RETURNING id",
@@ -106,16 +106,16 @@ def hold(session_id: str, token: int, *, lease_ms: int) -> Program[bool]:
     return bool(rows)
 
 
-def hold_all(held: Sequence[tuple[str, int]], *, lease_ms: int) -> Program[set[str]]:
+def renew_leases(held: Sequence[tuple[str, int]], *, lease_ms: int) -> Program[set[str]]:
     """Goes on holding sessions, each under its token; says which are held still."""
     kept: set[str] = set()
     for session_id, token in held:
-        if (yield from hold(session_id, token, lease_ms=lease_ms)):
+        if (yield from renew_lease(session_id, token, lease_ms=lease_ms)):
             kept.add(session_id)
     return kept
 
 
-def release(session_id: str, token: int) -> Program[bool]:
+def release_lease(session_id: str, token: int) -> Program[bool]:
     """Lets go of a session. Says whether it has an open run, which stays with it for whoever takes it next."""
     rows = yield (
         "UPDATE sessions SET node_id = NULL, lease_until = 0 WHERE id = ? AND token = ? RETURNING run_id",
@@ -124,7 +124,7 @@ def release(session_id: str, token: int) -> Program[bool]:
     return bool(rows) and rows[0][0] is not None
 
 
-def put_off(session_id: str, token: int, until: int) -> Program[bool]:
+def postpone(session_id: str, token: int, until: int) -> Program[bool]:
     """Lets go of a session whose run could not go on: nobody takes it before a time."""
     rows = yield (
         "UPDATE sessions SET node_id = NULL, lease_until = ?, attempts = attempts + 1 WHERE id = ? AND token = ? "
@@ -134,7 +134,7 @@ def put_off(session_id: str, token: int, until: int) -> Program[bool]:
     return bool(rows)
 
 
-def begin(session_id: str, run_id: str, *, agent_turns: int) -> Program[int]:
+def start_cycle(session_id: str, run_id: str, *, agent_turns: int) -> Program[int]:
     """A cycle begins, in this run; says which it is."""
     rows = yield (
         "UPDATE sessions SET run_id = ?, cycle = cycle + 1, agent_turns = ? WHERE id = ? RETURNING cycle",
@@ -143,17 +143,17 @@ def begin(session_id: str, run_id: str, *, agent_turns: int) -> Program[int]:
     return rows[0][0]
 
 
-def resume(session_id: str, run_id: str) -> Program[None]:
+def set_run(session_id: str, run_id: str) -> Program[None]:
     """A run that waited goes on."""
     yield "UPDATE sessions SET run_id = ? WHERE id = ?", (run_id, session_id)
 
 
-def end(session_id: str) -> Program[None]:
+def clear_run(session_id: str) -> Program[None]:
     """No run is under way any more."""
     yield "UPDATE sessions SET run_id = NULL WHERE id = ?", (session_id,)
 
 
-def remember(session_id: str, cycle: int, turns: Sequence[NewTurn]) -> Program[int]:
+def append_turns(session_id: str, cycle: int, turns: Sequence[NewTurn]) -> Program[int]:
     """Appends turns to the history; says the number of the last."""
     rows = yield (
         "UPDATE sessions SET last_seq = last_seq + ?, attempts = 0 WHERE id = ? RETURNING last_seq",
@@ -164,12 +164,12 @@ def remember(session_id: str, cycle: int, turns: Sequence[NewTurn]) -> Program[i
     for seq, turn in enumerate(turns, last - len(turns) + 1):
         yield (
             "INSERT INTO history (session_id, seq, cycle, run_id, turn, tokens, at) VALUES (?, ?, ?, ?, ?, ?, ?)",
-            (session_id, seq, cycle, turn.run_id, json_text.encode(turn.kept), turn.tokens, now),
+            (session_id, seq, cycle, turn.run_id, json_text.encode(turn.stored), turn.tokens, now),
         )
     return last
 
 
-def history(session_id: str, *, before: int | None = None, limit: int | None = None) -> Program[list[Remembered]]:
+def list_turns(session_id: str, *, before: int | None = None, limit: int | None = None) -> Program[list[HistoryTurn]]:
     """What a session remembers, oldest first; `limit` takes the latest ones."""
     only, values = ("AND seq < ? ", (before,)) if before is not None else ("", ())
     if limit is None:
@@ -182,7 +182,7 @@ def history(session_id: str, *, before: int | None = None, limit: int | None = N
     return [_remembered(row) for row in reversed(rows)]
 
 
-def of_run(session_id: str, run_id: str) -> Program[list[Remembered]]:
+def list_turns_of_run(session_id: str, run_id: str) -> Program[list[HistoryTurn]]:
     """The turns of one run."""
     rows = yield (
         f"SELECT {_TURN} FROM history WHERE run_id = ? AND session_id = ? ORDER BY seq",
@@ -191,13 +191,13 @@ def of_run(session_id: str, run_id: str) -> Program[list[Remembered]]:
     return [_remembered(row) for row in rows]
 
 
-def session_of(run_id: str) -> Program[str | None]:
+def find_id_by_run(run_id: str) -> Program[str | None]:
     """The session that remembers a run."""
     rows = yield "SELECT session_id FROM history WHERE run_id = ? LIMIT 1", (run_id,)
     return rows[0][0] if rows else None
 
 
-def rewrite(session_id: str, seq: int, kept: Kept) -> Program[None]:
+def replace_turn(session_id: str, seq: int, kept: StoredTurn) -> Program[None]:
     """Puts another turn in the place of one: what was awaited has come."""
     yield (
         "UPDATE history SET turn = ? WHERE session_id = ? AND seq = ?",
@@ -205,26 +205,26 @@ def rewrite(session_id: str, seq: int, kept: Kept) -> Program[None]:
     )
 
 
-def forget_run(session_id: str, run_id: str) -> Program[None]:
+def delete_turns_of_run(session_id: str, run_id: str) -> Program[None]:
     """Removes the turns of a run that came to nothing."""
     yield "DELETE FROM history WHERE run_id = ? AND session_id = ?", (run_id, session_id)
 
 
-def condense(session_id: str, *, before: int, summary: str, besides: Sequence[str] = ()) -> Program[None]:
+def replace_by_summary(session_id: str, *, before: int, summary: str, except_runs: Sequence[str] = ()) -> Program[None]:
     """Leaves only a summary of what was before a turn, and the turns of some runs."""
-    marks = ", ".join("?" * len(besides))
-    but = f" AND COALESCE(run_id, '') NOT IN ({marks})" if besides else ""
-    yield f"DELETE FROM history WHERE session_id = ? AND seq < ?{but}", (session_id, before, *besides)
+    marks = ", ".join("?" * len(except_runs))
+    but = f" AND COALESCE(run_id, '') NOT IN ({marks})" if except_runs else ""
+    yield f"DELETE FROM history WHERE session_id = ? AND seq < ?{but}", (session_id, before, *except_runs)
     yield "UPDATE sessions SET summary = ? WHERE id = ?", (summary, session_id)
 
 
-def weight(session_id: str) -> Program[int]:
+def count_tokens(session_id: str) -> Program[int]:
     """How many tokens it takes to read all that a session remembers, about."""
     rows = yield "SELECT COALESCE(SUM(tokens), 0) FROM history WHERE session_id = ?", (session_id,)
     return int(rows[0][0])
 
 
-def cut_off(*, limit: int) -> Program[list[str]]:
+def list_interrupted(*, limit: int) -> Program[list[str]]:
     """Sessions with a run that nobody goes on with: their process let go of them, or was not heard of in time."""
     rows = yield (
         "SELECT id FROM sessions WHERE run_id IS NOT NULL AND lease_until <= ? LIMIT ?",
@@ -233,7 +233,7 @@ def cut_off(*, limit: int) -> Program[list[str]]:
     return [row[0] for row in rows]
 
 
-def awaited(*, limit: int) -> Program[list[tuple[str, int]]]:
+def list_with_waiting_inbox(*, limit: int) -> Program[list[tuple[str, int]]]:
     """Agents whose inbox has something that can be taken now and for whom nobody thinks, with how important it is."""
     now = now_ms()
     rows = yield (
@@ -246,7 +246,7 @@ def awaited(*, limit: int) -> Program[list[tuple[str, int]]]:
     return [(row[0], row[1]) for row in rows]
 
 
-def importance(session_ids: Sequence[str]) -> Program[dict[str, int]]:
+def get_inbox_priorities(session_ids: Sequence[str]) -> Program[dict[str, int]]:
     """How important what can be taken now from the inboxes of agents is, by their sessions; the lowest comes first."""
     marks = ", ".join("?" * len(session_ids))
     rows = yield (
@@ -257,7 +257,7 @@ def importance(session_ids: Sequence[str]) -> Program[dict[str, int]]:
     return {row[0]: row[1] for row in rows}
 
 
-def starts(session: Session, *, since: int, limit: int) -> Program[list[int]]:
+def list_cycle_starts(session: SessionRecord, *, since: int, limit: int) -> Program[list[int]]:
     """When the latest cycles of a session began, after a time; oldest first."""
     rows = yield (
         "SELECT created_at FROM runs WHERE agent_entity_id = ? AND created_at > ? "
@@ -268,21 +268,23 @@ def starts(session: Session, *, since: int, limit: int) -> Program[list[int]]:
     return [row[0] for row in reversed(rows)]
 
 
-def free_all(besides: str) -> Program[None]:
+def release_all_leases(except_node: str) -> Program[None]:
     """No other process lives: what they held is free."""
-    yield "UPDATE sessions SET node_id = NULL, lease_until = 0 WHERE node_id <> ?", (besides,)
+    yield "UPDATE sessions SET node_id = NULL, lease_until = 0 WHERE node_id <> ?", (except_node,)
 
 
 _TURN = "seq, cycle, run_id, turn, tokens, at"
-_decoder = msgspec.json.Decoder(Kept)
+_decoder = msgspec.json.Decoder(StoredTurn)
 
 
-def _remembered(row: Row) -> Remembered:
-    return Remembered(seq=row[0], cycle=row[1], run_id=row[2], kept=_decoder.decode(row[3]), tokens=row[4], at=row[5])
+def _remembered(row: Row) -> HistoryTurn:
+    return HistoryTurn(
+        seq=row[0], cycle=row[1], run_id=row[2], stored=_decoder.decode(row[3]), tokens=row[4], at=row[5]
+    )
 
 
-def _session(row: Row) -> Session:
-    return Session(
+def _session(row: Row) -> SessionRecord:
+    return SessionRecord(
         id=row[0],
         agent_entity_id=row[1],
         kind=row[2],

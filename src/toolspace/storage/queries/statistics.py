@@ -7,7 +7,7 @@ import msgspec
 from toolspace.storage.database import Program
 
 
-class Figures(msgspec.Struct, frozen=True, kw_only=True):
+class OpenWorkCounts(msgspec.Struct, frozen=True, kw_only=True):
     """What is open in the database now, in all processes that share it."""
 
     calls: dict[str, int]
@@ -25,12 +25,12 @@ _UNPROCESSED = ("pending", "processing", "failed")
 _OPEN_RUNS = ("queued", "running", "waiting_tool")
 
 
-def count() -> Program[Figures]:
+def count_open_work() -> Program[OpenWorkCounts]:
     calls = yield from _by_status("calls", _OPEN_CALLS)
     inbox = yield from _by_status("inbox", _UNPROCESSED)
     runs = yield from _by_status("runs", _OPEN_RUNS)
     nodes = yield "SELECT COUNT(*) FROM nodes", ()
-    return Figures(calls=calls, inbox=inbox, runs=runs, nodes=nodes[0][0])
+    return OpenWorkCounts(calls=calls, inbox=inbox, runs=runs, nodes=nodes[0][0])
 
 
 def _by_status(table: str, wanted: tuple[str, ...]) -> Program[dict[str, int]]:

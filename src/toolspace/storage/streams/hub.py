@@ -11,14 +11,21 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
-from toolspace.core.records import StreamEvent
-from toolspace.storage.streams.firehose import Everything
-from toolspace.storage.streams.ring import MOST_BYTES, MOST_EVENTS, Ring
-from toolspace.storage.streams.subscriptions import PAGE, Follower, StreamClosed, Subscription
+from toolspace.core.records import StoredEvent
+from toolspace.storage.streams.subscriptions import (
+    MAX_BYTES,
+    MAX_EVENTS,
+    PAGE,
+    AllStreams,
+    AllStreamsSubscription,
+    Ring,
+    StreamClosed,
+    Subscription,
+)
 
 _log = logging.getLogger("toolspace.storage")
 
-Load = Callable[[str, int, int], Awaitable[list[StreamEvent]]]
+Load = Callable[[str, int, int], Awaitable[list[StoredEvent]]]
 """`(stream, after, limit)`: the stored events behind an id, in order."""
 Bounds = Callable[[str], Awaitable[tuple[int, int]]]
 """The id of the oldest event that is kept (one beyond the newest where none is), and that of the newest ever."""
@@ -30,25 +37,25 @@ _RETRY_SECONDS: Final = (0.05, 0.2, 1.0, 3.0)
 class Hub:
     """All streams of this process. Everything happens on one event loop."""
 
-    def __init__(self, load: Load, bounds: Bounds, *, ring: int = MOST_EVENTS, ring_bytes: int = MOST_BYTES) -> None:
+    def __init__(self, load: Load, bounds: Bounds, *, max_events: int = MAX_EVENTS, max_bytes: int = MAX_BYTES) -> None:
         self.load = load
         self.bounds = bounds
         self.closed = False
-        self._sizes = {"most": ring, "most_bytes": ring_bytes}
+        self._sizes = {"most": max_events, "most_bytes": max_bytes}
         self._topics: dict[str, _Topic] = {}
-        self._everything = Everything(load, Ring(0, **self._sizes))
+        self._everything = AllStreams(load, Ring(0, **self._sizes))
 
     @property
-    def streams(self) -> int:
+    def stream_count(self) -> int:
         """How many streams are read now."""
         return len(self._topics)
 
     @property
-    def subscriptions(self) -> int:
+    def subscription_count(self) -> int:
         """How many readers there are now."""
         return sum(len(topic.subscriptions) for topic in self._topics.values()) + len(self._everything.subscriptions)
 
-    def publish(self, events: Iterable[StreamEvent]) -> None:
+    def publish(self, events: Iterable[StoredEvent]) -> None:
         """Hands on what was stored just now, after the commit."""
         if not self._topics and not self._everything.subscriptions:
             return  # Nobody reads anything.
@@ -64,7 +71,7 @@ class Hub:
             topic.wake()
         self._everything.wake()
 
-    def heard(self, stream: str, last_id: int) -> None:
+    def notify_appended(self, stream: str, last_id: int) -> None:
         """Another process appended to a stream, up to this id."""
         topic = self._topics.get(stream)
         if topic is not None:
@@ -92,19 +99,19 @@ class Hub:
         topic.subscriptions.add(subscription)
         try:
             await topic.opened()
-            await subscription.begin(after)
+            await subscription.start(after)
         except BaseException:
             subscription.close()
             raise
         return subscription
 
-    def subscribe_all(self) -> Follower:
+    def subscribe_all(self) -> AllStreamsSubscription:
         """Begins to read what happens from now on in all streams. Whoever reads closes it."""
         if self.closed:
             raise StreamClosed("the streams are closed")
-        return Follower(self._everything)
+        return AllStreamsSubscription(self._everything)
 
-    def end(self, stream: str) -> None:
+    def close_stream(self, stream: str) -> None:
         """What the stream is about is gone: ends its readers here, and forgets what they read."""
         topic = self._topics.get(stream)
         if topic is not None:
@@ -122,7 +129,7 @@ class Hub:
             follower.close()
         await asyncio.gather(*(topic.stopped() for topic in topics), self._everything.stopped())
 
-    def drop(self, topic: _Topic) -> None:
+    def remove_topic(self, topic: _Topic) -> None:
         """Nobody reads that stream any more."""
         if self._topics.get(topic.stream) is topic:
             del self._topics[topic.stream]
@@ -144,7 +151,7 @@ class _Topic:
         self._opening: asyncio.Task[None] | None = None
         self._catching_up: asyncio.Task[None] | None = None
 
-    async def load(self, after: int, limit: int) -> list[StreamEvent]:
+    async def load(self, after: int, limit: int) -> list[StoredEvent]:
         return await self.hub.load(self.stream, after, limit)
 
     async def bounds(self) -> tuple[int, int]:
@@ -168,7 +175,7 @@ class _Topic:
         self._is_open = True
         self.expect(0)
 
-    def take(self, event: StreamEvent) -> None:
+    def take(self, event: StoredEvent) -> None:
         """An event that is stored. Whoever calls wakes the readers."""
         if not self._is_open:
             self._known = max(self._known, event.id)
@@ -189,12 +196,12 @@ class _Topic:
 
     def wake(self) -> None:
         for subscription in self.subscriptions:
-            subscription.poke()
+            subscription.wake()
 
     def leave(self, subscription: Subscription) -> None:
         self.subscriptions.discard(subscription)
         if not self.subscriptions:
-            self.hub.drop(self)
+            self.hub.remove_topic(self)
             if self._catching_up is not None:
                 self._catching_up.cancel()
 
@@ -226,7 +233,7 @@ class _Topic:
         finally:
             self._catching_up = None
 
-    def _merge(self, events: list[StreamEvent]) -> None:
+    def _merge(self, events: list[StoredEvent]) -> None:
         for event in events:
             if event.id > self.ring.last:
                 if event.id > self.ring.last + 1:

@@ -1,0 +1,126 @@
+"""Says which hosts and addresses a tool may reach. Looks nothing up and connects to nothing.
+
+Whoever writes the URL may be a model that read a hostile page, so every address counts as what it is and not
+as it is spelled, and whatever is not plainly a public address is refused unless `allowedHosts` names it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from ipaddress import IPv4Network, IPv6Network, ip_network
+
+from toolspace.core.addresses import Address, Host, Network, canonical_host, special_kind
+from toolspace.errors import ConfigError, ToolPermissionError
+
+_METADATA_NAMES = frozenset(
+    (
+        "instance-data",
+        "instance-data.ec2.internal",
+        "metadata",
+        "metadata.goog",
+        "metadata.google.internal",
+        "metadata.tencentyun.com",
+    )
+)
+
+
+class AllowedHosts:
+    """The entries of `allowedHosts`: `host`, `host:port`, `*.domain`, an address, a network, `*` for all."""
+
+    __slots__ = ("_names", "_networks", "_suffixes")
+
+    def __init__(self, entries: Iterable[str] = ()) -> None:
+        self._names: set[tuple[str, int | None]] = set()
+        self._suffixes: list[tuple[str, int | None]] = []
+        self._networks: list[tuple[Network, int | None]] = []
+        for entry in entries:
+            try:
+                self._add(entry.strip())
+            except ValueError as error:
+                raise ConfigError(
+                    f"allowedHosts: {entry!r} is not a host, host:port, *.domain, address or network: {error}"
+                ) from None
+
+    def allows_name(self, host: Host, port: int) -> bool:
+        """Whether an entry names this host, so that it may be reached wherever it is."""
+        if not isinstance(host, str):
+            return False
+        if (host, None) in self._names or (host, port) in self._names:
+            return True
+        return any(host.endswith(suffix) and only in (None, port) for suffix, only in self._suffixes)
+
+    def allows_address(self, address: Address, port: int) -> bool:
+        """Whether an entry names this very address, or a network that it is in."""
+        return any(address in network and only in (None, port) for network, only in self._networks)
+
+    def _add(self, entry: str) -> None:
+        if "//" in entry:
+            raise ValueError("write the host, not a URL")
+        host, port = _split_port(entry)
+        if host == "*":
+            self._suffixes.append(("", port))
+            self._networks += [(IPv4Network("0.0.0.0/0"), port), (IPv6Network("::/0"), port)]
+        elif "/" in host:
+            self._networks.append((ip_network(host, strict=False), port))
+        elif host.startswith("*."):
+            domain = canonical_host(host[2:])
+            if not isinstance(domain, str):
+                raise ValueError("for several addresses write a network such as 10.0.0.0/8")
+            self._suffixes.append((f".{domain}", port))
+        else:
+            named = canonical_host(host)
+            if isinstance(named, str):
+                self._names.add((named, port))
+            else:
+                self._networks.append((ip_network(named), port))
+
+
+class HostGuard:
+    """Refuses hosts and addresses that are neither public nor allowed."""
+
+    __slots__ = ("_allowed",)
+
+    def __init__(self, allowed_hosts: Sequence[str] | None = None) -> None:
+        self._allowed = AllowedHosts(allowed_hosts or ())
+
+    def check_name(self, host: Host, port: int) -> None:
+        """Refuses a name that is known to lead to credentials, before anyone looks it up."""
+        if host in _METADATA_NAMES and not self._allowed.allows_name(host, port):
+            raise ToolPermissionError(f"{host} is a metadata service; add the host to allowedHosts to allow it")
+
+    def filter_addresses(self, host: Host, port: int, addresses: Sequence[Address]) -> list[Address]:
+        """Those of a host's addresses that may be connected to; raises where there is none."""
+        if self._allowed.allows_name(host, port):
+            return list(addresses)
+        admitted = [
+            address
+            for address in addresses
+            if special_kind(address) is None or self._allowed.allows_address(address, port)
+        ]
+        if not admitted and addresses:
+            raise ToolPermissionError(_refusal(host, addresses[0]))
+        return admitted
+
+
+def _refusal(host: Host, address: Address) -> str:
+    kind = special_kind(address)
+    if isinstance(host, str):
+        return f"{host} resolves to the {kind} address {address}; add the host to allowedHosts to allow it"
+    return f"{address} is a {kind} address; add it to allowedHosts to allow it"
+
+
+def _split_port(entry: str) -> tuple[str, int | None]:
+    if entry.startswith("["):
+        host, bracket, rest = entry[1:].partition("]")
+        if not bracket or (rest and not rest.startswith(":")):
+            raise ValueError("the bracket is not closed")
+        port = rest[1:] if rest else None
+    elif entry.count(":") == 1:
+        host, _, port = entry.partition(":")
+    else:
+        host, port = entry, None
+    if port is None:
+        return host, None
+    if not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+        raise ValueError(f"{port!r} is not a port")
+    return host, int(port)

@@ -1,0 +1,204 @@
+"""Arguments as people type them: `key=value` typed by the tool's schema, `key:=json`, and `--args`. Calls nothing."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import click
+
+from toolspace.core import json_text
+from toolspace.core.validation import coerce
+
+Schema = Mapping[str, Any]
+_DEPTH = 16
+_ANYTHING: frozenset[str] = frozenset()
+
+
+_MOST = 64 * 1024 * 1024
+
+
+class TypedArgument(NamedTuple):
+    """One argument as it was typed."""
+
+    key: str
+    text: str
+    raw: bool
+    """Written `key:=json`."""
+
+
+def read_args(text: str | None) -> dict[str, Any]:
+    """The value of `--args`: a JSON object, `@file` with one, or `-` for standard input."""
+    if text is None:
+        return {}
+    content: str | bytes = text
+    if text == "-":
+        content = sys.stdin.buffer.read(_MOST + 1)
+    elif text.startswith("@"):
+        try:
+            with Path(text[1:]).open("rb") as file:
+                content = file.read(_MOST + 1)
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise click.UsageError(f"--args: {text[1:]} cannot be read: {reason}") from None
+    if len(content) > _MOST:
+        raise click.UsageError(f"--args: more than {_MOST:,} bytes")
+    try:
+        return json_text.parse_arguments(
+            content.removeprefix(b"\xef\xbb\xbf") if isinstance(content, bytes) else content
+        )
+    except ValueError as error:
+        raise click.UsageError(f"--args: {error}") from None
+
+
+def combine(args: Mapping[str, Any], words: Sequence[str], schema: Schema) -> dict[str, Any]:
+    """All arguments of a call: those of `--args`, and over them those typed one by one."""
+    grouped: dict[str, list[TypedArgument]] = {}
+    for word in words:
+        pair = _pair(word, schema, {*args, *grouped})
+        grouped.setdefault(pair.key, []).append(pair)
+    return {**args, **{key: _typed(pairs, schema) for key, pairs in grouped.items()}}
+
+
+def _pair(word: str, schema: Schema, given: set[str]) -> TypedArgument:
+    key, equals, text = word.partition("=")
+    raw = key.endswith(":")
+    key = key.removesuffix(":")
+    if equals and key:
+        return TypedArgument(key, text, raw)
+    known = list(_properties(schema))
+    missing = [name for name in schema.get("required") or () if name not in given]
+    hint = f"; it takes {', '.join(known)}" if known else ""
+    if missing and not equals:
+        hint = f"; did you mean {missing[0]}={word}?"
+    raise click.UsageError(f"{word!r} is not key=value{hint}")
+
+
+def _typed(pairs: Sequence[TypedArgument], schema: Schema) -> object:
+    """The value of one key, which may have been given several times."""
+    key = pairs[0].key
+    node = _properties(schema).get(key, schema.get("additionalProperties"))
+    types = _types(node, schema)
+    if len(pairs) == 1:
+        return _value(pairs[0], node, types, schema)
+    if "array" not in types:
+        raise click.UsageError(f"{key} is given {len(pairs)} times, but it takes one value")
+    items = _items(node, schema)
+    return [_value(pair, items, _types(items, schema), schema) for pair in pairs]
+
+
+def _value(pair: TypedArgument, node: object, types: frozenset[str], root: Schema) -> object:
+    key, text, raw = pair
+    if raw:
+        return _json(f"{key}:={text}", text)
+    if "string" in types:
+        return text
+    if not types:
+        try:
+            return json_text.decode(text)
+        except ValueError:
+            return text
+    if (text[:1] == "[" and "array" in types) or (text[:1] == "{" and "object" in types):
+        return _json(f"{key}={text}", text)
+    if "array" in types:
+        items = _items(node, root)
+        return [_value(pair, items, _types(items, root), root)]
+    value = coerce({"type": sorted(types)}, text)
+    return _number(text) if isinstance(value, str) and types & {"integer", "number"} else value
+
+
+def _json(word: str, text: str) -> object:
+    try:
+        return json_text.decode(text)
+    except ValueError as error:
+        raise click.UsageError(f"{word!r} is not JSON: {error}") from None
+
+
+def _number(text: str) -> object:
+    """A number that is too large for the usual conversion; other text is left for the check to name."""
+    try:
+        value = json_text.decode(text)
+    except ValueError:
+        return text
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else text
+
+
+# What a schema accepts
+
+
+def _properties(schema: Schema) -> Schema:
+    properties = schema.get("properties")
+    return cast("Schema", properties) if isinstance(properties, Mapping) else {}
+
+
+def _types(node: object, root: Schema, depth: int = 0) -> frozenset[str]:
+    """The JSON types that a part of a schema accepts; none where it accepts anything."""
+    if not isinstance(node, Mapping) or depth > _DEPTH:
+        return _ANYTHING
+    here = _follow(cast("Schema", node), root)
+    if isinstance(kind := here.get("type"), str):
+        return frozenset((kind,))
+    if isinstance(kind, list):
+        return frozenset(map(str, cast("list[object]", kind)))
+    for keyword in ("anyOf", "oneOf"):
+        if options := _list(here, keyword):
+            found = [_types(option, root, depth + 1) for option in options]
+            return _ANYTHING.union(*found) if all(found) else _ANYTHING
+    values = [here["const"]] if "const" in here else _list(here, "enum")
+    if values:
+        return frozenset(map(_type_of, values))
+    return next((types for part in _list(here, "allOf") if (types := _types(part, root, depth + 1))), _ANYTHING)
+
+
+def _type_of(value: object) -> str:
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "boolean"
+        case int():
+            return "integer"
+        case float():
+            return "number"
+        case str():
+            return "string"
+        case list():
+            return "array"
+        case _:
+            return "object"
+
+
+def _items(node: object, root: Schema) -> object:
+    """What the elements of an array must be."""
+    return next((here["items"] for here in _parts(node, root, 0) if "items" in here), None)
+
+
+def _parts(node: object, root: Schema, depth: int) -> Iterator[Schema]:
+    if isinstance(node, Mapping) and depth <= _DEPTH:
+        here = _follow(cast("Schema", node), root)
+        yield here
+        for keyword in ("anyOf", "oneOf", "allOf"):
+            for option in _list(here, keyword):
+                yield from _parts(option, root, depth + 1)
+
+
+def _list(node: Schema, keyword: str) -> list[object]:
+    value = node.get(keyword)
+    return cast("list[object]", value) if isinstance(value, list) else []
+
+
+def _follow(node: Schema, root: Schema) -> Schema:
+    for _ in range(_DEPTH):
+        reference = node.get("$ref")
+        if not isinstance(reference, str) or not reference.startswith("#/"):
+            break
+        target: Any = root
+        for step in reference[2:].split("/"):
+            step = step.replace("~1", "/").replace("~0", "~")
+            target = cast("Schema", target).get(step) if isinstance(target, Mapping) else None
+        if not isinstance(target, Mapping):
+            break
+        node = cast("Schema", target)
+    return node

@@ -1,0 +1,181 @@
+"""What `auth:` of an MCP server says. Data and its checks only: nothing here connects, or imports the MCP library."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Mapping
+from typing import Any, Literal, cast
+from urllib.parse import SplitResult, urlsplit
+
+import msgspec
+
+from toolspace.core.names import did_you_mean
+from toolspace.errors import ConfigError
+
+Grant = Literal["authorization_code", "client_credentials"]
+
+_GRANTS: dict[str, Grant] = {
+    "authorization_code": "authorization_code",
+    "oauth": "authorization_code",
+    "client_credentials": "client_credentials",
+}
+_TEXTS = ("clientId", "clientSecret", "clientMetadataUrl", "tokenEndpointAuthMethod", "issuer")
+_KEYS = ("type", "scope", "scopes", "redirectPort", *_TEXTS)
+_CODE_ONLY = ("redirectPort", "clientMetadataUrl")
+_AUTH_METHODS = ("client_secret_basic", "client_secret_post")
+_SCOPE = re.compile(r"[\x21\x23-\x5b\x5d-\x7e]+( [\x21\x23-\x5b\x5d-\x7e]+)*")
+"""RFC 6749, 3.3."""
+
+
+class OAuthSettings(msgspec.Struct, frozen=True, kw_only=True):
+    grant: Grant = "authorization_code"
+    client_id: str | None = None
+    """None: the client registers itself (RFC 7591), or is its `client_metadata_url`."""
+    client_secret: str | None = None
+    client_auth: Literal["client_secret_basic", "client_secret_post"] | None = None
+    """None: as the authorization server's metadata says, HTTP Basic first."""
+    scope: str | None = None
+    """None: what the server asks for. Given: never more than this."""
+    redirect_port: int | None = None
+    client_metadata_url: str | None = None
+    issuer: str | None = None
+    """The one authorization server that may see the client's credentials. None: whichever the server names."""
+
+    def __repr__(self) -> str:
+        return f"OAuthSettings({self.grant})"
+
+
+def parse_oauth_settings(server: str, value: object) -> OAuthSettings:
+    """The settings of a server's `auth`: a mapping, or just `oauth`. Raises `ConfigError` that names the key."""
+    if isinstance(value, str):
+        value = {"type": value}
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"server {server!r}: auth must be a mapping or `oauth`, not {type(value).__name__}")
+    auth = cast("Mapping[Any, Any]", value)
+    where = f"server {server!r}: auth"
+    for key in auth:
+        if key not in _KEYS:
+            raise ConfigError(f"{where} has an unknown key {str(key)!r}{did_you_mean(str(key), _KEYS)}")
+    kind = auth.get("type", "authorization_code")
+    grant = _GRANTS.get(kind) if isinstance(kind, str) else None
+    if grant is None:
+        raise ConfigError(f"{where}.type must be authorization_code or client_credentials, not {kind!r}")
+    for key in _TEXTS:
+        text = auth.get(key)
+        if text is not None and not (isinstance(text, str) and text.strip()):
+            raise ConfigError(f"{where}.{key} must be a text that is not empty")  # Not shown: it may be the secret.
+    settings = OAuthSettings(
+        grant=grant,
+        client_id=auth.get("clientId"),
+        client_secret=auth.get("clientSecret"),
+        client_auth=auth.get("tokenEndpointAuthMethod"),
+        scope=_read_scope(where, auth),
+        redirect_port=_read_port(where, auth.get("redirectPort")),
+        client_metadata_url=auth.get("clientMetadataUrl"),
+        issuer=auth.get("issuer"),
+    )
+    _check(where, settings, auth)
+    return settings
+
+
+def _read_scope(where: str, auth: Mapping[Any, Any]) -> str | None:
+    if auth.get("scope") is not None and auth.get("scopes") is not None:
+        raise ConfigError(f"{where} has both scope and scopes; keep one")
+    value = auth.get("scope") if auth.get("scope") is not None else auth.get("scopes")
+    if value is None:
+        return None
+    parts = list(cast("list[object]", value)) if isinstance(value, list | tuple) else [value]
+    if all(isinstance(part, str) for part in parts):
+        scope = " ".join(" ".join(cast("list[str]", parts)).split())
+        if not scope:
+            return None
+        if _SCOPE.fullmatch(scope):
+            return scope
+    raise ConfigError(f"{where}.scope must be words parted by spaces, or a list of them, not {value!r}")
+
+
+def _read_port(where: str, port: object) -> int | None:
+    if port is None:
+        return None
+    if not isinstance(port, int) or isinstance(port, bool) or not 1 <= port <= 65535:
+        raise ConfigError(f"{where}.redirectPort must be a port from 1 to 65535, not {port!r}")
+    return port
+
+
+def _check(where: str, settings: OAuthSettings, auth: Mapping[Any, Any]) -> None:
+    """What no single key can tell."""
+    if settings.grant == "client_credentials":
+        for key, value in (("clientId", settings.client_id), ("clientSecret", settings.client_secret)):
+            if value is None:
+                raise ConfigError(f"{where} of type client_credentials needs {key}")
+        for key in _CODE_ONLY:
+            if auth.get(key) is not None:
+                raise ConfigError(f"{where}.{key} is for type authorization_code; remove it")
+    if settings.client_secret is not None and settings.client_id is None:
+        raise ConfigError(f"{where} has a clientSecret without its clientId")
+    if settings.client_auth is not None:
+        if settings.client_auth not in _AUTH_METHODS:
+            raise ConfigError(
+                f"{where}.tokenEndpointAuthMethod must be {' or '.join(_AUTH_METHODS)}, not {settings.client_auth!r}"
+            )
+        if settings.client_secret is None:
+            raise ConfigError(f"{where}.tokenEndpointAuthMethod needs a clientSecret")
+    if (page := settings.client_metadata_url) is not None:
+        if settings.client_id is not None:
+            raise ConfigError(f"{where} has both clientId and clientMetadataUrl; keep one")
+        parts = split_url(page)
+        if parts is None or parts.scheme != "https" or parts.path in ("", "/"):
+            raise ConfigError(f"{where}.clientMetadataUrl must be an https URL with a path")
+    if settings.issuer is not None and (refused := find_url_problem(settings.issuer)) is not None:
+        raise ConfigError(f"{where}.issuer {refused}")
+
+
+def split_url(url: str) -> SplitResult | None:
+    """The parts of a URL that has a host, else None."""
+    try:
+        parts = urlsplit(url)
+        _ = parts.port  # Looked at only now: may be no number.
+    except ValueError:
+        return None
+    return parts if parts.hostname else None
+
+
+def find_url_problem(url: str, *, seen_from: str | None = None) -> str | None:
+    """Why nothing secret may be sent to a URL, or None: https only, or http to this machine itself.
+
+    With `seen_from`, the URL comes from the server there: a server out in the world must not send us to this
+    machine or into its network.
+    """
+    parts = split_url(url)
+    if parts is None or parts.scheme not in ("http", "https"):
+        return "must be an http or https URL"
+    if parts.username is not None or parts.password is not None:
+        return "must not carry a user name or password"
+    host = parts.hostname or ""
+    if parts.scheme == "http" and not _is_loopback(host):
+        return "must be https (http is for this machine only)"
+    if seen_from is not None and _is_inside(host):
+        origin = split_url(seen_from)
+        if origin is None or not _is_inside(origin.hostname or ""):
+            return "leads into the local network"
+    return None
+
+
+def _is_loopback(host: str) -> bool:
+    address = _address(host)
+    return host == "localhost" or host.endswith(".localhost") or (address is not None and address.is_loopback)
+
+
+def _is_inside(host: str) -> bool:
+    """This machine, or an address that the world cannot reach. Names are not resolved: TLS vouches for them."""
+    address = _address(host)
+    return _is_loopback(host) or (address is not None and not address.is_global)
+
+
+def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return None
+    return getattr(address, "ipv4_mapped", None) or address

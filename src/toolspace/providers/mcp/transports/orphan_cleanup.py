@@ -1,0 +1,180 @@
+"""Ends what a killed Toolspace leaves behind: server processes and files. Starts and stops no server itself.
+
+`kill -9` gives a program no last word, so a tiny shell process waits for the end of a pipe that only this process
+holds. When it ends, for whatever reason, everything that is still listed is ended and removed. There is one per
+process, as long as anything is listed. Nothing of it exists on Windows.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+# A line names one thing: `g` a process group, `m` a mark in the environment of processes, `f` a file; `+` adds it,
+# `-` takes it away. Marks find those that left their group, and those that started while Toolspace was being killed.
+_SCRIPT = r"""
+trap '' HUP INT QUIT TERM
+mark_lines() { for entry in "$@"; do case $entry in m*) printf '%s\n' "${entry#m}";; esac; done; }
+end() {
+    signal=$1; shift; found=
+    for entry in "$@"; do
+        case $entry in g*) kill -s "$signal" -- "-${entry#g}" 2>/dev/null && found=yes;; esac
+    done
+    marks=$(mark_lines "$@")
+    if [ -n "$marks" ]; then
+        for file in $(grep -lsF -e "$marks" /proc/[0-9]*/environ 2>/dev/null); do
+            pid=${file#/proc/}; kill -s "$signal" "${pid%/environ}" 2>/dev/null && found=yes
+        done
+    fi
+    [ -n "$found" ]
+}
+rest() { sleep 0.25 2>/dev/null || sleep 1; }  # Not every sleep knows fractions.
+while IFS= read -r line; do
+    case $line in
+    +*) set -- "$@" "${line#+}";;
+    -*) count=$#
+        while [ "$count" -gt 0 ]; do
+            entry=$1; shift; count=$((count - 1))
+            [ "$entry" = "${line#-}" ] || set -- "$@" "$entry"
+        done;;
+    esac
+done
+for entry in "$@"; do case $entry in f*) rm -f -- "${entry#f}";; esac; done
+end TERM "$@" || exit 0
+for round in 1 2 3 4 5 6 7 8; do rest; end 0 "$@" || exit 0; done
+for round in 1 2 3 4 5 6 7 8; do end KILL "$@" || exit 0; rest; done
+"""
+
+
+class OrphanCleanup:
+    """What must not outlive this process. All methods are quick, safe in threads, and never raise."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._entries: dict[str, None] = {}
+        self._shell: subprocess.Popen[bytes] | None = None
+
+    def add_group(self, pgid: int) -> None:
+        self._add(f"g{pgid}")
+
+    def remove_group(self, pgid: int) -> None:
+        self._remove(f"g{pgid}")
+
+    def add_mark(self, mark: str) -> None:
+        """Processes whose environment holds this text, wherever they moved to. Only where there is a /proc."""
+        self._add(f"m{mark}")
+
+    def remove_mark(self, mark: str) -> None:
+        self._remove(f"m{mark}")
+
+    def add_file(self, path: Path) -> None:
+        self._add(f"f{Path(path).absolute()}")
+
+    def remove_file(self, path: Path) -> None:
+        """Forgets it; who made the file, removes it."""
+        self._remove(f"f{Path(path).absolute()}")
+
+    @property
+    def pid(self) -> int | None:
+        """The process that watches, while there is something to watch."""
+        return self._shell.pid if self._shell is not None else None
+
+    def close(self) -> None:
+        """The end of this process: what is still listed is left to the guardian, which ends after that."""
+        with self._lock:
+            if self._entries and (shell := self._shell) is not None:
+                _close_pipe(shell)
+                shell.returncode = 0  # It outlives us, so there is nothing to wait for, or to warn of.
+                self._shell = None
+            else:
+                self._end()
+
+    def _add(self, entry: str) -> None:
+        if sys.platform == "win32" or "\n" in entry:
+            return
+        with self._lock:
+            if entry not in self._entries:
+                self._entries[entry] = None
+                self._tell(f"+{entry}")
+
+    def _remove(self, entry: str) -> None:
+        with self._lock:
+            if entry not in self._entries:
+                return
+            del self._entries[entry]
+            if self._entries:
+                self._tell(f"-{entry}")
+            else:
+                self._end()
+
+    def _tell(self, line: str) -> None:
+        if self._shell is not None and _write(self._shell, line):
+            return
+        self._end()  # There is none yet, or somebody killed or stopped it.
+        try:
+            shell = subprocess.Popen(
+                ["/bin/sh", "-c", _SCRIPT, "toolspace-guardian"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                cwd="/",
+                env={"PATH": os.defpath},  # A clean one: the marks of others must not find it.
+                start_new_session=True,
+            )
+        except OSError:  # Out of processes, or no shell: servers are still stopped by whoever started them.
+            return
+        assert shell.stdin is not None
+        self._shell = shell
+        for entry in self._entries:
+            _write(shell, f"+{entry}")
+        # From now on: one that somebody stopped must not stop us when its pipe is full.
+        os.set_blocking(shell.stdin.fileno(), False)
+
+    def _end(self) -> None:
+        shell, self._shell = self._shell, None
+        if shell is None:
+            return
+        # Killed before its pipe closes: it must not act on a list that it has not been told the end of.
+        shell.kill()
+        _close_pipe(shell)
+        shell.wait()
+
+    def forget(self) -> None:
+        """After a fork, in the child: what is watched belongs to the parent, whose pipe must not be held here."""
+        self._lock = threading.Lock()
+        self._entries = {}
+        shell, self._shell = self._shell, None
+        if shell is not None:
+            _close_pipe(shell)
+            shell.returncode = 0  # Not a child of this process.
+
+
+def _write(shell: subprocess.Popen[bytes], line: str) -> bool:
+    assert shell.stdin is not None
+    data = os.fsencode(line) + b"\n"
+    try:
+        return os.write(shell.stdin.fileno(), data) == len(data)
+    except OSError:
+        return False
+
+
+def _close_pipe(shell: subprocess.Popen[bytes]) -> None:
+    assert shell.stdin is not None
+    with suppress(OSError):
+        shell.stdin.close()
+
+
+@cache
+def get_orphan_cleanup() -> OrphanCleanup:
+    """The one of this process."""
+    found = OrphanCleanup()
+    atexit.register(found.close)
+    if hasattr(os, "register_at_fork"):  # Not on Windows, which has no forks.
+        os.register_at_fork(after_in_child=found.forget)
+    return found

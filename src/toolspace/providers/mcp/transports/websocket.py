@@ -1,0 +1,108 @@
+"""Speaks with a server over a websocket: one message per frame. Knows nothing of what is said."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+import anyio
+from mcp.shared.message import SessionMessage
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, InvalidURI
+from websockets.typing import Subprotocol
+
+from toolspace.core.secret_masking import mask_secrets
+from toolspace.errors import ProviderError
+from toolspace.providers.mcp.spec import ServerSpec
+from toolspace.providers.mcp.transports.base import (
+    MessageDecoder,
+    MessageReader,
+    MessageWriter,
+    OpenTransport,
+    encode_message,
+    wait_until_done,
+)
+from toolspace.providers.mcp.transports.http_client import tls_context
+
+_OPEN_SECONDS = 10.0
+_CLOSE_SECONDS = 2.0
+_PING_SECONDS = 20.0
+
+
+class _Connect(connect):
+    def process_redirect(self, exc: Exception) -> Exception | str:
+        return exc  # Its headers are for this server, and for no other.
+
+
+@asynccontextmanager
+async def open_websocket(name: str, url: str, spec: ServerSpec, *, max_message: int) -> AsyncGenerator[OpenTransport]:
+    tls = await asyncio.to_thread(tls_context) if url.startswith("wss:") else None
+    try:
+        socket = await _Connect(
+            url,
+            ssl=tls,
+            subprotocols=[Subprotocol("mcp")],
+            additional_headers=dict(spec.headers),
+            max_size=max_message,
+            open_timeout=_OPEN_SECONDS,
+            close_timeout=_CLOSE_SECONDS,
+            ping_interval=_PING_SECONDS,
+            ping_timeout=_PING_SECONDS,
+        )
+    except TimeoutError:
+        raise ProviderError("the server opened no websocket in time") from None
+    except InvalidStatus as error:
+        raise ProviderError(f"the server answered with HTTP {error.response.status_code}, not a websocket") from None
+    except (OSError, InvalidHandshake, InvalidURI, ValueError, ImportError) as error:
+        raise ProviderError(f"cannot open the websocket: {mask_secrets(str(error)) or type(error).__name__}") from None
+    link = OpenTransport("websocket")
+    link.streams = _Frames(name, socket, link), _Send(socket)
+    try:
+        yield link
+    finally:
+        await wait_until_done(asyncio.create_task(socket.close()))
+
+
+class _Frames(MessageReader):
+    def __init__(self, name: str, socket: ClientConnection, link: OpenTransport) -> None:
+        self._decode = MessageDecoder(name)
+        self._socket = socket
+        self._link = link
+
+    async def receive(self) -> SessionMessage:
+        while True:
+            try:
+                data = await self._socket.recv(decode=False)
+            except ConnectionClosed as closed:
+                self._link.mark_lost(_reason(closed))
+                raise anyio.EndOfStream from None
+            if (message := self._decode(data)) is not None:
+                return message
+
+    async def aclose(self) -> None:
+        """Nothing: who opened the socket, closes it."""
+
+
+class _Send(MessageWriter):
+    def __init__(self, socket: ClientConnection) -> None:
+        self._socket = socket
+
+    async def send(self, item: SessionMessage, /) -> None:
+        try:
+            await self._socket.send(encode_message(item), text=True)
+        except ConnectionClosed:
+            raise anyio.BrokenResourceError from None
+
+    async def aclose(self) -> None:
+        """Nothing: who opened the socket, closes it."""
+
+
+def _reason(closed: ConnectionClosed) -> str:
+    if closed.sent is not None and closed.sent.code == 1009:
+        return "the server sent a larger message than is allowed"
+    if closed.sent is not None and closed.sent.code == 1011:
+        return "the server does not answer pings any more"
+    code = closed.rcvd.code if closed.rcvd is not None else 1006
+    words = mask_secrets(closed.rcvd.reason) if closed.rcvd is not None else ""
+    return f"the server closed the websocket with code {code}" + (f": {words}" if words else "")

@@ -1,0 +1,271 @@
+"""A result cache in one SQLite file, shared by every process that opens it. Holds nothing that may not be lost."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import queue
+import secrets
+import sqlite3
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from toolspace.core.interfaces import CachedResult, ResultCache
+from toolspace.errors import ToolspaceError
+from toolspace.storage.private_files import make_private_folder
+
+_T = TypeVar("_T")
+
+_APPLICATION = 0x746F6F6C  # "tool": tells our files from any other SQLite database.
+_VERSION = 1
+_SCHEMA = """
+CREATE TABLE results (
+    id INTEGER PRIMARY KEY,  -- grows with time, so the lowest is the oldest
+    key BLOB NOT NULL UNIQUE,
+    text BLOB NOT NULL,
+    parts BLOB NOT NULL,
+    expires REAL NOT NULL
+);
+CREATE INDEX results_expires ON results (expires);
+"""
+_BUSY_MS = 5_000
+_SWEEP_EVERY = 60.0
+_ROW = 100  # What a row takes beside its bytes, about.
+_BROKEN = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+
+class SqliteCache(ResultCache):
+    """Keeps results in a file until they expire, or until newer ones need the room.
+
+    SQLite runs in a thread of its own, started by the first call: the event loop never waits for a disk, and a
+    busy pool of threads never delays the cache. Arguments are not written down, only a hash of the key.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        max_bytes: int = 256 * 1024 * 1024,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._path = Path(path)
+        self._file = _CacheFile(self._path, max_bytes, clock)
+        self._jobs: queue.SimpleQueue[Callable[[], bool]] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    async def get(self, key: str) -> CachedResult | None:
+        digest = _digest(key)
+        return await self._run(lambda: self._file.get(digest))
+
+    async def set(self, key: str, value: CachedResult, ttl: float) -> None:
+        digest = _digest(key)
+        await self._run(lambda: self._file.set(digest, value, ttl))
+
+    async def clear(self) -> None:
+        await self._run(self._file.clear)
+
+    async def aclose(self) -> None:
+        if self._thread is not None and not self._closed:
+            await self._run(self._file.close, last=True)
+            self._thread.join()  # It has answered already, and has nothing left to do.
+        self._closed = True
+
+    async def _run(self, work: Callable[[], _T], *, last: bool = False) -> _T:
+        if self._closed:
+            raise ToolspaceError(f"the cache {self._path} is closed")
+        self._closed = last
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[_T] = loop.create_future()
+
+        def job() -> bool:
+            try:
+                settle: Callable[[], None] = _Settle(answer, result=work())
+            except BaseException as error:
+                settle = _Settle(answer, error=error)
+            with contextlib.suppress(RuntimeError):  # The caller's loop is gone, and the caller with it.
+                loop.call_soon_threadsafe(settle)
+            return last
+
+        self._jobs.put(job)
+        if self._thread is None:
+            # A daemon: a process that forgets `aclose` must still be able to exit, and loses only cached results.
+            self._thread = threading.Thread(target=_work, args=(self._jobs,), name="toolspace-cache", daemon=True)
+            self._thread.start()
+        return await answer
+
+
+def _work(jobs: queue.SimpleQueue[Callable[[], bool]]) -> None:
+    while not jobs.get()():
+        pass
+
+
+class _Settle:
+    """Gives a waiting caller its answer, unless it stopped waiting."""
+
+    def __init__(self, answer: asyncio.Future[Any], *, result: Any = None, error: BaseException | None = None) -> None:
+        self._answer, self._result, self._error = answer, result, error
+
+    def __call__(self) -> None:
+        if self._answer.done():
+            return
+        if self._error is not None:
+            self._answer.set_exception(self._error)
+        else:
+            self._answer.set_result(self._result)
+
+
+class _Stale(Exception):
+    """The file is a cache of another release, or nothing yet."""
+
+
+class _CacheFile:
+    """The file itself, used by one thread."""
+
+    def __init__(self, path: Path, max_bytes: int, clock: Callable[[], float]) -> None:
+        self._path = path
+        self._max_bytes = max_bytes
+        self._clock = clock
+        self._open: sqlite3.Connection | None = None
+        self._inode = 0
+        self._swept = 0.0
+
+    def get(self, digest: bytes) -> CachedResult | None:
+        row = self._try(
+            lambda database: database.execute(
+                "SELECT text, parts FROM results WHERE key = ? AND expires > ?", (digest, self._clock())
+            ).fetchone()
+        )
+        return None if row is None else CachedResult(text=row[0], parts=row[1])
+
+    def set(self, digest: bytes, value: CachedResult, ttl: float) -> None:
+        now = self._clock()
+
+        def write(database: sqlite3.Connection) -> None:
+            if ttl <= 0 or len(value.text) + len(value.parts) > self._max_bytes // 8:
+                database.execute("DELETE FROM results WHERE key = ?", (digest,))
+                return
+            database.execute(
+                "INSERT OR REPLACE INTO results (key, text, parts, expires) VALUES (?, ?, ?, ?)",
+                (digest, value.text, value.parts, now + ttl),
+            )
+            self._make_room(database, now)
+
+        self._try(write)
+
+    def clear(self) -> None:
+        self._try(lambda database: database.execute("DELETE FROM results"))
+
+    def close(self) -> None:
+        if self._open is not None:
+            self._open.close()
+            self._open = None
+
+    def _make_room(self, database: sqlite3.Connection, now: float) -> None:
+        if not self._swept <= now < self._swept + _SWEEP_EVERY:
+            self._swept = now
+            database.execute("DELETE FROM results WHERE expires <= ?", (now,))
+        excess = _used(database) - self._max_bytes
+        if excess > 0:
+            # A little more than needed, so that the next writes find room.
+            excess += self._max_bytes // 20
+            rows = database.execute("SELECT id, length(text) + length(parts) FROM results ORDER BY id")
+            last = 0
+            for number, size in rows:
+                last = number
+                excess -= size + _ROW
+                if excess <= 0:
+                    break
+            rows.close()
+            database.execute("DELETE FROM results WHERE id <= ?", (last,))
+
+    def _try(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
+        """Does the work; a broken file is put aside and the work done on a fresh one."""
+        try:
+            return work(self._database())
+        except _Stale:
+            pass
+        except sqlite3.DatabaseError as error:
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF not in _BROKEN:
+                raise
+        self._put_aside()
+        return work(self._database())
+
+    def _database(self) -> sqlite3.Connection:
+        if self._open is None:
+            if not self._path.exists():
+                self._create()
+            self._inode = self._path.stat().st_ino
+            self._open = self._connect(self._path)
+            if not self._is_ours(self._open):
+                self.close()
+                raise ToolspaceError(f"{self._path} is a database of something else; give the cache a file of its own")
+        return self._open
+
+    def _is_ours(self, database: sqlite3.Connection) -> bool:
+        application = database.execute("PRAGMA application_id").fetchone()[0]
+        version = database.execute("PRAGMA user_version").fetchone()[0]
+        if application == _APPLICATION and version == _VERSION:
+            return True
+        if application == _APPLICATION or not database.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
+            raise _Stale
+        return False
+
+    def _create(self) -> None:
+        """Makes the file beside its place and links it there when it is whole: of several processes that start at
+        once, one wins, and none finds half a database."""
+        make_private_folder(self._path.parent)
+        draft = self._path.with_name(f"{self._path.name}.{secrets.token_hex(4)}.new")
+        os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        draft.chmod(0o600)  # Whatever the umask. SQLite gives its side files the mode of the database.
+        try:
+            with contextlib.closing(self._connect(draft)) as database:
+                database.execute("PRAGMA journal_mode = WAL")
+                database.executescript(_SCHEMA)
+                database.execute(f"PRAGMA application_id = {_APPLICATION}")
+                database.execute(f"PRAGMA user_version = {_VERSION}")
+            with contextlib.suppress(FileExistsError):
+                os.link(draft, self._path)
+        finally:
+            for leftover in _files(draft):
+                leftover.unlink(missing_ok=True)
+
+    def _connect(self, path: Path) -> sqlite3.Connection:
+        database = sqlite3.connect(path, timeout=_BUSY_MS / 1000, isolation_level=None)
+        try:
+            database.execute("PRAGMA synchronous = NORMAL")
+            database.execute("PRAGMA journal_size_limit = 4194304")
+        except BaseException:
+            database.close()
+            raise
+        return database
+
+    def _put_aside(self) -> None:
+        """Moves a broken file out of the way, unless another process has done so already."""
+        inode, self._inode = self._inode, 0
+        self.close()
+        with contextlib.suppress(FileNotFoundError):
+            if inode in (0, self._path.stat().st_ino):
+                for part in _files(self._path):
+                    with contextlib.suppress(FileNotFoundError):
+                        part.replace(part.with_name(f"{part.name}.broken"))
+
+
+def _files(path: Path) -> tuple[Path, ...]:
+    return tuple(path.with_name(path.name + end) for end in ("", "-wal", "-shm"))
+
+
+def _used(database: sqlite3.Connection) -> int:
+    pages, free, size = (
+        database.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "freelist_count", "page_size")
+    )
+    return (pages - free) * size
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()

@@ -1,0 +1,334 @@
+"""Stored outputs as files: writing, finding and sweeping them. All of it blocks; `DiskOutputs` runs it in threads.
+
+root/session-abc/0123456789abcdef        the text, in UTF-8
+root/session-abc/0123456789abcdef.json   what is known of it: written last, so what has one is whole
+root/session-abc/0123456789abcdef.part   being written, and locked by its writer until it ends
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import threading
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from toolspace.core.interfaces import StoredOutput, TokenCounter
+from toolspace.errors import ToolspaceError
+from toolspace.storage import private_files
+from toolspace.storage.outputs.handles import count_lines, encode, folder_of, new_handle, parse_handle
+
+_SLICE = 1 << 20
+_ABANDONED = 60.0
+"""Seconds after which a file without a sidecar, and without a living writer, is a leftover of a crash."""
+_FOLDER = re.compile(r"session-[A-Za-z0-9_-]{1,64}", re.ASCII)
+_FILE = re.compile(r"([0-9a-f]{16})(\.json|\.part|\.json\.part)?", re.ASCII)
+_SIDECAR_LIMIT = 1 << 20
+
+
+class Origin(NamedTuple):
+    """Where an output comes from."""
+
+    session: str
+    owner: str | None
+    tool: str
+
+
+class Draft:
+    """An output being written. Its methods may be called from any thread, one after the other."""
+
+    def __init__(self, root: Path, origin: Origin, count_tokens: TokenCounter) -> None:
+        self._root = root
+        self._origin = origin
+        self._count_tokens = count_tokens
+        self._lock = threading.Lock()
+        self._bytes = 0
+        self._newlines = 0
+        self._tokens = 0
+        self._last = ""
+        self._committed = False
+        self._ended = False
+        try:
+            self._handle, self._folder, self._file = _open_draft(root, origin.session)
+        except OSError as error:
+            raise self._cannot_store(error) from error
+        self._id = self._handle.partition("/")[2]
+
+    def append(self, text: str) -> None:
+        with self._lock, self._explained():
+            for start in range(0, len(text), _SLICE):  # In slices: a huge piece is not copied whole.
+                piece = text[start : start + _SLICE]
+                data = encode(piece)
+                private_files.write_all(self._file, data)
+                self._bytes += len(data)
+                self._newlines += piece.count("\n")
+                self._tokens += self._count_tokens(piece)
+                self._last = piece[-1:]
+
+    def commit(self, *, is_json: bool, now: float, ttl: float) -> StoredOutput:
+        with self._lock, self._explained():
+            output = StoredOutput(
+                handle=self._handle,
+                session=self._origin.session,
+                owner=self._origin.owner,
+                tool=self._origin.tool,
+                bytes=self._bytes,
+                lines=count_lines(self._newlines, self._last),
+                tokens=self._tokens,
+                is_json=is_json,
+                created_at=now,
+                expires_at=now + ttl,
+            )
+            os.rename(f"{self._id}.part", self._id, src_dir_fd=self._folder, dst_dir_fd=self._folder)
+            _write_sidecar(output, self._id, self._folder)
+            self._committed = True
+            # The lock goes with the file, so only now, when a sweep elsewhere can see that the output is whole.
+            self._close()
+            return output
+
+    def discard(self) -> None:
+        """Removes the output, also one that was committed already: its caller was cancelled and never knew."""
+        with self._lock:
+            self._remove()
+
+    @contextlib.contextmanager
+    def _explained(self) -> Generator[None]:
+        """A failure leaves nothing behind, and says where it was and what to do."""
+        if self._ended:
+            raise ToolspaceError(f"the output of {self._origin.tool!r} has ended; nothing can be added to it")
+        try:
+            yield
+        except OSError as error:
+            self._remove()
+            raise self._cannot_store(error) from error
+        except BaseException:
+            self._remove()
+            raise
+
+    def _cannot_store(self, error: OSError) -> ToolspaceError:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        advice = "free some space there" if full else "keep outputs in a folder that you may write to"
+        reason = error.strerror or error
+        return ToolspaceError(
+            f"the output of {self._origin.tool!r} cannot be stored in {self._root}: {reason}; {advice}"
+        )
+
+    def _remove(self) -> None:
+        if self._ended and not self._committed:
+            return
+        if self._ended:
+            remove_output(self._root, self._handle)
+            self._committed = False
+            return
+        for name in (f"{self._id}.json", f"{self._id}.json.part", f"{self._id}.part", self._id):
+            with contextlib.suppress(OSError):
+                private_files.remove(name, within=self._folder)
+        self._close()
+        with contextlib.suppress(OSError):  # Not empty: others are using it.
+            os.rmdir(self._root / self._handle.partition("/")[0])
+
+    def _close(self) -> None:
+        self._ended = True
+        with contextlib.suppress(OSError):
+            os.close(self._file)
+        os.close(self._folder)
+
+
+class Reader:
+    """A stored output, open for reading. Closing waits for a read that is under way."""
+
+    def __init__(self, root: Path, output: StoredOutput) -> None:
+        self._lock = threading.Lock()
+        place = parse_handle(output.handle)
+        try:
+            if place is None:
+                raise FileNotFoundError(output.handle)
+            with _folder(root, place[0]) as folder:
+                self._file = private_files.open_file(place[1], within=folder)
+        except OSError as error:
+            raise ToolspaceError(f"the output {output.handle!r} is gone: it expired or was removed") from error
+
+    def read(self, size: int) -> bytes:
+        """The next bytes: as many as asked for, unless the file ends."""
+        with self._lock:
+            parts: list[bytes] = []
+            while size > 0 and self._file >= 0 and (part := os.read(self._file, min(size, _SLICE))):
+                parts.append(part)
+                size -= len(part)
+            return b"".join(parts)
+
+    def close(self) -> None:
+        with self._lock:
+            if self._file >= 0:
+                os.close(self._file)
+                self._file = -1
+
+
+def _open_draft(root: Path, session: str) -> tuple[str, int, int]:
+    """A new handle, and the descriptors of its folder and of its file."""
+    private_files.make_private_folder(root)
+    with contextlib.closing(_Descriptor(private_files.open_root(root))) as top:
+        for _ in range(8):
+            handle = new_handle(session)
+            name, _, identifier = handle.partition("/")
+            with contextlib.suppress(FileNotFoundError):
+                # A sweep may remove the folder, empty as it is, before the file is in it: then once more.
+                folder = private_files.open_folder(name, within=top.number, create=True)
+                try:
+                    return handle, folder, private_files.create_file(f"{identifier}.part", within=folder)
+                except BaseException:
+                    os.close(folder)
+                    raise
+    raise FileNotFoundError(f"the folder {folder_of(session)!r} disappears as soon as it is made")
+
+
+def find_output(root: Path, handle: str, now: float) -> StoredOutput | None:
+    """The output of a handle, if it is whole and has not expired."""
+    place = parse_handle(handle)
+    if place is None:
+        return None
+    try:
+        with _folder(root, place[0]) as folder:
+            output = _read_sidecar(place[1], folder)
+            if output is None or output.handle != handle or output.expires_at <= now:
+                return None
+            os.close(private_files.open_file(place[1], within=folder))
+            return output
+    except OSError:
+        return None
+
+
+def remove_output(root: Path, handle: str) -> None:
+    place = parse_handle(handle)
+    if place is None:
+        return
+    with contextlib.suppress(OSError), _folder(root, place[0]) as folder:
+        # The sidecar first: what cannot be found cannot be half there.
+        private_files.remove(f"{place[1]}.json", within=folder)
+        private_files.remove(place[1], within=folder)
+
+
+def sessions(root: Path, now: float) -> list[str]:
+    """The sessions that hold an output that has not expired."""
+    found: set[str] = set()
+    for folder, _ in _folders(root):
+        for identifier, kinds in _listing(folder).items():
+            if "" in kinds and ".json" in kinds:
+                output = _read_sidecar(identifier, folder)
+                if output is not None and output.expires_at > now:
+                    found.add(output.session)
+    return sorted(found)
+
+
+def sweep(root: Path, now: float) -> int:
+    """Removes expired outputs, what crashed writers left, and empty folders. Others may sweep at the same time."""
+    removed = 0
+    for folder, name in _folders(root):
+        for identifier, kinds in _listing(folder).items():
+            with contextlib.suppress(OSError):
+                removed += _sweep_one(identifier, kinds, folder, now)
+        with contextlib.suppress(OSError):  # Not empty, or gone already.
+            os.rmdir(root / name)
+    return removed
+
+
+def _sweep_one(identifier: str, kinds: set[str], folder: int, now: float) -> bool:
+    output = _read_sidecar(identifier, folder) if ".json" in kinds else None
+    if output is not None and "" in kinds:
+        if output.expires_at > now:
+            return False
+        removed = private_files.remove(f"{identifier}.json", within=folder)
+        private_files.remove(identifier, within=folder)
+        return removed
+    if _is_abandoned(identifier, kinds, folder, now):
+        for kind in (".json", ".json.part", ".part", ""):
+            private_files.remove(identifier + kind, within=folder)
+    return False
+
+
+def _is_abandoned(identifier: str, kinds: set[str], folder: int, now: float) -> bool:
+    for kind in kinds:
+        file = private_files.open_file(identifier + kind, within=folder)
+        try:
+            if now - os.fstat(file).st_mtime < _ABANDONED or private_files.is_locked(file):
+                return False
+        finally:
+            os.close(file)
+    # Looked at once more, now that nobody holds the file: a commit may have finished meanwhile.
+    return _read_sidecar(identifier, folder) is None or not _exists(identifier, folder)
+
+
+def _write_sidecar(output: StoredOutput, identifier: str, folder: int) -> None:
+    import json  # The standard library's can carry any session or owner, lone surrogates too; loaded when it is used.
+
+    data = json.dumps(msgspec.structs.asdict(output)).encode()
+    draft = f"{identifier}.json.part"
+    with contextlib.closing(_Descriptor(private_files.create_file(draft, within=folder))) as file:
+        private_files.write_all(file.number, data)
+    os.rename(draft, f"{identifier}.json", src_dir_fd=folder, dst_dir_fd=folder)
+
+
+def _read_sidecar(identifier: str, folder: int) -> StoredOutput | None:
+    """What the sidecar says; None where it is missing or damaged."""
+    import json
+
+    try:
+        with contextlib.closing(_Descriptor(private_files.open_file(f"{identifier}.json", within=folder))) as file:
+            data = os.read(file.number, _SIDECAR_LIMIT)
+        return msgspec.convert(json.loads(data), StoredOutput)
+    except (OSError, ValueError, RecursionError):  # msgspec's errors are ValueErrors.
+        return None
+
+
+def _exists(name: str, folder: int) -> bool:
+    try:
+        os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except OSError:
+        return False
+    return True
+
+
+def _listing(folder: int) -> dict[str, set[str]]:
+    """Id → the endings of its files. Files that are not ours are not seen, so never touched."""
+    listing: dict[str, set[str]] = {}
+    for name in os.listdir(folder):
+        if match := _FILE.fullmatch(name):
+            listing.setdefault(match[1], set()).add(match[2] or "")
+    return listing
+
+
+def _folders(root: Path) -> Iterator[tuple[int, str]]:
+    """The session folders, each open while it is looked at."""
+    try:
+        names = sorted(name for name in os.listdir(root) if _FOLDER.fullmatch(name))
+    except FileNotFoundError:
+        return
+    for name in names:
+        try:
+            with _folder(root, name) as folder:
+                yield folder, name
+        except OSError:  # A link, someone else's, or swept away by another process.
+            continue
+
+
+@contextlib.contextmanager
+def _folder(root: Path, name: str) -> Generator[int]:
+    with contextlib.closing(_Descriptor(private_files.open_root(root))) as top:
+        folder = _Descriptor(private_files.open_folder(name, within=top.number))
+    with contextlib.closing(folder):
+        yield folder.number
+
+
+class _Descriptor:
+    """A file descriptor that `contextlib.closing` can close."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def close(self) -> None:
+        os.close(self.number)

@@ -1,0 +1,137 @@
+"""Stored outputs in memory: for tests and for programs that must not touch a disk. Lost with the process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+
+from toolspace.core.interfaces import OutputStore, OutputWriter, StoredOutput, TokenCounter
+from toolspace.core.tokens import estimate_tokens
+from toolspace.errors import ToolspaceError
+from toolspace.storage.outputs.handles import (
+    BLOCK,
+    LineSplitter,
+    count_lines,
+    decode_start,
+    encode,
+    may_read,
+    new_handle,
+)
+
+
+class MemoryOutputs(OutputStore):
+    """Keeps outputs until they expire. The oldest go when all of them take more than `max_bytes`."""
+
+    def __init__(
+        self,
+        *,
+        ttl: float = 3600.0,
+        max_bytes: int = 64 * 1024 * 1024,
+        count_tokens: TokenCounter = estimate_tokens,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.ttl = ttl
+        self.max_bytes = max_bytes
+        self.count_tokens = count_tokens
+        self.clock = clock
+        self._outputs: dict[str, tuple[StoredOutput, bytes]] = {}
+        self._bytes = 0
+
+    async def create(self, *, session: str, owner: str | None, tool: str) -> OutputWriter:
+        return _MemoryWriter(self, session=session, owner=owner, tool=tool)
+
+    async def find(self, handle: str, *, session: str, owner: str | None) -> StoredOutput | None:
+        output = await self.inspect(handle)
+        return output if output is not None and may_read(output, session=session, owner=owner) else None
+
+    async def inspect(self, handle: str) -> StoredOutput | None:
+        entry = self._outputs.get(handle)
+        return entry[0] if entry is not None and entry[0].expires_at > self.clock() else None
+
+    async def lines(self, output: StoredOutput) -> AsyncIterator[list[str]]:
+        data = self._data(output)
+        splitter = LineSplitter()
+        for start in range(0, len(data) + BLOCK, BLOCK):  # One block more than there is: the empty one that ends it.
+            if lines := splitter.feed(data[start : start + BLOCK]):
+                yield lines
+
+    async def text(self, output: StoredOutput, *, limit: int) -> str:
+        return decode_start(self._data(output)[: max(0, limit)])
+
+    async def sessions(self) -> Sequence[str]:
+        now = self.clock()
+        return sorted({output.session for output, _ in self._outputs.values() if output.expires_at > now})
+
+    async def sweep(self) -> int:
+        now = self.clock()
+        expired = [handle for handle, (output, _) in self._outputs.items() if output.expires_at <= now]
+        for handle in expired:
+            self._drop(handle)
+        return len(expired)
+
+    def keep(self, output: StoredOutput, data: bytes) -> None:
+        """For the writer: takes a finished output in."""
+        self._outputs[output.handle] = (output, data)
+        self._bytes += len(data)
+        while self._bytes > self.max_bytes:
+            self._drop(next(iter(self._outputs)))
+
+    def _data(self, output: StoredOutput) -> bytes:
+        entry = self._outputs.get(output.handle)
+        if entry is None:
+            raise ToolspaceError(f"the output {output.handle!r} is gone: it expired, or newer ones took its room")
+        return entry[1]
+
+    def _drop(self, handle: str) -> None:
+        self._bytes -= len(self._outputs.pop(handle)[1])
+
+
+class _MemoryWriter(OutputWriter):
+    def __init__(self, store: MemoryOutputs, *, session: str, owner: str | None, tool: str) -> None:
+        self._store = store
+        self._session = session
+        self._owner = owner
+        self._tool = tool
+        self._data = bytearray()
+        self._ended = False
+
+    async def write(self, piece: str) -> None:
+        self._check_open()
+        data = encode(piece)
+        if len(self._data) + len(data) > self._store.max_bytes:
+            await self.discard()
+            raise ToolspaceError(
+                f"the output of {self._tool!r} is larger than the {self._store.max_bytes} bytes that are kept in "
+                "memory; raise max_bytes or keep outputs on disk"
+            )
+        self._data += data
+
+    async def commit(self, *, is_json: bool = False) -> StoredOutput:
+        self._check_open()
+        self._ended = True
+        store, data = self._store, bytes(self._data)
+        now = store.clock()
+        text = data.decode()
+        output = StoredOutput(
+            handle=new_handle(self._session),
+            session=self._session,
+            owner=self._owner,
+            tool=self._tool,
+            bytes=len(data),
+            lines=count_lines(text.count("\n"), text[-1:]),
+            tokens=store.count_tokens(text),
+            is_json=is_json,
+            created_at=now,
+            expires_at=now + store.ttl,
+        )
+        store.keep(output, data)
+        self._data.clear()
+        return output
+
+    async def discard(self) -> None:
+        self._ended = True
+        self._data.clear()
+
+    def _check_open(self) -> None:
+        if self._ended:
+            raise ToolspaceError(f"the output of {self._tool!r} has ended; nothing can be added to it")

@@ -1,0 +1,354 @@
+"""What every `OutputStore` does. Subclass `OutputsContract`, give it `outputs`, and pytest runs the rest."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import ClassVar
+
+import pytest
+
+from toolspace.core.interfaces import CachedResult, OutputStore, ResultCache, StoredOutput
+from toolspace.errors import ToolspaceError
+from toolspace.testing.doubles import FakeClock
+
+MEBIBYTE = 1 << 20
+TTL = 600.0
+
+
+async def store(
+    outputs: OutputStore, *pieces: str, session: str = "s1", owner: str | None = None, is_json: bool = False
+) -> StoredOutput:
+    writer = await outputs.create(session=session, owner=owner, tool="read_file")
+    for piece in pieces:
+        await writer.write(piece)
+    return await writer.commit(is_json=is_json)
+
+
+async def all_lines(outputs: OutputStore, output: StoredOutput) -> list[str]:
+    return [line async for batch in outputs.lines(output) for line in batch]
+
+
+class OutputsContract:
+    """Yours gives the fixture `outputs`: a new store that runs by the fixture `clock` and keeps for `ttl` seconds."""
+
+    ttl: ClassVar[float] = TTL
+
+    @pytest.fixture
+    def clock(self) -> FakeClock:
+        return FakeClock()
+
+    @pytest.fixture
+    def outputs(self, clock: FakeClock) -> OutputStore:
+        """A new, empty store that runs by the clock and keeps outputs for `ttl` seconds; to be closed afterwards."""
+        raise NotImplementedError(f"{type(self).__name__} needs a fixture `outputs` of its own")
+
+    @pytest.mark.asyncio
+    async def test_a_stored_output_says_what_it_is(self, outputs: OutputStore, clock: FakeClock) -> None:
+        output = await store(outputs, "first\nsec", "ond\nπ", owner="ann", is_json=True)
+        assert re.fullmatch(r"session-s1/[0-9a-f]{16,}", output.handle)
+        assert (output.session, output.owner, output.tool, output.is_json) == ("s1", "ann", "read_file", True)
+        assert (output.bytes, output.lines) == (len("first\nsecond\nπ".encode()), 3)
+        assert output.tokens > 0
+        assert (output.created_at, output.expires_at) == (clock.now, clock.now + TTL)
+
+    @pytest.mark.asyncio
+    async def test_what_was_stored_is_read_back(self, outputs: OutputStore) -> None:
+        output = await store(outputs, "first\nsec", "ond\n\nlast")
+        assert await outputs.find(output.handle, session="s1", owner=None) == output
+        assert await all_lines(outputs, output) == ["first", "second", "", "last"]
+        assert await outputs.text(output, limit=1000) == "first\nsecond\n\nlast"
+
+    @pytest.mark.parametrize(
+        ("text", "lines"),
+        [
+            ("", []),
+            ("\n", [""]),
+            ("a", ["a"]),
+            ("a\n", ["a"]),
+            ("a\n\n", ["a", ""]),
+            ("a\r\nb\u2028c", ["a\r", "b\u2028c"]),
+        ],
+    )
+    @pytest.mark.asyncio
+    async def test_lines_end_at_newlines_only(self, outputs: OutputStore, text: str, lines: list[str]) -> None:
+        output = await store(outputs, text)
+        assert output.lines == len(lines)
+        assert await all_lines(outputs, output) == lines
+
+    @pytest.mark.asyncio
+    async def test_an_operator_sees_every_output_that_has_not_expired(
+        self, outputs: OutputStore, clock: FakeClock
+    ) -> None:
+        output = await store(outputs, "mine", owner="ann")
+        assert await outputs.inspect(output.handle) == output
+        assert await outputs.inspect("session-s1/0000000000000000") is None
+        assert await outputs.inspect("../s1") is None
+        clock.now += self.ttl + 1
+        assert await outputs.inspect(output.handle) is None
+
+    @pytest.mark.asyncio
+    async def test_an_output_of_many_blocks_comes_back_whole(self, outputs: OutputStore) -> None:
+        lines = [f"line {number} – größer" for number in range(60_000)]
+        text = "\n".join(lines)
+        output = await store(outputs, *(text[start : start + 65_536] for start in range(0, len(text), 65_536)))
+        assert output.bytes == len(text.encode())
+        assert output.lines == len(lines)
+        assert await all_lines(outputs, output) == lines
+        batches = [batch async for batch in outputs.lines(output)]
+        assert len(batches) > 3
+
+    @pytest.mark.asyncio
+    async def test_a_line_longer_than_a_mebibyte_comes_in_pieces(self, outputs: OutputStore) -> None:
+        output = await store(outputs, "x" * (2 * MEBIBYTE + 5), "\n", "y" * MEBIBYTE, "\nend")
+        pieces = await all_lines(outputs, output)
+        assert [len(piece) for piece in pieces] == [MEBIBYTE, MEBIBYTE, 5, MEBIBYTE, 3]
+        assert output.lines == 3
+
+    @pytest.mark.asyncio
+    async def test_the_first_bytes_are_cut_between_characters(self, outputs: OutputStore) -> None:
+        output = await store(outputs, "aπ漢🎉z")
+        starts = [await outputs.text(output, limit=limit) for limit in range(12)]
+        assert starts == ["", "a", "a", "aπ", "aπ", "aπ", "aπ漢", "aπ漢", "aπ漢", "aπ漢", "aπ漢🎉", "aπ漢🎉z"]
+
+    @pytest.mark.asyncio
+    async def test_tokens_are_about_what_one_count_of_the_whole_says(self, outputs: OutputStore) -> None:
+        from toolspace.core.tokens import estimate_tokens
+
+        text = "The quick brown fox, 1234 times; and so on.\n" * 20_000
+        output = await store(outputs, *(text[start : start + 10_000] for start in range(0, len(text), 10_000)))
+        assert output.tokens == pytest.approx(estimate_tokens(text), rel=0.01)
+
+    @pytest.mark.asyncio
+    async def test_an_output_cannot_be_found_before_it_is_committed(self, outputs: OutputStore) -> None:
+        writer = await outputs.create(session="s1", owner=None, tool="t")
+        await writer.write("x" * 1_000_000)
+        assert await outputs.sessions() == []
+        output = await writer.commit()
+        assert await outputs.sessions() == ["s1"]
+        assert await outputs.find(output.handle, session="s1", owner=None) == output
+
+    @pytest.mark.asyncio
+    async def test_a_discarded_output_was_never_there(self, outputs: OutputStore) -> None:
+        writer = await outputs.create(session="s1", owner=None, tool="t")
+        await writer.write("x" * 1_000_000)
+        await writer.discard()
+        await writer.discard()
+        assert await outputs.sessions() == []
+        with pytest.raises(ToolspaceError, match="ended"):
+            await writer.write("more")
+        with pytest.raises(ToolspaceError, match="ended"):
+            await writer.commit()
+
+    @pytest.mark.asyncio
+    async def test_discarding_after_a_commit_changes_nothing(self, outputs: OutputStore) -> None:
+        writer = await outputs.create(session="s1", owner=None, tool="t")
+        await writer.write("text")
+        output = await writer.commit()
+        await writer.discard()
+        assert await outputs.find(output.handle, session="s1", owner=None) == output
+        with pytest.raises(ToolspaceError, match="ended"):
+            await writer.write("more")
+
+    @pytest.mark.parametrize(
+        ("owner", "reader_session", "reader", "readable"),
+        [
+            (None, "s1", None, True),
+            (None, "s2", None, False),
+            (None, "s1", "ann", False),
+            ("ann", "s1", "ann", True),
+            ("ann", "s2", "ann", True),
+            ("ann", "s1", "bob", False),
+            ("ann", "s1", None, False),
+            ("", "s2", "", True),
+            (None, "session-s1", None, False),
+        ],
+    )
+    @pytest.mark.asyncio
+    async def test_only_its_owner_reads_an_output(
+        self, outputs: OutputStore, owner: str | None, reader_session: str, reader: str | None, readable: bool
+    ) -> None:
+        output = await store(outputs, "private", session="s1", owner=owner)
+        found = await outputs.find(output.handle, session=reader_session, owner=reader)
+        assert found == (output if readable else None)
+
+    @pytest.mark.asyncio
+    async def test_an_output_expires(self, outputs: OutputStore, clock: FakeClock) -> None:
+        old = await store(outputs, "old", session="s1")
+        clock.now += TTL - 1
+        new = await store(outputs, "new", session="s2")
+        assert await outputs.find(old.handle, session="s1", owner=None) == old
+        clock.now += 1
+        assert await outputs.find(old.handle, session="s1", owner=None) is None
+        assert await outputs.sessions() == ["s2"]
+        assert await outputs.find(new.handle, session="s2", owner=None) == new
+
+    @pytest.mark.asyncio
+    async def test_a_sweep_removes_what_has_expired_and_only_that(self, outputs: OutputStore, clock: FakeClock) -> None:
+        assert await outputs.sweep() == 0
+        old = [await store(outputs, "old") for _ in range(3)]
+        clock.now += TTL
+        new = await store(outputs, "new")
+        assert await outputs.sweep() == 3
+        assert await outputs.sweep() == 0
+        assert await outputs.text(new, limit=10) == "new"
+        with pytest.raises(ToolspaceError, match="gone"):
+            await outputs.text(old[0], limit=10)
+        with pytest.raises(ToolspaceError, match="gone"):
+            await all_lines(outputs, old[0])
+
+    @pytest.mark.parametrize(
+        ("session", "shown"),
+        [
+            ("abc", "session-abc"),
+            ("session-abc", "session-abc"),
+            ("A_b-9", "session-A_b-9"),
+            ("x" * 64, "session-" + "x" * 64),
+            ("x" * 65, None),
+            ("session-", None),
+            ("", None),
+            ("../../etc", None),
+            ("a/b", None),
+            (".", None),
+            ("名前", None),
+            ("a\n", None),
+            ("\x00\ud800", None),
+        ],
+    )
+    @pytest.mark.asyncio
+    async def test_a_session_is_any_text_and_plain_ones_stay_readable(
+        self, outputs: OutputStore, session: str, shown: str | None
+    ) -> None:
+        output = await store(outputs, "text", session=session, owner="\ud800 owner")
+        folder, _, identifier = output.handle.partition("/")
+        assert re.fullmatch(r"session-[A-Za-z0-9_-]{1,64}", folder)
+        assert re.fullmatch(r"[0-9a-f]{16,}", identifier)
+        assert shown is None or folder == shown
+        assert await outputs.find(output.handle, session=session, owner="\ud800 owner") == output
+        assert await outputs.sessions() == [session]
+
+    @pytest.mark.asyncio
+    async def test_a_handle_must_be_exact(self, outputs: OutputStore) -> None:
+        output = await store(outputs, "text")
+        folder, _, identifier = output.handle.partition("/")
+        for handle in (
+            output.handle + "\n",
+            output.handle + "/",
+            f" {output.handle}",
+            f"{folder}/./{identifier}",
+            f"{folder}//{identifier}",
+            f"{folder}/{identifier}.json",
+            f"./{output.handle}",
+            output.handle.upper(),
+            identifier,
+            folder,
+        ):
+            assert await outputs.find(handle, session="s1", owner=None) is None
+
+    @pytest.mark.asyncio
+    async def test_reading_can_stop_early(self, outputs: OutputStore) -> None:
+        output = await store(outputs, "line\n" * 500_000)
+        reading = outputs.lines(output)
+        assert (await anext(reading))[0] == "line"
+        await reading.aclose()  # type: ignore[attr-defined]
+        assert len(await all_lines(outputs, output)) == 500_000
+
+    @pytest.mark.asyncio
+    async def test_many_outputs_are_written_at_once(self, outputs: OutputStore) -> None:
+        async def one(number: int) -> StoredOutput:
+            return await store(outputs, *[f"{number} " * 5_000] * 20, session=f"s{number % 3}")
+
+        written = await asyncio.gather(*(one(number) for number in range(12)))
+        assert len({output.handle for output in written}) == 12
+        for number, output in enumerate(written):
+            assert await outputs.text(output, limit=1 << 22) == f"{number} " * 100_000
+        assert await outputs.sessions() == ["s0", "s1", "s2"]
+
+
+# MERGED from cache_contract: What every `ResultCache` does. Subclass `CacheContract`, give it a `cache`, and pytes…
+
+
+class CacheContract:
+    """Yours gives the fixture `cache`: a new cache that runs by the fixture `clock`."""
+
+    @pytest.fixture
+    def clock(self) -> FakeClock:
+        return FakeClock()
+
+    @pytest.fixture
+    def cache(self, clock: FakeClock) -> ResultCache:
+        """A new, empty cache that runs by the clock, to be closed afterwards."""
+        raise NotImplementedError(f"{type(self).__name__} needs a fixture `cache` of its own")
+
+    @pytest.mark.asyncio
+    async def test_what_was_kept_is_found_again(self, cache: ResultCache) -> None:
+        await cache.set("a", CachedResult(text=b'{"n":1}', parts=b"[1]"), 60)
+        assert await cache.get("a") == CachedResult(text=b'{"n":1}', parts=b"[1]")
+
+    @pytest.mark.asyncio
+    async def test_an_unknown_key_is_none(self, cache: ResultCache) -> None:
+        assert await cache.get("nothing") is None
+
+    @pytest.mark.asyncio
+    async def test_results_without_parts_and_empty_results_are_kept(self, cache: ResultCache) -> None:
+        await cache.set("null", CachedResult(text=b"null"), 60)
+        await cache.set("empty", CachedResult(text=b""), 60)
+        assert await cache.get("null") == CachedResult(text=b"null")
+        assert await cache.get("empty") == CachedResult(text=b"")
+
+    @pytest.mark.asyncio
+    async def test_a_newer_result_replaces_the_older(self, cache: ResultCache) -> None:
+        await cache.set("a", CachedResult(text=b"1"), 60)
+        await cache.set("a", CachedResult(text=b"2"), 60)
+        assert await cache.get("a") == CachedResult(text=b"2")
+
+    @pytest.mark.asyncio
+    async def test_a_result_is_gone_when_its_time_is_over(self, cache: ResultCache, clock: FakeClock) -> None:
+        await cache.set("short", CachedResult(text=b"1"), 10)
+        await cache.set("long", CachedResult(text=b"2"), 100)
+        clock.now += 9.5
+        assert await cache.get("short") is not None
+        clock.now += 1
+        assert await cache.get("short") is None
+        assert await cache.get("long") == CachedResult(text=b"2")
+
+    @pytest.mark.asyncio
+    async def test_keeping_a_result_for_no_time_forgets_the_key(self, cache: ResultCache) -> None:
+        await cache.set("a", CachedResult(text=b"1"), 60)
+        await cache.set("a", CachedResult(text=b"2"), 0)
+        assert await cache.get("a") is None
+
+    @pytest.mark.asyncio
+    async def test_a_result_kept_again_lives_by_its_new_time(self, cache: ResultCache, clock: FakeClock) -> None:
+        await cache.set("a", CachedResult(text=b"1"), 10)
+        clock.now += 8
+        await cache.set("a", CachedResult(text=b"2"), 10)
+        clock.now += 8
+        assert await cache.get("a") == CachedResult(text=b"2")
+
+    @pytest.mark.asyncio
+    async def test_clear_forgets_everything(self, cache: ResultCache) -> None:
+        for number in range(5):
+            await cache.set(str(number), CachedResult(text=b"x"), 60)
+        await cache.clear()
+        assert [await cache.get(str(number)) for number in range(5)] == [None] * 5
+        await cache.set("after", CachedResult(text=b"x"), 60)
+        assert await cache.get("after") is not None
+
+    @pytest.mark.asyncio
+    async def test_keys_are_any_text(self, cache: ResultCache) -> None:
+        keys = ["", "a" * 100_000, "日本語", "\ud800", "a\x00b", "a\x00c", "'; DROP TABLE results; --"]
+        for number, key in enumerate(keys):
+            await cache.set(key, CachedResult(text=str(number).encode()), 60)
+        assert [await cache.get(key) for key in keys] == [
+            CachedResult(text=str(number).encode()) for number in range(len(keys))
+        ]
+
+    @pytest.mark.asyncio
+    async def test_many_callers_at_once_each_get_their_own(self, cache: ResultCache) -> None:
+        async def one(number: int) -> CachedResult | None:
+            await cache.set(f"k{number}", CachedResult(text=str(number).encode()), 60)
+            return await cache.get(f"k{number}")
+
+        found = await asyncio.gather(*(one(number) for number in range(100)))
+        assert found == [CachedResult(text=str(number).encode()) for number in range(100)]

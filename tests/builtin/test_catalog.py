@@ -1,0 +1,130 @@
+"""10.7: the collections, and what all built-ins have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from toolspace import ToolContext, Toolspace
+from toolspace.builtin.catalog import (
+    all_task_tools,
+    builtin_tools,
+    main_agent_tools,
+    reflection_tools,
+    tool_collections,
+)
+from toolspace.builtin.tasks import agent_tools, session_tools, task_tools
+from toolspace.core.export import export_tools
+
+
+def names(tools: Sequence[Any]) -> list[str]:
+    return [tool.name for tool in tools]
+
+
+@pytest.mark.spec("10.7")
+def test_the_collections_hold_what_they_promise() -> None:
+    assert names(main_agent_tools) == [
+        "current_time",
+        "memory_list",
+        "memory_read",
+        "task_list",
+        "task_replay",
+        "session_archive_read",
+        "spawn_task",
+        "reply",
+    ]
+    assert names(reflection_tools) == ["memory_read", "memory_write", "memory_patch", "memory_append"]
+    assert names(session_tools) == ["session_archive_read"]
+    task = set(names(all_task_tools))
+    assert {"spawn_task", "reply"}.isdisjoint(task)
+    assert {one.category.value for one in all_task_tools} == {"system", "file", "network", "data", "memory"}
+    assert {"task_list", "task_replay", "read_file", "http_get", "json_parse", "memory_append"} <= task
+    assert set(tool_collections) == {"allTaskTools", "mainAgentTools", "reflectionTools", "sessionTools"}
+
+
+@pytest.mark.spec("10.7")
+@pytest.mark.parametrize("name", ["allTaskTools", "mainAgentTools", "reflectionTools", "sessionTools"])
+async def test_a_collection_makes_a_toolspace(name: str) -> None:
+    async with Toolspace(tools=tool_collections[name]) as ts:
+        assert names(ts.list_tools()) == names(tool_collections[name])
+
+
+@pytest.mark.spec("1.1")
+@pytest.mark.parametrize("tool", builtin_tools, ids=names(builtin_tools))
+def test_a_built_in_is_fully_described(tool: Any) -> None:
+    wire = tool.to_dict()
+    assert len(wire["description"]) > 10
+    assert wire["visible"] is False
+    assert wire["annotations"]
+    for name, schema in wire["inputSchema"]["properties"].items():
+        assert schema.get("description"), f"{tool.name}.{name} has no description"
+    assert export_tools([tool], "mcp")[0]["inputSchema"]["type"] == "object"
+
+
+@pytest.mark.spec("1.2")
+def test_categories_are_the_known_ones() -> None:
+    from toolspace import Tool, ToolCategory, ToolDefinitionError
+
+    known = ["system", "file", "network", "data", "memory", "code", "mcp", "rest", "agent", "space", "custom"]
+    assert [category.value for category in ToolCategory] == known
+    assert [str(Tool("x", category=name).category) for name in known] == known
+    with pytest.raises(ToolDefinitionError, match=r"'fun'.*system, file"):
+        Tool("x", category="fun")
+
+
+class Host:
+    """An agent that only keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.said: list[tuple[str, str, str | None]] = []
+
+    async def list_tasks(self, date: str | None, context: ToolContext) -> Sequence[Mapping[str, Any]]:
+        return [{"taskId": "t1", "date": date}]
+
+    async def replay_task(self, task_id: str, context: ToolContext) -> Sequence[Mapping[str, Any]]:
+        return [{"role": "user", "content": task_id}]
+
+    async def spawn_task(self, description: str, input: str, context: ToolContext) -> str:
+        return f"task of {description}: {input}"
+
+    async def reply(self, text: str, channel_id: str, reply_to: str | None, context: ToolContext) -> Mapping[str, Any]:
+        self.said.append((text, channel_id, reply_to))
+        return {"delivered": True}
+
+
+async def test_the_task_tools_speak_to_the_agent_around_them() -> None:
+    host = Host()
+    async with Toolspace(tools=[*task_tools, *agent_tools], context=ToolContext(tasks=host)) as ts:
+        assert (await ts.call("task_list", {"date": "2026-01-31"})).result == [{"taskId": "t1", "date": "2026-01-31"}]
+        assert (await ts.call("task_list", {"date": "tomorrow"})).error_kind == "invalid_parameters"
+        assert (await ts.call("task_replay", {"taskId": "t1"})).result == [{"role": "user", "content": "t1"}]
+        spawned = await ts.call("spawn_task", {"description": "d", "input": "i"})
+        assert spawned.result == {"taskId": "task of d: i"}
+        assert (await ts.call("reply", {"text": "hi", "channelId": "c", "replyTo": "m"})).result == {"delivered": True}
+    assert host.said == [("hi", "c", "m")]
+
+
+@pytest.mark.parametrize("tool", [*task_tools, *agent_tools], ids=names([*task_tools, *agent_tools]))
+async def test_without_an_agent_the_task_tools_say_so(tool: Any) -> None:
+    arguments = {"taskId": "x", "description": "d", "input": "i", "text": "t", "channelId": "c"}
+    known = tool.input_schema["properties"]
+    async with Toolspace(tools=[tool]) as ts:
+        result = await ts.call(tool.name, {name: value for name, value in arguments.items() if name in known})
+    assert "inside a running agent only" in (result.error or "")
+
+
+async def test_a_session_archive_is_read_from_its_folder_only(tmp_path: Path) -> None:
+    folder = tmp_path / "sessions"
+    folder.mkdir()
+    (folder / "one.md").write_text("earlier")
+    (tmp_path / "secret.txt").write_text("secret")
+    (folder / "link.md").symlink_to(tmp_path / "secret.txt")
+    async with Toolspace(tools=session_tools, context=ToolContext(session_dir=folder)) as ts:
+        assert (await ts.call("session_archive_read", {"file": "one.md"})).result == "earlier"
+        for path in ("../secret.txt", "link.md", str(tmp_path / "secret.txt")):
+            assert (await ts.call("session_archive_read", {"file": path})).error_kind == "not_permitted"
+    async with Toolspace(tools=session_tools) as ts:
+        assert "sessionDir" in ((await ts.call("session_archive_read", {"file": "one.md"})).error or "")

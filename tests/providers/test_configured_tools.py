@@ -1,0 +1,302 @@
+"""Tools that configuration declares, by who executes them: here, elsewhere, or nobody."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from tests.http_servers import http_server
+from toolspace import Toolspace
+from toolspace.errors import ConfigError
+
+Opens = Callable[..., Toolspace]
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Opens:
+    """A toolspace of these definitions, in a file with one key a line."""
+
+    def open_with(*definitions: dict[str, Any], **config: Any) -> Toolspace:
+        path = tmp_path / "toolspace.json"
+        path.write_text(json.dumps({"tools": definitions, **config}, indent=1))
+        return Toolspace.open(path)
+
+    return open_with
+
+
+def defined(execution_type: str, execution: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
+    entry = {"name": "it", "executionType": execution_type, **more}
+    return entry if execution is None else {**entry, "execution": execution}
+
+
+def refused(opened: Opens, *definitions: dict[str, Any]) -> str:
+    with pytest.raises(ConfigError) as raised:
+        opened(*definitions)
+    return str(raised.value)
+
+
+# compute
+
+
+@pytest.mark.spec("6.1")
+async def test_a_compute_tool_evaluates_its_expression_over_the_input(opened: Opens) -> None:
+    total = {"expression": "{'total': round(sum(x.price * x.n for x in items) * (1 + tax / 100), 2)}"}
+    async with opened(defined("compute", total)) as ts:
+        result = await ts.call("it", {"items": [{"price": 10, "n": 3}], "tax": 20})
+        assert result.unwrap() == {"total": 36.0}
+        failed = await ts.call("it", {"items": [], "tax": "x"})
+        assert failed.error == "the expression has no value for this input: / needs a number, not a text"
+        tool = ts.find_tool("it")
+        assert tool is not None
+        assert (tool.visible, tool.input_schema["properties"]) == (False, {"items": {}, "tax": {}})
+
+
+@pytest.mark.spec("6.1")
+@pytest.mark.spec("5.2")
+@pytest.mark.parametrize(
+    ("expression", "message"),
+    [
+        ("price *", "the end: "),
+        ("prize * 2", 'the inputSchema has no "prize"; did you mean "price"?'),
+        ("sun([price])", 'there is no function "sun"; did you mean "sum"?'),
+    ],
+)
+def test_a_wrong_expression_is_a_fault_of_the_file_with_its_line(opened: Opens, expression: str, message: str) -> None:
+    schema = {"type": "object", "properties": {"price": {"type": "number"}}}
+    said = refused(opened, defined("compute", {"expression": expression}, inputSchema=schema))
+    assert "toolspace.json:15 (tools[0].execution.expression)" in said
+    assert message in said
+
+
+def test_all_wrong_definitions_are_told_at_once(opened: Opens) -> None:
+    other = {"name": "other", "executionType": "prebuilt", "execution": {"action": "sendMesage"}}
+    said = refused(opened, defined("compute", {"expression": "1 +"}), other)
+    assert "tools[0].execution.expression" in said
+    assert "tools[1].execution.action" in said
+
+
+# gateway
+
+
+@pytest.mark.spec("6.1")
+@pytest.mark.spec("3.20")
+@pytest.mark.parametrize("execution_type", ["gateway", "request", "external", "space", None])
+async def test_a_tool_with_a_url_is_an_http_request(opened: Opens, execution_type: str | None) -> None:
+    async with http_server() as server:
+        execution = {
+            "url": server.url("/orders/${parameters.id}"),
+            "method": "POST",
+            "headers": {"X-Key": "secret"},
+            "body": {"note": "${parameters.note}"},
+        }
+        definition = {"name": "order", "execution": execution}
+        if execution_type is not None:
+            definition["executionType"] = execution_type
+        async with opened(definition) as ts:
+            result = await ts.call("order", {"id": "a/b", "note": "hi"})
+            assert result.ok, result.error
+            tool = ts.find_tool("order")
+            assert tool is not None
+            assert (tool.execution_type, tool.visible) == ("gateway", True)
+            assert tool.input_schema["required"] == ["id"]
+        (request,) = server.requests
+        assert (request.method, request.target) == ("POST", "/orders/a%2Fb")
+        assert request.headers["x-key"] == "secret"
+        assert json.loads(request.body) == {"note": "hi"}
+
+
+@pytest.mark.spec("3.21")
+async def test_a_failed_request_of_a_configured_tool_says_status_and_body(opened: Opens) -> None:
+    async def answer(request: web.Request) -> web.Response:
+        return web.json_response({"why": "no such order"}, status=404)
+
+    async with http_server(answer) as server, opened(defined("gateway", {"url": server.url()})) as ts:
+        result = await ts.call("it", {"anything": 1})
+        assert (result.error_kind, result.extras["status"], result.extras["body"]) == (
+            "execution_error",
+            404,
+            {"why": "no such order"},
+        )
+
+
+async def test_requests_of_configured_tools_go_on_after_a_reload(opened: Opens, tmp_path: Path) -> None:
+    async with http_server() as server, opened(defined("gateway", {"url": server.url()})) as ts:
+        assert (await ts.call("it")).ok
+        changed = {"tools": [defined("gateway", {"url": server.url("/new")})]}
+        (tmp_path / "toolspace.json").write_text(json.dumps(changed))
+        await ts.reload()
+        assert (await ts.call("it")).ok
+        assert [request.target for request in server.requests] == ["/", "/new"]
+
+
+@pytest.mark.parametrize(
+    ("execution", "message"),
+    [
+        ({"url": "ftp://example.org"}, "tools[0].execution.url"),
+        ({"url": "https://example.org/${parameters.}"}, "tools[0].execution.url"),
+        ({"url": "https://example.org", "headers": {"Host": "${parameters.x}"}}, "tools[0].execution.headers"),
+        ({"url": "https://example.org", "method": "FETCH"}, "expected one of GET, POST"),
+        ({"url": "https://example.org", "headrs": {}}, 'unknown key; did you mean "headers"?'),
+        ({}, '"url" is missing'),
+    ],
+)
+def test_a_wrong_request_is_a_fault_of_the_file(opened: Opens, execution: dict[str, Any], message: str) -> None:
+    said = refused(opened, defined("gateway", execution))
+    assert "toolspace.json:" in said
+    assert message in said
+
+
+# external, space, wait
+
+
+@pytest.mark.spec("6.1")
+@pytest.mark.parametrize(("execution_type", "who"), [("external", "a worker"), ("space", "a person in a space")])
+async def test_what_others_execute_needs_the_gateway(opened: Opens, execution_type: str, who: str) -> None:
+    async with opened(defined(execution_type)) as ts:
+        result = await ts.call("it", {})
+        assert result.error == f'tool "it" is executed by {who}; start the gateway (toolspace serve) and call it there'
+        assert (result.error_kind, result.executed) == ("execution_error", False)
+
+
+@pytest.mark.spec("6.1")
+async def test_a_wait_without_the_gateway_just_takes_its_time(opened: Opens) -> None:
+    async with opened(defined("wait", {"duration": "5ms"}), {"name": "any", "executionType": "waiting"}) as ts:
+        assert (await ts.call("it")).unwrap() == {"waited": 5}
+        assert (await ts.call("any", {"duration": 1})).unwrap() == {"waited": 1}
+        assert "is not a duration" in ((await ts.call("any", {"duration": "soon"})).error or "")
+        assert (await ts.call("any", {})).error_kind == "invalid_parameters"
+
+
+@pytest.mark.parametrize(
+    ("definition", "message"),
+    [
+        (defined("wait", {"duration": "soon"}), 'expected milliseconds or a duration such as "30s"'),
+        (defined("wait", inputSchema={"type": "object", "properties": {"x": {}}}), '"duration" is missing'),
+        (defined("wait", {"time": 5}), "unknown key; the keys here are duration"),
+        (defined("internal", {"url2": 5}), "unknown key; internal tools have none"),
+        (defined("space", expiresAfter=0), "a duration longer than 0"),
+        (defined("prebuilt"), '"action" is missing'),
+        (
+            defined("prebuilt", {"action": "set_goal"}),
+            'there is no prebuilt action "set_goal"; did you mean "set_goals"',
+        ),
+    ],
+)
+def test_a_wrong_definition_names_the_file_and_the_line(
+    opened: Opens, definition: dict[str, Any], message: str
+) -> None:
+    said = refused(opened, definition)
+    assert "toolspace.json:" in said
+    assert message in said
+
+
+# visibility
+
+
+@pytest.mark.spec("6.2")
+async def test_each_execution_type_has_its_own_default_for_visible(opened: Opens) -> None:
+    executions: dict[str, dict[str, Any]] = {
+        "gateway": {"url": "https://example.org"},
+        "external": {},
+        "space": {},
+        "internal": {},
+        "static": {"output": 1},
+        "compute": {"expression": "1"},
+        "prebuilt": {"action": "get_goals"},
+        "wait": {"duration": 1},
+        "agent": {},
+        "image": {},
+    }
+    definitions = [
+        {"name": kind, "executionType": kind, "execution": execution} for kind, execution in executions.items()
+    ]
+    async with opened(*definitions) as ts:
+        tools = {tool.name: tool.visible for tool in ts.list_tools()}
+    assert {name for name in executions if tools[name]} == {"gateway", "external", "space", "wait", "agent", "image"}
+    assert not tools["read_file"]
+    assert not tools["current_time"]
+
+
+@pytest.mark.spec("6.2")
+async def test_visible_is_as_configuration_says(opened: Opens) -> None:
+    definitions = [
+        {"name": "shown", "executionType": "internal", "visible": True},
+        {"name": "hidden", "executionType": "space", "visible": False},
+    ]
+    async with opened(*definitions) as ts:
+        tools = {tool.name: tool.visible for tool in ts.list_tools()}
+    assert (tools["shown"], tools["hidden"]) == (True, False)
+
+
+# prebuilt
+
+
+@pytest.mark.spec("6.1")
+@pytest.mark.spec("9.6")
+@pytest.mark.parametrize("action", ["setGoals", "set_goals"])
+async def test_a_prebuilt_tool_has_the_schema_and_description_of_its_action(opened: Opens, action: str) -> None:
+    async with opened(defined("prebuilt", {"action": action})) as ts:
+        tool = ts.find_tool("it")
+        assert tool is not None
+        assert tool.description.startswith("Set goals of yours")
+        assert tool.input_schema["required"] == ["goals"]
+        assert (tool.execution_type, tool.visible, tool.category) == ("prebuilt", False, "agent")
+        result = await ts.call("it", {"goals": []})
+        assert '"set_goals" is for agents, in their runs' in (result.error or "")
+
+
+@pytest.mark.spec("8.2")
+def test_no_configuration_makes_a_prebuilt_tool_visible(opened: Opens) -> None:
+    ts = opened(defined("prebuilt", {"action": "get_goals"}, visible=True))
+    found = ts.find_tool("it")
+    assert found is not None
+    assert not found.visible
+    assert "shown to nobody" in ts.warnings[0]
+
+
+@pytest.mark.spec("1.1")
+async def test_a_definition_says_how_long_its_calls_may_wait(opened: Opens) -> None:
+    definitions = [
+        {"name": "ask", "executionType": "space", "expiresAfter": "2h"},
+        {"name": "old", "executionType": "basic"},
+        {"name": "quick", "executionType": "basic", "timeout": 1000},
+    ]
+    async with opened(*definitions) as ts:
+        tools = {tool.name: tool for tool in ts.list_tools()}
+    assert (tools["ask"].expires_after, tools["ask"].to_dict()["expiresAfter"]) == (7200.0, 7_200_000)
+    assert (tools["old"].expires_after, tools["old"].pauses_run, tools["quick"].pauses_run) == (None, True, False)
+
+
+# The page
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "execution-types.md").read_text()
+
+
+async def test_the_tools_of_the_page_are_as_it_says(tmp_path: Path) -> None:
+    shown = PAGE.split("```yaml\n")[1].split("```")[0]
+    (tmp_path / "toolspace.yaml").write_text(shown)
+    async with Toolspace.open(tmp_path / "toolspace.yaml") as ts:
+        order = {"items": [{"price": 2.5, "count": 2}]}
+        assert (await ts.call("orderTotal", order)).result == 5.0
+        assert (await ts.call("orderTotal", {**order, "tax": 20})).result == 6.0
+        assert (await ts.call("officeHours", {"name": "Ann"})).result == "We are here from 9 to 17, Ann."
+        for name in ("executeRobotAction", "confirmAction", "setGoals"):
+            found = ts.find_tool(name)
+            assert found is not None
+            given: dict[str, Any] = {"action": "x", "question": "x", "goals": []}
+            required = {key: given[key] for key in found.input_schema["required"]}
+            assert not (await ts.call(name, required)).ok
+
+
+def test_every_function_and_action_has_its_place_on_the_page() -> None:
+    from toolspace.agents.prebuilt.provider import ALL_ACTIONS
+    from toolspace.providers.expressions.functions import FUNCTIONS
+
+    for name in (*FUNCTIONS, *ALL_ACTIONS):
+        assert f"`{name}`" in PAGE, name

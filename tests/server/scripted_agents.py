@@ -1,0 +1,227 @@
+"""Gateways with agents whose models are a server of the test's own, scripted turn by turn."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tests.models.servers import Loopback, Reply, called, completion, said, stream
+from tests.server.gateway_api import ApiClient, open_api, write_config
+from toolspace.agents.host import entity_id_for
+from toolspace.core.ids import derived_id
+from toolspace.core.records import ENDED_RUN
+from toolspace.server.gateway import Gateway
+
+MODEL = "m"
+ROOM = derived_id("spc", "named", "Room")
+"""The space that `spaces: [Room]` means."""
+PERSON = "ent_husam"
+
+Turn = str | bytes | Reply
+"""What the model says, as text or as OpenAI streams it; or a reply of another kind."""
+
+
+def tool_calls_turn(*wanted: tuple[str, Mapping[str, Any]], text: str = "") -> bytes:
+    """A turn that calls tools."""
+    deltas: list[dict[str, Any]] = [{"content": text}] if text else []
+    for index, (name, arguments) in enumerate(wanted):
+        deltas.append(called(index, id=f"call_{index}", name=name, arguments=json.dumps(arguments)))
+    return completion(*deltas, finish="tool_calls")
+
+
+def message_turns(text: str, space: str = ROOM) -> list[bytes]:
+    """The turns of an agent that says something in a space, and is done."""
+    return [tool_calls_turn(("enter_space", {"spaceId": space}), ("send_message", {"text": text})), said("Done.")]
+
+
+class ScriptedModelServer(Loopback):
+    """Serves models over OpenAI's chat completions: each has its own script, and says `Done.` behind its end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scripts: dict[str, list[Turn]] = {}
+        self.reply(self._speak)
+
+    def script(self, *turns: Turn, model: str = MODEL) -> None:
+        self.scripts[model] = list(turns)
+
+    @property
+    def base_url(self) -> str:
+        return f"{self.url}/v1"
+
+    def list_requests(self, model: str = MODEL) -> list[Any]:
+        """The requests to a model."""
+        return [one.json for one in self.asked if one.json["model"] == model]
+
+    async def wait_for_requests(self, count: int = 1, model: str = MODEL) -> Any:
+        """Waits for so many requests to a model; gives the last of them."""
+        while len(found := self.list_requests(model)) < count:
+            self.came.clear()
+            await asyncio.wait_for(self.came.wait(), 20)
+        return found[count - 1]
+
+    async def _speak(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        turns = self.scripts.get(self.asked[-1].json["model"])
+        await _reply(turns.pop(0) if turns else "Done.")(reader, writer)
+
+
+@asynccontextmanager
+async def open_model_server() -> AsyncIterator[ScriptedModelServer]:
+    """A server of models."""
+    brain = ScriptedModelServer()
+    async with brain.serve():
+        yield brain
+
+
+class HeldTurn:
+    """A turn that the model keeps to itself until it is told to say it."""
+
+    def __init__(self, turn: Turn = "Done.") -> None:
+        self._turn = turn
+        self._open = asyncio.Event()
+
+    def open(self) -> None:
+        self._open.set()
+
+    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await self._open.wait()
+        await _reply(self._turn)(reader, writer)
+
+
+def _reply(turn: Turn) -> Reply:
+    if isinstance(turn, str):
+        turn = said(turn)
+    return stream(turn) if isinstance(turn, bytes) else turn
+
+
+def list_input_texts(request: Any) -> list[str]:
+    """What a request to a model tells it: instructions and inbox, not its own words nor results."""
+    return [one["content"] for one in request["messages"] if one["role"] in ("system", "user")]
+
+
+def list_result_texts(request: Any) -> list[str]:
+    """The results of tools in a request to a model."""
+    return [one["content"] for one in request["messages"] if one["role"] == "tool"]
+
+
+def offered_tools(request: Any) -> dict[str, Any]:
+    """The tools that a request offers, by name."""
+    return {one["function"]["name"]: one["function"] for one in request.get("tools", ())}
+
+
+class AgentGateway:
+    """A gateway with agents, and a person in the room with them."""
+
+    def __init__(
+        self, gateway: Gateway, api: ApiClient, brain: ScriptedModelServer, write: Callable[..., Path]
+    ) -> None:
+        self.gateway = gateway
+        self.api = api
+        self.model_server = brain
+        self.write_config = write
+        """Writes the file of its configuration anew, with other agents or settings."""
+
+    async def create_room(self) -> None:
+        await self.api.create("/api/entities", id=PERSON, type="human", name="Husam")
+        if (await self.api.get(f"/api/spaces/{ROOM}")).status == 404:
+            await self.api.create("/api/spaces", id=ROOM, name="Room")
+        await self.api.create(f"/api/spaces/{ROOM}/members", entityId=PERSON)
+
+    async def say(self, text: str, *, sender: str = PERSON, space: str = ROOM) -> Any:
+        return await self.api.create(f"/api/spaces/{space}/messages", entityId=sender, content=text)
+
+    async def push_event(self, data: Any, *, agent: str = "ada") -> Any:
+        """Something that happened, into an agent's inbox."""
+        return await self.api.create(f"/api/agents/{entity_id_for(agent)}/inbox", data=data)
+
+    async def list_runs(self, agent: str = "ada") -> list[Any]:
+        """Oldest first."""
+        reply = await self.api.get(f"/api/agents/{entity_id_for(agent)}/runs")
+        return reply.data["items"][::-1]
+
+    async def wait_for_run_end(self, count: int = 1, agent: str = "ada") -> Any:
+        """Waits until so many runs of an agent have ended; gives the last of them."""
+        async with asyncio.timeout(20):
+            while True:
+                runs = await self.list_runs(agent)
+                ended = [run for run in runs if run["status"] in ENDED_RUN]
+                if len(ended) >= count:
+                    return ended[count - 1]
+                if len(runs) == len(ended):
+                    await self._begun(len(runs), agent)
+                    continue
+                last = next(run for run in runs if run["status"] not in ENDED_RUN)
+                await self.wait_for_event(f"/api/runs/{last['id']}/events", "run.done")
+
+    async def wait_for_event(self, path: str, type: str) -> list[Any]:
+        """Waits for an event of a stream; gives all up to it, from the start of the stream."""
+        reply = await self.api.get(f"{path}?from=start&until={type}")
+        blocks = (block.partition(b"data: ")[2] for block in reply.body.split(b"\n\n"))
+        return [json.loads(data) for data in blocks if data]
+
+    async def list_messages(self, space: str = ROOM) -> list[Any]:
+        return (await self.api.get(f"/api/spaces/{space}/messages")).data["items"]
+
+    async def list_agent_messages(self, agent: str = "ada", space: str = ROOM) -> list[str]:
+        """What an agent has said in a space."""
+        return [
+            one["content"]
+            for one in await self.list_messages(space)
+            if one["senderId"] == entity_id_for(agent) and one["kind"] == "message" and one["status"] == "complete"
+        ]
+
+    async def list_calls(self, run: Any) -> list[Any]:
+        return (await self.api.get(f"/api/runs/{run['id']}/calls")).data["items"]
+
+    async def wait_for_documents(self, count: int = 1, agent: str = "ada") -> None:
+        """Waits until an agent has so many documents: its folders are read beside."""
+        async with asyncio.timeout(20):
+            path = f"/api/agents/{entity_id_for(agent)}/documents"
+            while len((await self.api.get(path)).data["items"]) != count:  # noqa: ASYNC110 - nobody tells of it
+                await asyncio.sleep(0.01)
+
+    async def _begun(self, count: int, agent: str) -> None:
+        """Waits for another run."""
+        while len(await self.list_runs(agent)) <= count:  # noqa: ASYNC110 - nobody tells of it
+            await asyncio.sleep(0.01)
+
+
+def agent_config(brain: ScriptedModelServer, *, model: Mapping[str, Any] | None = None, **more: Any) -> dict[str, Any]:
+    """An agent in configuration that thinks with the scripted model and is in the room."""
+    own = {"name": MODEL, "baseUrl": brain.base_url, "retries": 0, **(model or {})}
+    return {"system": "You are helpful.", "model": own, "spaces": ["Room"], **more}
+
+
+@asynccontextmanager
+async def open_agent_gateway(
+    folder: Path,
+    brain: ScriptedModelServer,
+    *,
+    agents: Mapping[str, Any] | Sequence[Any] | None = None,
+    environ: Mapping[str, str] | None = None,
+    **config: Any,
+) -> AsyncIterator[AgentGateway]:
+    """A gateway with these agents; with one called ada where none is given."""
+    agents = {"ada": agent_config(brain)} if agents is None else agents
+    write = partial(write_config, folder, **{"storage": {"dir": str(folder / "kept")}, **config})
+    async with Gateway.open(write(agents=agents), environ=environ or {}) as gateway, open_api(gateway) as api:
+        house = AgentGateway(gateway, api, brain, write)
+        await house.create_room()
+        yield house
+
+
+@asynccontextmanager
+async def open_single_agent_gateway(
+    folder: Path, *, ada: Mapping[str, Any] | None = None, **config: Any
+) -> AsyncIterator[AgentGateway]:
+    """The same with a model server of its own, and one agent that says these things of itself."""
+    async with (
+        open_model_server() as brain,
+        open_agent_gateway(folder, brain, agents={"ada": agent_config(brain, **(ada or {}))}, **config) as house,
+    ):
+        yield house

@@ -1,0 +1,180 @@
+"""A gateway with two spaces that know nothing of each other, everyone who may ask it, and marks on all that is private.
+
+Ann is with the robot in one space, Bob with another agent in the other; Eve is nowhere. Every text that somebody must
+not see has a mark of its own, which can be looked for in whatever they get.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import jwt
+
+from tests.server.gateway_api import JWT_SECRET, PUBLIC, ApiClient, ApiResponse, open_api, write_config
+from toolspace.core.context import ToolContext
+from toolspace.core.interfaces import ToolProvider
+from toolspace.core.result import ToolResult
+from toolspace.core.tool import Tool
+from toolspace.server.gateway import Gateway
+
+OPERATOR = "MARK-OPERATOR"
+"""On what only secret keys may see: input and output of the agents' own tools, triggers, costs, inboxes, outputs."""
+IN_A = "MARK-IN-A"
+"""On what the members of the first space may see."""
+IN_B = "MARK-IN-B"
+"""On what the members of the second space may see."""
+
+TOOLS = [
+    {"name": "confirm", "executionType": "space", "isAsync": True},
+    {"name": "move", "executionType": "external", "isAsync": True},
+    {"name": "quiet", "executionType": "external", "isAsync": True, "visible": False},
+    {"name": "lookup", "executionType": "static", "execution": {"output": f"{OPERATOR} of a static tool"}},
+]
+
+
+class Own(ToolProvider):
+    """Tools of an agent's own, as prebuilt ones are; and one that everyone sees."""
+
+    kind = "own"
+    namespace = ""
+
+    def list_tools(self) -> list[Tool]:
+        anything = {"type": "object", "properties": {}}
+        return [
+            Tool("peek", input_schema=anything, execution_type="prebuilt", visible=False),
+            Tool("stumble", input_schema=anything, execution_type="prebuilt", visible=False),
+            Tool("show", input_schema=anything, execution_type="internal", visible=True),
+            Tool("large", input_schema=anything),
+        ]
+
+    async def execute(self, name: str, parameters: dict[str, Any], context: ToolContext) -> ToolResult:
+        if name == "large":
+            return ToolResult(ok=True, result=f"{OPERATOR} of a large output\n" * 20_000)
+        if name == "show":
+            return ToolResult(ok=True, result={"shown": parameters})
+        context.report_progress(1, 2, f"{OPERATOR} in progress")
+        context.emit_partial(f"{OPERATOR} in a part")
+        if name == "stumble":
+            return ToolResult(ok=False, error=f"{OPERATOR} in an error", error_kind="execution_error")
+        return ToolResult(ok=True, result=f"{OPERATOR} in a result")
+
+
+class TwoSpaces:
+    """The gateway, who asks it, and the ids of what there is."""
+
+    def __init__(self, gateway: Gateway, api: ApiClient) -> None:
+        self.gateway = gateway
+        self.api = api
+        """With the secret key."""
+        self.callers: dict[str, Mapping[str, str]] = {}
+        self.calls: dict[str, str] = {}
+        self.messages: dict[str, str] = {}
+        self.secrets: list[str] = []
+        """Keys and tokens that were made."""
+
+    async def ask(self, who: str, method: str, path: str, body: Any = None) -> ApiResponse:
+        return await ApiClient(self.api.url, self.api.session, self.callers[who]).request(method, path, body)
+
+    async def call(self, run: str, name: str, args: Mapping[str, Any]) -> Any:
+        reply = await self.api.post(f"/api/runs/{run}/calls", {"name": name, "args": args})
+        assert reply.status in (200, 202), reply
+        return reply.data
+
+    async def key(self, kind: str, **scope: Any) -> tuple[str, str]:
+        made = await self.api.create("/api/keys", kind=kind, name=f"{OPERATOR} key", **scope)
+        self.secrets.append(made["key"])
+        return made["id"], made["key"]
+
+    async def token(self, entity: str) -> str:
+        made = await self.api.create(f"/api/entities/{entity}/token")
+        self.secrets.append(made["token"])
+        return made["token"]
+
+
+@asynccontextmanager
+async def open_two_spaces(folder: Path, **server: Any) -> AsyncIterator[TwoSpaces]:
+    config = write_config(folder, tools=TOOLS, server={"failedLoginLimit": None, **server})
+    async with Gateway.open(config) as gateway:
+        gateway.toolspace.orchestrator.register(Own())
+        async with open_api(gateway) as api:
+            made = TwoSpaces(gateway, api)
+            await _settle(made)
+            await _invite(made)
+            yield made
+
+
+async def _settle(town: TwoSpaces) -> None:
+    api = town.api
+    for id, kind in (("ann", "human"), ("bob", "human"), ("eve", "human"), ("robot", "agent"), ("other", "agent")):
+        metadata = {"mark": IN_B if id in ("bob", "other") else IN_A}
+        await api.create("/api/entities", id=id, type=kind, name=id.title(), metadata=metadata)
+    for id, mark, members in (("spc_a", IN_A, ["ann", "robot"]), ("spc_b", IN_B, ["bob", "other"])):
+        await api.create("/api/spaces", id=id, name=f"{mark} space", metadata={"mark": mark}, members=members)
+    for space, run, agent, mark in (
+        ("spc_a", "run_a", "robot", IN_A),
+        ("spc_b", "run_b", "other", IN_B),
+        (None, "run_alone", "robot", OPERATOR),
+    ):
+        trigger = {"why": f"{OPERATOR} trigger"}
+        await api.create("/api/runs", id=run, agentEntityId=agent, spaceId=space, trigger=trigger)
+        await town.call(run, "peek", {"look": f"{OPERATOR} in an argument"})
+        await town.call(run, "stumble", {"look": f"{OPERATOR} in an argument"})
+        await town.call(run, "lookup", {"look": f"{OPERATOR} in an argument"})
+        await town.call(run, "quiet", {"look": f"{OPERATOR} for a worker"})
+        if space is None:
+            await town.call(run, "show", {"look": f"{OPERATOR} outside of every space"})
+            continue
+        await town.call(run, "show", {"look": f"{mark} on a screen"})
+        for name in ("confirm", "move"):
+            begun = await town.call(run, name, {"question": f"{mark} in a question"})
+            town.calls[f"{name} {space}"] = begun["pendingToolCallId"]
+        said = await api.post(f"/api/spaces/{space}/messages", {"entityId": agent, "content": f"{mark} in a message"})
+        town.messages[space] = said.data["id"]
+        await api.post(f"/api/agents/{agent}/inbox", {"data": {"mark": f"{OPERATOR} in an inbox"}, "eventId": "evt_1"})
+    listed = (await api.get("/api/runs/run_a/calls")).data["items"]
+    town.calls["peek"] = next(call["callId"] for call in listed if call["toolName"] == "peek")
+    town.calls["quiet"] = next(call["callId"] for call in listed if call["toolName"] == "quiet")
+    stored = (await api.post("/api/tools/large/call")).data
+    match = re.search(r"session-[\w-]+/[0-9a-f]{16}", str(stored))
+    assert match is not None, str(stored)[:500]
+    town.calls["output"] = match[0]
+    for agent in ("robot", "other"):
+        await api.put(f"/api/agents/{agent}/goals", {"goals": [{"description": f"{OPERATOR} in a goal"}]})
+        plan = {"name": f"{OPERATOR} plan", "instruction": f"{OPERATOR} in a plan", "runAfter": "2 days"}
+        assert (await api.put(f"/api/agents/{agent}/plans", {"plans": [plan]})).status == 200
+        await api.put(f"/api/agents/{agent}/memories", {"memories": [{"key": "k", "value": f"{OPERATOR} in memory"}]})
+
+
+async def _invite(town: TwoSpaces) -> None:
+    tool_id, tool_key = await town.key("tools", toolsAllowed=["lookup", "large"])
+    revoked_id, revoked = await town.key("secret")
+    assert (await town.api.delete(f"/api/keys/{revoked_id}")).status == 204
+    town.calls["key"] = tool_id
+    now = int(time.time())
+
+    def signed(secret: str, exp: int) -> str:
+        token = jwt.encode({"sub": "ann", "exp": exp}, secret, algorithm="HS256")
+        town.secrets.append(token)
+        return token
+
+    def with_token(token: str) -> Mapping[str, str]:
+        return {"x-public-key": PUBLIC, "authorization": f"Bearer {token}"}
+
+    town.callers = {
+        "secret": town.api.headers,
+        "member": with_token(await town.token("ann")),
+        "member of another space": with_token(await town.token("bob")),
+        "member of no space": with_token(await town.token("eve")),
+        "tool key": {"authorization": f"Bearer {tool_key}"},
+        "expired token": with_token(signed(JWT_SECRET, now - 3600)),
+        "wrong signature": with_token(signed("x" * 40, now + 3600)),
+        "public key without a token": {"x-public-key": PUBLIC},
+        "token without a public key": {"authorization": f"Bearer {signed(JWT_SECRET, now + 3600)}"},
+        "revoked key": {"x-secret-key": revoked},
+        "nobody": {},
+    }
