@@ -55,7 +55,7 @@ class LayeredOrchestrator(ToolOrchestrator):
         )
         self.stored_sessions = parent.stored_sessions
         self._parent = parent
-        self._around = parent._outer_stages
+        self._outer_stages = parent._outer_stages
         self._catalog.aliases = parent._catalog.aliases
         self._inherited = _Borrowed(parent, self, is_hidden)
         self._catalog.fallback_provider = self._inherited
