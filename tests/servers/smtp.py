@@ -1,4 +1,4 @@
-"""A mail server on loopback that keeps what it is given."""
+"""An SMTP server on loopback that stores the mails it receives."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from aiosmtpd.smtp import SMTP, AuthResult, LoginPassword
 
 @dataclass
 class Mail:
-    """One mail as it arrived."""
+    """One received mail."""
 
     sender: str
     recipients: list[str]
@@ -28,14 +28,14 @@ class Mail:
 @dataclass
 class MailServer:
     port: int
-    refuses: tuple[str, ...] = ()
-    """Addresses for which it takes nothing."""
+    refused_addresses: tuple[str, ...] = ()
+    """Recipients that the server refuses."""
     mails: list[Mail] = field(default_factory=list[Mail])
     logins: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
     was_encrypted: list[bool] = field(default_factory=list[bool])
 
     async def handle_RCPT(self, server: Any, session: Any, envelope: Any, address: str, _: Any) -> str:
-        if address in self.refuses:
+        if address in self.refused_addresses:
             return "550 no such mailbox"
         envelope.rcpt_tos.append(address)
         return "250 OK"
@@ -56,25 +56,25 @@ class MailServer:
 async def mail_server(
     *, context: ssl.SSLContext | None = None, starttls: bool = False, **options: Any
 ) -> AsyncGenerator[MailServer]:
-    """`context`: it has a certificate, and is spoken to through TLS, from the start or with `starttls`."""
-    made = MailServer(0, **options)
+    """Starts the server. With `context` it uses TLS, from the start or after STARTTLS."""
+    smtp_server = MailServer(0, **options)
 
     def protocol() -> SMTP:
         return SMTP(
-            made,
+            smtp_server,
             hostname="localhost",
             tls_context=context if starttls else None,
             require_starttls=starttls,
-            authenticator=made.authenticate,
+            authenticator=smtp_server.authenticate,
             auth_require_tls=False,
             loop=asyncio.get_running_loop(),
         )
 
     loop = asyncio.get_running_loop()
     server = await loop.create_server(protocol, "127.0.0.1", 0, ssl=None if starttls else context)
-    made.port = server.sockets[0].getsockname()[1]
+    smtp_server.port = server.sockets[0].getsockname()[1]
     try:
-        yield made
+        yield smtp_server
     finally:
         server.close()
         await server.wait_closed()

@@ -1,4 +1,4 @@
-"""The PostgreSQL of the tests: nothing of it is left when whoever started it is gone."""
+"""The PostgreSQL server of the tests leaves no process and no file behind."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from tests.servers.postgres import Server, own_postgres_server
+from tests.servers.postgres import PostgresServer, local_postgres_server
 
 _STARTER = """
 import sys
-from tests.servers.postgres import own_postgres_server
-with own_postgres_server() as server:
+from tests.servers.postgres import local_postgres_server
+with local_postgres_server() as server:
     print(server.port, server.folder, flush=True)
     sys.stdin.read()
 """
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT, None])
-def test_a_server_ends_with_whoever_started_it(end: signal.Signals | None) -> None:
+def test_a_server_ends_with_the_process_that_started_it(end: signal.Signals | None) -> None:
     starter = subprocess.Popen(
         [sys.executable, "-c", _STARTER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     )
@@ -39,13 +39,13 @@ def test_a_server_ends_with_whoever_started_it(end: signal.Signals | None) -> No
     starter.stdout.close()
     until = time.monotonic() + 30
     while Path(folder).exists():
-        assert time.monotonic() < until, "its files are still there"
+        assert time.monotonic() < until, "the files of the server still exist"
         time.sleep(0.01)
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", int(port)))
 
 
-async def test_each_database_is_empty_and_gone_afterwards(postgres_server: Server) -> None:
+async def test_a_database_is_empty_and_dropped_afterwards(postgres_server: PostgresServer) -> None:
     for _ in range(2):
         with postgres_server.database() as url:
             connection = await asyncpg.connect(url)
@@ -55,8 +55,8 @@ async def test_each_database_is_empty_and_gone_afterwards(postgres_server: Serve
         await asyncpg.connect(url)
 
 
-async def test_a_server_that_comes_back_has_kept_everything() -> None:
-    with own_postgres_server(log_min_messages="error") as server:
+async def test_a_restarted_server_keeps_its_data() -> None:
+    with local_postgres_server(log_min_messages="error") as server:
         server.sql("CREATE TABLE kept (id TEXT)")
         for end in (server.stop, server.crash):
             end()

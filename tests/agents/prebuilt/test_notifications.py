@@ -161,7 +161,7 @@ async def test_whom_an_agent_may_choose_is_the_operators_word(act: Acting, post:
 
 
 async def test_what_a_mail_server_says_reaches_the_agent(act: Acting) -> None:
-    async with mail_server(refuses=("ann@example.com", "bob@example.com")) as post:
+    async with mail_server(refused_addresses=("ann@example.com", "bob@example.com")) as post:
         act.configure(smtp=smtp(post))
         assert "takes nothing for ann@example.com, bob@example.com" in ((await act.notify()).error or "")
         act.configure(smtp=smtp(post, username="robot", password="wrong"))
@@ -175,7 +175,7 @@ async def test_what_a_mail_server_says_reaches_the_agent(act: Acting) -> None:
 async def test_one_channel_that_works_is_enough(act: Acting, hook: HttpTestServer, post: MailServer) -> None:
     act.configure(webhook=WebhookSettings(url=hook.url()), smtp=smtp(post))
     assert (await act.notify()).unwrap()["channels"] == ["webhook", "email"]
-    async with mail_server(refuses=("bob@example.com", "ann@example.com")) as other:
+    async with mail_server(refused_addresses=("bob@example.com", "ann@example.com")) as other:
         act.configure(webhook=WebhookSettings(url=hook.url()), smtp=smtp(other))
         sent = (await act.notify()).unwrap()
     assert (sent["channels"], sent["recipients"], list(sent["failed"])) == (["webhook"], [], ["email"])

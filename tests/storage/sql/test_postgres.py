@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.servers.postgres import OwnServer
+from tests.servers.postgres import LocalPostgresServer
 from toolspace.errors import StorageError, StorageInDoubt, StorageUnavailable
 from toolspace.storage import schema
 from toolspace.storage.database import Program
@@ -203,7 +203,7 @@ async def test_canceled_reads_leave_no_broken_connection(postgres_url: str) -> N
 
 @pytest.mark.spec("15.3")
 async def test_while_the_server_is_away_calls_fail_clearly_and_it_recovers_by_itself(
-    stoppable_postgres: OwnServer,
+    stoppable_postgres: LocalPostgresServer,
 ) -> None:
     url = stoppable_postgres.url()
     database = await PostgresDatabase.open(url)
@@ -224,7 +224,7 @@ async def test_while_the_server_is_away_calls_fail_clearly_and_it_recovers_by_it
 @pytest.mark.spec("15.3")
 @pytest.mark.parametrize("how", ["stop", "crash"])
 async def test_what_was_acknowledged_before_the_server_went_away_is_there_after(
-    stoppable_postgres: OwnServer, how: str
+    stoppable_postgres: LocalPostgresServer, how: str
 ) -> None:
     database = await PostgresDatabase.open(stoppable_postgres.url())
     acknowledged: set[str] = set()

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import asyncpg
 import pytest
 
-from tests.servers.postgres import OwnServer
+from tests.servers.postgres import LocalPostgresServer
 from toolspace.errors import StorageUnavailable
 from toolspace.storage.postgres.wakeups import PostgresWakeUps
 
@@ -121,7 +121,9 @@ async def test_a_listener_that_fails_hears_the_next_one(postgres_url: str, caplo
 
 
 @pytest.mark.spec("15.3")
-async def test_a_lost_connection_is_made_again_and_everyone_knows_of_the_gap(stoppable_postgres: OwnServer) -> None:
+async def test_a_lost_connection_is_made_again_and_everyone_knows_of_the_gap(
+    stoppable_postgres: LocalPostgresServer,
+) -> None:
     async with _ears(stoppable_postgres.url()) as (one, two):
         for turn, end in enumerate((stoppable_postgres.stop, stoppable_postgres.crash), 1):
             await asyncio.to_thread(end)
