@@ -162,7 +162,7 @@ def test_yaml_anchors_and_merge_keys_work_and_keep_their_lines() -> None:
         ("a.yaml", "a: !custom x\n", 'the tag "!custom" is not allowed'),
         ("a.yaml", "a: 1\n---\nb: 2\n", "a.yaml:2:1: a second document begins here"),
         ("a.yaml", "a: *nowhere\n", "nowhere"),
-        ("a.yaml", "a: &a [*a]\n", "stands inside what it names"),
+        ("a.yaml", "a: &a [*a]\n", "stands inside the value of its anchor"),
         ("a.yaml", "? [a, b]\n: 1\n", "a key must be plain text"),
         ("a.yaml", "a:\n  <<: 5\n", '"<<" takes a mapping'),
         ("a.yaml", "- a\n- b\n", "a.yaml:1: expected a mapping of settings, got a list"),

@@ -288,6 +288,15 @@ def display_name(path: Path) -> str:
         return os.fspath(path)
 
 
+def _parse_yaml(text: str) -> ParsedText:
+    from toolspace.core.yaml_text import YamlSyntaxError, parse_yaml
+
+    try:
+        return ParsedText(*parse_yaml(text))
+    except YamlSyntaxError as error:
+        raise TextSyntaxError(str(error), error.line, error.column) from None
+
+
 def _parser(name: str) -> Callable[[str], ParsedText]:
     # Here: a run loads the parser of the one format it meets; YAML's takes 30 ms.
     suffix = Path(name).suffix.lower()
@@ -296,7 +305,5 @@ def _parser(name: str) -> Callable[[str], ParsedText]:
     if suffix == ".toml":
         return parse_toml
     if suffix in (".yaml", ".yml"):
-        from toolspace.config.yamltext import parse_yaml
-
-        return parse_yaml
+        return _parse_yaml
     raise ConfigError(f"{name}: the name must end in .yaml, .yml, .json or .toml, which says its format")

@@ -16,7 +16,7 @@ from toolspace.core.context import ToolContext
 from toolspace.errors import ProviderError
 from toolspace.providers.openapi import document as documents
 from toolspace.providers.openapi.provider import OpenApiProvider, OpenApiSpec
-from toolspace.providers.openapi.yamltext import parse_yaml
+from toolspace.core.yaml_text import parse_yaml_as_json
 from toolspace.providers.rest.client import HttpClient
 from toolspace.toolspace import Toolspace
 
@@ -80,7 +80,7 @@ async def test_a_document_may_be_a_url_and_its_servers_relative_to_it(text: str)
         (b"{", "cannot be read"),
         (b"[" * 100_000, "nested"),
         (b"- " * 100_000, "nested deeper"),
-        (b"a: &a [*a]", "stands inside it"),
+        (b"a: &a [*a]", "stands inside the value of its anchor"),
         (b'{"swagger": "2.0"}', "swagger2openapi"),
         (b'{"openapi": "4.0.0"}', "3.0 and 3.1 are read"),
         (b'{"info": {}}', "no openapi: version"),
@@ -97,12 +97,12 @@ async def test_what_is_no_document_is_refused_with_the_reason(tmp_path: Path, co
 def test_nested_aliases_are_counted_not_followed() -> None:
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 12)]
-    with pytest.raises(ValueError, match="with its aliases followed"):
-        parse_yaml("\n".join(lines))
+    with pytest.raises(ValueError, match="after its aliases are expanded"):
+        parse_yaml_as_json("\n".join(lines))
 
 
 def test_merged_mappings_stay_below_what_is_said_beside_them() -> None:
-    assert parse_yaml("a: &a {x: 1, y: 2}\nb: {<<: *a, y: 3}")["b"] == {"y": 3, "x": 1}
+    assert parse_yaml_as_json("a: &a {x: 1, y: 2}\nb: {<<: *a, y: 3}")["b"] == {"y": 3, "x": 1}
 
 
 async def test_a_missing_file_and_an_oversized_one_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

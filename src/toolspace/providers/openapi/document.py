@@ -10,8 +10,8 @@ from urllib.parse import unquote
 from yarl import URL
 
 from toolspace.core import json_text
+from toolspace.core.yaml_text import parse_yaml_as_json
 from toolspace.errors import ProviderError, ToolError
-from toolspace.providers.openapi.yamltext import parse_yaml
 from toolspace.providers.rest.client import HttpClient, HttpRequest
 
 if TYPE_CHECKING:
@@ -199,11 +199,11 @@ def parse_document(content: bytes | None) -> Any:
             return json_text.decode(text)
         except ValueError as error:
             try:
-                return parse_yaml(text.decode())  # YAML may be written with braces too.
+                return parse_yaml_as_json(text.decode())  # YAML may be written with braces too.
             except ValueError:
                 raise error from None
     try:
-        return parse_yaml(text.decode())
+        return parse_yaml_as_json(text.decode())
     except UnicodeDecodeError as error:
         raise ValueError(f"not UTF-8: {error.reason} at byte {error.start}") from None
 
