@@ -15,7 +15,8 @@ from tests.client.breaker import breaking
 from tests.server.gateway_api import SECRET
 from toolspace.client.client import ToolspaceClient
 from toolspace.client.errors import NotFound
-from toolspace.client.events import Frames, StreamEvent
+from toolspace.client.events import StreamEvent, read_event
+from toolspace.core.sse import SseDecoder
 from toolspace.server.gateway import Gateway
 from toolspace.server.web_server import bind_socket, serve_gateway, socket_url
 
@@ -29,12 +30,12 @@ EVENTS = [
 
 @given(st.lists(st.integers(1, len(TEXT) - 1), max_size=8))
 def test_events_are_the_same_however_their_bytes_are_cut(cuts: list[int]) -> None:
-    frames, events, start = Frames(), list[StreamEvent](), 0
+    decoder, events, start = SseDecoder(), list[StreamEvent](), 0
     for end in [*sorted(cuts), len(TEXT)]:
-        events += frames.feed(TEXT[start:end])
+        events += map(read_event, decoder.feed(TEXT[start:end]))
         start = end
     assert [(one.id, one.type, one.data) for one in events] == [(one.id, one.type, one.data) for one in EVENTS]
-    assert frames.retry == 0.25
+    assert decoder.retry == 0.25
 
 
 @pytest.mark.spec("13.1")

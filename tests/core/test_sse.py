@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from toolspace.core.sse import SseDecoder, SseEvent, SseSizeError
 
-LINE_ENDS = st.sampled_from(("\n", "\r\n", "\r"))
+LINE_ENDS = st.just(["\r"]) | st.lists(st.sampled_from(("\n", "\r\n")), min_size=1, max_size=3)
+"""CR is not mixed with LF: a line that ends with CR before an empty line that ends with LF has one end, CRLF."""
 VALUES = st.text(st.characters(codec="utf-8", exclude_characters="\r\n\0"), max_size=12)
 
 
@@ -56,7 +57,7 @@ def split(data: bytes, places: list[int]) -> list[bytes]:
 
 @given(
     blocks=st.lists(BLOCKS, max_size=5),
-    ends=st.lists(LINE_ENDS, min_size=1, max_size=3),
+    ends=LINE_ENDS,
     bom=st.booleans(),
     places=st.lists(st.integers(min_value=0), max_size=8),
 )

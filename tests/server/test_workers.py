@@ -12,7 +12,8 @@ import aiohttp
 import pytest
 
 from tests.server.gateway_api import ApiClient, open_api, write_config
-from toolspace.client.events import Frames, StreamEvent
+from toolspace.client.events import StreamEvent, read_event
+from toolspace.core.sse import SseDecoder
 from toolspace.server.gateway import Gateway
 
 TOOLS = [
@@ -27,7 +28,7 @@ class Line:
 
     def __init__(self, response: aiohttp.ClientResponse) -> None:
         self.response = response
-        self._frames = Frames()
+        self._decoder = SseDecoder()
         self._events: list[StreamEvent] = []
         self.raw = b""
 
@@ -39,7 +40,7 @@ class Line:
                 if not chunk:
                     return None
                 self.raw += chunk
-                self._events += self._frames.feed(chunk)
+                self._events += map(read_event, self._decoder.feed(chunk))
         return self._events.pop(0)
 
     async def expect(self, type: str) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from toolspace.client.errors import (
 )
 from toolspace.client.transport import Transport, retry_delay, retry_delays
 from toolspace.core import json_text
+from toolspace.core.sse import SseDecoder, SseEvent, SseSizeError
 
 _log = logging.getLogger("toolspace.client")
 
@@ -29,7 +30,7 @@ RESET: Final = "stream.reset"
 """The place that was asked for is not kept any more: what follows begins with the oldest that is."""
 _PLACE: Final = ""
 """The type of a frame that says nothing but how far the reader has come: what it may not see moves it too."""
-_MOST_LINE: Final = 64 * 1024 * 1024
+_MOST_EVENT: Final = 64 * 1024 * 1024
 _FIRST_PAUSE: Final = 0.1
 _MOST_PAUSE: Final = 5.0
 
@@ -43,58 +44,15 @@ class StreamEvent(msgspec.Struct, frozen=True, kw_only=True):
     data: Any = None
 
 
-class Frames:
-    """Cuts bytes into events, as they come."""
-
-    def __init__(self) -> None:
-        self.retry: float | None = None
-        """How long the server wants us to wait before we come back, in seconds."""
-        self._rest = bytearray()
-        self._type = ""
-        self._id: str | None = None
-        self._data: list[str] = []
-
-    def feed(self, chunk: bytes) -> list[StreamEvent]:
-        rest = self._rest
-        rest += chunk
-        if b"\n" not in chunk:
-            if len(rest) > _MOST_LINE:
-                raise UnexpectedResponse(f"a line of the event stream has more than {_MOST_LINE} bytes")
-            return []
-        *lines, tail = rest.split(b"\n")
-        self._rest = bytearray(tail)
-        events: list[StreamEvent] = []
-        for line in lines:
-            text = line.decode("utf-8", "replace").removesuffix("\r")
-            if text:
-                self._take(text)
-            elif (event := self._finish()) is not None:
-                events.append(event)
-        return events
-
-    def _take(self, line: str) -> None:
-        name, _, value = line.partition(":")
-        value = value.removeprefix(" ")
-        if name == "data":
-            self._data.append(value)
-        elif name == "event":
-            self._type = value
-        elif name == "id" and "\0" not in value:
-            self._id = value
-        elif name == "retry" and value.isdecimal() and len(value) < 9:
-            self.retry = int(value) / 1000
-
-    def _finish(self) -> StreamEvent | None:
-        kind, number, lines = self._type or "message", self._id, self._data
-        self._type, self._id, self._data = "", None, []
-        if not lines:
-            return StreamEvent(id=number, type=_PLACE) if number is not None else None
-        text = "\n".join(lines)
-        try:
-            data = json_text.decode(text)
-        except ValueError:
-            data = text  # Not ours; whoever reads it may know.
-        return StreamEvent(id=number, type=kind, data=data)
+def read_event(event: SseEvent) -> StreamEvent:
+    """Returns an event of a stream with its data parsed; data that is not JSON stays text."""
+    if event.data is None:
+        return StreamEvent(id=event.id, type=_PLACE)
+    try:
+        data = json_text.decode(event.data)
+    except ValueError:
+        data = event.data.decode("utf-8", "replace")
+    return StreamEvent(id=event.id, type=event.event, data=data)
 
 
 class EventSubscription:
@@ -125,7 +83,7 @@ class EventSubscription:
         self._patient = retry_unreachable
         """Whether to try for ever while the gateway cannot be reached."""
         self._response: aiohttp.ClientResponse | None = None
-        self._frames = Frames()
+        self._decoder = SseDecoder(_MOST_EVENT)
         self._ready: list[StreamEvent] = []
         self._waits = retry_delays(first=_FIRST_PAUSE, most=max_delay)
         self._told = False
@@ -190,7 +148,7 @@ class EventSubscription:
             if self._closed:
                 self._drop()
                 return
-            self._frames = Frames()
+            self._decoder = SseDecoder(_MOST_EVENT)
             self.connected.set()
             if self._told:
                 _log.info("%s%s: connected again", self._transport.url, self._path)
@@ -205,7 +163,10 @@ class EventSubscription:
         if not chunk:
             await self._lost("the gateway ended it")
             return
-        events = self._frames.feed(chunk)
+        try:
+            events = [read_event(event) for event in self._decoder.feed(chunk)]
+        except SseSizeError as error:
+            raise UnexpectedResponse(str(error)) from None
         if events:
             self._ready = events[::-1]  # Taken from the end.
             if any(event.type != _PLACE for event in events):  # It came further: the next break is a first one.
@@ -218,7 +179,7 @@ class EventSubscription:
             return
         _log.debug("%s%s: lost (%s); coming back behind %s", self._transport.url, self._path, why, self.last_event_id)
         # Many may have been cut off at once, by a gateway that starts anew: they come back over the time that it names.
-        spread = random.uniform(0.0, min(self._frames.retry or 0.0, self._most_pause))
+        spread = random.uniform(0.0, min(self._decoder.retry or 0.0, self._most_pause))
         await asyncio.sleep(max(next(self._waits), spread))
 
     async def _pause(self, error: ApiError | GatewayUnreachable) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import msgspec
@@ -27,12 +27,12 @@ from toolspace.core.model import (
     ThinkingDelta,
     Usage,
 )
+from toolspace.core.sse import SseDecoder, SseEvent
 from toolspace.errors import ModelError
 from toolspace.models import errors
 from toolspace.models.http import ModelHttpClient
 from toolspace.models.prices import ModelPrice, calculate_cost, find_price
 from toolspace.models.request_encoding import TurnLayout
-from toolspace.models.sse import EventReader
 
 if TYPE_CHECKING:
     import aiohttp
@@ -283,20 +283,17 @@ class StreamingModel(Model):
         content = response.content
         if response.content_type != "text/event-stream" and await self._is_whole(response, answer):
             return
-        reader = EventReader()
-        take = answer.receive_event
+        decoder = SseDecoder()
         try:
             while chunk := await content.readany():
-                for data in reader.feed(chunk):
-                    take(data)
+                _receive(answer, decoder.feed(chunk))
                 if answer.is_complete:
                     await _part(content)
                     return
                 if answer.finish is not None:
                     break
-            if answer.finish is None or await _come_to_an_end(content, reader, answer):
-                for data in reader.finish():
-                    take(data)
+            if answer.finish is None or await _come_to_an_end(content, decoder, answer):
+                _receive(answer, decoder.finish())
         except ValueError as error:
             if isinstance(error, msgspec.MsgspecError | UnicodeError):
                 raise
@@ -312,8 +309,9 @@ class StreamingModel(Model):
             return False  # Many send events under other names, or none.
         body = await _read_some(response, MAX_ANSWER)
         if not body.lstrip().startswith(b"{"):
-            for data in (*(reader := EventReader()).feed(body), *reader.finish()):
-                answer.receive_event(data)
+            decoder = SseDecoder()
+            _receive(answer, decoder.feed(body))
+            _receive(answer, decoder.finish())
             return True
         answer.receive_event(body)
         answer.is_complete = True
@@ -372,13 +370,18 @@ async def _read_some(response: aiohttp.ClientResponse, limit: int) -> bytes:
     return bytes(body[:limit])
 
 
-async def _come_to_an_end(content: aiohttp.StreamReader, reader: EventReader, answer: StreamedResponse) -> bool:
+def _receive(answer: StreamedResponse, events: Sequence[SseEvent]) -> None:
+    for event in events:
+        if event.data is not None:
+            answer.receive_event(event.data)
+
+
+async def _come_to_an_end(content: aiohttp.StreamReader, decoder: SseDecoder, answer: StreamedResponse) -> bool:
     """Takes what comes after the reason of the end; not for long, as some servers then leave the stream open."""
     try:
         async with asyncio.timeout(_LAST_SECONDS):
             while not answer.is_complete and (chunk := await content.readany()):
-                for data in reader.feed(chunk):
-                    answer.receive_event(data)
+                _receive(answer, decoder.feed(chunk))
     except TimeoutError:
         return False
     if answer.is_complete:

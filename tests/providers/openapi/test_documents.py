@@ -13,10 +13,10 @@ from tests.http_servers import http_server
 from tests.providers.openapi.services import document, operation, service
 from toolspace.core.addresses import Address
 from toolspace.core.context import ToolContext
+from toolspace.core.yaml_text import parse_yaml_as_json
 from toolspace.errors import ProviderError
 from toolspace.providers.openapi import document as documents
 from toolspace.providers.openapi.provider import OpenApiProvider, OpenApiSpec
-from toolspace.core.yaml_text import parse_yaml_as_json
 from toolspace.providers.rest.client import HttpClient
 from toolspace.toolspace import Toolspace
 

@@ -17,6 +17,7 @@ from toolspace.core.context import ToolContext
 from toolspace.core.http_errors import HTTP_FAILURES, describe_http_failure
 from toolspace.core.result import AudioPart, Content, ImagePart, ResourcePart, ToolResult
 from toolspace.core.secret_masking import mask_secrets
+from toolspace.core.sse import SseDecoder, SseSizeError
 from toolspace.errors import ToolLimitError, ToolTransportError
 from toolspace.providers.rest.client import HttpLimits
 from toolspace.providers.rest.media import MediaType, decode_text, parse_content_type, text_decoder
@@ -28,8 +29,7 @@ Values = AsyncGenerator[Any, None]
 
 _LONGEST = 16 << 20
 _RECORD_SEPARATOR = b"\x1e"
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-_END = "[DONE]"
+_END = b"[DONE]"
 """What model APIs send last. It says that there is nothing more, and is nothing itself."""
 
 
@@ -54,42 +54,24 @@ async def read_json_sequence(pieces: AsyncIterator[bytes]) -> Values:
 
 async def read_events(pieces: AsyncIterator[bytes]) -> Values:
     """The data of each event: an object or a list where it is one, else its text. With its name, where it has one."""
-    name = ""
-    data: list[str] = []
-    size = 0
-    first = True
-    async for line in _split(pieces, _any_line_ends):
-        if first:
-            line, first = line.removeprefix(_BYTE_ORDER_MARK), False
-        if not line:  # The end of the answer, and not an empty line.
-            break
-        text = line.rstrip(b"\r\n").decode("utf-8", "replace")
-        if not text:
-            if data:
-                whole = "\n".join(data)
-                if whole == _END:
-                    return
-                yield _event(name, whole)
-            name, data, size = "", [], 0
-            continue
-        field, _, value = text.partition(":")
-        value = value.removeprefix(" ")
-        if field == "data":
-            size += len(value)
-            if size > _LONGEST:
-                raise _too_long()
-            data.append(value)
-        elif field == "event":
-            name = value
-    # What has no empty line behind it is not complete, and the standard drops it.
+    decoder = SseDecoder(_LONGEST)
+    async for piece in pieces:
+        try:
+            events = decoder.feed(piece)
+        except SseSizeError:
+            raise _too_long() from None
+        for event in events:
+            if event.data == _END:
+                return
+            if event.data is not None:
+                yield _event(event.event, event.data)
+    # An event without an empty line behind it is not complete, and the standard drops it.
 
 
-def _event(name: str, data: str) -> Any:
-    value: Any = data
-    # Only these: a stream of text may have a `5` or a `true` in it, which is text all the same.
-    if data[:1] in ("{", "["):
-        value = _json_or_text(data.encode())
-    return value if name in ("", "message") else {"event": name, "data": value}
+def _event(name: str, data: bytes) -> Any:
+    # Only objects and lists: a stream of text may have a `5` or a `true` in it, which is text all the same.
+    value: Any = _json_or_text(data) if data[:1] in (b"{", b"[") else data.decode("utf-8", "replace")
+    return value if name == "message" else {"event": name, "data": value}
 
 
 def _json_or_text(line: bytes) -> Any:
@@ -123,12 +105,6 @@ def _newlines(data: bytes) -> list[bytes]:
 
 def _records(data: bytes) -> list[bytes]:
     return data.split(_RECORD_SEPARATOR)
-
-
-def _any_line_ends(data: bytes) -> list[bytes]:
-    lines = data.splitlines(keepends=True)
-    # A carriage return at the end may be the first half of a line end.
-    return lines if lines and not lines[-1].endswith(b"\n") else [*lines, b""]
 
 
 def _too_long() -> ToolLimitError:

@@ -32,6 +32,7 @@ from mcp_types import INTERNAL_ERROR, METHOD_NOT_FOUND, PARSE_ERROR, REQUEST_TIM
 from yarl import URL
 
 from toolspace.core.http_errors import os_error_reason
+from toolspace.core.sse import SseDecoder, SseSizeError
 from toolspace.providers.mcp.errors import HttpStatusError, ServerUnreachable
 from toolspace.providers.mcp.oauth.authorization import AuthChallenge, HttpAuth
 from toolspace.providers.mcp.transports.trace import TraceFunction
@@ -284,25 +285,17 @@ async def _whole(response: aiohttp.ClientResponse) -> bytes:
 
 async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
     """The data of each server-sent event."""
-    pending = bytearray()
-    data: list[bytes] = []
-    size = 0
-    async for chunk in response.content.iter_any():
-        pending += chunk
-        if len(pending) + size > MAX_RESPONSE_BYTES:
-            raise _too_large()
-        *lines, rest = pending.replace(b"\r\n", b"\n").split(b"\n") if b"\n" in chunk else (pending,)
-        for line in lines:
-            if line.startswith(b"data:"):
-                value = bytes(line[6:] if line.startswith(b"data: ") else line[5:])
-                data.append(value)
-                size += len(value)
-            elif not line and data:
-                yield b"\n".join(data)
-                data, size = [], 0
-        pending = bytearray(rest)
-    if data:
-        yield b"\n".join(data)
+    decoder = SseDecoder(MAX_RESPONSE_BYTES)
+    try:
+        async for chunk in response.content.iter_any():
+            for event in decoder.feed(chunk):
+                if event.data is not None:
+                    yield event.data
+        for event in decoder.finish():
+            if event.data is not None:
+                yield event.data
+    except SseSizeError:
+        raise _too_large() from None
 
 
 def _too_large() -> MCPError:
