@@ -13,7 +13,7 @@ import aiohttp
 import msgspec
 
 from toolspace.core.records import NewEvent, StoredEvent, Visibility
-from toolspace.server.mcp.json_rpc import Receive, Scope, Send
+from toolspace.server.asgi import Receive, Scope, Send
 from toolspace.server.problems import Problem
 from toolspace.server.redaction import Viewer
 from toolspace.server.responses import send_problem

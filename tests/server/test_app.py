@@ -12,7 +12,7 @@ import pytest
 
 from tests.server.gateway_api import ApiClient, ApiResponse, open_app_api
 from toolspace.errors import RefusedError, StorageUnavailable
-from toolspace.server import requests
+from toolspace.server import asgi
 from toolspace.server.api_types import JsonRequestBody, Name, QueryParameters
 from toolspace.server.authorization import Access
 from toolspace.server.gateway import Gateway
@@ -212,7 +212,7 @@ async def test_a_body_beyond_the_limit_is_refused_whether_its_length_is_said_or_
 
 @pytest.mark.spec("8.3")
 async def test_a_body_that_does_not_arrive_is_given_up(frame: ApiClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(requests, "BODY_TIMEOUT_SECONDS", 0.05)
+    monkeypatch.setattr(asgi, "BODY_TIMEOUT_SECONDS", 0.05)
     head = b"POST /things HTTP/1.1\r\nhost: localhost\r\nx-secret-key: " + frame.headers["x-secret-key"].encode()
     answer = await raw(frame, head + b'\r\ncontent-length: 100\r\n\r\n{"na')
     assert answer.startswith(b"HTTP/1.1 408 ")

@@ -105,7 +105,7 @@ async def _serve_http(options: Options, address: _Address, interrupts: Interrupt
         serve_control_socket(ts),
         AsyncExitStack() as stack,
     ):
-        from toolspace.server.host_and_cors import require_bearer_token
+        from toolspace.server.authentication import require_bearer_token
         from toolspace.server.mcp.endpoint import McpEndpoint  # The MCP library takes most of a second to import.
         from toolspace.server.web_server import serve_mcp
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 from toolspace.core.ids import is_id
 from toolspace.server import responses
+from toolspace.server.asgi import MAX_BODY_BYTES, Application, Message, Receive, Scope, Send
 from toolspace.server.authorization import Access, AnonymousCaller, Caller, is_admitted
-from toolspace.server.mcp.json_rpc import Application, Message, Receive, Scope, Send
 from toolspace.server.problems import Problem, to_problem
-from toolspace.server.requests import MAX_BODY_BYTES, Request
+from toolspace.server.requests import Request
 from toolspace.server.responses import Response, StreamingResponse
 from toolspace.server.routing import Route, RouteMatch, Router
 

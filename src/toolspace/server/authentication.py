@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Final, NamedTuple
 
 from toolspace.config.model import ServerSettings
+from toolspace.server.asgi import Scope
 from toolspace.server.authorization import CONFIGURED_KEY_ID, Caller, EntityCaller, SecretKeyCaller, ToolKeyCaller
 from toolspace.server.keys import PREFIXES, generate_key, hash_key, load_jwt_secret
 from toolspace.server.problems import Problem, unavailable
@@ -232,6 +233,21 @@ class Authenticator:
     def _is_configured(self, kind: KeyKind, digest: str) -> bool:
         wanted = self._configured.get(kind)
         return wanted is not None and hmac.compare_digest(wanted, digest)
+
+
+def require_bearer_token(token: str) -> Callable[[Scope], None]:
+    """Returns a check that raises `Problem` 401 unless a request has `Authorization: Bearer <token>`."""
+    if not token:
+        raise ValueError("the token is empty, so every request would pass; give a longer one, or none")
+    expected = token.encode()
+
+    def check(scope: Scope) -> None:
+        authorization = _read(scope["headers"]).authorization or b""
+        scheme, _, value = authorization.partition(b" ")
+        if scheme.lower() != b"bearer" or not hmac.compare_digest(value.strip(), expected):
+            raise _unknown("A bearer token is required (Authorization: Bearer ...)")
+
+    return check
 
 
 def _read(pairs: HeaderPairs) -> _Given:

@@ -10,7 +10,7 @@ from toolspace.core import json_text
 from toolspace.core.events import CallPartial, CallProgress, Event, EventType
 from toolspace.core.ids import new_id
 from toolspace.core.result import PENDING_CALL_KEY, ToolResult
-from toolspace.server.mcp.json_rpc import Receive, Scope, Send
+from toolspace.server.asgi import Receive, Scope, Send
 from toolspace.server.sse import find_transport
 from toolspace.spaces.call_host import GatewayCallHost
 from toolspace.toolspace import Toolspace

@@ -22,13 +22,13 @@ from toolspace.config.model import AgentSpec
 from toolspace.core.model import Embedder
 from toolspace.errors import ModelError
 from toolspace.server.app import App
+from toolspace.server.asgi import Application
 from toolspace.server.authentication import Authenticator
 from toolspace.server.authorization import Caller, MembershipCache
 from toolspace.server.demo import demo_agent, set_up_demo
-from toolspace.server.host_and_cors import CorsMiddleware
+from toolspace.server.host_and_cors import API_CORS, MCP_PATHS, CorsMiddleware, HostCheck, allowed_hosts
 from toolspace.server.keys import InitialKeys, KeyUsage, ToolKeyPolicy, create_missing_keys
-from toolspace.server.mcp.gateway_mount import PATHS, McpMount
-from toolspace.server.mcp.json_rpc import Application
+from toolspace.server.mcp.gateway_mount import McpMount
 from toolspace.server.metrics import LiveCounts, Metrics
 from toolspace.server.rate_limit import RequestLimiter
 from toolspace.server.requests import Request
@@ -186,11 +186,12 @@ class Gateway:
         app = App(
             self,
             ROUTES,
-            mounts=dict.fromkeys(PATHS, mounted),
+            mounts=dict.fromkeys(MCP_PATHS, mounted),
             max_body=server.max_body_bytes,
             observe=self.metrics.observe,
         )
-        self.app = CorsMiddleware(app, server)
+        check = HostCheck(allowed_hosts(server), server.allowed_origins)
+        self.app = CorsMiddleware(app, check, API_CORS, excluded_paths=MCP_PATHS)
 
     async def _house_agents(self, stack: AsyncExitStack) -> None:
         """Gives the agents that are configured, or the one of the demonstration, all that they live from."""

@@ -22,7 +22,7 @@ from toolspace.agents.model_usage import ModelUsage
 from toolspace.core.statistics import CallStats
 from toolspace.errors import StorageError
 from toolspace.providers.mcp.status import ServerState
-from toolspace.server.mcp.json_rpc import Application, Message, Receive, Scope, Send
+from toolspace.server.asgi import Application, Message, Receive, Scope, Send
 from toolspace.server.routing import Route
 from toolspace.storage.database import Database, OperationKind
 from toolspace.storage.queries.statistics import OpenWorkCounts as Counts

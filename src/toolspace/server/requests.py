@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-import types
-from collections.abc import Awaitable, Coroutine, Generator, Mapping
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import parse_qsl
 
 import msgspec
 
 from toolspace.core import json_text
 from toolspace.core.names import did_you_mean
+from toolspace.server.asgi import MAX_BODY_BYTES, Receive, Scope, read_body
 from toolspace.server.authorization import AnonymousCaller, Caller
-from toolspace.server.mcp.json_rpc import Message, Receive, Scope
 from toolspace.server.problems import Problem, invalid_input
 from toolspace.server.routing import Route
 
@@ -22,17 +20,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-MAX_BODY_BYTES: Final = 4 * 1024 * 1024
-BODY_TIMEOUT_SECONDS: Final = 30.0
-"""How long a body may take to arrive: a client that sends a byte now and then would hold its connection for ever."""
 MAX_DEPTH: Final = 100
 """Levels of a body. What is stored is put into events and messages, and must still be readable inside them."""
 _MOST_PARAMETERS: Final = 50
 _LONGEST_SHOWN: Final = 200
 """Characters of what was sent that an answer says again."""
 _NOBODY: Final = AnonymousCaller()
-_CLOSE: Final = ((b"connection", b"close"),)
-"""On answers to a body that was not read to its end: the rest of it must not be taken for the next request."""
 
 
 class _Names(dict[str, bytes]):
@@ -123,7 +116,9 @@ class Request:
     async def body(self) -> bytes:
         """The whole body. Raises `Problem` where it is too large, too slow, or ends in the middle."""
         if self._body is None:
-            self._body = await self._read()
+            content_length = self.header("content-length")
+            declared = None if content_length is None else content_length.encode("latin-1")
+            self._body = await read_body(self.receive, declared, limit=self._limit)
         return self._body
 
     async def json(self, kind: type[T]) -> T:
@@ -168,62 +163,6 @@ class Request:
         charset = parameters.partition("charset=")[2].strip(' "')
         if charset not in ("", "utf-8", "utf8"):
             raise Problem(415, f'JSON is UTF-8 here, not "{charset}"')
-
-    async def _read(self) -> bytes:
-        declared = self.header("content-length")
-        if declared is not None and declared.isdecimal() and int(declared[:20]) > self._limit:
-            raise _too_large(self._limit)
-        message, rest = _begin(self.receive())
-        if message is not None and message["type"] == "http.request" and not message.get("more_body", False):
-            body: bytes = message.get("body", b"")  # The way of most: it is there already, and no timer is needed.
-            if len(body) > self._limit:
-                raise _too_large(self._limit)
-            return body
-        try:
-            async with asyncio.timeout(BODY_TIMEOUT_SECONDS):
-                if message is None:
-                    message = await rest
-                pieces = bytearray()
-                while message["type"] == "http.request":
-                    pieces += message.get("body", b"")
-                    if len(pieces) > self._limit:
-                        raise _too_large(self._limit)
-                    if not message.get("more_body", False):
-                        return bytes(pieces)
-                    message = await self.receive()
-        except TimeoutError:
-            raise Problem(408, "the body did not arrive in time", headers=_CLOSE) from None
-        raise Problem(400, "the connection was closed before the body had arrived", headers=_CLOSE)
-
-
-def _begin(receiving: Awaitable[Message]) -> tuple[Message | None, Awaitable[Message]]:
-    """What is received without waiting; or None, and what to await for it."""
-    if not isinstance(receiving, Coroutine):
-        return None, receiving
-    coroutine = cast("Coroutine[Any, Any, Message]", receiving)
-    try:
-        return None, _resume(coroutine, coroutine.send(None))
-    except StopIteration as done:
-        return done.value, coroutine
-
-
-@types.coroutine
-def _resume(coroutine: Coroutine[Any, Any, Message], waiting: Any) -> Generator[Any, Any, Message]:
-    """Goes on with a coroutine that was stepped by hand, and waits for something."""
-    while True:
-        try:
-            try:
-                value = yield waiting
-            except BaseException as error:
-                waiting = coroutine.throw(error)
-            else:
-                waiting = coroutine.send(value)
-        except StopIteration as done:
-            return done.value
-
-
-def _too_large(limit: int) -> Problem:
-    return Problem(413, f"the body is too large; at most {limit} bytes are taken", headers=_CLOSE)
 
 
 def _explained(error: msgspec.ValidationError, kind: Any, place: Any) -> Problem:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
 from toolspace.core import json_text
-from toolspace.server.mcp.json_rpc import Receive, Scope, Send
+from toolspace.server.asgi import Receive, Scope, Send
 from toolspace.server.problems import MEDIA_TYPE, Problem
 
 Headers = Sequence[tuple[bytes, bytes]]

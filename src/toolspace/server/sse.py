@@ -19,9 +19,9 @@ import msgspec
 from toolspace.core.names import did_you_mean
 from toolspace.core.records import EVENT_TYPES
 from toolspace.errors import StorageUnavailable
+from toolspace.server.asgi import Receive, Scope, Send
 from toolspace.server.broadcast import FirehoseEventSource, SharedFeed, StreamEventSource
 from toolspace.server.dialects import DIALECTS, NATIVE, Dialect
-from toolspace.server.mcp.json_rpc import Receive, Scope, Send
 from toolspace.server.problems import Problem, unavailable
 from toolspace.server.redaction import Viewer
 from toolspace.storage.streams.hub import Hub

@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 
 from tests.server.mcp.conftest import META, VERSION, Answer, Serve, Served, make_tools
 from toolspace import Allow, Deny, Tool, ToolContext, Toolspace
-from toolspace.server.host_and_cors import HostCheck, Refusal, require_bearer_token
-from toolspace.server.mcp import endpoint
+from toolspace.server import asgi
+from toolspace.server.authentication import require_bearer_token
+from toolspace.server.host_and_cors import HostCheck
+from toolspace.server.problems import Problem
 from toolspace.storage.outputs.memory import MemoryOutputs
 from toolspace.toolspace import Settings
 
@@ -318,9 +320,11 @@ async def test_a_closed_connection_stops_the_call(served: Served, era: str) -> N
 # Callers
 
 
-def _by_key(scope: Any) -> ToolContext | Refusal | None:
+def _by_key(scope: Any) -> ToolContext:
     key = dict(scope["headers"]).get(b"x-key", b"").decode()
-    return ToolContext(user_id=key) if key else Refusal(401, "a key is needed")
+    if not key:
+        raise Problem(401, "a key is needed")
+    return ToolContext(user_id=key)
 
 
 async def test_who_may_not_is_denied_and_others_are_known_to_the_tools(serve: Serve) -> None:
@@ -385,7 +389,7 @@ async def test_a_bearer_token_is_asked_for(serve: Serve) -> None:
 
 
 def test_an_empty_token_is_refused() -> None:
-    with pytest.raises(ValueError, match="would let everyone in"):
+    with pytest.raises(ValueError, match="every request would pass"):
         require_bearer_token("")
 
 
@@ -460,7 +464,7 @@ async def test_a_part_of_a_body_runs_nothing(served: Served) -> None:
 
 
 async def test_a_body_that_does_not_arrive_is_not_waited_for(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endpoint, "BODY_SECONDS", 0.05)
+    monkeypatch.setattr(asgi, "BODY_TIMEOUT_SECONDS", 0.05)
     host = served.url.split("/")[2]
     reader, writer = await asyncio.open_connection(*host.split(":"))
     writer.write(f"POST /mcp HTTP/1.1\r\nhost: {host}\r\ncontent-length: 9\r\n\r\n{{".encode())

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from tests.server.mcp.conftest import META, Answer, Serve, Served, Signals, serve_tools
 from toolspace import Tool, ToolContext, Toolspace, tool
 from toolspace.core.events import CallFailed
-from toolspace.server.host_and_cors import Refusal
+from toolspace.server.asgi import Scope
 from toolspace.server.mcp import suspended_calls
 from toolspace.server.mcp.elicitation import ClientAbilities
-from toolspace.server.mcp.json_rpc import Scope
 from toolspace.server.mcp.service import McpService
 
 pytestmark = [pytest.mark.spec("3.16"), pytest.mark.spec("12.3")]
@@ -217,7 +216,7 @@ async def test_a_state_is_used_once(served: Served) -> None:
     assert sorted(is_refused(one) for one in answers) == [False, True, True, True, True]
 
 
-def by_user(scope: Scope) -> ToolContext | Refusal:
+def by_user(scope: Scope) -> ToolContext:
     return ToolContext(user_id=dict(scope["headers"])[b"x-user"].decode())
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import lru_cache
 from typing import Self
 
@@ -15,9 +15,10 @@ from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 
 from toolspace.core import json_text
 from toolspace.core.context import ToolContext
-from toolspace.server.host_and_cors import Authorize, HostCheck, Refusal
+from toolspace.server.asgi import MAX_BODY_BYTES, Message, Receive, Scope, Send, read_body
+from toolspace.server.host_and_cors import MCP_CORS, CorsMiddleware, HostCheck
 from toolspace.server.mcp.fast_path import FastPath, FastRequest
-from toolspace.server.mcp.json_rpc import Message, Receive, Scope, Send, send_error
+from toolspace.server.mcp.json_rpc import send_error
 from toolspace.server.mcp.sdk_server import CALLER_SCOPE_KEY, ChangeNotifier, ToolspaceMcpServer
 from toolspace.server.mcp.service import McpService
 from toolspace.server.mcp.sessions import (
@@ -27,13 +28,14 @@ from toolspace.server.mcp.sessions import (
     parse_session_opening,
 )
 from toolspace.server.mcp.suspended_calls import SuspendedCalls
+from toolspace.server.problems import Problem, to_problem
 from toolspace.toolspace import Toolspace
 
-MAX_BODY = 4 * 1024 * 1024
-BODY_SECONDS = 30.0
-"""How long a body may take to arrive: a client that sends a byte now and then would hold its connection for ever."""
 IDLE_SECONDS = 1800.0
 """How long a session of the handshake era is kept for a client that asks nothing."""
+
+Authorize = Callable[[Scope], "ToolContext | Awaitable[ToolContext | None] | None"]
+"""Authenticates a request: returns the caller's context, or None for any caller. Raises `Problem` to refuse it."""
 
 
 class McpEndpoint:
@@ -52,17 +54,18 @@ class McpEndpoint:
         allowed_hosts: Iterable[str] = (),
         allowed_origins: Iterable[str] = (),
         authorize: Authorize | None = None,
-        max_body: int = MAX_BODY,
+        max_body: int = MAX_BODY_BYTES,
         idle_seconds: float = IDLE_SECONDS,
     ) -> None:
         self._service = McpService(toolspace)
         self._changes = ChangeNotifier()
         self._parking = SuspendedCalls(self._service)
         self._server = ToolspaceMcpServer(self._service, self._changes, self._parking)
-        self._names = HostCheck(allowed_hosts, allowed_origins)
+        check = HostCheck(allowed_hosts, allowed_origins)
+        self._checked = CorsMiddleware(self._serve, check, MCP_CORS, refuse=_refuse)
         self._authorize = authorize
         self._max_body = max_body
-        # The body is bounded and the names are checked here, before either path.
+        # Body size, Host and Origin are checked here, for both paths.
         self._manager = StreamableHTTPSessionManager(
             self._server, max_request_body_size=max_body, session_idle_timeout=idle_seconds, max_sessions=MAX_SESSIONS
         )
@@ -101,41 +104,35 @@ class McpEndpoint:
         if self._running is None or self._ended.is_set():
             await send_error(send, 503, "Service Unavailable: the server is starting or stopping")
             return
+        await self._checked(scope, receive, send)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves a request whose Host and Origin are allowed."""
         pairs: list[tuple[bytes, bytes]] = scope["headers"]
         headers = dict(pairs)
-        denied = self._names.check(headers.get(b"host"), headers.get(b"origin"))
-        if len(headers) < len(pairs) and _is_said_twice(pairs):
-            denied = Refusal(400, "Bad Request: Host, Origin or Mcp-Session-Id appears more than once")
-        if denied is not None:
-            await send_error(send, denied.status, denied.message, headers=denied.headers)
+        context, owner, body = None, None, b""
+        try:
+            if len(headers) < len(pairs) and sum(name == b"mcp-session-id" for name, _ in pairs) > 1:
+                raise Problem(400, "The header Mcp-Session-Id appears more than once; send it once")
+            if self._authorize is not None:
+                context = self._authorize(scope)
+                if inspect.isawaitable(context):
+                    context = await context
+            if scope["method"] == "POST":
+                body = await read_body(receive, headers.get(b"content-length"), limit=self._max_body)
+        except Exception as error:
+            await _refuse(send, to_problem(error))
             return
-        if (origin := headers.get(b"origin")) is not None:
-            send = _shared_with(origin, send)
-            if scope["method"] == "OPTIONS":
-                await _preflight(send)
-                return
-        context, owner = None, None
-        if self._authorize is not None:
-            context = self._authorize(scope)
-            if inspect.isawaitable(context):
-                context = await context
-            if isinstance(context, Refusal):
-                await send_error(send, context.status, context.message, headers=context.headers)
-                return
-            if context is not None:
-                owner = _owner(
-                    context.user_id, context.agent_entity_id, context.agent_id, context.session_id, context.space_id
-                )
-                scope[CALLER_SCOPE_KEY] = context
+        if context is not None:
+            owner = _owner(
+                context.user_id, context.agent_entity_id, context.agent_id, context.session_id, context.space_id
+            )
+            scope[CALLER_SCOPE_KEY] = context
         if scope["method"] != "POST":
             if scope["method"] == "DELETE" and (session := self._sessions.remove(headers, owner)) is not None:
                 for call_id in session.running_calls.values():
                     self._service.cancel(call_id)
             await self._manage(scope, receive, send, owner)
-            return
-        body = await _read(receive, headers.get(b"content-length"), self._max_body)
-        if isinstance(body, Refusal):
-            await send_error(send, body.status, body.message, headers=body.headers)
             return
         # A header that is there twice hides one of its values in the mapping: the library looks at each.
         if len(headers) == len(pairs) and (job := self._job(headers, body, context, owner)) is not None:
@@ -174,36 +171,9 @@ class McpEndpoint:
         self._changes.notify_tools_changed()
 
 
-def _is_said_twice(pairs: list[tuple[bytes, bytes]]) -> bool:
-    names = [name for name, _ in pairs if name in (b"host", b"origin", b"mcp-session-id")]
-    return len(set(names)) < len(names)
-
-
-async def _read(receive: Receive, declared: bytes | None, limit: int) -> bytes | Refusal:
-    """The whole body. A part of one is as good as nothing, whatever it says: its client went away, or is too slow."""
-    if declared is not None and declared.isdigit() and int(declared[:20]) > limit:
-        return _too_large(limit)
-    try:
-        async with asyncio.timeout(BODY_SECONDS):
-            message = await receive()
-            if message["type"] == "http.request" and not message.get("more_body", False):  # The way of most.
-                body: bytes = message.get("body", b"")
-                return body if len(body) <= limit else _too_large(limit)
-            pieces = bytearray()
-            while message["type"] == "http.request":
-                pieces += message.get("body", b"")
-                if len(pieces) > limit:
-                    return _too_large(limit)
-                if not message.get("more_body", False):
-                    return bytes(pieces)
-                message = await receive()
-    except TimeoutError:
-        return Refusal(408, "Request Timeout: the body did not arrive in time", ((b"connection", b"close"),))
-    return Refusal(400, "Bad Request: the connection was closed before the body had arrived")
-
-
-def _too_large(limit: int) -> Refusal:
-    return Refusal(413, f"Request body too large: at most {limit} bytes are taken")
+async def _refuse(send: Send, problem: Problem) -> None:
+    """Sends a problem as MCP clients expect it: a JSON-RPC error."""
+    await send_error(send, problem.status, problem.detail, headers=problem.headers)
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
@@ -224,29 +194,3 @@ def _replay(body: bytes, receive: Receive) -> Receive:
 def _owner(*who: str | None) -> str:
     """One text for one caller. Remembered: it is asked for with every request."""
     return hashlib.sha256(json_text.encode_bytes(list(who))).hexdigest()
-
-
-def _shared_with(origin: bytes, send: Send) -> Send:
-    """Lets a page that may use the server read its answers."""
-
-    async def sending(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            shared = [
-                (b"access-control-allow-origin", origin),
-                (b"access-control-expose-headers", b"mcp-session-id"),
-                (b"vary", b"origin"),
-            ]
-            message = {**message, "headers": [*message.get("headers", ()), *shared]}
-        await send(message)
-
-    return sending
-
-
-async def _preflight(send: Send) -> None:
-    headers = [
-        (b"access-control-allow-methods", b"GET, POST, DELETE"),
-        (b"access-control-allow-headers", b"*, authorization"),
-        (b"access-control-max-age", b"600"),
-    ]
-    await send({"type": "http.response.start", "status": 204, "headers": headers})
-    await send({"type": "http.response.body", "body": b""})

@@ -21,9 +21,10 @@ from mcp_types.version import LATEST_MODERN_VERSION
 from toolspace.core import json_text
 from toolspace.core.context import ToolContext
 from toolspace.core.result import ToolResult
+from toolspace.server.asgi import Receive, Send
 from toolspace.server.mcp import json_rpc
 from toolspace.server.mcp.elicitation import NO_ABILITIES, ClientAbilities
-from toolspace.server.mcp.json_rpc import INVALID_PARAMS, HttpExchange, Receive, RequestId, Send
+from toolspace.server.mcp.json_rpc import INVALID_PARAMS, HttpExchange, RequestId
 from toolspace.server.mcp.progress import ProgressQueue, ProgressReport
 from toolspace.server.mcp.results import encode_call_result
 from toolspace.server.mcp.service import McpService, UnknownToolError

@@ -10,17 +10,16 @@ from typing import Any, Final, Self
 
 from toolspace.config.model import ServerSettings
 from toolspace.core.context import ToolContext
+from toolspace.server.asgi import Message, Receive, Scope, Send
 from toolspace.server.authentication import Authenticator
 from toolspace.server.authorization import Caller, EntityCaller
-from toolspace.server.host_and_cors import MCP_PATHS, Refusal, allowed_hosts
+from toolspace.server.host_and_cors import allowed_hosts
 from toolspace.server.keys import ToolKeyPolicy
 from toolspace.server.mcp.endpoint import McpEndpoint
-from toolspace.server.mcp.json_rpc import Message, Receive, Scope, Send
 from toolspace.server.problems import Problem, to_problem
 from toolspace.server.rate_limit import RequestLimiter
 from toolspace.toolspace import Toolspace
 
-PATHS: Final = MCP_PATHS
 _LEAVE: Final = "toolspace.leave"
 _LOOK_SECONDS: Final = 3.0
 """How often it is looked whether those who are connected for longer may still be."""
@@ -81,21 +80,15 @@ class McpMount:
             if (leave := scope.pop(_LEAVE, None)) is not None:
                 leave()
 
-    def _authorize(self, scope: Scope) -> ToolContext | Refusal | Awaitable[ToolContext | Refusal]:
+    def _authorize(self, scope: Scope) -> ToolContext | Awaitable[ToolContext]:
         client = scope.get("client")
-        try:
-            caller = self._authenticator.authenticate(scope["headers"], client[0] if client else "")
-            if not isinstance(caller, Caller):
-                return self._authorize_later(scope, caller)
+        caller = self._authenticator.authenticate(scope["headers"], client[0] if client else "")
+        if isinstance(caller, Caller):
             return self._admit(scope, caller)
-        except Problem as problem:
-            return _denied(problem)
+        return self._admit_later(scope, caller)
 
-    async def _authorize_later(self, scope: Scope, caller: Awaitable[Caller]) -> ToolContext | Refusal:
-        try:
-            return self._admit(scope, await caller)
-        except Exception as error:
-            return _denied(to_problem(error))
+    async def _admit_later(self, scope: Scope, caller: Awaitable[Caller]) -> ToolContext:
+        return self._admit(scope, await caller)
 
     def _admit(self, scope: Scope, caller: Caller) -> ToolContext:
         if isinstance(caller, EntityCaller):
@@ -149,10 +142,6 @@ class _Exchange:
             await self.send({"type": "http.response.start", "status": 401, "headers": [(b"content-length", b"0")]})
         if not self._ended:
             await self.send({"type": "http.response.body", "body": b""})
-
-
-def _denied(problem: Problem) -> Refusal:
-    return Refusal(problem.status, problem.detail, tuple(problem.headers))
 
 
 async def _end(task: asyncio.Task[None]) -> None:

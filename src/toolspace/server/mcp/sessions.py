@@ -11,7 +11,7 @@ import msgspec
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 
 from toolspace.core.context import ToolContext
-from toolspace.server.mcp.json_rpc import Message, Send
+from toolspace.server.asgi import Message, Send
 from toolspace.server.mcp.service import session_context
 
 MAX_SESSIONS = 10_000

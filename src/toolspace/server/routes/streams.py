@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from toolspace.core.records import run_stream, space_stream
+from toolspace.server.asgi import Receive, Scope, Send
 from toolspace.server.authorization import Access, EntityCaller, get_visible_run, get_visible_space
-from toolspace.server.mcp.json_rpc import Receive, Scope, Send
 from toolspace.server.problems import Problem
 from toolspace.server.requests import Request
 from toolspace.server.responses import StreamingResponse

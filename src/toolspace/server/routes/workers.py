@@ -12,8 +12,8 @@ from toolspace.core import json_text
 from toolspace.core.ids import new_id
 from toolspace.core.records import CallRecord
 from toolspace.server.api_types import Id, JsonRequestBody, NewId, QueryParameters, ResponseBody, ResultPage
+from toolspace.server.asgi import Receive, Scope, Send
 from toolspace.server.authorization import Access
-from toolspace.server.mcp.json_rpc import Receive, Scope, Send
 from toolspace.server.problems import Problem
 from toolspace.server.requests import Request
 from toolspace.server.responses import NO_CONTENT, Response
