@@ -11,7 +11,7 @@ import platform
 import sys
 from time import perf_counter
 
-from benchmarks.harness import QUICK, Report, Row, child, show
+from benchmarks.harness import QUICK, Report, Row, format_report, run_python
 
 MEASURES = (
     "call", "cache", "imports", "register", "many", "memory", "stream", "queues", "threads", "telemetry",
@@ -34,26 +34,26 @@ def main() -> int:
     if unknown := [name for name in names if name not in MEASURES]:
         parser.error(f"no measure is called {unknown[0]!r}; there are {', '.join(MEASURES)}")
 
-    began = perf_counter()
+    started_at = perf_counter()
     if not options.json:
         print(f"Python {platform.python_version()}, {os.cpu_count()} cores, load {_load()}\n", flush=True)
     reports: dict[str, Report] = {}
     for name in names:
         report = reports[name] = _measure(name) if len(names) == 1 else _measure_apart(name)
         if not options.json:
-            print(show(report) + "\n", flush=True)
+            print(format_report(report) + "\n", flush=True)
     rows = [row for report in reports.values() for row in report.rows]
-    missed = sum(row.passed is False for row in rows)
+    miss_count = sum(row.is_pass is False for row in rows)
     if options.json:
         print(json.dumps({
             "python": platform.python_version(),
             "cores": os.cpu_count(),
-            "seconds": round(perf_counter() - began, 1),
+            "seconds": round(perf_counter() - started_at, 1),
             "measures": {name: report.to_dict() for name, report in reports.items()},
         }, indent=2, ensure_ascii=False))  # fmt: skip
     else:
-        _summarise(rows, perf_counter() - began)
-    return 1 if missed and options.strict else 0
+        _summarise(rows, perf_counter() - started_at)
+    return 1 if miss_count and options.strict else 0
 
 
 def _measure(name: str) -> Report:
@@ -65,12 +65,12 @@ def _measure(name: str) -> Report:
 
 def _measure_apart(name: str) -> Report:
     """In a process of its own: what one measure leaves behind (threads, memory, garbage) must not weigh on the next."""
-    return Report.from_dict(json.loads(child("-m", "benchmarks", name, "--json"))["measures"][name])
+    return Report.from_dict(json.loads(run_python("-m", "benchmarks", name, "--json"))["measures"][name])
 
 
 def _summarise(rows: list[Row], seconds: float) -> None:
-    musts = [row.passed for row in rows if row.passed is not None]
-    aims = [row.reached for row in rows if row.reached is not None]
+    musts = [row.is_pass for row in rows if row.is_pass is not None]
+    aims = [row.is_reached for row in rows if row.is_reached is not None]
     print(f"{sum(musts)} of {len(musts)} musts pass, {sum(aims)} of {len(aims)} aims are reached; {seconds:.0f} s")
 
 

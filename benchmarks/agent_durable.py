@@ -9,10 +9,10 @@ from pathlib import Path
 import uvloop
 
 from benchmarks import agent_rounds
+from benchmarks.agent_gateway import agent_gateway, send_event, set_model, wait_until_idle, write_config
 from benchmarks.agent_rounds import LONG, OPENAI_AGENTS, PYDANTIC_AI, SHORT, Runner
-from benchmarks.agent_town import give_model, tell, town, until_idle, write_config
 from benchmarks.harness import Report
-from benchmarks.subjects import ARGUMENTS, add
+from benchmarks.workloads import ARGUMENTS, add
 from toolspace import tool
 from toolspace.models.scripted import ScriptedModel, call
 from toolspace.server.gateway import Gateway
@@ -28,8 +28,8 @@ async def measure() -> Report:
     report = Report(title)
     with tempfile.TemporaryDirectory(prefix="toolspace-bench-") as folder:
         names = [f"agent{number}" for number in range(_AGENTS)]
-        async with town(write_config(Path(folder), names)) as gateway:
-            runners: dict[str, Runner] = {OURS: _ours(gateway)}
+        async with agent_gateway(write_config(Path(folder), names)) as gateway:
+            runners: dict[str, Runner] = {OURS: _toolspace_runner(gateway)}
             for name, make in {
                 PYDANTIC_AI: agent_rounds.pydantic_ai,
                 OPENAI_AGENTS: agent_rounds.openai_agents,
@@ -52,7 +52,7 @@ async def measure() -> Report:
     return report
 
 
-def _ours(gateway: Gateway) -> Runner:
+def _toolspace_runner(gateway: Gateway) -> Runner:
     gateway.toolspace.add_tool(tool(visible=False)(add))
     scripts = {rounds: [call("add", ARGUMENTS)] * rounds + ["done"] for rounds in (SHORT, LONG)}
     numbers = count()
@@ -60,9 +60,9 @@ def _ours(gateway: Gateway) -> Runner:
     async def run(rounds: int) -> None:
         name = f"agent{next(numbers) % _AGENTS}"
         model = ScriptedModel(scripts[rounds], record=False)
-        give_model(gateway, name, model)
-        await tell(gateway, [name])
-        await until_idle(gateway)
+        set_model(gateway, name, model)
+        await send_event(gateway, [name])
+        await wait_until_idle(gateway)
         assert model.remaining_steps == 0, model.remaining_steps
 
     return run

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import uvloop
 
-from benchmarks.agent_town import give_model, tell, town, until_idle, write_config
-from benchmarks.harness import Report, child, rounds_of
+from benchmarks.agent_gateway import agent_gateway, send_event, set_model, wait_until_idle, write_config
+from benchmarks.harness import Report, round_count, run_python
 from benchmarks.memory import resident
 from toolspace.agents.host import entity_id_for
 from toolspace.models.scripted import ScriptedModel
@@ -29,26 +29,26 @@ async def measure() -> Report:
     few, many = (_child("idle", str(number)) for number in (1, IDLE))
     report.figure(f"memory of {IDLE:,} idle agents", (many[0] - few[0]) / 1e6, "MB", must=50.0)
     report.figure(f"processor time of {IDLE:,} idle agents, of one core", many[1] * 100, "%", must=1.0)
-    seconds, cycles, lost = _child("busy")
+    seconds, cycles, lost_messages = _child("busy")
     report.figure("cycles a second, one message a cycle", cycles / seconds, "/s")
-    report.figure("messages a second", (MESSAGES - lost) / seconds, "/s")
-    report.figure("messages that were not processed", lost, "", must=0.0)
+    report.figure("messages a second", (MESSAGES - lost_messages) / seconds, "/s")
+    report.figure("messages that were not processed", lost_messages, "", must=0.0)
     report.notes.append("with a memory of a process with one agent subtracted; on SQLite, scripted models")
     return report
 
 
 def _child(*arguments: str) -> list[float]:
-    return [float(one) for one in child("-m", "benchmarks.agent_many", *arguments).split()]
+    return [float(figure) for figure in run_python("-m", "benchmarks.agent_many", *arguments).split()]
 
 
 async def _idle(count: int) -> None:
     with tempfile.TemporaryDirectory(prefix="toolspace-bench-") as folder:
-        async with town(write_config(Path(folder), [f"agent{number}" for number in range(count)])):
+        async with agent_gateway(write_config(Path(folder), [f"agent{number}" for number in range(count)])):
             await asyncio.sleep(2)
             gc.collect()
-            memory, began, used = resident(), time.perf_counter(), time.process_time()
-            await asyncio.sleep(rounds_of(_WATCHED_SECONDS))
-            print(memory, (time.process_time() - used) / (time.perf_counter() - began))
+            memory, started_at, used = resident(), time.perf_counter(), time.process_time()
+            await asyncio.sleep(round_count(_WATCHED_SECONDS))
+            print(memory, (time.process_time() - used) / (time.perf_counter() - started_at))
 
 
 async def _busy() -> None:
@@ -63,26 +63,26 @@ async def _busy() -> None:
 
     with tempfile.TemporaryDirectory(prefix="toolspace-bench-") as folder:
         path = write_config(Path(folder), names)
-        said = path.read_text().replace('"cyclesPerMinute"', '"inboxBatch": 1, "cyclesPerMinute"')
-        path.write_text(said.replace('"loop"', '"consciousness": {"maxTokens": 2000, "minRecentCycles": 2}, "loop"'))
-        async with town(path) as gateway:
+        text = path.read_text().replace('"cyclesPerMinute"', '"inboxBatch": 1, "cyclesPerMinute"')
+        path.write_text(text.replace('"loop"', '"consciousness": {"maxTokens": 2000, "minRecentCycles": 2}, "loop"'))
+        async with agent_gateway(path) as gateway:
             for name in names:
-                give_model(gateway, name, ScriptedModel(answer, record=False))
-            began = time.perf_counter()
+                set_model(gateway, name, ScriptedModel(answer, record=False))
+            started_at = time.perf_counter()
             for _ in range(MESSAGES // BUSY):
-                await tell(gateway, names, {"text": "a message"})
-            while await _left(gateway, names):  # noqa: ASYNC110 - nobody tells of it
+                await send_event(gateway, names, {"text": "a message"})
+            while await _count_pending(gateway, names):  # noqa: ASYNC110 - no event to wait for
                 await asyncio.sleep(0.05)
-            await until_idle(gateway)
-            seconds = time.perf_counter() - began
-            print(seconds, cycles, await _left(gateway, names))
+            await wait_until_idle(gateway)
+            seconds = time.perf_counter() - started_at
+            print(seconds, cycles, await _count_pending(gateway, names))
 
 
-async def _left(gateway: object, names: list[str]) -> int:
-    left = 0
+async def _count_pending(gateway: object, names: list[str]) -> int:
+    count = 0
     for name in names:
-        left += await gateway.ledger.read(inbox.count_pending, entity_id_for(name))  # type: ignore[attr-defined]
-    return left
+        count += await gateway.ledger.read(inbox.count_pending, entity_id_for(name))  # type: ignore[attr-defined]
+    return count
 
 
 if __name__ == "__main__":

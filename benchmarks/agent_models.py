@@ -13,9 +13,9 @@ from typing import Any
 import aiohttp
 import httpx2
 
-from benchmarks.chatserver import TEXT, WORDS
 from benchmarks.harness import Contestant, Report, Timings, race, repeat
-from benchmarks.processes import serving
+from benchmarks.model_server import TEXT, WORDS
+from benchmarks.processes import start_server
 from toolspace.core.model import ModelRequest, ModelStreamPart, UserTurn
 from toolspace.models.registry import open_model
 
@@ -33,9 +33,15 @@ Ask = Callable[[], Awaitable[Any]]
 async def measure() -> Report:
     report = Report(f"A streamed model request of {WORDS} pieces, beyond the bare HTTP request")
     async with AsyncExitStack() as stack:
-        url = stack.enter_context(serving("chat")).url
+        url = stack.enter_context(start_server("chat")).url
         asks: dict[str, Ask] = {}
-        for name, make in {OURS: ours, SDK: openai, PYDANTIC_AI: pydantic_ai, AIOHTTP: bare, HTTPX: httpx}.items():
+        for name, make in {
+            OURS: toolspace_client,
+            SDK: openai_client,
+            PYDANTIC_AI: pydantic_ai_client,
+            AIOHTTP: plain_aiohttp,
+            HTTPX: plain_httpx,
+        }.items():
             try:
                 ask = await make(stack, f"{url}/v1")
                 answer = await ask()
@@ -47,24 +53,26 @@ async def measure() -> Report:
             asks[name] = ask
         timings = await race([Contestant(name, repeat(ask)) for name, ask in asks.items()], rounds=30, slice_ms=60)
     if SDK in asks:
-        ours_over, sdk_over = _over(timings, OURS, AIOHTTP), _over(timings, SDK, HTTPX)
+        ours_over, sdk_over = _overhead(timings, OURS, AIOHTTP), _overhead(timings, SDK, HTTPX)
         must = {"must": 1.0, "aim": 0.5}
         report.figure("overhead, against the openai SDK's over its own bare client", ours_over / sdk_over, "×", **must)
-        report.figure("the same, both over bare aiohttp", ours_over / _over(timings, SDK, AIOHTTP), "×", **must)
+        report.figure("the same, both over bare aiohttp", ours_over / _overhead(timings, SDK, AIOHTTP), "×", **must)
     if PYDANTIC_AI in asks:
         report.figure(
-            "overhead, against pydantic-ai's", _over(timings, OURS, AIOHTTP) / _over(timings, PYDANTIC_AI, HTTPX), "×"
+            "overhead, against pydantic-ai's",
+            _overhead(timings, OURS, AIOHTTP) / _overhead(timings, PYDANTIC_AI, HTTPX),
+            "×",
         )
     report.ratio("against the bare request that it is made with", timings.ratio(OURS, AIOHTTP))
     report.times(timings, list(asks))
     return report
 
 
-def _over(timings: Timings, name: str, bare: str) -> float:
+def _overhead(timings: Timings, name: str, bare: str) -> float:
     return max(timings.best(name) - timings.best(bare), 1e-7)
 
 
-async def ours(stack: AsyncExitStack, url: str) -> Ask:
+async def toolspace_client(stack: AsyncExitStack, url: str) -> Ask:
     model = open_model("openai", "gpt-4.1", base_url=url, api_key="k", environ={})
     stack.push_async_callback(model.aclose)
     request = ModelRequest(system="", turns=[UserTurn(_ASKED)])
@@ -78,7 +86,7 @@ async def ours(stack: AsyncExitStack, url: str) -> Ask:
     return ask
 
 
-async def openai(stack: AsyncExitStack, url: str) -> Ask:
+async def openai_client(stack: AsyncExitStack, url: str) -> Ask:
     from openai import AsyncOpenAI
 
     client = await stack.enter_async_context(AsyncOpenAI(base_url=url, api_key="k"))
@@ -96,7 +104,7 @@ async def openai(stack: AsyncExitStack, url: str) -> Ask:
     return ask
 
 
-async def pydantic_ai(stack: AsyncExitStack, url: str) -> Ask:
+async def pydantic_ai_client(stack: AsyncExitStack, url: str) -> Ask:
     from pydantic_ai.direct import model_request_stream
     from pydantic_ai.messages import ModelRequest as Request
     from pydantic_ai.models.openai import OpenAIChatModel
@@ -113,7 +121,7 @@ async def pydantic_ai(stack: AsyncExitStack, url: str) -> Ask:
     return ask
 
 
-async def bare(stack: AsyncExitStack, url: str) -> Ask:
+async def plain_aiohttp(stack: AsyncExitStack, url: str) -> Ask:
     session = await stack.enter_async_context(aiohttp.ClientSession())
 
     async def ask() -> str:
@@ -125,7 +133,7 @@ async def bare(stack: AsyncExitStack, url: str) -> Ask:
     return ask
 
 
-async def httpx(stack: AsyncExitStack, url: str) -> Ask:
+async def plain_httpx(stack: AsyncExitStack, url: str) -> Ask:
     client = await stack.enter_async_context(httpx2.AsyncClient())
 
     async def ask() -> str:

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from benchmarks.harness import Contestant, Ratio, Report, Timings, race, repeat
-from benchmarks.subjects import ARGUMENTS, add, toolspace_of
+from benchmarks.workloads import ARGUMENTS, add, create_toolspace
 
 SHORT, LONG = 2, 22
 """Rounds of the two runs that are compared."""
@@ -24,12 +24,12 @@ Runner = Callable[[int], Awaitable[Any]]
 async def measure() -> Report:
     report = Report(f"One tool round of an agent's run, in memory: ({LONG} rounds minus {SHORT}) / {LONG - SHORT}")
     runners: dict[str, Runner] = {}
-    for name, make in {OURS: ours, PYDANTIC_AI: pydantic_ai, OPENAI_AGENTS: openai_agents}.items():
+    for name, make in {OURS: toolspace_runner, PYDANTIC_AI: pydantic_ai, OPENAI_AGENTS: openai_agents}.items():
         try:
             run = await make()
             await run(SHORT)
         except Exception as error:
-            report.notes.append(f"{name} is left out: {type(error).__name__}: {error}")
+            report.notes.append(f"{name} is remaining out: {type(error).__name__}: {error}")
         else:
             runners[name] = run
     timings = await race_rounds(runners, rounds=30)
@@ -56,23 +56,23 @@ def per_round(timings: Timings, name: str) -> float:
     return (timings.best(_key(name, LONG)) - timings.best(_key(name, SHORT))) / (LONG - SHORT)
 
 
-def round_ratio(timings: Timings, name: str, other: str) -> Ratio:
+def round_ratio(timings: Timings, name: str, other_name: str) -> Ratio:
     """How the rounds of two compare; the spread is that of whole runs, which says how noisy the machine was."""
-    whole = timings.ratio(_key(name, LONG), _key(other, LONG))
-    value = per_round(timings, name) / per_round(timings, other)
-    return Ratio(value, value * whole.low / whole.value, value * whole.high / whole.value)
+    run_ratio = timings.ratio(_key(name, LONG), _key(other_name, LONG))
+    value = per_round(timings, name) / per_round(timings, other_name)
+    return Ratio(value, value * run_ratio.low / run_ratio.value, value * run_ratio.high / run_ratio.value)
 
 
 def _key(name: str, length: int) -> str:
     return f"{name}, {length} rounds"
 
 
-async def ours() -> Runner:
+async def toolspace_runner() -> Runner:
     from toolspace import Agent, LoopSettings
     from toolspace.models.scripted import ScriptedModel, call
 
     agent = Agent("adder", system="Add.", settings=LoopSettings(max_steps=LONG + 5))
-    ts = toolspace_of([add])
+    ts = create_toolspace([add])
     ts.agents.add([agent])
     scripts = {rounds: [call("add", ARGUMENTS)] * rounds + ["done"] for rounds in (SHORT, LONG)}
 
@@ -90,12 +90,12 @@ async def pydantic_ai() -> Runner:
     from pydantic_ai.models.function import AgentInfo, FunctionModel
     from pydantic_ai.usage import RequestUsage, UsageLimits
 
-    left = 0
+    remaining = 0
 
     async def respond(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
-        nonlocal left
-        left -= 1
-        part = ToolCallPart("add", ARGUMENTS) if left >= 0 else TextPart("done")
+        nonlocal remaining
+        remaining -= 1
+        part = ToolCallPart("add", ARGUMENTS) if remaining >= 0 else TextPart("done")
         # With its usage: else each request would be estimated by reading all messages, which no real model makes it do.
         return ModelResponse(parts=[part], usage=RequestUsage(input_tokens=1, output_tokens=1))
 
@@ -103,8 +103,8 @@ async def pydantic_ai() -> Runner:
     limits = UsageLimits(request_limit=None)
 
     async def run(rounds: int) -> None:
-        nonlocal left
-        left = rounds
+        nonlocal remaining
+        remaining = rounds
         result = await agent.run("Add.", usage_limits=limits)
         assert result.output == "done", result
 
@@ -118,13 +118,13 @@ async def openai_agents() -> Runner:
     set_tracing_disabled(True)
 
     class Scripted(Model):
-        left = 0
+        remaining = 0
 
         async def get_response(self, *arguments: Any, **options: Any) -> ModelResponse:
-            self.left -= 1
-            if self.left >= 0:
+            self.remaining -= 1
+            if self.remaining >= 0:
                 item: Any = ResponseFunctionToolCall(
-                    arguments=ARGUMENTS, call_id=f"call_{self.left}", name="add", type="function_call"
+                    arguments=ARGUMENTS, call_id=f"call_{self.remaining}", name="add", type="function_call"
                 )
             else:
                 text = ResponseOutputText(annotations=[], text="done", type="output_text")
@@ -141,7 +141,7 @@ async def openai_agents() -> Runner:
     config = RunConfig(tracing_disabled=True)
 
     async def run(rounds: int) -> None:
-        model.left = rounds
+        model.remaining = rounds
         result = await Runner.run(agent, "Add.", max_turns=rounds + 5, run_config=config)
         assert result.final_output == "done", result
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 
-from benchmarks import byhand
+from benchmarks import hand_written_call
 from benchmarks.call import prepare_by_hand
 from benchmarks.harness import Contestant, Report, race, repeat
-from benchmarks.subjects import ARGUMENTS, add, toolspace_of
+from benchmarks.workloads import ARGUMENTS, add, create_toolspace
 from toolspace import tool
 
 HIT = "Toolspace.call, answered by the cache, text seen before"
@@ -20,15 +20,19 @@ SPELLINGS = 5_000
 
 
 async def measure() -> Report:
-    cached = toolspace_of([tool(cache=3600.0)(add)])
-    plain = toolspace_of([add])
+    cached = create_toolspace([tool(cache=3600.0)(add)])
+    plain = create_toolspace([add])
     prepare_by_hand()
-    byhand.remember("add", ARGUMENTS, 3)
+    hand_written_call.remember("add", ARGUMENTS, 3)
     await cached.call("add", ARGUMENTS)
     texts = _spellings()
     for text in (ARGUMENTS, texts[0]):
-        again = await cached.call("add", text)
-        if again.executed or again.result != 3 or (await byhand.cached_call("add", text)) is None:
+        second_result = await cached.call("add", text)
+        if (
+            second_result.executed
+            or second_result.result != 3
+            or (await hand_written_call.cached_call("add", text)) is None
+        ):
             raise RuntimeError("the cache did not answer; there is nothing to measure")
     endless = itertools.cycle(texts)
 
@@ -38,11 +42,11 @@ async def measure() -> Report:
 
     contestants = [
         Contestant(HIT, repeat(cached.call, "add", ARGUMENTS)),
-        Contestant(RECORDED, repeat(byhand.cached_call, "add", ARGUMENTS)),
+        Contestant(RECORDED, repeat(hand_written_call.cached_call, "add", ARGUMENTS)),
         Contestant(RESPELT, respelt),
         Contestant(CALL, repeat(plain.call, "add", ARGUMENTS)),
-        Contestant(BARE, repeat(byhand.look_up, "add", ARGUMENTS)),
-        Contestant(RUN_BY_HAND, repeat(byhand.call, "add", ARGUMENTS)),
+        Contestant(BARE, repeat(hand_written_call.look_up, "add", ARGUMENTS)),
+        Contestant(RUN_BY_HAND, repeat(hand_written_call.call, "add", ARGUMENTS)),
     ]
     timings = await race(contestants, rounds=80)
     report = Report("A cache hit: the same call, answered from memory")
@@ -53,7 +57,7 @@ async def measure() -> Report:
         "the same arguments in another text each time: against the call that runs", timings.ratio(RESPELT, CALL)
     )
     report.ratio("by hand: the hit against the call that runs", timings.ratio(RECORDED, RUN_BY_HAND))
-    report.times(timings, [one.name for one in contestants])
+    report.times(timings, [contestant.name for contestant in contestants])
     report.notes += [
         "a hit is a call too, so it is recorded and announced: the aim is judged against the lookup that does so",
         "a text that came before is known by itself; the lookup by hand validates every time, as for a new text",
@@ -63,5 +67,5 @@ async def measure() -> Report:
 
 
 def _spellings() -> list[str]:
-    """The same arguments in so many texts that none is remembered until it comes again."""
+    """Equal arguments in so many texts that none is still cached when it is used again."""
     return [f'{{"a":{" " * (number % 70)}1,"b":{" " * (number // 70)}2}}' for number in range(SPELLINGS)]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pydantic import TypeAdapter
 
-from benchmarks import byhand
+from benchmarks import hand_written_call
 from benchmarks.harness import Contestant, Report, Timings, race, repeat
 from benchmarks.peers import LANGCHAIN, PEERS, PYDANTIC_AI
-from benchmarks.subjects import ARGUMENTS, add, ignore, toolspace_of
+from benchmarks.workloads import ARGUMENTS, add, create_toolspace, ignore
 
 OURS = "Toolspace.call"
 ORCHESTRATOR = "ToolOrchestrator.execute"
@@ -31,36 +31,36 @@ async def measure() -> Report:
             contestants.append(Contestant(name, repeat(call)))
     timings = await race(contestants, rounds=60)
     _judge(report, timings)
-    report.times(timings, [one.name for one in contestants])
+    report.times(timings, [contestant.name for contestant in contestants])
     return report
 
 
 def ours_and_by_hand() -> list[Contestant]:
-    ts, silent = toolspace_of([add]), toolspace_of([add], events=False)
+    ts, silent = create_toolspace([add]), create_toolspace([add], events=False)
     prepare_by_hand()
     return [
         Contestant(OURS, repeat(ts.call, "add", ARGUMENTS)),
-        Contestant(BY_HAND, repeat(byhand.call, "add", ARGUMENTS)),
-        Contestant(DEFERRED, repeat(byhand.call, "add", ARGUMENTS, True)),
+        Contestant(BY_HAND, repeat(hand_written_call.call, "add", ARGUMENTS)),
+        Contestant(DEFERRED, repeat(hand_written_call.call, "add", ARGUMENTS, True)),
         Contestant(ORCHESTRATOR, repeat(ts.orchestrator.execute, "add", ARGUMENTS)),
         Contestant(SILENT, repeat(silent.call, "add", ARGUMENTS)),
     ]
 
 
 def prepare_by_hand() -> None:
-    byhand.register(add, byhand.AddArguments)
-    byhand.on_requested[:] = [ignore]
-    byhand.on_ended[:] = [ignore]
+    hand_written_call.register(add, hand_written_call.AddArguments)
+    hand_written_call.on_requested[:] = [ignore]
+    hand_written_call.on_ended[:] = [ignore]
 
 
 def _lean() -> list[Contestant]:
     """What is not comparable, and shows where the floor below the floor is."""
-    validate = TypeAdapter(byhand.AddArguments).validator.validate_json
+    validate = TypeAdapter(hand_written_call.AddArguments).validator.validate_json
 
-    async def validated(text: str) -> int:
+    async def call_validated(text: str) -> int:
         return await add(**validate(text))
 
-    return [Contestant(BARE, repeat(add, 1, 2)), Contestant(VALIDATED, repeat(validated, ARGUMENTS))]
+    return [Contestant(BARE, repeat(add, 1, 2)), Contestant(VALIDATED, repeat(call_validated, ARGUMENTS))]
 
 
 def _judge(report: Report, timings: Timings) -> None:

@@ -36,7 +36,7 @@ class Connection(asyncio.Protocol):
         self.on_answer = on_answer
         self.on_loss: Callable[[Connection], None] = lambda _: None
         self.is_open = False
-        self.known: frozenset[bytes] | set[bytes] = frozenset()
+        self.complete_bodies: frozenset[bytes] | set[bytes] = frozenset()
         """Answers that were found complete before: comparing is cheaper than reading the length again."""
         self._pieces = b""
         self._transport: asyncio.Transport | None = None
@@ -68,7 +68,7 @@ class Connection(asyncio.Protocol):
         if self._pieces:
             data = self._pieces + data
         head, end, rest = data.partition(b"\r\n\r\n")
-        if end and (rest in self.known or is_whole(head, rest)):
+        if end and (rest in self.complete_bodies or is_whole(head, rest)):
             self._pieces = b""
             self.on_answer(self, head, rest)
         else:

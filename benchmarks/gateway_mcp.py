@@ -9,8 +9,8 @@ import uvloop
 
 from benchmarks.gateway_process import gateway_serving, secret
 from benchmarks.harness import Report
-from benchmarks.processes import serving, toolspace_serving
-from benchmarks.rivals import Rival, race_servers
+from benchmarks.processes import start_server, start_toolspace
+from benchmarks.server_race import ServerContestant, race_servers
 
 loop_factory = uvloop.new_event_loop
 CALLERS = 50
@@ -24,19 +24,21 @@ async def measure() -> Report:
     with ExitStack() as servers:
         gateway = servers.enter_context(gateway_serving())
         rivals = [
-            Rival(OURS, replace(gateway, url=f"{gateway.url}/mcp"), headers=secret()),
-            Rival(PLAIN, servers.enter_context(toolspace_serving())),
+            ServerContestant(OURS, replace(gateway, url=f"{gateway.url}/mcp"), headers=secret()),
+            ServerContestant(PLAIN, servers.enter_context(start_toolspace())),
         ]
         try:
-            rivals.append(Rival(FASTMCP, servers.enter_context(serving("fastmcp"))))
+            rivals.append(ServerContestant(FASTMCP, servers.enter_context(start_server("fastmcp"))))
         except RuntimeError as error:
             report.notes.append(f"FastMCP is left out: {error}")
         outcome = await race_servers(rivals, callers=CALLERS, rounds=14, slice_ms=150)
     timings = outcome.timings
     if FASTMCP in timings:
         throughput = timings.ratio(FASTMCP, OURS)
-        report.ratio("calls per second, against FastMCP serving it bare", throughput, must=2.0, aim=8.0, more=True)
-    report.ratio("calls per second, against toolspace mcp --http", timings.ratio(PLAIN, OURS), more=True)
+        report.ratio(
+            "calls per second, against FastMCP serving it bare", throughput, must=2.0, aim=8.0, more_is_better=True
+        )
+    report.ratio("calls per second, against toolspace mcp --http", timings.ratio(PLAIN, OURS), more_is_better=True)
     faults = outcome.faults[OURS]
     report.figure(f"wrong answers in {outcome.calls[OURS]:,} calls", len(faults), "", must=0)
     report.notes.extend(faults[:1])

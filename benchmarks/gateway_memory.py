@@ -13,7 +13,7 @@ import uvloop
 
 from benchmarks.connections import Connection, Target
 from benchmarks.gateway_process import Callers, Reader, gateway_serving, member, secret, write_config
-from benchmarks.harness import Report, child
+from benchmarks.harness import Report, run_python
 from benchmarks.memory import resident
 from benchmarks.processes import Server
 
@@ -26,14 +26,14 @@ READERS = 1_000
 
 async def measure() -> Report:
     report = Report("Memory of a gateway for each call that waits, and for each reader of a space")
-    inside = int(child("-m", "benchmarks.gateway_memory", "resident")) / CALLS
-    traced = int(child("-m", "benchmarks.gateway_memory", "traced")) / CALLS
-    report.figure(f"a call that waits, of {CALLS:,}", inside / 1024, "KiB", must=8.0)
+    resident_bytes = int(run_python("-m", "benchmarks.gateway_memory", "resident")) / CALLS
+    traced_bytes = int(run_python("-m", "benchmarks.gateway_memory", "traced")) / CALLS
+    report.figure(f"a call that waits, of {CALLS:,}", resident_bytes / 1024, "KiB", must=8.0)
     with gateway_serving() as server:
         report.figure(f"an idle reader, of {READERS:,} members", await _readers(server) / 1024, "KiB", must=64.0)
     with gateway_serving() as server:
         report.figure(f"a call that waits, of {REQUESTS:,} over HTTP", await _requests(server) / 1024, "KiB")
-    report.figure("a call that waits: allocated by Python (tracemalloc)", traced / 1024, "KiB")
+    report.figure("a call that waits: allocated by Python (tracemalloc)", traced_bytes / 1024, "KiB")
     report.notes.append("over HTTP the connection, the request and its task are in it; all are resident otherwise")
     return report
 
@@ -48,10 +48,10 @@ async def _readers(server: Server) -> float:
         await callers.ask(f"/api/spaces/{space['id']}/members", {"entityId": entity["id"]})
         headers.append(member(entity["id"]))
     # The first load what is loaded on first use.
-    readers = [await Reader.open(server.url, path, own, _ignore) for own in headers[:10]]
+    readers = [await Reader.open(server.url, path, subscriber_headers, _ignore) for subscriber_headers in headers[:10]]
     before = resident(pid=server.pid)
-    readers += [await Reader.open(server.url, path, own, _ignore) for own in headers[10:]]
-    await _until(callers, "readers", READERS + 10)
+    readers += [await Reader.open(server.url, path, subscriber_headers, _ignore) for subscriber_headers in headers[10:]]
+    await _wait_until_open(callers, "readers", READERS + 10)
     await asyncio.sleep(4)  # They are looked after, and asked for their rights, in the meantime.
     extra = resident(pid=server.pid) - before
     for reader in readers:
@@ -66,41 +66,41 @@ async def _requests(server: Server) -> float:
     run = await callers.ask("/api/runs", {"agentEntityId": agent["id"]})
     worker = await Reader.open(server.url, "/api/tools/stream?tools=lookup&concurrency=1", secret(), _ignore)
     request = callers.request(f"/api/runs/{run['id']}/calls", {"name": "lookup", "args": {"order": 17}})
-    waiting: list[Connection] = []
+    connections: list[Connection] = []
 
     async def wait(count: int) -> None:
         for _ in range(count):
-            connection = await Connection.open(Target.of(server.url), _answered)
+            connection = await Connection.open(Target.of(server.url), _on_unexpected_answer)
             connection.send(request)
-            waiting.append(connection)
-        await _until(callers, "calls", len(waiting))
+            connections.append(connection)
+        await _wait_until_open(callers, "calls", len(connections))
 
     await wait(10)
     before = resident(pid=server.pid)
     await wait(REQUESTS)
     extra = resident(pid=server.pid) - before
-    for connection in waiting:
+    for connection in connections:
         connection.close()
     worker.close()
     callers.close()
     return extra / REQUESTS
 
 
-async def _until(callers: Callers, what: str, count: int) -> None:
+async def _wait_until_open(callers: Callers, counter: str, count: int) -> None:
     async with asyncio.timeout(60):
-        while (await callers.ask("/bench/open"))[what] < count:  # noqa: ASYNC110 - it is another process
+        while (await callers.ask("/bench/open"))[counter] < count:  # noqa: ASYNC110 - it is another process
             await asyncio.sleep(0.05)
 
 
 def _ignore(data: bytes) -> None: ...
 
 
-def _answered(_: Connection, head: bytes, rest: bytes) -> None:
+def _on_unexpected_answer(_: Connection, head: bytes, rest: bytes) -> None:
     raise RuntimeError(f"a call should wait, and was answered: {head[:40]!r} {rest[:500]!r}")
 
 
-async def main(what: str) -> None:
-    """What runs in the fresh interpreter: prints how many bytes the calls added that wait in its own process."""
+async def main(mode: str) -> None:
+    """Runs in a fresh interpreter: prints how many bytes the waiting calls added to the process."""
     from toolspace.core.context import ToolContext
     from toolspace.server.gateway import Gateway
     from toolspace.spaces.call_host import GatewayCallHost
@@ -125,18 +125,18 @@ async def main(what: str) -> None:
 
             async def all_wait() -> None:
                 while gateway.pending_calls.waiting_count < len(tasks):
-                    if ended := next((task for task in tasks if task.done()), None):
-                        raise RuntimeError(f"a call should wait, and gave {ended.result()!r}")
+                    if ended_task := next((task for task in tasks if task.done()), None):
+                        raise RuntimeError(f"a call should wait, and gave {ended_task.result()!r}")
                     await asyncio.sleep(0.01)
 
             await wait(10)
             gc.collect()
             before = resident()
-            if what == "traced":
+            if mode == "traced":
                 tracemalloc.start()
             await wait(CALLS)
             gc.collect()
-            print(tracemalloc.get_traced_memory()[0] if what == "traced" else resident() - before)
+            print(tracemalloc.get_traced_memory()[0] if mode == "traced" else resident() - before)
             tracemalloc.stop()
             await gateway.drain(1.0)
             await asyncio.gather(*tasks)

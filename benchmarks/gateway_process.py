@@ -1,4 +1,4 @@
-"""A gateway in a process of its own, and those who talk to it: over plain connections that cost next to nothing."""
+"""Starts a gateway in its own process, and clients for it over plain connections with little overhead."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from benchmarks.connections import Connection, Target, body_of
-from benchmarks.processes import FUNCTIONS, Server, serving
+from benchmarks.processes import FUNCTIONS, Server, start_server
 
 SECRET, PUBLIC, SIGNING = "sk_bench_0123456789abcdef", "pk_bench_0123456789abcdef", "0123456789abcdef" * 4
 _CONFIG = f"""\
@@ -37,7 +37,7 @@ tools:
 @contextmanager
 def gateway_serving() -> Generator[Server]:
     """A gateway on SQLite, durable, with nothing in it."""
-    with tempfile.TemporaryDirectory() as folder, serving("gateway", str(write_config(Path(folder)))) as server:
+    with tempfile.TemporaryDirectory() as folder, start_server("gateway", str(write_config(Path(folder)))) as server:
         yield server
 
 
@@ -65,7 +65,7 @@ def _base64(data: bytes) -> bytes:
 
 
 class Callers:
-    """So many callers at once, each on a connection of its own, with the secret key."""
+    """Several concurrent callers, each with its own connection and the secret key."""
 
     def __init__(self, url: str, connections: list[Connection]) -> None:
         self._target = Target.of(url)
@@ -74,7 +74,7 @@ class Callers:
     @classmethod
     async def open(cls, url: str, count: int) -> Callers:
         target = Target.of(url)
-        return cls(url, [await Connection.open(target, _unasked) for _ in range(count)])
+        return cls(url, [await Connection.open(target, _on_unexpected_answer) for _ in range(count)])
 
     def request(self, path: str, body: Any = None) -> bytes:
         """A POST, ready to be written."""
@@ -89,34 +89,34 @@ class Callers:
     async def send(self, requests: Sequence[bytes]) -> list[bytes]:
         """The answers to requests, in their order. Each caller sends its next one as soon as it has an answer."""
         answers: list[bytes] = [b""] * len(requests)
-        over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        unsent, unanswered = iter(range(len(requests))), len(requests)
-        at: dict[Connection, int] = {}
+        completion: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        unsent_numbers, unanswered_count = iter(range(len(requests))), len(requests)
+        request_numbers: dict[Connection, int] = {}
 
-        def go_on(connection: Connection) -> None:
-            number = next(unsent, None)
+        def send_next(connection: Connection) -> None:
+            number = next(unsent_numbers, None)
             if number is not None:
-                at[connection] = number
+                request_numbers[connection] = number
                 connection.send(requests[number])
 
-        def answered(connection: Connection, head: bytes, rest: bytes) -> None:
-            nonlocal unanswered
+        def on_answer(connection: Connection, head: bytes, rest: bytes) -> None:
+            nonlocal unanswered_count
             if not head.startswith(b"HTTP/1.1 20"):
-                _fail(over, f"the answer is {head[:40]!r}: {body_of(head, rest)[:500]!r}")
-            answers[at.pop(connection)] = rest
-            unanswered -= 1
-            if not unanswered and not over.done():
-                over.set_result(None)
-            go_on(connection)
+                _fail(completion, f"the answer is {head[:40]!r}: {body_of(head, rest)[:500]!r}")
+            answers[request_numbers.pop(connection)] = rest
+            unanswered_count -= 1
+            if not unanswered_count and not completion.done():
+                completion.set_result(None)
+            send_next(connection)
 
-        def lost(_: Connection) -> None:
-            _fail(over, "the server closed a connection instead of answering")
+        def on_connection_lost(_: Connection) -> None:
+            _fail(completion, "the server closed a connection instead of answering")
 
         for connection in self._connections:
-            connection.on_answer, connection.on_loss = answered, lost
-            go_on(connection)
+            connection.on_answer, connection.on_loss = on_answer, on_connection_lost
+            send_next(connection)
         async with asyncio.timeout(120):  # A server that does not answer must end the measure.
-            await over
+            await completion
         return answers
 
     def close(self) -> None:
@@ -124,33 +124,33 @@ class Callers:
             connection.close()
 
 
-def _unasked(_: Connection, head: bytes, rest: bytes) -> None:
+def _on_unexpected_answer(_: Connection, head: bytes, rest: bytes) -> None:
     raise RuntimeError(f"nobody asked for {head!r} {rest!r}")
 
 
-def _fail(over: asyncio.Future[Any], why: str) -> None:
-    if not over.done():
-        over.set_exception(RuntimeError(why))
+def _fail(completion: asyncio.Future[Any], why: str) -> None:
+    if not completion.done():
+        completion.set_exception(RuntimeError(why))
 
 
 class Reader(asyncio.Protocol):
-    """One who reads a stream. `heard` gets what comes, head and all, in pieces as they come."""
+    """Subscribes to a stream. `on_data` gets all received bytes, including the response headers."""
 
-    def __init__(self, request: bytes, heard: Callable[[bytes], None]) -> None:
+    def __init__(self, request: bytes, on_data: Callable[[bytes], None]) -> None:
         self._request = request
-        self._heard = heard
-        self._begun = asyncio.get_running_loop().create_future()
+        self._on_data = on_data
+        self._headers_received = asyncio.get_running_loop().create_future()
         self._transport: asyncio.Transport | None = None
 
     @classmethod
-    async def open(cls, url: str, path: str, headers: dict[str, str], heard: Callable[[bytes], None]) -> Reader:
+    async def open(cls, url: str, path: str, headers: dict[str, str], on_data: Callable[[bytes], None]) -> Reader:
         target = Target.of(url)
         lines = [f"GET {path} HTTP/1.1", f"host: {target.host}:{target.port}"]
         lines += [f"{name}: {value}" for name, value in headers.items()]
         request = "\r\n".join((*lines, "", "")).encode()
         loop = asyncio.get_running_loop()
-        _, reader = await loop.create_connection(lambda: cls(request, heard), target.host, target.port)
-        await reader._begun
+        _, reader = await loop.create_connection(lambda: cls(request, on_data), target.host, target.port)
+        await reader._headers_received
         return reader
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -158,15 +158,15 @@ class Reader(asyncio.Protocol):
         self._transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
-        if not self._begun.done():
+        if not self._headers_received.done():
             if data.startswith(b"HTTP/1.1 200"):
-                self._begun.set_result(None)
+                self._headers_received.set_result(None)
             else:
-                _fail(self._begun, f"the answer is {data[:500]!r}")
-        self._heard(data)
+                _fail(self._headers_received, f"the answer is {data[:500]!r}")
+        self._on_data(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        _fail(self._begun, "the server closed the connection")
+        _fail(self._headers_received, "the server closed the connection")
 
     def close(self) -> None:
         if self._transport is not None:

@@ -1,4 +1,4 @@
-"""Times contestants side by side, and judges what comes out against its targets. Knows no library."""
+"""Times contestants in turns and compares the results with targets. Depends on no measured library."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from time import perf_counter
 from typing import Any
 
 Batch = Callable[[int], Awaitable[None]]
-"""Does the thing that is measured so many times."""
+"""Runs the measured operation `count` times."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Contestant:
     name: str
     batch: Batch
     prepare: Callable[[], None] | None = None
-    """Runs before each round, outside the time. A contestant that has one is run once a round."""
+    """Runs before each round, outside the measured time. A contestant with `prepare` runs once per round."""
 
 
 def repeat(function: Callable[..., Awaitable[Any]], *arguments: Any) -> Batch:
@@ -35,16 +35,16 @@ def repeat(function: Callable[..., Awaitable[Any]], *arguments: Any) -> Batch:
     return batch
 
 
-def at_once(callers: int, function: Callable[..., Awaitable[Any]], *arguments: Any) -> Batch:
+def concurrently(callers: int, function: Callable[..., Awaitable[Any]], *arguments: Any) -> Batch:
     """A batch in which so many callers await the function side by side, each again and again."""
 
     async def batch(count: int) -> None:
-        left = count
+        remaining = count
 
         async def caller() -> None:
-            nonlocal left
-            while left > 0:
-                left -= 1
+            nonlocal remaining
+            while remaining > 0:
+                remaining -= 1
                 await function(*arguments)
 
         await asyncio.gather(*(caller() for _ in range(min(callers, count))))
@@ -53,7 +53,7 @@ def at_once(callers: int, function: Callable[..., Awaitable[Any]], *arguments: A
 
 
 class Timings:
-    """Seconds per call of each contestant, one figure for each round."""
+    """Seconds per call of each contestant, one figure per round."""
 
     def __init__(self, rounds: dict[str, list[float]]) -> None:
         self._rounds = rounds
@@ -64,16 +64,20 @@ class Timings:
     def best(self, name: str) -> float:
         return min(self._rounds[name])
 
-    def ratio(self, name: str, other: str) -> Ratio:
+    def ratio(self, name: str, other_name: str) -> Ratio:
         """Best against best: what other processes steal only ever adds time. The spread is over the rounds."""
-        each = [one / two for one, two in zip(self._rounds[name], self._rounds[other], strict=True)]
+        each = [
+            time / other_time for time, other_time in zip(self._rounds[name], self._rounds[other_name], strict=True)
+        ]
         low, _, high = statistics.quantiles(each, n=4)
-        return Ratio(self.best(name) / self.best(other), low, high)
+        return Ratio(self.best(name) / self.best(other_name), low, high)
 
-    def ratio_of_rounds(self, name: str, other: str) -> Ratio:
+    def ratio_of_rounds(self, name: str, other_name: str) -> Ratio:
         """The median over the rounds. For what waits more than it works: how long a core that slept takes to wake
-        differs from round to round, and is the same for both in one."""
-        each = [one / two for one, two in zip(self._rounds[name], self._rounds[other], strict=True)]
+        varies between rounds, and is the same for both within one round."""
+        each = [
+            time / other_time for time, other_time in zip(self._rounds[name], self._rounds[other_name], strict=True)
+        ]
         return Ratio(*(statistics.quantiles(each, n=4)[place] for place in (1, 0, 2)))
 
 
@@ -89,44 +93,44 @@ QUICK = "TOOLSPACE_BENCH_QUICK"
 """Set where a look is enough: a third of the rounds, so the figures are noisier."""
 
 
-def rounds_of(rounds: int) -> int:
+def round_count(rounds: int) -> int:
     return max(rounds // 3, 3) if os.environ.get(QUICK) else rounds
 
 
 async def race(contestants: Sequence[Contestant], *, rounds: int, slice_ms: float = 8.0) -> Timings:
-    """Lets the contestants take turns, a slice of time each, so that what disturbs the machine disturbs all."""
-    sizes = {one.name: await _size(one, slice_ms / 1000) for one in contestants}
-    times: dict[str, list[float]] = {one.name: [] for one in contestants}
+    """Gives the contestants turns of one time slice each, so that noise affects all of them."""
+    sizes = {contestant.name: await _calls_per_slice(contestant, slice_ms / 1000) for contestant in contestants}
+    times: dict[str, list[float]] = {contestant.name: [] for contestant in contestants}
     # What is loaded by now stays: without this each collection would walk every imported library's objects.
     gc.collect()
     gc.freeze()
     try:
-        for turn in range(rounds_of(rounds)):
+        for turn in range(round_count(rounds)):
             # Backwards every other time: nobody always follows the same neighbour.
-            for one in contestants if turn % 2 == 0 else reversed(contestants):
-                if one.prepare is not None:
-                    one.prepare()
-                count = sizes[one.name]
-                began = perf_counter()
-                await one.batch(count)
-                times[one.name].append((perf_counter() - began) / count)
+            for contestant in contestants if turn % 2 == 0 else reversed(contestants):
+                if contestant.prepare is not None:
+                    contestant.prepare()
+                count = sizes[contestant.name]
+                started_at = perf_counter()
+                await contestant.batch(count)
+                times[contestant.name].append((perf_counter() - started_at) / count)
     finally:
         gc.unfreeze()
     return Timings(times)
 
 
-async def _size(one: Contestant, seconds: float) -> int:
+async def _calls_per_slice(contestant: Contestant, seconds: float) -> int:
     """How many calls fill a slice. The first call is not asked: it loads and compiles what the others find ready."""
-    if one.prepare is not None:
-        one.prepare()
-    await one.batch(1)
-    if one.prepare is not None:
+    if contestant.prepare is not None:
+        contestant.prepare()
+    await contestant.batch(1)
+    if contestant.prepare is not None:
         return 1
     count = 1
     while True:
-        began = perf_counter()
-        await one.batch(count)
-        took = perf_counter() - began
+        started_at = perf_counter()
+        await contestant.batch(count)
+        took = perf_counter() - started_at
         if took >= seconds / 2:
             return max(1, round(count * seconds / took))
         count *= 2
@@ -134,58 +138,58 @@ async def _size(one: Contestant, seconds: float) -> int:
 
 @dataclass(frozen=True)
 class Row:
-    """One figure, with the target that it must reach and the one it aims at. Without targets it is information."""
+    """One figure with its must and its aim. Without targets it is information."""
 
-    what: str
+    label: str
     value: float
     unit: str = "×"
     must: float | None = None
     aim: float | None = None
     spread: tuple[float, float] | None = None
-    more: bool = False
+    more_is_better: bool = False
     """Whether more is better: then the targets are what it should at least be."""
 
     @property
-    def passed(self) -> bool | None:
+    def is_pass(self) -> bool | None:
         return self._meets(self.must)
 
     @property
-    def reached(self) -> bool | None:
+    def is_reached(self) -> bool | None:
         return self._meets(self.aim)
 
     @property
     def sign(self) -> str:
-        return "≥" if self.more else "≤"
+        return "≥" if self.more_is_better else "≤"
 
     def _meets(self, target: float | None) -> bool | None:
         if target is None:
             return None
-        return self.value >= target if self.more else self.value <= target
+        return self.value >= target if self.more_is_better else self.value <= target
 
     def to_dict(self) -> dict[str, Any]:
         return {
-            "what": self.what,
+            "what": self.label,
             "value": round(self.value, 4),
             "unit": self.unit,
             "spread": None if self.spread is None else [round(bound, 4) for bound in self.spread],
             "sign": self.sign,
             "must": self.must,
-            "passed": self.passed,
+            "passed": self.is_pass,
             "aim": self.aim,
-            "reached": self.reached,
+            "reached": self.is_reached,
         }
 
     @classmethod
-    def from_dict(cls, found: dict[str, Any]) -> Row:
-        spread = found["spread"]
+    def from_dict(cls, data: dict[str, Any]) -> Row:
+        spread = data["spread"]
         low_high = None if spread is None else (spread[0], spread[1])
-        more = found["sign"] == "≥"
-        return cls(found["what"], found["value"], found["unit"], found["must"], found["aim"], low_high, more)
+        more = data["sign"] == "≥"
+        return cls(data["what"], data["value"], data["unit"], data["must"], data["aim"], low_high, more)
 
 
 @dataclass
 class Report:
-    """What one measure found."""
+    """The figures of one measure."""
 
     title: str
     rows: list[Row] = field(default_factory=list[Row])
@@ -193,19 +197,19 @@ class Report:
 
     def ratio(
         self,
-        what: str,
+        label: str,
         ratio: Ratio,
         *,
         must: float | None = None,
         aim: float | None = None,
-        more: bool = False,
+        more_is_better: bool = False,
     ) -> None:
-        self.rows.append(Row(what, ratio.value, "×", must, aim, (ratio.low, ratio.high), more))
+        self.rows.append(Row(label, ratio.value, "×", must, aim, (ratio.low, ratio.high), more_is_better))
 
     def figure(
-        self, what: str, value: float, unit: str, *, must: float | None = None, aim: float | None = None
+        self, label: str, value: float, unit: str, *, must: float | None = None, aim: float | None = None
     ) -> None:
-        self.rows.append(Row(what, value, unit, must, aim))
+        self.rows.append(Row(label, value, unit, must, aim))
 
     def times(self, timings: Timings, names: Sequence[str]) -> None:
         """The absolute times, for information: they mean nothing on another machine or another day."""
@@ -217,28 +221,33 @@ class Report:
         return {"title": self.title, "rows": [row.to_dict() for row in self.rows], "notes": self.notes}
 
     @classmethod
-    def from_dict(cls, found: dict[str, Any]) -> Report:
-        return cls(found["title"], [Row.from_dict(row) for row in found["rows"]], found["notes"])
+    def from_dict(cls, data: dict[str, Any]) -> Report:
+        return cls(data["title"], [Row.from_dict(row) for row in data["rows"]], data["notes"])
 
 
-def show(report: Report) -> str:
+def format_report(report: Report) -> str:
     """The report as lines of text."""
     cells = [_cells(row) for row in report.rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)] if cells else []
     lines = [report.title]
     for row in cells:
-        aligned = (row[0].ljust(widths[0]), row[1].rjust(widths[1]), row[2].ljust(widths[2]), row[3].ljust(widths[3]))
-        lines.append("  " + "  ".join((*aligned, row[4])).rstrip())
+        aligned_cells = (
+            row[0].ljust(widths[0]),
+            row[1].rjust(widths[1]),
+            row[2].ljust(widths[2]),
+            row[3].ljust(widths[3]),
+        )
+        lines.append("  " + "  ".join((*aligned_cells, row[4])).rstrip())
     lines.extend(f"  ({note})" for note in report.notes)
     return "\n".join(lines)
 
 
 def _cells(row: Row) -> tuple[str, str, str, str, str]:
     spread = "" if row.spread is None else f"({row.spread[0]:.3g} to {row.spread[1]:.3g})"
-    must = "" if row.must is None else f"must {row.sign} {row.must:g}: {'PASS' if row.passed else 'MISS'}"
-    aim = "" if row.aim is None else f"aim {row.sign} {row.aim:g}: {'reached' if row.reached else 'not reached'}"
+    must = "" if row.must is None else f"must {row.sign} {row.must:g}: {'PASS' if row.is_pass else 'MISS'}"
+    aim = "" if row.aim is None else f"aim {row.sign} {row.aim:g}: {'reached' if row.is_reached else 'not reached'}"
     return (
-        row.what,
+        row.label,
         f"{row.value:.3g} {row.unit}" if row.value < 1000 else f"{row.value:.0f} {row.unit}",
         spread,
         must,
@@ -246,11 +255,11 @@ def _cells(row: Row) -> tuple[str, str, str, str, str]:
     )
 
 
-def child(*arguments: str, **environment: str) -> str:
-    """What a fresh interpreter prints: for measures that one process would spoil for the next."""
-    done = subprocess.run(
+def run_python(*arguments: str, **environment: str) -> str:
+    """The output of a fresh interpreter, for measures that would disturb each other in one process."""
+    process = subprocess.run(
         [sys.executable, *arguments], capture_output=True, text=True, check=False, env={**os.environ, **environment}
     )
-    if done.returncode != 0:
-        raise RuntimeError(f"python {' '.join(arguments)} failed:\n{done.stderr}")
-    return done.stdout
+    if process.returncode != 0:
+        raise RuntimeError(f"python {' '.join(arguments)} failed:\n{process.stderr}")
+    return process.stdout

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from time import perf_counter
 
-from benchmarks.harness import Report, Timings, child
+from benchmarks.harness import Report, Timings, run_python
 
 ROUNDS = 15
 PYDANTIC = "import pydantic"
@@ -25,9 +25,9 @@ async def measure() -> Report:
         for turn in range(ROUNDS + 1):
             for statement in statements:
                 times[statement].append(float(_fresh(_TIMED.format(statement), bytecode)))
-            began = perf_counter()
+            started_at = perf_counter()
             _fresh("", bytecode)
-            times[BARE].append(perf_counter() - began)
+            times[BARE].append(perf_counter() - started_at)
             if turn == 0:  # It compiled the bytecode of everything.
                 for each in times.values():
                     each.clear()
@@ -46,4 +46,4 @@ async def measure() -> Report:
 
 def _fresh(code: str, bytecode: str) -> str:
     # One place for all bytecode: where Python is told to write none, only what pip installed would have any.
-    return child("-c", code, PYTHONPYCACHEPREFIX=bytecode, PYTHONDONTWRITEBYTECODE="")
+    return run_python("-c", code, PYTHONPYCACHEPREFIX=bytecode, PYTHONDONTWRITEBYTECODE="")

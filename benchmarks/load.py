@@ -50,15 +50,15 @@ class Load:
     """So many callers at once, each on a connection of its own. `await load(count)` makes so many calls in all."""
 
     def __init__(self, target: Target, calls: Sequence[Call]) -> None:
-        self.answered = 0
+        self.answer_count = 0
         self.faults: list[str] = []
         """What was wrong with answers."""
         self._target = target
         self._calls = calls
         self._idle: list[Connection] = []
         self._under_way: dict[Connection, Call] = {}
-        self._unsent = self._unanswered = 0
-        self._over: asyncio.Future[None] | None = None
+        self._unsent_count = self._unanswered_count = 0
+        self._completion: asyncio.Future[None] | None = None
 
     @classmethod
     async def open(cls, url: str, tool: str, *, callers: int, headers: dict[str, str] | None = None) -> Load:
@@ -69,49 +69,49 @@ class Load:
 
     async def __call__(self, count: int) -> None:
         # Servers close connections that were silent for some seconds, while others had their turns.
-        self._idle = [one if one.is_open else await self._connect() for one in self._idle]
-        self._unsent = self._unanswered = count
-        self._over = asyncio.get_running_loop().create_future()
+        self._idle = [connection if connection.is_open else await self._connect() for connection in self._idle]
+        self._unsent_count = self._unanswered_count = count
+        self._completion = asyncio.get_running_loop().create_future()
         idle, self._idle = self._idle[:count], self._idle[count:]
         for connection in idle:
             self._next(connection)
         # A server that does not answer must end the measure, not stop it for ever.
         async with asyncio.timeout(60):
-            await self._over
+            await self._completion
 
     def close(self) -> None:
         for connection in self._idle:
             connection.close()
 
     async def _connect(self) -> Connection:
-        connection = await Connection.open(self._target, self._answered)
-        connection.on_loss = self._lost
+        connection = await Connection.open(self._target, self._on_answer)
+        connection.on_loss = self._on_connection_lost
         return connection
 
     def _next(self, connection: Connection) -> None:
-        self._unsent -= 1
-        call = self._calls[self._unsent % len(self._calls)]
+        self._unsent_count -= 1
+        call = self._calls[self._unsent_count % len(self._calls)]
         self._under_way[connection] = call
-        connection.known = call.answers
+        connection.complete_bodies = call.answers
         connection.send(call.request)
 
-    def _answered(self, connection: Connection, head: bytes, rest: bytes) -> None:
+    def _on_answer(self, connection: Connection, head: bytes, rest: bytes) -> None:
         try:
             self._under_way.pop(connection).check(head, rest)
         except Exception as error:
             self.faults.append(f"{type(error).__name__}: {error}")
-        self.answered += 1
-        self._unanswered -= 1
-        if self._unsent:
+        self.answer_count += 1
+        self._unanswered_count -= 1
+        if self._unsent_count:
             self._next(connection)
             return
         self._idle.append(connection)
-        if self._unanswered == 0 and self._over is not None and not self._over.done():
-            self._over.set_result(None)
+        if self._unanswered_count == 0 and self._completion is not None and not self._completion.done():
+            self._completion.set_result(None)
 
-    def _lost(self, connection: Connection) -> None:
-        if connection in self._under_way and self._over is not None and not self._over.done():
-            self._over.set_exception(ConnectionError("the server closed a connection instead of answering"))
+    def _on_connection_lost(self, connection: Connection) -> None:
+        if connection in self._under_way and self._completion is not None and not self._completion.done():
+            self._completion.set_exception(ConnectionError("the server closed a connection instead of answering"))
 
 
 def headers_of(method: str, tool: str | None = None) -> dict[str, str]:

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from benchmarks.harness import Contestant, Report, race, repeat
-from benchmarks.subjects import make_functions, toolspace_of
+from benchmarks.workloads import create_toolspace, make_functions
 
 MANY, FEW = 10_000, 10
 
@@ -16,12 +16,12 @@ async def measure() -> Report:
     timings = await race(contestants, rounds=80)
     report = Report(f"Find and call the last tool of {MANY:,}")
     report.ratio(f"against the last of {FEW}", timings.ratio(f"of {MANY:,}", f"of {FEW}"), must=1.25)
-    report.times(timings, [one.name for one in contestants])
+    report.times(timings, [contestant.name for contestant in contestants])
     return report
 
 
 def _last_of(count: int) -> Callable[[], Awaitable[Any]]:
-    ts = toolspace_of(make_functions(count))
+    ts = create_toolspace(make_functions(count))
     name = f"search_{count - 1:05d}"
 
     async def find_and_call() -> None:

@@ -9,31 +9,35 @@ from typing import Any
 
 from mcp import Client, StdioServerParameters
 
-from benchmarks.harness import Contestant, Report, at_once, race, repeat
-from benchmarks.processes import serving
-from benchmarks.subjects import toolspace_of
+from benchmarks.harness import Contestant, Report, concurrently, race, repeat
+from benchmarks.processes import start_server
+from benchmarks.workloads import create_toolspace
 from toolspace import Toolspace
 from toolspace.providers.mcp.provider import McpProvider
 from toolspace.providers.mcp.spec import ServerSpec
 
 ARGUMENTS = {"a": 1, "b": 2}
-_STDIO = ("-m", "benchmarks.serving", "stdio")
+_STDIO = ("-m", "benchmarks.server_roles", "stdio")
 CALLERS = 50
 
 
 async def measure() -> Report:
     async with AsyncExitStack() as stack:
-        urls = {name: stack.enter_context(serving(role)).url for name, role in (("http", "sdk"), ("byhand", "byhand"))}
+        urls = {
+            name: stack.enter_context(start_server(role)).url for name, role in (("http", "sdk"), ("byhand", "byhand"))
+        }
         specs = {name: ServerSpec(url=url) for name, url in urls.items()}
         specs["stdio"] = ServerSpec(command=sys.executable, args=_STDIO)
-        ts = toolspace_of([], providers=[McpProvider(name, spec) for name, spec in specs.items()])
+        ts = create_toolspace([], providers=[McpProvider(name, spec) for name, spec in specs.items()])
         await stack.enter_async_context(ts)
         targets: dict[str, Any] = {**urls, "stdio": StdioServerParameters(command=sys.executable, args=list(_STDIO))}
         clients = {name: await stack.enter_async_context(Client(target)) for name, target in targets.items()}
         calls = {f"Toolspace, {name}": await _through(ts, name) for name in specs}
         calls |= {f"mcp.Client, {name}": await _bare(client) for name, client in clients.items()}
         timings = await race([Contestant(name, repeat(call)) for name, call in calls.items()], rounds=30, slice_ms=30)
-        many = [Contestant(name, at_once(CALLERS, call)) for name, call in calls.items() if not name.endswith("byhand")]
+        many = [
+            Contestant(name, concurrently(CALLERS, call)) for name, call in calls.items() if not name.endswith("byhand")
+        ]
         crowd = await race(many, rounds=8, slice_ms=120)
     report = Report("A call to a connected MCP server, through the orchestrator")
     against = "against the SDK's client"

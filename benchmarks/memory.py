@@ -8,7 +8,7 @@ import tracemalloc
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import Report, child
+from benchmarks.harness import Report, run_python
 
 COUNT = 10_000
 
@@ -22,25 +22,27 @@ async def measure() -> Report:
     return report
 
 
-def _run(what: str) -> int:
-    return int(child("-m", "benchmarks.memory", what))
+def _run(subject: str) -> int:
+    return int(run_python("-m", "benchmarks.memory", subject))
 
 
-def main(what: str) -> None:
+def main(subject: str) -> None:
     """What runs in the fresh interpreter: prints how many bytes were added, by the functions alone or with tools."""
-    from benchmarks.subjects import make_functions, toolspace_of
+    from benchmarks.workloads import create_toolspace, make_functions
 
-    kept: list[Any] = [toolspace_of(make_functions(10)).to_llm_tools()]  # Loads what is loaded on first use.
+    live_objects: list[Any] = [
+        create_toolspace(make_functions(10)).to_llm_tools()
+    ]  # Loads what is loaded on first use.
     before = resident()
     functions = make_functions(COUNT)
-    if what == "traced":
+    if subject == "traced":
         tracemalloc.start()
-    if what != "functions":
-        ts = toolspace_of(functions)
+    if subject != "functions":
+        ts = create_toolspace(functions)
         ts.to_llm_tools()
-        kept.append(ts)
+        live_objects.append(ts)
     gc.collect()
-    print(tracemalloc.get_traced_memory()[0] if what == "traced" else resident() - before)
+    print(tracemalloc.get_traced_memory()[0] if subject == "traced" else resident() - before)
 
 
 def resident(field: str = "VmRSS", *, pid: int | str = "self") -> int:

@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.apidocument import make_document
 from benchmarks.harness import Contestant, Report, race, repeat
-from benchmarks.subjects import toolspace_of
+from benchmarks.openapi_document import make_document
+from benchmarks.workloads import create_toolspace
 from toolspace.providers.openapi.provider import OpenApiProvider, OpenApiSpec
 
 OPERATIONS = 1_000
@@ -24,26 +24,30 @@ WALK = "walk the parsed document"
 async def measure() -> Report:
     report = Report(f"OpenAPI import of {OPERATIONS:,} operations, ready to list")
     with tempfile.TemporaryDirectory() as folder:
-        path = _written(Path(folder, "openapi.json"))
-        document = _parsed(path)
+        path = _write_document(Path(folder, "openapi.json"))
+        document = _parse(path)
 
-        async def ours() -> None:
+        async def load_and_list() -> None:
             provider = OpenApiProvider("shop", OpenApiSpec(spec=str(path)))
-            async with toolspace_of([], providers=[provider]) as ts:
+            async with create_toolspace([], providers=[provider]) as ts:
                 _count([tool.input_schema for tool in ts.list_tools()])
 
         async def parse() -> None:
-            _parsed(path)
+            _parse(path)
 
         async def walk() -> None:
             _walk(document)
 
-        contestants = [Contestant(OURS, repeat(ours)), Contestant(PARSE, repeat(parse)), Contestant(WALK, repeat(walk))]
+        contestants = [
+            Contestant(OURS, repeat(load_and_list)),
+            Contestant(PARSE, repeat(parse)),
+            Contestant(WALK, repeat(walk)),
+        ]
         timings = await race(contestants, rounds=12, slice_ms=100)
         # What Toolspace adds to the parsing, in walks.
         walks = (timings.best(OURS) - timings.best(PARSE)) / timings.best(WALK)
         try:
-            fastmcp = Contestant(FASTMCP, repeat(_with_fastmcp(path)), _nothing)
+            fastmcp = Contestant(FASTMCP, repeat(_with_fastmcp(path)), _once_per_round)
         except ImportError as error:
             report.notes.append(f"FastMCP is left out: {error}")
         else:
@@ -51,18 +55,18 @@ async def measure() -> Report:
             report.ratio("against FastMCP from_openapi and list", rivals.ratio(OURS, FASTMCP), must=0.1)
             report.figure(FASTMCP, rivals.best(FASTMCP) * 1000, "ms")
     report.figure("after parsing, against a bare walk of the document", walks, "×", aim=2.0)
-    for one in contestants:
-        report.figure(one.name, timings.best(one.name) * 1000, "ms")
+    for contestant in contestants:
+        report.figure(contestant.name, timings.best(contestant.name) * 1000, "ms")
     report.notes.append(f"a walk visits each of the document's {_walk(document):,} values once, and does nothing there")
     return report
 
 
-def _written(path: Path) -> Path:
+def _write_document(path: Path) -> Path:
     path.write_text(json.dumps(make_document(OPERATIONS)))
     return path
 
 
-def _parsed(path: Path) -> Any:
+def _parse(path: Path) -> Any:
     return msgspec.json.decode(path.read_bytes())
 
 
@@ -73,7 +77,7 @@ def _with_fastmcp(path: Path) -> Any:
     client = httpx2.AsyncClient(base_url="https://api.example.com/v1")
 
     async def load() -> None:
-        server = FastMCP.from_openapi(_parsed(path), client)
+        server = FastMCP.from_openapi(_parse(path), client)
         _count([tool.parameters for tool in await server.list_tools()])
 
     return load
@@ -97,5 +101,5 @@ def _walk(document: Any) -> int:
     return count
 
 
-def _nothing() -> None:
+def _once_per_round() -> None:
     """Marks a contestant that is run once a round."""

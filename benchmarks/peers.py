@@ -6,7 +6,7 @@ import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from benchmarks.subjects import ARGUMENTS, add
+from benchmarks.workloads import ARGUMENTS, add
 
 Call = Callable[[], Awaitable[Any]]
 

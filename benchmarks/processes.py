@@ -34,24 +34,24 @@ class Server:
 
 
 @contextmanager
-def serving(role: str, *arguments: str) -> Generator[Server]:
-    """One of the servers in `benchmarks.serving`, until the block ends."""
-    with _started("-m", "benchmarks.serving", role, *arguments) as server:
+def start_server(role: str, *arguments: str) -> Generator[Server]:
+    """One of the servers in `benchmarks.server_roles`, until the block ends."""
+    with _start_process("-m", "benchmarks.server_roles", role, *arguments) as server:
         yield server
 
 
 @contextmanager
-def toolspace_serving(config: str = "functions: ./tools.py") -> Generator[Server]:
+def start_toolspace(config: str = "functions: ./tools.py") -> Generator[Server]:
     """`toolspace mcp --http`, as a user starts it, with the function `add` at hand for the configuration."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "tools.py").write_text(FUNCTIONS)
         Path(folder, "toolspace.yaml").write_text(f"{config}\nstorage: {{dir: {folder}/state}}\n")
-        with _started("-m", "toolspace", "--config", f"{folder}/toolspace.yaml", "mcp", "--http", "0") as server:
+        with _start_process("-m", "toolspace", "--config", f"{folder}/toolspace.yaml", "mcp", "--http", "0") as server:
             yield server
 
 
 @contextmanager
-def _started(*arguments: str) -> Generator[Server]:
+def _start_process(*arguments: str) -> Generator[Server]:
     with tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen([sys.executable, *arguments], stdout=subprocess.PIPE, stderr=errors, text=True)
         assert process.stdout is not None

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from benchmarks import byhand
+from benchmarks import hand_written_call
 from benchmarks.harness import Batch, Contestant, Report, race
-from benchmarks.subjects import ARGUMENTS, ignore, toolspace_of
+from benchmarks.workloads import ARGUMENTS, create_toolspace, ignore
 from toolspace import QueueSpec, tool
 
 CALLS, SLOTS = 10_000, 10
@@ -25,24 +25,26 @@ async def pass_on(a: int, b: int) -> int:
 
 
 async def measure() -> Report:
-    free = toolspace_of([tool(queue="q")(pass_on)], queues={"q": QueueSpec(concurrent=SLOTS)})
+    toolspace = create_toolspace([tool(queue="q")(pass_on)], queues={"q": QueueSpec(concurrent=SLOTS)})
     spec = QueueSpec(concurrent=SLOTS, max_waiting=CALLS)
-    bounded = toolspace_of([tool(queue="q")(pass_on)], queues={"q": spec})
-    byhand.register(pass_on, byhand.AddArguments)
-    byhand.on_requested[:] = [ignore]
-    byhand.on_ended[:] = [ignore]
+    bounded_toolspace = create_toolspace([tool(queue="q")(pass_on)], queues={"q": spec})
+    hand_written_call.register(pass_on, hand_written_call.AddArguments)
+    hand_written_call.on_requested[:] = [ignore]
+    hand_written_call.on_ended[:] = [ignore]
     contestants = [
-        Contestant(OURS, _all_at_once(lambda: free.call("pass_on", ARGUMENTS)), _nothing),
-        Contestant(BY_HAND, _all_at_once(_in_semaphore(lambda: byhand.call("pass_on", ARGUMENTS))), _nothing),
-        Contestant(BARE, _all_at_once(_in_semaphore(lambda: pass_on(1, 2))), _nothing),
-        Contestant(BOUNDED, _all_at_once(lambda: bounded.call("pass_on", ARGUMENTS)), _nothing),
+        Contestant(OURS, _all_at_once(lambda: toolspace.call("pass_on", ARGUMENTS)), _once_per_round),
+        Contestant(
+            BY_HAND, _all_at_once(_in_semaphore(lambda: hand_written_call.call("pass_on", ARGUMENTS))), _once_per_round
+        ),
+        Contestant(BARE, _all_at_once(_in_semaphore(lambda: pass_on(1, 2))), _once_per_round),
+        Contestant(BOUNDED, _all_at_once(lambda: bounded_toolspace.call("pass_on", ARGUMENTS)), _once_per_round),
     ]
     timings = await race(contestants, rounds=4)
     report = Report(f"{CALLS:,} calls at once, {SLOTS} at a time")
     report.ratio("against the stages by hand in a semaphore", timings.ratio(OURS, BY_HAND))
     report.ratio("with maxWaiting, against without", timings.ratio(BOUNDED, OURS))
-    for one in contestants:
-        report.figure(one.name, CALLS / timings.best(one.name), "calls/s")
+    for contestant in contestants:
+        report.figure(contestant.name, CALLS / timings.best(contestant.name), "calls/s")
     return report
 
 
@@ -56,12 +58,12 @@ def _all_at_once(call: Callable[[], Awaitable[Any]]) -> Batch:
 def _in_semaphore(call: Callable[[], Awaitable[Any]]) -> Callable[[], Awaitable[Any]]:
     semaphore = asyncio.Semaphore(SLOTS)
 
-    async def guarded() -> None:
+    async def call_in_semaphore() -> None:
         async with semaphore:
             await call()
 
-    return guarded
+    return call_in_semaphore
 
 
-def _nothing() -> None:
+def _once_per_round() -> None:
     """Marks a contestant that is run once a round."""

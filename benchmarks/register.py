@@ -9,7 +9,7 @@ from pydantic import ConfigDict, TypeAdapter
 from typing_extensions import TypedDict
 
 from benchmarks.harness import Contestant, Report, race
-from benchmarks.subjects import make_functions, toolspace_of
+from benchmarks.workloads import create_toolspace, make_functions
 
 COUNT = 1_000
 OURS = "register and list, all definitions"
@@ -25,13 +25,13 @@ async def measure() -> Report:
     def fresh() -> None:
         functions[:] = make_functions(COUNT)
 
-    async def ours(_: int) -> None:
-        listed = toolspace_of(functions, tool_search_threshold=None).to_llm_tools()
-        if len(listed) != COUNT:
-            raise RuntimeError(f"{len(listed)} of {COUNT} tools were listed")
+    async def list_all(_: int) -> None:
+        definitions = create_toolspace(functions, tool_search_threshold=None).to_llm_tools()
+        if len(definitions) != COUNT:
+            raise RuntimeError(f"{len(definitions)} of {COUNT} tools were listed")
 
     async def search(_: int) -> None:
-        toolspace_of(functions).to_llm_tools()
+        create_toolspace(functions).to_llm_tools()
 
     async def adapters(_: int) -> None:
         for function in functions:
@@ -42,7 +42,7 @@ async def measure() -> Report:
             TypeAdapter(function)
 
     contestants = [
-        Contestant(OURS, ours, fresh),
+        Contestant(OURS, list_all, fresh),
         Contestant(SEARCH, search, fresh),
         Contestant(ADAPTERS, adapters, fresh),
         Contestant(DIRECT, direct, fresh),
@@ -52,8 +52,8 @@ async def measure() -> Report:
     report = Report(f"Register {COUNT:,} functions and list them for a model")
     report.ratio("all definitions listed", timings.ratio(OURS, cheapest), must=1.0, aim=0.5)
     report.ratio("default settings: a search tool listed", timings.ratio(SEARCH, cheapest), must=1.0, aim=0.5)
-    for one in contestants:
-        report.figure(one.name, timings.best(one.name) * 1000, "ms")
+    for contestant in contestants:
+        report.figure(contestant.name, timings.best(contestant.name) * 1000, "ms")
     report.notes.append(f"against building {cheapest}, the cheaper of the two ways")
     return report
 

@@ -7,8 +7,8 @@ from contextlib import ExitStack
 import uvloop
 
 from benchmarks.harness import Report
-from benchmarks.processes import serving, toolspace_serving
-from benchmarks.rivals import Rival, race_servers
+from benchmarks.processes import start_server, start_toolspace
+from benchmarks.server_race import ServerContestant, race_servers
 
 loop_factory = uvloop.new_event_loop
 CALLERS = 50
@@ -22,20 +22,22 @@ async def measure() -> Report:
     report = Report(f"One function served over MCP and HTTP, {CALLERS} callers at once")
     with ExitStack() as servers:
         rivals = [
-            Rival(OURS, servers.enter_context(toolspace_serving())),
-            Rival(BY_HAND, servers.enter_context(serving("byhand"))),
-            Rival(SDK, servers.enter_context(serving("sdk"))),
+            ServerContestant(OURS, servers.enter_context(start_toolspace())),
+            ServerContestant(BY_HAND, servers.enter_context(start_server("byhand"))),
+            ServerContestant(SDK, servers.enter_context(start_server("sdk"))),
         ]
         try:
-            rivals.append(Rival(FASTMCP, servers.enter_context(serving("fastmcp"))))
+            rivals.append(ServerContestant(FASTMCP, servers.enter_context(start_server("fastmcp"))))
         except RuntimeError as error:
             report.notes.append(f"FastMCP is left out: {error}")
         outcome = await race_servers(rivals, callers=CALLERS, rounds=14, slice_ms=150)
     timings = outcome.timings
     if FASTMCP in timings:
         throughput = timings.ratio(FASTMCP, OURS)
-        report.ratio("calls per second, against FastMCP serving it", throughput, must=2.0, aim=10.0, more=True)
-    report.ratio("calls per second, against the MCP SDK serving it", timings.ratio(SDK, OURS), more=True)
+        report.ratio(
+            "calls per second, against FastMCP serving it", throughput, must=2.0, aim=10.0, more_is_better=True
+        )
+    report.ratio("calls per second, against the MCP SDK serving it", timings.ratio(SDK, OURS), more_is_better=True)
     report.ratio("time per call, against JSON-RPC by hand", timings.ratio(OURS, BY_HAND), aim=3.0)
     work = outcome.cpu
     report.figure("work in the server's process, against JSON-RPC by hand", work[OURS] / work[BY_HAND], "×")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from benchmarks.harness import Contestant, Report, race, repeat
-from benchmarks.subjects import ARGUMENTS, add, toolspace_of
+from benchmarks.workloads import ARGUMENTS, add, create_toolspace
 
 NEVER, OFF, ON = "Toolspace.call, never instrumented", "Toolspace.call, off again", "Toolspace.call, on"
 
 
 async def measure() -> Report:
     report = Report("A call with OpenTelemetry, without an SDK behind its API")
-    never, off, on = toolspace_of([add]), toolspace_of([add]), toolspace_of([add])
+    never, off, on = create_toolspace([add]), create_toolspace([add]), create_toolspace([add])
     try:
         from toolspace.integrations.opentelemetry import instrument
 
@@ -27,5 +27,5 @@ async def measure() -> Report:
     timings = await race(contestants, rounds=60)
     report.ratio("off again, against never instrumented", timings.ratio(OFF, NEVER))
     report.ratio("on, against never instrumented", timings.ratio(ON, NEVER))
-    report.times(timings, [one.name for one in contestants])
+    report.times(timings, [contestant.name for contestant in contestants])
     return report

@@ -1,4 +1,4 @@
-"""MCP by hand: the least that a server, and a forwarder before it, must do for a call. Floors, not designs."""
+"""A minimal MCP server and forwarder: the lower bounds for the cost of a call."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 
 from benchmarks.connections import Connection, Target
 from benchmarks.load import VERSION
-from benchmarks.subjects import add
+from benchmarks.workloads import add
 
 Application = Callable[[dict[str, Any], Callable[[], Awaitable[Any]], Callable[[Any], Awaitable[None]]], Any]
 
@@ -36,10 +36,10 @@ class _Request(msgspec.Struct):
 
 
 def server(tools: int) -> Application:
-    """Serves `add`, and lists as many other tools as are wanted. Checks no header and keeps no books."""
+    """Serves `add` and lists `tools` tools. Checks no headers and records nothing."""
     decode, encode = msgspec.json.Decoder(_Request).decode, msgspec.json.Encoder().encode
     functions = {"add": add}
-    listed = _listed(tools)
+    definitions = _tool_definitions(tools)
 
     async def answer(request: _Request) -> dict[str, Any]:
         if request.method == "tools/call":
@@ -47,7 +47,7 @@ def server(tools: int) -> Application:
             value = await functions[params.name](**params.arguments)
             return {"content": [{"type": "text", "text": str(value)}], "resultType": "complete", "_meta": _INFO}
         if request.method == "tools/list":
-            return {"tools": listed, "ttlMs": 0, "cacheScope": "private", "resultType": "complete", "_meta": _INFO}
+            return {"tools": definitions, "ttlMs": 0, "cacheScope": "private", "resultType": "complete", "_meta": _INFO}
         if request.method == "server/discover":
             return {
                 "supportedVersions": [VERSION],
@@ -62,24 +62,24 @@ def server(tools: int) -> Application:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         request = decode(await _body(receive))
         try:
-            said: dict[str, Any] = {"result": await answer(request)}
+            outcome: dict[str, Any] = {"result": await answer(request)}
             status = 200
         except LookupError:
-            said = {"error": {"code": -32601, "message": f"unknown: {request.method}"}}
+            outcome = {"error": {"code": -32601, "message": f"unknown: {request.method}"}}
             status = 404
-        await _respond(send, status, encode({"jsonrpc": "2.0", "id": request.id, **said}))
+        await _respond(send, status, encode({"jsonrpc": "2.0", "id": request.id, **outcome}))
 
     return app
 
 
 def forwarder(url: str) -> Application:
-    """Sends every request on as it is, over connections that it keeps, and hands the answer back."""
+    """Forwards every request unchanged over persistent connections and returns the answer."""
     target = Target.of(url)
     idle: list[Connection] = []
-    waiting: dict[Connection, asyncio.Future[bytes]] = {}
+    responses: dict[Connection, asyncio.Future[bytes]] = {}
 
-    def answered(connection: Connection, head: bytes, rest: bytes) -> None:
-        waiting.pop(connection).set_result(rest)
+    def on_answer(connection: Connection, head: bytes, rest: bytes) -> None:
+        responses.pop(connection).set_result(rest)
         idle.append(connection)
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -87,8 +87,8 @@ def forwarder(url: str) -> Application:
         request = target.post(await _body(receive), headers)
         while idle and not idle[-1].is_open:
             idle.pop()
-        connection = idle.pop() if idle else await Connection.open(target, answered)
-        future = waiting[connection] = asyncio.get_running_loop().create_future()
+        connection = idle.pop() if idle else await Connection.open(target, on_answer)
+        future = responses[connection] = asyncio.get_running_loop().create_future()
         connection.send(request)
         await _respond(send, 200, await future)
 
@@ -96,7 +96,7 @@ def forwarder(url: str) -> Application:
 
 
 def aiohttp_forwarder(url: str) -> Application:
-    """The same over aiohttp, for a floor with the client that Toolspace uses."""
+    """The same with aiohttp, the client that Toolspace uses."""
     import aiohttp
 
     session: aiohttp.ClientSession | None = None
@@ -112,13 +112,15 @@ def aiohttp_forwarder(url: str) -> Application:
     return app
 
 
-def _listed(count: int) -> list[dict[str, Any]]:
-    """`add` last: who looks for it from the start meets all others."""
-    others = [
+def _tool_definitions(count: int) -> list[dict[str, Any]]:
+    """Definitions of `count` tools; `add` is the last, so that a linear search visits all others."""
+    other_tools = [
         {"name": f"add_{number:05d}", "description": f"Add two numbers, way {number}.", "inputSchema": _SCHEMA}
         for number in range(count - 1)
     ]
-    return json.loads(json.dumps([*others, {"name": "add", "description": "Add two numbers.", "inputSchema": _SCHEMA}]))
+    return json.loads(
+        json.dumps([*other_tools, {"name": "add", "description": "Add two numbers.", "inputSchema": _SCHEMA}])
+    )
 
 
 async def _body(receive: Any) -> bytes:

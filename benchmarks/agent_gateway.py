@@ -1,4 +1,4 @@
-"""A gateway in this process with agents whose models are scripted: for the measures of agents that are kept."""
+"""A gateway in this process whose agents have scripted models, for the measures of durable agents."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from toolspace.storage.queries import inbox
 
 
 def write_config(folder: Path, names: Iterable[str], **more: Any) -> Path:
-    """Agents without limits on how often they think."""
+    """Writes a configuration of agents without a limit on cycles per minute."""
     limits = {"cyclesPerMinute": 1_000_000, "maxAgentTurns": 1_000_000}
     agents = {name: {"system": "Add.", "limits": limits, "loop": {"maxSteps": 1000}} for name in names}
     path = folder / "toolspace.json"
@@ -28,24 +28,24 @@ def write_config(folder: Path, names: Iterable[str], **more: Any) -> Path:
 
 
 @asynccontextmanager
-async def town(path: Path) -> AsyncGenerator[Gateway]:
+async def agent_gateway(path: Path) -> AsyncGenerator[Gateway]:
     async with Gateway.open(path) as gateway:
         yield gateway
 
 
-def give_model(gateway: Gateway, name: str, model: Model) -> None:
-    """Has an agent think with a model of the measure's own, from its next cycle on."""
+def set_model(gateway: Gateway, name: str, model: Model) -> None:
+    """Replaces the model of an agent, from its next cycle on."""
     gateway.toolspace.agents.get(name).model = model
 
 
-async def tell(gateway: Gateway, names: Iterable[str], data: Any = None) -> None:
-    """Puts an event into the inbox of each."""
+async def send_event(gateway: Gateway, names: Iterable[str], data: Any = None) -> None:
+    """Adds an event to the inbox of each agent."""
     await gateway.ledger.commit(_push, [entity_id_for(name) for name in names], data)
 
 
-async def until_idle(gateway: Gateway) -> None:
-    """Waits until nobody thinks."""
-    while gateway.agent_host.scheduler.active_count:  # noqa: ASYNC110 - nobody tells of it
+async def wait_until_idle(gateway: Gateway) -> None:
+    """Waits until no agent runs."""
+    while gateway.agent_host.scheduler.active_count:  # noqa: ASYNC110 - no event to wait for
         await asyncio.sleep(0.0003)
 
 

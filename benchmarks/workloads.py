@@ -32,16 +32,16 @@ async def add(a: int, b: int) -> int:
 
 def make_functions(count: int) -> list[Callable[..., Any]]:
     """Functions with hints, defaults and docstrings such as people write, each with code of its own."""
-    made: list[Callable[..., Any]] = []
+    functions: list[Callable[..., Any]] = []
     for number in range(count):
         name = f"search_{number:05d}"
         namespace: dict[str, Any] = {"__name__": __name__}
         exec(_SOURCE.format(name=name, number=number), namespace)
-        made.append(namespace[name])
-    return made
+        functions.append(namespace[name])
+    return functions
 
 
-def toolspace_of(
+def create_toolspace(
     tools: Iterable[Any], *, providers: Iterable[ToolProvider] = (), events: bool = True, **settings: Any
 ) -> Toolspace:
     """A toolspace as a program makes it, with one subscriber each for a call's begin and end."""

@@ -1,4 +1,4 @@
-"""The stages of a call written in a row, for this benchmark alone: the floor that the orchestrator is held against.
+"""The stages of a call in one function: the lower bound that the orchestrator is compared with.
 
 It does what the contract asks of every call and nothing else: no policies, no queues, no output store, no log.
 Results, events and estimates are Toolspace's own plain data, so that both sides fill in the same fields.
@@ -57,47 +57,47 @@ def register(function: Function, arguments: type, timeout: float = 30.0) -> None
 
 
 async def call(name: str, text: str, defer_tokens: bool = False) -> ToolResult:
-    """Runs one call: find, check, limit, run in time, cap, record, announce.
+    """Runs one call: find, validate, limit, run with a timeout, check the size, record, publish events.
 
-    With `defer_tokens` a short text is kept in the record, for whoever reads it to count, as Toolspace does.
+    With `defer_tokens` a short text is stored in the record and its tokens are counted on reading, as Toolspace does.
     """
     entry = tools.get(name)
     if entry is None:
         raise LookupError(name)
     function, validate, timeout = entry
-    above = current.get()
-    parent, left = (None, None) if above is None else above
+    enclosing_call = current.get()
+    parent, calls_left = (None, None) if enclosing_call is None else enclosing_call
     call_id = f"{_process}{next(_ids):x}"
-    began, started = perf_counter(), time() * 1000
-    requested = CallRequested(started, call_id, name, None, parent, text)
+    started_at, started = perf_counter(), time() * 1000
+    request_event = CallRequested(started, call_id, name, None, parent, text)
     for subscriber in on_requested:
-        subscriber(requested)
+        subscriber(request_event)
     error = kind = value = None
     executed = False
-    token = current.set((call_id, left))
+    token = current.set((call_id, calls_left))
     try:
         values = validate(text)
-        if left is not None and left <= 0:
+        if calls_left is not None and calls_left <= 0:
             error, kind = "too many calls", "limit_exceeded"
         else:
             executed = True
             coroutine = function(**values)
             try:
-                waiting = coroutine.send(None)
-            except StopIteration as done:
-                value = done.value
+                awaited_future = coroutine.send(None)
+            except StopIteration as stop:
+                value = stop.value
             else:
                 async with asyncio.timeout(timeout):
-                    value = await _Rest(coroutine, waiting)
-    except ValidationError as wrong:
-        error, kind = str(wrong), "invalid_parameters"
+                    value = await _Rest(coroutine, awaited_future)
+    except ValidationError as failure:
+        error, kind = str(failure), "invalid_parameters"
     except TimeoutError:
         error, kind = f"timed out after {timeout * 1000:g}ms", "timeout"
-    except Exception as raised:
-        error, kind = str(raised), "execution_error"
+    except Exception as failure:
+        error, kind = str(failure), "execution_error"
     finally:
         current.reset(token)
-    elapsed = (perf_counter() - began) * 1000
+    duration = (perf_counter() - started_at) * 1000
     ok = error is None
     if not ok:
         out = f"(tool failed: {error})"
@@ -106,49 +106,49 @@ async def call(name: str, text: str, defer_tokens: bool = False) -> ToolResult:
     else:
         out = str(value) if type(value) is int else _encode(value).decode()
     if len(out) > MAX_BYTES // 4 and len(out.encode()) > MAX_BYTES:
-        raise NotImplementedError("this floor stores nothing")
+        raise NotImplementedError("the hand-written call has no output store")
     result = ToolResult(
-        ok, value, error, kind, executed, started, started + elapsed, elapsed, "local", "", (), {}, name, call_id, out
+        ok, value, error, kind, executed, started, started + duration, duration, "local", "", (), {}, name, call_id, out
     )  # fmt: skip
     records.append((
-        call_id, name, name, "", "ok" if ok else "failed", kind, executed, started, elapsed, 0.0,
+        call_id, name, name, "", "ok" if ok else "failed", kind, executed, started, duration, 0.0,
         len(text), len(out), out if defer_tokens and len(out) <= SHORT else estimate_tokens(out),
         False, None, None, None, parent,
     ))  # fmt: skip
-    books = stats[name]
-    books[0] += 1
-    books[2] += elapsed
-    buckets = books[3]
-    bucket = math.floor(math.log(elapsed + 1e-4) * _SCALE)
+    tool_stats = stats[name]
+    tool_stats[0] += 1
+    tool_stats[2] += duration
+    buckets = tool_stats[3]
+    bucket = math.floor(math.log(duration + 1e-4) * _SCALE)
     buckets[bucket] = buckets.get(bucket, 0) + 1
     if ok:
-        ended = CallCompleted(started + elapsed, call_id, name, None, parent, result)
+        end_event = CallCompleted(started + duration, call_id, name, None, parent, result)
     else:
-        books[1] += 1
-        ended = CallFailed(started + elapsed, call_id, name, None, parent, result)
+        tool_stats[1] += 1
+        end_event = CallFailed(started + duration, call_id, name, None, parent, result)
     for subscriber in on_ended:
-        subscriber(ended)
+        subscriber(end_event)
     return result
 
 
 class _Rest:
-    """Awaits a coroutine that has been started by hand."""
+    """Awaits the rest of a coroutine that was started with `send`."""
 
-    def __init__(self, coroutine: Coroutine[Any, Any, Any], waiting: Any) -> None:
-        self._coroutine, self._waiting = coroutine, waiting
+    def __init__(self, coroutine: Coroutine[Any, Any, Any], awaited_future: Any) -> None:
+        self._coroutine, self._awaited_future = coroutine, awaited_future
 
     def __await__(self) -> Any:
-        coroutine, waiting = self._coroutine, self._waiting
+        coroutine, awaited_future = self._coroutine, self._awaited_future
         try:
             while True:
                 try:
-                    sent = yield waiting
+                    value = yield awaited_future
                 except BaseException as error:
-                    waiting = coroutine.throw(error)
+                    awaited_future = coroutine.throw(error)
                 else:
-                    waiting = coroutine.send(sent)
-        except StopIteration as done:
-            return done.value
+                    awaited_future = coroutine.send(value)
+        except StopIteration as stop:
+            return stop.value
 
 
 def remember(name: str, text: str, value: Any) -> None:
@@ -159,60 +159,60 @@ def remember(name: str, text: str, value: Any) -> None:
 
 async def look_up(name: str, text: str) -> ToolResult | None:
     """A least-recently-used lookup under a canonical key, and nothing around it."""
-    began, started = perf_counter(), time() * 1000
+    started_at, started = perf_counter(), time() * 1000
     key = name.encode() + _canonical(tools[name][1](text))
     entry = cached.get(key)
     if entry is None or entry[0] <= monotonic():
         return None
     cached.move_to_end(key)
     value = _decode(entry[1])
-    elapsed = (perf_counter() - began) * 1000
+    duration = (perf_counter() - started_at) * 1000
     return ToolResult(
-        True, value, None, None, False, started, started + elapsed, elapsed, "local", "", (), {}, name, ""
+        True, value, None, None, False, started, started + duration, duration, "local", "", (), {}, name, ""
     )  # fmt: skip
 
 
 async def cached_call(name: str, text: str, defer_tokens: bool = False) -> ToolResult | None:
-    """The same lookup as a call that is recorded and announced, as the contract asks of a hit too."""
+    """The same lookup as a call that is recorded and published, as the contract requires for a cache hit."""
     entry = tools.get(name)
     if entry is None:
         raise LookupError(name)
-    above = current.get()
-    parent, left = (None, None) if above is None else above
+    enclosing_call = current.get()
+    parent, calls_left = (None, None) if enclosing_call is None else enclosing_call
     call_id = f"{_process}{next(_ids):x}"
-    began, started = perf_counter(), time() * 1000
-    requested = CallRequested(started, call_id, name, None, parent, text)
+    started_at, started = perf_counter(), time() * 1000
+    request_event = CallRequested(started, call_id, name, None, parent, text)
     for subscriber in on_requested:
-        subscriber(requested)
+        subscriber(request_event)
     values = entry[1](text)
-    if left is not None and left <= 0:
+    if calls_left is not None and calls_left <= 0:
         return None
     key = name.encode() + _canonical(values)
-    known = cached.get(key)
-    if known is None or known[0] <= monotonic():
+    cache_entry = cached.get(key)
+    if cache_entry is None or cache_entry[0] <= monotonic():
         return None
     cached.move_to_end(key)
-    value = _decode(known[1])
-    elapsed = (perf_counter() - began) * 1000
+    value = _decode(cache_entry[1])
+    duration = (perf_counter() - started_at) * 1000
     out = value if type(value) is str else str(value) if type(value) is int else _encode(value).decode()
     result = ToolResult(
-        True, value, None, None, False, started, started + elapsed, elapsed,
+        True, value, None, None, False, started, started + duration, duration,
         "local", "", (), {}, name, call_id, out,
     )  # fmt: skip
     records.append((
-        call_id, name, name, "", "ok", None, False, started, elapsed, 0.0,
+        call_id, name, name, "", "ok", None, False, started, duration, 0.0,
         len(text), len(out), out if defer_tokens and len(out) <= SHORT else estimate_tokens(out),
         True, None, None, None, parent,
     ))  # fmt: skip
-    books = stats[name]
-    books[0] += 1
-    books[2] += elapsed
-    buckets = books[3]
-    bucket = math.floor(math.log(elapsed + 1e-4) * _SCALE)
+    tool_stats = stats[name]
+    tool_stats[0] += 1
+    tool_stats[2] += duration
+    buckets = tool_stats[3]
+    bucket = math.floor(math.log(duration + 1e-4) * _SCALE)
     buckets[bucket] = buckets.get(bucket, 0) + 1
-    ended = CallCompleted(started + elapsed, call_id, name, None, parent, result)
+    end_event = CallCompleted(started + duration, call_id, name, None, parent, result)
     for subscriber in on_ended:
-        subscriber(ended)
+        subscriber(end_event)
     return result
 
 

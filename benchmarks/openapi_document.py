@@ -39,9 +39,9 @@ def make_document(operations: int) -> dict[str, Any]:
 
 
 def _schemas(kind: str, number: int) -> dict[str, Any]:
-    """A thing, what is sent to make one, and a part of it; things know one other, five of them in a ring."""
-    other = number - number % 5 + (number + 1) % 5
-    other_kind = f"{_KINDS[other % len(_KINDS)]}_{other}"
+    """A thing, what is sent to make one, and a part of it; things refer to one another, five of them in a circle."""
+    other_number = number - number % 5 + (number + 1) % 5
+    other_kind = f"{_KINDS[other_number % len(_KINDS)]}_{other_number}"
     fields: dict[str, Any] = {
         "name": {"type": "string", "description": f"What the {kind} is called.", "maxLength": 200},
         "amount": {"type": "number", "minimum": 0, "description": "In the currency of the shop."},

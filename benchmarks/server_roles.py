@@ -1,4 +1,4 @@
-"""The servers that others are measured by: `python -m benchmarks.serving ROLE …` says its URL, and serves."""
+"""The servers of the measures: `python -m benchmarks.server_roles ROLE …` prints its URL and serves."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ import sys
 from collections.abc import Callable, Coroutine
 from typing import Any, Literal
 
-from benchmarks.subjects import add
+from benchmarks.workloads import add
 
 
-async def byhand(tools: str = "1") -> None:
-    from benchmarks.byhand_mcp import server
+async def hand_written(tools: str = "1") -> None:
+    from benchmarks.hand_written_mcp import server
 
     await _serve(server(int(tools)))
 
 
 async def forwarder(url: str) -> None:
-    from benchmarks.byhand_mcp import forwarder
+    from benchmarks.hand_written_mcp import forwarder
 
     await _serve(forwarder(url))
 
 
 async def aiohttp_forwarder(url: str) -> None:
-    from benchmarks.byhand_mcp import aiohttp_forwarder
+    from benchmarks.hand_written_mcp import aiohttp_forwarder
 
     await _serve(aiohttp_forwarder(url))
 
@@ -56,19 +56,19 @@ async def fastmcp_proxy(url: str) -> None:
 
 
 async def gateway(config: str) -> None:
-    from benchmarks.gateway_serving import run_gateway
+    from benchmarks.gateway_roles import run_gateway
 
     await run_gateway(config)
 
 
 async def fan_out(writes: str) -> None:
-    from benchmarks.gateway_serving import fan_out
+    from benchmarks.gateway_roles import fan_out
 
     await _serve(fan_out(joins=writes == "joined"))
 
 
 async def chat() -> None:
-    from benchmarks.chatserver import serve
+    from benchmarks.model_server import serve
 
     await serve()
 
@@ -110,18 +110,18 @@ async def _serve(app: Any, *, lifespan: Literal["on", "off"] = "off") -> None:
     class Announced(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
-            print(f"http://127.0.0.1:{listening.getsockname()[1]}/mcp", flush=True)
+            print(f"http://127.0.0.1:{listener.getsockname()[1]}/mcp", flush=True)
 
-    listening = socket.socket()
-    listening.bind(("127.0.0.1", 0))
-    listening.listen(1024)
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    listener.listen(1024)
     config = uvicorn.Config(app, http="httptools", lifespan=lifespan, log_level="warning", access_log=False)
-    await Announced(config).serve(sockets=[listening])
+    await Announced(config).serve(sockets=[listener])
 
 
 ROLES: dict[str, Callable[..., Coroutine[Any, Any, None]]] = {
     "chat": chat,
-    "byhand": byhand,
+    "byhand": hand_written,
     "forwarder": forwarder,
     "aiohttp-forwarder": aiohttp_forwarder,
     "sdk": sdk,

@@ -13,8 +13,8 @@ def answer(method: str, params: dict) -> dict | None:
     if method == "tools/list":
         return {"tools": [TOOL]}
     if method == "tools/call":
-        given = params["arguments"]
-        return {"content": [{"type": "text", "text": str(given["a"] + given["b"])}]}
+        arguments = params["arguments"]
+        return {"content": [{"type": "text", "text": str(arguments["a"] + arguments["b"])}]}
     return None
 
 
@@ -25,5 +25,5 @@ if __name__ == "__main__":
             continue
         result = answer(message["method"], message.get("params", {}))
         error = {"code": -32601, "message": "Method not found"}
-        said = {"result": result} if result is not None else {"error": error}
-        print(json.dumps({"jsonrpc": "2.0", "id": message["id"], **said}), flush=True)
+        outcome = {"result": result} if result is not None else {"error": error}
+        print(json.dumps({"jsonrpc": "2.0", "id": message["id"], **outcome}), flush=True)

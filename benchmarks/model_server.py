@@ -36,17 +36,17 @@ EVENTS = [
 _HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
-class Chat(asyncio.Protocol):
+class ModelServerProtocol(asyncio.Protocol):
     """Writes each event on its own, as a model does; or, at `/whole`, all of them at once."""
 
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
-        self._seen = b""
+        self._buffer = b""
         self._tasks: set[asyncio.Task[None]] = set()
 
     def data_received(self, data: bytes) -> None:
-        self._seen += data
-        head, end, rest = self._seen.partition(b"\r\n\r\n")
+        self._buffer += data
+        head, end, rest = self._buffer.partition(b"\r\n\r\n")
         if not end:
             return
         length = next(
@@ -54,9 +54,9 @@ class Chat(asyncio.Protocol):
         )
         if len(rest) < length:
             return
-        self._seen = rest[length:]
+        self._buffer = rest[length:]
         if b"/whole" in head.partition(b"\r\n")[0]:
-            self._transport.write(_HEAD + b"".join(map(_framed, EVENTS)) + b"0\r\n\r\n")
+            self._transport.write(_HEAD + b"".join(map(_http_chunk, EVENTS)) + b"0\r\n\r\n")
         else:
             task = asyncio.ensure_future(self._stream())
             self._tasks.add(task)
@@ -65,16 +65,16 @@ class Chat(asyncio.Protocol):
     async def _stream(self) -> None:
         self._transport.write(_HEAD)
         for event in EVENTS:
-            self._transport.write(_framed(event))
+            self._transport.write(_http_chunk(event))
             await asyncio.sleep(0)
         self._transport.write(b"0\r\n\r\n")
 
 
-def _framed(data: bytes) -> bytes:
+def _http_chunk(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
 async def serve() -> None:
-    server = await asyncio.get_running_loop().create_server(Chat, "127.0.0.1", 0)
+    server = await asyncio.get_running_loop().create_server(ModelServerProtocol, "127.0.0.1", 0)
     print(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", flush=True)
     await server.serve_forever()

@@ -11,7 +11,7 @@ from benchmarks.processes import Server
 
 
 @dataclass(frozen=True)
-class Rival:
+class ServerContestant:
     name: str
     server: Server
     tool: str = "add"
@@ -20,7 +20,7 @@ class Rival:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RaceOutcome:
     timings: Timings
     cpu: dict[str, float]
     """Seconds of work in the server's process for each call, over the whole race."""
@@ -34,33 +34,41 @@ class Outcome:
         for name, work in self.cpu.items():
             best = self.timings.best(name)
             if self.callers == 1:
-                report.figure(f"{name}, one at a time", best * 1e6, "µs")
+                report.figure(f"{name}, contestant at a time", best * 1e6, "µs")
             else:
                 report.figure(f"{name}, {self.callers} at once", 1 / best, "calls/s")
             report.figure("      work in its process for each call", work * 1e6, "µs")
 
 
-async def race_servers(rivals: Sequence[Rival], *, callers: int, rounds: int, slice_ms: float) -> Outcome:
+async def race_servers(
+    rivals: Sequence[ServerContestant], *, callers: int, rounds: int, slice_ms: float
+) -> RaceOutcome:
     loads = {
-        one.name: await Load.open(one.server.url, one.tool, callers=callers, headers=one.headers) for one in rivals
+        contestant.name: await Load.open(
+            contestant.server.url, contestant.tool, callers=callers, headers=contestant.headers
+        )
+        for contestant in rivals
     }
     try:
         for load in loads.values():
             await load(2 * callers)  # What is compiled or opened by the first calls is not measured.
-        begun = {one.name: (one.server.cpu(), loads[one.name].answered) for one in rivals}
+        counts_before = {
+            contestant.name: (contestant.server.cpu(), loads[contestant.name].answer_count) for contestant in rivals
+        }
         contestants = [Contestant(name, load) for name, load in loads.items()]
         timings = await race(contestants, rounds=rounds, slice_ms=slice_ms)
         cpu = {
-            one.name: (one.server.cpu() - begun[one.name][0]) / (loads[one.name].answered - begun[one.name][1])
-            for one in rivals
+            contestant.name: (contestant.server.cpu() - counts_before[contestant.name][0])
+            / (loads[contestant.name].answer_count - counts_before[contestant.name][1])
+            for contestant in rivals
         }
     finally:
         for load in loads.values():
             load.close()
-    return Outcome(
+    return RaceOutcome(
         timings,
         cpu,
-        {name: load.answered for name, load in loads.items()},
+        {name: load.answer_count for name, load in loads.items()},
         {name: load.faults for name, load in loads.items()},
         callers,
     )
