@@ -13,7 +13,7 @@ from tests.providers.rest.rest_tools import call, rest_spec, rest_toolspace
 from toolspace.core.addresses import Address
 from toolspace.errors import ToolPermissionError
 from toolspace.providers.rest.client import HttpClient, HttpRequest
-from toolspace.providers.rest.redirects import redirect_request
+from toolspace.providers.rest.transport import redirect_request
 
 KEYS = {"Authorization": "Bearer hush", "Cookie": "a=hush", "X-Api-Key": "hush", "Accept-Language": "fr"}
 
@@ -46,7 +46,7 @@ async def test_a_safe_request_follows_and_keeps_its_headers_on_its_own_server(me
 async def test_no_other_request_follows(method: str) -> None:
     async with http_server(redirecting("/there")) as server:
         result = await call(rest_spec(server.url(), method=method))
-    assert result.error == f"HTTP 302 Found: it redirects to /there, which is not followed for {method}"
+    assert result.error == f"HTTP 302 Found: redirects to /there; redirects are not followed for {method}"
     assert len(server.requests) == 1
 
 
@@ -80,7 +80,7 @@ async def test_what_is_no_http_url_is_not_followed(location: str) -> None:
 
 @pytest.mark.spec("3.21")
 def test_nothing_leads_from_https_to_http() -> None:
-    request = HttpRequest("GET", URL("https://api.example/a?key=hush"), is_safe=True)
+    request = HttpRequest("GET", URL("https://api.example/a?key=hush"))
     with pytest.raises(ToolPermissionError, match=r"from https to http$") as caught:
         redirect_request(request, "http://api.example/a")
     assert "hush" not in str(caught.value)
@@ -88,7 +88,7 @@ def test_nothing_leads_from_https_to_http() -> None:
 
 
 def test_the_step_to_https_of_the_same_host_keeps_the_headers() -> None:
-    request = HttpRequest("GET", URL("http://api.example/a"), {"X-Key": "k"}, is_safe=True)
+    request = HttpRequest("GET", URL("http://api.example/a"), {"X-Key": "k"})
     assert redirect_request(request, "https://api.example/a").headers == {"X-Key": "k"}
     assert list(redirect_request(request, "https://api.example:8443/a").headers) == []
     assert str(redirect_request(request, "https://u:p@other.example/a#f").url) == "https://other.example/a"

@@ -20,8 +20,8 @@ from toolspace import ToolContext
 from toolspace.core.result import AudioPart, ImagePart, ResourcePart
 from toolspace.core.secret_masking import register_secrets
 from toolspace.providers.rest.client import HttpClient, HttpLimits
-from toolspace.providers.rest.media import decode_text, parse_content_type
 from toolspace.providers.rest.request_builder import compile_request
+from toolspace.providers.rest.response import decode_text, parse_content_type
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(range(256))
 
@@ -204,7 +204,7 @@ class HttpClientOf:
 async def test_more_than_the_limit_is_an_error_that_says_so(content_type: str) -> None:
     body = b'"' + b"x" * (3 << 20) + b'"'
     async with http_server(answering(body, content_type)) as server, HttpClientOf(server.url()) as send:
-        with pytest.raises(Exception, match=r"answers with more than 2,097,152 bytes") as caught:
+        with pytest.raises(Exception, match=r"has more than 2,097,152 bytes") as caught:
             await send(HttpLimits(max_text_bytes=2 << 20, max_binary_bytes=2 << 20))
     assert caught.value.kind == "limit_exceeded"  # pyright: ignore
     assert caught.value.executed  # pyright: ignore
@@ -216,7 +216,7 @@ async def test_a_small_answer_that_unpacks_to_a_huge_one_is_stopped() -> None:
     assert len(packed) < 100_000
     answer = answering(packed, "application/zip", **{"Content-Encoding": "gzip"})
     async with http_server(answer) as server, HttpClientOf(server.url()) as send:
-        with pytest.raises(Exception, match=r"answers with more than 1,048,576 bytes"):
+        with pytest.raises(Exception, match=r"has more than 1,048,576 bytes"):
             await send(HttpLimits(max_binary_bytes=1 << 20))
 
 

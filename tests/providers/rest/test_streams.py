@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.http_servers import http_server
 from tests.providers.rest.rest_tools import rest_spec, rest_toolspace
 from toolspace.core.events import CallPartial, EventType
-from toolspace.providers.rest.response import read_events, read_json_lines, read_json_sequence
+from toolspace.providers.rest.stream_formats import read_events, read_json_lines, read_json_sequence
 from toolspace.testing import EventRecorder
 
 NDJSON = "application/x-ndjson"
@@ -103,7 +103,7 @@ async def test_a_record_without_an_end_is_refused() -> None:
     answer = streaming(NDJSON, *[b"x" * (1 << 20)] * 20)
     async with http_server(answer) as server, rest_toolspace(rest_spec(server.url())) as toolspace:
         result = await toolspace.call("rest__t", {})
-    assert result.error == "a single record of the answer is longer than 16 MiB"
+    assert result.error == "one record of the streamed response is longer than 16 MiB"
     assert result.executed
 
 

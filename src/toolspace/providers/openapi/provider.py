@@ -34,7 +34,7 @@ from toolspace.providers.openapi.schemas import Refs, SchemaConverter, add_defin
 from toolspace.providers.openapi.security import AccessTokens, SecuritySchemes
 from toolspace.providers.rest.client import BuildRequest, HttpClient, HttpRequest
 from toolspace.providers.rest.provider import method_annotations
-from toolspace.providers.rest.request_builder import remember_request_secrets
+from toolspace.providers.rest.request_builder import register_request_secrets
 
 # MERGED from outputs: The output schema of an operation: what its one successful answer holds, where that is simpl…
 
@@ -220,7 +220,7 @@ class OpenApiProvider(ToolProvider):
             await self._client.aclose()
 
     def _read(self, content: bytes | None, url: URL | None) -> tuple[OperationList, SecuritySchemes, list[Tool]]:
-        remember_request_secrets(self._spec.base_url or "", self._spec.headers)
+        register_request_secrets(self._spec.base_url or "", self._spec.headers)
         document = load_document(content, self._spec.spec, url)
         security = SecuritySchemes(document, self.namespace, self._spec.auth, self._spec.headers, self._client)
         reading = read_operations(document, self._spec, security)

@@ -1,4 +1,7 @@
-"""One HTTP request as data, ready to send. Knows nothing of templates, tools or connections."""
+"""The HTTP client that all REST tools and OpenAPI services of a toolspace share, and the requests that it sends.
+
+Knows nothing of templates or tools. The first request imports aiohttp and opens the connection pool.
+"""
 
 from __future__ import annotations
 
@@ -9,138 +12,129 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from yarl import URL
 
+from toolspace.core.addresses import Address, special_kind
 from toolspace.core.context import ToolContext
+from toolspace.core.http_messages import IDEMPOTENT_METHODS, SAFE_METHODS
 from toolspace.core.result import ToolResult
 
 if TYPE_CHECKING:
-    from aiohttp.payload import Payload
+    from toolspace.providers.rest.transport import RestTransport
 
-SAFE_METHODS = frozenset(("GET", "HEAD", "OPTIONS"))
-"""Methods that change nothing, so that their redirects may be followed."""
-IDEMPOTENT_METHODS = frozenset((*SAFE_METHODS, "PUT", "DELETE"))
-"""Methods that do no more when they are sent twice, so that they may be sent again."""
+_MIB = 1 << 20
 
 HttpHeaders = Mapping[str, str] | Sequence[tuple[str, str]]
-HttpBody = bytes | Callable[[], "Payload"] | None
-"""Bytes, or what makes the payload anew for each time the request is sent."""
+ClassifyAddress = Callable[[Address], str | None]
+"""Returns why an address is not public (`private`, `loopback`, …), or None if it is public."""
 
 
 class HttpRequest(msgspec.Struct, frozen=True):
-    """What goes over the wire. Its text shows no header, query or body: keys may be in them."""
+    """One request, ready to send. Its `repr` omits headers, query and body: they may hold secrets."""
 
     method: str
     """In capitals."""
     url: URL
-    """Encoded, without user, password and fragment. `URL(text, encoded=True)` costs nothing to make."""
+    """Encoded, without user, password and fragment."""
     headers: HttpHeaders = ()
-    body: HttpBody = None
-    is_idempotent: bool = False
-    """Whether it may be sent again after 429 and 503."""
-    is_safe: bool = False
-    """Whether it changes nothing, so that a redirect may be followed."""
+    body: bytes | None = None
     public_only: bool = False
-    """Whether it may reach public addresses only: not the operator has chosen the host, but somebody on the web."""
+    """Whether it may reach only public addresses, because the host comes from a document on the web."""
+
+    @property
+    def is_safe(self) -> bool:
+        """Whether it changes nothing, so that the client may follow redirects."""
+        return self.method in SAFE_METHODS
+
+    @property
+    def is_idempotent(self) -> bool:
+        """Whether the client may send it again."""
+        return self.method in IDEMPOTENT_METHODS
 
     def __repr__(self) -> str:
-        return f"Request({self.method} {self.url.with_query(None)})"
+        return f"HttpRequest({self.method} {self.url.with_query(None)})"
 
 
 BuildRequest = Callable[[dict[str, Any]], HttpRequest]
-"""Makes the request of one call from its arguments. Compiled once per tool; raises `ToolValidationError`."""
+"""Builds the request of one call from its arguments. Compiled once per tool; raises `ToolValidationError`."""
 
 
-# MERGED from limits: How much one request may take, whatever the server does.
+class HttpResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """A complete response in memory."""
 
-_MIB = 1 << 20
+    status: int
+    headers: dict[str, str]
+    """Lower-case names; values of a repeated header are joined by ", "."""
+    body: bytes
 
 
 class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Sizes are bytes of an answer, unpacked; times are seconds."""
+    """Limits for one request. Sizes are bytes of the decompressed body; times are seconds."""
 
     max_text_bytes: int = 64 * _MIB
-    """What may be held in memory of an answer that is text or JSON."""
+    """Text or JSON in memory."""
     max_binary_bytes: int = 16 * _MIB
-    """What may be held of an image, of sound, of any other file."""
+    """An image, audio or any other file."""
     max_stored_bytes: int = 4096 * _MIB
-    """What may go to the output store as it comes."""
+    """Text that goes to the output store as it arrives."""
     max_attempts: int = 3
-    """How often an idempotent request is sent while the answer is 429 or 503."""
+    """How often an idempotent request is sent while the status is 429 or 503."""
     max_retry_wait: float = 30.0
-    """How long `Retry-After` may ask to wait."""
+    """The longest wait that `Retry-After` may ask for."""
     max_redirects: int = 5
 
 
 DEFAULT_LIMITS = HttpLimits()
 
 
-# MERGED from client: The HTTP client that all REST tools and OpenAPI services of a toolspace share. Knows nothing …
-
-if TYPE_CHECKING:
-    from toolspace.providers.rest.transport import ClassifyAddress, RestTransport
-
-
-class HttpResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole answer, read into memory: for documents and tokens, not for tools."""
-
-    status: int
-    headers: dict[str, str]
-    """Lower-case names; what came several times is joined by ", "."""
-    body: bytes
-
-
 class HttpClient:
-    """One pool of connections for each event loop. Whoever makes it closes it."""
+    """Keeps one connection pool per event loop. The owner calls `aclose`."""
 
-    def __init__(self, *, classify_address: ClassifyAddress | None = None) -> None:
-        """`special` says of an address why it is not public; redirects from public servers do not lead there."""
+    def __init__(self, *, classify_address: ClassifyAddress = special_kind) -> None:
         self._classify_address = classify_address
         self._loop: asyncio.AbstractEventLoop | None = None
         self._current: RestTransport | None = None
-        self._exchanges: dict[asyncio.AbstractEventLoop, RestTransport] = {}
+        self._transports: dict[asyncio.AbstractEventLoop, RestTransport] = {}
 
     async def send(
         self, request: HttpRequest, context: ToolContext, *, limits: HttpLimits = DEFAULT_LIMITS
     ) -> ToolResult:
-        """The answer as a tool's result: redirects followed, 429 and 503 tried again, streams passed on as they come.
+        """Sends a request and returns the response as a tool result. Streamed values become partial results.
 
-        A status other than 2xx is a failed result with `extras {status, headers, body}`. Raises `ToolTransportError`
-        where there was no answer.
+        Follows redirects of safe methods and retries 429 and 503 for idempotent ones. A status outside 2xx is a failed
+        result with `extras {status, headers, body}`. Raises `ToolTransportError` if there is no response.
         """
-        return await self._here().send(request, context, limits)
+        return await self._transport().send(request, context, limits)
 
     async def fetch(self, request: HttpRequest, *, max_bytes: int) -> HttpResponse:
-        """The whole answer, whatever its status, for a provider's own needs. Raises `ToolTransportError`."""
-        return await self._here().fetch(request, HttpLimits(max_text_bytes=max_bytes))
+        """Returns the complete response, whatever its status. Raises `ToolTransportError` if there is none."""
+        return await self._transport().fetch(request, HttpLimits(max_text_bytes=max_bytes))
 
     async def is_public(self, host: str) -> bool:
-        """Whether a host is on the web, and not the operator's own."""
-        return await self._here().is_public(host)
+        """Whether a host has only public addresses, or cannot be resolved."""
+        return await self._transport().is_public(host)
 
     async def aclose(self) -> None:
-        """Closes every connection. A request after it opens new ones."""
-        exchanges, self._exchanges = self._exchanges, {}
+        """Closes every connection. A later request opens new ones."""
+        transports, self._transports = self._transports, {}
         self._loop = self._current = None
-        here = asyncio.get_running_loop()
-        for loop, exchange in exchanges.items():
-            if loop is here or loop.is_closed():
-                await exchange.aclose()
+        running_loop = asyncio.get_running_loop()
+        for loop, transport in transports.items():
+            if loop is running_loop or loop.is_closed():
+                await transport.aclose()
             elif loop.is_running():
-                closing = asyncio.run_coroutine_threadsafe(exchange.aclose(), loop)
-                await asyncio.wrap_future(closing)
+                await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(transport.aclose(), loop))
             else:
-                exchange.abandon()
+                transport.detach()
 
-    def _here(self) -> RestTransport:
+    def _transport(self) -> RestTransport:
+        """The transport of the running event loop."""
         loop = asyncio.get_running_loop()
         if loop is self._loop and self._current is not None:
             return self._current
-        exchange = self._exchanges.get(loop)
-        if exchange is None:
-            from toolspace.providers.rest.transport import (
-                RestTransport,  # Here: aiohttp costs what listing need not pay.
-            )
+        transport = self._transports.get(loop)
+        if transport is None:
+            # Imported here: aiohttp is slow to import, and listing tools does not need it.
+            from toolspace.providers.rest.transport import RestTransport
 
-            exchange = RestTransport() if self._classify_address is None else RestTransport(self._classify_address)
-            self._exchanges[loop] = exchange
-        self._loop, self._current = loop, exchange
-        return exchange
+            transport = self._transports[loop] = RestTransport(self._classify_address)
+        self._loop, self._current = loop, transport
+        return transport

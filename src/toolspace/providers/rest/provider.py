@@ -1,4 +1,7 @@
-"""REST tools as a provider: `rest__weather`. Knows tools and specs; how requests are made and sent is elsewhere."""
+"""The provider of REST tools, such as `rest__weather`. Requests are built by `request_builder` and sent by `client`.
+
+Configured tools of type `gateway` use `build_request_handler` and `build_request_schema`.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +11,19 @@ from typing import Any
 import msgspec
 
 from toolspace.core.context import ToolContext
+from toolspace.core.http_messages import IDEMPOTENT_METHODS, SAFE_METHODS
 from toolspace.core.interfaces import ToolProvider
 from toolspace.core.result import ToolResult
 from toolspace.core.tool import NO_ANNOTATIONS, Annotations, Tool, ToolCategory
 from toolspace.errors import ToolDefinitionError, ToolNotFoundError
-from toolspace.providers.rest.client import IDEMPOTENT_METHODS, SAFE_METHODS, BuildRequest, HttpClient
+from toolspace.providers.rest.client import BuildRequest, HttpClient
 from toolspace.providers.rest.request_builder import build_input_schema, compile_request
 
-# MERGED from spec: What describes one REST tool: plain data, from configuration or from code.
+RequestHandler = Callable[[dict[str, Any], ToolContext], Coroutine[Any, Any, ToolResult]]
 
 
 class RestSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """One request to one service. `${parameters.x}` stands in its templates; variables are filled in already."""
+    """One REST tool: a request whose URL, headers, query and body are templates with `${parameters.x}`."""
 
     name: str
     url: str
@@ -29,50 +33,50 @@ class RestSpec(msgspec.Struct, frozen=True, kw_only=True):
     query: Mapping[str, Any] = {}
     body: Any = None
     parameters_schema: Mapping[str, Any] | None = None
-    """None: made from the parameters that the templates name."""
+    """None: built from the parameters that the templates name."""
     output_schema: Mapping[str, Any] | None = None
     queue: str | None = None
     cache: float | None = None
     cache_per_user: bool = False
     timeout: float | None = None
     annotations: Annotations = NO_ANNOTATIONS
-    """What it leaves open is known from the method."""
+    """Annotations that are not set follow from the method."""
     tags: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
-        return f"RestSpec({self.name!r})"  # Keys may be in every other field.
+        return f"RestSpec({self.name!r})"  # Every other field may hold a secret.
 
 
 class RestProvider(ToolProvider):
-    """Tools that are one HTTP request each. A client that it was given stays its owner's to close."""
+    """Tools that are one HTTP request each. Closes the client only if it created it."""
 
     kind = "rest"
     namespace = "rest"
 
     def __init__(self, specs: Iterable[RestSpec], *, client: HttpClient | None = None) -> None:
-        """Raises `ToolDefinitionError` where a template cannot be compiled."""
+        """Raises `ToolDefinitionError` if a template is invalid or two tools have the same name."""
         super().__init__()
         self._client = client or HttpClient()
         self._owns_client = client is None
-        self._builds: dict[str, BuildRequest] = {}
+        self._builders: dict[str, BuildRequest] = {}
         self._tools: list[Tool] = []
         for spec in specs:
-            if spec.name in self._builds:
+            if spec.name in self._builders:
                 raise ToolDefinitionError(f"there are two REST tools {spec.name!r}; rename one")
-            self._builds[spec.name] = compile_request(spec)
+            self._builders[spec.name] = compile_request(spec)
             self._tools.append(build_tool(spec))
 
     def list_tools(self) -> Sequence[Tool]:
         return self._tools
 
     def has_tool(self, name: str) -> bool:
-        return name in self._builds
+        return name in self._builders
 
     async def execute(self, name: str, parameters: dict[str, Any], context: ToolContext) -> ToolResult:
-        build = self._builds.get(name)
-        if build is None:
+        build_request = self._builders.get(name)
+        if build_request is None:
             raise ToolNotFoundError(f'Tool "{name}" not found')
-        return await self._client.send(build(parameters), context)
+        return await self._client.send(build_request(parameters), context)
 
     async def aclose(self) -> None:
         if self._owns_client:
@@ -80,7 +84,7 @@ class RestProvider(ToolProvider):
 
 
 def build_tool(spec: RestSpec) -> Tool:
-    """The tool that a spec describes."""
+    """The tool definition of a spec."""
     return Tool(
         spec.name,
         spec.description,
@@ -96,39 +100,37 @@ def build_tool(spec: RestSpec) -> Tool:
     )
 
 
-def method_annotations(method: str, given: Annotations) -> Annotations:
-    """What a method does to the world, where nobody has said otherwise."""
+def method_annotations(method: str, annotations: Annotations) -> Annotations:
+    """The annotations, completed by what an HTTP method implies."""
     method = method.upper()
-    known = {
+    implied = {
         "read_only": method in SAFE_METHODS,
         "destructive": method == "DELETE",
         "idempotent": method in IDEMPOTENT_METHODS,
         "open_world": True,
     }
-    return msgspec.structs.replace(given, **{key: value for key, value in known.items() if getattr(given, key) is None})
-
-
-RequestHandler = Callable[[dict[str, Any], ToolContext], Coroutine[Any, Any, ToolResult]]
+    unset = {name: value for name, value in implied.items() if getattr(annotations, name) is None}
+    return msgspec.structs.replace(annotations, **unset)
 
 
 def build_request_handler(name: str, execution: Mapping[str, Any], client: HttpClient) -> RequestHandler:
-    """What runs a configured tool whose `execution` has a `url`. The same rules hold as for REST tools."""
-    build = compile_request(_spec(name, execution))
+    """The handler of a configured tool whose `execution` has a `url`. It follows the rules of REST tools."""
+    build_request = compile_request(_execution_spec(name, execution))
 
     async def handle(parameters: dict[str, Any], context: ToolContext) -> ToolResult:
-        return await client.send(build(parameters), context)
+        return await client.send(build_request(parameters), context)
 
     return handle
 
 
 def build_request_schema(name: str, execution: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What such a tool takes, by the parameters that its templates name."""
-    spec = _spec(name, execution)
-    compile_request(spec)  # For its faults, which are told better there.
+    """The input schema of such a tool, from the parameters that its templates name."""
+    spec = _execution_spec(name, execution)
+    compile_request(spec)  # Its errors name the field.
     return build_input_schema(spec)
 
 
-def _spec(name: str, execution: Mapping[str, Any]) -> RestSpec:
+def _execution_spec(name: str, execution: Mapping[str, Any]) -> RestSpec:
     return RestSpec(
         name=name,
         url=str(execution["url"]),

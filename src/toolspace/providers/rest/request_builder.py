@@ -1,4 +1,7 @@
-"""Compiles a REST tool: its templates into one function from arguments to a request, and the schema that it takes."""
+"""Compiles a REST tool into a function from arguments to a request, and builds its input schema. Sends nothing.
+
+`provider` uses it. Templates for URLs are in `url_template`; this module adds headers and bodies.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,10 @@ from xml.sax.saxutils import escape as escape_xml
 from multidict import CIMultiDict
 
 from toolspace.core import json_text
+from toolspace.core.http_messages import FRAMING_HEADERS, SAFE_METHODS, is_header_name, is_method
 from toolspace.core.secret_masking import is_secret_name, register_secrets
 from toolspace.errors import ToolDefinitionError, ToolValidationError
-from toolspace.providers.rest.client import IDEMPOTENT_METHODS, SAFE_METHODS, BuildRequest, HttpRequest
+from toolspace.providers.rest.client import BuildRequest, HttpRequest
 from toolspace.providers.rest.template import (
     ABSENT,
     Escape,
@@ -32,57 +36,261 @@ from toolspace.providers.rest.url_template import UrlTemplate, encode_query_para
 if TYPE_CHECKING:
     from toolspace.providers.rest.provider import RestSpec
 
-# MERGED from body: Bodies with holes: data that becomes JSON or a form, and text whose holes are escaped as its ty…
-
 EncodeBody = Callable[[Mapping[str, Any], Mapping[str, Any] | None], bytes | None]
-"""The body for some arguments, with those that nothing else uses merged in; None where there is nothing to send."""
+"""Encodes the body for all arguments and those that no template uses. None means that there is no body."""
 
-_XML = {'"': "&quot;", "'": "&apos;"}
+_QUERY_METHODS = frozenset((*SAFE_METHODS, "DELETE"))
+"""Methods that send arguments without a placeholder in the query."""
+_INVALID_HEADER_VALUE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f\ud800-\udfff]")
+_DEFAULT_HEADERS = (("Accept", "application/json, */*;q=0.8"),)
+_FORM_TYPE = "application/x-www-form-urlencoded"
+_XML_QUOTES = {'"': "&quot;", "'": "&apos;"}
+_SECRET_REQUEST_NAME = re.compile(r"key|auth|token|secret|appid|signature|^sig$", re.IGNORECASE)
+
+
+def compile_request(spec: RestSpec) -> BuildRequest:
+    """Compiles the templates of one tool. Raises `ToolDefinitionError` that names the tool and the field."""
+    method = spec.method.upper()
+    if not is_method(method):
+        raise _field_error(spec, "method", f"{spec.method[:40]!r} cannot be sent; use GET, POST, PUT, PATCH or DELETE")
+    with _field_errors(spec, "query"):
+        list(iter_placeholders(spec.query))
+    with _field_errors(spec, "url"):
+        url_template = UrlTemplate(spec.url, spec.query)
+    with _field_errors(spec, "headers"):
+        fixed_headers, header_templates = _compile_headers(spec.headers)
+    register_request_secrets(spec.url, spec.headers, spec.query)
+    if url_template.authorization is not None:
+        fixed_headers.setdefault("Authorization", url_template.authorization)
+    with _field_errors(spec, "body"):
+        encode_body, content_type = compile_body(spec.body, fixed_headers.get("Content-Type"))
+    headers_with_body = fixed_headers.copy()
+    if content_type is not None:
+        headers_with_body.setdefault("Content-Type", content_type)
+
+    placeholders = [placeholder for placeholder, _ in _list_placeholders(spec)]
+    used_names = frozenset(str(placeholder.path[0]) for placeholder in placeholders if placeholder.path)
+    uses_all = any(not placeholder.path for placeholder in placeholders)
+    rest_in_query = method in _QUERY_METHODS
+    has_no_body = rest_in_query and spec.body is None
+
+    def build(parameters: dict[str, Any]) -> HttpRequest:
+        unused = None
+        if not uses_all and not used_names.issuperset(parameters):
+            unused = {name: value for name, value in parameters.items() if name not in used_names}
+            if rest_in_query:
+                _reject_fixed(unused, url_template.fixed_query_names)
+        body = None if has_no_body else encode_body(parameters, None if rest_in_query else unused)
+        headers = fixed_headers if body is None else headers_with_body
+        if header_templates:
+            headers = headers.copy()
+            for name, fill in header_templates:
+                value = fill(parameters)
+                if value is not ABSENT:
+                    headers[name] = _check_header_value(name, value)
+        url = url_template.build_url(parameters, unused if rest_in_query else None)
+        return HttpRequest(method, url, headers, body)
+
+    return build
+
+
+def build_input_schema(spec: RestSpec) -> Mapping[str, Any]:
+    """The tool's own schema, or one built from the parameters that its templates name."""
+    if spec.parameters_schema is not None:
+        return spec.parameters_schema
+    required = UrlTemplate(spec.url, spec.query).required_parameters
+    properties: dict[str, Any] = {}
+    takes_any = False
+    for placeholder, keeps_type in _list_placeholders(spec):
+        takes_any = takes_any or not placeholder.path
+        _add_property(properties, placeholder, keeps_type=keeps_type)
+    schema: dict[str, Any] = {"type": "object", "properties": properties, "additionalProperties": takes_any}
+    if required:
+        schema["required"] = sorted(required)
+    return schema
+
+
+def register_request_secrets(url: str, headers: Mapping[str, str], query: Mapping[str, Any] | None = None) -> None:
+    """Registers the secrets of a configured request for masking, in case the service sends them back.
+
+    Requests name secrets in more ways than settings do: `X-Key`, `appid`. Texts with placeholders are left out.
+    """
+    register_secrets(_request_secrets(url, {**headers, **(query or {})}))
+
+
+def _request_secrets(url: str, values: Mapping[str, Any]) -> Iterator[str]:
+    try:
+        parts = urlsplit(url)
+        if parts.password:
+            yield unquote(parts.password)
+        pairs = parse_qsl(parts.query)
+    except ValueError:
+        pairs = []
+    for name, value in (*values.items(), *pairs):
+        is_secret = is_secret_name(name) or _SECRET_REQUEST_NAME.search(name) is not None
+        if is_secret and isinstance(value, str) and not any(iter_placeholders(value)):
+            yield value
+            yield value.rpartition(" ")[2]  # Without `Bearer`.
+
+
+def _list_placeholders(spec: RestSpec) -> Iterable[tuple[Placeholder, bool]]:
+    """Every placeholder, and whether its argument keeps its JSON type."""
+    for text in (spec.url, *spec.headers.values()):
+        yield from ((placeholder, False) for placeholder, _ in iter_placeholders(text))
+    yield from iter_placeholders(spec.query)
+    # In a body that is text, JSON values of any type may stand outside its quotes.
+    is_text = isinstance(spec.body, str)
+    yield from ((placeholder, is_text or is_whole) for placeholder, is_whole in iter_placeholders(spec.body))
+
+
+def _add_property(properties: dict[str, Any], placeholder: Placeholder, *, keeps_type: bool) -> None:
+    """Adds the schema of one placeholder: an object for each step of its path, and the value at the end."""
+    last = len(placeholder.path) - 1
+    for index, step in enumerate(placeholder.path):
+        if isinstance(step, int):
+            return
+        schema = properties.setdefault(step, {})
+        if index == last:
+            if keeps_type:
+                schema.pop("type", None)
+            elif not schema:
+                schema["type"] = "string"
+        elif isinstance(placeholder.path[index + 1], int):
+            properties[step] = {"type": "array"}
+        else:
+            schema["type"] = "object"
+            properties = cast("dict[str, Any]", schema.setdefault("properties", {}))
+
+
+def _compile_headers(headers: Mapping[str, str]) -> tuple[CIMultiDict[str], list[tuple[str, Fill]]]:
+    """The headers without placeholders, and the templates of the others. Errors omit values: they may be secrets."""
+    fixed = CIMultiDict(_DEFAULT_HEADERS)
+    templates: list[tuple[str, Fill]] = []
+    for name, text in headers.items():
+        if not is_header_name(name):
+            raise ValueError(f"{name[:80]!r} is not a header name")
+        if name.lower() in FRAMING_HEADERS:
+            raise ValueError(f"{name} is set by the client; leave it out")
+        parts = parse_template(text)
+        if any(isinstance(part, Placeholder) for part in parts):
+            if name.lower() in ("host", "content-type"):
+                raise ValueError(f"no parameter can stand in {name}: it decides how the request is read")
+            templates.append((name, compile_text(parts)))
+        elif _INVALID_HEADER_VALUE.search(text):
+            raise ValueError(f"the value of {name} contains a line break or another control character")
+        else:
+            fixed[name] = text.strip()
+    return fixed, templates
+
+
+def _check_header_value(name: str, value: str) -> str:
+    if _INVALID_HEADER_VALUE.search(value):
+        raise ToolValidationError(f"the header {name} would contain a line break or another control character")
+    return value
 
 
 def compile_body(template: object, content_type: str | None) -> tuple[EncodeBody, str | None]:
-    """What makes the body, and its content type where the configuration gave none."""
+    """The function that encodes the body, and the content type to set if the configuration has none."""
     media_type = (content_type or "").partition(";")[0].strip().lower()
     if isinstance(template, str):
-        pieces = parse_template(template)
-        if not (len(pieces) == 1 and isinstance(pieces[0], Placeholder)):
-            return _compile_text(pieces, media_type)
+        parts = parse_template(template)
+        if not (len(parts) == 1 and isinstance(parts[0], Placeholder)):
+            return _compile_text_body(parts, media_type)
     fill = compile_data(template) if template is not None else None
-    fixed = frozenset(cast("Mapping[str, Any]", template)) if isinstance(template, Mapping) else None
-    as_form = media_type == "application/x-www-form-urlencoded"
-    # An argument that is the whole body of a text type goes as it is, and not as a JSON string.
-    as_text_type = bool(media_type) and not _is_json(media_type)
+    fixed_names = frozenset(cast("Mapping[str, Any]", template)) if isinstance(template, Mapping) else None
+    is_form = media_type == _FORM_TYPE
+    # An argument that is the whole body of a text type is sent unchanged, not as a JSON string.
+    is_text_type = bool(media_type) and not _is_json(media_type)
 
-    def encode(parameters: Mapping[str, Any], more: Mapping[str, Any] | None) -> bytes | None:
+    def encode(parameters: Mapping[str, Any], unused: Mapping[str, Any] | None) -> bytes | None:
         value: Any = ABSENT if fill is None else fill(parameters)
-        if more:
-            if fixed is not None:
-                reject_fixed(more, fixed)
-                value = {**value, **more}
+        if unused:
+            if fixed_names is not None:
+                _reject_fixed(unused, fixed_names)
+                value = {**value, **unused}
             elif fill is None:
-                value = more
+                value = unused
             else:
-                reject_unused(more)
+                _reject_unused(unused)
         if value is ABSENT:
             return None
-        if as_form and isinstance(value, Mapping):
-            return _form(cast("Mapping[str, Any]", value))
-        if as_text_type and isinstance(value, str):
+        if is_form and isinstance(value, Mapping):
+            return _encode_form(cast("Mapping[str, Any]", value))
+        if is_text_type and isinstance(value, str):
             return value.encode("utf-8", "replace")
         return json_text.encode_bytes(value)
 
     return encode, None if content_type else "application/json"
 
 
-def reject_fixed(parameters: Mapping[str, Any], fixed: frozenset[str]) -> None:
-    """What the configuration has set, no argument sets anew: it may be a key, or the filter that keeps users apart."""
-    if not fixed.isdisjoint(parameters):
-        names = ", ".join(sorted(fixed.intersection(parameters)))
+def _compile_text_body(parts: TemplateParts, media_type: str) -> tuple[EncodeBody, str | None]:
+    looks_like_json = bool(parts) and isinstance(parts[0], str) and parts[0].lstrip()[:1] in ("{", "[")
+    if _is_json(media_type) or (not media_type and looks_like_json):
+        return _compile_json_text(parts), None if media_type else "application/json"
+    escape: Escape | None = None
+    if media_type == _FORM_TYPE:
+        escape = _escape_form
+    elif media_type.endswith(("/xml", "+xml")):
+        escape = _escape_xml
+    fill = compile_text(parts, escape)
+
+    def encode(parameters: Mapping[str, Any], unused: Mapping[str, Any] | None) -> bytes | None:
+        if unused:
+            _reject_unused(unused)
+        text = fill(parameters)
+        return b"" if text is ABSENT else text.encode("utf-8", "replace")
+
+    return encode, None if media_type else "text/plain; charset=utf-8"
+
+
+def _compile_json_text(parts: TemplateParts) -> EncodeBody:
+    """JSON written as text. A placeholder inside quotes is a part of that string; one outside is a JSON value."""
+    quoted: list[bool] = []
+    in_string = False
+    for part in parts:
+        quoted.append(in_string)
+        if isinstance(part, str):
+            in_string = _ends_in_string(part, in_string)
+
+    def encode(parameters: Mapping[str, Any], unused: Mapping[str, Any] | None) -> bytes | None:
+        if unused:
+            _reject_unused(unused)
+        texts: list[str] = []
+        for part, is_quoted in zip(parts, quoted, strict=True):
+            if isinstance(part, str):
+                texts.append(part)
+                continue
+            value = part.get_value(parameters)
+            if is_quoted:
+                texts.append(json_text.encode(argument_text(value))[1:-1])
+            else:
+                texts.append("null" if value is ABSENT else json_text.encode(value))
+        return "".join(texts).encode("utf-8", "replace")
+
+    return encode
+
+
+def _ends_in_string(text: str, in_string: bool) -> bool:
+    is_escaped = False
+    for character in text:
+        if is_escaped:
+            is_escaped = False
+        elif character == "\\":
+            is_escaped = in_string
+        elif character == '"':
+            in_string = not in_string
+    return in_string
+
+
+def _reject_fixed(parameters: Mapping[str, Any], fixed_names: frozenset[str]) -> None:
+    """Raises if an argument sets what the configuration sets: a secret, or a filter that separates users."""
+    if not fixed_names.isdisjoint(parameters):
+        names = ", ".join(sorted(fixed_names.intersection(parameters)))
         raise ToolValidationError(f"{names}: set by the tool's configuration; leave it out")
 
 
-def reject_unused(parameters: Mapping[str, Any]) -> None:
-    """An argument without effect would mislead whoever gave it."""
+def _reject_unused(parameters: Mapping[str, Any]) -> None:
+    """Raises: an argument without effect would mislead the caller."""
     raise ToolValidationError(f"{', '.join(parameters)}: the tool's body has no place for it; leave it out")
 
 
@@ -90,66 +298,7 @@ def _is_json(media_type: str) -> bool:
     return media_type.endswith(("/json", "+json"))
 
 
-def _compile_text(pieces: TemplateParts, media_type: str) -> tuple[EncodeBody, str | None]:
-    looks_like_json = isinstance(pieces[0], str) and pieces[0].lstrip()[:1] in ("{", "[") if pieces else False
-    if _is_json(media_type) or (not media_type and looks_like_json):
-        return _json_text(pieces), None if media_type else "application/json"
-    escape: Escape | None = None
-    if media_type == "application/x-www-form-urlencoded":
-        escape = _escape_form
-    elif media_type.endswith(("/xml", "+xml")):
-        escape = _escape_xml
-    fill = compile_text(pieces, escape)
-
-    def encode(parameters: Mapping[str, Any], more: Mapping[str, Any] | None) -> bytes | None:
-        if more:
-            reject_unused(more)
-        text = fill(parameters)
-        return b"" if text is ABSENT else text.encode("utf-8", "replace")
-
-    return encode, None if media_type else "text/plain; charset=utf-8"
-
-
-def _json_text(pieces: TemplateParts) -> EncodeBody:
-    """A hole between quotes is a piece of that string; one outside is a JSON value of its own."""
-    quoted: list[bool] = []
-    inside = False
-    for piece in pieces:
-        quoted.append(inside)
-        if isinstance(piece, str):
-            inside = _ends_in_string(piece, inside)
-
-    def encode(parameters: Mapping[str, Any], more: Mapping[str, Any] | None) -> bytes | None:
-        if more:
-            reject_unused(more)
-        parts: list[str] = []
-        for piece, in_string in zip(pieces, quoted, strict=True):
-            if isinstance(piece, str):
-                parts.append(piece)
-                continue
-            value = piece.get_value(parameters)
-            if in_string:
-                parts.append(json_text.encode(argument_text(value))[1:-1])
-            else:
-                parts.append("null" if value is ABSENT else json_text.encode(value))
-        return "".join(parts).encode("utf-8", "replace")
-
-    return encode
-
-
-def _ends_in_string(text: str, inside: bool) -> bool:
-    escaped = False
-    for character in text:
-        if escaped:
-            escaped = False
-        elif character == "\\":
-            escaped = inside
-        elif character == '"':
-            inside = not inside
-    return inside
-
-
-def _form(values: Mapping[str, Any]) -> bytes:
+def _encode_form(values: Mapping[str, Any]) -> bytes:
     return "&".join(pair for name, value in values.items() for pair in encode_query_parameter(name, value)).encode()
 
 
@@ -158,201 +307,17 @@ def _escape_form(text: str) -> str:
 
 
 def _escape_xml(text: str) -> str:
-    return escape_xml(text, _XML)
-
-
-# MERGED from secrets: Which configured values a service must not be able to bring into a log or an error, by sendi…
-
-_KEY_NAME = re.compile(r"key|auth|token|secret|appid|signature|^sig$", re.IGNORECASE)
-
-
-def remember_request_secrets(url: str, headers: Mapping[str, str], query: Mapping[str, Any] | None = None) -> None:
-    """Remembers the keys in a configured request, which are named in more ways than other settings: `X-Key`, `appid`.
-
-    Texts with holes are left out: arguments fill them.
-    """
-    register_secrets(_secrets(url, {**headers, **(query or {})}))
-
-
-def _secrets(url: str, named: Mapping[str, Any]) -> Iterator[str]:
-    try:
-        parts = urlsplit(url)
-        if parts.password:
-            yield unquote(parts.password)
-        pairs = parse_qsl(parts.query)
-    except ValueError:
-        pairs = []
-    for name, value in (*named.items(), *pairs):
-        if (
-            isinstance(value, str)
-            and (is_secret_name(name) or _KEY_NAME.search(name))
-            and not any(iter_placeholders(value))
-        ):
-            yield value
-            yield value.rpartition(" ")[2]  # Without `Bearer`.
-
-
-_METHOD = re.compile(r"[A-Z]{1,20}")
-_QUERY_METHODS = frozenset((*SAFE_METHODS, "DELETE"))
-"""Methods whose unused parameters go to the query."""
-_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,200}")
-_FORBIDDEN_VALUE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f\ud800-\udfff]")
-_FRAMING = frozenset(
-    ("connection", "content-length", "expect", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade")
-)
-"""Where a message ends is the client's to say: another word on it could start a second request inside the first."""
-_DEFAULT_HEADERS = (("Accept", "application/json, */*;q=0.8"),)
-
-
-def compile_request(spec: RestSpec) -> BuildRequest:
-    """What makes the requests of one tool. Raises `ToolDefinitionError` that names the tool and the field."""
-    method = spec.method.upper()
-    if not _METHOD.fullmatch(method) or method in ("CONNECT", "TRACE"):
-        raise _wrong(spec, "method", f"{spec.method[:40]!r} cannot be sent; use GET, POST, PUT, PATCH or DELETE")
-    with _naming(spec, "query"):
-        list(iter_placeholders(spec.query))
-    with _naming(spec, "url"):
-        target = UrlTemplate(spec.url, spec.query)
-    with _naming(spec, "headers"):
-        fixed, open_headers = _compile_headers(spec.headers)
-    remember_request_secrets(spec.url, spec.headers, spec.query)
-    if target.authorization is not None:
-        fixed.setdefault("Authorization", target.authorization)
-    with _naming(spec, "body"):
-        encode, content_type = compile_body(spec.body, fixed.get("Content-Type"))
-    with_body = fixed.copy()
-    if content_type is not None:
-        with_body.setdefault("Content-Type", content_type)
-
-    used, all_used = _used(spec)
-    to_query = method in _QUERY_METHODS
-    no_body = to_query and spec.body is None
-    idempotent, safe = method in IDEMPOTENT_METHODS, method in SAFE_METHODS
-    names = target.fixed_query_names
-
-    def build(parameters: dict[str, Any]) -> HttpRequest:
-        more = None
-        if not all_used and not used.issuperset(parameters):
-            more = {name: value for name, value in parameters.items() if name not in used}
-            if to_query:
-                reject_fixed(more, names)
-        body = None if no_body else encode(parameters, None if to_query else more)
-        headers = fixed if body is None else with_body
-        if open_headers:
-            headers = headers.copy()
-            for name, fill in open_headers:
-                value = fill(parameters)
-                if value is not ABSENT:
-                    headers[name] = _checked(name, value)
-        return HttpRequest(
-            method, target.build_url(parameters, more if to_query else None), headers, body, idempotent, safe
-        )
-
-    return build
-
-
-def build_input_schema(spec: RestSpec) -> Mapping[str, Any]:
-    """The schema that a tool takes: its own, else the parameters that its templates name."""
-    if spec.parameters_schema is not None:
-        return spec.parameters_schema
-    required = UrlTemplate(spec.url, spec.query).required_parameters
-    root: dict[str, Any] = {}
-    for hole, whole in _holes(spec):
-        _describe(root, hole, whole=whole)
-    schema: dict[str, Any] = {"type": "object", "properties": root, "additionalProperties": _takes_all(spec)}
-    if required:
-        schema["required"] = sorted(required)
-    return schema
-
-
-def _describe(properties: dict[str, Any], hole: Placeholder, *, whole: bool) -> None:
-    """Adds one hole to the properties: an object for each step down, and what stands at the end."""
-    for place, step in enumerate(hole.path):
-        if isinstance(step, int):
-            return
-        inner = properties.setdefault(step, {})
-        last = place == len(hole.path) - 1
-        following = None if last else hole.path[place + 1]
-        if last:
-            if whole:
-                inner.pop("type", None)  # Any JSON keeps its type there.
-            elif not inner:
-                inner["type"] = "string"
-        elif isinstance(following, int):
-            properties[step] = {"type": "array"}
-        else:
-            inner["type"] = "object"
-            properties = cast("dict[str, Any]", inner.setdefault("properties", {}))
-
-
-def _takes_all(spec: RestSpec) -> bool:
-    return any(not hole.path for hole, _ in _holes(spec))
-
-
-def _holes(spec: RestSpec) -> Iterable[tuple[Placeholder, bool]]:
-    """Every hole, and whether it is the whole of a value that keeps its type."""
-    for text in (spec.url, *spec.headers.values()):
-        yield from ((hole, False) for hole in iter_placeholders(text))
-    yield from _data_holes(spec.query)
-    if isinstance(spec.body, str):  # A JSON text may have any value between its quotes and beside them.
-        yield from ((hole, True) for hole in iter_placeholders(spec.body))
-    else:
-        yield from _data_holes(spec.body)
-
-
-def _data_holes(value: object) -> Iterable[tuple[Placeholder, bool]]:
-    if isinstance(value, str):
-        pieces = parse_template(value)
-        yield from ((piece, len(pieces) == 1) for piece in pieces if isinstance(piece, Placeholder))
-    elif isinstance(value, Mapping):
-        for inner in cast("Mapping[str, object]", value).values():
-            yield from _data_holes(inner)
-    elif isinstance(value, list | tuple):
-        for inner in cast("list[object]", value):
-            yield from _data_holes(inner)
-
-
-def _used(spec: RestSpec) -> tuple[frozenset[str], bool]:
-    """The parameters that some template names, and whether one takes them all."""
-    found = [hole for hole, _ in _holes(spec)]
-    return frozenset(str(hole.path[0]) for hole in found if hole.path), any(not hole.path for hole in found)
-
-
-def _compile_headers(headers: Mapping[str, str]) -> tuple[CIMultiDict[str], list[tuple[str, Fill]]]:
-    """The headers that are the same on every call, and those with holes. Its messages show no value: keys are there."""
-    fixed = CIMultiDict(_DEFAULT_HEADERS)
-    open_headers: list[tuple[str, Fill]] = []
-    for name, text in headers.items():
-        if not _HEADER_NAME.fullmatch(name):
-            raise ValueError(f"{name[:80]!r} is not a header name")
-        if name.lower() in _FRAMING:
-            raise ValueError(f"{name} is set by the client; leave it out")
-        pieces = parse_template(text)
-        if any(isinstance(piece, Placeholder) for piece in pieces):
-            if name.lower() in ("host", "content-type"):
-                raise ValueError(f"no parameter can stand in {name}: it decides how all else is read")
-            open_headers.append((name, compile_text(pieces)))
-        elif _FORBIDDEN_VALUE.search(text):
-            raise ValueError(f"the value of {name} has a line break or another control character")
-        else:
-            fixed[name] = text.strip()
-    return fixed, open_headers
-
-
-def _checked(name: str, value: str) -> str:
-    if _FORBIDDEN_VALUE.search(value):
-        raise ToolValidationError(f"the header {name} would have a line break or another control character in it")
-    return value
+    return escape_xml(text, _XML_QUOTES)
 
 
 @contextmanager
-def _naming(spec: RestSpec, field: str) -> Generator[None]:
-    """What is wrong inside, said of the tool and its field."""
+def _field_errors(spec: RestSpec, field: str) -> Generator[None]:
+    """Turns a `ValueError` into an error that names the tool and the field."""
     try:
         yield
     except ValueError as error:
-        raise _wrong(spec, field, str(error)) from None
+        raise _field_error(spec, field, str(error)) from None
 
 
-def _wrong(spec: RestSpec, field: str, reason: str) -> ToolDefinitionError:
+def _field_error(spec: RestSpec, field: str, reason: str) -> ToolDefinitionError:
     return ToolDefinitionError(f"REST tool {spec.name!r}: {field}: {reason}")

@@ -1,7 +1,8 @@
-"""Texts and data with `${parameters.x}` in them, taken apart once and filled in on every call. Sends nothing.
+"""Templates with `${parameters.x}`: parsed once, filled with the arguments of every call. Sends nothing.
 
-`${parameters.a.b}` goes down into objects, `${parameters.a[0]}` into lists, `${parameters}` is all of them, and
-`${parameters.a:-text}` says what to use where the argument is absent. Null counts as absent, except in JSON data.
+`${parameters.a.b}` is a member of an object, `${parameters.a[0]}` an item of a list, `${parameters}` all arguments.
+`${parameters.a:-text}` has a default for a missing argument. Null counts as missing, except in JSON data.
+`request_builder` and `url_template` use it.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from typing import Any, Final, NamedTuple, cast
 
 from toolspace.core import json_text
 
-_HOLE = re.compile(r"\$\{\s*parameters\b([^{}]*)\}")
+_PLACEHOLDER = re.compile(r"\$\{\s*parameters\b([^{}]*)\}")
 _STEP = re.compile(r"\.([^.\[\]\s]+)|\[(\d{1,9})\]")
 
 
 class _Absent:
-    """What a hole gives where the argument was not given."""
+    """The value of a placeholder whose argument is missing."""
 
     def __repr__(self) -> str:
         return "ABSENT"
@@ -27,21 +28,21 @@ ABSENT: Final = _Absent()
 
 
 class Placeholder(NamedTuple):
-    """A place that an argument fills: the way to it, and what stands there where it is absent."""
+    """One `${parameters…}`: the path to the argument, and its default."""
 
     path: tuple[str | int, ...]
     default: str | None = None
 
     @property
     def name(self) -> str:
-        """`a.b[0]`: how messages write it."""
+        """`a.b[0]`, for messages."""
         text = ""
         for step in self.path:
             text += f"[{step}]" if isinstance(step, int) else (f".{step}" if text else step)
         return text or "parameters"
 
     def get_value(self, parameters: Mapping[str, Any]) -> Any:
-        """The argument, or `ABSENT`. Null is given, not absent: data keeps it."""
+        """The argument, its default, or `ABSENT`. Null is a value here."""
         value: Any = parameters
         for step in self.path:
             if isinstance(value, Mapping):
@@ -58,26 +59,29 @@ class Placeholder(NamedTuple):
 
 TemplateParts = tuple[str | Placeholder, ...]
 Escape = Callable[[str], str]
+Fill = Callable[[Mapping[str, Any]], Any]
+"""Returns the value of a template for some arguments, or `ABSENT`."""
 
 
 def parse_template(text: str) -> TemplateParts:
-    """The literal pieces of a text and the holes between them. Raises `ValueError` where a hole makes no sense."""
-    pieces: list[str | Placeholder] = []
-    at = 0
-    for found in _HOLE.finditer(text):
-        if found.start() > at:
-            pieces.append(text[at : found.start()])
-        pieces.append(_hole(found))
-        at = found.end()
-    if at < len(text):
-        pieces.append(text[at:])
-    return tuple(pieces)
+    """Splits a text into literal parts and placeholders. Raises `ValueError` for an invalid placeholder."""
+    parts: list[str | Placeholder] = []
+    position = 0
+    for match in _PLACEHOLDER.finditer(text):
+        if match.start() > position:
+            parts.append(text[position : match.start()])
+        parts.append(_parse_placeholder(match))
+        position = match.end()
+    if position < len(text):
+        parts.append(text[position:])
+    return tuple(parts)
 
 
-def iter_placeholders(template: object) -> Iterator[Placeholder]:
-    """Every hole of a text or of data, in order."""
+def iter_placeholders(template: object) -> Iterator[tuple[Placeholder, bool]]:
+    """Every placeholder of a text or of data, and whether it is the whole of its text."""
     if isinstance(template, str):
-        yield from (piece for piece in parse_template(template) if isinstance(piece, Placeholder))
+        parts = parse_template(template)
+        yield from ((part, len(parts) == 1) for part in parts if isinstance(part, Placeholder))
     elif isinstance(template, Mapping):
         for value in cast("Mapping[str, object]", template).values():
             yield from iter_placeholders(value)
@@ -87,18 +91,17 @@ def iter_placeholders(template: object) -> Iterator[Placeholder]:
 
 
 def argument_text(value: object) -> str:
-    """An argument inside a text: as it is, or as compact JSON."""
+    """An argument inside a text: a string unchanged, anything else as compact JSON, null as nothing."""
     if isinstance(value, str):
         return value
     return "" if value is None or value is ABSENT else json_text.encode(value)
 
 
-Fill = Callable[[Mapping[str, Any]], Any]
-"""The value of a template for some arguments, or `ABSENT`."""
-
-
 def compile_data(template: object) -> Fill:
-    """Data with texts in it. A hole that is the whole of a text keeps its type; what is absent is left out."""
+    """Compiles data that contains templates. A text that is one placeholder keeps the argument's type.
+
+    Members and items whose value is `ABSENT` are left out.
+    """
     if isinstance(template, str):
         return compile_value(parse_template(template))
     if not any(iter_placeholders(template)):
@@ -118,47 +121,47 @@ def compile_data(template: object) -> Fill:
     return fill_list
 
 
-def compile_value(pieces: TemplateParts) -> Fill:
-    """A text, or the argument itself where the text is nothing but a hole."""
-    return pieces[0].get_value if len(pieces) == 1 and isinstance(pieces[0], Placeholder) else compile_text(pieces)
+def compile_value(parts: TemplateParts) -> Fill:
+    """Compiles a text; a single placeholder gives the argument itself."""
+    return parts[0].get_value if len(parts) == 1 and isinstance(parts[0], Placeholder) else compile_text(parts)
 
 
-def compile_text(pieces: TemplateParts, escape: Escape | None = None) -> Fill:
-    """A text with its holes filled in, each escaped. `ABSENT` where it has holes and none of them is given."""
-    if not any(isinstance(piece, Placeholder) for piece in pieces):
-        text = "".join(cast("tuple[str, ...]", pieces))
+def compile_text(parts: TemplateParts, escape: Escape | None = None) -> Fill:
+    """Compiles a text; every argument is escaped. The value is `ABSENT` if all its placeholders are."""
+    if not any(isinstance(part, Placeholder) for part in parts):
+        text = "".join(cast("tuple[str, ...]", parts))
         return lambda parameters: text
 
     def fill(parameters: Mapping[str, Any]) -> Any:
-        parts: list[str] = []
-        given = False
-        for piece in pieces:
-            if isinstance(piece, str):
-                parts.append(piece)
+        texts: list[str] = []
+        has_argument = False
+        for part in parts:
+            if isinstance(part, str):
+                texts.append(part)
                 continue
-            value = piece.get_value(parameters)
+            value = part.get_value(parameters)
             if value is not ABSENT and value is not None:
-                given = True
+                has_argument = True
                 text = argument_text(value)
-                parts.append(text if escape is None else escape(text))
-        return "".join(parts) if given else ABSENT
+                texts.append(text if escape is None else escape(text))
+        return "".join(texts) if has_argument else ABSENT
 
     return fill
 
 
-def _hole(found: re.Match[str]) -> Placeholder:
-    way, has_default, default = found[1].partition(":-")
-    way = way.strip()
+def _parse_placeholder(match: re.Match[str]) -> Placeholder:
+    steps, has_default, default = match[1].partition(":-")
+    steps = steps.strip()
     path: list[str | int] = []
-    at = 0
-    while at < len(way):
-        step = _STEP.match(way, at)
+    position = 0
+    while position < len(steps):
+        step = _STEP.match(steps, position)
         if step is None:
-            raise ValueError(f"{found[0]} names no parameter; write ${{parameters.name}}, …name.inner}} or …name[0]}}")
+            raise ValueError(f"{match[0]} names no parameter; write ${{parameters.name}}, …name.inner}} or …name[0]}}")
         path.append(step[1] if step[1] is not None else int(step[2]))
-        at = step.end()
+        position = step.end()
     if path and isinstance(path[0], int):
-        raise ValueError(f"{found[0]}: parameters have names; write ${{parameters.name}}")
+        raise ValueError(f"{match[0]}: parameters have names; write ${{parameters.name}}")
     return Placeholder(tuple(path), default if has_default else None)
 
 

@@ -1,19 +1,20 @@
-"""Where a request goes: URLs and queries with holes, such that no argument can aim them elsewhere. Sends nothing.
+"""Compiles URL templates so that no argument can send a request elsewhere. Sends nothing.
 
-Scheme, port, user and password are the configuration's alone. A hole in the host fills at most one label, with two
-literal ones behind it: `https://${parameters.tenant}.example.com`. A hole in the path stays in its segment.
+Scheme, port, user and password come from the configuration only. A placeholder in the host fills at most one label,
+before two literal ones: `https://${parameters.tenant}.example.com`. A placeholder in the path stays in its segment.
+`request_builder` uses it; the OpenAPI provider uses its encoding of path segments.
 """
 
 from __future__ import annotations
 
 import re
-from base64 import b64encode
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 from urllib.parse import quote, unquote
 
 from yarl import URL
 
+from toolspace.core.http_messages import basic_authorization
 from toolspace.errors import ToolValidationError
 from toolspace.providers.rest.template import (
     ABSENT,
@@ -29,99 +30,102 @@ from toolspace.providers.rest.template import (
 
 FillText = Callable[[Mapping[str, Any]], str]
 QueryEntry = str | tuple[str, Fill]
-"""A part of a query: encoded already, or an encoded name and what gives its value."""
+"""An encoded part of the query, or an encoded name and the template of its value."""
 
 _MARK = "\0"
-"""Stands around the number of a hole while a URL is taken apart: no URL has it, and a default may hold a slash."""
+"""Encloses the number of a placeholder while a URL is split. No URL contains it; a placeholder may contain a slash."""
 _LOOSE_PERCENT = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _PATH_SAFE = "%!$&'()*+,;=:@~-._"
 _QUERY_SAFE = _PATH_SAFE + "/?[]"
-_HARMLESS = re.compile(r"[A-Za-z0-9_~-]+")
+_NEEDS_NO_ENCODING = re.compile(r"[A-Za-z0-9_~-]+")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
-_LABEL = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
-_DECODINGS = 4
+_HOST_LABEL = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
+_MAX_DECODINGS = 4
 
 
 class UrlTemplate:
-    """A URL template, taken apart."""
+    """A parsed URL template with its query."""
 
-    __slots__ = ("_base", "_path", "_query", "authorization", "fixed_query_names", "required_parameters")
+    __slots__ = ("_fill_origin", "_fill_path", "_query", "authorization", "fixed_query_names", "required_parameters")
 
     def __init__(self, url: str, query: Mapping[str, Any]) -> None:
-        """Raises `ValueError`, with the way out, where the template leaves open what it must not."""
-        marked, found = _mark(url.strip())
+        """Raises `ValueError` if a placeholder stands where it must not, or the URL is invalid."""
+        marked, placeholders = _mark_placeholders(url.strip())
         scheme, _, rest = marked.partition("://")
         if scheme.lower() not in ("http", "https"):
-            raise ValueError("it must start with http:// or https://, and no parameter can stand there")
+            raise ValueError("it must start with http:// or https://, without a parameter")
         rest, _, fragment = rest.partition("#")
         if _MARK in fragment:
-            raise ValueError("what follows # is never sent, so no parameter can stand there")
-        rest, _, written = rest.partition("?")
+            raise ValueError("no parameter can stand after #: a fragment is never sent")
+        rest, _, url_query = rest.partition("?")
         authority, slash, path = rest.partition("/")
-        authority, self.authorization = _authorization(authority)
-        self._base = _base(scheme.lower(), authority, found)
-        self._path = _path(slash + path or "/", found)
-        self.required_parameters = frozenset(_names_in(authority + slash + path, found))
-        """The parameters that a URL cannot be made without."""
-        self._query = [*(_entry(text, found) for text in written.split("&") if text), *_entries(query)]
-        set_here = (entry if isinstance(entry, str) else entry[0] for entry in self._query)
-        self.fixed_query_names = frozenset((*query, *(unquote(text.partition("=")[0]) for text in set_here)))
-        """The names in its query that the configuration has set."""
+        authority, self.authorization = _split_authorization(authority)
+        self._fill_origin = _compile_origin(scheme.lower(), authority, placeholders)
+        self._fill_path = _compile_path(slash + path or "/", placeholders)
+        self.required_parameters = frozenset(_required_names(authority + slash + path, placeholders))
+        """The parameters without which there is no URL."""
+        self._query: list[QueryEntry] = [
+            *(_parse_query_entry(text, placeholders) for text in url_query.split("&") if text),
+            *_compile_query(query),
+        ]
+        encoded_names = (entry if isinstance(entry, str) else entry[0] for entry in self._query)
+        self.fixed_query_names = frozenset((*query, *(unquote(text.partition("=")[0]) for text in encoded_names)))
+        """The query names that the configuration sets."""
 
     def build_url(self, parameters: Mapping[str, Any], more: Mapping[str, Any] | None = None) -> URL:
-        """The URL for some arguments, with `more` in its query. Raises `ToolValidationError`."""
-        text = self._base(parameters) + self._path(parameters)
+        """The URL for some arguments, with `more` added to its query. Raises `ToolValidationError`."""
+        text = self._fill_origin(parameters) + self._fill_path(parameters)
         pairs: list[str] = []
         for entry in self._query:
             if isinstance(entry, str):
                 pairs.append(entry)
             else:
-                pairs += _pairs(entry[0], entry[1](parameters))
+                pairs += _encode_pairs(entry[0], entry[1](parameters))
         for name, value in more.items() if more else ():
             pairs += encode_query_parameter(name, value)
         return URL(f"{text}?{'&'.join(pairs)}" if pairs else text, encoded=True)
 
 
 def encode_path_segment(text: str, name: str) -> str:
-    """A value as a part of one path segment, which it can never leave: neither here nor on servers that decode
-    twice, or take `\\` and `..;` for what they look like. Raises `ToolValidationError` that names it."""
-    if _HARMLESS.fullmatch(text):
+    """Encodes a value as a part of one path segment. Raises `ToolValidationError` that names the parameter.
+
+    The value cannot leave its segment, not even on servers that decode twice, or take `\\` for `/` and `..;` for `..`.
+    """
+    if _NEEDS_NO_ENCODING.fullmatch(text):
         return text
     if not text:
         raise ToolValidationError(f"{name}: empty, but it is a part of the path; give a value")
     if _CONTROL.search(text):
-        raise ToolValidationError(f"{name}: a part of the path has no control characters")
+        raise ToolValidationError(f"{name}: a part of the path cannot contain control characters")
     check_path_segment(text, name)
     return quote(text, safe="")
 
 
 def check_path_segment(text: str, name: str) -> None:
-    """Refuses what some server takes for the way up, in a value or in a whole segment."""
-    for _ in range(_DECODINGS):
+    """Raises `ToolValidationError` if a server could take a value or a segment for `.` or `..`."""
+    for _ in range(_MAX_DECODINGS):
         if any(part.partition(";")[0].strip() in (".", "..") for part in text.replace("\\", "/").split("/")):
             raise ToolValidationError(f'{name}: "." and ".." cannot be parts of the path')
         if (decoded := unquote(text)) == text:
             return
         text = decoded
-    raise ToolValidationError(f"{name}: percent-encoded {_DECODINGS} times over; give the value as it is")
+    raise ToolValidationError(f"{name}: percent-encoded {_MAX_DECODINGS} times over; give the plain value")
 
 
 def encode_query_parameter(name: str, value: object) -> list[str]:
-    """A parameter in a query: nothing where it is absent or null, a list once for each item, an object as JSON."""
-    return _pairs(_quoted(name), value)
+    """`name=value` texts: none for a missing or null value, one per item of a list, an object as JSON."""
+    return _encode_pairs(_encode_query_text(name), value)
 
 
-def _pairs(name: str, value: object) -> list[str]:
+def _encode_pairs(encoded_name: str, value: object) -> list[str]:
     if value is ABSENT or value is None:
         return []
-    if isinstance(value, list | tuple):
-        items = cast("list[object]", value)
-        return [f"{name}={_quoted(argument_text(item))}" for item in items if item is not None]
-    return [f"{name}={_quoted(argument_text(value))}"]
+    items = cast("list[object]", value) if isinstance(value, list | tuple) else [value]
+    return [f"{encoded_name}={_encode_query_text(argument_text(item))}" for item in items if item is not None]
 
 
-def _quoted(text: str) -> str:
-    if _HARMLESS.fullmatch(text):
+def _encode_query_text(text: str) -> str:
+    if _NEEDS_NO_ENCODING.fullmatch(text):
         return text
     try:
         return quote(text, safe="")
@@ -129,144 +133,149 @@ def _quoted(text: str) -> str:
         raise ToolValidationError("a text for the query is not valid Unicode") from None
 
 
-def _mark(url: str) -> tuple[str, list[Placeholder]]:
-    """The text with a mark for each hole, and the holes."""
+def _mark_placeholders(url: str) -> tuple[str, list[Placeholder]]:
+    """The URL with a numbered mark for each placeholder, and the placeholders."""
     if _CONTROL.search(url):
-        raise ValueError("it has a line break or another control character")
-    found: list[Placeholder] = []
+        raise ValueError("it contains a line break or another control character")
+    placeholders: list[Placeholder] = []
     text = ""
-    for piece in parse_template(url):
-        if isinstance(piece, Placeholder):
-            text += f"{_MARK}{len(found)}{_MARK}"
-            found.append(piece)
+    for part in parse_template(url):
+        if isinstance(part, Placeholder):
+            text += f"{_MARK}{len(placeholders)}{_MARK}"
+            placeholders.append(part)
         else:
-            text += piece
-    return text, found
+            text += part
+    return text, placeholders
 
 
-def _unmark(text: str, found: list[Placeholder]) -> TemplateParts:
+def _restore_placeholders(text: str, placeholders: list[Placeholder]) -> TemplateParts:
     parts = text.split(_MARK)
-    return tuple(found[int(part)] if place % 2 else part for place, part in enumerate(parts) if part)
+    return tuple(placeholders[int(part)] if index % 2 else part for index, part in enumerate(parts) if part)
 
 
-def _names_in(text: str, found: list[Placeholder]) -> Iterable[str]:
-    for piece in _unmark(text, found):
-        if isinstance(piece, Placeholder) and piece.path and piece.default is None:
-            yield str(piece.path[0])
+def _required_names(text: str, placeholders: list[Placeholder]) -> Iterable[str]:
+    for part in _restore_placeholders(text, placeholders):
+        if isinstance(part, Placeholder) and part.path and part.default is None:
+            yield str(part.path[0])
 
 
-def _authorization(authority: str) -> tuple[str, str | None]:
-    """The host and port, and what a user and password before them mean as a header."""
-    user, at, host = authority.rpartition("@")
-    if not at:
+def _split_authorization(authority: str) -> tuple[str, str | None]:
+    """Host and port, and the `Authorization` header for a user and password before them."""
+    user, separator, host = authority.rpartition("@")
+    if not separator:
         return authority, None
     if _MARK in user:
         raise ValueError("no parameter can stand in the user name or password; use an Authorization header")
     name, _, password = user.partition(":")
-    return host, "Basic " + b64encode(f"{unquote(name)}:{unquote(password)}".encode()).decode()
+    return host, basic_authorization(f"{unquote(name)}:{unquote(password)}")
 
 
-def _base(scheme: str, authority: str, found: list[Placeholder]) -> FillText:
+def _compile_origin(scheme: str, authority: str, placeholders: list[Placeholder]) -> FillText:
     example = re.sub(f"{_MARK}[0-9]+{_MARK}", "x", authority)
     try:
         origin = URL(f"{scheme}://{example}").origin()
     except ValueError as error:
-        raise ValueError(f"it names no host that could be asked: {error}") from None
+        raise ValueError(f"it has no valid host: {error}") from None
     if _MARK not in authority:
-        fixed = str(origin)
-        return lambda parameters: fixed
+        origin_text = str(origin)
+        return lambda parameters: origin_text
     host, colon, port = authority.partition(":")
-    written = host.split(".")
-    if len(written) < 3 or any(_MARK in label for label in written[-2:]):
+    label_texts = host.split(".")
+    if len(label_texts) < 3 or any(_MARK in label for label in label_texts[-2:]):
         raise ValueError(
             "a parameter in the host needs two fixed labels behind it, as in https://${parameters.tenant}.example.com"
         )
-    # What is fixed comes from the example, where it is in ASCII.
-    known = cast("str", origin.raw_host).split(".")
+    # Fixed labels come from the example, which yarl has encoded as ASCII.
+    ascii_labels = cast("str", origin.raw_host).split(".")
     labels = [
-        _unmark(label, found) if _MARK in label else (fixed,) for label, fixed in zip(written, known, strict=True)
+        _restore_placeholders(text, placeholders) if _MARK in text else (ascii_label,)
+        for text, ascii_label in zip(label_texts, ascii_labels, strict=True)
     ]
 
     def fill(parameters: Mapping[str, Any]) -> str:
-        return f"{scheme}://{'.'.join(_label(pieces, parameters) for pieces in labels)}{colon}{port}"
+        return f"{scheme}://{'.'.join(_fill_label(parts, parameters) for parts in labels)}{colon}{port}"
 
     return fill
 
 
-def _label(pieces: TemplateParts, parameters: Mapping[str, Any]) -> str:
-    if len(pieces) == 1 and isinstance(pieces[0], str):
-        return pieces[0]
-    text = "".join(piece if isinstance(piece, str) else _needed(piece, parameters) for piece in pieces)
-    if not _LABEL.fullmatch(text):
-        names = ", ".join(piece.name for piece in pieces if isinstance(piece, Placeholder))
-        raise ToolValidationError(f"{names}: a part of a host name has letters, digits and hyphens only")
+def _fill_label(parts: TemplateParts, parameters: Mapping[str, Any]) -> str:
+    if len(parts) == 1 and isinstance(parts[0], str):
+        return parts[0]
+    text = "".join(part if isinstance(part, str) else _get_required_text(part, parameters) for part in parts)
+    if not _HOST_LABEL.fullmatch(text):
+        names = ", ".join(part.name for part in parts if isinstance(part, Placeholder))
+        raise ToolValidationError(f"{names}: a part of a host name can contain only letters, digits and hyphens")
     return text
 
 
-def _path(path: str, found: list[Placeholder]) -> FillText:
-    parts: list[str | FillText] = []
+def _compile_path(path: str, placeholders: list[Placeholder]) -> FillText:
+    segments: list[str | FillText] = []
     for segment in path.split("/")[1:]:
-        pieces = _unmark(segment, found)
-        if all(isinstance(piece, str) for piece in pieces):
-            literal = "/" + _literal("".join(cast("tuple[str, ...]", pieces)), _PATH_SAFE)
-            if parts and isinstance(parts[-1], str):
-                parts[-1] += literal
+        parts = _restore_placeholders(segment, placeholders)
+        if all(isinstance(part, str) for part in parts):
+            literal = "/" + _encode_literal("".join(cast("tuple[str, ...]", parts)), _PATH_SAFE)
+            if segments and isinstance(segments[-1], str):
+                segments[-1] += literal
             else:
-                parts.append(literal)
+                segments.append(literal)
         else:
-            parts.append(_segment(pieces))
-    if len(parts) == 1 and isinstance(parts[0], str):
-        fixed = parts[0]
-        return lambda parameters: fixed
-    return lambda parameters: "".join(part if isinstance(part, str) else part(parameters) for part in parts)
+            segments.append(_compile_segment(parts))
+    if len(segments) == 1 and isinstance(segments[0], str):
+        literal_path = segments[0]
+        return lambda parameters: literal_path
+    return lambda parameters: "".join(
+        segment if isinstance(segment, str) else segment(parameters) for segment in segments
+    )
 
 
-def _segment(pieces: TemplateParts) -> FillText:
-    pieces = tuple(_literal(piece, _PATH_SAFE) if isinstance(piece, str) else piece for piece in pieces)
-    if len(pieces) == 1 and isinstance(only := pieces[0], Placeholder):
-        return lambda parameters: "/" + encode_path_segment(_needed(only, parameters), only.name)
+def _compile_segment(parts: TemplateParts) -> FillText:
+    parts = tuple(_encode_literal(part, _PATH_SAFE) if isinstance(part, str) else part for part in parts)
+    if len(parts) == 1 and isinstance(placeholder := parts[0], Placeholder):
+        return lambda parameters: (
+            "/" + encode_path_segment(_get_required_text(placeholder, parameters), placeholder.name)
+        )
 
     def fill(parameters: Mapping[str, Any]) -> str:
         text = "".join(
-            piece if isinstance(piece, str) else encode_path_segment(_needed(piece, parameters), piece.name)
-            for piece in pieces
+            part if isinstance(part, str) else encode_path_segment(_get_required_text(part, parameters), part.name)
+            for part in parts
         )
-        # Harmless values can be harmful together: `.` before a hole, and `.` in it.
-        check_path_segment(text, ", ".join(piece.name for piece in pieces if isinstance(piece, Placeholder)))
+        # Two harmless parts can be harmful together: `.` in the template and `.` in the argument.
+        check_path_segment(text, ", ".join(part.name for part in parts if isinstance(part, Placeholder)))
         return "/" + text
 
     return fill
 
 
-def _needed(hole: Placeholder, parameters: Mapping[str, Any]) -> str:
-    value = hole.get_value(parameters)
+def _get_required_text(placeholder: Placeholder, parameters: Mapping[str, Any]) -> str:
+    value = placeholder.get_value(parameters)
     if value is ABSENT or value is None:
-        raise ToolValidationError(f"{hole.name}: required, but missing: it is a part of the URL")
+        raise ToolValidationError(f"{placeholder.name}: required, but missing: it is a part of the URL")
     if isinstance(value, list | tuple):
         return ",".join(argument_text(item) for item in cast("list[object]", value))
     return argument_text(value)
 
 
-def _entry(text: str, found: list[Placeholder]) -> QueryEntry:
-    """A `name=value` of the URL itself, where literal text is encoded already."""
+def _parse_query_entry(text: str, placeholders: list[Placeholder]) -> QueryEntry:
+    """A `name=value` of the URL itself, whose literal text is already encoded."""
     name, _, value = text.partition("=")
     if _MARK in name:
         raise ValueError("no parameter can be the name of a query parameter")
     if _MARK not in value:
-        return _literal(text, _QUERY_SAFE)
-    # Decoded, because it is encoded as a whole afterwards.
-    pieces = (unquote(piece) if isinstance(piece, str) else piece for piece in _unmark(value, found))
-    return _literal(name, _QUERY_SAFE), compile_value(tuple(pieces))
+        return _encode_literal(text, _QUERY_SAFE)
+    # Decoded here, because the filled value is encoded as a whole.
+    parts = (unquote(part) if isinstance(part, str) else part for part in _restore_placeholders(value, placeholders))
+    return _encode_literal(name, _QUERY_SAFE), compile_value(tuple(parts))
 
 
-def _entries(query: Mapping[str, Any]) -> Iterable[QueryEntry]:
+def _compile_query(query: Mapping[str, Any]) -> Iterable[QueryEntry]:
     for name, value in query.items():
         if any(iter_placeholders(value)):
-            yield _quoted(name), compile_data(value)
+            yield _encode_query_text(name), compile_data(value)
         else:
             yield from encode_query_parameter(name, value)
 
 
-def _literal(text: str, safe: str) -> str:
-    """Text of a template, with what a URL cannot hold encoded and what is encoded already left as it is."""
+def _encode_literal(text: str, safe: str) -> str:
+    """Encodes what a URL cannot contain, and keeps what is already encoded."""
     return quote(_LOOSE_PERCENT.sub("%25", text), safe=safe)
