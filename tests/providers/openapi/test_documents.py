@@ -82,7 +82,7 @@ async def test_a_document_may_be_a_url_and_its_servers_relative_to_it(text: str)
         (b"- " * 100_000, "nested deeper"),
         (b"a: &a [*a]", "stands inside the value of its anchor"),
         (b'{"swagger": "2.0"}', "swagger2openapi"),
-        (b'{"openapi": "4.0.0"}', "3.0 and 3.1 are read"),
+        (b'{"openapi": "4.0.0"}', "use 3.0 or 3.1"),
         (b'{"info": {}}', "no openapi: version"),
     ],
     ids=["empty", "bytes", "cut", "deep-json", "deep-yaml", "circle", "swagger", "future", "other"],

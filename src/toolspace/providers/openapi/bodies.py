@@ -1,4 +1,7 @@
-"""What an operation takes as its body: which media type to send, and as which arguments. Encodes nothing."""
+"""Reads the request body of an operation, and encodes arguments as that body: JSON, forms, files, text.
+
+`operations` reads bodies; `request_builder` encodes them. JSON is preferred if a document offers several media types.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,6 @@ import msgspec
 
 from toolspace.core import json_text
 from toolspace.errors import ToolValidationError
-from toolspace.providers.openapi import schemas as keywords
 from toolspace.providers.openapi.document import DocumentFile, JsonObject, OpenApiError, as_list, as_object
 from toolspace.providers.openapi.parameters import (
     OpenApiParameter,
@@ -23,113 +25,134 @@ from toolspace.providers.openapi.parameters import (
     percent_encode_unreserved,
     query_writer,
 )
-from toolspace.providers.openapi.schemas import Refs, SchemaConverter, SchemaDefinition
+from toolspace.providers.openapi.schemas import (
+    SCHEMA_KEYWORDS,
+    SCHEMA_LIST_KEYWORDS,
+    SCHEMA_MAP_KEYWORDS,
+    Refs,
+    SchemaConverter,
+    SchemaDefinition,
+)
 
 BodyKind = Literal["json", "form", "multipart", "text", "binary"]
 
-_BASE64: JsonObject = {"type": "string", "contentEncoding": "base64"}
-FILE_SCHEMA: JsonObject = {
+_BASE64_SCHEMA: JsonObject = {"type": "string", "contentEncoding": "base64"}
+_FILE_SCHEMA: JsonObject = {
     "anyOf": [
-        {**_BASE64, "description": "The content in base64."},
+        {**_BASE64_SCHEMA, "description": "The content in base64."},
         {
             "type": "object",
             "properties": {
-                "data": {**_BASE64, "description": "The content in base64."},
+                "data": {**_BASE64_SCHEMA, "description": "The content in base64."},
                 "filename": {"type": "string"},
-                "contentType": {"type": "string", "description": "Its media type, such as image/png."},
+                "contentType": {"type": "string", "description": "The media type, such as image/png."},
             },
             "required": ["data"],
             "additionalProperties": False,
         },
     ]
 }
-"""What a model gives for binary content, which JSON cannot carry."""
+"""The argument for binary content, which JSON cannot contain."""
 
-_ORDER: tuple[BodyKind, ...] = ("json", "form", "multipart", "text", "binary")
-_PLAIN = frozenset(("type", "properties", "required", "title", "description", "examples", "default", "deprecated"))
-_STYLES = ("form", "spaceDelimited", "pipeDelimited", "deepObject")
-_LONGEST_CHAIN = 16
+_KIND_ORDER: tuple[BodyKind, ...] = ("json", "form", "multipart", "text", "binary")
+_PLAIN_OBJECT_KEYWORDS = frozenset(
+    ("type", "properties", "required", "title", "description", "examples", "default", "deprecated", "allOf")
+)
+_FIELD_STYLES = ("form", "spaceDelimited", "pipeDelimited", "deepObject")
+_MAX_REFERENCE_CHAIN = 16
+_MEDIA_TYPE = re.compile(r"[A-Za-z0-9!#$&^_.+-]+/[A-Za-z0-9!#$&^_.+-]+(?:; ?[a-z-]+=[A-Za-z0-9_.+-]+)*")
 
 
 class FieldEncoding(msgspec.Struct, frozen=True, kw_only=True):
     """How one field of a form is sent."""
 
     style: ParameterStyle | None = None
-    """None where the document leaves it to the type of the value."""
+    """None: the type of the value decides."""
     explode: bool = True
     allow_reserved: bool = False
     content_type: str | None = None
     binary: bool = False
 
 
+_DEFAULT_ENCODING = FieldEncoding()
+
+
 class RequestBody(msgspec.Struct, frozen=True, kw_only=True):
+    """The body that an operation takes."""
+
     media_type: str
     kind: BodyKind
     required: bool
     schema: Any
-    """Of the argument that is the whole body."""
+    """The schema of one argument for the whole body."""
     refs: Refs
     fields: JsonObject | None = None
-    """The properties, where the body is a plain object, so that each may be an argument of its own."""
+    """The properties of a plain object, so that each can be an argument of its own."""
     required_fields: tuple[str, ...] = ()
-    """Those of the fields that a body cannot be without."""
     field_refs: Refs = {}
     encodings: dict[str, FieldEncoding] = {}
 
 
 class _Fields(NamedTuple):
     properties: JsonObject
-    needed: tuple[str, ...]
+    required: tuple[str, ...]
     refs: Refs
 
 
-def read_request_body(node: Any, source: DocumentFile, schemas: SchemaConverter) -> RequestBody | None:
-    """The body that a `requestBody` describes; None where it describes none. Raises `Broken`."""
-    target = source.follow(node)
-    said = as_object(target.node)
-    if said is None:
-        raise OpenApiError(f"expected a requestBody, got {json_text.describe(target.node)}")
-    content = as_object(said.get("content"))
+class EncodedBody(NamedTuple):
+    content: bytes
+    content_type: str
+
+
+EncodeFields = Callable[[Any], EncodedBody]
+"""Encodes one value: an object of the fields by name, or the whole body."""
+
+
+def read_request_body(node: Any, file: DocumentFile, schemas: SchemaConverter) -> RequestBody | None:
+    """Reads a `requestBody`; None if it describes no content. Raises `OpenApiError`."""
+    reference = file.follow(node)
+    described = as_object(reference.node)
+    if described is None:
+        raise OpenApiError(f"expected a requestBody, got {json_text.describe(reference.node)}")
+    content = as_object(described.get("content"))
     if not content:
         return None
-    media_type, media = _choose(content)
-    kind = _kind(media_type)
-    source = target.source
-    schema = media.get("schema", True)
-    converted: Any
+    media_type, media = _choose_media_type(content)
+    kind = _body_kind(media_type)
+    file = reference.file
+    node = media.get("schema", True)
+    schema: Any = _FILE_SCHEMA
     refs: Refs = {}
     fields: _Fields | None = None
     encodings: dict[str, FieldEncoding] = {}
-    if kind == "binary":
-        converted = FILE_SCHEMA
-    else:
-        meant = schemas.resolve_definition(schema, source)
-        converted, refs = meant.schema, meant.refs
-        if "$ref" in (as_object(schema) or ()):
+    if kind != "binary":
+        definition = schemas.resolve_definition(node, file)
+        schema, refs = definition.schema, definition.refs
+        if "$ref" in (as_object(node) or ()):
             refs = {}
-            converted = schemas.convert(schema, source, refs)
-        form = kind in ("form", "multipart")
-        if kind == "json" or form:
-            fields = _fields(meant, schemas, set(), lenient=form)
-        if form:
-            encodings = _encodings(media.get("encoding"))
-        if form and fields is not None:
+            schema = schemas.convert(node, file, refs)
+        is_form = kind in ("form", "multipart")
+        if kind == "json" or is_form:
+            fields = _read_fields(definition, schemas, set(), lenient=is_form)
+        if is_form:
+            encodings = _read_encodings(media.get("encoding"))
+        if is_form and fields is not None:
             if kind == "multipart":
-                fields, encodings = _with_files(fields, encodings, schemas)
-            # The fields stand for the whole: the files among them are not what the document says they are.
-            converted, refs = _fields_schema(fields), fields.refs
-        if kind == "text" and "type" not in (as_object(converted) or ()):
-            converted = {"type": "string"}
-    if isinstance(description := said.get("description"), str) and description:
-        converted = {**(as_object(converted) or {}), "description": description}
+                fields, encodings = _add_files(fields, encodings, schemas)
+            # Built from the fields: files among them have another schema than in the document.
+            schema, refs = _fields_schema(fields), fields.refs
+        if kind == "text" and "type" not in (as_object(schema) or ()):
+            schema = {"type": "string"}
+    if isinstance(description := described.get("description"), str) and description:
+        schema = {**(as_object(schema) or {}), "description": description}
     return RequestBody(
         media_type=media_type,
         kind=kind,
-        required=said.get("required") is True,
-        schema=converted,
+        required=described.get("required") is True,
+        schema=schema,
         refs=refs,
         fields=fields.properties if fields is not None else None,
-        required_fields=fields.needed if fields is not None else (),
+        required_fields=fields.required if fields is not None else (),
         field_refs=fields.refs if fields is not None else {},
         encodings=encodings,
     )
@@ -140,13 +163,13 @@ def is_json_type(media_type: str) -> bool:
     return base in ("application/json", "text/json") or base.endswith("+json")
 
 
-def _choose(content: JsonObject) -> tuple[str, JsonObject]:
-    """The media type to send: JSON if it is offered, else the one that needs the least of the caller."""
-    offered = [(name, as_object(media) or {}) for name, media in content.items()]
-    return min(offered, key=lambda one: (_ORDER.index(_kind(one[0])), not is_json_type(one[0])))
+def _choose_media_type(content: JsonObject) -> tuple[str, JsonObject]:
+    """JSON if it is offered, otherwise the media type that is easiest for the caller."""
+    media_types = [(name, as_object(media) or {}) for name, media in content.items()]
+    return min(media_types, key=lambda item: (_KIND_ORDER.index(_body_kind(item[0])), not is_json_type(item[0])))
 
 
-def _kind(media_type: str) -> BodyKind:
+def _body_kind(media_type: str) -> BodyKind:
     base = media_type.partition(";")[0].strip().lower()
     if is_json_type(base) or base in ("*/*", "application/*"):
         return "json"
@@ -159,55 +182,55 @@ def _kind(media_type: str) -> BodyKind:
     return "binary"
 
 
-def _fields(
-    definition: SchemaDefinition, schemas: SchemaConverter, parts_of: set[str], *, lenient: bool
+def _read_fields(
+    definition: SchemaDefinition, schemas: SchemaConverter, part_names: set[str], *, lenient: bool
 ) -> _Fields | None:
-    """The properties of a plain object, also of one that is made of several; None for anything else.
+    """The properties of a plain object, `allOf` parts included; None for any other schema.
 
-    A form has to be an object: there, whatever else the schema says of it does not matter (`lenient`).
-    `parts_of` are the definitions that it is made of so far: one that comes twice has nothing new to say, or no end.
+    A form is always an object, so its other keywords do not matter (`lenient`). `part_names` are the definitions that
+    are already included: one that occurs twice adds nothing, or is circular.
     """
-    said = as_object(definition.schema)
-    if said is None or said.get("type", "object") != "object":
+    schema = as_object(definition.schema)
+    if schema is None or schema.get("type", "object") != "object":
         return None
     if not lenient:
-        others = said.keys() - _PLAIN - {"allOf"}
-        if others - {"additionalProperties"} or said.get("additionalProperties", False) is not False:
+        other_keywords = schema.keys() - _PLAIN_OBJECT_KEYWORDS
+        if other_keywords - {"additionalProperties"} or schema.get("additionalProperties", False) is not False:
             return None
-    parts = [_Fields(said.get("properties") or {}, tuple(said.get("required") or ()), definition.refs)]
-    for part in as_list(said.get("allOf")):
+    parts = [_Fields(schema.get("properties") or {}, tuple(schema.get("required") or ()), definition.refs)]
+    for part in as_list(schema.get("allOf")):
         name = str((as_object(part) or {}).get("$ref", "")).removeprefix("#/$defs/")
-        if name in parts_of:
+        if name in part_names:
             return None
         if name:
-            parts_of.add(name)
-        inner = schemas.get_definition(name) if name else SchemaDefinition(part, definition.refs)
-        found = _fields(inner, schemas, parts_of, lenient=lenient)
-        if found is None:
+            part_names.add(name)
+        part_definition = schemas.get_definition(name) if name else SchemaDefinition(part, definition.refs)
+        part_fields = _read_fields(part_definition, schemas, part_names, lenient=lenient)
+        if part_fields is None:
             return None
-        parts.append(found)
+        parts.append(part_fields)
     properties: JsonObject = {}
-    needed: dict[str, None] = {}
+    required: dict[str, None] = {}
     refs: Refs = {}
     for part in parts:
         if not properties.keys().isdisjoint(part.properties):
-            return None  # Both would have to hold.
+            return None  # Both schemas of the property would apply.
         properties.update(part.properties)
-        needed.update(dict.fromkeys(part.needed))
+        required.update(dict.fromkeys(part.required))
         refs.update(part.refs)
-    if not properties or not needed.keys() <= properties.keys():
+    if not properties or not required.keys() <= properties.keys():
         return None
-    return _Fields(properties, tuple(needed), _used(properties, refs))
+    return _Fields(properties, tuple(required), _used_refs(properties, refs))
 
 
 def _fields_schema(fields: _Fields) -> JsonObject:
     schema: JsonObject = {"type": "object", "properties": fields.properties}
-    return {**schema, "required": list(fields.needed)} if fields.needed else schema
+    return {**schema, "required": list(fields.required)} if fields.required else schema
 
 
-def _used(properties: JsonObject, refs: Refs) -> Refs:
-    """Of the definitions, those that the properties refer to: not the parts that they were taken from."""
-    found: Refs = {}
+def _used_refs(properties: JsonObject, refs: Refs) -> Refs:
+    """The definitions that the properties refer to, without the `allOf` parts that they come from."""
+    used: Refs = {}
     pending: list[Any] = list(properties.values()) if refs else []
     while pending:
         node = pending.pop()
@@ -216,141 +239,126 @@ def _used(properties: JsonObject, refs: Refs) -> Refs:
         elif isinstance(node, dict):
             for key, value in cast("JsonObject", node).items():
                 if key == "$ref":
-                    found[value.removeprefix("#/$defs/")] = None
-                elif key == "properties" or key in keywords.SCHEMA_MAP_KEYWORDS:
+                    used[value.removeprefix("#/$defs/")] = None
+                elif key == "properties" or key in SCHEMA_MAP_KEYWORDS:
                     pending += value.values()
-                elif key in keywords.SCHEMA_KEYWORDS or key in keywords.SCHEMA_LIST_KEYWORDS:
+                elif key in SCHEMA_KEYWORDS or key in SCHEMA_LIST_KEYWORDS:
                     pending.append(value)
-    return found
+    return used
 
 
-def _encodings(node: Any) -> dict[str, FieldEncoding]:
-    found: dict[str, FieldEncoding] = {}
-    for name, said in (as_object(node) or {}).items():
-        if one := as_object(said):
-            styled = any(key in one for key in ("style", "explode", "allowReserved"))
-            style = one.get("style", "form") if styled else None
-            if style is not None and style not in _STYLES:
-                raise OpenApiError(f"the field {name!r} has the style {style!r}; it is {' or '.join(_STYLES)}")
-            content_type = one.get("contentType")
-            found[name] = FieldEncoding(
-                style=style,
-                explode=one.get("explode", style in (None, "form")) is True,
-                allow_reserved=one.get("allowReserved") is True,
-                # It may be a choice of several: `image/png, image/jpeg`.
-                content_type=content_type.partition(",")[0].strip() if isinstance(content_type, str) else None,
-            )
-    return found
+def _read_encodings(node: Any) -> dict[str, FieldEncoding]:
+    encodings: dict[str, FieldEncoding] = {}
+    for name, value in (as_object(node) or {}).items():
+        described = as_object(value)
+        if not described:
+            continue
+        has_style = any(key in described for key in ("style", "explode", "allowReserved"))
+        style = described.get("style", "form") if has_style else None
+        if style is not None and style not in _FIELD_STYLES:
+            raise OpenApiError(f"the field {name!r} has the style {style!r}; use {' or '.join(_FIELD_STYLES)}")
+        content_type = described.get("contentType")
+        encodings[name] = FieldEncoding(
+            style=style,
+            explode=described.get("explode", style in (None, "form")) is True,
+            allow_reserved=described.get("allowReserved") is True,
+            # It may list several: `image/png, image/jpeg`.
+            content_type=content_type.partition(",")[0].strip() if isinstance(content_type, str) else None,
+        )
+    return encodings
 
 
-def _with_files(
+def _add_files(
     fields: _Fields, encodings: dict[str, FieldEncoding], schemas: SchemaConverter
 ) -> tuple[_Fields, dict[str, FieldEncoding]]:
-    """The fields with a place for base64 in each that holds a file, or several."""
+    """Gives every field that contains one or several files the schema for base64 content."""
     properties = dict(fields.properties)
     encodings = dict(encodings)
-    for name, schema in fields.properties.items():
-        encoding = encodings.get(name) or FieldEncoding()
-        meant = _meant(schema, schemas)
-        if meant.get("type") == "array" and _is_file(_meant(meant.get("items"), schemas), encoding):
-            kept = {key: value for key, value in meant.items() if key != "items"}
-            properties[name] = {**kept, "items": FILE_SCHEMA}
-        elif _is_file(meant, encoding):
-            kept = {key: meant[key] for key in ("title", "description", "deprecated") if key in meant}
-            properties[name] = {**kept, **FILE_SCHEMA}
+    for name, node in fields.properties.items():
+        encoding = encodings.get(name) or _DEFAULT_ENCODING
+        schema = _resolve_schema(node, schemas)
+        if schema.get("type") == "array" and _is_file(_resolve_schema(schema.get("items"), schemas), encoding):
+            properties[name] = {**schema, "items": _FILE_SCHEMA}
+        elif _is_file(schema, encoding):
+            annotations = {key: schema[key] for key in ("title", "description", "deprecated") if key in schema}
+            properties[name] = {**annotations, **_FILE_SCHEMA}
         else:
             continue
         encodings[name] = msgspec.structs.replace(encoding, binary=True)
-    return _Fields(properties, fields.needed, _used(properties, fields.refs)), encodings
+    return _Fields(properties, fields.required, _used_refs(properties, fields.refs)), encodings
 
 
-def _meant(schema: Any, schemas: SchemaConverter) -> JsonObject:
-    for _ in range(_LONGEST_CHAIN):
-        said = as_object(schema)
-        if said is None:
+def _resolve_schema(node: Any, schemas: SchemaConverter) -> JsonObject:
+    for _ in range(_MAX_REFERENCE_CHAIN):
+        schema = as_object(node)
+        if schema is None:
             break
-        if "$ref" not in said:
-            return said
-        schema = schemas.get_definition(said["$ref"].removeprefix("#/$defs/")).schema
+        if "$ref" not in schema:
+            return schema
+        node = schemas.get_definition(schema["$ref"].removeprefix("#/$defs/")).schema
     return {}
 
 
 def _is_file(schema: JsonObject, encoding: FieldEncoding) -> bool:
-    kind: Any = schema.get("type")
-    kinds = as_list(kind) or [kind]
-    if any(one not in ("string", "null", None) for one in kinds) or "contentEncoding" in schema:
+    types = as_list(schema.get("type")) or [schema.get("type")]
+    if any(name not in ("string", "null", None) for name in types) or "contentEncoding" in schema:
         return False
     if schema.get("format") == "binary":
         return True
     if "enum" in schema or "anyOf" in schema or "oneOf" in schema or "allOf" in schema:
         return False
-    said = encoding.content_type or schema.get("contentMediaType")
-    return said is not None and _kind(said) == "binary"
-
-
-# MERGED from payload: Encodes arguments as the body of a request: JSON, forms, files, text. Knows nothing of docum…
-
-_MEDIA_TYPE = re.compile(r"[A-Za-z0-9!#$&^_.+-]+/[A-Za-z0-9!#$&^_.+-]+(?:; ?[a-z-]+=[A-Za-z0-9_.+-]+)*")
-_DEFAULT = FieldEncoding()
-
-
-class EncodedBody(NamedTuple):
-    content: bytes
-    content_type: str
-
-
-EncodeFields = Callable[[Any], EncodedBody]
-"""Makes the body of one value: of the fields by name, where the body is an object."""
+    content_type = encoding.content_type or schema.get("contentMediaType")
+    return content_type is not None and _body_kind(content_type) == "binary"
 
 
 def compile_body_encoder(body: RequestBody) -> EncodeFields:
-    """What encodes a body. Compiled once per tool."""
+    """The function that encodes a body. Compiled once per tool; it raises `ToolValidationError`."""
     media_type = body.media_type
     if body.kind == "json":
-        sent = media_type if is_json_type(media_type) else "application/json"
-        return lambda value: EncodedBody(json_text.encode_bytes(value), sent)
+        content_type = media_type if is_json_type(media_type) else "application/json"
+        return lambda value: EncodedBody(json_text.encode_bytes(value), content_type)
     if body.kind == "text":
         return lambda value: EncodedBody(format_value(value).encode("utf-8", "replace"), media_type)
     if body.kind == "form":
-        return _form(body)
+        return _compile_form_encoder(body)
     if body.kind == "multipart":
-        return lambda value: _multipart(_object(value), body)
+        return lambda value: _encode_multipart(_check_object(value), body)
 
-    def binary(value: Any) -> EncodedBody:
-        file = _file(value, "body", media_type if "*" not in media_type else "application/octet-stream")
-        return EncodedBody(file.content, file.content_type)
+    def encode_binary(value: Any) -> EncodedBody:
+        part = _file_part(value, "body", media_type if "*" not in media_type else "application/octet-stream")
+        return EncodedBody(part.content, part.content_type)
 
-    return binary
+    return encode_binary
 
 
-def _form(body: RequestBody) -> EncodeFields:
-    def writer(name: str) -> Callable[[Any], list[str]]:
-        encoding = body.encodings.get(name, _DEFAULT)
+def _compile_form_encoder(body: RequestBody) -> EncodeFields:
+    def field_writer(name: str) -> Callable[[Any], list[str]]:
+        encoding = body.encodings.get(name, _DEFAULT_ENCODING)
         as_json = encoding.content_type is not None and is_json_type(encoding.content_type)
-        styled = _parameter(name, encoding, as_json=as_json)
-        write = query_writer(styled, percent_encode_unreserved if encoding.allow_reserved else _plus)
-        whole = query_writer(_parameter(name, encoding, as_json=True), _plus)
-        # Without a style, an object has no other form than JSON: spread out, it would lose its own name.
-        return lambda value: (whole if encoding.style is None and isinstance(value, dict) else write)(value)
+        encode_text = percent_encode_unreserved if encoding.allow_reserved else _encode_form_text
+        write = query_writer(_field_parameter(name, encoding, as_json=as_json), encode_text)
+        write_json = query_writer(_field_parameter(name, encoding, as_json=True), _encode_form_text)
+        # Without a style, an object is sent as JSON: exploded, it would lose the name of its field.
+        return lambda value: (write_json if encoding.style is None and isinstance(value, dict) else write)(value)
 
-    writers = {name: writer(name) for name in body.fields or {}}
+    writers = {name: field_writer(name) for name in body.fields or {}}
 
     def encode(value: Any) -> EncodedBody:
         pairs: list[str] = []
-        for name, item in _object(value).items():
-            pairs += (writers.get(name) or writer(name))(item)
+        for name, item in _check_object(value).items():
+            pairs += (writers.get(name) or field_writer(name))(item)
         return EncodedBody("&".join(pairs).encode(), body.media_type)
 
     return encode
 
 
-def _parameter(name: str, encoding: FieldEncoding, *, as_json: bool) -> OpenApiParameter:
-    style = encoding.style or "form"
+def _field_parameter(name: str, encoding: FieldEncoding, *, as_json: bool) -> OpenApiParameter:
+    """A field as a query parameter: both are written in the same way."""
     return OpenApiParameter(
         name=name,
         location="query",
         required=False,
-        style=style,
+        style=encoding.style or "form",
         explode=encoding.explode,
         allow_reserved=encoding.allow_reserved,
         as_json=as_json,
@@ -359,7 +367,7 @@ def _parameter(name: str, encoding: FieldEncoding, *, as_json: bool) -> OpenApiP
     )
 
 
-def _plus(text: str) -> str:
+def _encode_form_text(text: str) -> str:
     return quote_plus(text, errors="replace")
 
 
@@ -369,22 +377,22 @@ class _Part(NamedTuple):
     filename: str | None = None
 
 
-def _multipart(value: dict[str, Any], body: RequestBody) -> EncodedBody:
-    boundary = secrets.token_hex(16)  # Nobody can know it, so no content can hold it.
+def _encode_multipart(value: dict[str, Any], body: RequestBody) -> EncodedBody:
+    boundary = secrets.token_hex(16)  # Unpredictable, so no content can contain it.
     pieces: list[bytes] = []
     for name, item in value.items():
-        encoding = body.encodings.get(name, _DEFAULT)
+        encoding = body.encodings.get(name, _DEFAULT_ENCODING)
         if item is None:
             continue
         if isinstance(item, list) and not (encoding.content_type and is_json_type(encoding.content_type)):
-            parts = [_part(name, one, encoding) for one in cast("list[Any]", item) if one is not None]
+            parts = [_field_part(name, member, encoding) for member in cast("list[Any]", item) if member is not None]
         else:
-            parts = [_part(name, item, encoding)]
+            parts = [_field_part(name, item, encoding)]
         for part in parts:
-            filename = f'; filename="{_quoted(part.filename)}"' if part.filename is not None else ""
+            filename = f'; filename="{_escape_quoted(part.filename)}"' if part.filename is not None else ""
             head = (
                 f"--{boundary}\r\n"
-                f'Content-Disposition: form-data; name="{_quoted(name)}"{filename}\r\n'
+                f'Content-Disposition: form-data; name="{_escape_quoted(name)}"{filename}\r\n'
                 f"Content-Type: {part.content_type}\r\n\r\n"
             )
             pieces += (head.encode("utf-8", "replace"), part.content, b"\r\n")
@@ -395,25 +403,25 @@ def _multipart(value: dict[str, Any], body: RequestBody) -> EncodedBody:
     return EncodedBody(b"".join(pieces), f"{media_type}; boundary={boundary}")
 
 
-def _part(name: str, value: Any, encoding: FieldEncoding) -> _Part:
+def _field_part(name: str, value: Any, encoding: FieldEncoding) -> _Part:
+    content_type = encoding.content_type
     if encoding.binary:
-        return _file(value, name, encoding.content_type or "application/octet-stream")
-    said = encoding.content_type
-    if said is not None and is_json_type(said):
-        return _Part(json_text.encode_bytes(value), said)
+        return _file_part(value, name, content_type or "application/octet-stream")
+    if content_type is not None and is_json_type(content_type):
+        return _Part(json_text.encode_bytes(value), content_type)
     if isinstance(value, dict | list):
-        return _Part(json_text.encode_bytes(cast("object", value)), said or "application/json")
-    return _Part(format_value(value).encode("utf-8", "replace"), said or "text/plain; charset=utf-8")
+        return _Part(json_text.encode_bytes(cast("object", value)), content_type or "application/json")
+    return _Part(format_value(value).encode("utf-8", "replace"), content_type or "text/plain; charset=utf-8")
 
 
-def _file(value: Any, name: str, content_type: str) -> _Part:
+def _file_part(value: Any, name: str, content_type: str) -> _Part:
     filename: str = name
     data = value
     if isinstance(value, dict):
-        given = cast("dict[str, Any]", value)
-        data = given.get("data")
-        filename = str(given.get("filename") or name).replace("\\", "/").rpartition("/")[2] or name
-        content_type = str(given.get("contentType") or content_type)
+        file = cast("dict[str, Any]", value)
+        data = file.get("data")
+        filename = str(file.get("filename") or name).replace("\\", "/").rpartition("/")[2] or name
+        content_type = str(file.get("contentType") or content_type)
     if not _MEDIA_TYPE.fullmatch(content_type):
         raise ToolValidationError(f"{name}.contentType: expected a media type such as image/png")
     try:
@@ -423,14 +431,14 @@ def _file(value: Any, name: str, content_type: str) -> _Part:
     return _Part(content, content_type, filename)
 
 
-def _object(value: Any) -> dict[str, Any]:
+def _check_object(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise ToolValidationError("body: a form is made of named fields; give an object")
+        raise ToolValidationError("body: a form has named fields; give an object")
     return cast("dict[str, Any]", value)
 
 
-def _quoted(text: str) -> str:
-    """A name inside quotes: what would end it is written as browsers write it."""
+def _escape_quoted(text: str) -> str:
+    """Escapes a name inside quotes as browsers do."""
     for character, escape in (("\r", "%0D"), ("\n", "%0A"), ('"', "%22"), ("\0", "")):
         text = text.replace(character, escape)
     return text

@@ -1,6 +1,6 @@
-"""The operations of a document: found, named, filtered, and read. Builds no requests, makes no tools.
+"""Reads the operations of a document: names, filters, arguments, server and security. Builds no requests.
 
-What is wrong with one operation is said of that one, and leaves the others alone.
+An invalid operation becomes a warning and does not affect the others. `provider` uses it.
 """
 
 from __future__ import annotations
@@ -34,160 +34,33 @@ from toolspace.providers.openapi.security import SecurityRequirements, SecurityS
 if TYPE_CHECKING:
     from toolspace.providers.openapi.provider import OpenApiSpec
 
-# MERGED from servers: Where an operation is sent: the document's servers, or what the configuration says instead.
+METHODS = ("get", "put", "post", "delete", "options", "head", "patch", "trace")
+MAX_DESCRIPTION = 1000
+PATH_PLACEHOLDER = re.compile(r"\{([^{}/]+)\}")
 
-_VARIABLE = re.compile(r"\{([^{}]+)\}")
+_SERVER_VARIABLE = re.compile(r"\{([^{}]+)\}")
 
 
 class OperationServer(NamedTuple):
-    """The start of every URL, without a slash at its end; or why there is none."""
+    """The start of every URL of an operation, without a slash at its end; or why it is unknown."""
 
     url: URL | None
     reason: str = ""
 
 
-class ServerResolver:
-    """Finds the server of each operation: its own, else its path's, else the document's."""
-
-    def __init__(self, document: OpenApiDocument, base_url: str | None) -> None:
-        self._document = document
-        self._base = OperationServer(_base(base_url)) if base_url is not None else None
-        self._resolved: dict[int, OperationServer] = {}
-
-    def resolve(self, operation: JsonObject, item: JsonObject) -> OperationServer:
-        """Raises `Broken` where the document describes a server that cannot be."""
-        if self._base is not None:
-            return self._base
-        listed: Any = operation.get("servers") or item.get("servers") or self._document.data.get("servers")
-        key = id(listed)
-        if key not in self._resolved:
-            self._resolved[key] = self._first(listed)
-        return self._resolved[key]
-
-    def _first(self, listed: Any) -> OperationServer:
-        # A document that says nothing means the place where it is.
-        said = as_object(as_list(listed)[0]) if as_list(listed) else {"url": "/"}
-        if said is None or not isinstance(said.get("url"), str):
-            raise OpenApiError("its first server has no url")
-        text = _fill(said["url"], said.get("variables"))
-        try:
-            url = URL(text)
-            if not url.absolute:
-                if self._document.url is None:
-                    return OperationServer(None, f'the document says "{text}", which has no host')
-                url = self._document.url.join(url)
-        except ValueError:
-            raise OpenApiError(f"its server {text!r} is no URL") from None
-        if url.scheme not in ("http", "https") or not url.host:
-            raise OpenApiError(f"its server {text!r} is no http or https URL")
-        return OperationServer(_bare(url.with_user(None)))
-
-
-def _fill(text: str, variables: Any) -> str:
-    known = as_object(variables) or {}
-
-    def value(match: re.Match[str]) -> str:
-        default = (as_object(known.get(match[1])) or {}).get("default")
-        if default is None:
-            raise OpenApiError(f"its server {text!r} has the variable {match[1]!r}, which has no default; set baseUrl")
-        return str(default)
-
-    return _VARIABLE.sub(value, text)
-
-
-def _base(text: str) -> URL:
-    try:
-        url = URL(text)
-    except ValueError:
-        url = URL()
-    if url.scheme not in ("http", "https") or not url.host:
-        raise ProviderError("baseUrl: expected an absolute URL such as https://api.example.com/v1")
-    return _bare(url)
-
-
-def _bare(url: URL) -> URL:
-    url = url.with_query(None).with_fragment(None)
-    return url.with_path(url.raw_path.rstrip("/"), encoded=True)
-
-
-# MERGED from inputs: The arguments of a tool: every parameter and the body of an operation in one object. Sends no…
-
-
 class OperationInputs(msgspec.Struct, frozen=True, kw_only=True):
-    """Which argument goes where."""
+    """The arguments of an operation, and where each goes."""
 
     parameters: tuple[tuple[str, OpenApiParameter], ...]
-    """Each with the name of its argument."""
+    """Each parameter with the name of its argument."""
     body: RequestBody | None
     body_argument: str | None
-    """The argument that is the whole body; None where each field of the body is an argument."""
+    """The argument that is the whole body; None if each field of the body is an argument."""
     schema: JsonObject
 
 
-def combine_inputs(
-    parameters: Iterable[OpenApiParameter], body: RequestBody | None, schemas: SchemaConverter
-) -> OperationInputs:
-    """The arguments, and the schema that describes them. Raises `Broken`."""
-    named = _named(parameters)
-    properties: JsonObject = {argument: parameter.schema for argument, parameter in named.items()}
-    required = [argument for argument, parameter in named.items() if parameter.required]
-    refs: Refs = {name: None for parameter in named.values() for name in parameter.refs}
-    schema: JsonObject = {"type": "object", "properties": properties, "additionalProperties": False}
-    body_argument = None
-    if body is not None:
-        if body.fields is not None and properties.keys().isdisjoint(body.fields):
-            properties.update(body.fields)
-            refs |= body.field_refs
-            if body.required:
-                required += body.required_fields
-            elif body.required_fields:
-                # The body may be left out, but whoever gives a part of it gives all that it needs.
-                schema["dependentRequired"] = {field: list(body.required_fields) for field in body.fields}
-        else:
-            body_argument = "body"
-            while body_argument in properties:
-                body_argument = f"request_{body_argument}"
-            properties[body_argument] = body.schema
-            refs |= body.refs
-            if body.required:
-                required.append(body_argument)
-    if required:
-        schema["required"] = required
-    return OperationInputs(
-        parameters=tuple(named.items()),
-        body=body,
-        body_argument=body_argument,
-        schema=add_definitions(schema, schemas.collect_definitions(refs)) if refs else schema,
-    )
-
-
-def _named(parameters: Iterable[OpenApiParameter]) -> dict[str, OpenApiParameter]:
-    """Parameters by the names of their arguments: two of one name in different places have to differ."""
-    given = list(parameters)
-    names = [parameter.name for parameter in given]
-    if len(set(names)) == len(names):
-        return dict(zip(names, given, strict=True))
-    named: dict[str, OpenApiParameter] = {}
-    taken: set[Any] = set(names)
-    for parameter in sorted(given, key=lambda one: LOCATIONS.index(one.location)):
-        argument = parameter.name
-        if argument in named:
-            argument = f"{argument}_{parameter.location}"
-            while argument in taken:
-                argument += "_"
-            taken.add(argument)
-        named[argument] = parameter
-    return named
-
-
-METHODS = ("get", "put", "post", "delete", "options", "head", "patch", "trace")
-MAX_DESCRIPTION = 1000
-
-_HOLE = re.compile(r"\{([^{}/]+)\}")
-
-
 class OpenApiOperation(msgspec.Struct, frozen=True, kw_only=True):
-    """One operation, read."""
+    """One operation of the document."""
 
     name: str
     method: str
@@ -199,23 +72,24 @@ class OpenApiOperation(msgspec.Struct, frozen=True, kw_only=True):
     server: OperationServer
     security: SecurityRequirements
     responses: Any
-    """As the document has them, with the file that they stand in."""
-    source: DocumentFile
+    """The unread `responses` of the document."""
+    file: DocumentFile
 
 
 class OperationEntry(NamedTuple):
-    """An operation as it stands in the document."""
+    """An operation before it is read: its node in the document."""
 
     method: str
     path: str
     node: JsonObject
     path_item: JsonObject
-    source: DocumentFile
+    file: DocumentFile
 
     @property
     def id(self) -> str:
-        said = self.node.get("operationId")
-        return said if isinstance(said, str) and said else f"{self.method}_{self.path}"
+        """Its `operationId`, otherwise method and path."""
+        operation_id = self.node.get("operationId")
+        return operation_id if isinstance(operation_id, str) and operation_id else f"{self.method}_{self.path}"
 
 
 class OperationList(NamedTuple):
@@ -224,142 +98,144 @@ class OperationList(NamedTuple):
 
 
 def read_operations(document: OpenApiDocument, spec: OpenApiSpec, security: SecuritySchemes) -> OperationList:
-    """Every operation that the filters let through, and what has to be said of the others."""
+    """Reads every operation that the filters accept. Invalid ones become warnings."""
     warnings: list[str] = []
-    found = list(_walk(document, warnings))
-    names = _operation_names(found)
-    wanted = [(name, one) for name, one in zip(names, found, strict=True) if _is_wanted(one, spec)]
-    if found and not wanted:
-        warnings.append(f"the filters let none of its {len(found)} operations through")
-    reader = _Reader(document, spec, security)
+    entries = list(_list_entries(document, warnings))
+    accepted = [
+        (name, entry)
+        for name, entry in zip(_operation_names(entries), entries, strict=True)
+        if _is_accepted(entry, spec)
+    ]
+    if entries and not accepted:
+        warnings.append(f"the filters accept none of its {len(entries)} operations")
+    reader = _OperationReader(document, spec, security)
     operations: list[OpenApiOperation] = []
-    for name, one in wanted:
+    for name, entry in accepted:
         try:
-            operations.append(reader.read(name, one))
-        except OpenApiError as error:
-            warnings.append(f'operation "{name}" ({one.method.upper()} {one.path}) is left out: {error}')
-        except RecursionError:
-            warnings.append(f'operation "{name}" ({one.method.upper()} {one.path}) is left out: nested too deeply')
+            operations.append(reader.read(name, entry))
+        except (OpenApiError, RecursionError) as error:
+            reason = str(error) if isinstance(error, OpenApiError) else "nested too deeply"
+            warnings.append(f'operation "{name}" ({entry.method.upper()} {entry.path}) is left out: {reason}')
     return OperationList(operations, warnings)
 
 
-def _walk(document: OpenApiDocument, warnings: list[str]) -> Iterator[OperationEntry]:
+def _list_entries(document: OpenApiDocument, warnings: list[str]) -> Iterator[OperationEntry]:
     for path, item in (as_object(document.data.get("paths")) or {}).items():
         if path.startswith("x-"):
             continue
         try:
-            target = document.root.follow(item)
+            reference = document.root.follow(item)
         except OpenApiError as error:
             warnings.append(f'path "{path}" is left out: {error}')
             continue
-        node = as_object(target.node)
-        if node is None:
-            warnings.append(f'path "{path}" is left out: expected a mapping, got {json_text.describe(target.node)}')
+        path_item = as_object(reference.node)
+        if path_item is None:
+            description = json_text.describe(reference.node)
+            warnings.append(f'path "{path}" is left out: expected a mapping, got {description}')
             continue
         for method in METHODS:
-            if (operation := as_object(node.get(method))) is not None:
-                yield OperationEntry(method, path, operation, node, target.source)
+            if (node := as_object(path_item.get(method))) is not None:
+                yield OperationEntry(method, path, node, path_item, reference.file)
 
 
-def _operation_names(found: list[OperationEntry]) -> list[str]:
-    """A name for each, before any filter: it never depends on which others are wanted."""
-    ids = [one.id for one in found]
-    clean = [sanitise(one) for one in ids]
-    shared = {name for name, count in Counter(clean).items() if count > 1}
-    if not shared:
+def _operation_names(entries: list[OperationEntry]) -> list[str]:
+    """A name for each operation. Computed before filtering, so that it does not depend on the filters."""
+    ids = [entry.id for entry in entries]
+    clean_ids = [sanitise(operation_id) for operation_id in ids]
+    duplicates = {name for name, count in Counter(clean_ids).items() if count > 1}
+    if not duplicates:
         return ids
     return [
-        f"{name}_{short_hash(f'{one.method} {one.path}')}" if plain in shared else name
-        for name, plain, one in zip(ids, clean, found, strict=True)
+        f"{operation_id}_{short_hash(f'{entry.method} {entry.path}')}" if clean_id in duplicates else operation_id
+        for operation_id, clean_id, entry in zip(ids, clean_ids, entries, strict=True)
     ]
 
 
-def _is_wanted(found: OperationEntry, spec: OpenApiSpec) -> bool:
-    if spec.methods is not None and found.method not in {method.lower() for method in spec.methods}:
+def _is_accepted(entry: OperationEntry, spec: OpenApiSpec) -> bool:
+    if spec.methods is not None and entry.method not in {method.lower() for method in spec.methods}:
         return False
-    if spec.operations is not None and not _fits([found.id], spec.operations):
+    if spec.operations is not None and not _matches_any([entry.id], spec.operations):
         return False
-    if spec.tags is not None and not _fits(_texts(found.node.get("tags")), spec.tags):
+    if spec.tags is not None and not _matches_any(_list_texts(entry.node.get("tags")), spec.tags):
         return False
     if spec.paths is not None:
-        below = [f"{pattern.rstrip('/')}/*" for pattern in spec.paths]
-        return _fits([found.path], (*spec.paths, *below))
+        paths_below = [f"{pattern.rstrip('/')}/*" for pattern in spec.paths]
+        return _matches_any([entry.path], (*spec.paths, *paths_below))
     return True
 
 
-def _fits(names: Iterable[str], patterns: Iterable[str]) -> bool:
-    folded = [name.casefold() for name in names]
-    return any(fnmatchcase(name, pattern.casefold()) for pattern in patterns for name in folded)
+def _matches_any(names: Iterable[str], patterns: Iterable[str]) -> bool:
+    folded_names = [name.casefold() for name in names]
+    return any(fnmatchcase(name, pattern.casefold()) for pattern in patterns for name in folded_names)
 
 
-def _texts(value: Any) -> list[str]:
-    return [one for one in as_list(value) if isinstance(one, str)]
+def _list_texts(value: Any) -> list[str]:
+    return [item for item in as_list(value) if isinstance(item, str)]
 
 
-class _Reader:
-    """Reads operations, and remembers the parameters that they share."""
+class _OperationReader:
+    """Reads operations, and caches the parameters that they share."""
 
     def __init__(self, document: OpenApiDocument, spec: OpenApiSpec, security: SecuritySchemes) -> None:
         self._schemas = SchemaConverter(document, "request")
         self._security = security
-        self._servers = ServerResolver(document, spec.base_url)
-        self._set = {("header", name.lower()) for name in spec.headers}
-        self._parameters: dict[tuple[str, str], OpenApiParameter | None] = {}
+        self._servers = _ServerResolver(document, spec.base_url)
+        self._configured_headers = {("header", name.lower()) for name in spec.headers}
+        self._shared_parameters: dict[tuple[str, str], OpenApiParameter | None] = {}
 
-    def read(self, name: str, found: OperationEntry) -> OpenApiOperation:
-        node = found.node
+    def read(self, name: str, entry: OperationEntry) -> OpenApiOperation:
+        node = entry.node
         security = self._security.requirements(node)
-        # Neither what the operator has set nor a credential is the model's to give.
-        taken = self._set | self._security.credential_locations(security) if security else self._set
-        parameters = self._all(found)
-        if taken:
-            parameters = [one for one in parameters if _parameter_key(one) not in taken]
-        body = node.get("requestBody")
+        # The model gives neither credentials nor what the operator has configured.
+        excluded = self._configured_headers
+        if security:
+            excluded = excluded | self._security.credential_locations(security)
+        parameters = [
+            parameter for parameter in self._read_parameters(entry) if _parameter_key(parameter) not in excluded
+        ]
+        body_node = node.get("requestBody")
+        body = read_request_body(body_node, entry.file, self._schemas) if body_node is not None else None
         return OpenApiOperation(
             name=name,
-            method=found.method.upper(),
-            path=found.path,
+            method=entry.method.upper(),
+            path=entry.path,
             description=_description(node),
-            tags=tuple(_texts(node.get("tags"))),
-            inputs=combine_inputs(
-                parameters,
-                read_request_body(body, found.source, self._schemas) if body is not None else None,
-                self._schemas,
-            ),
-            server=self._servers.resolve(node, found.path_item),
+            tags=tuple(_list_texts(node.get("tags"))),
+            inputs=_combine_inputs(parameters, body, self._schemas),
+            server=self._servers.resolve(node, entry.path_item),
             security=security,
             responses=node.get("responses"),
-            source=found.source,
+            file=entry.file,
         )
 
-    def _all(self, found: OperationEntry) -> Iterable[OpenApiParameter]:
-        """The operation's parameters over the path's, and what the path needs and neither has."""
+    def _read_parameters(self, entry: OperationEntry) -> list[OpenApiParameter]:
+        """The parameters of the path and the operation, and those that only the path's placeholders imply."""
         parameters: dict[tuple[str, str], OpenApiParameter] = {}
-        for node in (found.path_item, found.node):
-            for one in as_list(node.get("parameters")):
-                parameter = self._parameter(one, found.source)
+        for node in (entry.path_item, entry.node):
+            for item in as_list(node.get("parameters")):
+                parameter = self._read_parameter(item, entry.file)
                 if parameter is not None:
                     parameters[_parameter_key(parameter)] = parameter
-        path, _, query = found.path.partition("?")
-        holes = dict.fromkeys(_HOLE.findall(path))
-        if _HOLE.search(query):
-            raise OpenApiError("its path has a parameter behind the question mark, where it cannot be filled in")
+        path, _, query = entry.path.partition("?")
+        placeholders = dict.fromkeys(PATH_PLACEHOLDER.findall(path))
+        if PATH_PLACEHOLDER.search(query):
+            raise OpenApiError("its path has a parameter after the question mark, which is not supported")
         if any(segment in (".", "..") for segment in unquote(path).replace("\\", "/").split("/")):
             raise OpenApiError('its path has the segment "." or "..", which leads out of the service')
-        for hole in holes:
-            if ("path", hole) not in parameters:
-                parameters[("path", hole)] = implied_path_parameter(hole)
-        return [one for one in parameters.values() if one.location != "path" or one.name in holes]
+        for placeholder in placeholders:
+            if ("path", placeholder) not in parameters:
+                parameters[("path", placeholder)] = implied_path_parameter(placeholder)
+        return [item for item in parameters.values() if item.location != "path" or item.name in placeholders]
 
-    def _parameter(self, node: Any, source: DocumentFile) -> OpenApiParameter | None:
-        said = as_object(node)
-        if said is None or "$ref" not in said:
-            return read_parameter(node, source, self._schemas)
-        key = (source.name, str(said["$ref"]))
-        if key not in self._parameters:
-            target = source.follow(node)
-            self._parameters[key] = read_parameter(target.node, target.source, self._schemas)
-        return self._parameters[key]
+    def _read_parameter(self, node: Any, file: DocumentFile) -> OpenApiParameter | None:
+        described = as_object(node)
+        if described is None or "$ref" not in described:
+            return read_parameter(node, file, self._schemas)
+        key = (file.name, str(described["$ref"]))
+        if key not in self._shared_parameters:
+            reference = file.follow(node)
+            self._shared_parameters[key] = read_parameter(reference.node, reference.file, self._schemas)
+        return self._shared_parameters[key]
 
 
 def _parameter_key(parameter: OpenApiParameter) -> tuple[str, str]:
@@ -375,3 +251,122 @@ def _description(node: JsonObject) -> str:
     if node.get("deprecated") is True:
         text = f"Deprecated. {text}".strip()
     return text if len(text) <= MAX_DESCRIPTION else f"{text[: MAX_DESCRIPTION - 1].rstrip()}…"
+
+
+def _combine_inputs(
+    parameters: list[OpenApiParameter], body: RequestBody | None, schemas: SchemaConverter
+) -> OperationInputs:
+    """Combines parameters and body into one object of arguments. Raises `OpenApiError`."""
+    parameters_by_argument = _name_arguments(parameters)
+    properties: JsonObject = {argument: parameter.schema for argument, parameter in parameters_by_argument.items()}
+    required = [argument for argument, parameter in parameters_by_argument.items() if parameter.required]
+    refs: Refs = {name: None for parameter in parameters for name in parameter.refs}
+    schema: JsonObject = {"type": "object", "properties": properties, "additionalProperties": False}
+    body_argument = None
+    if body is not None:
+        if body.fields is not None and properties.keys().isdisjoint(body.fields):
+            properties.update(body.fields)
+            refs |= body.field_refs
+            if body.required:
+                required += body.required_fields
+            elif body.required_fields:
+                # The body may be left out, but a body with some of its fields needs all required ones.
+                schema["dependentRequired"] = {field: list(body.required_fields) for field in body.fields}
+        else:
+            body_argument = "body"
+            while body_argument in properties:
+                body_argument = f"request_{body_argument}"
+            properties[body_argument] = body.schema
+            refs |= body.refs
+            if body.required:
+                required.append(body_argument)
+    if required:
+        schema["required"] = required
+    return OperationInputs(
+        parameters=tuple(parameters_by_argument.items()),
+        body=body,
+        body_argument=body_argument,
+        schema=add_definitions(schema, schemas.collect_definitions(refs)) if refs else schema,
+    )
+
+
+def _name_arguments(parameters: list[OpenApiParameter]) -> dict[str, OpenApiParameter]:
+    """Parameters by the name of their argument. Equal names in different locations get a suffix."""
+    names = [parameter.name for parameter in parameters]
+    if len(set(names)) == len(names):
+        return dict(zip(names, parameters, strict=True))
+    parameters_by_argument: dict[str, OpenApiParameter] = {}
+    used_names = set(names)
+    for parameter in sorted(parameters, key=lambda parameter: LOCATIONS.index(parameter.location)):
+        argument = parameter.name
+        if argument in parameters_by_argument:
+            argument = f"{argument}_{parameter.location}"
+            while argument in used_names:
+                argument += "_"
+            used_names.add(argument)
+        parameters_by_argument[argument] = parameter
+    return parameters_by_argument
+
+
+class _ServerResolver:
+    """Finds the server of each operation: the configured one, or that of the operation, its path or the document."""
+
+    def __init__(self, document: OpenApiDocument, base_url: str | None) -> None:
+        self._document = document
+        self._configured = OperationServer(_parse_base_url(base_url)) if base_url is not None else None
+        self._resolved: dict[int, OperationServer] = {}
+
+    def resolve(self, operation: JsonObject, path_item: JsonObject) -> OperationServer:
+        """Raises `OpenApiError` if the document describes an invalid server."""
+        if self._configured is not None:
+            return self._configured
+        servers: Any = operation.get("servers") or path_item.get("servers") or self._document.data.get("servers")
+        key = id(servers)
+        if key not in self._resolved:
+            self._resolved[key] = self._resolve_first(servers)
+        return self._resolved[key]
+
+    def _resolve_first(self, servers: Any) -> OperationServer:
+        # Without servers, OpenAPI defines the root of the document's own URL.
+        server = as_object(as_list(servers)[0]) if as_list(servers) else {"url": "/"}
+        if server is None or not isinstance(server.get("url"), str):
+            raise OpenApiError("its first server has no url")
+        text = _fill_variables(server["url"], server.get("variables"))
+        try:
+            url = URL(text)
+            if not url.absolute:
+                if self._document.url is None:
+                    return OperationServer(None, f'the server of the document is "{text}", which has no host')
+                url = self._document.url.join(url)
+        except ValueError:
+            raise OpenApiError(f"its server {text!r} is no URL") from None
+        if url.scheme not in ("http", "https") or not url.host:
+            raise OpenApiError(f"its server {text!r} is no http or https URL")
+        return OperationServer(_strip_url(url.with_user(None)))
+
+
+def _fill_variables(text: str, variables: Any) -> str:
+    definitions = as_object(variables) or {}
+
+    def default_value(match: re.Match[str]) -> str:
+        default = (as_object(definitions.get(match[1])) or {}).get("default")
+        if default is None:
+            raise OpenApiError(f"its server {text!r} has the variable {match[1]!r} without a default; set baseUrl")
+        return str(default)
+
+    return _SERVER_VARIABLE.sub(default_value, text)
+
+
+def _parse_base_url(text: str) -> URL:
+    try:
+        url = URL(text)
+    except ValueError:
+        url = URL()
+    if url.scheme not in ("http", "https") or not url.host:
+        raise ProviderError("baseUrl: expected an absolute URL such as https://api.example.com/v1")
+    return _strip_url(url)
+
+
+def _strip_url(url: URL) -> URL:
+    url = url.with_query(None).with_fragment(None)
+    return url.with_path(url.raw_path.rstrip("/"), encoded=True)

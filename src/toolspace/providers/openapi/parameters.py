@@ -1,8 +1,11 @@
-"""What an operation takes beside its body: parameters as the document describes them. Sends nothing."""
+"""Reads the parameters of an operation, and writes argument values into paths, queries, headers and cookies.
+
+The styles are those of RFC 6570 that OpenAPI names. A null value is left out. A list or object inside a list or an
+object has no style and is written as JSON. `operations` reads parameters; `request_builder` and `bodies` write values.
+"""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, cast
 from urllib.parse import quote
@@ -10,6 +13,7 @@ from urllib.parse import quote
 import msgspec
 
 from toolspace.core import json_text
+from toolspace.core.http_messages import CLIENT_HEADERS, is_token
 from toolspace.errors import ToolValidationError
 from toolspace.providers.openapi.document import DocumentFile, JsonObject, OpenApiError, as_object
 from toolspace.providers.openapi.schemas import Refs, SchemaConverter
@@ -19,7 +23,7 @@ ParameterLocation = Literal["path", "query", "header", "cookie"]
 ParameterStyle = Literal["simple", "label", "matrix", "form", "spaceDelimited", "pipeDelimited", "deepObject"]
 
 LOCATIONS: tuple[ParameterLocation, ...] = ("path", "query", "header", "cookie")
-"""Of two parameters with one name, the first of these keeps it."""
+"""If two parameters have the same name, the one whose location comes first keeps it."""
 
 _STYLES: dict[ParameterLocation, tuple[ParameterStyle, ...]] = {
     "path": ("simple", "label", "matrix"),
@@ -27,16 +31,21 @@ _STYLES: dict[ParameterLocation, tuple[ParameterStyle, ...]] = {
     "header": ("simple",),
     "cookie": ("form",),
 }
-_SAID_ELSEWHERE = frozenset(("accept", "content-type", "authorization"))
-"""Headers that are no parameters, says the standard: bodies, responses and security schemes describe them."""
-_ABOUT_THE_MESSAGE = "content-length transfer-encoding connection upgrade te trailer keep-alive expect"
-FORBIDDEN_HEADERS = frozenset((*_ABOUT_THE_MESSAGE.split(), "host", "proxy-authorization", "proxy-connection"))
-"""Headers that say where a message ends and whom it is for: who chooses them can send a second one inside the first."""
-_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_DESCRIBED_ELSEWHERE = frozenset(("accept", "content-type", "authorization"))
+"""Headers that OpenAPI describes by bodies, responses and security schemes, not by parameters."""
+# The reserved characters that a query may contain unencoded, without those that end a value or change its meaning.
+_RESERVED = ":/?[]@!$'()*,;="
+_MAX_DEEP_OBJECT_DEPTH = 20
+
+WriteValue = Callable[[Any], str]
+"""Formats a value that stands alone in its place."""
+WritePairs = Callable[[Any], list[str]]
+"""Formats a value as `name=value` texts; none if there is nothing to send."""
+EncodeText = Callable[[str], str]
 
 
 class OpenApiParameter(msgspec.Struct, frozen=True, kw_only=True):
-    """One value of a path, a query, a header or a cookie."""
+    """One parameter in a path, a query, a header or a cookie."""
 
     name: str
     location: ParameterLocation
@@ -45,194 +54,169 @@ class OpenApiParameter(msgspec.Struct, frozen=True, kw_only=True):
     explode: bool
     allow_reserved: bool = False
     as_json: bool = False
-    """Described by `content`: sent as JSON text."""
+    """Described by `content`, so it is sent as JSON text."""
     schema: Any
-    """Of its argument: shared by all operations that use the parameter."""
+    """The schema of its argument. Operations that share the parameter share the schema."""
     refs: Refs
 
 
-def read_parameter(node: Any, source: DocumentFile, schemas: SchemaConverter) -> OpenApiParameter | None:
-    """The parameter that stands there; None for one that is not the caller's to give. Raises `Broken`."""
-    said = as_object(node)
-    if said is None:
+def read_parameter(node: Any, file: DocumentFile, schemas: SchemaConverter) -> OpenApiParameter | None:
+    """Reads a parameter; None for a header that the caller cannot set. Raises `OpenApiError`."""
+    described = as_object(node)
+    if described is None:
         raise OpenApiError(f"expected a parameter, got {json_text.describe(node)}")
-    name, place = said.get("name"), said.get("in")
-    if not isinstance(name, str) or not name or place not in LOCATIONS:
-        raise OpenApiError(f"a parameter needs a name, and in: {', '.join(LOCATIONS)}; got {name!r} in {place!r}")
-    if place in ("header", "cookie") and not is_valid_name(name):
-        raise OpenApiError(f"the name of the {place} parameter {name!r} cannot be sent")
-    if place == "header" and name.lower() in _SAID_ELSEWHERE | FORBIDDEN_HEADERS:
+    name, location = described.get("name"), described.get("in")
+    if not isinstance(name, str) or not name or location not in LOCATIONS:
+        raise OpenApiError(f"a parameter needs a name, and in: {', '.join(LOCATIONS)}; got {name!r} in {location!r}")
+    if location in ("header", "cookie") and not is_token(name):
+        raise OpenApiError(f"the name of the {location} parameter {name!r} cannot be sent")
+    if location == "header" and name.lower() in _DESCRIBED_ELSEWHERE | CLIENT_HEADERS:
         return None
-    style = said.get("style") or _STYLES[place][0]
-    if style not in _STYLES[place]:
+    style = described.get("style") or _STYLES[location][0]
+    if style not in _STYLES[location]:
         raise OpenApiError(
-            f"the {place} parameter {name!r} has the style {style!r}; it is {' or '.join(_STYLES[place])}"
+            f"the {location} parameter {name!r} has the style {style!r}; use {' or '.join(_STYLES[location])}"
         )
-    explode = said.get("explode")
+    explode = described.get("explode")
     refs: Refs = {}
     return OpenApiParameter(
         name=name,
-        location=place,
-        required=place == "path" or said.get("required") is True,
+        location=location,
+        required=location == "path" or described.get("required") is True,
         style=style,
         explode=explode if isinstance(explode, bool) else style == "form",
-        allow_reserved=said.get("allowReserved") is True,
-        as_json=bool(as_object(said.get("content"))),
-        schema=_schema(said, source, schemas, refs),
+        allow_reserved=described.get("allowReserved") is True,
+        as_json=bool(as_object(described.get("content"))),
+        schema=_parameter_schema(described, file, schemas, refs),
         refs=refs,
     )
 
 
-def is_valid_name(name: str) -> bool:
-    """Whether it can name a header or a cookie."""
-    return _TOKEN.fullmatch(name) is not None
-
-
 def implied_path_parameter(name: str) -> OpenApiParameter:
-    """A hole in a path that no parameter describes: it has to be filled all the same."""
+    """The parameter for a placeholder in a path that the document does not describe."""
     return OpenApiParameter(
         name=name, location="path", required=True, style="simple", explode=False, schema={"type": "string"}, refs={}
     )
 
 
-def _schema(said: JsonObject, source: DocumentFile, schemas: SchemaConverter, refs: Refs) -> Any:
-    node: Any = said.get("schema")
-    if content := as_object(said.get("content")):
+def _parameter_schema(described: JsonObject, file: DocumentFile, schemas: SchemaConverter, refs: Refs) -> Any:
+    node: Any = described.get("schema")
+    if content := as_object(described.get("content")):
         node = (as_object(next(iter(content.values()))) or {}).get("schema")
-    converted = schemas.convert({} if node is None else node, source, refs)
-    schema = as_object(converted) or {}
-    if said.get("allowEmptyValue") is True and said.get("in") == "query" and schema.get("type") != "string":
+    schema = as_object(schemas.convert({} if node is None else node, file, refs)) or {}
+    if described.get("allowEmptyValue") is True and described.get("in") == "query" and schema.get("type") != "string":
         schema = {"anyOf": [schema, {"const": ""}]}
     extra: JsonObject = {}
-    if isinstance(description := said.get("description"), str) and description:
+    if isinstance(description := described.get("description"), str) and description:
         extra["description"] = description
-    if said.get("deprecated") is True:
+    if described.get("deprecated") is True:
         extra["deprecated"] = True
     return {**schema, **extra} if extra else schema
 
 
-# MERGED from serialize: Writes argument values as a path, a query, a header or a cookie wants them. Knows nothing …
-
-WriteValue = Callable[[Any], str]
-"""A value as text: where it stands alone in its place."""
-WritePairs = Callable[[Any], list[str]]
-"""A value as `name=value` texts: none where there is nothing to send."""
-EncodeText = Callable[[str], str]
-
-# Of the characters that a query may hold as they are, without those that end a value or change its meaning.
-_RESERVED = ":/?[]@!$'()*,;="
-_DEEPEST = 20
-
-
 def format_value(value: Any) -> str:
-    """One plain value as text: `true`, `3`, the text itself; anything else as JSON."""
+    """A plain value as text: `true`, `3`, the text itself; anything else as JSON."""
     if isinstance(value, str):
         return value
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
-        return str(int(value))  # A whole number is an integer in JSON, however it was written.
+        return str(int(value))  # In JSON, 3.0 is an integer too.
     return json_text.encode(value)
 
 
 def percent_encode(text: str) -> str:
-    """Percent-encoded, all but letters, digits and `-._~`."""
+    """Encodes everything except letters, digits and `-._~`."""
     return quote(text, safe="", errors="replace")
 
 
 def percent_encode_unreserved(text: str) -> str:
-    """The same, with what `allowReserved` leaves as it is."""
+    """Encodes everything that `allowReserved` does not leave unencoded."""
     return quote(text, safe=_RESERVED, errors="replace")
 
 
 def path_writer(parameter: OpenApiParameter) -> WriteValue:
-    """Writes a value into a path. No part of it leaves its segment; whoever joins texts checks the whole again."""
+    """Writes a value into a path segment. The caller checks the joined segment again."""
     name, style, explode = parameter.name, parameter.style, parameter.explode
-    prefix, between = {"simple": ("", ","), "label": (".", "."), "matrix": (";", ";")}[style]
-    key = percent_encode(name)
+    prefix, separator = {"simple": ("", ","), "label": (".", "."), "matrix": (";", ";")}[style]
+    encoded_name = percent_encode(name)
 
-    def text(value: Any) -> str:
+    def encode(value: Any) -> str:
         return encode_path_segment(format_value(value), name)
 
     def write(value: Any) -> str:
-        if _is_empty(value):  # Without it, the path would be another one: that of all, in place of one.
+        if _is_empty(value):  # The shorter path could be another operation: all items instead of one.
             raise ToolValidationError(f"{name}: empty, but it is a part of the path; give a value")
         if parameter.as_json:
             return encode_path_segment(json_text.encode(value), name)
         if isinstance(value, dict):
             items = _items(value)
             if explode:
-                return prefix + between.join(f"{percent_encode(one)}={text(item)}" for one, item in items)
-            flat = ",".join(f"{encode_path_segment(one, name)},{text(item)}" for one, item in items)
-            return f";{key}={flat}" if style == "matrix" else prefix + flat
+                return prefix + separator.join(f"{percent_encode(key)}={encode(item)}" for key, item in items)
+            text = ",".join(f"{encode_path_segment(key, name)},{encode(item)}" for key, item in items)
+            return f";{encoded_name}={text}" if style == "matrix" else prefix + text
         if isinstance(value, list):
-            texts = [text(item) for item in _members(value)]
+            texts = [encode(item) for item in _members(value)]
+            if style == "matrix" and explode:
+                return "".join(f";{encoded_name}={text}" for text in texts)
             if style == "matrix":
-                return "".join(f";{key}={one}" for one in texts) if explode else f";{key}={','.join(texts)}"
-            return prefix + (between if explode else ",").join(texts)
-        return f";{key}={text(value)}" if style == "matrix" else prefix + text(value)
+                return f";{encoded_name}={','.join(texts)}"
+            return prefix + (separator if explode else ",").join(texts)
+        return f";{encoded_name}={encode(value)}" if style == "matrix" else prefix + encode(value)
 
     return write
 
 
 def query_writer(parameter: OpenApiParameter, encode: EncodeText | None = None) -> WritePairs:
-    """Writes a value as entries of a query, or of a form when it is given another way to encode."""
+    """Writes a value into a query, or with another `encode` into a form."""
     name, style, explode = parameter.name, parameter.style, parameter.explode
     encode = encode or (percent_encode_unreserved if parameter.allow_reserved else percent_encode)
-    key = (encode if encode is not percent_encode_unreserved else percent_encode)(name)
-    # Encoded also where 3.0 shows them bare: no URL may hold a space or a bar.
-    between = {"spaceDelimited": "%20", "pipeDelimited": "%7C"}.get(style, ",")
+    encoded_name = (encode if encode is not percent_encode_unreserved else percent_encode)(name)
+    # Encoded even though OpenAPI 3.0 shows them plain: a URL cannot contain a space or a bar.
+    separator = {"spaceDelimited": "%20", "pipeDelimited": "%7C"}.get(style, ",")
 
     def write(value: Any) -> list[str]:
         if value is None:
             return []
         if parameter.as_json:
-            return [f"{key}={encode(json_text.encode(value))}"]
+            return [f"{encoded_name}={encode(json_text.encode(value))}"]
         if isinstance(value, list):
             texts = [encode(format_value(item)) for item in _members(value)]
             if explode or style == "deepObject":
-                return [f"{key}={text}" for text in texts]
-            return [f"{key}={between.join(texts)}"] if texts else []
+                return [f"{encoded_name}={text}" for text in texts]
+            return [f"{encoded_name}={separator.join(texts)}"] if texts else []
         if isinstance(value, dict):
             if style == "deepObject":
-                return [f"{key}{path}={encode(text)}" for path, text in _deep(value, encode, 0)]
-            items = [(encode(one), encode(format_value(item))) for one, item in _items(value)]
-            if explode:
-                return [f"{one}={text}" for one, text in items]
-            return [f"{key}={between.join(between.join(pair) for pair in items)}"] if items else []
-        return [f"{key}={encode(format_value(value))}"]
+                return [f"{encoded_name}{path}={encode(text)}" for path, text in _deep_items(value, encode, 0)]
+            return _object_pairs(encoded_name, value, encode, separator, explode=explode)
+        return [f"{encoded_name}={encode(format_value(value))}"]
 
     return write
 
 
 def header_writer(parameter: OpenApiParameter) -> WriteValue:
-    """Writes a value into a header: as it is, since headers know no encoding, but never more than one line."""
+    """Writes a value into a header, unencoded. Raises `ToolValidationError` for more than one line."""
     name, explode = parameter.name, parameter.explode
 
     def write(value: Any) -> str:
         if parameter.as_json:
             text = json_text.encode(value)
         elif isinstance(value, dict):
-            between = "=" if explode else ","
-            text = ",".join(f"{one}{between}{format_value(item)}" for one, item in _items(value))
+            separator = "=" if explode else ","
+            text = ",".join(f"{key}{separator}{format_value(item)}" for key, item in _items(value))
         elif isinstance(value, list):
             text = ",".join(format_value(item) for item in _members(value))
         else:
             text = format_value(value)
-        return validate_header(text, name)
+        if any((ord(character) < 32 and character != "\t") or ord(character) == 127 for character in text):
+            raise ToolValidationError(f"{name}: a header cannot contain line breaks or other control characters")
+        return json_text.valid_text(text).strip(" \t")
 
     return write
 
 
-def validate_header(text: str, name: str) -> str:
-    """The text, if it can be the value of a header. Raises `ToolValidationError`."""
-    if any((ord(character) < 32 and character != "\t") or ord(character) == 127 for character in text):
-        raise ToolValidationError(f"{name}: a header cannot hold line breaks or other control characters")
-    return json_text.valid_text(text).strip(" \t")
-
-
 def cookie_writer(parameter: OpenApiParameter) -> WritePairs:
-    """Writes a value as cookies, encoded: a cookie can hold no semicolon, comma or space."""
+    """Writes a value into cookies, encoded: a cookie cannot contain a semicolon, a comma or a space."""
     name, explode = parameter.name, parameter.explode
 
     def write(value: Any) -> list[str]:
@@ -241,10 +225,7 @@ def cookie_writer(parameter: OpenApiParameter) -> WritePairs:
         if parameter.as_json:
             return [f"{name}={percent_encode(json_text.encode(value))}"]
         if isinstance(value, dict):
-            items = [(percent_encode(one), percent_encode(format_value(item))) for one, item in _items(value)]
-            if explode:
-                return [f"{one}={text}" for one, text in items]
-            return [f"{name}={','.join(','.join(pair) for pair in items)}"] if items else []
+            return _object_pairs(name, value, percent_encode, ",", explode=explode)
         if isinstance(value, list):
             texts = [percent_encode(format_value(item)) for item in _members(value)]
             if explode:
@@ -255,8 +236,15 @@ def cookie_writer(parameter: OpenApiParameter) -> WritePairs:
     return write
 
 
+def _object_pairs(name: str, value: Any, encode: EncodeText, separator: str, *, explode: bool) -> list[str]:
+    items = [(encode(key), encode(format_value(item))) for key, item in _items(value)]
+    if explode:
+        return [f"{key}={text}" for key, text in items]
+    return [f"{name}={separator.join(separator.join(item) for item in items)}"] if items else []
+
+
 def _is_empty(value: Any) -> bool:
-    """Whether nothing of it would be written."""
+    """Whether nothing would be written for it."""
     if isinstance(value, dict):
         return not _items(value)
     return not _members(value) if isinstance(value, list) else value is None
@@ -270,13 +258,13 @@ def _members(value: Any) -> list[Any]:
     return [item for item in cast("list[Any]", value) if item is not None]
 
 
-def _deep(value: Any, encode: EncodeText, depth: int) -> Iterator[tuple[str, str]]:
-    """`[a][b]` and the text there. What is deeper than anyone means, is written as JSON."""
+def _deep_items(value: Any, encode: EncodeText, depth: int) -> Iterator[tuple[str, str]]:
+    """`[a][b]` and the text of that member. Objects that are nested too deeply are written as JSON."""
     for name, item in _items(value):
         path = f"[{encode(name)}]"
-        if isinstance(item, dict) and depth < _DEEPEST:
-            yield from ((path + rest, text) for rest, text in _deep(cast("Any", item), encode, depth + 1))
+        if isinstance(item, dict) and depth < _MAX_DEEP_OBJECT_DEPTH:
+            yield from ((path + rest, text) for rest, text in _deep_items(cast("Any", item), encode, depth + 1))
         elif isinstance(item, list):
-            yield from ((path, format_value(one)) for one in _members(cast("Any", item)))
+            yield from ((path, format_value(member)) for member in _members(cast("Any", item)))
         else:
             yield path, format_value(item)

@@ -36,57 +36,10 @@ from toolspace.providers.rest.client import BuildRequest, HttpClient, HttpReques
 from toolspace.providers.rest.provider import method_annotations
 from toolspace.providers.rest.request_builder import register_request_secrets
 
-# MERGED from outputs: The output schema of an operation: what its one successful answer holds, where that is simpl…
-
+_log = logging.getLogger("toolspace.providers")
+_MAX_LOGGED_WARNINGS = 20
 MAX_OUTPUT_SCHEMA_BYTES = 16_000
-"""A schema larger than this costs every reader of the list more than it tells."""
-
-
-class LazyOutputSchema:
-    """Makes the schema when someone asks for it: of a large document, few ever do."""
-
-    __slots__ = ("_made", "_operation", "_schema", "_schemas")
-
-    def __init__(self, operation: OpenApiOperation, schemas: SchemaConverter) -> None:
-        self._operation = operation
-        self._schemas = schemas
-        self._made = False
-        self._schema: JsonObject | None = None
-
-    @property
-    def schema(self) -> JsonObject | None:
-        if not self._made:
-            try:
-                self._schema = self._make()
-            except (OpenApiError, RecursionError):
-                self._schema = None  # The call works without it.
-            self._made = True
-        return self._schema
-
-    def _make(self) -> JsonObject | None:
-        node = self._success()
-        if node is None:
-            return None
-        refs: Refs = {}
-        target = self._operation.source.follow(node)
-        content = as_object((as_object(target.node) or {}).get("content")) or {}
-        media = [as_object(one) for name, one in content.items() if is_json_type(name)]
-        if len(media) != 1 or len(content) != 1 or not media[0] or "schema" not in media[0]:
-            return None
-        schema = as_object(self._schemas.convert(media[0]["schema"], target.source, refs))
-        if schema is None:
-            return None
-        whole = add_definitions(schema, self._schemas.collect_definitions(refs))
-        return whole if json_text.encoded_size(whole) <= MAX_OUTPUT_SCHEMA_BYTES else None
-
-    def _success(self) -> Any:
-        """The one answer that means success; with several, no schema would hold."""
-        responses = as_object(self._operation.responses) or {}
-        found = [node for status, node in responses.items() if status.startswith("2")]
-        return found[0] if len(found) == 1 else None
-
-
-# MERGED from spec: Which service to import, and how to reach it. Data only: nothing here reads a document or conne…
+"""A larger output schema costs every reader of the tool list more than it is worth."""
 
 
 class OpenApiSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,38 +49,34 @@ class OpenApiSpec(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     spec: str
-    """The document: a URL, or the path of a file."""
+    """The document: a URL or the path of a file."""
     base_url: str | None = None
-    """Where the service is, if not where the document says."""
+    """The URL of the service, if it differs from the document's servers."""
     headers: Mapping[str, str] = {}
-    """Sent with every call. A parameter of one of these names is not offered to the model."""
+    """Sent with every call. Parameters with one of these names are not offered to the model."""
     auth: Mapping[str, Any] = {}
     """Credentials by the name of the document's security scheme.
 
-    A text is the key or the token, and `user:password` for basic. A mapping has `username` and `password`, or `token`,
-    or `clientId`, `clientSecret` and perhaps `scopes`, `tokenUrl` and `clientAuth` (`basic` or `body`).
+    A text is the key or the token, or `user:password` for basic authentication. A mapping has `username` and
+    `password`; or `token`; or `clientId` and `clientSecret`, optionally `scopes`, `tokenUrl` and `clientAuth` (`basic`
+    or `body`).
     """
     tags: tuple[str, ...] | None = None
-    """Only operations with one of these tags. Globs, as in all filters; their case does not matter."""
+    """Only operations with one of these tags. All filters are globs and ignore case."""
     methods: tuple[str, ...] | None = None
     paths: tuple[str, ...] | None = None
     """Only operations at or below these paths."""
     operations: tuple[str, ...] | None = None
-    """Only these operations, by `operationId`, else by their name."""
+    """Only operations with one of these `operationId`s, or names if they have none."""
 
     def __repr__(self) -> str:
-        return "OpenApiSpec(…)"  # A URL, a header and a credential may each carry a key.
-
-
-_log = logging.getLogger("toolspace.providers")
-_SHOWN = 20
-"""Warnings in the log; the rest is counted."""
+        return "OpenApiSpec(…)"  # A URL, a header and a credential may each hold a secret.
 
 
 class OpenApiTool(Tool):
-    """A tool whose output schema is made when someone asks for it."""
+    """The tool of an operation. Its output schema is converted when it is first read, which is rare."""
 
-    __slots__ = ("_output",)
+    __slots__ = ("_has_output_schema", "_operation", "_response_schema", "_schemas")
 
     def __init__(self, operation: OpenApiOperation, schemas: SchemaConverter) -> None:
         super().__init__(
@@ -135,34 +84,67 @@ class OpenApiTool(Tool):
             operation.description,
             operation.inputs.schema,
             category=ToolCategory.REST,
-            annotations=_annotations(operation.method),
+            annotations=_cached_annotations(operation.method),
             tags=operation.tags,
         )
-        self._output = LazyOutputSchema(operation, schemas)
+        self._operation = operation
+        self._schemas = schemas
+        self._has_output_schema = False
+        self._response_schema: JsonObject | None = None
 
     @property
     def output_schema(self) -> Mapping[str, Any] | None:
-        return self._output_schema if self._output_schema is not None else self._output.schema
+        if self._output_schema is not None:
+            return self._output_schema
+        if not self._has_output_schema:
+            self._response_schema = _convert_output_schema(self._operation, self._schemas)
+            self._has_output_schema = True
+        return self._response_schema
+
+
+def _convert_output_schema(operation: OpenApiOperation, schemas: SchemaConverter) -> JsonObject | None:
+    """The schema of the only successful response, if it is JSON and not too large. None otherwise."""
+    responses = as_object(operation.responses) or {}
+    successes = [node for status, node in responses.items() if status.startswith("2")]
+    if len(successes) != 1:
+        return None
+    try:
+        reference = operation.file.follow(successes[0])
+        content = as_object((as_object(reference.node) or {}).get("content")) or {}
+        if len(content) != 1:
+            return None
+        ((media_type, node),) = content.items()
+        media = as_object(node)
+        if not is_json_type(media_type) or not media or "schema" not in media:
+            return None
+        refs: Refs = {}
+        schema = as_object(schemas.convert(media["schema"], reference.file, refs))
+        if schema is None:
+            return None
+        schema = add_definitions(schema, schemas.collect_definitions(refs))
+    except (OpenApiError, RecursionError):
+        return None  # The tool works without it.
+    return schema if json_text.encoded_size(schema) <= MAX_OUTPUT_SCHEMA_BYTES else None
 
 
 @functools.cache
-def _annotations(method: str) -> Annotations:
+def _cached_annotations(method: str) -> Annotations:
     return method_annotations(method, NO_ANNOTATIONS)
 
 
-class _Compiled(NamedTuple):
-    """How one operation is called, once someone has called it."""
+class _CompiledOperation(NamedTuple):
+    """An operation that has been called, compiled."""
 
-    build: BuildRequest
+    build_request: BuildRequest
     tokens: AccessTokens | None
-    public: bool
-    """Whether a stranger's document says where it goes."""
+    public_only: bool
+    """Whether a document from the web decides where requests go."""
 
 
 class OpenApiProvider(ToolProvider):
     """`OpenApiProvider("petstore", OpenApiSpec(spec="petstore.yaml"))`
 
-    Without a client it makes one of its own, and closes it.
+    Closes the client only if it created it.
     """
 
     kind = "openapi"
@@ -171,16 +153,16 @@ class OpenApiProvider(ToolProvider):
         super().__init__()
         self.namespace = name
         self.warnings: tuple[str, ...] = ()
-        """What of the document is left out, and why."""
+        """The parts of the document that are left out, and why."""
         self._spec = spec
         self._client = client or HttpClient()
         self._owns_client = client is None
         self._tools: Sequence[Tool] = ()
         self._operations: dict[str, OpenApiOperation] = {}
-        self._compiled: dict[str, _Compiled] = {}
+        self._compiled: dict[str, _CompiledOperation] = {}
         self._security: SecuritySchemes | None = None
         self._public_host: str | None = None
-        """Where the document is from, if that is on the web: it must not lead to places that only we can reach."""
+        """The host of a document from the web. Such a document must not lead to addresses that only we can reach."""
 
     def list_tools(self) -> Sequence[Tool]:
         return self._tools
@@ -189,28 +171,28 @@ class OpenApiProvider(ToolProvider):
         return name in self._operations
 
     async def warmup(self) -> None:
-        """Reads the document. Raises `ProviderError` where that fails."""
+        """Reads the document. Raises `ProviderError` if it cannot be read."""
         content, url = None, None
         if is_url(self._spec.spec):
             content, url = await fetch_document(self._spec, self._client)
             host = url.raw_host or ""
             self._public_host = host if await self._client.is_public(host) else None
-        # In a thread: a large document takes a second to parse, and others start meanwhile.
-        await self._take(*await asyncio.to_thread(self._read, content, url))
+        # In a thread: parsing a large document takes a second, and other providers start meanwhile.
+        await self._install(*await asyncio.to_thread(self._read, content, url))
 
     async def execute(self, name: str, parameters: dict[str, Any], context: ToolContext) -> ToolResult:
-        build, tokens, public = self._compiled.get(name) or self._compile(name)
-        request = build(parameters)
-        if public:
+        build_request, tokens, public_only = self._compiled.get(name) or self._compile(name)
+        request = build_request(parameters)
+        if public_only:
             request = msgspec.structs.replace(request, public_only=True)
         if tokens is None:
             return await self._client.send(request, context)
         token = await tokens.get()
-        result = await self._client.send(_with_token(request, token), context)
+        result = await self._client.send(_add_token(request, token), context)
         if not result.ok and result.extras.get("status") == 401:
-            # It may have been revoked. Refused calls have no effect, so this one may be sent again.
+            # The token may have been revoked. A rejected call has no effect, so it can be sent again.
             tokens.discard(token)
-            result = await self._client.send(_with_token(request, await tokens.get()), context)
+            result = await self._client.send(_add_token(request, await tokens.get()), context)
         return result
 
     async def aclose(self) -> None:
@@ -223,52 +205,54 @@ class OpenApiProvider(ToolProvider):
         register_request_secrets(self._spec.base_url or "", self._spec.headers)
         document = load_document(content, self._spec.spec, url)
         security = SecuritySchemes(document, self.namespace, self._spec.auth, self._spec.headers, self._client)
-        reading = read_operations(document, self._spec, security)
-        reading.warnings.extend(security.warnings())
-        _forget_examples(document)
+        operation_list = read_operations(document, self._spec, security)
+        operation_list.warnings.extend(security.warnings())
+        _drop_unused_components(document)
         responses = SchemaConverter(document, "response")
-        return reading, security, [OpenApiTool(one, responses) for one in reading.operations]
+        tools: list[Tool] = [OpenApiTool(operation, responses) for operation in operation_list.operations]
+        return operation_list, security, tools
 
-    async def _take(self, reading: OperationList, security: SecuritySchemes, tools: list[Tool]) -> None:
+    async def _install(self, operation_list: OperationList, security: SecuritySchemes, tools: list[Tool]) -> None:
         if self._security is not None:
             await self._security.aclose()
         self._security = security
         self._tools = tools
-        self._operations = {one.name: one for one in reading.operations}
+        operations, warnings = operation_list
+        self._operations = {operation.name: operation for operation in operations}
         self._compiled = {}
-        warnings = reading.warnings
-        if unreachable := [one for one in reading.operations if one.server.url is None]:
-            warnings.append(f"{unreachable[0].server.reason}; set openapi.{self.namespace}.baseUrl")
+        without_server = next((operation for operation in operations if operation.server.url is None), None)
+        if without_server is not None:
+            warnings.append(f"{without_server.server.reason}; set openapi.{self.namespace}.baseUrl")
         self.warnings = tuple(warnings)
-        for warning in warnings[:_SHOWN]:
+        for warning in warnings[:_MAX_LOGGED_WARNINGS]:
             _log.warning("openapi %s: %s", self.namespace, mask_secrets(warning))
-        if len(warnings) > _SHOWN:
-            _log.warning("openapi %s: and %d more warnings", self.namespace, len(warnings) - _SHOWN)
+        if len(warnings) > _MAX_LOGGED_WARNINGS:
+            _log.warning("openapi %s: and %d more warnings", self.namespace, len(warnings) - _MAX_LOGGED_WARNINGS)
         self.notify_changed()
 
-    def _compile(self, name: str) -> _Compiled:
+    def _compile(self, name: str) -> _CompiledOperation:
         operation = self._operations.get(name)
         if operation is None or self._security is None:
             raise ToolNotFoundError(f'Tool "{name}" not found')
         server = operation.server
         if server.url is None:
             raise ToolExecutionError(
-                f"nobody knows where to send it: {server.reason}; set openapi.{self.namespace}.baseUrl", executed=False
+                f"the server is unknown: {server.reason}; set openapi.{self.namespace}.baseUrl", executed=False
             )
         credentials = self._security.get_credentials(operation.security, server.url)
-        build = compile_operation(operation, server.url, self._spec.headers, credentials)
-        led = self._spec.base_url is None and self._public_host not in (None, server.url.raw_host)
-        self._compiled[name] = compiled = _Compiled(build, credentials.tokens, led)
+        build_request = compile_operation(operation, server.url, self._spec.headers, credentials)
+        public_only = self._spec.base_url is None and self._public_host not in (None, server.url.raw_host)
+        self._compiled[name] = compiled = _CompiledOperation(build_request, credentials.tokens, public_only)
         return compiled
 
 
-def _with_token(request: HttpRequest, token: str) -> HttpRequest:
+def _add_token(request: HttpRequest, token: str) -> HttpRequest:
     headers = {**dict(request.headers), "Authorization": f"Bearer {token}"}
     return msgspec.structs.replace(request, headers=headers)
 
 
-def _forget_examples(document: OpenApiDocument) -> None:
-    """Lets go of what no tool needs: of a large document, examples are most of the memory."""
+def _drop_unused_components(document: OpenApiDocument) -> None:
+    """Frees what no tool needs: examples are most of the memory of a large document."""
     components = as_object(document.data.get("components")) or {}
     for name in ("examples", "links", "callbacks"):
         components.pop(name, None)

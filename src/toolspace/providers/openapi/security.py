@@ -1,14 +1,13 @@
-"""Which credentials an operation needs, and where they go. Sends nothing.
+"""Chooses the credentials of an operation and fetches access tokens by client credentials.
 
-`security` is a list of ways in, each a set of schemes that are needed together. The first way for which the
-configuration has every credential is taken.
+`security` of an operation is a list of alternatives, each a set of schemes that are needed together. The first
+alternative for which the configuration has every credential is used. `operations` and `provider` use this module.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from base64 import b64encode
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 from urllib.parse import quote_plus, urlencode
@@ -17,59 +16,63 @@ import msgspec
 from yarl import URL
 
 from toolspace.core import json_text
+from toolspace.core.http_messages import CLIENT_HEADERS, basic_authorization, is_token
 from toolspace.core.names import did_you_mean
 from toolspace.core.secret_masking import mask_secrets, register_secrets
 from toolspace.errors import ToolError, ToolPermissionError, ToolTransportError
 from toolspace.providers.openapi.document import JsonObject, OpenApiDocument, OpenApiError, as_list, as_object
-from toolspace.providers.openapi.parameters import FORBIDDEN_HEADERS, is_valid_name, percent_encode
-from toolspace.providers.rest.client import HttpClient, HttpRequest
+from toolspace.providers.openapi.parameters import percent_encode
+from toolspace.providers.rest.client import HttpClient, HttpRequest, HttpResponse
 
-# MERGED from tokens: Access tokens by client credentials: fetched when needed, shared by all calls, kept until the…
+SecurityRequirements = list[JsonObject]
 
-_MAX_BYTES = 1 << 20
-_MARGIN = 30.0
-"""Seconds before its end at which a token is not used any more: a request takes time to arrive."""
-_PATIENCE = 30.0
+_TOKEN_KEYS = ("token", "accessToken", "value", "apiKey", "key")
+_OTHER_SECRET_KEYS = ("password", "clientSecret")
+_MAX_TOKEN_RESPONSE_BYTES = 1 << 20
+_TOKEN_EXPIRY_MARGIN = 30.0
+"""Seconds before its expiry after which a token is no longer used: a request takes time to arrive."""
+_TOKEN_TIMEOUT = 30.0
+_NO_EXPIRY = 1e10
 
 
 class TokenClient(msgspec.Struct, frozen=True, kw_only=True):
-    """Who asks for tokens, and where."""
+    """An OAuth client, and the endpoint that gives it tokens."""
 
     token_url: URL
     client_id: str
     client_secret: str
     scopes: tuple[str, ...] = ()
     secret_in_body: bool = False
-    """Whether id and secret go in the form, for servers that take no basic authentication."""
+    """Whether id and secret are sent in the form, for servers without basic authentication."""
 
     def __repr__(self) -> str:
-        return f"Client({self.token_url.host})"
+        return f"TokenClient({self.token_url.host})"
 
 
 class AccessTokens:
-    """The token of one client for one set of scopes."""
+    """The current access token of one client for one set of scopes. Fetched when needed, shared by all calls."""
 
     def __init__(self, client: TokenClient, http: HttpClient, scheme: str) -> None:
         self._client = client
         self._http = http
         self._scheme = scheme
         self._token: str | None = None
-        self._until = 0.0
+        self._expires_at = 0.0
         self._fetching: asyncio.Task[str] | None = None
 
     async def get(self) -> str:
-        """A token that holds. Calls that need one at the same time wait for the same answer."""
-        if self._token is not None and time.monotonic() < self._until:
+        """A valid token. Concurrent calls share one request. Raises `ToolTransportError`."""
+        if self._token is not None and time.monotonic() < self._expires_at:
             return self._token
         loop = asyncio.get_running_loop()
         if self._fetching is None or self._fetching.done() or self._fetching.get_loop() is not loop:
             self._fetching = loop.create_task(self._fetch())
-            self._fetching.add_done_callback(_retrieve)
-        # Shielded: a caller that goes away must not take the others' token with it.
+            self._fetching.add_done_callback(_retrieve_exception)
+        # Shielded: a cancelled caller must not cancel the request that others wait for.
         return await asyncio.shield(self._fetching)
 
     def discard(self, token: str) -> None:
-        """The service did not accept it. Another that came meanwhile stays."""
+        """Discards a token that the service rejected, unless a newer one has replaced it."""
         if token == self._token:
             self._token = None
 
@@ -79,6 +82,22 @@ class AccessTokens:
             await asyncio.wait((self._fetching,))
 
     async def _fetch(self) -> str:
+        response = await self._request_token()
+        try:
+            value: Any = json_text.decode(response.body)
+        except ValueError:
+            value = None
+        fields = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+        token = fields.get("access_token")
+        if response.status != 200 or not isinstance(token, str) or not _is_sendable_token(token):
+            reason = fields.get("error") if isinstance(fields.get("error"), str) else "the response has no token"
+            raise self._error(f"status {response.status}, {mask_secrets(json_text.describe(reason, 100))}")
+        lifetime = _parse_lifetime(fields.get("expires_in"))
+        self._token = token
+        self._expires_at = time.monotonic() + max(lifetime - _TOKEN_EXPIRY_MARGIN, lifetime / 2)
+        return token
+
+    async def _request_token(self) -> HttpResponse:
         client = self._client
         form = {"grant_type": "client_credentials"}
         headers = {"Content-Type": "application/x-www-form-urlencoded", "Accept": "application/json"}
@@ -87,31 +106,18 @@ class AccessTokens:
         if client.secret_in_body:
             form |= {"client_id": client.client_id, "client_secret": client.client_secret}
         else:
-            pair = f"{quote_plus(client.client_id)}:{quote_plus(client.client_secret)}"
-            headers["Authorization"] = f"Basic {b64encode(pair.encode()).decode()}"
+            credentials = f"{quote_plus(client.client_id)}:{quote_plus(client.client_secret)}"
+            headers["Authorization"] = basic_authorization(credentials)
         request = HttpRequest("POST", client.token_url, headers, urlencode(form).encode())
         try:
-            async with asyncio.timeout(_PATIENCE):
-                answer = await self._http.fetch(request, max_bytes=_MAX_BYTES)
+            async with asyncio.timeout(_TOKEN_TIMEOUT):
+                return await self._http.fetch(request, max_bytes=_MAX_TOKEN_RESPONSE_BYTES)
         except TimeoutError:
-            raise self._failed(f"no answer within {_PATIENCE:.0f} s") from None
+            raise self._error(f"no response within {_TOKEN_TIMEOUT:.0f} s") from None
         except ToolError as error:
-            raise self._failed(str(error)) from None
-        try:
-            said: Any = json_text.decode(answer.body)
-        except ValueError:
-            said = None
-        given = cast("dict[str, Any]", said) if isinstance(said, dict) else {}
-        token, lifetime = given.get("access_token"), given.get("expires_in")
-        if answer.status != 200 or not isinstance(token, str) or not _can_be_sent(token):
-            reason = given.get("error") if isinstance(given.get("error"), str) else "it gives no token"
-            raise self._failed(f"status {answer.status}, {mask_secrets(json_text.describe(reason, 100))}")
-        seconds = _seconds(lifetime)
-        self._token = token
-        self._until = time.monotonic() + max(seconds - _MARGIN, seconds / 2)
-        return token
+            raise self._error(str(error)) from None
 
-    def _failed(self, reason: str) -> ToolTransportError:
+    def _error(self, reason: str) -> ToolTransportError:
         url = self._client.token_url
         return ToolTransportError(
             f'no access token for the security scheme "{self._scheme}" from {url.host}{url.path}: {reason}',
@@ -119,49 +125,45 @@ class AccessTokens:
         )
 
 
-def _seconds(lifetime: Any) -> float:
-    if isinstance(lifetime, str) and lifetime.isdecimal() and len(lifetime) < 12:
-        lifetime = int(lifetime)
-    if isinstance(lifetime, int | float) and not isinstance(lifetime, bool) and 0 <= lifetime < 1e10:
-        return float(lifetime)
-    return 1e10  # It did not say: until the service says no.
+def _parse_lifetime(value: Any) -> float:
+    """Seconds of `expires_in`. Without a valid number the token is used until the service rejects it."""
+    if isinstance(value, str) and value.isdecimal() and len(value) < 12:
+        value = int(value)
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < _NO_EXPIRY:
+        return float(value)
+    return _NO_EXPIRY
 
 
-def _can_be_sent(token: str) -> bool:
+def _is_sendable_token(token: str) -> bool:
     return token != "" and token.isascii() and token.isprintable() and " " not in token
 
 
-def _retrieve(task: asyncio.Task[str]) -> None:
-    """Looks at a failure that nobody may be left to hear of."""
+def _retrieve_exception(task: asyncio.Task[str]) -> None:
+    """Marks the exception of a task as retrieved: every waiting caller may have been cancelled."""
     if not task.cancelled():
         task.exception()
 
 
-SecurityRequirements = list[JsonObject]
-_TOKEN_KEYS = ("token", "accessToken", "value", "apiKey", "key")
-_OTHER_SECRETS = ("password", "clientSecret")
-
-
 class OperationCredentials(msgspec.Struct, frozen=True):
-    """What is added to every request of one operation. Its text shows nothing of it."""
+    """What is added to every request of one operation. Its `repr` shows no values."""
 
     headers: dict[str, str] = {}
     query: tuple[str, ...] = ()
     """Encoded `name=value` texts."""
     cookies: tuple[str, ...] = ()
     tokens: AccessTokens | None = None
-    """Where the token for the header `Authorization` comes from, if it has to be fetched."""
+    """The source of the bearer token, if it must be fetched."""
 
     def __repr__(self) -> str:
-        return "Credentials(…)"
+        return "OperationCredentials(…)"
 
 
-class _Missing(Exception):
-    """The configuration lacks something for a scheme; the text says what to set."""
+class _MissingCredentialError(Exception):
+    """The configuration has no usable credential for a scheme. The message says what to set."""
 
 
 class SecuritySchemes:
-    """The security schemes of one document, with the credentials that the configuration has for them."""
+    """The security schemes of one document, with the configured credentials (`openapi.NAME.auth`)."""
 
     def __init__(
         self,
@@ -174,58 +176,58 @@ class SecuritySchemes:
         self._document = document
         self._service = service
         self._auth = auth
-        self._headers = {name.lower() for name in headers}
+        self._configured_headers = {name.lower() for name in headers}
         self._http = http
         self._tokens: dict[tuple[str, TokenClient], AccessTokens] = {}
-        register_secrets(_secrets(auth))
+        register_secrets(_list_secrets(auth))
         components = as_object(document.data.get("components")) or {}
-        self.schemes = as_object(components.get("securitySchemes")) or {}
+        self._schemes = as_object(components.get("securitySchemes")) or {}
 
     def warnings(self) -> list[str]:
-        """Credentials that fit no scheme: most likely misspelt."""
-        known = ", ".join(self.schemes) or "none"
+        """Configured credentials whose scheme the document does not have."""
+        names = ", ".join(self._schemes) or "none"
         return [
-            f'auth: the document has no security scheme "{name}"; it has {known}{did_you_mean(name, self.schemes)}'
+            f'auth: the document has no security scheme "{name}"; it has {names}{did_you_mean(name, self._schemes)}'
             for name in self._auth
-            if name not in self.schemes
+            if name not in self._schemes
         ]
 
     def requirements(self, operation: JsonObject) -> SecurityRequirements:
-        """The ways in for an operation: its own, else the document's. Raises `Broken`."""
-        said = operation["security"] if "security" in operation else self._document.data.get("security")
-        if said is None:
+        """The alternatives of an operation: its own, otherwise the document's. Raises `OpenApiError`."""
+        security = operation["security"] if "security" in operation else self._document.data.get("security")
+        if security is None:
             return []
-        ways = [way for one in as_list(said) if (way := as_object(one)) is not None]
-        if not isinstance(said, list) or len(ways) != len(as_list(said)):
-            # Taken for nothing, it would send without what the service wants.
-            raise OpenApiError("its security is no list of mappings from schemes to scopes")
-        return ways
+        alternatives = [schemes for item in as_list(security) if (schemes := as_object(item)) is not None]
+        if not isinstance(security, list) or len(alternatives) != len(as_list(security)):
+            # Ignoring it would send requests without the credentials that the service wants.
+            raise OpenApiError("its security is not a list of mappings from schemes to scopes")
+        return alternatives
 
     def credential_locations(self, requirements: SecurityRequirements) -> set[tuple[str, str]]:
-        """Place and name of what credentials are sent in, whichever way is taken: no model should be asked for it."""
-        found: set[tuple[str, str]] = set()
-        for name in {name for way in requirements for name in way}:
-            scheme = self._scheme(name)
-            at, place = str(scheme.get("name")), scheme.get("in")
-            if scheme.get("type") == "apiKey" and place in ("header", "query", "cookie"):
-                found.add((place, at.lower() if place == "header" else at))
-                if place == "cookie":
-                    found.add(("header", "cookie"))  # Which would be a second cookie of that name.
-        return found
+        """Location and name of every API key that these alternatives send. Models are not asked for them."""
+        locations: set[tuple[str, str]] = set()
+        for scheme_name in {name for alternative in requirements for name in alternative}:
+            scheme = self._get_scheme(scheme_name)
+            name, location = str(scheme.get("name")), scheme.get("in")
+            if scheme.get("type") == "apiKey" and location in ("header", "query", "cookie"):
+                locations.add((location, name.lower() if location == "header" else name))
+                if location == "cookie":
+                    locations.add(("header", "cookie"))  # A Cookie header could set the same cookie again.
+        return locations
 
     def get_credentials(self, requirements: SecurityRequirements, server: URL) -> OperationCredentials:
-        """What to send. Raises `ToolPermissionError` that says what to configure, where it lacks something."""
+        """The credentials to send. Raises `ToolPermissionError` that says what to configure."""
         missing: list[str] = []
-        anonymous = not requirements
-        for way in requirements:
-            if not way:
-                anonymous = True
+        allows_anonymous = not requirements
+        for alternative in requirements:
+            if not alternative:
+                allows_anonymous = True
                 continue
             try:
-                return self._together(way, server)
-            except _Missing as error:
+                return self._combine_schemes(alternative, server)
+            except _MissingCredentialError as error:
                 missing.append(str(error))
-        if anonymous:
+        if allows_anonymous:
             return OperationCredentials()
         raise ToolPermissionError(f"no credentials for {self._service}: {'; or '.join(dict.fromkeys(missing))}")
 
@@ -233,127 +235,137 @@ class SecuritySchemes:
         for tokens in self._tokens.values():
             await tokens.aclose()
 
-    def _together(self, way: Mapping[str, Any], server: URL) -> OperationCredentials:
+    def _combine_schemes(self, schemes: Mapping[str, Any], server: URL) -> OperationCredentials:
+        """The credentials of all schemes of one alternative."""
         headers: dict[str, str] = {}
         query: list[str] = []
         cookies: list[str] = []
         tokens: AccessTokens | None = None
-        for name, scopes in way.items():
-            scheme = self._scheme(name)
+        for name, scopes in schemes.items():
+            scheme = self._get_scheme(name)
             match scheme.get("type"):
                 case "apiKey":
-                    self._key_at(name, scheme, headers, query, cookies)
-                case "http" | "oauth2" | "openIdConnect" if "authorization" in self._headers:
-                    continue  # The operator has set the header by hand.
+                    self._add_api_key(name, scheme, headers, query, cookies)
+                case "http" | "oauth2" | "openIdConnect" if "authorization" in self._configured_headers:
+                    continue  # The operator has configured the header.
                 case "http":
-                    headers["Authorization"] = self._http_scheme(name, str(scheme.get("scheme")))
-                case "oauth2" if self._has_client(name):
-                    tokens = self._client(name, scheme, scopes, server)
+                    headers["Authorization"] = self._http_authorization(name, str(scheme.get("scheme")))
+                case "oauth2" if self._has_client_credentials(name):
+                    tokens = self._get_tokens(name, scheme, scopes, server)
                 case "oauth2" | "openIdConnect":
-                    headers["Authorization"] = f"Bearer {self._text(name)}"
+                    headers["Authorization"] = f"Bearer {self._get_key(name)}"
                 case None:
-                    raise _Missing(f'the document does not describe the security scheme "{name}"')
+                    raise _MissingCredentialError(f'the document does not describe the security scheme "{name}"')
                 case other:
-                    raise _Missing(f'the security scheme "{name}" is of the type {other!r}, which is not supported')
+                    raise _MissingCredentialError(
+                        f'the security scheme "{name}" has the type {other!r}, which is not supported'
+                    )
         return OperationCredentials(headers, tuple(query), tuple(cookies), tokens)
 
-    def _key_at(
-        self, name: str, scheme: JsonObject, headers: dict[str, str], query: list[str], cookies: list[str]
+    def _add_api_key(
+        self, scheme_name: str, scheme: JsonObject, headers: dict[str, str], query: list[str], cookies: list[str]
     ) -> None:
-        """Puts an API key where its scheme says."""
-        at, place = str(scheme.get("name")), scheme.get("in")
-        if place == "query":
-            query.append(f"{percent_encode(at)}={percent_encode(self._text(name))}")
-        elif (
-            place not in ("header", "cookie")
-            or not is_valid_name(at)
-            or (place == "header" and at.lower() in FORBIDDEN_HEADERS)
-        ):
-            raise _Missing(f'the security scheme "{name}" does not say where its key goes')
-        elif place == "cookie":
-            cookies.append(f"{at}={_cookie(self._text(name))}")
-        elif at.lower() not in self._headers:
-            headers[at] = self._text(name)
+        name, location = str(scheme.get("name")), scheme.get("in")
+        if location == "query":
+            query.append(f"{percent_encode(name)}={percent_encode(self._get_key(scheme_name))}")
+            return
+        is_forbidden = location == "header" and name.lower() in CLIENT_HEADERS
+        if location not in ("header", "cookie") or not is_token(name) or is_forbidden:
+            raise _MissingCredentialError(f'the security scheme "{scheme_name}" does not say where its key goes')
+        if location == "cookie":
+            cookies.append(f"{name}={_encode_cookie(self._get_key(scheme_name))}")
+        elif name.lower() not in self._configured_headers:
+            headers[name] = self._get_key(scheme_name)
 
-    def _scheme(self, name: str) -> JsonObject:
+    def _get_scheme(self, name: str) -> JsonObject:
         try:
-            return as_object(self._document.root.follow(self.schemes.get(name)).node) or {}
+            return as_object(self._document.root.follow(self._schemes.get(name)).node) or {}
         except OpenApiError:
             return {}
 
-    def _text(self, name: str) -> str:
-        """The key or token of a scheme."""
-        given = self._auth.get(name)
-        if (named := as_object(given)) is not None:
-            given = next((named[key] for key in _TOKEN_KEYS if key in named), None)
-        if not isinstance(given, str | int) or given == "":
-            raise self._missing(name, "its key or token")
-        text = str(given)
+    def _get_key(self, name: str) -> str:
+        """The configured key or token of a scheme."""
+        value = self._auth.get(name)
+        if (settings := as_object(value)) is not None:
+            value = next((settings[key] for key in _TOKEN_KEYS if key in settings), None)
+        if not isinstance(value, str | int) or value == "":
+            raise self._missing_error(name, "its key or token")
+        text = str(value)
         if any(ord(character) < 32 or ord(character) == 127 for character in text):
-            raise _Missing(f"{self._key(name)} holds a line break or another control character; remove it")
+            raise _MissingCredentialError(
+                f"{self._setting_name(name)} contains a line break or another control character; remove it"
+            )
         return text
 
-    def _http_scheme(self, name: str, scheme: str) -> str:
+    def _http_authorization(self, name: str, scheme: str) -> str:
         if scheme.lower() == "bearer":
-            return f"Bearer {self._text(name)}"
+            return f"Bearer {self._get_key(name)}"
         if scheme.lower() != "basic":
-            if scheme.lower() == "digest" or not is_valid_name(scheme):
-                raise _Missing(f'the security scheme "{name}" is HTTP {scheme!r}, which is not supported')
-            return f"{scheme} {self._text(name)}"
-        given = self._auth.get(name)
-        if (pair := as_object(given)) is not None:
-            given = f"{pair['username']}:{pair.get('password', '')}" if pair.get("username") else None
-        if not isinstance(given, str) or ":" not in given:
-            raise self._missing(name, "{username, password}")
-        return f"Basic {b64encode(given.encode()).decode()}"
+            if scheme.lower() == "digest" or not is_token(scheme):
+                raise _MissingCredentialError(
+                    f'the security scheme "{name}" is HTTP {scheme!r}, which is not supported'
+                )
+            return f"{scheme} {self._get_key(name)}"
+        value = self._auth.get(name)
+        if (settings := as_object(value)) is not None:
+            value = f"{settings['username']}:{settings.get('password', '')}" if settings.get("username") else None
+        if not isinstance(value, str) or ":" not in value:
+            raise self._missing_error(name, "{username, password}")
+        return basic_authorization(value)
 
-    def _has_client(self, name: str) -> bool:
-        given = self._auth.get(name, {})
-        return isinstance(given, dict) and not any(key in given for key in _TOKEN_KEYS)
+    def _has_client_credentials(self, name: str) -> bool:
+        value = self._auth.get(name, {})
+        return isinstance(value, dict) and not any(key in value for key in _TOKEN_KEYS)
 
-    def _client(self, name: str, scheme: JsonObject, scopes: Any, server: URL) -> AccessTokens:
-        given = as_object(self._auth.get(name)) or {}
-        if not given.get("clientId") or not given.get("clientSecret"):
-            raise self._missing(name, "{clientId, clientSecret}, or to an access token,")
+    def _get_tokens(self, name: str, scheme: JsonObject, scopes: Any, server: URL) -> AccessTokens:
+        settings = as_object(self._auth.get(name)) or {}
+        if not settings.get("clientId") or not settings.get("clientSecret"):
+            raise self._missing_error(name, "{clientId, clientSecret}, or to an access token,")
         flow = as_object((as_object(scheme.get("flows")) or {}).get("clientCredentials")) or {}
-        url = given.get("tokenUrl") or flow.get("tokenUrl")
+        url = settings.get("tokenUrl") or flow.get("tokenUrl")
         try:
             token_url = server.join(URL(url)) if isinstance(url, str) and url else URL()
         except ValueError:
             token_url = URL()
         if token_url.scheme not in ("http", "https") or not token_url.host:
-            raise _Missing(f'set {self._key(name)}.tokenUrl: the document has no URL for the security scheme "{name}"')
-        own = given.get("scopes")
-        asked = own.split() if isinstance(own, str) else as_list(own if own is not None else scopes)
+            raise _MissingCredentialError(
+                f"set {self._setting_name(name)}.tokenUrl: "
+                f'the document has no token URL for the security scheme "{name}"'
+            )
+        own_scopes = settings.get("scopes")
+        if isinstance(own_scopes, str):
+            own_scopes = own_scopes.split()
         client = TokenClient(
             token_url=token_url.with_fragment(None).with_user(None),
-            client_id=str(given["clientId"]),
-            client_secret=str(given["clientSecret"]),
-            scopes=tuple(map(str, asked)),
-            secret_in_body=given.get("clientAuth") == "body",
+            client_id=str(settings["clientId"]),
+            client_secret=str(settings["clientSecret"]),
+            scopes=tuple(map(str, as_list(own_scopes if own_scopes is not None else scopes))),
+            secret_in_body=settings.get("clientAuth") == "body",
         )
-        key = (name, client)  # Operations that ask for the same share the token.
+        key = (name, client)  # Operations with the same scopes share the token.
         if key not in self._tokens:
             self._tokens[key] = AccessTokens(client, self._http, name)
         return self._tokens[key]
 
-    def _missing(self, name: str, wanted: str) -> _Missing:
-        return _Missing(f'set {self._key(name)} to {wanted} for the security scheme "{name}"')
+    def _missing_error(self, name: str, expected: str) -> _MissingCredentialError:
+        return _MissingCredentialError(f'set {self._setting_name(name)} to {expected} for the security scheme "{name}"')
 
-    def _key(self, name: str) -> str:
+    def _setting_name(self, name: str) -> str:
         return f"openapi.{self._service}.auth.{name}"
 
 
-def _secrets(auth: Mapping[str, Any]) -> Iterator[str]:
-    """What the service must not be able to bring into a log, by sending it back."""
-    for given in auth.values():
-        named = as_object(given)
-        for value in [given] if named is None else [named.get(key) for key in (*_TOKEN_KEYS, *_OTHER_SECRETS)]:
-            if isinstance(value, str | int):
-                yield str(value)
-                yield str(value).partition(":")[2]  # Where it is `user:password`.
+def _list_secrets(auth: Mapping[str, Any]) -> Iterator[str]:
+    """The secrets to mask, in case the service sends them back."""
+    for value in auth.values():
+        settings = as_object(value)
+        candidates = [value] if settings is None else map(settings.get, (*_TOKEN_KEYS, *_OTHER_SECRET_KEYS))
+        for candidate in candidates:
+            if isinstance(candidate, str | int):
+                yield str(candidate)
+                yield str(candidate).partition(":")[2]  # The password of `user:password`.
 
 
-def _cookie(text: str) -> str:
-    """A credential as a cookie: as it is where it can be, since services compare it with what they gave out."""
-    return percent_encode(text) if any(character in ';, "\\' or ord(character) > 126 for character in text) else text
+def _encode_cookie(text: str) -> str:
+    """A credential as a cookie value. Encoded only if necessary: services compare it with the value they issued."""
+    needs_encoding = any(character in ';, "\\' or ord(character) > 126 for character in text)
+    return percent_encode(text) if needs_encoding else text
