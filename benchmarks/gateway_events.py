@@ -19,7 +19,7 @@ from benchmarks.processes import Server, start_server
 loop_factory = uvloop.new_event_loop
 READERS = 100
 OURS = "the gateway"
-EACH = "Starlette, group frame for each event"
+EACH = "Starlette, one frame for each event"
 JOINED = "Starlette, what waits is joined"
 
 
