@@ -14,6 +14,8 @@ BENCH_VENV := .venv-bench
 COMPILE = $(BIN)/uv pip compile --quiet --universal --custom-compile-command "make lock" $(LOCKARGS)
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# The tests start hundreds of Python processes; without bytecode files each of them would compile every module again.
+unexport PYTHONDONTWRITEBYTECODE
 # The lock file pins pyright; do not warn that a newer release exists.
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
@@ -79,13 +81,13 @@ help: ## Show this list
 $(VENV)/.installed: pyproject.toml requirements.lock
 	$(call make-venv,$(VENV))
 	@echo "Installing the packages of requirements.lock into $(VENV)"
-	@$(VENV)/bin/uv pip install --quiet --python $(VENV)/bin/python -r requirements.lock
+	@$(VENV)/bin/uv pip install --quiet --compile-bytecode --python $(VENV)/bin/python -r requirements.lock
 	@$(VENV)/bin/uv pip install --quiet --python $(VENV)/bin/python --no-deps -e .
 	@touch $@
 
 $(BENCH_VENV)/.installed: pyproject.toml benchmarks/requirements.lock
 	$(call make-venv,$(BENCH_VENV))
 	@echo "Installing the packages of benchmarks/requirements.lock into $(BENCH_VENV)"
-	@$(BENCH_VENV)/bin/uv pip install --quiet --python $(BENCH_VENV)/bin/python -r benchmarks/requirements.lock
+	@$(BENCH_VENV)/bin/uv pip install --quiet --compile-bytecode --python $(BENCH_VENV)/bin/python -r benchmarks/requirements.lock
 	@$(BENCH_VENV)/bin/uv pip install --quiet --python $(BENCH_VENV)/bin/python --no-deps -e .
 	@touch $@
