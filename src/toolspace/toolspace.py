@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 import msgspec
 
 from toolspace.config.files import default_state_dir
+from toolspace.core import defaults
 from toolspace.core.context import ToolContext
 from toolspace.core.export import ToolFormat, export_tools
 from toolspace.core.function_tool import as_tool
@@ -56,13 +57,13 @@ _SWEEP_SECONDS = 3600.0
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """What a program sets where there is no configuration file. Durations are seconds."""
 
-    tool_timeout: float = 30.0
-    tool_response_max_bytes: int = 100_000
+    tool_timeout: float = defaults.TOOL_TIMEOUT_SECONDS
+    tool_response_max_bytes: int = defaults.TOOL_RESPONSE_MAX_BYTES
     max_tool_calls_per_turn: int | None = None
     max_concurrent_tools: int | None = None
     context_window: int | None = None
-    tool_search_threshold: int | None = 20_000
-    tool_output_ttl: float = 86_400.0
+    tool_search_threshold: int | None = defaults.TOOL_SEARCH_THRESHOLD
+    tool_output_ttl: float = defaults.TOOL_OUTPUT_TTL_SECONDS
     queues: Mapping[str, QueueSpec] = {}
     aliases: Mapping[str, str] = {}
     overrides: Mapping[str, ToolRules] = {}

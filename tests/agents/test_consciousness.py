@@ -15,7 +15,7 @@ from toolspace import tool
 from toolspace.agents import compaction, cycle_transactions
 from toolspace.agents.agent import Agent
 from toolspace.agents.cycle_transactions import SessionLease
-from toolspace.config.model import ConsciousnessSettings
+from toolspace.config.agent_settings import ConsciousnessSettings
 from toolspace.core.model import ModelRequest, ModelTurn, ResultsTurn, UserTurn
 from toolspace.errors import ModelError, StorageError
 from toolspace.models.scripted import ScriptedModel, call

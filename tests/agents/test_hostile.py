@@ -10,7 +10,7 @@ import pytest
 from tests.agents.village import agent, village
 from toolspace import tool
 from toolspace.agents.host import entity_id_for
-from toolspace.config.model import ConsciousnessSettings, RouterSettings
+from toolspace.config.agent_settings import ConsciousnessSettings, RouterSettings
 from toolspace.core import json_text
 from toolspace.core.model import ModelTurn, UserTurn
 from toolspace.errors import ModelError

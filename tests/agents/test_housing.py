@@ -186,6 +186,6 @@ async def test_the_run_of_a_child_ends_with_the_call_that_a_dead_process_left(
 
 
 def _to(*names: str) -> Any:
-    from toolspace.config.model import RouterSettings
+    from toolspace.config.agent_settings import RouterSettings
 
     return RouterSettings(destinations=names)

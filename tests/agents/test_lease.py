@@ -14,7 +14,7 @@ from toolspace import tool
 from toolspace.agents import cycle as cycles
 from toolspace.agents import cycle_transactions
 from toolspace.agents.agent import Agent
-from toolspace.config.model import AgentLimits
+from toolspace.config.agent_settings import AgentLimits
 from toolspace.core.model import ModelRequest
 from toolspace.models.scripted import ScriptedModel, call
 from toolspace.spaces.ledger import Ledger

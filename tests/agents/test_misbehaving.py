@@ -15,7 +15,7 @@ from tests.agents.chaos.clerk import elsewhere
 from tests.agents.village import Village, agent, village
 from toolspace import tool
 from toolspace.agents import live_output
-from toolspace.config.model import AgentLimits, AgentLoopSettings
+from toolspace.config.agent_settings import AgentLimits, AgentLoopSettings
 from toolspace.core.model import (
     CallDelta,
     CallStarted,

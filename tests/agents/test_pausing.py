@@ -12,7 +12,7 @@ from tests.agents.chaos.clerk import elsewhere
 from tests.agents.mortal import Mortal
 from tests.agents.village import Village, agent, village
 from toolspace import Tool, tool
-from toolspace.config.model import ConsciousnessSettings
+from toolspace.config.agent_settings import ConsciousnessSettings
 from toolspace.core.context import ToolContext
 from toolspace.core.model import ModelCall, ModelRequest, ResultsTurn, Turn, UserTurn
 from toolspace.core.tool import Annotations

@@ -13,7 +13,7 @@ from tests.agents.village import Village, agent, village
 from tests.agents.workers import Workers, at_rest
 from toolspace.builtin.catalog import reflection_tools
 from toolspace.builtin.memory import memory_tools
-from toolspace.config.model import AgentLoopSettings
+from toolspace.config.agent_settings import AgentLoopSettings
 from toolspace.core.context import ToolContext
 from toolspace.core.model import ModelRequest, ResultsTurn, UserTurn
 from toolspace.errors import ModelError

@@ -10,7 +10,7 @@ import pytest
 from tests.agents.village import Village, agent, village
 from tests.agents.workers import at_rest
 from toolspace import tool
-from toolspace.config.model import AgentLoopSettings
+from toolspace.config.agent_settings import AgentLoopSettings
 from toolspace.core.model import ModelRequest, Turn, Usage, UserTurn
 from toolspace.core.records import RunRecord
 from toolspace.errors import ModelError, ToolExecutionError

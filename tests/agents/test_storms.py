@@ -15,7 +15,7 @@ from tests.agents.village import Village, agent, village
 from toolspace.agents import scheduler
 from toolspace.agents.agent import Agent
 from toolspace.agents.host import entity_id_for
-from toolspace.config.model import AgentLimits
+from toolspace.config.agent_settings import AgentLimits
 from toolspace.core.model import ModelCall, ModelRequest, Turn, UserTurn
 from toolspace.models.scripted import ScriptedModel, call
 from toolspace.spaces import messaging

@@ -18,7 +18,7 @@ from toolspace.agents import tasks as work
 from toolspace.agents.tasks import MAX_RUNNING_TASKS, NewTask
 from toolspace.builtin.catalog import all_task_tools, builtin_tools
 from toolspace.builtin.memory import memory_tools
-from toolspace.config.model import AgentLimits, AgentLoopSettings
+from toolspace.config.agent_settings import AgentLimits, AgentLoopSettings
 from toolspace.core import inbox_text
 from toolspace.core.context import ToolContext
 from toolspace.core.model import ModelRequest, ResultsTurn, UserTurn

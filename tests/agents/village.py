@@ -13,7 +13,7 @@ from toolspace.agents.host import AgentHost, entity_id_for
 from toolspace.agents.prebuilt.provider import PrebuiltProvider
 from toolspace.agents.subagent_runs import StoredRunRecorders
 from toolspace.agents.task_tools import TaskToolProvider
-from toolspace.config.model import AgentSpec
+from toolspace.config.configuration import AgentSpec
 from toolspace.core.context import ToolContext
 from toolspace.core.ids import new_id
 from toolspace.core.model import Model

@@ -8,18 +8,10 @@ from typing import Any
 
 import pytest
 
+from toolspace.config.agent_settings import AgentLimits, AgentLoopSettings, AgentModelSettings, ConsciousnessSettings
+from toolspace.config.configuration import AgentSpec
 from toolspace.config.load import Config, load_config
-from toolspace.config.model import (
-    AgentLimits,
-    AgentLoopSettings,
-    AgentModelSettings,
-    AgentSpec,
-    ConsciousnessSettings,
-    EmbeddingSettings,
-    NotificationSettings,
-    SmtpSettings,
-    WebhookSettings,
-)
+from toolspace.config.server_settings import EmbeddingSettings, NotificationSettings, SmtpSettings, WebhookSettings
 from toolspace.core.names import RESERVED_AGENT_NAMES
 from toolspace.errors import ConfigError
 

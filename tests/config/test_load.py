@@ -10,7 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from toolspace.config.load import Config, load_config
-from toolspace.config.model import DefaultSettings, QueueSettings, RateSetting, StorageSettings
+from toolspace.config.server_settings import StorageSettings
+from toolspace.config.tool_settings import DefaultSettings, QueueSettings
+from toolspace.config.value_types import RateSetting
 from toolspace.errors import ConfigError
 
 

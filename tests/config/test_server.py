@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from toolspace.config.load import Config, load_config
-from toolspace.config.model import RateSetting
+from toolspace.config.value_types import RateSetting
 from toolspace.errors import ConfigError
 
 

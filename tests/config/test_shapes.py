@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from toolspace.config.agent_settings import AgentLoopSettings
 from toolspace.config.load import Config, load_config
-from toolspace.config.model import AgentLoopSettings, McpServerSettings, ToolDefinition
+from toolspace.config.provider_settings import McpServerSettings
+from toolspace.config.tool_definitions import ToolDefinition
 from toolspace.core.tool import ToolCategory
 from toolspace.errors import ConfigError
 

@@ -11,7 +11,7 @@ from typing import Any
 import jwt
 import pytest
 
-from toolspace.config.model import ServerSettings
+from toolspace.config.server_settings import ServerSettings
 from toolspace.server import keys
 from toolspace.server.authentication import Authenticator
 from toolspace.server.authorization import CONFIGURED_KEY_ID, Caller, EntityCaller, SecretKeyCaller, ToolKeyCaller

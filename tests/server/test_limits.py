@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from toolspace.config.model import RateSetting, ServerSettings
+from toolspace.config.server_settings import ServerSettings
+from toolspace.config.value_types import RateSetting
 from toolspace.server.authorization import AnonymousCaller, EntityCaller, SecretKeyCaller, ToolKeyCaller
 from toolspace.server.problems import Problem
 from toolspace.server.rate_limit import FailedLoginLimiter, RequestLimiter, TokenBuckets

@@ -16,7 +16,8 @@ import jwt
 import pytest
 
 from toolspace import ToolContext, Toolspace, tool
-from toolspace.config.model import RateSetting, ServerSettings
+from toolspace.config.server_settings import ServerSettings
+from toolspace.config.value_types import RateSetting
 from toolspace.core.interfaces import ToolProvider
 from toolspace.core.result import ToolResult
 from toolspace.core.tool import Tool

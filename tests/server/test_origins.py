@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.server.gateway_api import ApiClient, open_api, write_config
-from toolspace.config.model import ServerSettings
+from toolspace.config.server_settings import ServerSettings
 from toolspace.server.gateway import Gateway
 from toolspace.server.host_and_cors import allowed_hosts
 

@@ -7,7 +7,8 @@ from typing import Any
 
 from toolspace.agents.loop import LoopSettings
 from toolspace.agents.run_budget import RunLimits
-from toolspace.config.model import AgentModelSettings, AgentSpec
+from toolspace.config.agent_settings import AgentModelSettings
+from toolspace.config.configuration import AgentSpec
 from toolspace.core.model import Model, ModelSettings
 from toolspace.core.names import agent_name_problem
 from toolspace.core.tool import Tool

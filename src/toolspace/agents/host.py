@@ -20,7 +20,7 @@ from toolspace.agents.prompt_builder import load_prompt_context
 from toolspace.agents.registry import AgentRegistry, AgentResources
 from toolspace.agents.scheduler import RETRY_DELAYS_MS, CycleLimits, Scheduler
 from toolspace.agents.task_tools import TaskService
-from toolspace.config.model import AgentLimits, ConsciousnessSettings
+from toolspace.config.agent_settings import AgentLimits, ConsciousnessSettings
 from toolspace.core.context import ToolContext
 from toolspace.core.ids import derived_id
 from toolspace.core.names import sanitise

@@ -18,7 +18,7 @@ from toolspace.agents.loop import LoopHooks
 from toolspace.agents.model_usage import ModelUsageCounter
 from toolspace.agents.run_budget import AgentRun
 from toolspace.config.agent_files import find_reference_cycles
-from toolspace.config.model import AgentModelSettings
+from toolspace.config.agent_settings import AgentModelSettings
 from toolspace.core.context import ToolContext
 from toolspace.core.model import Model, ModelListener, Usage
 from toolspace.core.names import agent_tool_name, did_you_mean

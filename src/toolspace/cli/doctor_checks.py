@@ -14,8 +14,10 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from toolspace.config.configuration import AgentSpec
 from toolspace.config.load import Config
-from toolspace.config.model import AgentSpec, EmbeddingSettings, McpServerSettings, OpenApiSettings
+from toolspace.config.provider_settings import McpServerSettings, OpenApiSettings
+from toolspace.config.server_settings import EmbeddingSettings
 from toolspace.core.interfaces import ToolProvider
 from toolspace.core.secret_masking import mask_secrets
 from toolspace.errors import ModelError, StorageError

@@ -21,7 +21,7 @@ from toolspace.cli.options import Command, Options
 from toolspace.cli.output import CommandOutput, show_status
 from toolspace.cli.runner import Interrupts, fast_loop_factory, is_loopback, run, tune_process, wait_for_signal
 from toolspace.config.load import Config, load_config
-from toolspace.config.model import ServerSettings
+from toolspace.config.server_settings import ServerSettings
 from toolspace.core.json_text import encode
 from toolspace.core.secret_masking import register_secrets
 from toolspace.errors import ModelError

@@ -24,7 +24,7 @@ from toolspace.cli.output import CommandOutput, escape_control_characters, first
 from toolspace.cli.runner import run
 from toolspace.composition.providers import build_server_spec, login_dir
 from toolspace.config.load import Config, load_config
-from toolspace.config.model import McpServerSettings
+from toolspace.config.provider_settings import McpServerSettings
 from toolspace.core.names import did_you_mean
 from toolspace.core.secret_masking import register_secrets
 from toolspace.providers.mcp.oauth.authorization import login, logout

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from toolspace.composition.providers import ConfiguredProvider, belongs_to_one_provider, build_providers
+from toolspace.config.configuration import AgentSpec
 from toolspace.config.load import Config
-from toolspace.config.model import AgentSpec, ToolDefinition
+from toolspace.config.tool_definitions import ToolDefinition
 from toolspace.core.context import ToolContext
 from toolspace.core.names import SEPARATOR, did_you_mean
 from toolspace.core.result import ToolResult

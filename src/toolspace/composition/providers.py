@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from toolspace.config.load import Config
-from toolspace.config.model import McpServerSettings, OpenApiSettings, ProviderSettings, RestToolSettings
+from toolspace.config.provider_settings import McpServerSettings, OpenApiSettings, ProviderSettings, RestToolSettings
 from toolspace.core import json_text
 from toolspace.core.interfaces import ToolProvider
 from toolspace.core.names import SEPARATOR, sanitise

@@ -1,4 +1,4 @@
-"""A configuration file as data: its values, their lines, and what is wrong with it. Knows no settings."""
+"""A configuration file as data: its values, their lines, and its problems. Knows no settings."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from toolspace.errors import ConfigError
 
 KeyPath = tuple[str | int, ...]
+"""The keys and list indices that lead to a value."""
 
 MAX_DEPTH = 100
 """Deeper nesting is a mistake or an attack, and would end in a recursion error."""
@@ -18,7 +19,7 @@ _PLAIN_KEY = re.compile(r"[\w$*-]+")
 
 
 class TextSyntaxError(Exception):
-    """The text is not what its format allows, and where."""
+    """The text breaks the rules of its format. Has the place."""
 
     def __init__(self, message: str, line: int, column: int | None = None) -> None:
         super().__init__(message)
@@ -27,17 +28,17 @@ class TextSyntaxError(Exception):
 
 
 class ParsedText(NamedTuple):
-    """What a text says."""
+    """The values of a text."""
 
     data: Any
     lines: dict[KeyPath, int]
-    """The line of every value: for a mapping, the line of its key."""
+    """The line of every value: for a value in a mapping, the line of its key."""
     texts: dict[KeyPath, str]
-    """How a number was written, where that can differ from how it prints: `1.10`."""
+    """How each number was written, which can differ from how it prints: `1.10`."""
 
 
 class ConfigDocument(NamedTuple):
-    """A file that was read. `name` is what messages call it."""
+    """A parsed file. Messages use its `name`."""
 
     name: str
     data: dict[str, Any]
@@ -45,7 +46,7 @@ class ConfigDocument(NamedTuple):
     texts: Mapping[KeyPath, str]
 
     def find_line(self, path: KeyPath) -> int | None:
-        """The line of a value, or of the nearest thing around it that has one."""
+        """The line of a value, or of the nearest value around it that has one."""
         for end in range(len(path), 0, -1):
             if (line := self.lines.get(path[:end])) is not None:
                 return line
@@ -61,7 +62,7 @@ EMPTY = ConfigDocument("", {}, {}, {})
 
 
 class ConfigProblem(NamedTuple):
-    """One thing that is wrong in a document, or in a variable that stands in for one of its values."""
+    """One problem of a document, or of an environment variable that overrides one of its values."""
 
     path: KeyPath
     message: str
@@ -75,13 +76,13 @@ def format_key_path(path: KeyPath) -> str:
         if isinstance(key, int):
             text += f"[{key}]"
             continue
-        written = key if _PLAIN_KEY.fullmatch(key) else json.dumps(key)
-        text += f".{written}" if text else written
+        word = key if _PLAIN_KEY.fullmatch(key) else json.dumps(key)
+        text += f".{word}" if text else word
     return text
 
 
 def format_value(value: object) -> str:
-    """A value in a message: short, on one line, and harmless to a terminal."""
+    """A value in a message: short, on one line, and without terminal control characters."""
     if isinstance(value, Mapping):
         return "a mapping"
     if isinstance(value, list | tuple):
@@ -94,12 +95,12 @@ def format_value(value: object) -> str:
 
 
 def config_error(document: ConfigDocument, problems: Iterable[ConfigProblem]) -> ConfigError:
-    """Every problem of a document as one error, a line each, from the top of the file to its end."""
+    """All problems of a document as one error, with a line for each, in the order of the file."""
     ordered = sorted(problems, key=lambda problem: (problem.variable or "", document.find_line(problem.path) or 0))
-    return ConfigError("\n".join(dict.fromkeys(_line(document, problem) for problem in ordered)))
+    return ConfigError("\n".join(dict.fromkeys(_format_problem(document, problem) for problem in ordered)))
 
 
-def _line(document: ConfigDocument, problem: ConfigProblem) -> str:
+def _format_problem(document: ConfigDocument, problem: ConfigProblem) -> str:
     if problem.variable is not None:
         return f"{problem.variable} (environment): {problem.message}"
     key = format_key_path(problem.path)

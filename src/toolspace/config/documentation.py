@@ -1,12 +1,16 @@
-"""Describes every setting, for documentation and `toolspace explain`. Reads no file."""
+"""Renders the declared settings: tables for docs/configuration.md, text for `toolspace explain`, the starter file.
+
+Used by the CLI and by the test that compares the documentation with the declarations. Reads no file.
+"""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 from toolspace.config.document import KeyPath, format_key_path
+from toolspace.config.environment import list_variables
 from toolspace.config.reader import Setting
-from toolspace.config.tool_settings import SECTIONS, SINGLE
+from toolspace.config.top_level import SECTIONS, SINGLE_SETTINGS
 
 
 class SettingRow(NamedTuple):
@@ -20,22 +24,22 @@ class SettingRow(NamedTuple):
 
 def list_rows(section: str) -> list[SettingRow]:
     """The settings of one section."""
-    return [_row(f"{section}.{setting.key}", setting) for setting in SECTIONS[section].settings]
-
-
-def _row(path: str, setting: Setting) -> SettingRow:
-    default = "required" if setting.required else f"`{setting.default}`" if setting.default else ""
-    return SettingRow(path, setting.kind.label, default, setting.effect)
+    return [_build_row(f"{section}.{setting.key}", setting) for setting in SECTIONS[section].settings]
 
 
 def list_all_rows() -> list[SettingRow]:
     """Every documented setting, in the order of the documentation."""
-    found = [row for section in SECTIONS for row in list_rows(section)]
-    return found + [_row(setting.key, setting) for setting in SINGLE]
+    rows = [row for section in SECTIONS for row in list_rows(section)]
+    return rows + [_build_row(setting.key, setting) for setting in SINGLE_SETTINGS]
+
+
+def _build_row(path: str, setting: Setting) -> SettingRow:
+    default = "required" if setting.is_required else f"`{setting.default_text}`" if setting.default_text else ""
+    return SettingRow(path, setting.value_type.label, default, setting.effect)
 
 
 def render_table(section: str) -> str:
-    """The table of one section, as docs/configuration.md has it."""
+    """The table of one section in docs/configuration.md."""
     lines = ["| key | type | default | effect |", "| --- | --- | --- | --- |"]
     for row in list_rows(section):
         key = row.path.removeprefix(f"{section}.")
@@ -43,28 +47,32 @@ def render_table(section: str) -> str:
     return "\n".join(lines)
 
 
+def render_variables_table() -> str:
+    """The table of environment variables in docs/configuration.md."""
+    rows = (f"| `{variable}` | `{format_key_path(path)}` |" for variable, (path, _) in list_variables().items())
+    return "\n".join(("| variable | setting |", "| --- | --- |", *rows))
+
+
 def describe_setting(path: KeyPath) -> str:
-    """What a setting does, for `toolspace explain`; empty for what is no setting."""
-    wanted = format_key_path(path)
-    return next((row.effect for row in list_all_rows() if row.path == wanted), "")
+    """The effect of a setting; empty if there is no such setting."""
+    name = format_key_path(path)
+    return next((row.effect for row in list_all_rows() if row.path == name), "")
 
 
-# MERGED from starter: The file that `toolspace init` writes: every section that is in effect, commented out, with …
-
-_HEAD = """\
+_STARTER_HEAD = """\
 # Configuration of Toolspace. Everything here is optional: remove the "# " before a line to use it.
 # ${VAR} and ${VAR:-default} are filled in from the environment. Durations are milliseconds, or "250ms",
-# "30s", "5m", "2h", "1d". Every setting is described in docs/configuration.md; `toolspace explain NAME` shows
-# what holds for a tool, and which line says so.
+# "30s", "5m", "2h", "1d". docs/configuration.md describes every setting; `toolspace explain NAME` shows the
+# settings in force for a tool, and the line that each comes from.
 """
 
-_TAIL = """\
+_STARTER_TAIL = """\
 # --- Python tools: the @tool functions of a file, of a module, or one by name.
 #functions:
 #  - ./tools.py
 #  - my_package.tools:search
 
-# --- MCP servers, as in .mcp.json. `toolspace servers` shows how they are.
+# --- MCP servers, as in .mcp.json. `toolspace servers` shows their status.
 #mcpServers:
 #  files: {command: npx, args: ["-y", "@modelcontextprotocol/server-filesystem", "."], idleTimeout: 10m}
 #  search: {url: https://search.example.com/mcp, auth: oauth}
@@ -75,17 +83,17 @@ _TAIL = """\
 #openapi:
 #  billing: {spec: ./billing.yaml, methods: [get]}
 
-# --- How many calls run at once, and how often.
+# --- Limits: how many calls run at once, and how often they start.
 #queues:
 #  web: {concurrent: 3, rate: 100/minute, maxWaiting: 50, waitTimeout: 1m}
 
-# --- Providers from installed packages, or of your own.
+# --- Providers of installed packages, or of your own.
 #providers:
 #  notes:
 #    uses: my_package.notes:NotesProvider
 #    settings: {file: "${workspaceFolder}/notes.db"}
 
-# --- The built-in tools, and what they may touch.
+# --- The built-in tools, and what they may access.
 #tools:
 #  builtins: true
 #  allowedPaths: [./data]
@@ -107,20 +115,19 @@ _TAIL = """\
 #    limits: {maxCost: 0.50}
 #  researcher: {system: "You look things up, and say where.", model: "anthropic:claude-sonnet-5-5"}
 
-# --- How agents reach people who are not looking.
+# --- How agents notify people who are not online.
 #notifications:
 #  webhook: https://hooks.example.com/agents
 
-# --- Where state is kept.
+# --- Where state is stored.
 #storage:
 #  cache: disk
 """
 
 
 def render_starter_file() -> str:
-    """A commented `toolspace.yaml` that changes nothing until a line of it is taken in."""
+    """A commented `toolspace.yaml` that changes nothing until the user removes a comment sign."""
     settings = [
-        f"#  {row.path.removeprefix('defaults.')}: {row.default.strip('`')}  # {row.effect}"
-        for row in list_rows("defaults")
+        f"#  {setting.key}: {setting.default_text}  # {setting.effect}" for setting in SECTIONS["defaults"].settings
     ]
-    return "\n".join((_HEAD, "# --- What holds for every call.", "#defaults:", *settings, "", _TAIL))
+    return "\n".join((_STARTER_HEAD, "# --- Defaults of every call.", "#defaults:", *settings, "", _STARTER_TAIL))

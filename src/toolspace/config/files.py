@@ -1,4 +1,7 @@
-"""Says when files change, by looking at them. Reads none of them."""
+"""Finds the configuration file of a directory and the user's state directory, and watches files for changes.
+
+Used by `Toolspace` and the CLI. Reads no file.
+"""
 
 from __future__ import annotations
 
@@ -7,93 +10,89 @@ import os
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from pathlib import Path
 
-Stamp = tuple[int, int, int]
-"""What changes when a file does: its time, its size, and the file itself, if a save renames another to it."""
-Stamps = dict[Path, Stamp | None]
-
-MAX_WAIT = 10
-"""How many looks a change may take to come to rest, before it is reported all the same."""
-GONE_AFTER = 3
-"""After how many looks a missing file counts as removed: editors take it away for a moment while saving."""
-
-
-def watch_files(files: Callable[[], Iterable[Path]], *, interval: float = 1.0) -> AsyncIterator[None]:
-    """Yields each time one of the files changed and has come to rest, looking every `interval` seconds.
-
-    The files are first looked at now, not at the first step: call it before reading them, and no change is
-    lost. `files` is asked again before every look; a file that is new to the list is no change.
-    """
-    return _changes(files, interval, _look(files()))
-
-
-async def _changes(files: Callable[[], Iterable[Path]], interval: float, seen: Stamps) -> AsyncIterator[None]:
-    missing: dict[Path, int] = {}
-    while True:
-        await asyncio.sleep(interval)
-        now = await asyncio.to_thread(_look, list(files()))
-        if not _differs(seen, now, missing):
-            for path, stamp in now.items():
-                seen.setdefault(path, stamp)
-            continue
-        for _ in range(MAX_WAIT):
-            await asyncio.sleep(interval)
-            later = await asyncio.to_thread(_look, list(files()))
-            if later == now:
-                break
-            now = later
-        seen = dict(now)
-        missing.clear()
-        yield
-
-
-def _differs(seen: Stamps, now: Stamps, missing: dict[Path, int]) -> bool:
-    changed = False
-    for path, stamp in now.items():
-        if path not in seen or seen[path] == stamp:
-            missing.pop(path, None)
-        elif stamp is not None:
-            changed = True
-        else:
-            missing[path] = missing.get(path, 0) + 1
-            changed = changed or missing[path] >= GONE_AFTER
-    return changed
-
-
-def _look(paths: Iterable[Path]) -> Stamps:
-    return {path: _stamp(path) for path in paths}
-
-
-def _stamp(path: Path) -> Stamp | None:
-    try:
-        found = path.stat()
-    except (OSError, ValueError):
-        return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
-
-
-# MERGED from locate: Finds the configuration file that holds for a folder, and the folder of the state. Reads noth…
-
 CONFIG_NAMES = ("toolspace.yaml", "toolspace.yml", "toolspace.json", "toolspace.toml")
+MAX_WAIT = 10
+"""How many checks a change may take to settle before it is reported nevertheless."""
+REMOVED_AFTER = 3
+"""After how many checks a missing file counts as removed: editors remove it for a moment while they save."""
+
+FileStamp = tuple[int, int, int]
+"""Changes when the file does: its modification time, its size, and its inode, which a save by rename replaces."""
+FileStamps = dict[Path, FileStamp | None]
 
 
 def find_config(start: Path) -> Path | None:
-    """The nearest configuration from a folder upwards, or None. YAML comes before JSON and TOML."""
-    folder = start.absolute()
-    for candidate in (folder, *folder.parents):
+    """The nearest configuration file from a directory upwards, or None. YAML takes precedence over JSON and TOML."""
+    start = start.absolute()
+    for directory in (start, *start.parents):
         for name in CONFIG_NAMES:
-            path = candidate / name
+            path = directory / name
             try:
                 if path.is_file():
                     return path
-            except OSError:  # A folder that may not be looked into holds no configuration for us.
+            except OSError:  # A directory without access has no configuration for us.
                 break
     return None
 
 
 def default_state_dir(environ: Mapping[str, str] = os.environ) -> Path:
-    """Where this user's state is kept: `$XDG_STATE_HOME/toolspace`, else `~/.local/state/toolspace`."""
+    """The user's state directory: `$XDG_STATE_HOME/toolspace`, else `~/.local/state/toolspace`."""
     state = environ.get("XDG_STATE_HOME", "")
-    if os.path.isabs(state):  # A relative one is to be ignored, says the standard.
+    if os.path.isabs(state):  # The XDG standard says to ignore a relative path.
         return Path(state) / "toolspace"
     home = environ.get("HOME")
     return (Path(home) if home else Path.home()) / ".local" / "state" / "toolspace"
+
+
+def watch_files(files: Callable[[], Iterable[Path]], *, interval: float = 1.0) -> AsyncIterator[None]:
+    """Yields each time one of the files has changed and settled, checking every `interval` seconds.
+
+    The first check happens now, not at the first step: call it before reading the files, and no change is lost.
+    `files` is called again before every check; a file that is new in the list is no change.
+    """
+    return _watch(files, interval, _read_stamps(files()))
+
+
+async def _watch(files: Callable[[], Iterable[Path]], interval: float, previous: FileStamps) -> AsyncIterator[None]:
+    missing_counts: dict[Path, int] = {}
+    while True:
+        await asyncio.sleep(interval)
+        current = await asyncio.to_thread(_read_stamps, list(files()))
+        if not _has_changed(previous, current, missing_counts):
+            for path, stamp in current.items():
+                previous.setdefault(path, stamp)
+            continue
+        for _ in range(MAX_WAIT):
+            await asyncio.sleep(interval)
+            later = await asyncio.to_thread(_read_stamps, list(files()))
+            if later == current:
+                break
+            current = later
+        previous = dict(current)
+        missing_counts.clear()
+        yield
+
+
+def _has_changed(previous: FileStamps, current: FileStamps, missing_counts: dict[Path, int]) -> bool:
+    has_changed = False
+    for path, stamp in current.items():
+        if path not in previous or previous[path] == stamp:
+            missing_counts.pop(path, None)
+        elif stamp is not None:
+            has_changed = True
+        else:
+            missing_counts[path] = missing_counts.get(path, 0) + 1
+            has_changed = has_changed or missing_counts[path] >= REMOVED_AFTER
+    return has_changed
+
+
+def _read_stamps(paths: Iterable[Path]) -> FileStamps:
+    return {path: _read_stamp(path) for path in paths}
+
+
+def _read_stamp(path: Path) -> FileStamp | None:
+    try:
+        status = path.stat()
+    except (OSError, ValueError):
+        return None
+    return status.st_mtime_ns, status.st_size, status.st_ino

@@ -1,4 +1,7 @@
-"""Loads the configuration: files, variables and defaults together, checked as a whole. Builds nothing."""
+"""Loads the configuration: reads the files, applies environment variables and defaults, and validates the whole.
+
+Used by `Toolspace.open`, the server and the CLI. Builds nothing from it; `composition` does.
+"""
 
 from __future__ import annotations
 
@@ -23,59 +26,59 @@ __all__ = ["Config", "load_config"]
 
 
 def load_config(path: Path | None, *, environ: Mapping[str, str] = os.environ) -> Config:
-    """The configuration in a file; all defaults for None. Raises `ConfigError` with all that is wrong."""
+    """The configuration of a file; without a file, the defaults. Raises `ConfigError` with all problems at once."""
     path = None if path is None else path.absolute()
     document = EMPTY if path is None else read_document(path)
     base_dir = Path.cwd() if path is None else path.parent
     overrides = read_overrides(environ)
-    session = create_context(document, base_dir, environ, overrides.values)
-    main = ConfigPart(session)
+    context = create_context(document, base_dir, environ, overrides.values)
+    main = ConfigPart(context)
     is_agent = "agent" in document.data
-    root = main.read(*TOOL_KEYS, *PROCESS_KEYS, *ANY_FILE_KEYS, *(AGENT_KEYS if is_agent else ()))
-    defaults = main.defaults(root)
-    main.check(root)
-    agents = AgentResolver(main, root, path=path, written=document, environ=environ, is_agent=is_agent)
-    agents.check()
+    settings = main.read(*TOOL_KEYS, *PROCESS_KEYS, *ANY_FILE_KEYS, *(AGENT_KEYS if is_agent else ()))
+    defaults = main.merge_defaults(settings)
+    main.check_references(settings)
+    resolver = AgentResolver(main, settings, path=path, document=document, environ=environ, is_agent=is_agent)
+    resolver.check()
     config = Config(
         defaults=defaults,
-        queues=root.queues,
-        tools=root.tools,
-        mcp_servers=root.all_servers,
-        rest_tools=root.rest_tools,
-        openapi=root.openapi,
-        providers=root.providers,
-        router=root.router,
-        notifications=root.notifications,
-        embeddings=root.embeddings,
-        storage=root.storage,
-        server=root.server,
-        functions=_functions(root.functions, session),
-        demo=root.demo,
+        queues=settings.queues,
+        tools=settings.tools,
+        mcp_servers=settings.all_servers,
+        rest_tools=settings.rest_tools,
+        openapi=settings.openapi,
+        providers=settings.providers,
+        router=settings.router,
+        notifications=settings.notifications,
+        embeddings=settings.embeddings,
+        storage=settings.storage,
+        server=settings.server,
+        functions=_resolve_functions(settings.functions, context),
+        demo=settings.demo,
         path=path,
         base_dir=base_dir,
-        state_dir=root.storage.dir or default_state_dir(environ),
+        state_dir=settings.storage.dir or default_state_dir(environ),
         document=document,
-        origins=session.origins,
+        origins=context.origins,
     )
-    made = agents.build_specs(config)
+    agents = resolver.build_specs(config)
     return msgspec.structs.replace(
         config,
-        agents=made,
-        agent=made[agents.main_agent] if agents.main_agent is not None else None,
-        warnings=(*overrides.warnings, *agents.warnings()),
-        secret_values=agents.find_secrets().union(_given_secrets(overrides.values)),
+        agents=agents,
+        agent=agents[resolver.main_agent] if resolver.main_agent is not None else None,
+        warnings=(*overrides.warnings, *resolver.warnings()),
+        secret_values=resolver.find_secrets().union(_find_override_secrets(overrides.values)),
     )
 
 
-def _functions(specs: tuple[str, ...], session: ReadingContext) -> tuple[str, ...]:
-    """As written; but a file that a variable names is relative to the working folder, as in every command."""
-    if not isinstance(session.origins.get(("functions",)), str):
-        return specs
-    return tuple(str(Path.cwd() / spec) if FUNCTION_FILE.fullmatch(spec) else spec for spec in specs)
+def _resolve_functions(functions: tuple[str, ...], context: ReadingContext) -> tuple[str, ...]:
+    """As written, except that files in an environment variable are relative to the working directory."""
+    if not isinstance(context.origins.get(("functions",)), str):
+        return functions
+    return tuple(str(Path.cwd() / entry) if FUNCTION_FILE.fullmatch(entry) else entry for entry in functions)
 
 
-def _given_secrets(overrides: Mapping[KeyPath, tuple[str, Any]]) -> Iterator[str]:
-    """The secrets among the settings that variables give."""
-    for path, (_, value) in overrides.items():
-        if isinstance(value, str) and is_secret_name(str(path[-1])):
+def _find_override_secrets(overrides: Mapping[KeyPath, tuple[str, Any]]) -> Iterator[str]:
+    """The values of environment variables that override a secret setting."""
+    for key, (_, value) in overrides.items():
+        if isinstance(value, str) and is_secret_name(str(key[-1])):
             yield value

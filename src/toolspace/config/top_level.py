@@ -1,109 +1,176 @@
-"""What may stand at the top of a file, or of an agent that is described inside one: read and checked by itself."""
+"""The top level of a configuration file, or of an agent that is described inside one; and the list of all sections.
 
-from __future__ import annotations
+Used by `load` and `agent_files`, which read files with it, and by what describes settings: `environment`,
+`documentation` and `json_schema`.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import msgspec
 
-from toolspace.config import agent_settings, tool_settings, value_types
+from toolspace.config import agent_settings, provider_settings, server_settings, tool_definitions, tool_settings
+from toolspace.config import value_types as types
 from toolspace.config.agent_settings import AgentSettings
 from toolspace.config.document import ConfigDocument, KeyPath, format_key_path, format_value
-from toolspace.config.model import (
-    DefaultSettings,
-    EmbeddingSettings,
-    McpServerSettings,
-    OpenApiSettings,
-    ProviderSettings,
-    QueueSettings,
-    RestToolSettings,
-    ServerSettings,
-    StorageSettings,
-    ToolSettings,
-)
+from toolspace.config.provider_settings import McpServerSettings, OpenApiSettings, ProviderSettings, RestToolSettings
 from toolspace.config.reader import (
     AlreadyReported,
     InvalidValue,
     ReadingContext,
+    Section,
     SectionType,
     Setting,
     Value,
+    declared_settings,
     list_named_values,
 )
+from toolspace.config.server_settings import EmbeddingSettings, ServerSettings, StorageSettings
+from toolspace.config.tool_settings import DefaultSettings, QueueSettings, ToolSettings
 from toolspace.config.variables import expand
 from toolspace.core.names import did_you_mean
 
 
-class _Mcp(msgspec.Struct, frozen=True):
-    servers: Mapping[str, McpServerSettings] = {}
+class _McpSection(Section, frozen=True, kw_only=True):
+    servers: Annotated[
+        Mapping[str, McpServerSettings], Setting(provider_settings.mcp_servers_type, "The same as `mcpServers`.")
+    ] = {}
+
+
+_functions = types.list_of(
+    types.string, "string or list of strings", 'a list such as ["./tools.py", "package.module:name"]'
+)
 
 
 class TopLevelSettings(AgentSettings, frozen=True, kw_only=True):
-    """Everything that may stand at the top."""
+    """Everything that the top level may have."""
 
-    defaults: DefaultSettings = DefaultSettings()
-    queues: Mapping[str, QueueSettings] = {}
-    tools: ToolSettings = ToolSettings()
-    mcp_servers: Mapping[str, McpServerSettings] = {}
-    servers: Mapping[str, McpServerSettings] = {}
-    mcp: _Mcp = _Mcp()
-    rest_tools: Mapping[str, RestToolSettings] = {}
-    openapi: Mapping[str, OpenApiSettings] = {}
-    providers: Mapping[str, ProviderSettings] = {}
-    functions: tuple[str, ...] = ()
-    storage: StorageSettings = StorageSettings()
-    server: ServerSettings = ServerSettings()
-    embeddings: EmbeddingSettings | None = None
-    demo: bool = True
-    version: str | None = None
-    runtime: Mapping[str, Any] = {}
+    defaults: Annotated[
+        DefaultSettings, Setting(tool_settings.DEFAULTS, "Holds for every call that has no setting of its own.")
+    ] = DefaultSettings()
+    queues: Annotated[Mapping[str, QueueSettings], Setting(tool_settings.queues_type, "Limits on calls, by name.")] = {}
+    tools: Annotated[
+        ToolSettings, Setting(tool_settings.tools_type, "Settings of the built-in and local tools, or a list of tools.")
+    ] = ToolSettings()
+    mcp: Annotated[_McpSection, Setting(SectionType(_McpSection), "MCP servers, as in the file of an agent.")] = (
+        _McpSection()
+    )
+    mcp_servers: Annotated[
+        Mapping[str, McpServerSettings], Setting(provider_settings.mcp_servers_type, "MCP servers, by name.")
+    ] = {}
+    servers: Annotated[
+        Mapping[str, McpServerSettings], Setting(provider_settings.mcp_servers_type, "The same as `mcpServers`.")
+    ] = {}
+    rest_tools: Annotated[
+        Mapping[str, RestToolSettings],
+        Setting(provider_settings.rest_tools_type, "Tools that are one HTTP request each."),
+    ] = {}
+    openapi: Annotated[
+        Mapping[str, OpenApiSettings],
+        Setting(provider_settings.openapi_type, "Services that an OpenAPI document describes, by name."),
+    ] = {}
+    providers: Annotated[
+        Mapping[str, ProviderSettings],
+        Setting(provider_settings.providers_type, "Providers of other packages, or of your own, by name."),
+    ] = {}
+    functions: Annotated[tuple[str, ...], Setting(_functions, "Python tools: files, modules, or `module:name`.")] = ()
+    storage: Annotated[StorageSettings, Setting(server_settings.STORAGE, "Where state is stored.")] = StorageSettings()
+    server: Annotated[ServerSettings, Setting(server_settings.SERVER, "The gateway.")] = ServerSettings()
+    embeddings: Annotated[
+        EmbeddingSettings | None, Setting(server_settings.EMBEDDINGS, "The embedding model of `search_knowledge`.")
+    ] = None
+    demo: Annotated[bool, Setting(types.boolean, "Whether a demo agent is created if no agent is configured.")] = True
+    version: Annotated[str | None, Setting(types.scalar_string, "Stored, without effect.")] = None
+    runtime: Annotated[Mapping[str, Any], Setting(types.mapping, "Stored, without effect.")] = {}
     name: str | None = None
     description: str = ""
     system: str = ""
 
     @property
     def all_servers(self) -> Mapping[str, McpServerSettings]:
-        """The MCP servers, whichever of the places for them they stand in."""
+        """The MCP servers of all places where a file may have them."""
         return {**self.mcp_servers, **self.servers, **self.mcp.servers, **self.tools.mcp_servers}
 
 
-TOOL_KEYS = (
-    Setting("defaults", tool_settings.DEFAULTS, ""),
-    Setting("queues", tool_settings.queues, ""),
-    Setting("tools", tool_settings.tools, ""),
-    Setting("mcp", SectionType(_Mcp, Setting("servers", tool_settings.mcp_servers, "")), ""),
-    Setting("mcpServers", tool_settings.mcp_servers, ""),
-    Setting("servers", tool_settings.mcp_servers, ""),
-    Setting("restTools", tool_settings.rest_tools, ""),
-    Setting("openapi", tool_settings.openapi, ""),
-    Setting("providers", tool_settings.providers, ""),
-    Setting("functions", tool_settings.functions, ""),
-)
-"""What says which tools there are, for all or for one agent alone."""
-PROCESS_KEYS = (
-    Setting("storage", tool_settings.STORAGE, ""),
-    Setting("server", tool_settings.SERVER, ""),
-    Setting("embeddings", agent_settings.EMBEDDINGS, ""),
-    *(setting for setting in tool_settings.SINGLE if setting.key == "demo"),
-)
-"""What only the main file can say."""
-ANY_FILE_KEYS = tuple(
-    setting for setting in agent_settings.AGENT.settings if setting.key in ("agents", "router", "notifications")
-)
-AGENT_KEYS = (
-    *(setting for setting in agent_settings.AGENT.settings if setting not in ANY_FILE_KEYS),
-    Setting("version", value_types.scalar_string, ""),
-    Setting("runtime", value_types.mapping, ""),
-)
-INLINE_KEYS = agent_settings.HEAD.settings
-"""What a definition in place may say without a key `agent` around it."""
+def _select(*keys: str) -> tuple[Setting, ...]:
+    by_key = {setting.key: setting for setting in declared_settings(TopLevelSettings)}
+    return tuple(by_key[key] for key in keys)
 
 
-def _ignored(key: str) -> bool:
-    # `x-` is the user's own room, for anchors; `inputs` is what VS Code asks for, where we have variables.
+TOOL_KEYS = _select(
+    "defaults",
+    "queues",
+    "tools",
+    "mcp",
+    "mcpServers",
+    "servers",
+    "restTools",
+    "openapi",
+    "providers",
+    "functions",
+)
+"""Keys that define tools, for all agents or for one alone."""
+PROCESS_KEYS = _select("storage", "server", "embeddings", "demo")
+"""Keys that only the main file may have."""
+ANY_FILE_KEYS = _select("router", "agents", "notifications")
+AGENT_KEYS = _select("agent", "model", "loop", "consciousness", "limits", "spaces", "knowledge", "version", "runtime")
+INLINE_KEYS = agent_settings.IDENTITY.settings
+"""Keys of `agent` that a definition inside another file may have at its top level."""
+
+SECTIONS: Mapping[str, SectionType[Any]] = {
+    "defaults": tool_settings.DEFAULTS,
+    "queues.<name>": tool_settings.QUEUE,
+    "tools": tool_settings.TOOLS,
+    "tools.webSearch": tool_settings.WEB_SEARCH,
+    "tools.overrides.<name>": tool_settings.OVERRIDE,
+    "tools.definitions.<name>": tool_definitions.DEFINITION,
+    "mcpServers.<name>": provider_settings.MCP_SERVER,
+    "restTools.<name>": provider_settings.REST_TOOL,
+    "openapi.<name>": provider_settings.OPENAPI,
+    "providers.<name>": provider_settings.PROVIDER,
+    "agents.<name>": agent_settings.AGENT,
+    "agents.<name>.agent": agent_settings.IDENTITY,
+    "agents.<name>.model": agent_settings.MODEL,
+    "agents.<name>.loop": agent_settings.LOOP,
+    "agents.<name>.consciousness": agent_settings.CONSCIOUSNESS,
+    "agents.<name>.limits": agent_settings.LIMITS,
+    "router": agent_settings.ROUTER,
+    "notifications": server_settings.NOTIFICATIONS,
+    "notifications.webhook": server_settings.WEBHOOK,
+    "notifications.smtp": server_settings.SMTP,
+    "embeddings": server_settings.EMBEDDINGS,
+    "storage": server_settings.STORAGE,
+    "server": server_settings.SERVER,
+}
+"""Every section, by its name in the documentation and in its order."""
+SINGLE_SETTINGS = _select("functions", "demo")
+"""The settings at the top level that are no sections."""
+_OVERRIDABLE_SECTIONS = (
+    "defaults",
+    "tools",
+    "tools.webSearch",
+    "notifications.webhook",
+    "notifications.smtp",
+    "embeddings",
+    "storage",
+    "server",
+)
+
+
+def list_overridable_settings() -> Iterator[tuple[KeyPath, Setting]]:
+    """The settings that an environment variable can override: they have one fixed place and hold one value."""
+    for section in _OVERRIDABLE_SECTIONS:
+        for setting in SECTIONS[section].settings:
+            if setting.value_type.fits_variable and setting.environment:
+                yield (*section.split("."), setting.key), setting
+    for setting in SINGLE_SETTINGS:
+        yield (setting.key,), setting
+
+
+def is_ignored_key(key: str) -> bool:
+    """Whether a key at the top level is left alone: `x-…` is for the user's anchors, `inputs` is VS Code's."""
     return key.startswith("x-") or key in ("$schema", "inputs")
 
 
@@ -113,120 +180,120 @@ def create_context(
     environ: Mapping[str, str],
     overrides: Mapping[KeyPath, tuple[str, Any]],
 ) -> ReadingContext:
-    # What editors know as variables in the files that we read unchanged.
-    folder = base_dir.parent if base_dir.name in (".vscode", ".cursor") else base_dir
-    known = {"workspaceFolder": str(folder), "userHome": environ.get("HOME", ""), **environ}
-    data, written, problems = expand(document, known)
+    """Fills the variables in, and starts reading the document."""
+    # Editors define these two variables in files that are read unchanged.
+    workspace = base_dir.parent if base_dir.name in (".vscode", ".cursor") else base_dir
+    variables = {"workspaceFolder": str(workspace), "userHome": environ.get("HOME", ""), **environ}
+    data, unexpanded, problems = expand(document, variables)
     expanded = document._replace(data=data)
-    return ReadingContext(expanded, base_dir=base_dir, unexpanded=written, overrides=overrides, problems=problems)
+    return ReadingContext(expanded, base_dir=base_dir, unexpanded=unexpanded, overrides=overrides, problems=problems)
 
 
 class ConfigPart:
     """A whole file, or the part of one that describes an agent."""
 
-    def __init__(self, session: ReadingContext, at: KeyPath = ()) -> None:
-        self.session = session
-        self.at = at
-        self.data: Mapping[str, Any] = session.document.data
-        for key in at:
+    def __init__(self, context: ReadingContext, path: KeyPath = ()) -> None:
+        self.context = context
+        self.path = path
+        self.data: Mapping[str, Any] = context.document.data
+        for key in path:
             self.data = cast("Any", self.data)[key]
 
     def read(self, *keys: Setting) -> TopLevelSettings:
-        """What it says, as far as it can be read. What is wrong is noted, and the checks after it still run."""
-        record = _Lenient(TopLevelSettings, *keys, ignored=_ignored)
+        """Reads what is valid. Problems are reported, and later checks still run."""
+        section = _LenientSection(TopLevelSettings, settings=keys, is_ignored=is_ignored_key)
         try:
-            return record.read(Value(self.data, self.session, self.at))
+            return section.read(Value(self.data, self.context, self.path))
         except (AlreadyReported, InvalidValue):
             return TopLevelSettings()
 
-    def place(self) -> str:
-        return self.session.document.format_location(self.at)
+    def format_location(self) -> str:
+        return self.context.document.format_location(self.path)
 
-    def origin(self, *name: str | int) -> KeyPath:
-        """Where in the document a setting stands."""
-        found = self.session.origins.get(name)
-        return found if isinstance(found, tuple) else (*self.at, *name)
+    def find_origin(self, *key: str | int) -> KeyPath:
+        """The place of a setting in the document."""
+        origin = self.context.origins.get(key)
+        return origin if isinstance(origin, tuple) else (*self.path, *key)
 
-    def check(self, root: TopLevelSettings, more_queues: Iterable[str] = ()) -> None:
-        """What no single setting can know: that what it refers to exists."""
-        known = [*self.queue_names(), *more_queues]
-        for name, queue in _queue_references(root):
-            if queue not in known and name in self.session.origins:
-                origin = self.session.origins[name]
-                hint = (
-                    did_you_mean(queue, known)
-                    or f"; add it: queues: {{{format_key_path((queue,))}: {{concurrent: 3}}}}"
-                )
+    def check_references(self, settings: TopLevelSettings, more_queues: Iterable[str] = ()) -> None:
+        """Reports references to queues that do not exist, and aliases that lead back to themselves."""
+        queues = [*self.list_queues(), *more_queues]
+        for key, queue in _list_queue_references(settings):
+            if queue not in queues and key in self.context.origins:
+                origin = self.context.origins[key]
+                example = f"; add it: queues: {{{format_key_path((queue,))}: {{concurrent: 3}}}}"
+                hint = did_you_mean(queue, queues) or example
                 variable = origin if isinstance(origin, str) else None
-                self.session.report(self.origin(*name), f"there is no queue {format_value(queue)}{hint}", variable)
-        self._check_aliases(root.tools.aliases)
+                self.context.report(self.find_origin(*key), f"there is no queue {format_value(queue)}{hint}", variable)
+        self._check_aliases(settings.tools.aliases)
 
-    def queue_names(self) -> list[str]:
-        """The queues that it means to define, be they right or not: a wrong one has its own problem."""
+    def list_queues(self) -> list[str]:
+        """The names of the queues, including invalid ones: those have their own problem."""
         with suppress(InvalidValue):
-            silent = ReadingContext(self.session.document, base_dir=self.session.base_dir)
-            return [name for name, _ in list_named_values(Value(self.data.get("queues"), silent), what="queues")]
+            silent_context = ReadingContext(self.context.document, base_dir=self.context.base_dir)
+            queues = Value(self.data.get("queues"), silent_context)
+            return [name for name, _ in list_named_values(queues, what="queues")]
         return []
 
     def _check_aliases(self, aliases: Mapping[str, str]) -> None:
         reported: set[str] = set()
         for alias in aliases:
-            seen = [alias]
-            while (target := aliases.get(seen[-1])) is not None and target not in seen:
-                seen.append(target)
+            chain = [alias]
+            while (target := aliases.get(chain[-1])) is not None and target not in chain:
+                chain.append(target)
             if target == alias and alias not in reported:
-                reported.update(seen)
-                self.session.report(
-                    (*self.origin("tools", "aliases"), alias),
-                    f"the alias refers to itself: {' → '.join(format_key_path((name,)) for name in (*seen, alias))}",
-                )
+                reported.update(chain)
+                names = " → ".join(format_key_path((name,)) for name in (*chain, alias))
+                path = (*self.find_origin("tools", "aliases"), alias)
+                self.context.report(path, f"the alias leads back to itself: {names}")
 
-    def defaults(self, root: TopLevelSettings, base: DefaultSettings | None = None) -> DefaultSettings:
-        """The defaults, with what `tools` says of the same things; over those of `base`."""
-        origins = self.session.origins
-        found = root.defaults
+    def merge_defaults(self, settings: TopLevelSettings, base: DefaultSettings | None = None) -> DefaultSettings:
+        """The defaults over those of `base`, with the older settings of `tools` that mean the same."""
+        origins = self.context.origins
+        merged = settings.defaults
         if base is not None:
-            given = [one.attribute for one in tool_settings.DEFAULTS.settings if ("defaults", one.key) in origins]
-            found = msgspec.structs.replace(base, **{name: getattr(root.defaults, name) for name in given})
+            written = [
+                setting.attribute for setting in tool_settings.DEFAULTS.settings if ("defaults", setting.key) in origins
+            ]
+            merged = msgspec.structs.replace(base, **{name: getattr(settings.defaults, name) for name in written})
         changes: dict[str, Any] = {}
-        for key, main, attribute, given in (
-            ("timeout", "toolTimeout", "tool_timeout", root.tools.timeout),
-            ("maxConcurrent", "maxConcurrentTools", "max_concurrent_tools", root.tools.max_concurrent),
+        for old_key, key, attribute, value in (
+            ("timeout", "toolTimeout", "tool_timeout", settings.tools.timeout),
+            ("maxConcurrent", "maxConcurrentTools", "max_concurrent_tools", settings.tools.max_concurrent),
         ):
-            if given is None:
+            if value is None:
                 continue
-            if ("defaults", main) not in origins:
-                changes[attribute] = given
-                origins["defaults", main] = origins["tools", key]
-            elif getattr(root.defaults, attribute) != given:
-                self.session.warn(
-                    self.origin("tools", key), f"has no effect, as {format_key_path(('defaults', main))} says otherwise"
-                )
-        return msgspec.structs.replace(found, **changes)
+            if ("defaults", key) not in origins:
+                changes[attribute] = value
+                origins["defaults", key] = origins["tools", old_key]
+            elif getattr(settings.defaults, attribute) != value:
+                name = format_key_path(("defaults", key))
+                self.context.warn(self.find_origin("tools", old_key), f"has no effect, as {name} says otherwise")
+        return msgspec.structs.replace(merged, **changes)
 
 
-class _Lenient(SectionType[TopLevelSettings]):
-    """One wrong section does not keep the others from being checked."""
+class _LenientSection(SectionType[TopLevelSettings]):
+    """Reads the valid settings even if others are invalid, so that those are checked too."""
 
-    def _fields(self, value: Value, mapping: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
-        fields, _ = super()._fields(value, mapping)
+    def _read_fields(self, value: Value, mapping: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
+        fields, _ = super()._read_fields(value, mapping)
         return fields, True
 
-    def _unknown(self, value: Value, mapping: Mapping[str, Any]) -> dict[str, Any]:
-        super()._unknown(value, mapping)
+    def _check_unknown_keys(self, value: Value, mapping: Mapping[str, Any]) -> dict[str, Any]:
+        super()._check_unknown_keys(value, mapping)
         return {}
 
 
-def _queue_references(root: TopLevelSettings) -> Iterator[tuple[KeyPath, str]]:
-    groups: Iterable[tuple[KeyPath, Mapping[str, Any]]] = (
-        (("mcpServers",), root.all_servers),
-        (("restTools",), root.rest_tools),
-        (("openapi",), root.openapi),
-        (("providers",), root.providers),
-        (("tools", "definitions"), root.tools.definitions),
-        (("tools", "overrides"), root.tools.overrides),
+def _list_queue_references(settings: TopLevelSettings) -> Iterator[tuple[KeyPath, str]]:
+    sections: Iterable[tuple[KeyPath, Mapping[str, Any]]] = (
+        (("mcpServers",), settings.all_servers),
+        (("restTools",), settings.rest_tools),
+        (("openapi",), settings.openapi),
+        (("providers",), settings.providers),
+        (("tools", "definitions"), settings.tools.definitions),
+        (("tools", "overrides"), settings.tools.overrides),
     )
-    for prefix, entries in groups:
+    for prefix, entries in sections:
         for name, entry in entries.items():
             if entry.queue is not None and entry.enabled is not False:
                 yield (*prefix, name, "queue"), entry.queue

@@ -1,4 +1,7 @@
-"""The kinds of value that settings take: numbers, durations, paths, lists, … Knows no particular setting."""
+"""The types of values that settings take: numbers, durations, paths, lists and so on.
+
+Used by the modules that declare settings. Knows no particular setting.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,21 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from toolspace.config.model import RateSetting
-from toolspace.config.reader import AlreadyReported, InvalidValue, Value, ValueType, read_value
+from toolspace.config.reader import (
+    AlreadyReported,
+    InvalidValue,
+    Section,
+    Value,
+    ValueType,
+    read_named_entries,
+    read_value,
+)
 from toolspace.core.names import did_you_mean
-from toolspace.core.times import parse_duration
+from toolspace.core.times import format_duration, parse_duration
 
 T = TypeVar("T")
+
+HTTP_METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS")
 
 _TRUE = ("true", "yes", "on", "1")
 _FALSE = ("false", "no", "off", "0")
@@ -24,18 +36,34 @@ _INTEGER = re.compile(r"[-+]?\d{1,18}")
 _NUMBER = re.compile(r"[-+]?\d{1,18}(?:\.\d{0,18})?")
 _MAIL = re.compile(r"(?:[^<>@]*<[^<>@\s]+@[^<>@\s]+>|[^<>@\s]+@[^<>@\s]+)")
 _RATE = re.compile(r"\s*(\d{1,9})\s*(?:/|per)\s*(s|sec|second|min|minute|h|hour)\s*")
-_PERIODS = {"s": 1.0, "sec": 1.0, "second": 1.0, "min": 60.0, "minute": 60.0, "h": 3600.0, "hour": 3600.0}
+_PERIOD_SECONDS = {"s": 1.0, "sec": 1.0, "second": 1.0, "min": 60.0, "minute": 60.0, "h": 3600.0, "hour": 3600.0}
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_SQLITE = "sqlite:///"
+
+_STRING = {"type": "string"}
+_SCALAR = {"type": ["string", "number", "boolean"]}
+_DURATION = {"type": ["string", "number"]}
+_OBJECT = {"type": "object"}
 
 
-def _text(value: Value) -> str:
+class RateSetting(Section, frozen=True, kw_only=True):
+    """A number of calls or requests in a number of seconds."""
+
+    count: int
+    seconds: float
+
+
+# Text
+
+
+def _read_string(value: Value) -> str:
     if not isinstance(value.data, str):
         raise InvalidValue("a string")
     return value.data
 
 
-def _word(value: Value) -> str:
-    """Text that may look like something else: `8080` in a list of arguments, `1.10` as a version."""
+def _read_scalar_string(value: Value) -> str:
+    """Text that may look like a number or a boolean: `8080` in a list of arguments, `1.10` as a version."""
     data = value.data
     if isinstance(data, str):
         return data
@@ -46,7 +74,75 @@ def _word(value: Value) -> str:
     raise InvalidValue("a string")
 
 
-def _flag(value: Value) -> bool:
+def _read_name(value: Value) -> str:
+    name = value.data.strip() if isinstance(value.data, str) else ""
+    if not name or not name.isprintable():
+        raise InvalidValue("a name")
+    return name
+
+
+def _read_storable_string(value: Value) -> str:
+    """Text that databases can store: without NUL characters and unpaired surrogates."""
+    text = _read_string(value)
+    if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
+        raise InvalidValue("text without NUL characters and halves of characters")
+    return text
+
+
+string = ValueType("string", "a string", _read_string, schema=_STRING)
+storable_string = ValueType("string", "a string", _read_storable_string, schema=_STRING)
+name = ValueType("string", "a name", _read_name, schema=_STRING)
+scalar_string = ValueType("string", "a string", _read_scalar_string, schema=_SCALAR)
+
+
+def secret_string(minimum: int) -> ValueType[str]:
+    """A key or password that is too long to be guessed."""
+    expected = f"a string of at least {minimum} plain characters without spaces"
+
+    def read(value: Value) -> str:
+        data = value.data
+        is_plain = isinstance(data, str) and data.isascii() and data.isprintable() and " " not in data
+        if not is_plain or len(data) < minimum:
+            raise InvalidValue(expected)
+        return data
+
+    return ValueType("string", expected, read, schema=_STRING)
+
+
+def _read_mail_address(value: Value) -> str:
+    # Printable means one line: text after a line break would become a mail header.
+    text = value.data.strip() if isinstance(value.data, str) else ""
+    if not _MAIL.fullmatch(text) or not text.isprintable():
+        raise InvalidValue('a mail address, such as "ann@example.com" or "Ann <ann@example.com>"')
+    return text
+
+
+mail_address = ValueType("mail address", "a mail address", _read_mail_address, schema=_STRING)
+
+
+def choice(*options: str, aliases: Mapping[str, str] | None = None) -> ValueType[Any]:
+    """One of several words, in upper or lower case."""
+    expected = f"one of {', '.join(options)}"
+    by_word = {option.lower(): option for option in options}
+    by_word.update({alias.lower(): option for alias, option in (aliases or {}).items()})
+
+    def read(value: Value) -> str:
+        if not isinstance(value.data, str):
+            raise InvalidValue(expected)
+        option = by_word.get(value.data.strip().lower())
+        if option is None:
+            raise InvalidValue(expected, did_you_mean(value.data, options))
+        return option
+
+    label = " \\| ".join(f"`{option}`" for option in options)
+    words = dict.fromkeys((*map(str, options), *(aliases or ()), *by_word))
+    return ValueType(label, expected, read, schema={"enum": list(words)})
+
+
+# Booleans and numbers
+
+
+def _read_boolean(value: Value) -> bool:
     if isinstance(value.data, bool):
         return value.data
     if isinstance(value.data, str):
@@ -56,67 +152,73 @@ def _flag(value: Value) -> bool:
     raise InvalidValue("true or false")
 
 
-def _label(value: Value) -> str:
-    found = value.data.strip() if isinstance(value.data, str) else ""
-    if not found or not found.isprintable():
-        raise InvalidValue("a name")
-    return found
-
-
-def _prose(value: Value) -> str:
-    """Text that is kept: what no database can hold is better found now."""
-    found = _text(value)
-    if "\0" in found or any("\ud800" <= character <= "\udfff" for character in found):
-        raise InvalidValue("text without NUL characters and halves of characters")
-    return found
-
-
-string = ValueType("string", "a string", _text)
-storable_string = ValueType("string", "a string", _prose)
-name = ValueType("string", "a name", _label)
-scalar_string = ValueType("string", "a string", _word)
-boolean = ValueType("boolean", "true or false", _flag)
+_BOOLEAN = {"anyOf": [{"type": "boolean"}, {"enum": [*_TRUE, *_FALSE]}]}
+boolean = ValueType("boolean", "true or false", _read_boolean, schema=_BOOLEAN)
 
 
 def integer(minimum: int, maximum: int | None = None, *, nullable: bool = False) -> ValueType[int]:
     upper = "" if maximum is None else f" and at most {maximum}"
-    expects = f"an integer of at least {minimum}{upper}" + (", or null" if nullable else "")
+    expected = f"an integer of at least {minimum}{upper}" + (", or null" if nullable else "")
 
     def read(value: Value) -> int:
         data = value.data
-        # A variable can only hold text; `3.0` is how some writers of JSON put a whole number.
+        # A variable holds text only. Some JSON writers write a whole number as `3.0`.
         if (isinstance(data, str) and _INTEGER.fullmatch(data.strip())) or (
             isinstance(data, float) and data.is_integer()
         ):
             data = int(data)
         if isinstance(data, bool) or not isinstance(data, int):
-            raise InvalidValue(expects)
+            raise InvalidValue(expected)
         if data < minimum or (maximum is not None and data > maximum):
-            raise InvalidValue(expects)
+            raise InvalidValue(expected)
         return data
 
-    return ValueType("integer or null" if nullable else "integer", expects, read, nullable=nullable)
+    label = "integer or null" if nullable else "integer"
+    schema = _range_schema("integer", minimum, maximum, nullable=nullable)
+    return ValueType(label, expected, read, schema=schema, nullable=nullable)
 
 
 def number(minimum: float, maximum: float | None = None, *, nullable: bool = False) -> ValueType[float]:
     upper = "" if maximum is None else f" and at most {maximum:g}"
-    expects = f"a number of at least {minimum:g}{upper}" + (", or null" if nullable else "")
+    expected = f"a number of at least {minimum:g}{upper}" + (", or null" if nullable else "")
 
     def read(value: Value) -> float:
         data = value.data
         if isinstance(data, str) and _NUMBER.fullmatch(data.strip()):
             data = float(data)
         if isinstance(data, bool) or not isinstance(data, int | float):
-            raise InvalidValue(expects)
-        # Compared before it is converted: no float holds an integer of 400 digits. NaN is in no range.
+            raise InvalidValue(expected)
+        # Compared before the conversion: no float holds an integer of 400 digits. NaN is in no range.
         if not minimum <= data <= (sys.float_info.max if maximum is None else maximum):
-            raise InvalidValue(expects)
+            raise InvalidValue(expected)
         return float(data)
 
-    return ValueType("number or null" if nullable else "number", expects, read, nullable=nullable)
+    label = "number or null" if nullable else "number"
+    schema = _range_schema("number", minimum, maximum, nullable=nullable)
+    return ValueType(label, expected, read, schema=schema, nullable=nullable)
 
 
-def _seconds(value: Value) -> float:
+def _range_schema(json_type: str, minimum: float, maximum: float | None, *, nullable: bool) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": [json_type, "null"] if nullable else json_type, "minimum": minimum}
+    return schema if maximum is None else {**schema, "maximum": maximum}
+
+
+def nullable(value_type: ValueType[T]) -> ValueType[T]:
+    """The same type, where `null` is a value of its own."""
+    return ValueType(
+        f"{value_type.label} or null",
+        f"{value_type.expected}, or null",
+        value_type.read,
+        schema={"anyOf": [value_type, {"type": "null"}]},
+        nullable=True,
+        format_default=value_type.format_default,
+    )
+
+
+# Durations and rates
+
+
+def _read_seconds(value: Value) -> float:
     try:
         seconds = parse_duration(value.data)
     except (ValueError, OverflowError):
@@ -126,208 +228,150 @@ def _seconds(value: Value) -> float:
     return seconds
 
 
-def _duration(value: Value) -> float:
-    seconds = _seconds(value)
+def _read_duration(value: Value) -> float:
+    seconds = _read_seconds(value)
     if seconds <= 0:
         raise InvalidValue("a duration longer than 0")
     return seconds
 
 
-def _cache(value: Value) -> float:
+def _read_cache_duration(value: Value) -> float:
     if value.data is False or (isinstance(value.data, str) and value.data.strip().lower() in ("false", "no", "off")):
         return 0.0
     try:
-        return _seconds(value)
-    except InvalidValue as wrong:
-        raise InvalidValue(f"{wrong}; 0 or false for no cache") from None
+        return _read_seconds(value)
+    except InvalidValue as error:
+        raise InvalidValue(f"{error}; 0 or false for no cache") from None
 
 
-duration = ValueType("duration", 'a duration such as "30s"', _duration)
-cache_duration = ValueType("duration", 'a duration such as "5m"', _cache)
+duration = ValueType(
+    "duration", 'a duration such as "30s"', _read_duration, schema=_DURATION, format_default=format_duration
+)
+cache_duration = ValueType(
+    "duration", 'a duration such as "5m"', _read_cache_duration, schema={"type": ["string", "number", "boolean"]}
+)
 
 
-def _rate(value: Value) -> RateSetting:
+def _read_rate(value: Value) -> RateSetting:
     match = _RATE.fullmatch(value.data) if isinstance(value.data, str) else None
     if match is None or int(match[1]) < 1:
         raise InvalidValue('a rate such as "5/second", "100/minute" or "1000/hour"')
-    return RateSetting(count=int(match[1]), seconds=_PERIODS[match[2]])
+    return RateSetting(count=int(match[1]), seconds=_PERIOD_SECONDS[match[2]])
 
 
-rate = ValueType("rate", 'a rate such as "5/second"', _rate)
+def _format_rate(rate: RateSetting) -> str:
+    period = next(word for word in ("second", "minute", "hour") if _PERIOD_SECONDS[word] == rate.seconds)
+    return f"{rate.count}/{period}"
 
 
-def nullable(kind: ValueType[T]) -> ValueType[T]:
-    """The same, where `null` says something too."""
-    return ValueType(f"{kind.label} or null", f"{kind.expected}, or null", kind.read, nullable=True)
+rate = ValueType("rate", 'a rate such as "5/second"', _read_rate, schema=_STRING, format_default=_format_rate)
 
 
-def choice(*options: str, aliases: Mapping[str, str] | None = None) -> ValueType[Any]:
-    expects = f"one of {', '.join(options)}"
-    known = {option.lower(): option for option in options}
-    known.update({alias.lower(): option for alias, option in (aliases or {}).items()})
-
-    def read(value: Value) -> str:
-        if not isinstance(value.data, str):
-            raise InvalidValue(expects)
-        found = known.get(value.data.strip().lower())
-        if found is None:
-            raise InvalidValue(expects, did_you_mean(value.data, options))
-        return found
-
-    return ValueType(" \\| ".join(f"`{option}`" for option in options), expects, read)
+# Paths and URLs
 
 
-def resolve_path(value: Value, written: str) -> Path:
-    """A path as it was meant: in the file relative to the file, in a variable to the working folder."""
-    if "\0" in written:
+def resolve_path(value: Value, text: str) -> Path:
+    """The absolute path: from a file relative to the file, from a variable relative to the working directory."""
+    if "\0" in text:
         raise InvalidValue("a path")
     base = value.context.base_dir if value.variable is None else Path.cwd()
     try:
-        return Path(os.path.normpath(base / Path(written).expanduser()))
+        return Path(os.path.normpath(base / Path(text).expanduser()))
     except RuntimeError:  # `~user` of a user that does not exist.
         raise InvalidValue("a path, of a user that exists") from None
 
 
-def _path(value: Value) -> Path:
+def _read_path(value: Value) -> Path:
     if not isinstance(value.data, str) or not value.data:
         raise InvalidValue("a path")
     return resolve_path(value, value.data)
 
 
-def _location(value: Value) -> str:
+def _read_url_or_path(value: Value) -> str:
     if not isinstance(value.data, str) or not value.data:
         raise InvalidValue("a URL or the path of a file")
     return value.data if _URL.match(value.data) else str(resolve_path(value, value.data))
 
 
-path = ValueType("path", "a path", _path)
-url_or_path = ValueType("URL or path", "a URL or the path of a file", _location)
-
-
-def _web(value: Value) -> str:
-    found = value.data.strip() if isinstance(value.data, str) else ""
+def _read_http_url(value: Value) -> str:
+    url = value.data.strip() if isinstance(value.data, str) else ""
     try:
-        parts = urlsplit(found)
-        usable = parts.scheme.lower() in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # A port that is none, brackets that do not close.
-        usable = False
-    if not usable:
+        parts = urlsplit(url)
+        is_http = parts.scheme.lower() in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # An invalid port, or an unclosed bracket.
+        is_http = False
+    if not is_http:
         raise InvalidValue("a URL that begins with http:// or https://")
-    return found
+    return url
 
 
-def _database(value: Value) -> str:
-    """`postgresql://…` as it is; a file as `sqlite:///` and its absolute path, whichever way it was written."""
-    expects = "postgresql://… or the path of a SQLite file"
+def _read_database_url(value: Value) -> str:
+    """Returns `postgresql://…`, or `sqlite:///` and the absolute path of a file."""
+    expected = "postgresql://… or the path of a SQLite file"
     if not isinstance(value.data, str) or not value.data.strip():
-        raise InvalidValue(expects)
-    written = value.data.strip()
-    scheme, found, rest = written.partition("://")
-    if not found:
-        return _SQLITE + str(resolve_path(value, written))
+        raise InvalidValue(expected)
+    text = value.data.strip()
+    scheme, separator, rest = text.partition("://")
+    if not separator:
+        return _SQLITE + str(resolve_path(value, text))
     match scheme.lower():
         case "postgresql" | "postgres":
             return f"postgresql://{rest}"
         case "sqlite" if rest.startswith("/") and len(rest) > 1:
-            # As others write it: after three slashes a relative path, after four an absolute one.
+            # As in SQLAlchemy: a relative path follows three slashes, an absolute one follows four.
             return _SQLITE + str(resolve_path(value, rest[1:]))
         case "sqlite":
             raise InvalidValue("sqlite:/// and the path of a file")
         case _:
-            raise InvalidValue(expects)
+            raise InvalidValue(expected)
 
 
-_SQLITE = "sqlite:///"
-http_url = ValueType("URL", "a URL that begins with http:// or https://", _web)
-database_url = ValueType("URL or path", "postgresql://… or the path of a SQLite file", _database)
+path = ValueType("path", "a path", _read_path, schema=_STRING)
+url_or_path = ValueType("URL or path", "a URL or the path of a file", _read_url_or_path, schema=_STRING)
+http_url = ValueType("URL", "a URL that begins with http:// or https://", _read_http_url, schema=_STRING)
+database_url = ValueType(
+    "URL or path", "postgresql://… or the path of a SQLite file", _read_database_url, schema=_STRING
+)
 
 
-def secret_string(minimum: int) -> ValueType[str]:
-    """A key or password, long enough not to be guessed."""
-    expects = f"a string of at least {minimum} plain characters without spaces"
-
-    def read(value: Value) -> str:
-        data = value.data
-        usable = isinstance(data, str) and data.isascii() and data.isprintable() and " " not in data
-        if not usable or len(data) < minimum:
-            raise InvalidValue(expects)
-        return data
-
-    return ValueType("string", expects, read)
+# Lists and mappings
 
 
-def list_of(item: ValueType[T], label: str, expects: str, *, separator: str = ",") -> ValueType[tuple[T, ...]]:
-    """A list; a single value counts as a list of one."""
+def list_of(item: ValueType[T], label: str, expected: str, *, separator: str = ",") -> ValueType[tuple[T, ...]]:
+    """A list. A single value counts as a list with one element."""
 
     def read(value: Value) -> tuple[T, ...]:
         try:
             elements = value.elements()
         except InvalidValue:
-            raise InvalidValue(expects) from None
-        found: list[T] = []
-        failed = False
+            raise InvalidValue(expected) from None
+        items: list[T] = []
+        is_valid = True
         for element in elements:
             try:
-                found.append(read_value(item, element))
+                items.append(read_value(item, element))
             except AlreadyReported:
-                failed = True
-        if failed:
+                is_valid = False
+        if not is_valid:
             raise AlreadyReported
-        return tuple(found)
+        return tuple(items)
 
-    return ValueType(label, expects, read, separator=separator)
-
-
-def _mail_address(value: Value) -> str:
-    # Within one line: what follows a line break would be a header of its own.
-    written = value.data.strip() if isinstance(value.data, str) else ""
-    if not _MAIL.fullmatch(written) or not written.isprintable():
-        raise InvalidValue('a mail address, such as "ann@example.com" or "Ann <ann@example.com>"')
-    return written
+    schema = {"anyOf": [{"type": "array", "items": item}, _STRING]}
+    return ValueType(label, expected, read, schema=schema, separator=separator)
 
 
-mail_address = ValueType("mail address", "a mail address", _mail_address)
-mail_addresses = list_of(mail_address, "list of mail addresses", "a list of mail addresses")
 strings = list_of(scalar_string, "list of strings", "a list of strings")
 names = list_of(name, "list of names", "a list of names")
 globs = list_of(string, "list of names or globs", "a list of names or globs")
 paths = list_of(path, "list of paths", "a list of paths", separator=os.pathsep)
+mail_addresses = list_of(mail_address, "list of mail addresses", "a list of mail addresses")
 
 
-def _word_map(value: Value) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for key, inner in value.items():
-        if inner.data is None:  # How editors say that a variable is not passed on.
-            continue
-        try:
-            found[key] = read_value(scalar_string, inner, secret=True)
-        except AlreadyReported:
-            continue
-    return found
-
-
-def _mapping(value: Value) -> dict[str, Any]:
-    return dict(value.mapping())
-
-
-def _schema(value: Value) -> dict[str, Any]:
-    schema = _mapping(value)
-    if schema.get("type", "object") != "object":
-        raise InvalidValue('a JSON Schema of type "object"')
-    return schema
-
-
-string_map = ValueType("mapping of strings", "a mapping of strings", _word_map, fits_variable=False)
-mapping = ValueType("mapping", "a mapping", _mapping, fits_variable=False)
-schema = ValueType("JSON Schema", "a JSON Schema of an object", _schema, fits_variable=False)
-any_value = ValueType("any value", "a value", lambda value: value.data, fits_variable=False)
-
-
-def _names_or_flag(value: Value) -> bool | tuple[str, ...]:
+def _read_boolean_or_globs(value: Value) -> bool | tuple[str, ...]:
     if isinstance(value.data, bool):
         return value.data
     if isinstance(value.data, str) and value.data.strip().lower() in _TRUE + _FALSE:
-        return _flag(value)
+        return _read_boolean(value)
     try:
         return globs.read(value)
     except InvalidValue:
@@ -337,6 +381,61 @@ def _names_or_flag(value: Value) -> bool | tuple[str, ...]:
 boolean_or_globs: ValueType[bool | tuple[str, ...]] = ValueType(
     "boolean or list of names or globs",
     "true, false, or a list of names or globs",
-    _names_or_flag,
+    _read_boolean_or_globs,
+    schema={"anyOf": [{"type": "boolean"}, globs]},
     separator=",",
 )
+
+
+def _read_string_map(value: Value) -> dict[str, str]:
+    strings_by_key: dict[str, str] = {}
+    for key, inner in value.items():
+        if inner.data is None:  # Editors write null for a variable that is not passed on.
+            continue
+        try:
+            strings_by_key[key] = read_value(scalar_string, inner, secret=True)
+        except AlreadyReported:
+            continue
+    return strings_by_key
+
+
+def _read_mapping(value: Value) -> dict[str, Any]:
+    return dict(value.mapping())
+
+
+def _read_object_schema(value: Value) -> dict[str, Any]:
+    object_schema = _read_mapping(value)
+    if object_schema.get("type", "object") != "object":
+        raise InvalidValue('a JSON Schema of type "object"')
+    return object_schema
+
+
+string_map = ValueType(
+    "mapping of strings",
+    "a mapping of strings",
+    _read_string_map,
+    schema={"type": "object", "additionalProperties": {"type": ["string", "number", "boolean", "null"]}},
+    fits_variable=False,
+)
+mapping = ValueType("mapping", "a mapping", _read_mapping, schema=_OBJECT, fits_variable=False)
+schema = ValueType(
+    "JSON Schema", "a JSON Schema of an object", _read_object_schema, schema=_OBJECT, fits_variable=False
+)
+any_value = ValueType("any value", "a value", lambda value: value.data, schema={}, fits_variable=False)
+
+
+def entries_by_name(entry: ValueType[Any], what: str) -> ValueType[dict[str, Any]]:
+    """Entries by name: a mapping, or a list whose elements have a `name`."""
+
+    def read(value: Value) -> dict[str, Any]:
+        return read_named_entries(entry, value, what=what)
+
+    return ValueType(
+        f"{what} by name", f"a mapping of {what} by name", read, schema=entries_schema(entry), fits_variable=False
+    )
+
+
+def entries_schema(entry: ValueType[Any]) -> dict[str, Any]:
+    """The JSON Schema of entries by name."""
+    elements = {"type": "object", "required": ["name"]}
+    return {"anyOf": [{"type": "object", "additionalProperties": entry}, {"type": "array", "items": elements}]}

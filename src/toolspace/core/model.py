@@ -8,6 +8,7 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
+from toolspace.core.defaults import MODEL_TIMEOUT_SECONDS
 from toolspace.core.result import AudioPart, ImagePart, ResourcePart
 from toolspace.core.tool import Tool
 
@@ -102,7 +103,7 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_output_tokens: int | None = None
     reasoning: str | None = None
     """`low`, `medium`, `high`, `none`, or another word that the provider knows."""
-    timeout: float = 600.0
+    timeout: float = MODEL_TIMEOUT_SECONDS
     """Seconds for one request."""
 
 

@@ -8,12 +8,13 @@ from urllib.parse import quote, urlsplit
 
 import msgspec
 
+from toolspace.core.defaults import MODEL_RETRIES
 from toolspace.core.model import Model
 from toolspace.core.names import did_you_mean
 from toolspace.core.secret_masking import is_secret_name, mask_secrets, register_secrets
 from toolspace.errors import ModelError
 from toolspace.models.http import ModelHttpClient
-from toolspace.models.retry import DEFAULT_RETRIES, RetryingModel
+from toolspace.models.retry import RetryingModel
 
 ProviderApi = Literal["chat", "responses", "messages", "generate"]
 """Which API a provider speaks: OpenAI's chat completions or responses, Anthropic's, Google's."""
@@ -124,7 +125,7 @@ def open_model(
     base_url: str | None = None,
     api_key: str | None = None,
     headers: Mapping[str, str] | None = None,
-    retries: int = DEFAULT_RETRIES,
+    retries: int = MODEL_RETRIES,
     http: ModelHttpClient | None = None,
 ) -> Model:
     """The model, which opens a connection when it is asked. Close it, unless `http` is given: then close that.

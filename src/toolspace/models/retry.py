@@ -8,10 +8,10 @@ import random
 import time
 from collections.abc import Awaitable, Callable
 
+from toolspace.core.defaults import MODEL_RETRIES
 from toolspace.core.model import Model, ModelListener, ModelRequest, ModelStreamPart, ModelTurn, ResponseRestarted
 from toolspace.errors import ModelError
 
-DEFAULT_RETRIES = 4
 MAX_TOTAL_SECONDS = 900.0
 """Seconds after which no new attempt begins."""
 _FIRST_WAIT = 0.5
@@ -28,7 +28,7 @@ class RetryingModel(Model):
         self,
         model: Model,
         *,
-        retries: int = DEFAULT_RETRIES,
+        retries: int = MODEL_RETRIES,
         within: float = MAX_TOTAL_SECONDS,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:

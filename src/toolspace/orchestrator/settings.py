@@ -8,6 +8,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from toolspace.core import defaults
 from toolspace.core.tool import Tool
 
 T = TypeVar("T")
@@ -24,12 +25,12 @@ class SourcedValue(msgspec.Struct, Generic[T], frozen=True):
 class CallDefaults(msgspec.Struct, frozen=True, kw_only=True):
     """What holds where a tool and its provider say nothing. Durations are seconds."""
 
-    tool_timeout: SourcedValue[float] = SourcedValue(30.0)
-    tool_response_max_bytes: SourcedValue[int] = SourcedValue(100_000)
+    tool_timeout: SourcedValue[float] = SourcedValue(defaults.TOOL_TIMEOUT_SECONDS)
+    tool_response_max_bytes: SourcedValue[int] = SourcedValue(defaults.TOOL_RESPONSE_MAX_BYTES)
     max_tool_calls_per_turn: SourcedValue[int | None] = SourcedValue(None)
     max_concurrent_tools: SourcedValue[int | None] = SourcedValue(None)
     context_window: SourcedValue[int | None] = SourcedValue(None)
-    tool_search_threshold: SourcedValue[int | None] = SourcedValue(20_000)
+    tool_search_threshold: SourcedValue[int | None] = SourcedValue(defaults.TOOL_SEARCH_THRESHOLD)
 
 
 class ToolRules(msgspec.Struct, frozen=True, kw_only=True):

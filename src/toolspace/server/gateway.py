@@ -17,8 +17,8 @@ from toolspace.agents.prebuilt.provider import PrebuiltProvider
 from toolspace.agents.registry import AgentRegistry
 from toolspace.agents.subagent_runs import StoredRunRecorders
 from toolspace.agents.task_tools import TaskToolProvider
+from toolspace.config.configuration import AgentSpec
 from toolspace.config.load import Config, load_config
-from toolspace.config.model import AgentSpec
 from toolspace.core.model import Embedder
 from toolspace.errors import ModelError
 from toolspace.server.app import App

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
-from toolspace.config.model import ServerSettings
+from toolspace.config.server_settings import ServerSettings
 from toolspace.server.asgi import Application, Message, Receive, Scope, Send
 from toolspace.server.problems import Problem
 from toolspace.server.responses import send_problem

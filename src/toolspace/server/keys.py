@@ -13,7 +13,7 @@ from typing import Any, Final, Self
 
 import msgspec
 
-from toolspace.config.model import ServerSettings
+from toolspace.config.server_settings import ServerSettings
 from toolspace.core.context import ToolContext
 from toolspace.core.ids import new_id, now_ms
 from toolspace.core.interfaces import Allow, Decision, Deny

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Final
 
-from toolspace.config.model import RateSetting, ServerSettings
+from toolspace.config.server_settings import ServerSettings
+from toolspace.config.value_types import RateSetting
 from toolspace.server.authorization import AnonymousCaller, Caller, EntityCaller
 from toolspace.server.problems import Problem, unavailable
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from toolspace.core import json_text
 from toolspace.core.context import ToolContext
+from toolspace.core.defaults import TOOL_TIMEOUT_SECONDS
 from toolspace.core.ids import new_id, now_ms
 from toolspace.core.records import OPEN_CALL, CallRecord, ExecutionTarget
 from toolspace.core.result import PENDING_CALL_KEY, ToolResult
@@ -80,7 +81,7 @@ class PendingCalls:
             raise ToolValidationError(
                 f"the arguments have more than {json_text.MAX_STORED_DEPTH} levels; leave some out"
             )
-        seconds = context.handle.allowed_seconds if context.handle is not None else 30.0
+        seconds = context.handle.allowed_seconds if context.handle is not None else TOOL_TIMEOUT_SECONDS
         later = tool.is_async or tool.pauses_run or self._stopping
         now = now_ms()
         ttl = tool.expires_after if tool.expires_after is not None else self.ttl

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
+from toolspace.core import defaults
 from toolspace.core.ids import now_ms
 from toolspace.errors import RefusedError, StorageError, StorageUnavailable
 from toolspace.spaces import call_transactions, plans, runs
@@ -45,9 +46,9 @@ class Sweeper:
         self,
         ledger: Ledger,
         *,
-        worker_grace: float = 3.0,
-        event_retention: float = 7 * 86_400.0,
-        retention: float = 30 * 86_400.0,
+        worker_grace: float = defaults.WORKER_GRACE_SECONDS,
+        event_retention: float = defaults.EVENT_RETENTION_SECONDS,
+        retention: float = defaults.RETENTION_SECONDS,
     ) -> None:
         self._ledger = ledger
         self._worker_grace = worker_grace

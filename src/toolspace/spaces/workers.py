@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Literal, Self
 
+from toolspace.core.defaults import WORKER_GRACE_SECONDS
 from toolspace.core.ids import now_ms
 from toolspace.core.records import OPEN_CALL, CallRecord
 from toolspace.errors import RefusedError, StorageError
@@ -109,7 +110,9 @@ class _Worker:
 class Workers:
     """The workers that are connected to this process. The dealing starts with the first of them; `aclose` ends it."""
 
-    def __init__(self, ledger: Ledger, *, grace: float = 3.0, look_again: float = _LOOK_AGAIN_SECONDS) -> None:
+    def __init__(
+        self, ledger: Ledger, *, grace: float = WORKER_GRACE_SECONDS, look_again: float = _LOOK_AGAIN_SECONDS
+    ) -> None:
         self._ledger = ledger
         self._grace = grace
         self._look_again = look_again

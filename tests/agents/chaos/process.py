@@ -20,7 +20,7 @@ from tests.agents.chaos.clerk import Clerk, clerks_tools
 from tests.agents.village import Village, agent, village
 from toolspace.agents import cycle_transactions, scheduler
 from toolspace.agents.host import entity_id_for
-from toolspace.config.model import AgentLimits, AgentLoopSettings
+from toolspace.config.agent_settings import AgentLimits, AgentLoopSettings
 from toolspace.core.records import Message
 from toolspace.errors import RefusedError
 from toolspace.spaces import messaging

@@ -18,7 +18,7 @@ from tests.spaces.rig import Rig, rig
 from toolspace import ToolResult
 from toolspace.agents.prebuilt.notifications import ConfiguredNotifier
 from toolspace.agents.prebuilt.provider import ALL_ACTIONS, PrebuiltProvider
-from toolspace.config.model import NotificationSettings, SmtpSettings, WebhookSettings
+from toolspace.config.server_settings import NotificationSettings, SmtpSettings, WebhookSettings
 from toolspace.spaces.services import AgentServices
 from toolspace.storage.sqlite.database import SqliteDatabase
 

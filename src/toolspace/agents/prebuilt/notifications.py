@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Final
 
 from toolspace.agents.prebuilt.action import NO_NUL, Action, ActionCaller, object_schema
-from toolspace.config.model import NotificationSettings, SmtpSettings, WebhookSettings
+from toolspace.config.server_settings import NotificationSettings, SmtpSettings, WebhookSettings
 from toolspace.core import json_text
 from toolspace.core.ids import derived_id, new_id
 from toolspace.core.tool import Annotations, ToolCategory

@@ -8,7 +8,7 @@ from collections.abc import Awaitable
 from contextlib import AsyncExitStack, suppress
 from typing import Any, Final, Self
 
-from toolspace.config.model import ServerSettings
+from toolspace.config.server_settings import ServerSettings
 from toolspace.core.context import ToolContext
 from toolspace.server.asgi import Message, Receive, Scope, Send
 from toolspace.server.authentication import Authenticator

@@ -10,6 +10,7 @@ import msgspec
 
 from toolspace.core import json_text
 from toolspace.core.context import ToolContext
+from toolspace.core.defaults import TOOL_TIMEOUT_SECONDS
 from toolspace.core.ids import derived_id
 from toolspace.core.records import OPEN_CALL, CallRecord
 from toolspace.core.result import PENDING_CALL_KEY, ToolResult
@@ -260,7 +261,7 @@ async def _known_call(
     if not same or not _same_arguments(call, args):
         raise Problem(409, f'there is another call "{call_id}"; give each call an id of its own')
     if call.status in (*OPEN_CALL, "running") and not call.is_async:
-        seconds = tool.timeout if tool is not None and tool.timeout is not None else 30.0
+        seconds = tool.timeout if tool is not None and tool.timeout is not None else TOOL_TIMEOUT_SECONDS
         call = await gateway.pending_calls.wait_for_result(call_id, min(seconds, 600.0))
     ended = call.status not in (*OPEN_CALL, "running")
     # What others answered is the inbox's or this caller's, never both's; what ran here is in the row for whoever asks.

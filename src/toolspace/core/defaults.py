@@ -1,0 +1,17 @@
+"""Defaults that the configuration and the library share. Both take them from here, so that they cannot differ."""
+
+from __future__ import annotations
+
+from typing import Final
+
+TOOL_TIMEOUT_SECONDS: Final = 30.0
+TOOL_RESPONSE_MAX_BYTES: Final = 100_000
+TOOL_SEARCH_THRESHOLD: Final = 20_000
+"""Tokens of tool definitions above which a model gets a search tool instead of all definitions."""
+TOOL_OUTPUT_TTL_SECONDS: Final = 86_400.0
+"""How long stored results are kept."""
+MODEL_TIMEOUT_SECONDS: Final = 600.0
+MODEL_RETRIES: Final = 4
+EVENT_RETENTION_SECONDS: Final = 604_800.0
+RETENTION_SECONDS: Final = 2_592_000.0
+WORKER_GRACE_SECONDS: Final = 3.0
