@@ -201,7 +201,7 @@ async def test_a_changed_list_with_a_taken_name_is_logged_and_comes_when_the_nam
         second.notify_changed()
         assert names(ts) == ["one", "two", "three"]
         assert [record.getMessage() for record in caplog.records] == [
-            "\"one\" is offered by 'first' and 'second'; it stays that of 'first'"
+            "\"one\" is offered by 'first' and 'second'; using that of 'first'"
         ]
         first.names = []
         first.notify_changed()

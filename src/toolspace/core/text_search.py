@@ -1,4 +1,7 @@
-"""Text as a search sees it: its words, the passages that are found, and how well one fits (BM25). Keeps nothing."""
+"""Full-text search over documents: splits texts into words and passages, and scores them with BM25. Stores nothing.
+
+The document store and the tool search use it. `bm25_score` is the only scorer.
+"""
 
 from __future__ import annotations
 
@@ -13,66 +16,66 @@ from typing import Final
 import msgspec
 
 PASSAGE_CHARACTERS: Final = 1_000
-"""Characters of a passage, about."""
+"""About how long a passage is."""
 PASSAGE_OVERLAP: Final = 150
-"""What a passage repeats of the one before, so that no sentence is torn apart in all of them."""
+"""Characters that a passage repeats from the one before, so that some passage has each sentence whole."""
 MAX_WORD: Final = 64
 _K1, _B = 1.2, 0.75
-_NEAR: Final = 8
-"""How many words apart is still near."""
+_MAX_DISTANCE: Final = 8
+"""Up to how many words apart two words count as near."""
 
 _UNSPACED: Final = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"  # Thai, Lao, Burmese, Khmer
     "\u1100-\u11ff\u3040-\u30ff\u31f0-\u31ff\uac00-\ud7af"  # Hangul, kana
     "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"  # Han
 )
-"""Scripts that are written without spaces between words, or nearly so: there pairs of letters do for words."""
-_RUN: Final = re.compile(rf"([{_UNSPACED}]+)|([^\W_{_UNSPACED}]+)")
-_BREAKS: Final = (
+"""Scripts with few or no spaces between words: pairs of letters serve as words."""
+_WORD_RUN: Final = re.compile(rf"([{_UNSPACED}]+)|([^\W_{_UNSPACED}]+)")
+_PASSAGE_ENDS: Final = (
     re.compile(r"\n\s*\n"),
     re.compile(r"\n"),
     re.compile(r"[.!?\u2026]\s|[\u3002\uff01\uff1f]"),
     re.compile(r"\s"),
 )
-"""Where a passage may end, the best first."""
+"""Where a passage may end, the best place first."""
 
 
 class Passage(msgspec.Struct, frozen=True):
-    """A part of a document: at which of its characters it begins, and what it says."""
+    """A part of a document: its first character's position, and its text."""
 
     start: int
     text: str
 
 
 class IndexedDocument(msgspec.Struct, frozen=True):
-    """A document, ready to be found."""
+    """A document, ready to be searched."""
 
     passages: list[Passage]
     postings: dict[str, list[int]]
-    """Of each word: the number of a passage, how often it is in there, how many words that has; and the next."""
+    """For each word, three numbers per passage that has it: the passage, the word's count, the passage's word count."""
     words: int
-    """Of all passages together."""
+    """The word count of all passages."""
 
 
 def index_document(title: str, text: str) -> IndexedDocument:
-    """Takes a document apart. Its title counts for every passage. Takes a while for a long one."""
-    headline = split_words(title)
+    """Indexes a document. Its title counts as part of every passage. Takes a while for a long document."""
+    title_words = split_words(title)
     passages = [Passage(start, text[start:end]) for start, end in split_passages(text)]
     postings: dict[str, list[int]] = {}
     total = 0
     for number, passage in enumerate(passages):
-        found = split_words(passage.text)
-        if not found and number:
-            continue  # Only spaces, which nobody looks for.
-        found += headline
-        total += len(found)
-        for word, count in Counter(found).items():
-            postings.setdefault(word, []).extend((number, count, len(found)))
+        passage_words = split_words(passage.text)
+        if not passage_words and number:
+            continue  # Only spaces: nothing to search for.
+        passage_words += title_words
+        total += len(passage_words)
+        for word, count in Counter(passage_words).items():
+            postings.setdefault(word, []).extend((number, count, len(passage_words)))
     return IndexedDocument(passages, postings, total)
 
 
 def join_passages(passages: Iterable[Passage]) -> str:
-    """The text that passages were cut from."""
+    """Returns the text that the passages were split from."""
     pieces: list[str] = []
     length = 0
     for passage in passages:
@@ -82,70 +85,77 @@ def join_passages(passages: Iterable[Passage]) -> str:
 
 
 def split_words(text: str) -> list[str]:
-    """The words of a text in their order, folded; of unspaced scripts each letter and each pair of letters."""
-    return list(_words(text, letters=True))
+    """Returns the words of a text in order, case-folded; for unspaced scripts, each letter and each pair of letters."""
+    return list(_words(text, single_letters=True))
 
 
 def query_words(text: str) -> list[str]:
-    """The words to look for, each once, in the order of the query."""
-    return list(dict.fromkeys(_words(text, letters=False)))
+    """Returns the words to search for, each once, in the order of the query."""
+    return list(dict.fromkeys(_words(text, single_letters=False)))
 
 
 def split_passages(text: str) -> list[tuple[int, int]]:
-    """The passages of a text: where each begins and ends. Each begins before the last one has ended."""
-    parts: list[tuple[int, int]] = []
+    """Returns the start and the end of each passage of a text. Passages overlap."""
+    spans: list[tuple[int, int]] = []
     start, length = 0, len(text)
     while True:
-        end = length if length - start <= PASSAGE_CHARACTERS + PASSAGE_OVERLAP else _break(text, start)
-        parts.append((start, end))
+        end = length if length - start <= PASSAGE_CHARACTERS + PASSAGE_OVERLAP else _passage_end(text, start)
+        spans.append((start, end))
         if end >= length:
-            return parts
+            return spans
         start = _word_start(text, max(end - PASSAGE_OVERLAP, start + 1), end)
 
 
-def word_weight(having: int, total: int) -> float:
-    """What a word counts that so many of all passages have."""
-    return math.log(1 + (total - having + 0.5) / (having + 0.5))
+def word_weight(count: int, total: int) -> float:
+    """Returns the weight of a word (its inverse document frequency): `count` of `total` texts have it."""
+    return math.log(1 + (total - count + 0.5) / (count + 0.5))
 
 
-def bm25_scores(postings: Sequence[int], weight: float, mean: float) -> Iterator[tuple[int, float]]:
-    """How well passages fit one word: their numbers and scores. `mean`: how many words a passage has on average."""
+def bm25_score(count: int, length: int, mean_length: float, weight: float) -> float:
+    """Returns how well a text of `length` words matches a word that it has `count` times."""
+    return weight * count * (_K1 + 1) / (count + _K1 * (1 - _B + _B * length / mean_length))
+
+
+def bm25_scores(postings: Sequence[int], weight: float, mean_length: float) -> Iterator[tuple[int, float]]:
+    """Yields the numbers and the scores of the passages that have a word, from the word's postings."""
     for at in range(0, len(postings), 3):
         number, count, length = postings[at : at + 3]
-        yield number, weight * count * (_K1 + 1) / (count + _K1 * (1 - _B + _B * length / mean))
+        yield number, bm25_score(count, length, mean_length, weight)
 
 
 def proximity_score(phrase: Sequence[str], text: str, weights: Mapping[str, float]) -> float:
-    """What words that follow each other in a query add where they are near each other in a passage."""
+    """Returns what to add to the score of a passage in which neighbours of the query are near each other."""
     if len(phrase) < 2:
         return 0.0
-    places: dict[str, list[int]] = {word: [] for word in phrase}
-    for at, word in enumerate(split_words(text)):
-        if word in places:
-            places[word].append(at)
-    added = 0.0
-    for one, other in pairwise(phrase):
-        apart = min((b - a for a in places[one] for b in places[other] if 0 < b - a <= _NEAR), default=0)
-        if apart:
-            added += (weights[one] + weights[other]) / 2 / apart
-    return added
+    positions: dict[str, list[int]] = {word: [] for word in phrase}
+    for position, word in enumerate(split_words(text)):
+        if word in positions:
+            positions[word].append(position)
+    score = 0.0
+    for left, right in pairwise(phrase):
+        distance = min(
+            (b - a for a in positions[left] for b in positions[right] if 0 < b - a <= _MAX_DISTANCE), default=0
+        )
+        if distance:
+            score += (weights[left] + weights[right]) / 2 / distance
+    return score
 
 
-def _words(text: str, *, letters: bool) -> Iterator[str]:
-    for run in _RUN.finditer(unicodedata.normalize("NFKC", text).casefold()):
+def _words(text: str, *, single_letters: bool) -> Iterator[str]:
+    for run in _WORD_RUN.finditer(unicodedata.normalize("NFKC", text).casefold()):
         unspaced = run[1]
         if unspaced is None:
             yield _singular(run[2][:MAX_WORD])
             continue
-        for place, letter in enumerate(unspaced):
-            if letters or len(unspaced) == 1:
+        for index, letter in enumerate(unspaced):
+            if single_letters or len(unspaced) == 1:
                 yield letter
-            if place + 1 < len(unspaced):
-                yield unspaced[place : place + 2]
+            if index + 1 < len(unspaced):
+                yield unspaced[index : index + 2]
 
 
 def _singular(word: str) -> str:
-    """Brings `invoices` and `invoice`, `policies` and `policy` together; leaves `address` and `status` alone."""
+    """Returns `invoice` for `invoices` and `policy` for `policies`; keeps `address` and `status`."""
     if len(word) < 4 or not word.endswith("s") or not word.isascii() or word[-2] in "su0123456789":
         return word
     if word.endswith("ies") and len(word) > 4:
@@ -153,17 +163,17 @@ def _singular(word: str) -> str:
     return word[:-2] if word.endswith(("sses", "shes", "ches", "xes")) else word[:-1]
 
 
-def _break(text: str, start: int) -> int:
-    """Where the passage that begins at `start` ends best."""
+def _passage_end(text: str, start: int) -> int:
+    """Returns the best end for the passage that begins at `start`."""
     earliest, latest = start + PASSAGE_CHARACTERS * 3 // 5, start + PASSAGE_CHARACTERS
-    for pattern in _BREAKS:
-        end = max((found.end() for found in pattern.finditer(text, earliest, latest)), default=0)
+    for pattern in _PASSAGE_ENDS:
+        end = max((match.end() for match in pattern.finditer(text, earliest, latest)), default=0)
         if end:
             return end
     return latest
 
 
 def _word_start(text: str, start: int, end: int) -> int:
-    """The first beginning of a word from `start` on; `start` itself where there is no space before `end`."""
-    space = _BREAKS[-1].search(text, start, end)
+    """Returns the first beginning of a word from `start` on; `start` itself if no space comes before `end`."""
+    space = _PASSAGE_ENDS[-1].search(text, start, end)
     return space.end() if space is not None and space.end() < end else start

@@ -1,4 +1,7 @@
-"""One call on its way through the stages: what it carries, and how it ends."""
+"""One call: its state while it passes the stages, its cancellation, and the results that it ends with.
+
+The orchestrator creates calls, the stages change them, and the tool sees one through its `ToolContext`.
+"""
 
 from __future__ import annotations
 
@@ -34,11 +37,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Arguments = Mapping[str, Any] | str | bytes | None
 
-_UNFINISHED = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
-_PLAIN = 1 << 53
-"""Up to here an integer is written as it is; larger ones are `ToolResult`'s to write."""
+_NOT_RUN = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
+_SAFE_INTEGER = 1 << 53
+"""Smaller integers are encoded here; `ToolResult` encodes the others."""
 _JSON_TYPES = frozenset((str, int, float, bool, dict, type(None)))
-"""What is a result as it stands. A list may be one of typed parts."""
+"""Types of values that are results as they are. A list is not one of them: it may hold typed parts."""
 
 
 def _new_ids() -> Iterator[str]:
@@ -46,15 +49,15 @@ def _new_ids() -> Iterator[str]:
 
 
 call_ids = _new_ids()
-"""Unique over processes, and cheap: every call takes the next. Not to be imported by name: a fork changes it."""
+"""Yields ids that are unique across processes. Do not import it by name: a fork replaces it."""
 
 
 def _renew_ids() -> None:
-    global call_ids  # noqa: PLW0603 - a fork copies it, and the ids of both processes would be the same
+    global call_ids  # noqa: PLW0603 - a fork copies it, and both processes would use the same ids
     call_ids = _new_ids()
 
 
-if hasattr(os, "register_at_fork"):  # Not on Windows, which has no forks.
+if hasattr(os, "register_at_fork"):  # Windows has no forks.
     os.register_at_fork(after_in_child=_renew_ids)
 
 
@@ -67,7 +70,7 @@ class CallOwner(Protocol):
 
     @property
     def root(self) -> object:
-        """What those have in common whose calls may be part of one another."""
+        """The same object for all orchestrators whose calls may be parents of one another."""
         ...
 
     def track(self, call: Call, /) -> None: ...
@@ -75,52 +78,52 @@ class CallOwner(Protocol):
 
 
 class Call(msgspec.Struct, weakref=False, eq=False, gc=True):
-    """One call. Made when it begins, changed by the stages, gone when it has ended."""
+    """One call. The orchestrator creates it, the stages change it, and it is dropped when the call has ended."""
 
     id: str
     entry: CatalogEntry
     requested_name: str
     """The name that the caller used."""
     arguments: Arguments
-    """As the caller gave them."""
+    """As the caller passed them."""
     base_context: ToolContext
     owner: CallOwner
     run: Run | None
     parent: Call | None
     monotonic_start: float
-    """On the monotonic clock."""
+    """When it started, in seconds of `time.perf_counter`."""
     started_at: float
     """Unix milliseconds."""
     task: asyncio.Task[Any] | None = None
-    """The task that waits for it; None until it waits for something, and could be canceled meanwhile."""
+    """The task that runs it; None until it first waits, because only then can it be canceled."""
     values: Any = None
-    """The arguments, checked and converted: a dict."""
+    """The validated and coerced arguments: a dict."""
     provider_called: bool = False
-    """Whether the provider was asked, so that an effect may have happened."""
+    """Whether the provider was called, so that an effect may have happened."""
     queue_wait: float = 0.0
     """Seconds spent waiting for a slot."""
     allowed_seconds: float = math.inf
     """How long the provider may take."""
     spill: SpillSettings = NO_SPILL
-    """Where the values of a stream go when they are too many."""
+    """Where a stream is stored when it becomes too large."""
     cache_hit: bool = False
     is_stored: bool = False
-    """Whether the result is a handle already."""
+    """Whether the result is a handle of a stored output."""
     cancel_requested: bool = False
     interrupt_requested: bool = False
-    """Whether it is to be told at its next suspension that it was canceled."""
+    """Whether `CancelledError` is to be raised in it at its next suspension."""
     task_cancelled: bool = False
-    """Whether its task was cancelled for it, which has to be taken back."""
+    """Whether its task was cancelled because of it, which has to be withdrawn at its end."""
     cancel_count_before: int = 0
-    """How often its task had been cancelled before it waited."""
+    """The task's count of cancellations before the call first waited."""
     defers_completion: bool = False
-    """Whether its caller announces the end itself."""
+    """Whether its caller emits the completion event itself."""
     is_over: bool = False
-    """Whether nobody waits for it any more, though its thread may still run."""
+    """Whether it has ended, though its thread may still run."""
     outcome: ToolResult | None = None
     slots: dict[object, QueueSlot] | None = None
     span: Span | None = None
-    """Its node in the run's trace."""
+    """Its span in the run's trace."""
 
     @property
     def tool(self) -> Tool:
@@ -132,16 +135,16 @@ class Call(msgspec.Struct, weakref=False, eq=False, gc=True):
 
     @property
     def session(self) -> str:
-        """Whose outputs it stores."""
+        """The session that its stored outputs belong to."""
         return self.base_context.session_id or (self.owner.session if self.run is None else self.run.session)
 
     @property
     def remaining_seconds(self) -> float:
-        """How long it may still take, roughly: what came before the provider counts too, except the queue."""
+        """About how long it may still take. The time before the provider was called counts too, except in queues."""
         return self.allowed_seconds - (time.perf_counter() - self.monotonic_start - self.queue_wait)
 
     def register(self) -> None:
-        """Makes the call known to `cancel`: to be called before it waits for anything."""
+        """Adds the call to those that `cancel` finds. Must be called before the call waits for anything."""
         if self.task is None:
             self.task = task = asyncio.current_task()
             if task is not None:
@@ -149,31 +152,31 @@ class Call(msgspec.Struct, weakref=False, eq=False, gc=True):
             self.owner.track(self)
 
     def prepare_to_wait(self) -> None:
-        """For stages, before they wait: makes the call known to `cancel`, and ends it where it was canceled already."""
+        """Registers the call, and raises `CancelledError` if it was canceled. For stages, before they wait."""
         self.register()
         if self.interrupt_requested:
             self.interrupt_requested = False
             raise asyncio.CancelledError
 
-    async def within_deadline(self, waiting: Awaitable[T]) -> T:
-        """Waits for something, but not beyond the deadline of the run."""
+    async def within_deadline(self, awaitable: Awaitable[T]) -> T:
+        """Waits for the awaitable, but not beyond the deadline of the run. Raises `ToolTimeoutError` then."""
         seconds = math.inf if self.run is None else self.run.remaining_seconds
         if seconds == math.inf:
-            return await waiting
+            return await awaitable
         try:
             async with asyncio.timeout(seconds):
-                return await waiting
+                return await awaitable
         except TimeoutError:
             raise ToolTimeoutError("the run's deadline has passed", executed=False) from None
 
     @property
     def context(self) -> ToolContext:
-        """The context bound to this call, for the tool."""
+        """The context of this call, for the tool."""
         run_id = self.run.id if self.run is not None else self.base_context.run_id
         return self.base_context.bind(self, run_id=run_id, session_id=self.session)
 
     def cancel(self) -> None:
-        """Stops the call, wherever it is on its way. Its caller gets a result."""
+        """Cancels the call in whatever stage it is. Its caller gets a failed result."""
         if self.cancel_requested:
             return
         self.cancel_requested = self.interrupt_requested = True
@@ -181,11 +184,12 @@ class Call(msgspec.Struct, weakref=False, eq=False, gc=True):
         if task is None:
             return
         if not is_running_loop(task.get_loop()):
-            with suppress(RuntimeError):  # The loop is closed: nothing of it runs any more.
+            with suppress(RuntimeError):  # The loop is closed, and nothing runs on it.
                 task.get_loop().call_soon_threadsafe(self._cancel_task)
         elif asyncio.current_task() is not task:
             self._cancel_task()
-        # A task that cancels itself is hit at its next await, which may be its caller's, after this call.
+        # Else its own task cancels it, and it is interrupted at its next suspension: `task.cancel()` could hit the
+        # caller instead, after this call.
 
     def _cancel_task(self) -> None:
         if self.interrupt_requested and not self.is_over and self.task is not None:
@@ -194,35 +198,35 @@ class Call(msgspec.Struct, weakref=False, eq=False, gc=True):
             cancel_task(self.task)
 
     def withdraw_cancellation(self) -> None:
-        """Takes back what its task was told: the cancellation ends with the call."""
+        """Withdraws the cancellation of the task: it ends with the call."""
         if self.task_cancelled and self.task is not None:
             self.task_cancelled = False
             uncancel_task(self.task)
 
     def succeed(self, value: Any) -> ToolResult:
-        """The result of a call that returned `value`."""
+        """Returns the result of a call whose tool returned `value`."""
         elapsed = (time.perf_counter() - self.monotonic_start) * 1000
         parts: tuple[Content, ...] = ()
         kind: object = type(value)  # pyright: ignore[reportUnknownVariableType]
         if kind not in _JSON_TYPES:
             if isinstance(value, ToolResult):
-                return self._adopt(value, elapsed)
+                return self._complete(value, elapsed)
             if parts := get_content_parts(value):
                 value = join_parts(parts)
             elif kind is not list:
-                if isinstance(value, _UNFINISHED):
+                if isinstance(value, _NOT_RUN):
                     return self.fail(
                         "execution_error", "the tool returned something that is still to run, not a result"
                     )
                 value = json_text.to_json_data(value)
-        # By position: this runs on every call, and names would double its price.
+        # Positional arguments: keywords would double the cost of this, which every call pays (benchmark `call`).
         entry, started = self.entry, self.started_at
         provider = entry.provider
         text = None
         if kind is str:
             if value.isascii():
                 text = value
-        elif kind is int and -_PLAIN < value < _PLAIN:
+        elif kind is int and -_SAFE_INTEGER < value < _SAFE_INTEGER:
             text = str(value)
         return ToolResult(
             True, value, None, None, True, started, started + elapsed, elapsed,
@@ -230,7 +234,7 @@ class Call(msgspec.Struct, weakref=False, eq=False, gc=True):
         )  # fmt: skip
 
     def fail(self, kind: ErrorKind, message: str, *, executed: bool | None = None) -> ToolResult:
-        """The result of a call that failed. Whether it ran is known by how far it came."""
+        """Returns the result of a call that failed. By default, how far the call came decides `executed`."""
         elapsed = (time.perf_counter() - self.monotonic_start) * 1000
         provider = self.entry.provider
         if executed is None:
@@ -278,7 +282,7 @@ class Call(msgspec.Struct, weakref=False, eq=False, gc=True):
     async def collect(
         self, values: AsyncGenerator[Any, None], *, emit_partials: bool = True, is_json: bool = False
     ) -> ToolResult:
-        """The result of a stream. Each value is a partial result at once; together they are spooled to disk."""
+        """Returns the result of a stream. Emits each value as a partial result; stores the whole if it is too large."""
         collector = StreamCollector(self, self.spill, is_json=is_json)
         try:
             async with aclosing(values):
@@ -305,11 +309,11 @@ class Call(msgspec.Struct, weakref=False, eq=False, gc=True):
         if task is None or is_running_loop(task.get_loop()):
             self.owner.bus.emit(event)
         else:
-            # A plain function runs in a thread; subscribers are promised the loop.
+            # A plain function emits from its thread, but subscribers run on the loop.
             task.get_loop().call_soon_threadsafe(self.owner.bus.emit, event)
 
-    def _adopt(self, result: ToolResult, elapsed: float) -> ToolResult:
-        """A result that a provider made, with what only the orchestrator knows filled in."""
+    def _complete(self, result: ToolResult, elapsed: float) -> ToolResult:
+        """Fills in the fields of a provider's result that only the orchestrator knows."""
         provider = self.entry.provider
         result.started_at = self.started_at
         result.completed_at = self.started_at + elapsed
@@ -322,6 +326,7 @@ class Call(msgspec.Struct, weakref=False, eq=False, gc=True):
 
 
 def is_running_loop(loop: asyncio.AbstractEventLoop) -> bool:
+    """Whether the current code runs on this loop."""
     try:
         return asyncio.get_running_loop() is loop
     except RuntimeError:
@@ -329,18 +334,18 @@ def is_running_loop(loop: asyncio.AbstractEventLoop) -> bool:
 
 
 current_call: contextvars.ContextVar[Call | None] = contextvars.ContextVar("toolspace_call", default=None)
-"""The call that the code around is part of: what it calls in turn becomes its child."""
+"""The call that the current code is part of. Calls that it makes become its children."""
 
 
 def context_without_call() -> contextvars.Context:
-    """The context of the code around without its call, for work that is not part of it and may outlive it."""
+    """Returns a copy of the current context without its call, for work that is not part of the call."""
     context = contextvars.copy_context()
     context.run(current_call.set, None)
     return context
 
 
 def call_chain(call: Call | None = None) -> Iterator[Call]:
-    """A call and those that it is part of, innermost first; of the code around where none is given."""
+    """Yields a call and its ancestors, innermost first. Without a call: those of the current code."""
     call = call or current_call.get()
     while call is not None:
         yield call

@@ -1,4 +1,4 @@
-"""The books: a record of every call, statistics per tool, and each run's operation tree."""
+"""The call log: entries of the latest calls, statistics per tool, and the spans of calls in the traces of runs."""
 
 from __future__ import annotations
 
@@ -15,17 +15,19 @@ from toolspace.errors import ErrorKind
 from toolspace.orchestrator.call import Call
 from toolspace.orchestrator.trace import Span
 
-_SHORT = 200
-"""A text up to this length is kept instead of its tokens, which are counted when someone looks."""
+_SHORT_TEXT = 200
+"""A text of up to this length is kept instead of its token count; the tokens are counted when someone reads them."""
+_NOT_IN_SPANS = frozenset(("callId", "tool", "startedAt", "status", "runId"))
+"""Fields of an entry that its span has already."""
 
 
 class CallLogEntry(msgspec.Struct, frozen=True, rename="camel", weakref=False, eq=False):
-    """What is known of a call once it has ended."""
+    """A call that has ended."""
 
     call_id: str
     tool: str
     requested: str
-    """The name that was called; `tool` is the one that ran."""
+    """The name that the caller used; `tool` is the full name of the tool that ran."""
     namespace: str
     status: str
     error_kind: ErrorKind | None
@@ -47,22 +49,22 @@ class CallLogEntry(msgspec.Struct, frozen=True, rename="camel", weakref=False, e
 
 
 class CallLog:
-    """Takes every call's outcome in. Keeps the last records, and counts all of them."""
+    """Keeps the latest calls, and statistics of all calls."""
 
     def __init__(self, *, count_tokens: TokenCounter, stats: StatsCollector | None = None, keep: int = 1_000) -> None:
         self.stats = stats or StatsCollector()
         self.queue_waits = CallStats()
-        """How long calls waited for a slot, of those that had to."""
+        """How long calls waited for a slot, of those that had to wait."""
         self._rows: deque[tuple[Any, ...]] = deque(maxlen=keep)
         self._count_tokens = count_tokens
 
     @property
     def recent(self) -> list[CallLogEntry]:
-        """The last calls, oldest first."""
-        return [self._record(row) for row in self._rows]
+        """The latest calls, oldest first."""
+        return [self._entry(row) for row in self._rows]
 
     def add(self, call: Call, result: ToolResult, stats: CallStats | None) -> None:
-        """Books a call. A name that nobody offers has no statistics: made-up names must not make the books grow."""
+        """Logs a call. `stats` is None for a name that no provider offers: made-up names must not use memory."""
         if stats is not None:
             stats.add(result.duration_ms, result.ok, result.error_kind)
         if call.queue_wait:
@@ -76,7 +78,7 @@ class CallLog:
         if text is None:
             text = result.text
         run, parent, base = call.run, call.parent, call.base_context
-        # A plain row, made a record when someone looks: every call pays for this.
+        # A plain tuple, which becomes an entry when someone reads it: every call pays for this (benchmark `call`).
         row = (
             call.id,
             result.tool,
@@ -90,7 +92,7 @@ class CallLog:
             call.queue_wait,
             characters_in,
             len(text),
-            text if len(text) <= _SHORT else self._count_tokens(text),
+            text if len(text) <= _SHORT_TEXT else self._count_tokens(text),
             call.cache_hit,
             base.user_id,
             base.run_id if run is None else run.id,
@@ -98,11 +100,11 @@ class CallLog:
             None if parent is None else parent.id,
         )
         self._rows.append(row)
-        if (node := call.span) is not None:
-            node.describe_later(lambda: _attributes(self._record(row)))
-            node.end("ok" if result.ok else "failed", at=call.started_at + result.duration_ms)
+        if (span := call.span) is not None:
+            span.describe_later(lambda: _span_attributes(self._entry(row)))
+            span.end("ok" if result.ok else "failed", at=call.started_at + result.duration_ms)
 
-    def _record(self, row: tuple[Any, ...]) -> CallLogEntry:
+    def _entry(self, row: tuple[Any, ...]) -> CallLogEntry:
         values = dict(zip(CallLogEntry.__struct_fields__, row, strict=True))
         values["status"] = "ok" if values["status"] else "failed"
         values["queue_wait_ms"] *= 1000
@@ -111,17 +113,15 @@ class CallLog:
         return CallLogEntry(**values)
 
 
-def _attributes(record: CallLogEntry) -> dict[str, Any]:
-    """What a call's node in its run's tree says of it, beside what every node says."""
-    left_out = ("callId", "tool", "startedAt", "status", "runId")
-    return {key: value for key, value in record.to_dict().items() if key not in left_out and value is not None}
+def _span_attributes(entry: CallLogEntry) -> dict[str, Any]:
+    return {key: value for key, value in entry.to_dict().items() if key not in _NOT_IN_SPANS and value is not None}
 
 
 def start_call_span(call: Call) -> Span | None:
-    """The call's node, below its parent call or the turn that is open now."""
+    """Starts the span of a call, below its parent call or the open turn of its run; None without a run."""
     if call.run is None:
         return None
-    above = call.parent.span if call.parent is not None and call.parent.run is call.run else None
-    if above is None:
-        above = call.run.trace.last_child("turn") or call.run.trace
-    return above.start_child("call", call.entry.tool.name, id=call.id, started_at=call.started_at)
+    parent = call.parent.span if call.parent is not None and call.parent.run is call.run else None
+    if parent is None:
+        parent = call.run.trace.last_child("turn") or call.run.trace
+    return parent.start_child("call", call.entry.tool.name, id=call.id, started_at=call.started_at)

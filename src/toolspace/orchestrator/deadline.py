@@ -1,7 +1,9 @@
-"""Runs a coroutine within a time, in the caller's own task, and makes sure that it ends.
+"""Runs a coroutine within a time limit, in the caller's own task, and makes sure that it ends.
 
-A timer is armed only when the coroutine suspends, because most tools that are fast never do. When time is up the
-coroutine is cancelled; one that ignores that is closed after a grace, which no `except Exception` survives.
+The timer starts only when the coroutine suspends, because most fast tools never do. When the time is up the coroutine
+is cancelled. If it ignores that, it is closed after a grace period, which no `except Exception` survives.
+
+The stage `timeout` uses it, and `Call` for its cancellation.
 """
 
 from __future__ import annotations
@@ -18,28 +20,26 @@ T = TypeVar("T")
 GRACE_SECONDS = 2.0
 """How long a cancelled tool may clean up before it is closed."""
 
+_GROUPS_KEEP_COUNT = sys.version_info < (3, 13)
+"""Whether `asyncio.TaskGroup` leaves its task's count of cancellations raised if a child fails while it waits."""
 
-_GROUPS_FORGET = sys.version_info < (3, 13)
-"""Whether `asyncio.TaskGroup` leaves its task's count of cancellations raised when a child fails while it waits."""
-
-
-_ours: WeakKeyDictionary[asyncio.Task[Any], int] = WeakKeyDictionary()
-"""How many of a task's cancellations were made here, for a call in it, and will be taken back."""
+_call_cancellations: WeakKeyDictionary[asyncio.Task[Any], int] = WeakKeyDictionary()
+"""How many cancellations of a task were requested here, for a call in it, and will be withdrawn."""
 
 
 def cancel_task(task: asyncio.Task[Any]) -> None:
-    """Cancels a task for the sake of one call in it."""
-    _ours[task] = _ours.get(task, 0) + 1
+    """Cancels a task because a call in it is canceled."""
+    _call_cancellations[task] = _call_cancellations.get(task, 0) + 1
     task.cancel()
 
 
 def uncancel_task(task: asyncio.Task[Any]) -> int:
-    """Takes that back, when the call has ended. How many cancellations are left."""
-    left = _ours.get(task, 0) - 1
-    if left > 0:
-        _ours[task] = left
+    """Withdraws that when the call has ended. Returns how many cancellations of the task remain."""
+    remaining = _call_cancellations.get(task, 0) - 1
+    if remaining > 0:
+        _call_cancellations[task] = remaining
     else:
-        _ours.pop(task, None)
+        _call_cancellations.pop(task, None)
     return task.uncancel()
 
 
@@ -48,7 +48,7 @@ class DeadlineExpired(Exception):
 
 
 class WatchedCall(Protocol):
-    """The call around the coroutine."""
+    """The call that the coroutine belongs to."""
 
     task: asyncio.Task[Any] | None
     cancel_requested: bool
@@ -58,18 +58,18 @@ class WatchedCall(Protocol):
 
 
 class DeadlineGuard:
-    """Watches one suspended coroutine: the clock, and whether it obeys."""
+    """Watches one suspended coroutine: cancels it at the deadline, and closes it if it does not end."""
 
     __slots__ = (
         "_call",
-        "_cancels",
-        "_grace",
-        "_group",
+        "_cancel_count",
+        "_count_before",
+        "_foreign_count_before",
+        "_grace_timer",
         "_loop",
-        "_strangers",
+        "_seen_group",
         "_task",
         "_timer",
-        "_waiting",
         "expired",
         "killed",
     )
@@ -78,71 +78,74 @@ class DeadlineGuard:
         self._call = call
         self._loop = task.get_loop()
         self._task = task
-        self._cancels = 0
-        self._waiting = task.cancelling()
-        self._strangers = self._waiting - _ours.get(task, 0) if self._waiting else 0
+        self._cancel_count = 0
+        self._count_before = task.cancelling()
+        self._foreign_count_before = self._foreign_count() if self._count_before else 0
         self.expired = False
         self.killed = False
         self._timer = self._loop.call_later(seconds, self._expire) if seconds != float("inf") else None
-        self._grace: asyncio.TimerHandle | None = None
-        self._group: asyncio.TaskGroup | None = None
+        self._grace_timer: asyncio.TimerHandle | None = None
+        self._seen_group: asyncio.TaskGroup | None = None
 
     def before_throw(self, coroutine: Coroutine[Any, Any, Any]) -> None:
-        """Takes a cancellation back that the tool's own task group has made, where the group will not."""
-        group = _group_that_cancelled(coroutine) if _GROUPS_FORGET else None
-        if group is not None and group is not self._group:
-            self._group = group
+        """Withdraws a cancellation that the tool's own task group requested, if the group will not do so."""
+        group = _group_that_cancelled(coroutine) if _GROUPS_KEEP_COUNT else None
+        if group is not None and group is not self._seen_group:
+            self._seen_group = group
             self._task.uncancel()
 
     def coroutine_continued(self) -> None:
-        """The coroutine waits again after an exception: a last chance, if that was a cancellation meant for it."""
-        if self._grace is None and self._is_meant():
-            self._grace = self._loop.call_later(GRACE_SECONDS, self._kill)
+        """Starts the grace period if the coroutine went on after an exception that was meant to end it."""
+        if self._grace_timer is None and self._is_told_to_end():
+            self._grace_timer = self._loop.call_later(GRACE_SECONDS, self._kill)
 
     def close(self) -> bool:
-        """Stops watching. Whether a cancellation by someone else is still to be obeyed."""
+        """Stops watching. Returns whether someone else cancelled the task, so that the caller must end too."""
         if self._timer is not None:
             self._timer.cancel()
-        if self._grace is not None:
-            self._grace.cancel()
+        if self._grace_timer is not None:
+            self._grace_timer.cancel()
         remaining = self._task.cancelling()
-        for _ in range(self._cancels):
+        for _ in range(self._cancel_count):
             remaining = uncancel_task(self._task)
-        return remaining > self._waiting
+        return remaining > self._count_before
 
     def _expire(self) -> None:
         self.expired = True
-        self._cancels += 1
+        self._cancel_count += 1
         cancel_task(self._task)
 
     def _kill(self) -> None:
-        self._grace = None
-        if self._is_meant():
+        self._grace_timer = None
+        if self._is_told_to_end():
             self.killed = True
-            self._cancels += 1
+            self._cancel_count += 1
             cancel_task(self._task)
-        # Else the tool cancelled its own task and took that back, as `asyncio.TaskGroup` and `asyncio.timeout` do.
+        # Else the tool cancelled its own task and withdrew that, as `asyncio.TaskGroup` and `asyncio.timeout` do.
 
-    def _is_meant(self) -> bool:
-        """Whether the coroutine has been told to end. One that waits for a call inside it, which was, has not."""
-        strangers = self._task.cancelling() - _ours.get(self._task, 0)
-        return self.expired or self._call.cancel_requested or strangers > self._strangers
+    def _is_told_to_end(self) -> bool:
+        """Whether the coroutine should end. Not if it waits for a call inside it, and only that one was canceled."""
+        return self.expired or self._call.cancel_requested or self._foreign_count() > self._foreign_count_before
+
+    def _foreign_count(self) -> int:
+        """How many cancellations of the task come from code outside this module."""
+        return self._task.cancelling() - _call_cancellations.get(self._task, 0)
 
 
 async def finish_within(
     coroutine: Coroutine[Any, Any, T],
-    waiting: Any,
+    awaited: Any,
     call: WatchedCall,
     seconds: float,
     *,
     on_killed: Callable[[], None],
 ) -> T:
-    """Runs a coroutine that has suspended on `waiting` to its end. Raises `Expired` where it ran out of time."""
+    """Runs a coroutine that has suspended on `awaited` to its end. Raises `DeadlineExpired` if the time is up first."""
     call.register()
     assert call.task is not None, "a tool that suspends needs a running task"
     guard = DeadlineGuard(call, call.task, seconds)
     try:
-        value = await _resume(coroutine, waiting, call, guard, on_killed)
+        value = await _resume(coroutine, awaited, call, guard, on_killed)
     except asyncio.CancelledError:
         if guard.close() or not guard.expired:
             raise
@@ -160,24 +163,22 @@ async def finish_within(
 @types.coroutine
 def _resume(
     coroutine: Coroutine[Any, Any, T],
-    waiting: Any,
+    awaited: Any,
     call: WatchedCall,
     guard: DeadlineGuard,
     on_killed: Callable[[], None],
 ) -> Generator[Any, Any, T]:
-    """Passes everything on between the task and the coroutine, as `await` would, until it ends or is ended."""
+    """Passes values and exceptions between the task and the coroutine, as `await` does, until the coroutine ends."""
     try:
         while True:
             if call.interrupt_requested:
-                # Code in this very task canceled the call; a task cannot cancel itself without hitting its caller.
-                waiting = coroutine.throw(asyncio.CancelledError())
-                call.interrupt_requested = (
-                    False  # Only now: the calls inside it look whom the cancellation was meant for.
-                )
+                # Code in this same task canceled the call. A task cannot cancel itself without hitting its caller.
+                awaited = coroutine.throw(asyncio.CancelledError())
+                call.interrupt_requested = False  # Only now: calls inside this one check whom the exception is for.
                 guard.coroutine_continued()
                 continue
             try:
-                value = yield waiting
+                value = yield awaited
             except GeneratorExit:
                 coroutine.close()
                 raise
@@ -187,24 +188,24 @@ def _resume(
                     raise
                 if isinstance(error, asyncio.CancelledError):
                     guard.before_throw(coroutine)
-                waiting = coroutine.throw(error)
+                awaited = coroutine.throw(error)
                 guard.coroutine_continued()
             else:
-                waiting = coroutine.send(value)
-    except StopIteration as done:
-        return done.value
+                awaited = coroutine.send(value)
+    except StopIteration as stop:
+        return stop.value
 
 
 def _group_that_cancelled(coroutine: Coroutine[Any, Any, Any]) -> asyncio.TaskGroup | None:
-    """The group at whose end the coroutine waits, if a child failed meanwhile and the group cancelled the task."""
-    inner: Any = coroutine
-    while hasattr(below := getattr(inner, "cr_await", None), "cr_code"):
-        inner = below
-    if getattr(inner, "cr_code", None) is not asyncio.TaskGroup.__aexit__.__code__:
+    """Returns the group at whose end the coroutine waits, if a child failed and the group cancelled the task."""
+    innermost: Any = coroutine
+    while hasattr(inner := getattr(innermost, "cr_await", None), "cr_code"):
+        innermost = inner
+    if getattr(innermost, "cr_code", None) is not asyncio.TaskGroup.__aexit__.__code__:
         return None
-    names: dict[str, Any] = inner.cr_frame.f_locals
+    names: dict[str, Any] = innermost.cr_frame.f_locals
     group: Any = names["self"]
-    # With an exception from inside its block, the group has taken its cancellation back already.
+    # If an exception came from inside its block, the group has withdrawn its cancellation already.
     return group if names["et"] is None and getattr(group, "_parent_cancel_requested", False) else None
 
 
@@ -213,8 +214,8 @@ def _close(coroutine: Coroutine[Any, Any, Any], on_killed: Callable[[], None]) -
     try:
         coroutine.close()
     except RuntimeError:
-        # It awaits even while it is being closed. Kept, so that nobody tries to close it again; never resumed.
-        _undead.append(coroutine)
+        # It awaits even while it is closed. Kept, so that the garbage collector does not close it again.
+        _unclosable.append(coroutine)
 
 
-_undead: list[Coroutine[Any, Any, Any]] = []
+_unclosable: list[Coroutine[Any, Any, Any]] = []

@@ -1,4 +1,4 @@
-"""The in-process event bus: code subscribes by type. A subscriber can never fail a call."""
+"""The in-process event bus: code subscribes to events by their type. A subscriber cannot fail a call."""
 
 from __future__ import annotations
 
@@ -21,49 +21,49 @@ class EventBus:
 
     def __init__(self) -> None:
         self.subscribers: dict[EventType, tuple[Subscriber, ...]] = {}
-        """Only types that someone listens to: `kind in bus.subscribers` is the cheap question."""
+        """Has only types with subscribers, so `type in bus.subscribers` is a cheap test."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     def subscribe(self, subscriber: Subscriber, *types: EventType | type[Event]) -> Callable[[], None]:
-        """Calls the subscriber for each event of these types; of all types where none is named.
+        """Calls the subscriber for each event of these types; without types, for every event.
 
         Returns the function that ends the subscription.
         """
-        wanted = [one if isinstance(one, EventType) else one.type for one in types] or list(EventType)
-        for one in wanted:
-            self.subscribers[one] = (*self.subscribers.get(one, ()), subscriber)
+        subscribed = [item if isinstance(item, EventType) else item.type for item in types] or list(EventType)
+        for type in subscribed:
+            self.subscribers[type] = (*self.subscribers.get(type, ()), subscriber)
 
         def unsubscribe() -> None:
-            for one in wanted:
-                rest = list(self.subscribers.get(one, ()))
+            for type in subscribed:
+                remaining = list(self.subscribers.get(type, ()))
                 with suppress(ValueError):
-                    rest.remove(subscriber)
-                if rest:
-                    self.subscribers[one] = tuple(rest)
+                    remaining.remove(subscriber)
+                if remaining:
+                    self.subscribers[type] = tuple(remaining)
                 else:
-                    self.subscribers.pop(one, None)
+                    self.subscribers.pop(type, None)
 
         return unsubscribe
 
-    def has_subscribers(self, kind: EventType) -> bool:
-        """Whether anyone listens: an event that nobody wants need not be made."""
-        return kind in self.subscribers
+    def has_subscribers(self, type: EventType) -> bool:
+        """Whether anyone subscribes to events of this type; if not, they need not be created."""
+        return type in self.subscribers
 
     def emit(self, event: Event) -> None:
         self.deliver(event, self.subscribers.get(event.type, ()))
 
     def deliver(self, event: Event, subscribers: tuple[Subscriber, ...]) -> None:
-        """Gives an event to subscribers that were looked up already."""
+        """Passes an event to subscribers that the caller has looked up."""
         for subscriber in subscribers:
             try:
-                waiting = subscriber(event)
-                if waiting is not None:
-                    self._keep(waiting)
+                awaitable = subscriber(event)
+                if awaitable is not None:
+                    self._run(awaitable)
             except Exception:
                 _log.exception("a subscriber of %s failed", event.type.name)
 
     async def stream(self, *types: EventType | type[Event], limit: int = 1_000) -> AsyncIterator[Event]:
-        """The events from now on. A reader that falls `limit` events behind loses the oldest."""
+        """Yields the events from now on. A consumer that is `limit` events behind loses the oldest."""
         with self.open_queue(*types, limit=limit) as queue:
             while True:
                 yield await queue.get()
@@ -72,7 +72,7 @@ class EventBus:
     def open_queue(
         self, *types: EventType | type[Event], limit: int = 1_000
     ) -> Generator[asyncio.Queue[Event], None, None]:
-        """A bounded queue that fills with events until the block ends."""
+        """Yields a queue that receives the events until the block ends. A full queue drops its oldest event."""
         queue: asyncio.Queue[Event] = asyncio.Queue(limit)
 
         def put(event: Event) -> None:
@@ -87,20 +87,20 @@ class EventBus:
             unsubscribe()
 
     async def aclose(self) -> None:
-        """Lets the subscribers that are running finish."""
+        """Waits for the subscribers that are running."""
         while self._tasks:
             await asyncio.wait(tuple(self._tasks))
 
-    def _keep(self, waiting: object) -> None:
-        if inspect.isawaitable(waiting):
-            # Outside the call that is announced: what a subscriber calls is not a part of it.
-            task = asyncio.get_running_loop().create_task(_finish(waiting), context=context_without_call())
+    def _run(self, awaitable: object) -> None:
+        if inspect.isawaitable(awaitable):
+            # Outside the call that the event is about: calls that the subscriber makes are not part of it.
+            task = asyncio.get_running_loop().create_task(_finish(awaitable), context=context_without_call())
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
 
-async def _finish(waiting: Awaitable[None]) -> None:
+async def _finish(awaitable: Awaitable[None]) -> None:
     try:
-        await waiting
+        await awaitable
     except Exception:
         _log.exception("an async subscriber failed")

@@ -1,6 +1,6 @@
-"""An orchestrator with tools of its own above those of another, which it calls as if they were its own.
+"""An orchestrator with its own tools on top of a parent's tools, which it calls as if they were its own.
 
-Calls of the tools below take the very way that they take there: its queues, caches, rules and observers hold.
+Each agent has one. A call of a parent's tool runs exactly as in the parent: with its queues, caches, rules and stages.
 """
 
 from __future__ import annotations
@@ -14,19 +14,20 @@ from toolspace.core.result import ToolResult
 from toolspace.core.tool import Tool
 from toolspace.orchestrator.call import Call
 from toolspace.orchestrator.catalog import CatalogEntry
+from toolspace.orchestrator.name_resolution import NameResolver
 from toolspace.orchestrator.orchestrator import ToolOrchestrator
 from toolspace.orchestrator.queues import QueueRegistry, QueueSpec
 from toolspace.orchestrator.settings import CallDefaults, EffectiveSettings, ProviderRules
 from toolspace.orchestrator.stage import CallHandler, CallServices
 
 _SHARED_NAMESPACES = frozenset(("agent", "router"))
-"""Namespaces of several providers: one of them does not hide the others."""
+"""Namespaces of several providers: a provider here does not hide those of the parent."""
 
 ToolFilter = Callable[[CatalogEntry], bool]
 
 
 class LayeredOrchestrator(ToolOrchestrator):
-    """Stands above another orchestrator. Closing it leaves that one open."""
+    """An orchestrator that inherits the tools of a parent. Closing it leaves the parent open."""
 
     def __init__(
         self,
@@ -38,7 +39,7 @@ class LayeredOrchestrator(ToolOrchestrator):
         cache: ResultCache | None = None,
         is_hidden: ToolFilter | None = None,
     ) -> None:
-        """`cache` is not the one below: tools of one name are not one tool. `hidden` tools below are not here."""
+        """`cache` must not be the parent's: equal names may be different tools. `is_hidden` tools are not inherited."""
         super().__init__(context=context or parent.context)
         shared = parent._services
         self.bus = parent.bus
@@ -54,10 +55,11 @@ class LayeredOrchestrator(ToolOrchestrator):
             defaults=defaults or shared.defaults,
         )
         self.stored_sessions = parent.stored_sessions
+        self._names = NameResolver(self._catalog, self._services)
         self._parent = parent
         self._outer_stages = parent._outer_stages
         self._catalog.aliases = parent._catalog.aliases
-        self._inherited = _Borrowed(parent, self, is_hidden)
+        self._inherited = _InheritedTools(parent, self, is_hidden)
         self._catalog.fallback_provider = self._inherited
         self._catalog.add(self._inherited, ProviderRules())
         parent._layers.add(self)
@@ -68,7 +70,7 @@ class LayeredOrchestrator(ToolOrchestrator):
 
     @property
     def inherited_tools(self) -> ToolProvider:
-        """What stands for the tools below."""
+        """The provider that stands for the parent's tools."""
         return self._inherited
 
     def parent_changed(self) -> None:
@@ -79,14 +81,16 @@ class LayeredOrchestrator(ToolOrchestrator):
         return super().emit_completion(call) or self._parent.emit_completion(call)
 
     def explain(self, name: str) -> tuple[CatalogEntry, EffectiveSettings] | None:
-        entry = self._find(name, None, calling=False)
+        entry = self._find(name, None, is_call=False)
         return self._parent.explain(entry.tool.name) if entry.provider is self._inherited else super().explain(name)
 
     def _instruction_providers(self) -> list[ToolProvider]:
         own = [provider for provider in self.providers if provider is not self._inherited]
-        taken = {provider.namespace for provider in own}
+        own_namespaces = {provider.namespace for provider in own}
         return own + [
-            one for one in self._parent._instruction_providers() if not one.namespace or one.namespace not in taken
+            provider
+            for provider in self._parent._instruction_providers()
+            if not provider.namespace or provider.namespace not in own_namespaces
         ]
 
     def _unavailable_reasons(self) -> Mapping[ToolProvider, str]:
@@ -98,52 +102,52 @@ class LayeredOrchestrator(ToolOrchestrator):
     def _compile(self, entry: CatalogEntry, *, in_run: bool) -> CallHandler:
         if entry.provider is not self._inherited:
             return super()._compile(entry, in_run=in_run)
-        below, name = self._parent, entry.tool.name
+        parent, name = self._parent, entry.tool.name
 
-        async def lent(call: Call) -> ToolResult:
-            call.entry = source = below._find(name, call.arguments)
-            handler = source.run_handler if in_run else source.handler
-            return await (handler or below._compile(source, in_run=in_run))(call)
+        async def run_in_parent(call: Call) -> ToolResult:
+            call.entry = parent_entry = parent._find(name, call.arguments)
+            handler = parent_entry.run_handler if in_run else parent_entry.handler
+            return await (handler or parent._compile(parent_entry, in_run=in_run))(call)
 
         if in_run:
-            entry.run_handler = lent
+            entry.run_handler = run_in_parent
         else:
-            entry.handler = lent
-        return lent
+            entry.handler = run_in_parent
+        return run_in_parent
 
     def _list_changed(self, provider: ToolProvider) -> None:
-        """Nobody else is told: what others see of the tools has not changed."""
+        """Tells only the layers above: for everyone else the tools have not changed, so no event is emitted."""
         self._costs.retain([entry.tool for entry in self._catalog.entries.values()])
-        for above in tuple(self._layers):
-            above.parent_changed()
+        for layer in tuple(self._layers):
+            layer.parent_changed()
 
     async def _close_services(self) -> None:
         self._parent._layers.discard(self)
 
 
-class _Borrowed(ToolProvider):
-    """The tools below, where nothing above has their names."""
+class _InheritedTools(ToolProvider):
+    """The parent's tools, except those whose names or namespaces are used here."""
 
     kind = "borrowed"
 
-    def __init__(self, below: ToolOrchestrator, overlay: LayeredOrchestrator, hidden: ToolFilter | None) -> None:
+    def __init__(self, parent: ToolOrchestrator, layer: LayeredOrchestrator, is_hidden: ToolFilter | None) -> None:
         super().__init__()
-        self._below = below
-        self._overlay = overlay
-        self._hidden = hidden
+        self._parent = parent
+        self._layer = layer
+        self._is_hidden = is_hidden
 
     def list_tools(self) -> Sequence[Tool]:
-        own = {provider.namespace for provider in self._overlay.providers if provider is not self}
-        own -= _SHARED_NAMESPACES
+        own_namespaces = {provider.namespace for provider in self._layer.providers if provider is not self}
+        own_namespaces -= _SHARED_NAMESPACES
         return [
             entry.tool
-            for entry in self._below.entries()
-            if not (entry.provider.namespace and entry.provider.namespace in own)
-            and not (self._hidden is not None and self._hidden(entry))
+            for entry in self._parent.entries()
+            if not (entry.provider.namespace and entry.provider.namespace in own_namespaces)
+            and not (self._is_hidden is not None and self._is_hidden(entry))
         ]
 
     def is_offered(self, tool: Tool, context: ToolContext) -> bool:
-        return self._below.is_offered(tool.name, context)
+        return self._parent.is_offered(tool.name, context)
 
     async def execute(self, name: str, parameters: dict[str, Any], context: ToolContext) -> ToolResult:
-        raise NotImplementedError("calls of these tools go where the tools are")
+        raise NotImplementedError("the layer runs calls of these tools in the parent")

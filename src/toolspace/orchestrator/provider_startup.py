@@ -1,4 +1,7 @@
-"""Gets providers ready, side by side: one that fails is reported and retried, and hurts nobody else."""
+"""Starts providers in parallel. One that fails is reported and retried, and does not affect the others.
+
+The orchestrator uses it at its start, and to wait for the provider of a tool that is called during the start.
+"""
 
 from __future__ import annotations
 
@@ -18,22 +21,22 @@ from toolspace.orchestrator.call import context_without_call
 _log = logging.getLogger("toolspace.providers")
 RETRY_SECONDS = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 DEFAULT_WAIT_SECONDS = 30.0
-"""How long a start waits for a provider. One that takes longer is reported, and goes on beside the others."""
+"""How long a start waits for a provider. One that takes longer is reported, and continues in the background."""
 STRAGGLER_SHARE = 0.16
-"""Where nearly all are ready, each of the last ones adds so much to the time that the others took, and no more."""
-_FEW = 5
-"""One of so many may be such a straggler; with fewer providers each is waited for."""
-_AT_ONCE_SECONDS = 0.05
+"""When most providers are ready, each of the last ones adds this share of the time that the others took."""
+_PROVIDERS_PER_STRAGGLER = 5
+"""One of so many slow providers may be a straggler. With fewer, the start waits for each."""
+_INSTANT_SECONDS = 0.05
 _NOT_STARTED = "it was not started; use the toolspace with `async with`, which starts its providers"
 
 
 class StartupWait(msgspec.Struct, frozen=True, kw_only=True):
-    """How long a start waits for providers. Those that are not ready then go on beside it."""
+    """How long a start waits for providers. Those that are not ready then continue in the background."""
 
     seconds: float | None = None
     """None: 30."""
     wait_for_stragglers: bool = False
-    """Whether to wait for all alike, also for a few that take far longer than the rest."""
+    """Whether to wait for all providers, also for a few that take far longer than the rest."""
 
 
 class ProviderStartup:
@@ -43,90 +46,95 @@ class ProviderStartup:
         self.failures: dict[ToolProvider, str] = {}
         self._on_ready = on_ready
         self._retry = retry
-        self._waiting: dict[ToolProvider, bool] = {}
-        self._starting: dict[ToolProvider, asyncio.Task[None]] = {}
-        """What starts each provider that is not ready."""
-        self._first: dict[ToolProvider, tuple[float, asyncio.Future[None]]] = {}
-        """Those that were not tried to the end even once: since when, and what is done when they were."""
+        self._not_started: dict[ToolProvider, bool] = {}
+        """Providers that wait for `start`, and whether each is required."""
+        self._tasks: dict[ToolProvider, asyncio.Task[None]] = {}
+        """The task that starts each provider that is not ready."""
+        self._first_attempts: dict[ToolProvider, tuple[float, asyncio.Future[None]]] = {}
+        """The first attempts that have not ended: when each began, and a future that is done at its end."""
 
     def add(self, provider: ToolProvider, *, required: bool) -> None:
-        self._waiting[provider] = required
+        self._not_started[provider] = required
 
     def reasons(self) -> Mapping[ToolProvider, str]:
-        """Why each provider that is not ready is not."""
-        return {**dict.fromkeys(self._waiting, _NOT_STARTED), **self.failures}
+        """Returns why each provider that is not ready is not."""
+        return {**dict.fromkeys(self._not_started, _NOT_STARTED), **self.failures}
 
-    async def start(self, patience: StartupWait | None = None) -> None:
-        """Warms up every provider that was added since the last time, and waits until each was tried once."""
-        waiting, self._waiting = self._waiting, {}
-        if not waiting:
+    async def start(self, wait: StartupWait | None = None) -> None:
+        """Starts every provider that was added since the last start, and waits for the first attempt of each.
+
+        Raises `ProviderError` if a required provider is not ready then.
+        """
+        providers, self._not_started = self._not_started, {}
+        if not providers:
             return
-        tried = {provider: self._begin(provider) for provider in waiting}
+        attempts = {provider: self._start(provider) for provider in providers}
         try:
-            waited = await _wait(
-                tried, [provider for provider, required in waiting.items() if required], patience or StartupWait()
-            )
-            for provider, first in tried.items():
-                if not first.done():
-                    self._report(
-                        provider, f"it has not started within {format_milliseconds(waited)}ms, and is still at it"
-                    )
-            missing = [provider for provider, required in waiting.items() if required and provider in self.failures]
-            if missing:
-                reasons = "; ".join(f"{_name(provider)}: {self.failures[provider]}" for provider in missing)
+            required = [provider for provider, is_required in providers.items() if is_required]
+            seconds = await _wait(attempts, required, wait or StartupWait())
+            for provider, attempt in attempts.items():
+                if not attempt.done():
+                    duration = format_milliseconds(seconds)
+                    self._report(provider, f"it has not started within {duration}ms, and is still at it")
+            failed = [provider for provider in required if provider in self.failures]
+            if failed:
+                reasons = "; ".join(f"{_name(provider)}: {self.failures[provider]}" for provider in failed)
                 raise ProviderError(f"a required provider did not start: {reasons}")
         except BaseException:
-            await self._stop(waiting)
+            await self._stop(providers)
             raise
 
     async def wait_for_first_start(self, name: object) -> bool:
-        """Waits for the first start of the provider that a tool of this name would be of. Whether there was one."""
-        wanted = sanitise(name) if self._first and isinstance(name, str) else ""
-        # The longest first: the namespace `a` is not that of `a__b__tool` where there is `a__b`.
-        for provider, (began, first) in sorted(self._first.items(), key=lambda one: -len(one[0].namespace)):
-            if provider.namespace and wanted.startswith(sanitise(provider.namespace) + SEPARATOR):
-                left = began + DEFAULT_WAIT_SECONDS - time.monotonic()
-                await asyncio.wait((first,), timeout=max(left, 0))
+        """Waits for the first attempt of the provider that a tool of this name belongs to. False if none is pending."""
+        full_name = sanitise(name) if self._first_attempts and isinstance(name, str) else ""
+        # The longest namespace first: `a__b__tool` belongs to `a__b`, not to `a`.
+        by_length = sorted(self._first_attempts.items(), key=lambda item: -len(item[0].namespace))
+        for provider, (start_time, attempt) in by_length:
+            if provider.namespace and full_name.startswith(sanitise(provider.namespace) + SEPARATOR):
+                remaining = start_time + DEFAULT_WAIT_SECONDS - time.monotonic()
+                await asyncio.wait((attempt,), timeout=max(remaining, 0))
                 return True
         return False
 
     async def remove(self, provider: ToolProvider) -> None:
-        self._waiting.pop(provider, None)
+        self._not_started.pop(provider, None)
         await self._stop((provider,))
         self.failures.pop(provider, None)
 
     async def aclose(self) -> None:
-        await self._stop(tuple(self._starting))
+        await self._stop(tuple(self._tasks))
 
-    def _begin(self, provider: ToolProvider) -> asyncio.Future[None]:
-        """Starts a provider beside everything else. The answer is done when it was tried once."""
+    def _start(self, provider: ToolProvider) -> asyncio.Future[None]:
+        """Starts a provider in the background. Returns a future that is done after the first attempt."""
         loop = asyncio.get_running_loop()
-        first: asyncio.Future[None] = loop.create_future()
-        self._first[provider] = (time.monotonic(), first)
-        first.add_done_callback(lambda _: self._first.pop(provider, None))
-        self._starting[provider] = loop.create_task(self._bring_up(provider, first), context=context_without_call())
-        return first
+        attempt: asyncio.Future[None] = loop.create_future()
+        self._first_attempts[provider] = (time.monotonic(), attempt)
+        attempt.add_done_callback(lambda _: self._first_attempts.pop(provider, None))
+        self._tasks[provider] = loop.create_task(
+            self._retry_until_ready(provider, attempt), context=context_without_call()
+        )
+        return attempt
 
-    async def _bring_up(self, provider: ToolProvider, first: asyncio.Future[None]) -> None:
+    async def _retry_until_ready(self, provider: ToolProvider, first_attempt: asyncio.Future[None]) -> None:
         try:
             attempt = 0
             while not await self._try(provider):
-                if not first.done():
-                    first.set_result(None)
+                if not first_attempt.done():
+                    first_attempt.set_result(None)
                 await asyncio.sleep(self._retry[min(attempt, len(self._retry) - 1)])
                 attempt += 1
             self._on_ready(provider)
         finally:
-            if not first.done():
-                first.set_result(None)
-            if self._starting.get(provider) is asyncio.current_task():
-                del self._starting[provider]
+            if not first_attempt.done():
+                first_attempt.set_result(None)
+            if self._tasks.get(provider) is asyncio.current_task():
+                del self._tasks[provider]
 
     async def _try(self, provider: ToolProvider) -> bool:
         try:
             await provider.warmup()
         except (Exception, asyncio.CancelledError) as error:
-            # A connection that breaks may show as a cancellation that nobody asked for.
+            # A connection that breaks may raise `CancelledError` though nobody cancelled this task.
             if (task := asyncio.current_task()) is not None and task.cancelling():
                 raise
             self._report(provider, str(error) or type(error).__name__)
@@ -141,27 +149,27 @@ class ProviderStartup:
         self.failures[provider] = reason
 
     async def _stop(self, providers: Iterable[ToolProvider]) -> None:
-        tasks = [task for provider in providers if (task := self._starting.pop(provider, None)) is not None]
+        tasks = [task for provider in providers if (task := self._tasks.pop(provider, None)) is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _wait(
-    tried: Mapping[ToolProvider, asyncio.Future[None]], required: Sequence[ToolProvider], patience: StartupWait
+    attempts: Mapping[ToolProvider, asyncio.Future[None]], required: Sequence[ToolProvider], wait: StartupWait
 ) -> float:
-    """Waits until each was tried, but for a few that take much longer than the rest. Says how many seconds at most."""
-    began = time.monotonic()
-    needed = {tried[provider] for provider in required}
-    limit = most = DEFAULT_WAIT_SECONDS if patience.seconds is None else patience.seconds
-    # Those that have nothing to start say nothing of how long a start takes.
-    _, slow = await asyncio.wait(tried.values(), timeout=min(_AT_ONCE_SECONDS, limit))
+    """Waits for all attempts, except for a few that take much longer than the rest. Returns the limit in seconds."""
+    start_time = time.monotonic()
+    required_attempts = {attempts[provider] for provider in required}
+    limit = max_limit = DEFAULT_WAIT_SECONDS if wait.seconds is None else wait.seconds
+    # Providers that have nothing to start say nothing about how long a start takes.
+    _, slow = await asyncio.wait(attempts.values(), timeout=min(_INSTANT_SECONDS, limit))
     pending = slow
-    while pending and (left := began + limit - time.monotonic()) > 0:
-        done, pending = await asyncio.wait(pending, timeout=left, return_when=asyncio.FIRST_COMPLETED)
-        few = len(pending) <= len(slow) // _FEW and not pending & needed
-        if done and few and not patience.wait_for_stragglers:
-            limit = min(most, (time.monotonic() - began) * (1 + STRAGGLER_SHARE * len(pending)))
+    while pending and (remaining := start_time + limit - time.monotonic()) > 0:
+        done, pending = await asyncio.wait(pending, timeout=remaining, return_when=asyncio.FIRST_COMPLETED)
+        are_stragglers = len(pending) <= len(slow) // _PROVIDERS_PER_STRAGGLER and not pending & required_attempts
+        if done and are_stragglers and not wait.wait_for_stragglers:
+            limit = min(max_limit, (time.monotonic() - start_time) * (1 + STRAGGLER_SHARE * len(pending)))
     return round(limit, 3)
 
 

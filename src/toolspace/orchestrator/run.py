@@ -1,4 +1,7 @@
-"""A run: the calls of one think cycle or program, with limits, a budget, a deadline and a trace of their own."""
+"""A run: the calls of one agent cycle or program, with their own limits, token budget, deadline and trace.
+
+Agents and programs create runs through the orchestrator. A run does not call models.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ class RunOwner(Protocol):
 
 
 class Run:
-    """Bounds and books the calls made in it. Not a model loop: whoever runs one says when a turn begins."""
+    """Limits and traces the calls that are made in it. Whoever runs the model tells it when a turn starts."""
 
     def __init__(
         self,
@@ -63,12 +66,12 @@ class Run:
         self.tool_budget_exceeded = False
         self.final_report: Mapping[str, Any] | None = None
         self.report_format = report_format
-        """The format that the final report must have; any where none is asked for."""
+        """The format that the final report must have; None allows any."""
         self.report_schema = report_schema
-        """What a report in JSON is checked against."""
+        """The JSON Schema that a report in JSON must match."""
         self.task_status: Mapping[str, Any] | None = None
         self.discovered_tools: dict[str, None] = {}
-        """Tools that a search found: their schemas are shown from then on."""
+        """The names of tools that a search found. The model sees their schemas from then on."""
         self.concurrency_queue = None
         if max_concurrent_tools is not None:
             self.concurrency_queue = CallQueue("maxConcurrentTools", QueueSpec(concurrent=max_concurrent_tools))
@@ -99,7 +102,7 @@ class Run:
         return await self._owner.execute(name, arguments, context=context, run=self, call_id=call_id)
 
     def next_turn(self) -> int:
-        """Begins the next turn of the model: limits per turn start anew."""
+        """Starts the next turn of the model. Limits per turn count from zero again."""
         self.trace.end_last_child("turn")
         self.turn += 1
         self._calls_in_turn = 0
@@ -107,13 +110,13 @@ class Run:
         return self.turn
 
     def close(self) -> None:
-        """Ends the run's trace. Calls after it still work; they open a turn of their own."""
+        """Ends the run's trace. Later calls still work."""
         self.trace.end("ok" if not self._canceled else "canceled")
 
     def cancel(self) -> None:
-        """Stops every call of the run, and refuses new ones."""
+        """Cancels every call of the run, and refuses new ones."""
         self._canceled = True
-        # Those around this very code have to be told too; they may not have waited for anything yet.
+        # The calls that this code is part of too: they may not have waited yet, and so are not active.
         for call in (*self._active, *call_chain()):
             if call.run is self:
                 call.cancel()
@@ -124,12 +127,12 @@ class Run:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the run gave its final report."""
+        """Whether the run has its final report."""
         return self.final_report is not None
 
     @property
     def final_report_reminder(self) -> str | None:
-        """What to tell a model that says it is ready and has nothing left to run, yet does not finish."""
+        """What to tell a model that reports a completed task but does not call the final report tool; else None."""
         status = self.task_status
         if (
             self.final_report is None
@@ -143,20 +146,20 @@ class Run:
 
     @property
     def remaining_seconds(self) -> float:
-        """Until the deadline; infinite without one."""
+        """Seconds until the deadline; infinite without one."""
         return self._expires - time.monotonic()
 
     @property
     def remaining_tokens(self) -> float:
-        """What still fits the context window; infinite without one."""
+        """Tokens that still fit the context window; infinite without one."""
         return math.inf if self.context_window is None else self.context_window - self.tokens_used
 
     def add_tokens(self, count: int) -> None:
-        """Books tokens: of results, by the orchestrator; of prompts and answers, by whoever runs the model."""
+        """Adds used tokens. The orchestrator adds those of results; whoever runs the model adds the others."""
         self.tokens_used += count
 
     def count_call(self) -> str | None:
-        """Counts one more call of this turn. Why it may not run, or None."""
+        """Counts one more call of this turn. Returns why it may not run, or None."""
         if self.final_report is not None:
             return f"run {self.id} has given its final report"
         limit = self.max_tool_calls_per_turn

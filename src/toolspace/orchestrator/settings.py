@@ -1,4 +1,7 @@
-"""What holds for a tool: its timeout, queue, cache and cap, each with the place that set it."""
+"""The settings of a tool (timeout, queue, cache, result size), each with the place that set it.
+
+The composition root makes rules from the configuration; the catalog and the pipeline apply them. Reads no files.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +19,14 @@ DEFAULT = "default"
 
 
 class SourcedValue(msgspec.Struct, Generic[T], frozen=True):
-    """A value and where it came from."""
+    """A value and where it is set."""
 
     value: T
     source: str = DEFAULT
 
 
 class CallDefaults(msgspec.Struct, frozen=True, kw_only=True):
-    """What holds where a tool and its provider say nothing. Durations are seconds."""
+    """What applies if neither the tool nor its provider sets it. Durations are seconds."""
 
     tool_timeout: SourcedValue[float] = SourcedValue(defaults.TOOL_TIMEOUT_SECONDS)
     tool_response_max_bytes: SourcedValue[int] = SourcedValue(defaults.TOOL_RESPONSE_MAX_BYTES)
@@ -34,7 +37,7 @@ class CallDefaults(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ToolRules(msgspec.Struct, frozen=True, kw_only=True):
-    """What configuration says of one tool, or of all tools of a provider. None says nothing."""
+    """What the configuration sets for one tool, or for all tools of a provider. None: not set."""
 
     timeout: float | None = None
     queue: str | None = None
@@ -44,61 +47,61 @@ class ToolRules(msgspec.Struct, frozen=True, kw_only=True):
     enabled: bool | None = None
     visible: bool | None = None
     source: str = DEFAULT
-    """Where these rules are written; a rule's own key is added to it."""
+    """Where these rules are written. The key of a rule is appended to it."""
 
 
 class ProviderRules(msgspec.Struct, frozen=True, kw_only=True):
-    """What configuration says of a provider and its tools."""
+    """What the configuration sets for a provider and its tools."""
 
     rules: ToolRules = ToolRules()
     tools_allowed: Sequence[str] | None = None
     tools_denied: Sequence[str] = ()
     required: bool = False
     overrides: Mapping[str, ToolRules] = {}
-    """Tool name or glob → rules. Each key holds by itself: of all rules that fit and say it, the most specific."""
+    """Tool name or glob → rules. Each key applies by itself: the most specific rule that matches and sets it wins."""
 
-    def denial_reason(self, own_name: str, full_name: str) -> str | None:
-        """Why a tool of this provider may not be used, or None. Deny wins."""
+    def denial_reason(self, local_name: str, full_name: str) -> str | None:
+        """Returns why a tool of this provider may not be used, or None. Denying wins over allowing."""
 
-        def fits(pattern: str) -> bool:
-            return fnmatch.fnmatchcase(own_name.casefold(), pattern.casefold())
+        def matches(pattern: str) -> bool:
+            return fnmatch.fnmatchcase(local_name.casefold(), pattern.casefold())
 
         for pattern in self.tools_denied:
-            if fits(pattern):
+            if matches(pattern):
                 return f'tool "{full_name}" is denied by toolsDenied ("{pattern}")'
-        if self.tools_allowed is not None and not any(map(fits, self.tools_allowed)):
+        if self.tools_allowed is not None and not any(map(matches, self.tools_allowed)):
             return f'tool "{full_name}" is not in toolsAllowed'
-        said = self.find_override("enabled", own_name, full_name)
-        if said is not None and said.value is False:
-            return f'tool "{full_name}" is disabled ({said.source})'
+        enabled = self.find_override("enabled", local_name, full_name)
+        if enabled is not None and enabled.value is False:
+            return f'tool "{full_name}" is disabled ({enabled.source})'
         return None
 
     def find_override(self, key: str, *names: str) -> SourcedValue[Any] | None:
-        """What the overrides say under one key of the tool with these names, and where."""
+        """Returns what the overrides set under a key for the tool with these names, and where; None if nothing."""
         pattern = self.find_override_pattern(key, *names)
         if pattern is None:
             return None
         rules = self.overrides[pattern]
-        return SourcedValue(getattr(rules, key), _place(rules.source, key))
+        return SourcedValue(getattr(rules, key), _source_of_key(rules.source, key))
 
     def find_override_pattern(self, key: str, *names: str) -> str | None:
-        """The override that decides a key: an exact name, else the glob with most letters, the last of equals."""
-        best: tuple[bool, int, int] | None = None
-        chosen: str | None = None
+        """Returns the override that sets a key: the exact name, else the glob with most letters, the last of equals."""
+        best_rank: tuple[bool, int, int] | None = None
+        best_pattern: str | None = None
         for position, (pattern, rules) in enumerate(self.overrides.items()):
             if getattr(rules, key) is None:
                 continue
-            exact = pattern in names
+            is_exact = pattern in names
             folded = pattern.casefold()
-            if exact or any(fnmatch.fnmatchcase(name.casefold(), folded) for name in names):
-                rank = (exact, sum(letter not in "*?[]" for letter in pattern), position)
-                if best is None or rank > best:
-                    best, chosen = rank, pattern
-        return chosen
+            if is_exact or any(fnmatch.fnmatchcase(name.casefold(), folded) for name in names):
+                rank = (is_exact, sum(letter not in "*?[]" for letter in pattern), position)
+                if best_rank is None or rank > best_rank:
+                    best_rank, best_pattern = rank, pattern
+        return best_pattern
 
 
 class EffectiveSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What holds for one tool, and why."""
+    """The settings of one tool, and where each is set."""
 
     timeout: SourcedValue[float]
     queue: SourcedValue[str | None]
@@ -107,17 +110,17 @@ class EffectiveSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_bytes: SourcedValue[int]
 
 
-def resolve_settings(tool: Tool, own_name: str, provider: ProviderRules, defaults: CallDefaults) -> EffectiveSettings:
-    """Configuration of the tool, then the tool itself, then its provider, then the defaults."""
+def resolve_settings(tool: Tool, local_name: str, provider: ProviderRules, defaults: CallDefaults) -> EffectiveSettings:
+    """Returns the settings of a tool. Overrides win over the tool itself, then come its provider and the defaults."""
 
-    def choose(key: str, own: Any, fallback: SourcedValue[Any]) -> SourcedValue[Any]:
-        if provider.overrides and (said := provider.find_override(key, own_name, tool.name)) is not None:
-            return said
-        if own is not None:
-            return SourcedValue(own, f"tool {tool.name}")
+    def choose(key: str, tool_value: Any, default: SourcedValue[Any]) -> SourcedValue[Any]:
+        if provider.overrides and (override := provider.find_override(key, local_name, tool.name)) is not None:
+            return override
+        if tool_value is not None:
+            return SourcedValue(tool_value, f"tool {tool.name}")
         if (value := getattr(provider.rules, key)) is not None:
-            return SourcedValue(value, _place(provider.rules.source, key))
-        return fallback
+            return SourcedValue(value, _source_of_key(provider.rules.source, key))
+        return default
 
     return EffectiveSettings(
         timeout=choose("timeout", tool.timeout, defaults.tool_timeout),
@@ -128,7 +131,8 @@ def resolve_settings(tool: Tool, own_name: str, provider: ProviderRules, default
     )
 
 
-def _place(source: str, key: str) -> str:
+def _source_of_key(source: str, key: str) -> str:
+    """Appends the camelCase name of a key to a source; inside the closing parenthesis, if the source ends with one."""
     head, *rest = key.split("_")
     name = f"{head}{''.join(part.title() for part in rest)}"
     return f"{source[:-1]}.{name})" if source.endswith(")") else f"{source}.{name}"

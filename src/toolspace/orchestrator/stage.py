@@ -1,4 +1,7 @@
-"""What a stage is: a function that wraps the way of a call, or leaves it as it is."""
+"""What a stage is, and the services that stages work with.
+
+Every stage, the pipeline and the orchestrator use it; extensions write stages against it. It runs no call.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +21,13 @@ from toolspace.orchestrator.queues import QueueRegistry
 from toolspace.orchestrator.settings import CallDefaults, EffectiveSettings
 from toolspace.orchestrator.worker_threads import WorkerThreads
 
-# MERGED from services: What the stages work with: one of each, owned by the orchestrator.
+CallHandler = Callable[[Call], Coroutine[Any, Any, ToolResult]]
+InstantHandler = Callable[[Call], ToolResult | None]
+"""Returns the result of a call that needs no waiting; None if the call has to take the `CallHandler`."""
 
 
 class CallServices(msgspec.Struct, kw_only=True, eq=False):
-    """What a toolspace has one of."""
+    """The parts of an orchestrator that its stages share."""
 
     bus: EventBus
     call_log: CallLog
@@ -34,19 +39,13 @@ class CallServices(msgspec.Struct, kw_only=True, eq=False):
     policies: Sequence[Policy] = ()
     defaults: CallDefaults = CallDefaults()
     deferred_completions: dict[str, CallEvent] = {}
-    """Ends of calls that their callers announce themselves, once they have updated their own state."""
+    """By call id: completion events that the callers emit themselves, after they have updated their own state."""
     killed_count: int = 0
-    """Coroutines that ignored cancellation and were closed."""
-
-
-CallHandler = Callable[[Call], Coroutine[Any, Any, ToolResult]]
-
-
-InstantHandler = Callable[[Call], ToolResult | None]
+    """How many coroutines ignored their cancellation and were closed."""
 
 
 class StageContext(NamedTuple):
-    """What a stage is compiled from: one tool, what holds for it, and whether its calls belong to runs."""
+    """What a stage is compiled for: one tool, its settings, and whether its calls belong to runs."""
 
     entry: CatalogEntry
     settings: EffectiveSettings
@@ -54,16 +53,16 @@ class StageContext(NamedTuple):
     in_run: bool
 
 
-async def return_result(result: ToolResult) -> ToolResult:
-    """The way of a call that a stage ended before it went further."""
-    return result
-
-
 class Stage(Protocol):
-    """Returns a handler around `next`, or `next` itself where this tool does not need the stage.
+    """Returns a handler around `next`, or `next` itself if this tool does not need the stage.
 
-    One that only looks before the call goes on is a plain function that returns `next(call)`: a call that waits does
-    not keep its frame.
+    A stage that only acts before the call goes on is a plain function that returns `next(call)`, so that a waiting call
+    does not hold its frame.
     """
 
-    def __call__(self, plan: StageContext, next: CallHandler, /) -> CallHandler: ...
+    def __call__(self, stage: StageContext, next: CallHandler, /) -> CallHandler: ...
+
+
+async def return_result(result: ToolResult) -> ToolResult:
+    """Returns the result: the coroutine of a call that a stage ends early."""
+    return result

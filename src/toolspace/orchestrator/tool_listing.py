@@ -1,38 +1,45 @@
-"""What a model is shown: all tools, or a search tool and what it found, once the definitions cost too much."""
+"""Decides which tools a caller or a model sees, and calls the code of extensions (providers, policies) safely for that.
+
+The orchestrator uses it. An extension that raises never hides the tools of the others.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import AsyncGenerator, Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 from toolspace.core.context import ToolContext
 from toolspace.core.export import definition_text
 from toolspace.core.interfaces import Deny, Policy, TokenCounter, ToolProvider
+from toolspace.core.result import ToolResult
 from toolspace.core.tokens import estimate_tokens
 from toolspace.core.tool import Tool
 from toolspace.orchestrator.catalog import CatalogEntry
 
+_log = logging.getLogger("toolspace.orchestrator")
+
 
 class TokenCosts:
-    """What each definition costs a model, counted once per tool."""
+    """How many tokens the definition of each tool costs a model, counted once per tool."""
 
     def __init__(self, count: TokenCounter) -> None:
         self._count = count
-        self._known: dict[Tool, int] = {}
+        self._costs: dict[Tool, int] = {}
 
     def get(self, tool: Tool) -> int:
-        cost = self._known.get(tool)
+        cost = self._costs.get(tool)
         if cost is None:
-            cost = self._known[tool] = self._count(definition_text(tool))
+            cost = self._costs[tool] = self._count(definition_text(tool))
         return cost
 
     def total(self, tools: Iterable[Tool]) -> int:
         return sum(map(self.get, tools))
 
     def retain(self, tools: Iterable[Tool]) -> None:
-        """Forgets all others: lists change, and a long-lived process must not hold every tool it ever saw."""
-        self._known = {tool: self._known[tool] for tool in tools if tool in self._known}
+        """Drops the costs of all other tools, so that a long-lived process does not keep every tool it ever had."""
+        self._costs = {tool: self._costs[tool] for tool in tools if tool in self._costs}
 
 
 def visible_tools(
@@ -43,48 +50,32 @@ def visible_tools(
     search_tool: Tool | None,
     discovered: Collection[str] = (),
 ) -> list[Tool]:
-    """All tools while they are cheap; beyond the threshold the agent's own, the search tool and its finds."""
+    """Returns the tools to show a model: all, if their definitions cost no more than `threshold` tokens.
+
+    Else the search tool, the tools that every agent has, and the tools that a search has discovered.
+    """
     if threshold is None or search_tool is None or costs.total(tools) <= threshold:
         return [tool for tool in tools if tool is not search_tool]
-    rest = [tool for tool in tools if _is_own(tool) or tool.name in discovered]
-    return [search_tool, *(tool for tool in rest if tool is not search_tool)]
+    shown = [tool for tool in tools if _is_agent_tool(tool) or tool.name in discovered]
+    return [search_tool, *(tool for tool in shown if tool is not search_tool)]
 
 
-def _is_own(tool: Tool) -> bool:
-    """Whether an agent needs it whatever it does: it has to find what it works with, not how it speaks."""
+def _is_agent_tool(tool: Tool) -> bool:
+    """Whether an agent always needs the tool, whatever its task is: to report, to reply, to call other agents."""
     return tool.execution_type == "prebuilt" or tool.name.startswith(("agent__", "router__"))
 
 
-# MERGED from guards: Asks code that is not ours (providers, policies, counters) so that its faults stay its own.
-
-_log = logging.getLogger("toolspace.orchestrator")
-
-
-def safe_token_counter(count: TokenCounter) -> TokenCounter:
-    """A counter that always has an answer: every call is counted, and none may fail because of it."""
-    if count is estimate_tokens:
-        return count
-
-    def counted(text: str, /) -> int:
-        try:
-            return count(text)
-        except Exception:
-            _log.exception("tokens could not be counted; they are estimated")
-            return estimate_tokens(text)
-
-    return counted
-
-
 def is_offered(entry: CatalogEntry, caller: ToolContext) -> bool:
+    """Whether the provider shows a tool to this caller. A provider that raises does not."""
     try:
         return entry.provider.is_offered(entry.tool, caller)
-    except Exception:  # Its own code: one that fails must not take the list of all others away.
-        _log.exception("provider %s cannot say whether it offers %s", entry.provider_name, entry.tool.name)
+    except Exception:
+        _log.exception("provider %s: is_offered failed for %s; not listing it", entry.provider_name, entry.tool.name)
         return False
 
 
 def is_permitted(tool: Tool, caller: ToolContext, policies: Sequence[Policy]) -> bool:
-    """Whether to show a tool: not where a policy would refuse it. One that cannot say decides when it is called."""
+    """Whether to show a tool: not if a policy denies it. A policy that raises decides when the tool is called."""
     try:
         return not any(isinstance(policy.decide(tool, caller), Deny) for policy in policies)
     except Exception:
@@ -92,18 +83,58 @@ def is_permitted(tool: Tool, caller: ToolContext, policies: Sequence[Policy]) ->
 
 
 def get_instructions(provider: ToolProvider) -> str:
+    """Returns the provider's instructions for models; none if it raises."""
     try:
         return provider.get_instructions().strip()
     except Exception:
-        _log.exception("provider %s cannot give its instructions", provider.namespace or provider.kind)
+        _log.exception("provider %s: get_instructions failed", provider.namespace or provider.kind)
         return ""
 
 
 async def close_provider(provider: ToolProvider) -> None:
+    """Closes a provider. Logs what it raises."""
     try:
         await provider.aclose()
     except (Exception, asyncio.CancelledError):
-        # A connection that breaks may show as a cancellation that nobody asked for.
+        # A connection that breaks may raise `CancelledError` though nobody cancelled this task.
         if (task := asyncio.current_task()) is not None and task.cancelling():
             raise
-        _log.exception("provider %s did not close", provider.namespace or provider.kind)
+        _log.exception("provider %s: aclose failed", provider.namespace or provider.kind)
+
+
+def safe_token_counter(count: TokenCounter) -> TokenCounter:
+    """Returns a counter that estimates when `count` raises: every result is counted, and no call may fail by it."""
+    if count is estimate_tokens:
+        return count
+
+    def count_safely(text: str, /) -> int:
+        try:
+            return count(text)
+        except Exception:
+            _log.exception("the token counter failed; estimating")
+            return estimate_tokens(text)
+
+    return count_safely
+
+
+class _NoCall:
+    """The handle of a context that belongs to no call. It is used to list tools."""
+
+    id = ""
+    canceled = False
+    run = None
+    has_progress_listener = False
+    remaining_seconds = allowed_seconds = float("inf")
+    tool = Tool("")
+
+    def progress(self, progress: float, total: float | None, message: str | None) -> None: ...
+    def partial(self, value: object) -> None: ...
+    def report_status(self, status: Mapping[str, Any]) -> None: ...
+    async def call(self, name: str, arguments: Mapping[str, Any] | str | None) -> ToolResult:
+        raise NotImplementedError
+
+    async def collect(self, values: AsyncGenerator[Any, None], *, emit_partials: bool, is_json: bool) -> ToolResult:
+        raise NotImplementedError
+
+
+NO_CALL = _NoCall()

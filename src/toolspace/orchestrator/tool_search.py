@@ -1,79 +1,78 @@
-"""Ranks tools by what they do: BM25 over names, descriptions and parameters."""
+"""Ranks tools by a description of what to do: BM25 over names, descriptions and parameters.
+
+The orchestrator uses it for `search` and for the tool `agent__find_tools`. The scorer is that of `core.text_search`.
+"""
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, cast
 
+from toolspace.core.text_search import bm25_score, word_weight
 from toolspace.core.tool import Tool
 
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+|[^\W\d_]+")
-_STOP = frozenset(
+_STOP_WORDS = frozenset(
     re.split(r"\s", "a an the of to in on for and or with by from as is are be it this that at into if not")
 )
-_K1, _B = 1.2, 0.75
 _NAME_WEIGHT = 4
 
 
 class ToolIndex:
-    """A ranking over a fixed list of tools."""
+    """A search index over a fixed list of tools."""
 
     def __init__(self, tools: Iterable[Tool]) -> None:
         self._tools = list(tools)
-        self._documents = [Counter(_words_of(tool)) for tool in self._tools]
+        self._documents = [Counter(_tool_words(tool)) for tool in self._tools]
         self._lengths = [document.total() for document in self._documents]
-        self._mean = sum(self._lengths) / len(self._lengths) if self._lengths else 1.0
-        spread = Counter(word for document in self._documents for word in document)
+        self._mean_length = sum(self._lengths) / len(self._lengths) if self._lengths else 1.0
+        tool_counts = Counter(word for document in self._documents for word in document)
         total = len(self._tools)
-        self._weights = {word: math.log(1 + (total - n + 0.5) / (n + 0.5)) for word, n in spread.items()}
+        self._weights = {word: word_weight(count, total) for word, count in tool_counts.items()}
 
     def search(self, query: str, limit: int = 10) -> list[tuple[Tool, float]]:
-        """The tools that fit the query, best first, with their scores."""
-        words = [word for word in _words(query) if word in self._weights] or self._guesses(query)
-        scored = [(self._score(index, words), index) for index in range(len(self._tools))]
-        best = sorted((pair for pair in scored if pair[0] > 0), key=lambda pair: (-pair[0], pair[1]))
+        """Returns the tools that match the query, best first, with their scores."""
+        words = [word for word in _split_words(query) if word in self._weights] or self._words_with_prefix(query)
+        scores = [(self._score(index, words), index) for index in range(len(self._tools))]
+        best = sorted((pair for pair in scores if pair[0] > 0), key=lambda pair: (-pair[0], pair[1]))
         return [(self._tools[index], score) for score, index in best[:limit]]
 
     def _score(self, index: int, words: list[str]) -> float:
-        document = self._documents[index]
-        stretch = _K1 * (1 - _B + _B * self._lengths[index] / self._mean)
-        score = 0.0
-        for word in words:
-            count = document.get(word, 0)
-            if count:
-                score += self._weights[word] * count * (_K1 + 1) / (count + stretch)
-        return score
+        document, length = self._documents[index], self._lengths[index]
+        return sum(
+            bm25_score(count, length, self._mean_length, self._weights[word])
+            for word in words
+            if (count := document.get(word, 0))
+        )
 
-    def _guesses(self, query: str) -> list[str]:
-        """Words that begin like one of the query's, where none is known as it is."""
-        starts = [word[:4] for word in _words(query) if len(word) >= 3]
-        return [word for word in self._weights if any(word.startswith(start) for start in starts)]
+    def _words_with_prefix(self, query: str) -> list[str]:
+        """Returns the indexed words that begin like a word of the query, for a query of unknown words."""
+        prefixes = [word[:4] for word in _split_words(query) if len(word) >= 3]
+        return [word for word in self._weights if any(word.startswith(prefix) for prefix in prefixes)]
 
 
-def _words_of(tool: Tool) -> Iterator[str]:
-    name = list(_words(tool.name))
-    yield from name * _NAME_WEIGHT
-    yield from _words(tool.description)
-    yield from (word for tag in tool.tags for word in _words(tag))
+def _tool_words(tool: Tool) -> Iterator[str]:
+    yield from list(_split_words(tool.name)) * _NAME_WEIGHT
+    yield from _split_words(tool.description)
+    yield from (word for tag in tool.tags for word in _split_words(tag))
     properties = cast("Mapping[str, Any]", tool.input_schema.get("properties") or {})
     for parameter, schema in properties.items():
-        yield from _words(parameter)
+        yield from _split_words(parameter)
         if isinstance(schema, Mapping):
-            yield from _words(str(cast("Mapping[str, Any]", schema).get("description") or ""))
+            yield from _split_words(str(cast("Mapping[str, Any]", schema).get("description") or ""))
 
 
-def _words(text: str) -> Iterator[str]:
+def _split_words(text: str) -> Iterator[str]:
     for word in _WORD.findall(text):
         folded = word.casefold()
-        if folded not in _STOP:
+        if folded not in _STOP_WORDS:
             yield _stem(folded)
 
 
 def _stem(word: str) -> str:
-    """Enough to bring `files` and `file`, `searching` and `search` together."""
+    """Returns one stem for `files` and `file`, and for `searching` and `search`. More is not needed here."""
     for ending in ("ing", "ies", "es", "ed", "s"):
         if word.endswith(ending) and len(word) - len(ending) >= 3:
             stem = word[: -len(ending)]

@@ -1,4 +1,4 @@
-"""The tree of what happened: run → turn → call → child run. Exported as JSON and as spans."""
+"""The trace of a run, as a tree of spans: run → turn → call → child run. Exported as JSON and to OpenTelemetry."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Span:
 
     __slots__ = (
         "_attributes",
-        "_find_attributes",
+        "_load_attributes",
         "children",
         "dropped_children",
         "ended_at",
@@ -35,24 +35,23 @@ class Span:
         self.ended_at: float | None = None
         self.status = "running"
         self._attributes: dict[str, Any] = {}
-        self._find_attributes: Callable[[], dict[str, Any]] | None = None
+        self._load_attributes: Callable[[], dict[str, Any]] | None = None
         self.children: list[Span] = []
         self.dropped_children = 0
-        """Children beyond what is kept: a run of a million calls must not hold a million nodes."""
+        """Children beyond the limit: a run of a million calls must not hold a million spans."""
         self.on_end: Callable[[Span], None] | None = None
-        """Told once, when the operation and everything below it have ended."""
+        """Called once, when the span has ended."""
 
     @property
     def attributes(self) -> dict[str, Any]:
-        """What else is known of it."""
-        if self._find_attributes is not None:
-            self._attributes.update(self._find_attributes())
-            self._find_attributes = None
+        if self._load_attributes is not None:
+            self._attributes.update(self._load_attributes())
+            self._load_attributes = None
         return self._attributes
 
-    def describe_later(self, find: Callable[[], dict[str, Any]]) -> None:
-        """Says what else is known of it once someone looks: most nodes are never looked at."""
-        self._find_attributes = find
+    def describe_later(self, load: Callable[[], dict[str, Any]]) -> None:
+        """Sets the function that returns further attributes. It runs when someone reads them; most are never read."""
+        self._load_attributes = load
 
     def start_child(self, kind: SpanKind, name: str, *, id: str | None = None, started_at: float | None = None) -> Span:
         child = Span(kind, name, id=id, started_at=started_at)
@@ -70,7 +69,7 @@ class Span:
             self.ended_at = time.time() * 1000 if at is None else at
             self.status = status
             for child in self.children:
-                if child.kind == "turn":  # A call that still runs ends when it ends.
+                if child.kind == "turn":  # A call that is still running ends by itself.
                     child.end(status)
             if self.on_end is not None:
                 self.on_end(self)
@@ -82,9 +81,9 @@ class Span:
         return None
 
     def end_last_child(self, kind: SpanKind) -> None:
-        open_child = self.last_child(kind)
-        if open_child is not None:
-            open_child.end()
+        child = self.last_child(kind)
+        if child is not None:
+            child.end()
 
     def to_dict(self) -> dict[str, Any]:
         wire: dict[str, Any] = {

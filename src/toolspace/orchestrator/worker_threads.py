@@ -1,6 +1,6 @@
-"""Worker threads for plain functions. A thread that nobody waits for any more is counted, never joined.
+"""Runs plain (not async) functions in worker threads. A thread whose call has ended is counted, and never joined.
 
-By hand because `concurrent.futures` waits for every thread at exit, so one stuck tool would keep the process.
+`concurrent.futures` is not used: it waits for every thread at exit, so one stuck tool would keep the process alive.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _IDLE_SECONDS = 10.0
 
 
 class _Job:
-    __slots__ = ("abandoned", "context", "function", "future", "loop", "state")
+    __slots__ = ("context", "function", "future", "is_abandoned", "loop", "state")
 
     def __init__(self, function: Callable[[], Any]) -> None:
         self.loop = asyncio.get_running_loop()
@@ -27,27 +27,28 @@ class _Job:
         self.function = function
         self.context = contextvars.copy_context()
         self.state: Literal["waiting", "running", "done"] = "waiting"
-        self.abandoned = False
+        self.is_abandoned = False
 
 
 class WorkerThreads:
-    """Runs functions in at most `limit` threads. Abandoned ones do not count against the limit."""
+    """Runs functions in at most `limit` threads. Abandoned threads do not count against the limit."""
 
     def __init__(self, limit: int = 64) -> None:
         self._limit = limit
-        self._begin()
+        self._reset()
 
-    def _begin(self) -> None:
-        self._process = os.getpid()
+    def _reset(self) -> None:
+        self._process_id = os.getpid()
         self._lock = threading.Lock()
         self._idle: list[SimpleQueue[_Job | None]] = []
+        """The inboxes of the threads that wait for a job."""
         self._backlog: deque[_Job] = deque()
         self._size = 0
         self.abandoned = 0
-        """Threads that still run a call that was canceled or timed out."""
+        """How many threads still run a call that was canceled or timed out."""
 
     async def run(self, function: Callable[[], Any]) -> Any:
-        """The function's value. Cancelling leaves the thread to itself and discards what it returns."""
+        """Returns the function's value. If this is cancelled, the thread goes on and its value is discarded."""
         job = _Job(function)
         self._submit(job)
         try:
@@ -64,28 +65,28 @@ class WorkerThreads:
             self._idle.clear()
 
     def _submit(self, job: _Job) -> None:
-        if self._process != os.getpid():
-            self._begin()  # A forked process has none of the threads.
+        if self._process_id != os.getpid():
+            self._reset()  # A forked process has none of the threads.
         with self._lock:
             if self._idle:
                 self._idle.pop().put(job)
             elif self._size < self._limit:
-                self._start(job)
+                self._start_thread(job)
             else:
                 self._backlog.append(job)
 
-    def _start(self, job: _Job) -> None:
+    def _start_thread(self, job: _Job) -> None:
         threading.Thread(target=self._work, args=(job,), name="toolspace-worker", daemon=True).start()
         self._size += 1
 
     def _abandon(self, job: _Job) -> None:
         with self._lock:
-            job.abandoned = True
+            job.is_abandoned = True
             if job.state == "running":
                 self.abandoned += 1
                 self._size -= 1
                 if self._backlog:
-                    self._start(self._backlog.popleft())
+                    self._start_thread(self._backlog.popleft())
 
     def _work(self, job: _Job | None) -> None:
         inbox: SimpleQueue[_Job | None] = SimpleQueue()
@@ -93,9 +94,9 @@ class WorkerThreads:
             self._run(job)
             with self._lock:
                 was_running, job.state = job.state == "running", "done"
-                if job.abandoned and was_running:
+                if job.is_abandoned and was_running:
                     self.abandoned -= 1
-                    return  # Its place was given away when it was abandoned.
+                    return  # Another thread may have taken its place when it was abandoned.
                 job = self._backlog.popleft() if self._backlog else None
                 if job is None:
                     self._idle.append(inbox)
@@ -111,23 +112,23 @@ class WorkerThreads:
                     self._idle.remove(inbox)
                     self._size -= 1
                     return None
-            return inbox.get()  # A job was put in the moment the wait ended.
+            return inbox.get()  # A job arrived in the moment when the wait ended.
 
     def _run(self, job: _Job) -> None:
         with self._lock:
-            if job.abandoned:
+            if job.is_abandoned:
                 return
             job.state = "running"
         error: BaseException | None = None
         value: Any = None
         try:
             value = job.context.run(job.function)
-        except (StopIteration, GeneratorExit, KeyboardInterrupt) as odd:
+        except (StopIteration, GeneratorExit, KeyboardInterrupt) as exception:
             # A future cannot carry the first, and the others would end more than this call.
-            error = RuntimeError(f"the function raised {type(odd).__name__}: {odd}")
-        except BaseException as raised:
-            error = raised
-        with suppress(RuntimeError):  # The loop is closed: nobody is left to tell.
+            error = RuntimeError(f"the function raised {type(exception).__name__}: {exception}")
+        except BaseException as exception:
+            error = exception
+        with suppress(RuntimeError):  # The loop is closed: nobody waits for the value.
             job.loop.call_soon_threadsafe(_deliver, job.future, value, error)
 
 

@@ -1,4 +1,4 @@
-"""Stage: refuses a call that configuration, a policy or the run does not allow. It never reaches the provider."""
+"""The stages `permission`, `validate` and `limits`: decide whether a call may run, before it reaches the provider."""
 
 from __future__ import annotations
 
@@ -12,38 +12,38 @@ from toolspace.orchestrator.call import Call
 from toolspace.orchestrator.stage import CallHandler, StageContext, return_result
 
 
-def permission(plan: StageContext, next: CallHandler, /) -> CallHandler:
-    tool = plan.entry.tool
-    refusal = plan.entry.denial_reason
-    policies = tuple(plan.services.policies)
+def permission(stage: StageContext, next: CallHandler, /) -> CallHandler:
+    """Denies a call that the configuration, a policy or the run does not allow."""
+    tool = stage.entry.tool
+    denial_reason = stage.entry.denial_reason
+    policies = tuple(stage.services.policies)
 
-    async def refuse(call: Call) -> ToolResult:
-        return call.fail("not_permitted", f"Permission denied: {refusal}")
+    async def deny(call: Call) -> ToolResult:
+        return call.fail("not_permitted", f"Permission denied: {denial_reason}")
 
     def run(call: Call) -> Coroutine[Any, Any, ToolResult]:
-        for policy in _all(policies, call):
-            decision = cast("object", policy.decide(tool, call.base_context))  # Others' code: it may return anything.
+        for policy in _with_run_policy(policies, call):
+            # A policy is code of an extension: it may return anything.
+            decision = cast("object", policy.decide(tool, call.base_context))
             if isinstance(decision, Deny):
                 return return_result(call.fail("not_permitted", f"Permission denied: {decision.reason}"))
             if not isinstance(decision, Allow):
                 raise TypeError(f"the policy ({policy.rule}) decided {decision!r}; it has to be Allow or Deny")
         return next(call)
 
-    if refusal is not None:
-        return refuse
-    return run if policies or plan.in_run else next
+    if denial_reason is not None:
+        return deny
+    return run if policies or stage.in_run else next
 
 
-def _all(policies: tuple[Policy, ...], call: Call) -> tuple[Policy, ...]:
-    own = call.run.policy if call.run is not None else None
-    return policies if own is None else (*policies, own)
+def _with_run_policy(policies: tuple[Policy, ...], call: Call) -> tuple[Policy, ...]:
+    run_policy = call.run.policy if call.run is not None else None
+    return policies if run_policy is None else (*policies, run_policy)
 
 
-# MERGED from validate: Stage: checks the arguments against the schema, and coerces what is plain. Knows no types i…
-
-
-def validate(plan: StageContext, next: CallHandler, /) -> CallHandler:
-    validator = plan.entry.tool.validator
+def validate(stage: StageContext, next: CallHandler, /) -> CallHandler:
+    """Validates the arguments against the tool's schema, and coerces obvious mistakes such as `"5"` for 5."""
+    validator = stage.entry.tool.validator
     from_json, from_mapping = validator.from_json, validator.from_mapping
 
     def run(call: Call) -> Coroutine[Any, Any, ToolResult]:
@@ -60,10 +60,9 @@ def validate(plan: StageContext, next: CallHandler, /) -> CallHandler:
     return run
 
 
-# MERGED from limits: Stage: how many calls a run may make in one turn, and whether it may still call at all.
+def limits(stage: StageContext, next: CallHandler, /) -> CallHandler:
+    """Limits the calls of one turn, and refuses calls of a run that was canceled or has given its final report."""
 
-
-def limits(plan: StageContext, next: CallHandler, /) -> CallHandler:
     def run(call: Call) -> Coroutine[Any, Any, ToolResult]:
         if call.run is not None:
             if call.run.canceled:
@@ -72,4 +71,4 @@ def limits(plan: StageContext, next: CallHandler, /) -> CallHandler:
                 return return_result(call.fail("limit_exceeded", refusal))
         return next(call)
 
-    return run if plan.in_run else next
+    return run if stage.in_run else next

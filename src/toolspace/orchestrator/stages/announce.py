@@ -1,4 +1,7 @@
-"""Stage: says that a call began and how it ended, on the bus and in the log. Never before it is recorded."""
+"""The stage `announce`: emits the events of a call's start and end, and logs both.
+
+It is the outermost stage, so a call is recorded before its end is announced.
+"""
 
 from __future__ import annotations
 
@@ -16,71 +19,71 @@ from toolspace.orchestrator.call import Call
 from toolspace.orchestrator.stage import CallHandler, StageContext
 
 VERBOSE = 15
-"""Between INFO and DEBUG: every call, in and out."""
+"""A log level between INFO and DEBUG, for the request and the response of every call."""
 logging.addLevelName(VERBOSE, "VERBOSE")
-_LONGEST_NAME = 200
+_MAX_NAME = 200
 calls_log = logging.getLogger("toolspace.calls")
-logging.getLogger("toolspace").addHandler(logging.NullHandler())  # Silent until the program sets logging up.
+logging.getLogger("toolspace").addHandler(logging.NullHandler())  # Silent until the program configures logging.
 
 
-def announce(plan: StageContext, next: CallHandler, /) -> CallHandler:
-    began, ended = _announcements(plan)
+def announce(stage: StageContext, next: CallHandler, /) -> CallHandler:
+    emit_start, emit_end = _emitters(stage)
 
     async def run(call: Call) -> ToolResult:
-        began(call)
+        emit_start(call)
         if calls_log.isEnabledFor(VERBOSE):
-            log_request(call)
+            _log_request(call)
         try:
             result = await next(call)
         except asyncio.CancelledError:
             if call.outcome is not None:
-                ended(call, call.outcome)
-                log_response(call, call.outcome)
+                emit_end(call, call.outcome)
+                _log_response(call, call.outcome)
             raise
-        except Exception as error:  # Of a stage that someone put around all others: the call has an end all the same.
-            calls_log.exception("a stage around %s failed", call.entry.tool.name)
+        except Exception as error:  # From a stage that an extension added: the call still gets an end.
+            calls_log.exception("call %s of %s: a stage around it failed", call.id, call.entry.tool.name)
             result = call.fail("internal_error", f"{type(error).__name__}: {error}")
-        ended(call, result)
+        emit_end(call, result)
         if not result.ok or calls_log.isEnabledFor(VERBOSE):
-            log_response(call, result)
+            _log_response(call, result)
         return result
 
     return run
 
 
-def _announcements(plan: StageContext) -> tuple[Callable[[Call], None], Callable[[Call, ToolResult], None]]:
-    """How the beginning and the end of a tool's calls are told to subscribers."""
-    subscribers, deliver = plan.services.bus.subscribers, plan.services.bus.deliver
-    deferred = plan.services.deferred_completions
-    name = plan.entry.tool.name
+def _emitters(stage: StageContext) -> tuple[Callable[[Call], None], Callable[[Call, ToolResult], None]]:
+    """Returns the functions that emit the start and the end of this tool's calls."""
+    subscribers, deliver = stage.services.bus.subscribers, stage.services.bus.deliver
+    deferred_completions = stage.services.deferred_completions
+    name = stage.entry.tool.name
     requested, completed, failed = (
         EventType.TOOL_CALL_REQUESTED,
         EventType.TOOL_CALL_COMPLETED,
         EventType.TOOL_CALL_FAILED,
     )
 
-    def began(call: Call) -> None:
+    def emit_start(call: Call) -> None:
         if (listeners := subscribers.get(requested)) is not None:
             run, parent = call.run, call.parent
             run_id, parent_id = None if run is None else run.id, None if parent is None else parent.id
             deliver(CallRequested(call.started_at, call.id, name, run_id, parent_id, call.arguments), listeners)
 
-    def ended(call: Call, result: ToolResult) -> None:
+    def emit_end(call: Call, result: ToolResult) -> None:
         listeners = subscribers.get(completed if result.ok else failed)
         if listeners is not None or call.defers_completion:
-            event = CallCompleted if result.ok else CallFailed
+            event_class = CallCompleted if result.ok else CallFailed
             run, parent = call.run, call.parent
             run_id, parent_id = None if run is None else run.id, None if parent is None else parent.id
-            made = event(result.completed_at, call.id, name, run_id, parent_id, result)
+            event = event_class(result.completed_at, call.id, name, run_id, parent_id, result)
             if call.defers_completion:
-                deferred[call.id] = made
+                deferred_completions[call.id] = event
             elif listeners is not None:
-                deliver(made, listeners)
+                deliver(event, listeners)
 
-    return began, ended
+    return emit_start, emit_end
 
 
-def log_request(call: Call) -> None:
+def _log_request(call: Call) -> None:
     try:
         parameters = json_text.describe(mask_secrets(json_text.parse_arguments(call.arguments)), 2_000)
     except ValueError:
@@ -88,15 +91,15 @@ def log_request(call: Call) -> None:
     calls_log.log(
         VERBOSE,
         "tool request → %s\n    parameters: %s",
-        _shown(call.requested_name),
+        _loggable_name(call.requested_name),
         parameters,
         extra={"event": "tool_started", "callId": call.id, "tool": call.entry.tool.name},
     )
 
 
-def log_response(call: Call, result: ToolResult) -> None:
+def _log_response(call: Call, result: ToolResult) -> None:
     latency = f"{result.duration_ms:.0f}ms"
-    facts: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "event": "tool_finished",
         "callId": call.id,
         "tool": result.tool,
@@ -104,14 +107,14 @@ def log_response(call: Call, result: ToolResult) -> None:
     }
     if result.ok:
         text = f"latency: {latency}, output: {len(result.text)} chars, status: ok"
-        calls_log.log(VERBOSE, "tool response ← %s\n    %s", _shown(result.tool), text, extra=facts)
+        calls_log.log(VERBOSE, "tool response ← %s\n    %s", _loggable_name(result.tool), text, extra=fields)
     else:
         reason = "\n    ".join(json_text.valid_text(mask_secrets(result.error or "")).splitlines())
         text = f"latency: {latency}, status: failed, error: {reason}"
-        facts["errorKind"] = result.error_kind
-        calls_log.warning("tool response ← %s\n    %s", _shown(result.tool), text, extra=facts)
+        fields["errorKind"] = result.error_kind
+        calls_log.warning("tool response ← %s\n    %s", _loggable_name(result.tool), text, extra=fields)
 
 
-def _shown(name: str) -> str:
-    """A name as a log has it: callers name tools that do not exist, with line breaks if they like."""
-    return single_line(json_text.valid_text(name), _LONGEST_NAME)
+def _loggable_name(name: str) -> str:
+    """Returns a tool name in one line. Callers may request names that do not exist, with line breaks in them."""
+    return single_line(json_text.valid_text(name), _MAX_NAME)

@@ -1,4 +1,7 @@
-"""Stage: answers from the cache, and lets equal calls in flight share one execution. Never fails a call."""
+"""The stage `cache`: returns cached results, and lets equal calls that run at the same time share one execution.
+
+A cache that fails costs the call its hit, nothing more.
+"""
 
 from __future__ import annotations
 
@@ -16,84 +19,85 @@ from toolspace.orchestrator.catalog import SharedExecution
 from toolspace.orchestrator.stage import CallHandler, InstantHandler, StageContext
 
 _log = logging.getLogger("toolspace.cache")
-_LONG_KEY = 512
-_MOST_KEYS = 1_024
+_MAX_KEY_TEXT = 512
+_MAX_KEYS = 1_024
 
 
-def cache(plan: StageContext, next: CallHandler, /) -> CallHandler:
-    ttl = plan.settings.cache.value
-    store = plan.services.cache
+def cache(stage: StageContext, next: CallHandler, /) -> CallHandler:
+    ttl = stage.settings.cache.value
+    store = stage.services.cache
     if not ttl or store is None:
         return next
-    name = plan.entry.tool.name
-    per_user = plan.settings.cache_per_user.value
-    keys = plan.entry.cache_keys
-    entry, flights = plan.entry, plan.entry.shared_executions
+    name = stage.entry.tool.name
+    per_user = stage.settings.cache_per_user.value
+    keys = stage.entry.cache_keys
+    entry, executions = stage.entry, stage.entry.shared_executions
 
     async def run(call: Call) -> ToolResult:
-        key = _key(name, call, per_user)
-        if not per_user and type(call.arguments) is str and len(call.arguments) < _LONG_KEY:
-            if len(keys) >= _MOST_KEYS:
+        key = _cache_key(name, call, per_user)
+        if not per_user and type(call.arguments) is str and len(call.arguments) < _MAX_KEY_TEXT:
+            if len(keys) >= _MAX_KEYS:
                 keys.clear()
             keys[call.arguments] = key
-        return await answer(call, key)
+        return await find_or_execute(call, key)
 
-    async def answer(call: Call, key: str) -> ToolResult:
+    async def find_or_execute(call: Call, key: str) -> ToolResult:
         loop = asyncio.get_running_loop()
-        while (flight := flights.get((loop, key))) is not None:
+        while (execution := executions.get((loop, key))) is not None:
             call.prepare_to_wait()
-            if flight.result_future is None:
-                flight.result_future = loop.create_future()
-            shared = await call.within_deadline(asyncio.shield(flight.result_future))
-            if shared is not None and PENDING_CALL_KEY in shared.extras:
-                return await next(call)  # Its answer comes later, and to one caller: each asks for itself.
-            if shared is not None:
-                return _share(call, shared)
-            # It ended for reasons of its own: whoever waited looks again, and one of them runs it.
-        known = await _look_up(store, key, call)
-        if known is not None:
-            return _recall(call, known)
-        if (loop, key) in flights:  # Someone took off while the cache was asked.
-            return await answer(call, key)
-        flights[loop, key] = flight = SharedExecution()
+            if execution.result_future is None:
+                execution.result_future = loop.create_future()
+            shared_result = await call.within_deadline(asyncio.shield(execution.result_future))
+            if shared_result is not None and PENDING_CALL_KEY in shared_result.extras:
+                return await next(call)  # The result of a pending call goes to one caller: each makes its own call.
+            if shared_result is not None:
+                return _copy_shared(call, shared_result)
+            # That call ended for reasons of its own. All who waited look again, and one of them executes.
+        cached = await _find(store, key, call)
+        if cached is not None:
+            return _from_cache(call, cached)
+        if (loop, key) in executions:  # An equal call started while the cache was read.
+            return await find_or_execute(call, key)
+        executions[loop, key] = execution = SharedExecution()
         result: ToolResult | None = None
         try:
             result = await next(call)
-            # What only says that the answer comes later is no answer to keep.
+            # The placeholder of a pending call is no result to cache.
             if result.ok and not call.is_stored and not entry.is_stale and PENDING_CALL_KEY not in result.extras:
-                await _remember(store, key, result, ttl)
+                await _save(store, key, result, ttl)
             return result
         finally:
-            del flights[loop, key]
-            if flight.result_future is not None:
-                flight.result_future.set_result(_shareable(call, result))
+            del executions[loop, key]
+            if execution.result_future is not None:
+                execution.result_future.set_result(_shareable_copy(call, result))
 
     return run
 
 
-def cached_lookup(plan: StageContext) -> InstantHandler | None:
-    """Answers a call whose very text was answered before, without checking it again: text says all of it.
+def cached_lookup(stage: StageContext) -> InstantHandler | None:
+    """Returns a function that finds the cached result of a call by the exact text of its arguments.
 
-    None for a tool without a cache, and for one whose answers depend on the user.
+    A text that was cached before has been validated before, so it is not validated again. None for a tool without a
+    cache, and for a tool whose results depend on the user.
     """
-    store = plan.services.cache
-    if not plan.settings.cache.value or store is None or plan.settings.cache_per_user.value:
+    store = stage.services.cache
+    if not stage.settings.cache.value or store is None or stage.settings.cache_per_user.value:
         return None
-    keys, limit = plan.entry.cache_keys, plan.settings.max_bytes.value // 4
-    kind, namespace, name = plan.entry.provider.kind, plan.entry.provider.namespace, plan.entry.tool.name
+    keys, max_length = stage.entry.cache_keys, stage.settings.max_bytes.value // 4
+    kind, namespace, name = stage.entry.provider.kind, stage.entry.provider.namespace, stage.entry.tool.name
     peek, decode = store.peek, msgspec.json.Decoder().decode
 
-    def recall(call: Call) -> ToolResult | None:
+    def find(call: Call) -> ToolResult | None:
         arguments = call.arguments
         if type(arguments) is not str or (key := keys.get(arguments)) is None:
             return None
         try:
-            if (known := peek(key)) is None:
+            if (cached := peek(key)) is None:
                 return None
         except Exception:
-            return None  # The stage asks again, and says what is wrong.
-        encoded = known.text
-        if known.parts or len(encoded) > limit:
+            return None  # The stage reads the cache again, and logs the error.
+        encoded = cached.text
+        if cached.parts or len(encoded) > max_length:
             return None
         call.cache_hit = True
         value = decode(encoded)
@@ -105,71 +109,72 @@ def cached_lookup(plan: StageContext) -> InstantHandler | None:
             kind, namespace, (), {}, name, call.id, text,
         )  # fmt: skip
 
-    return recall
+    return find
 
 
-def _key(tool: str, call: Call, per_user: bool) -> str:
+def _cache_key(tool: str, call: Call, per_user: bool) -> str:
     arguments = json_text.encode_canonical(call.values)
     try:
-        text = arguments.decode() if len(arguments) < _LONG_KEY else _digest(arguments)
-    except UnicodeDecodeError:  # Half a surrogate pair, which JSON can spell.
-        text = _digest(arguments)
+        text = arguments.decode() if len(arguments) < _MAX_KEY_TEXT else _hash(arguments)
+    except UnicodeDecodeError:  # Half a surrogate pair, which JSON can express.
+        text = _hash(arguments)
     return f"{tool}\0{call.base_context.user_id or ''}\0{text}" if per_user else f"{tool}\0{text}"
 
 
-def _digest(data: bytes) -> str:
-    from hashlib import blake2b  # Most keys are short and speak for themselves.
+def _hash(data: bytes) -> str:
+    from hashlib import blake2b  # Imported here: most keys are short and need no hash.
 
     return blake2b(data).hexdigest()
 
 
-async def _look_up(store: ResultCache, key: str, call: Call) -> CachedResult | None:
+async def _find(store: ResultCache, key: str, call: Call) -> CachedResult | None:
     try:
-        known = store.peek(key)
-        if known is None:
+        cached = store.peek(key)
+        if cached is None:
             call.prepare_to_wait()
-            known = await store.get(key)
-        return known
+            cached = await store.get(key)
+        return cached
     except Exception:
-        _log.warning("the cache could not be read; the call runs without it", exc_info=True)
+        _log.warning("cannot read the cache; call %s runs without it", call.id, exc_info=True)
         return None
 
 
-async def _remember(store: ResultCache, key: str, result: ToolResult, ttl: float) -> None:
+async def _save(store: ResultCache, key: str, result: ToolResult, ttl: float) -> None:
     try:
         parts = _parts_encoder.encode(result.parts) if result.parts else b""
         await store.set(key, CachedResult(json_text.encode_bytes(result.result), parts), ttl)
     except Exception:
-        _log.warning("the cache could not be written; the result is given all the same", exc_info=True)
+        _log.warning("cannot write to the cache; call %s is not cached", result.call_id, exc_info=True)
 
 
-def _recall(call: Call, known: CachedResult) -> ToolResult:
+def _from_cache(call: Call, cached: CachedResult) -> ToolResult:
     call.cache_hit = True
-    result = call.succeed(json_text.decode(known.text))
-    if known.parts:
-        result.parts = _parts_decoder.decode(known.parts)
+    result = call.succeed(json_text.decode(cached.text))
+    if cached.parts:
+        result.parts = _parts_decoder.decode(cached.parts)
     result.executed = False
     return result
 
 
-def _shareable(call: Call, result: ToolResult | None) -> ToolResult | None:
-    """What an ended call leaves to those that waited for it; nothing where the end was its own, not the tool's."""
+def _shareable_copy(call: Call, result: ToolResult | None) -> ToolResult | None:
+    """Returns the result for the equal calls that waited; None if the end concerns only the call that executed."""
     if result is None or call.is_stored or result.error_kind == "canceled":
         return None
     if result.error_kind == "timeout" and call.run is not None and call.run.remaining_seconds <= 0:
         return None
-    # A copy, made now: its caller may change what it gets before the others look.
+    # Copied now: the first caller may change its result before the others read theirs.
     return msgspec.structs.replace(result, result=json_text.decode(json_text.encode_bytes(result.result)))
 
 
-def _share(call: Call, shared: ToolResult) -> ToolResult:
-    """The outcome of the equal call that ran, as this call's own."""
+def _copy_shared(call: Call, shared_result: ToolResult) -> ToolResult:
+    """Returns the result of the equal call that executed, as a result of this call."""
     call.cache_hit = True
-    if not shared.ok:
-        return call.fail(shared.error_kind or "internal_error", shared.error or "", executed=shared.executed)
-    # A copy: callers may change what they get.
-    result = call.succeed(json_text.decode(json_text.encode_bytes(shared.result)))
-    result.parts = shared.parts
+    if not shared_result.ok:
+        kind, message = shared_result.error_kind or "internal_error", shared_result.error or ""
+        return call.fail(kind, message, executed=shared_result.executed)
+    # Copied: callers may change their results.
+    result = call.succeed(json_text.decode(json_text.encode_bytes(shared_result.result)))
+    result.parts = shared_result.parts
     return result
 
 

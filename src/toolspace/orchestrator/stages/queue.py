@@ -1,4 +1,7 @@
-"""Stage: waits for a slot of the tool's queue and of the run. Cancelling gives the place up at once."""
+"""The stage `queue`: waits for a slot in the queue of the tool and in that of the run.
+
+A call that is canceled while it waits leaves the queue at once.
+"""
 
 from __future__ import annotations
 
@@ -11,53 +14,56 @@ from toolspace.orchestrator.queues import CallQueue, QueueSlot
 from toolspace.orchestrator.stage import CallHandler, StageContext
 
 
-def queue(plan: StageContext, next: CallHandler, /) -> CallHandler:
-    name = plan.settings.queue.value
-    own = plan.services.queues.get(name) if name is not None else None
-    if name is not None and own is None:
-        known = ", ".join(plan.services.queues.names()) or "none are configured"
-        return _refuse(f'queue "{name}" does not exist ({plan.settings.queue.source}); known queues: {known}')
+def queue(stage: StageContext, next: CallHandler, /) -> CallHandler:
+    name = stage.settings.queue.value
+    tool_queue = stage.services.queues.find(name) if name is not None else None
+    if name is not None and tool_queue is None:
+        names = ", ".join(stage.services.queues.names()) or "none are configured"
+        return _fail(f'queue "{name}" does not exist ({stage.settings.queue.source}); known queues: {names}')
 
     async def run(call: Call) -> ToolResult:
-        # The run's own slot first: one that waits for it must not hold a slot that other runs need.
-        queues = [one for one in (call.run.concurrency_queue if call.run is not None else None, own) if one is not None]
+        # The queue of the run first: a call that waits for it must not hold a slot that other runs need.
+        run_queue = call.run.concurrency_queue if call.run is not None else None
+        queues = [queue for queue in (run_queue, tool_queue) if queue is not None]
         if not queues:
             return await next(call)
-        held: list[QueueSlot] = []
+        slots: list[QueueSlot] = []
         try:
-            asked = time.perf_counter()
+            wait_start = time.perf_counter()
             try:
-                for one in queues:
-                    lease = one.try_acquire() if (above := _ancestor(call, one)) is None else None
-                    if lease is None:
+                for queue in queues:
+                    inherited = _ancestor_slot(call, queue)
+                    slot = queue.try_acquire() if inherited is None else None
+                    if slot is None:
                         call.prepare_to_wait()
-                        lease = await call.within_deadline(one.acquire(above))
-                    held.append(lease)
+                        slot = await call.within_deadline(queue.acquire(inherited))
+                    slots.append(slot)
                     if call.slots is None:
                         call.slots = {}
-                    call.slots[one] = lease
+                    call.slots[queue] = slot
             finally:
-                call.queue_wait = time.perf_counter() - asked
+                call.queue_wait = time.perf_counter() - wait_start
             return await next(call)
         except ToolLimitError as error:
             return call.fail("limit_exceeded", str(error))
         finally:
-            for lease in reversed(held):
-                lease.release()
+            for slot in reversed(slots):
+                slot.release()
 
-    return run if own is not None or plan.in_run else next
+    return run if tool_queue is not None or stage.in_run else next
 
 
-def _ancestor(call: Call, queue: CallQueue) -> QueueSlot | None:
-    above = call.parent
-    while above is not None:
-        if above.slots is not None and (lease := above.slots.get(queue)) is not None:
-            return lease
-        above = above.parent
+def _ancestor_slot(call: Call, queue: CallQueue) -> QueueSlot | None:
+    """Returns the slot of this queue that the nearest ancestor of the call has, or None."""
+    ancestor = call.parent
+    while ancestor is not None:
+        if ancestor.slots is not None and (slot := ancestor.slots.get(queue)) is not None:
+            return slot
+        ancestor = ancestor.parent
     return None
 
 
-def _refuse(reason: str) -> CallHandler:
+def _fail(reason: str) -> CallHandler:
     async def run(call: Call) -> ToolResult:
         return call.fail("execution_error", reason, executed=False)
 

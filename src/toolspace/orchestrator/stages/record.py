@@ -1,4 +1,4 @@
-"""Stage: books how a call ended, whatever happened to it, and turns its cancellation into a result."""
+"""The stage `record`: logs how every call ended, and turns the cancellation of a call into a result."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from toolspace.orchestrator.stage import CallHandler, StageContext
 _log = logging.getLogger("toolspace.orchestrator")
 
 
-def record(plan: StageContext, next: CallHandler, /) -> CallHandler:
-    add = plan.services.call_log.add
-    stats = plan.services.call_log.stats.for_tool(plan.entry.tool.name) if plan.entry.is_registered else None
-    in_run = plan.in_run
+def record(stage: StageContext, next: CallHandler, /) -> CallHandler:
+    log_call = stage.services.call_log.add
+    stats = stage.services.call_log.stats.for_tool(stage.entry.tool.name) if stage.entry.is_registered else None
+    in_run = stage.in_run
 
     async def run(call: Call) -> ToolResult:
         if in_run:
@@ -25,42 +25,42 @@ def record(plan: StageContext, next: CallHandler, /) -> CallHandler:
         try:
             result = await next(call)
         except asyncio.CancelledError:
-            goes_on = _caller_goes_on(call)
-            result = _canceled(call, goes_on)
+            caller_continues = _caller_continues(call)
+            result = _canceled_result(call, caller_continues)
             call.outcome = result
-            add(call, result, stats)
-            if not goes_on:
-                raise  # There is nobody to give a result to.
+            log_call(call, result, stats)
+            if not caller_continues:
+                raise  # The caller was cancelled too: nobody is left who could take a result.
             return result
         except ToolError as error:
             result = call.fail(error.kind, str(error), executed=error.executed)
         except Exception as error:
-            _log.exception("a stage failed on %s", call.entry.tool.name)
+            _log.exception("call %s of %s: a stage failed", call.id, call.entry.tool.name)
             result = call.fail("internal_error", f"{type(error).__name__}: {error}")
-        add(call, result, stats)
+        log_call(call, result, stats)
         return result
 
     return run
 
 
-def _caller_goes_on(call: Call) -> bool:
-    """Whether the cancellation was meant for this call alone, and is over with it."""
+def _caller_continues(call: Call) -> bool:
+    """Whether only this call was cancelled, so that its caller goes on with a result."""
     call.withdraw_cancellation()
     task = call.task or asyncio.current_task()
     if task is not None and task.cancelling() > call.cancel_count_before:
         return False
-    above = call.parent
-    while above is not None:
-        if above.interrupt_requested and not above.is_over:
-            return False  # Canceled from inside this very task, and not told yet.
-        above = above.parent
+    ancestor = call.parent
+    while ancestor is not None:
+        if ancestor.interrupt_requested and not ancestor.is_over:
+            return False  # Canceled from inside this task, and not interrupted yet.
+        ancestor = ancestor.parent
     return True
 
 
-def _canceled(call: Call, goes_on: bool) -> ToolResult:
+def _canceled_result(call: Call, caller_continues: bool) -> ToolResult:
     if call.cancel_requested:
         return call.fail("canceled", "the call was canceled")
-    if not goes_on:
+    if not caller_continues:
         return call.fail("canceled", "the caller was canceled")
     # Nobody cancelled the call: the tool awaited something that was cancelled elsewhere.
     return call.fail("execution_error", "the tool was cancelled from inside")

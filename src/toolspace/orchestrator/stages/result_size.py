@@ -1,4 +1,7 @@
-"""Stage: books what a result costs the run's context window, and stores what does not fit."""
+"""The stages `budget` and `cap`: store a result that is too large, and return a handle with a preview instead.
+
+`cap` limits the bytes of one result. `budget` limits what all results of a run add to its context window.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +12,15 @@ from toolspace.orchestrator.run import Run
 from toolspace.orchestrator.stage import CallHandler, StageContext
 
 EXCEEDED = "context window budget exceeded"
-_SHORT = 200
-"""A failure up to this length is given as it is: what stands in its place would be no shorter."""
+_SHORT_FAILURE = 200
+"""Characters up to which a failure is returned unchanged: its replacement would be no shorter."""
 
 
-def budget(plan: StageContext, next: CallHandler, /) -> CallHandler:
-    if not plan.in_run:
+def budget(stage: StageContext, next: CallHandler, /) -> CallHandler:
+    if not stage.in_run:
         return next
-    count, outputs = plan.services.count_tokens, plan.services.outputs
-    bounds_itself = plan.entry.tool.has_small_results
+    count, outputs = stage.services.count_tokens, stage.services.outputs
+    has_small_results = stage.entry.tool.has_small_results
 
     async def run(call: Call) -> ToolResult:
         result = await next(call)
@@ -25,7 +28,7 @@ def budget(plan: StageContext, next: CallHandler, /) -> CallHandler:
         if run is None or run.context_window is None:
             return result
         tokens = count(result.text)
-        if tokens > run.remaining_tokens and (result.ok or len(result.text) > _SHORT):
+        if tokens > run.remaining_tokens and (result.ok or len(result.text) > _SHORT_FAILURE):
             result = await shrink(call, result, run)
             tokens = count(result.text)
             if not result.ok:
@@ -34,11 +37,11 @@ def budget(plan: StageContext, next: CallHandler, /) -> CallHandler:
         return result
 
     async def shrink(call: Call, result: ToolResult, run: Run) -> ToolResult:
-        if outputs is not None and result.ok and not call.is_stored and not bounds_itself:
-            # Four bytes a token is what text costs at best: a preview of that size surely fits.
-            room = int(run.remaining_tokens) * 2
-            handle = await store_result(call, result, outputs, reason="token_budget", limit=room)
-            # Looked at again: other calls may have used tokens meanwhile.
+        if outputs is not None and result.ok and not call.is_stored and not has_small_results:
+            # A token is at most four bytes of text, so a preview of half that size fits.
+            max_bytes = int(run.remaining_tokens) * 2
+            handle = await store_result(call, result, outputs, reason="token_budget", limit=max_bytes)
+            # Checked again: other calls may have used tokens in the meantime.
             if handle.ok and count(handle.text) <= run.remaining_tokens:
                 return handle
         return call.fail("limit_exceeded", EXCEEDED, executed=result.executed)
@@ -46,22 +49,19 @@ def budget(plan: StageContext, next: CallHandler, /) -> CallHandler:
     return run
 
 
-# MERGED from cap: Stage: stores a result that is too large, and gives a handle with a preview in its place.
-
-
-def cap(plan: StageContext, next: CallHandler, /) -> CallHandler:
-    limit = plan.settings.max_bytes.value
-    outputs = plan.services.outputs
-    if plan.entry.tool.has_small_results:
+def cap(stage: StageContext, next: CallHandler, /) -> CallHandler:
+    limit = stage.settings.max_bytes.value
+    outputs = stage.services.outputs
+    if stage.entry.tool.has_small_results:
         return next
-    surely_fits = limit // 4  # No character is longer than four bytes.
+    safe_length = limit // 4  # No character is longer than four bytes.
 
     async def run(call: Call) -> ToolResult:
         result = await next(call)
         text = result.encoded
         if text is None:
             text = result.text
-        if len(text) <= surely_fits or call.is_stored or (size := len(text.encode("utf-8", "replace"))) <= limit:
+        if len(text) <= safe_length or call.is_stored or (size := len(text.encode("utf-8", "replace"))) <= limit:
             return result
         if not result.ok:
             result.error, result.encoded = preview(result.error or "", limit), None

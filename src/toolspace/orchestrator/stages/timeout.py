@@ -1,4 +1,4 @@
-"""Stage: gives the provider its time, and really stops what runs longer."""
+"""The stage `timeout`: gives the provider its time, and stops whatever runs longer."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from toolspace.orchestrator.deadline import DeadlineExpired, finish_within
 from toolspace.orchestrator.stage import CallHandler, StageContext, return_result
 
 
-def timeout(plan: StageContext, next: CallHandler, /) -> CallHandler:
-    limit = plan.settings.timeout.value
-    services, in_run = plan.services, plan.in_run
-    elsewhere = plan.entry.tool.execution_type in PENDING_EXECUTION_TYPES
+def timeout(stage: StageContext, next: CallHandler, /) -> CallHandler:
+    limit = stage.settings.timeout.value
+    services, in_run = stage.services, stage.in_run
+    is_pending_call = stage.entry.tool.execution_type in PENDING_EXECUTION_TYPES
 
-    def killed() -> None:
+    def count_killed() -> None:
         services.killed_count += 1
 
     def run(call: Call) -> Coroutine[Any, Any, ToolResult]:
@@ -30,22 +30,22 @@ def timeout(plan: StageContext, next: CallHandler, /) -> CallHandler:
         if call.cancel_requested:
             return return_result(call.fail("canceled", "the call was canceled"))
         call.allowed_seconds = seconds
-        if elsewhere and call.base_context.host is not None:
+        if is_pending_call and call.base_context.host is not None:
             call.provider_called = True
             call.register()
-            return next(call)  # Who hands it out keeps the time: what comes late is not lost.
-        return timed(call, seconds)
+            return next(call)  # The host of the pending call keeps the time: a late result is not lost.
+        return run_with_timeout(call, seconds)
 
-    async def timed(call: Call, seconds: float) -> ToolResult:
+    async def run_with_timeout(call: Call, seconds: float) -> ToolResult:
         coroutine = next(call)
         call.provider_called = True
         # Most fast tools end without suspending once: then no timer is needed.
         try:
-            waiting = coroutine.send(None)
-        except StopIteration as done:
-            return done.value
+            awaited = coroutine.send(None)
+        except StopIteration as stop:
+            return stop.value
         try:
-            return await finish_within(coroutine, waiting, call, seconds, on_killed=killed)
+            return await finish_within(coroutine, awaited, call, seconds, on_killed=count_killed)
         except DeadlineExpired:
             return call.fail("timeout", f"Tool execution timed out after {format_milliseconds(round(seconds, 3))}ms")
 
