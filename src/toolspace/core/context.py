@@ -1,4 +1,8 @@
-"""What a tool may know of its call, and what it may say while it runs."""
+"""The context of a call: what a tool knows about its caller, and what it can do while it runs.
+
+Programs pass a `ToolContext` with a call; tools receive one that is bound to their call. The protocols here are the
+parts of a run, a call, an agent and a gateway that tools may use.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class RunHandle(Protocol):
-    """The side of a run that its own tools write to."""
+    """The part of a run that its own tools change."""
 
     id: str
     final_report: Mapping[str, Any] | None
@@ -36,7 +40,7 @@ class RunHandle(Protocol):
 
 
 class CallHandle(Protocol):
-    """The side of a running call that its tool talks to."""
+    """The part of a running call that its tool uses."""
 
     @property
     def id(self) -> str: ...
@@ -60,14 +64,14 @@ class CallHandle(Protocol):
 
 
 class AgentHandle(Protocol):
-    """The agent around a call, as others see it."""
+    """The agent that makes a call."""
 
     @property
     def name(self) -> str: ...
 
 
 class TaskHost(Protocol):
-    """The agent around a call, as the task tools see it: its tasks, and the people it talks to."""
+    """The agent that makes a call, for the task tools: its background tasks, and its channels to people."""
 
     async def list_tasks(self, date: str | None, context: ToolContext) -> Sequence[Mapping[str, Any]]: ...
     async def replay_task(self, task_id: str, context: ToolContext) -> Sequence[Mapping[str, Any]]: ...
@@ -78,27 +82,27 @@ class TaskHost(Protocol):
 
 
 class CallHost(Protocol):
-    """The gateway around a call: it has someone else answer what no code here can, and keeps what agents have."""
+    """The gateway that a call came through. It waits for the results of pending calls, and has the stored data."""
 
     @property
     def ledger(self) -> Any:
-        """What is kept: `toolspace.spaces.ledger.Ledger`."""
+        """The stored data: `toolspace.spaces.ledger.Ledger`."""
         ...
 
     async def wait_for_result(self, tool: Tool, parameters: Mapping[str, Any], context: ToolContext) -> ToolResult:
-        """Offers the call to whoever executes the tool, and waits as long as the tool says."""
+        """Makes the call pending, and waits for its result as long as the tool allows."""
         ...
 
     async def ask_space(self, name: str, args: Mapping[str, Any], context: ToolContext, *, timeout: float) -> Any:
-        """Asks the people in the call's space, by a visible call of that name. `ToolError` where nobody answers."""
+        """Asks the people in the call's space by a visible call of this name. Raises `ToolError` if nobody answers."""
         ...
 
 
 class ToolContext:
-    """Who calls, from where, and within which bounds.
+    """Who makes a call, and what the call may use.
 
-    Give one to `Toolspace.call(..., context=…)` to say who calls; a function that declares a parameter of this
-    type gets its own, bound to the call. The model never sees it.
+    Pass one to `Toolspace.call(..., context=…)` to identify the caller. A function that declares a parameter of this
+    type receives the context of its call. The model never sees it.
     """
 
     __slots__ = (
@@ -149,7 +153,7 @@ class ToolContext:
         self.user_id = user_id
         self.allowed_paths = allowed_paths
         self.protected_paths = protected_paths
-        """Files that no tool may change: what configures the toolspace decides what its tools may do."""
+        """Files that no tool may change: the configuration, because it decides what tools may do."""
         self.allowed_env = allowed_env
         self.allowed_hosts = allowed_hosts
         self.memory_dir = memory_dir
@@ -162,16 +166,16 @@ class ToolContext:
         self.agent_entity_id = agent_entity_id
         self.space_id = space_id
         self.caller_client = caller_client
-        """Leads what the tool asks to whoever called; None where they cannot be asked."""
+        """Sends the tool's requests to the caller; None if the caller takes none."""
         self.host = host
-        """The gateway that the call came through; None in a library or a command."""
+        """The gateway that the call came through; None in the library and in commands."""
         self.agent = agent
-        """The agent whose run the call belongs to; None where no agent calls."""
+        """The agent whose run the call belongs to; None if no agent calls."""
         self.handle: CallHandle | None = None
 
     def with_defaults(self, base: ToolContext) -> ToolContext:
-        """This context, with what it leaves open taken from `base`."""
-        # One by one, as in `bind`: every call that brings a context takes this way.
+        """Returns a copy of this context in which `base` fills in what is not set."""
+        # Field by field, as in `bind`: every call with a context of its own pays for this.
         copy = ToolContext.__new__(ToolContext)
         copy.task_id = self.task_id or base.task_id
         copy.user_id = self.user_id or base.user_id
@@ -195,8 +199,8 @@ class ToolContext:
         return copy
 
     def bind(self, handle: CallHandle, *, run_id: str | None, session_id: str) -> ToolContext:
-        """A copy that belongs to one call."""
-        # One by one: every call of a provider's tool takes this way, and a loop over the names costs ten times more.
+        """Returns a copy that belongs to one call."""
+        # Field by field: every call of a provider's tool pays for this, and a loop over the names costs ten times more.
         copy = ToolContext.__new__(ToolContext)
         copy.task_id = self.task_id
         copy.user_id = self.user_id
@@ -230,47 +234,47 @@ class ToolContext:
 
     @property
     def canceled(self) -> bool:
-        """Whether nobody waits for this call any more: it was canceled, or it timed out."""
+        """Whether the call was canceled or timed out, so that nobody waits for its result."""
         return self.handle is not None and self.handle.canceled
 
     @property
     def has_progress_listener(self) -> bool:
-        """Whether anyone listens for progress: where asking for it costs something, nobody need."""
+        """Whether anyone receives progress events. If not, a tool need not compute them."""
         return self.handle is not None and self.handle.has_progress_listener
 
     @property
     def remaining_seconds(self) -> float:
-        """How long the call may still take, roughly."""
+        """About how long the call may still take."""
         return self.handle.remaining_seconds if self.handle is not None else float("inf")
 
     def check_canceled(self) -> None:
-        """Raises if the call was canceled. For loops in plain functions, which no one can interrupt."""
+        """Raises if the call was canceled. For loops in plain functions, which cannot be interrupted."""
         if self.canceled:
             raise ToolCanceledError("canceled")
 
     def report_progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
-        """Says how far the call is, as an event."""
+        """Emits a progress event."""
         if self.handle is not None:
             self.handle.progress(progress, total, message)
 
     def emit_partial(self, value: object) -> None:
-        """Gives a part of the result out early, as an event."""
+        """Emits a part of the result before the call ends."""
         if self.handle is not None:
             self.handle.partial(value)
 
     async def collect(
         self, values: AsyncGenerator[Any, None], *, emit_partials: bool = True, is_json: bool = False
     ) -> ToolResult:
-        """The result of a stream: its text, or the list of its values. What is large goes to disk as it comes.
+        """Returns the result of a stream: its text, or the list of its values. Stores a large one while it runs.
 
-        Each value is given out early, unless it is not to be `announced`. `is_json`: the texts together are JSON.
+        Each value is emitted as a partial result if `emit_partials`. `is_json`: the texts together are one JSON text.
         """
         if self.handle is None:
             raise ToolError("this context belongs to no call; call the tool through a Toolspace")
         return await self.handle.collect(values, emit_partials=emit_partials, is_json=is_json)
 
     async def call(self, name: str, arguments: Mapping[str, Any] | str | None = None) -> ToolResult:
-        """Calls another tool inside this call: under its run, its limits and its place in the trace."""
+        """Calls another tool as a child of this call: in its run, under its limits, below it in the trace."""
         if self.handle is None:
             raise ToolError("this context belongs to no call; call the tool through a Toolspace")
         return await self.handle.call(name, arguments)
@@ -278,44 +282,43 @@ class ToolContext:
     async def elicit(
         self, message: str, schema: Mapping[str, Any] | None = None, *, url: str | None = None, key: str | None = None
     ) -> ElicitationResult:
-        """Asks the user who called to fill in a form, or to open `url`. What they say fits the schema.
+        """Asks the user who called to fill in a form, or to open `url`. The content of the result fits the schema.
 
             colour = {"type": "object", "properties": {"colour": {"enum": ["red", "blue"]}}, "required": ["colour"]}
-            answer = await context.elicit("Which colour?", colour)
+            result = await context.elicit("Which colour?", colour)
 
-        Raises `ToolError` where nobody can be asked. Waiting for them counts: give the tool a time-out for it.
+        Raises `ToolError` if nobody can be asked. The wait counts: give the tool a long enough timeout.
         """
         form = ElicitationForm(schema) if schema is not None else None
         if self.caller_client is None and self.host is not None:
-            answer = await self._ask_the_space(message, schema, url)
+            result = await self._elicit_in_space(self.host, message, schema, url)
         else:
-            answer = await self._asking().elicit(message, schema=schema, url=url, key=key)
-        return answer if form is None else form.validate(answer)
+            result = await self._get_caller_client().elicit(message, schema=schema, url=url, key=key)
+        return result if form is None else form.validate(result)
 
     async def sample(self, params: Mapping[str, Any], *, key: str | None = None) -> Mapping[str, Any]:
-        """Asks the caller's model, as MCP has it: `{messages: […], maxTokens: …}` gives `{role, content, model}`."""
-        return await self._asking().sample(params, key=key)
+        """Asks the caller's model, as in MCP: `{messages: […], maxTokens: …}` gives `{role, content, model}`."""
+        return await self._get_caller_client().sample(params, key=key)
 
     async def roots(self, *, key: str | None = None) -> Sequence[str]:
-        """The folders that the caller works in, as URIs."""
-        return await self._asking().roots(key=key)
+        """Returns the folders that the caller works in, as URIs."""
+        return await self._get_caller_client().roots(key=key)
 
-    async def _ask_the_space(
-        self, message: str, schema: Mapping[str, Any] | None, url: str | None
+    async def _elicit_in_space(
+        self, host: CallHost, message: str, schema: Mapping[str, Any] | None, url: str | None
     ) -> ElicitationResult:
-        """Asks the people in the space of the call, as a call of its own that they see there."""
-        assert self.host is not None
-        asked = {"message": message, **({"url": url} if url is not None else {"requestedSchema": schema})}
-        said = await self.host.ask_space(ELICITATION_CALL, asked, self, timeout=self.remaining_seconds)
-        return parse_elicitation_result(said)
+        """Asks the people in the space of the call, by a call that they see there."""
+        args = {"message": message, **({"url": url} if url is not None else {"requestedSchema": schema})}
+        data = await host.ask_space(ELICITATION_CALL, args, self, timeout=self.remaining_seconds)
+        return parse_elicitation_result(data)
 
-    def _asking(self) -> CallerClient:
+    def _get_caller_client(self) -> CallerClient:
         if self.caller_client is None:
             raise ToolError("nobody can be asked: whoever called this tool does not take questions")
         return self.caller_client
 
     @property
     def logger(self) -> logging.LoggerAdapter[logging.Logger]:
-        """A logger that carries the ids of this call."""
+        """A logger whose records have the ids of this call."""
         ids = {"callId": self.call_id, "runId": self.run_id, "taskId": self.task_id}
         return logging.LoggerAdapter(logging.getLogger("toolspace.tool"), ids)

@@ -1,4 +1,7 @@
-"""What a tool may ask of whoever called it: the user, their model, their folders. Who answers is not known here."""
+"""Requests of a running tool to its caller: elicitation, sampling and roots, as MCP defines them.
+
+Tools use them through `ToolContext`; the MCP server and clients implement `CallerClient`.
+"""
 
 from __future__ import annotations
 
@@ -11,33 +14,33 @@ from toolspace.core import json_text
 from toolspace.core.validation import compile_schema, find_issues
 from toolspace.errors import ToolError
 
-_SHOWN = 5
+ELICITATION_CALL: Final = "elicitation"
+"""The name of the call that shows a question in a space. A frontend has a component for it."""
+_MAX_ISSUES = 5
+_EXPECTED_RESULT: Final = '{"action": "accept", "content": {…}}, or "decline" or "cancel" as the action'
 
 
 class ElicitationResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What the user said: `content` where they accepted."""
+    """The user's reaction to a question; `content` if the user accepted."""
 
     action: Literal["accept", "decline", "cancel"]
     content: Mapping[str, Any] | None = None
 
 
-ELICITATION_CALL: Final = "elicitation"
-"""The name of the call that shows a question in a space; a frontend has a component for it."""
-_SHAPE: Final = '{"action": "accept", "content": {…}}, or "decline" or "cancel" as the action'
-
-
-def parse_elicitation_result(said: object) -> ElicitationResult:
-    """What people in a space answered. Raises `ToolError` where it is no answer."""
+def parse_elicitation_result(data: object) -> ElicitationResult:
+    """Returns the result that people in a space submitted. Raises `ToolError` if it is none."""
     try:
-        return msgspec.convert(said, ElicitationResult)
+        return msgspec.convert(data, ElicitationResult)
     except (msgspec.ValidationError, TypeError):
-        raise ToolError(f"the answer to a question is {_SHAPE}; this was {json_text.describe(said)}") from None
+        raise ToolError(
+            f"the answer to a question is {_EXPECTED_RESULT}; this was {json_text.describe(data)}"
+        ) from None
 
 
 class CallerClient(Protocol):
-    """Leads questions of a running call to its caller. Each raises a `ToolError` where the caller cannot be asked.
+    """Sends requests of a running call to its caller. Every method raises `ToolError` if the caller cannot be asked.
 
-    `key` is the name of a question, for callers that keep answers by name.
+    `key` identifies a request, for callers that store results by name.
     """
 
     async def elicit(
@@ -48,33 +51,34 @@ class CallerClient(Protocol):
         url: str | None = None,
         key: str | None = None,
     ) -> ElicitationResult:
-        """Asks the user to fill in `schema`, an object of flat fields; or to open a page, where `url` is given."""
+        """Asks the user to fill in `schema`, an object of flat fields, or to open the page `url`."""
         ...
 
     async def sample(self, params: Mapping[str, Any], *, key: str | None = None) -> Mapping[str, Any]:
-        """Asks the caller's model: `{messages, maxTokens, …}` as MCP has it; gives `{role, content, model, …}`."""
+        """Asks the caller's model. Takes `{messages, maxTokens, …}`, returns `{role, content, model, …}`."""
         ...
 
     async def roots(self, *, key: str | None = None) -> Sequence[str]:
-        """The folders that the caller works in, as URIs."""
+        """Returns the folders that the caller works in, as URIs."""
         ...
 
 
 class ElicitationForm:
-    """A form for the user, checked before it is shown: what comes back fits it, or is refused."""
+    """A form for the user. Its schema is compiled before it is shown, and validates what comes back."""
 
     def __init__(self, schema: Mapping[str, Any]) -> None:
-        self._check = compile_schema(schema, owner="a question to the user")
+        self._validator = compile_schema(schema, owner="a question to the user")
 
-    def validate(self, answer: ElicitationResult) -> ElicitationResult:
-        """The answer, unless it is one that the form does not allow. Clients need not be careful, or honest."""
-        if answer.action != "accept":
-            return ElicitationResult(action=answer.action)
-        content = dict(answer.content or {})
+    def validate(self, result: ElicitationResult) -> ElicitationResult:
+        """Returns the result. Raises `ToolError` if its content does not fit the form: clients are not trusted."""
+        if result.action != "accept":
+            return ElicitationResult(action=result.action)
+        content = dict(result.content or {})
         try:
-            issues = [] if self._check.is_valid(content) else [str(one) for one in find_issues(self._check, content)]
+            is_valid = self._validator.is_valid(content)
+            issues = [] if is_valid else [str(issue) for issue in find_issues(self._validator, content)]
         except (ValueError, TypeError) as error:
             issues = [str(error)]
         if issues:
-            raise ToolError(f"the user's answer does not fit the question: {'; '.join(issues[:_SHOWN])}")
+            raise ToolError(f"the user's answer does not fit the question: {'; '.join(issues[:_MAX_ISSUES])}")
         return ElicitationResult(action="accept", content=content)

@@ -1,4 +1,7 @@
-"""What happens to calls, as events. Their numbers are part of the contract."""
+"""Events of the in-process event bus: what happens to calls, and changes of the tool list.
+
+The orchestrator emits them. Their numbers and their wire form are part of the API.
+"""
 
 from __future__ import annotations
 
@@ -14,23 +17,23 @@ from toolspace.core.result import ToolResult
 
 class EventType(enum.IntEnum):
     TOOL_CALL_REQUESTED = 400
-    """A call begins. In logs and telemetry: `tool_started`."""
+    """A call starts. In logs and telemetry: `tool_started`."""
     TOOL_CALL_PROGRESS = 402
-    """A running call says how far it is."""
+    """A running call reports its progress."""
     TOOL_CALL_PARTIAL = 404
-    """A running call gives a part of its result."""
+    """A running call emits a part of its result."""
     TOOL_CALL_COMPLETED = 410
-    """The call succeeded, and that is recorded. In logs and telemetry: `tool_finished`."""
+    """A call succeeded, after it was recorded. In logs and telemetry: `tool_finished`."""
     TOOL_CALL_FAILED = 420
-    """The call failed, and that is recorded. In logs and telemetry: `tool_finished`."""
+    """A call failed, after it was recorded. In logs and telemetry: `tool_finished`."""
     TASK_STATUS = 430
     """An agent reported its progress with `agent__task_status`."""
     TOOLS_CHANGED = 440
-    """The list of tools is another one now."""
+    """The list of tools changed."""
 
 
 class Event(msgspec.Struct, frozen=True, weakref=False, eq=False):
-    """Something happened. `at` is Unix milliseconds."""
+    """The base of all events. `at` is Unix milliseconds."""
 
     type: ClassVar[EventType]
 
@@ -40,12 +43,12 @@ class Event(msgspec.Struct, frozen=True, weakref=False, eq=False):
         return {}
 
     def to_dict(self) -> dict[str, Any]:
-        """The event as it is on the wire."""
+        """Returns the event in its wire form."""
         return {"type": self.type.name, "code": int(self.type), "at": round(self.at), **self.payload()}
 
 
 class CallEvent(Event, frozen=True, weakref=False, eq=False):
-    """Something happened to one call."""
+    """The base of all events of one call."""
 
     call_id: str
     tool_name: str
@@ -57,11 +60,11 @@ class CallRequested(CallEvent, frozen=True, weakref=False, eq=False):
     type = EventType.TOOL_CALL_REQUESTED
 
     arguments: Mapping[str, Any] | str | bytes | None
-    """As the caller gave them: a mapping, or the JSON text that a model sent."""
+    """As the caller passed them: a mapping, or the JSON text that a model wrote."""
 
     @property
     def params(self) -> Any:
-        """The arguments as data; text that is no JSON stays text."""
+        """The arguments as data. Text that is not JSON stays text."""
         try:
             return json_text.parse_arguments(self.arguments)
         except ValueError:

@@ -1,4 +1,4 @@
-"""Tool definitions in the formats that models and protocols take. Pure translation."""
+"""Converts tool definitions to the formats of model APIs and MCP. Pure functions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ToolFormat = Literal["openai", "openai-responses", "anthropic", "gemini", "mcp"]
 
 
 def export_tools(tools: Iterable[Tool], format: ToolFormat = "openai") -> list[dict[str, Any]]:
-    """The tools as one API takes them. For Gemini the list is what goes into `functionDeclarations`."""
+    """Returns the tools in the format of an API. For Gemini, the list is the value of `functionDeclarations`."""
     try:
         convert = _FORMATS[format]
     except KeyError:
@@ -21,7 +21,7 @@ def export_tools(tools: Iterable[Tool], format: ToolFormat = "openai") -> list[d
 
 
 def definition_text(tool: Tool) -> str:
-    """What a model is charged for when it is shown the tool."""
+    """Returns the text that a model is charged for if it sees the tool."""
     return json_text.encode({"name": tool.name, "description": tool.description, "parameters": tool.input_schema})
 
 
@@ -31,7 +31,7 @@ def _openai(tool: Tool) -> dict[str, Any]:
 
 
 def _openai_responses(tool: Tool) -> dict[str, Any]:
-    # The responses API turns `strict` on where it is not said, and strict refuses optional parameters.
+    # The Responses API defaults to `strict`, which does not allow optional parameters.
     return {
         "type": "function",
         "name": tool.name,
@@ -46,7 +46,7 @@ def _anthropic(tool: Tool) -> dict[str, Any]:
 
 
 def _gemini(tool: Tool) -> dict[str, Any]:
-    # `parameters` takes a subset of OpenAPI only; this field takes JSON Schema as it is.
+    # `parameters` accepts only a subset of OpenAPI; this field accepts JSON Schema.
     return {"name": tool.name, "description": tool.description, "parametersJsonSchema": tool.input_schema}
 
 
@@ -58,12 +58,12 @@ def _mcp(tool: Tool) -> dict[str, Any]:
     }
     if tool.output_schema is not None:
         wire["outputSchema"] = tool.output_schema
-    said = tool.annotations
+    annotations = tool.annotations
     hints = {
-        "readOnlyHint": said.read_only,
-        "destructiveHint": said.destructive,
-        "idempotentHint": said.idempotent,
-        "openWorldHint": said.open_world,
+        "readOnlyHint": annotations.read_only,
+        "destructiveHint": annotations.destructive,
+        "idempotentHint": annotations.idempotent,
+        "openWorldHint": annotations.open_world,
     }
     hints = {name: hint for name, hint in hints.items() if hint is not None}
     if hints:

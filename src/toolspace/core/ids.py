@@ -1,4 +1,4 @@
-"""Ids of what the gateway keeps: a prefix that says what it is, the time, and chance. Sorted by time, never guessed."""
+"""Ids of stored records: a prefix that names the kind, the time, and random bits. They sort by time."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ _ALPHABET: Final = "0123456789abcdefghjkmnpqrstvwxyz"
 _PATTERN: Final = re.compile(r"[A-Za-z0-9_.:@~-]{1,128}")
 
 ID_PATTERN: Final = "^[A-Za-z0-9_.:@~-]{1,128}$"
-"""What an id may look like, for schemas: programs may bring ids of their own."""
+"""The pattern of ids, for schemas: programs may choose ids of their own."""
 
 
 def new_id(prefix: str) -> str:
-    """An id that no one else makes: `spc_` and 26 characters, later ones sorted behind earlier ones."""
+    """Returns a unique id: `spc_` and 26 characters. Later ids sort after earlier ones."""
     number = (time.time_ns() // 1_000_000) << 80 | int.from_bytes(os.urandom(10))
     return f"{prefix}_{_base32(number)}"
 
 
 def derived_id(prefix: str, *parts: str) -> str:
-    """The same id for the same parts, whoever asks: what is repeated with one key finds the first."""
+    """Returns the same id for the same parts, so that a repeated request finds the record of the first one."""
     digest = hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).digest()
     return f"{prefix}_{_base32(int.from_bytes(digest[:16]))}"
 
@@ -33,7 +33,7 @@ def is_id(text: str) -> bool:
 
 
 def now_ms() -> int:
-    """Unix milliseconds, as every row and every answer has them."""
+    """Returns the time in Unix milliseconds, as records and responses have it."""
     return time.time_ns() // 1_000_000
 
 

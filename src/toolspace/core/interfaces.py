@@ -1,4 +1,8 @@
-"""Every extension point of Toolspace, and nothing else."""
+"""The extension points: providers, caches, output stores, token counters, policies and web search.
+
+Extensions implement them; `toolspace.testing` has a contract test suite for most. Models and embedders are in
+`core.model`.
+"""
 
 from __future__ import annotations
 
@@ -14,25 +18,25 @@ from toolspace.core.tool import Tool
 
 
 class ToolProvider(ABC):
-    """A source of tools. Write one subclass for a new kind of source; `toolspace.testing` checks it.
+    """A source of tools. Write a subclass for a new kind of source; `toolspace.testing.ProviderContract` tests it.
 
-    `execute` gets the tool's own name, without the namespace, and arguments that fit its schema. It may raise: an
+    `execute` gets the tool's local name, without the namespace, and arguments that fit its schema. It may raise: an
     exception becomes a failed result. Cancelling the coroutine must stop the work.
     """
 
     kind: str = "custom"
-    """What sort of provider this is: `local`, `mcp`, `rest`, `agent`, …"""
+    """The kind of provider: `local`, `mcp`, `rest`, `agent`, …"""
     namespace: str = ""
-    """The first half of its tools' names; empty for tools with bare names."""
+    """The first part of its tools' full names; empty for tools with bare names."""
     exact_names: bool = False
-    """Whether its names stand behind the namespace just as they are, because models are known to take them."""
+    """Whether its names follow the namespace without sanitising, because models are known to accept them."""
 
     def __init__(self) -> None:
         self._listeners: list[Callable[[], None]] = []
 
     @abstractmethod
     def list_tools(self) -> Sequence[Tool]:
-        """The tools it offers now, under its own names for them."""
+        """Returns its tools, under their local names."""
 
     def has_tool(self, name: str) -> bool:
         return any(tool.name == name for tool in self.list_tools())
@@ -42,58 +46,58 @@ class ToolProvider(ABC):
         """Runs one of its tools."""
 
     def is_offered(self, tool: Tool, context: ToolContext) -> bool:
-        """Whether to show one of its tools to this caller now. Says nothing of whether it may be called.
+        """Whether to show one of its tools to this caller now. Does not decide whether it may be called.
 
         The tool has its full name here: `notes__read`.
         """
         return True
 
     async def warmup(self) -> None:
-        """Gets ready: connects, fetches its list. Called once, beside the other providers."""
+        """Connects and fetches the list of tools. Called in parallel with other providers; again after a failure."""
 
     def get_instructions(self) -> str:
-        """What a model should know to use these tools well; may be empty."""
+        """Returns instructions for models that use these tools; may be empty."""
         return ""
 
     async def aclose(self) -> None:
-        """Lets go of everything it holds. Called once, also after a failed `warmup`."""
+        """Releases everything that it holds. Called once, also after a failed `warmup`."""
 
     def on_change(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """Asks to be told when the list changed. The answer takes the request back."""
+        """Calls the listener whenever the list changes. Returns the function that ends that."""
         self._listeners.append(listener)
 
-        def forget() -> None:
+        def unsubscribe() -> None:
             if listener in self._listeners:
                 self._listeners.remove(listener)
 
-        return forget
+        return unsubscribe
 
     def notify_changed(self) -> None:
-        """For subclasses: says that the list is another one now."""
+        """Tells the listeners that the list changed. For subclasses."""
         for listener in tuple(self._listeners):
             listener()
 
 
 class CachedResult(msgspec.Struct, frozen=True):
-    """What a cache keeps of a successful call: its value as JSON text, and its typed parts if it had any."""
+    """The cached part of a successful result: its value as JSON text, and its typed parts if it has any."""
 
     text: bytes
     parts: bytes = b""
 
 
 class ResultCache(ABC):
-    """Keeps results for a while. May forget at any time; may raise, which costs the call nothing but the hit."""
+    """Caches results. It may drop any at any time. If it raises, the call runs without it."""
 
     @abstractmethod
     async def get(self, key: str) -> CachedResult | None: ...
 
     def peek(self, key: str) -> CachedResult | None:
-        """What it can tell without waiting; a cache that has to ask elsewhere cannot tell anything."""
+        """Returns a result if that needs no waiting; a remote cache always returns None."""
         return None
 
     @abstractmethod
     async def set(self, key: str, value: CachedResult, ttl: float) -> None:
-        """Keeps a result for `ttl` seconds."""
+        """Stores a result for `ttl` seconds."""
 
     @abstractmethod
     async def clear(self) -> None: ...
@@ -102,13 +106,13 @@ class ResultCache(ABC):
 
 
 class StoredOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a stored output without reading it."""
+    """The metadata of a stored output."""
 
     handle: str
-    """`session-<id>/<id>`, as models see it."""
+    """`session-<id>/<id>`: the reference that models use."""
     session: str
     owner: str | None
-    """The user it belongs to; None where calls have no user, and the session alone decides."""
+    """The user that it belongs to; None if calls have no user, so that the session alone decides."""
     tool: str
     bytes: int
     lines: int
@@ -120,7 +124,7 @@ class StoredOutput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OutputWriter(ABC):
-    """Takes one output in, piece by piece. Exactly one of `commit` and `discard` ends it."""
+    """Writes one output in pieces. Exactly one of `commit` and `discard` ends it."""
 
     @abstractmethod
     async def write(self, piece: str) -> None: ...
@@ -133,43 +137,43 @@ class OutputWriter(ABC):
 
 
 class OutputStore(ABC):
-    """Keeps outputs that are too large for a model, for their owner, until they expire."""
+    """Stores outputs that are too large for a model, for their owner, until they expire."""
 
     @abstractmethod
     async def create(self, *, session: str, owner: str | None, tool: str) -> OutputWriter: ...
 
     @abstractmethod
     async def find(self, handle: str, *, session: str, owner: str | None) -> StoredOutput | None:
-        """The output, if it exists, has not expired, and this reader may read it; else None, whatever the reason."""
+        """Returns the output if it exists, has not expired, and this reader may read it; else None."""
 
     @abstractmethod
     async def inspect(self, handle: str) -> StoredOutput | None:
-        """The output, if it exists and has not expired, whoever it belongs to: for an operator, never for a tool."""
+        """Returns the output if it exists and has not expired, whoever owns it. For operators, never for tools."""
 
     @abstractmethod
     def lines(self, output: StoredOutput) -> AsyncIterator[list[str]]:
-        """The lines of an output, without their ends, in batches: it may be larger than memory.
+        """Yields the lines of an output in batches, without line ends: it may be larger than memory.
 
-        A line longer than a mebibyte comes in pieces of that size.
+        A line longer than one MiB is split into pieces of that size.
         """
 
     @abstractmethod
     async def text(self, output: StoredOutput, *, limit: int) -> str:
-        """The first `limit` bytes, as text."""
+        """Returns the first `limit` bytes, as text."""
 
     @abstractmethod
     async def sessions(self) -> Sequence[str]:
-        """The sessions that hold an output that has not expired."""
+        """Returns the sessions that have an output that has not expired."""
 
     @abstractmethod
     async def sweep(self) -> int:
-        """Removes what has expired; says how many."""
+        """Deletes expired outputs. Returns how many."""
 
     async def aclose(self) -> None: ...
 
 
 class TokenCounter(Protocol):
-    """How many tokens a text costs a model."""
+    """Counts the tokens of a text."""
 
     def __call__(self, text: str, /) -> int: ...
 
@@ -179,7 +183,7 @@ class Allow(msgspec.Struct, frozen=True):
 
 
 class Deny(msgspec.Struct, frozen=True):
-    """The call may not run, and why."""
+    """The call may not run. `reason` says why."""
 
     reason: str
 
@@ -188,7 +192,7 @@ Decision = Allow | Deny
 
 
 class Policy(Protocol):
-    """Says who may call what. `rule` is how `toolspace explain` shows it."""
+    """Decides whether a call may run. `rule` is its description in `toolspace explain`."""
 
     @property
     def rule(self) -> str: ...
@@ -197,4 +201,4 @@ class Policy(Protocol):
 
 
 SearchProvider = Callable[[str, int], Awaitable[Sequence[Mapping[str, Any]]]]
-"""Finds pages on the web: a query and how many, to `{title, url, snippet}` each."""
+"""Searches the web: takes a query and a limit, returns `{title, url, snippet}` of each page."""

@@ -1,4 +1,7 @@
-"""How tools are named: sanitising, joining, shortening, and finding the nearest name."""
+"""Names of tools and agents: sanitising, joining, shortening, and finding the nearest name.
+
+An agent's name becomes the name of the tool that calls it: `agent__researcher`.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,18 @@ from collections.abc import Collection, Iterable, Mapping
 
 MAX_NAME = 64
 SEPARATOR = "__"
+AGENT_NAMESPACE = "agent"
+"""The namespace of the tools that call agents."""
+MAX_AGENT_NAME = MAX_NAME - len(AGENT_NAMESPACE + SEPARATOR)
+RESERVED_AGENT_NAMES = frozenset(("final_report", "task_status", "batch", "read_output", "find_tools"))
+"""Tools in the same namespace that every agent has."""
 
-_LONGEST_TYPO = 256
-_COMPARED = 300
+_MAX_TYPO = 256
+_MAX_COMPARED = 300
 _INVALID = re.compile(r"[^A-Za-z0-9_]")
 _LOCAL = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_AGENT = re.compile(r"\w(?:[\w .-]*[\w.-])?")
+_LETTER_OR_DIGIT = re.compile(r"[A-Za-z0-9]")
 
 
 def is_local_name(name: str) -> bool:
@@ -21,71 +31,71 @@ def is_local_name(name: str) -> bool:
 
 
 def sanitise(text: str) -> str:
-    """Every character outside `[A-Za-z0-9_]` becomes `_`; case is kept."""
+    """Replaces every character outside `[A-Za-z0-9_]` by `_`. Keeps the case."""
     return _INVALID.sub("_", text)
 
 
 def short_hash(text: str) -> str:
-    """Eight characters that stand for the whole text, the same everywhere and always."""
-    import hashlib  # Few names are so long, or collide.
+    """Returns eight characters that identify a text, on every machine."""
+    import hashlib  # Imported here: few names are so long, or collide.
 
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:8]
 
 
 def qualify(namespace: str, tool: str) -> str:
-    """The full name of a provider's tool, before collisions are looked at."""
+    """Returns the full name of a provider's tool, before collisions are resolved."""
     return _shorten(f"{sanitise(namespace)}{SEPARATOR}{sanitise(tool)}", origin=f"{namespace}{SEPARATOR}{tool}")
 
 
 def qualify_all(namespace: str, tools: Iterable[str]) -> Mapping[str, str]:
-    """Original name → full name, for all tools of one provider.
+    """Returns original name → full name, for all tools of one provider.
 
-    Names that collide after sanitising all get the hash, so none of them depends on the order of the list. Where
-    one is made to look like the hashed name of another, both are hashed again.
+    Names that collide after sanitising all get a hash, so that none depends on the order of the list. If a name equals
+    the hashed name of another one, both are hashed again.
     """
     names = {original: qualify(namespace, original) for original in dict.fromkeys(tools)}
-    again = ""
+    salt = ""
     while len(set(names.values())) < len(names):
-        owners: dict[str, list[str]] = {}
+        originals_by_name: dict[str, list[str]] = {}
         for original, name in names.items():
-            owners.setdefault(name, []).append(original)
-        for sharing in owners.values():
-            if len(sharing) > 1:
-                for original in sharing:
+            originals_by_name.setdefault(name, []).append(original)
+        for originals in originals_by_name.values():
+            if len(originals) > 1:
+                for original in originals:
                     plain = f"{sanitise(namespace)}{SEPARATOR}{sanitise(original)}"
-                    names[original] = _with_hash(plain, f"{namespace}{SEPARATOR}{original}{again}")
-        again += "\0"
+                    names[original] = _with_hash(plain, f"{namespace}{SEPARATOR}{original}{salt}")
+        salt += "\0"
     return names
 
 
 def nearest(name: str, candidates: Iterable[str], count: int = 3) -> list[str]:
-    """The known names that a mistyped one probably means, best first."""
-    if len(name) > _LONGEST_TYPO:
-        return []  # Comparing takes time that grows with the length, and the name came from anywhere.
-    import difflib  # Only a name that was mistyped pays for it.
+    """Returns the candidates that a mistyped name probably means, best first."""
+    if len(name) > _MAX_TYPO:
+        return []  # Comparing takes time that grows with the length, and the name is untrusted.
+    import difflib  # Imported here: only a mistyped name needs it.
 
     by_fold: dict[str, str] = {}
     for candidate in candidates:
         by_fold.setdefault(candidate.casefold(), candidate)
-    wanted = name.casefold()
-    close = difflib.get_close_matches(wanted, _likely(wanted, by_fold), n=count, cutoff=0.6)
+    folded_name = name.casefold()
+    close = difflib.get_close_matches(folded_name, _likely(folded_name, by_fold), n=count, cutoff=0.6)
     if len(close) < count:
         # A part of the name is as good a hint as its spelling: `search_code` for `github__search_code`.
-        close += [fold for fold in by_fold if len(wanted) > 2 and wanted in fold and fold not in close]
+        close += [fold for fold in by_fold if len(folded_name) > 2 and folded_name in fold and fold not in close]
     return [by_fold[fold] for fold in close[:count]]
 
 
-def _likely(wanted: str, known: Collection[str]) -> Collection[str]:
-    """Those that share most pairs of letters: comparing all of ten thousand names would hold everyone else up."""
-    if len(known) <= _COMPARED:
-        return known
-    pairs = {wanted[at : at + 2] for at in range(len(wanted) - 1)}
-    return heapq.nlargest(_COMPARED, known, key=lambda one: sum(pair in one for pair in pairs))
+def _likely(name: str, candidates: Collection[str]) -> Collection[str]:
+    """Returns the candidates that share most pairs of letters. Comparing ten thousand names would block the loop."""
+    if len(candidates) <= _MAX_COMPARED:
+        return candidates
+    pairs = {name[at : at + 2] for at in range(len(name) - 1)}
+    return heapq.nlargest(_MAX_COMPARED, candidates, key=lambda candidate: sum(pair in candidate for pair in pairs))
 
 
 def did_you_mean(name: str, candidates: Iterable[str]) -> str:
-    """`; did you mean "a" or "b"?`, or nothing."""
-    close = [f'"{one}"' for one in nearest(name, candidates)]
+    """Returns `; did you mean "a" or "b"?`, or an empty text."""
+    close = [f'"{candidate}"' for candidate in nearest(name, candidates)]
     return f"; did you mean {' or '.join(close)}?" if close else ""
 
 
@@ -94,35 +104,23 @@ def _shorten(name: str, *, origin: str) -> str:
 
 
 def _with_hash(name: str, origin: str) -> str:
-    """Head, hash, tail: what a name starts and ends with tells people more than its middle."""
-    room = MAX_NAME - 8 - 2 * len("_")
-    if len(name) <= room:
+    """Returns head, hash and tail: the start and the end of a name tell people more than its middle."""
+    max_length = MAX_NAME - 8 - 2 * len("_")
+    if len(name) <= max_length:
         return f"{name}_{short_hash(origin)}"
-    head = room // 2 + room % 2
-    return f"{name[:head]}_{short_hash(origin)}_{name[len(name) - (room - head) :]}"
-
-
-# MERGED from agent_names: What an agent may be called: its name becomes that of a tool, `agent__researcher`.
-
-AGENT_NAMESPACE = "agent"
-"""Of the tools that call agents."""
-MAX_AGENT_NAME = MAX_NAME - len(AGENT_NAMESPACE + SEPARATOR)
-RESERVED_AGENT_NAMES = frozenset(("final_report", "task_status", "batch", "read_output", "find_tools"))
-"""Tools of the same namespace that every agent has."""
-
-_NAME = re.compile(r"\w(?:[\w .-]*[\w.-])?")
-_PLAIN = re.compile(r"[A-Za-z0-9]")
+    head = max_length // 2 + max_length % 2
+    return f"{name[:head]}_{short_hash(origin)}_{name[len(name) - (max_length - head) :]}"
 
 
 def agent_tool_name(name: str) -> str:
-    """The full name of the tool that calls an agent."""
+    """Returns the full name of the tool that calls an agent."""
     return f"{AGENT_NAMESPACE}{SEPARATOR}{sanitise(name)}"
 
 
 def agent_name_problem(name: str) -> str | None:
-    """Why no agent can be called so, to be read behind the name; None where one can."""
+    """Returns why no agent can have this name, as the end of a sentence that begins with the name; else None."""
     tool = sanitise(name)
-    if len(name) > MAX_AGENT_NAME or not _NAME.fullmatch(name) or not _PLAIN.search(tool):
+    if len(name) > MAX_AGENT_NAME or not _AGENT.fullmatch(name) or not _LETTER_OR_DIGIT.search(tool):
         return f"cannot name an agent; use 1 to {MAX_AGENT_NAME} letters, digits, spaces, and _ - ."
     if tool.casefold() in RESERVED_AGENT_NAMES:
         return f"cannot name an agent, as every agent has a tool {agent_tool_name(tool.casefold())}; take another name"

@@ -1,4 +1,4 @@
-"""Keeps secrets out of logs: by the name of the field that holds them, and by their value where it is known."""
+"""Masks secrets in logs and messages: by the name of their field, by their form, and by registered values."""
 
 from __future__ import annotations
 
@@ -26,73 +26,73 @@ _IN_URL = re.compile(
     re.IGNORECASE,
 )
 _MIN_SECRET = 6
-_DEPTH = 50
-_MOST = 20_000
-"""Levels, and values in all, beyond which nothing is shown: no one reads them in a log, and they may have no end."""
-_LONG = 10_000
+_MAX_DEPTH = 50
+_MAX_VALUES = 20_000
+"""Deeper levels and further values are cut: nobody reads them in a log, and data may be cyclic."""
+_MAX_TEXT = 10_000
 """Characters of one text inside data."""
-_CUT = "…"
+_ELLIPSIS = "…"
 
 _secrets: list[str] = []
 
 
 def register_secrets(values: Iterable[str]) -> None:
-    """Values that must never be shown, from now on and in this whole process: those that configuration names."""
-    # Longest first: a secret that begins with another one must go as a whole.
+    """Masks these values from now on, in the whole process. Used for the values of configured secrets."""
+    # Longest first: a secret that contains another one must be masked as a whole.
     _secrets[:] = sorted({*_secrets, *(value for value in values if len(value) >= _MIN_SECRET)}, key=len, reverse=True)
 
 
 def is_secret_name(name: str) -> bool:
-    return _SECRET_NAME.search(name[-200:]) is not None  # Whatever is longer is no name, and may be megabytes.
+    return _SECRET_NAME.search(name[-200:]) is not None  # A longer text is no name, and may have megabytes.
 
 
 def mask_secrets(value: Any) -> Any:
-    """The value with every secret that can be recognised replaced."""
-    return _Masking().of(value, 0)
+    """Returns the value with every recognised secret replaced."""
+    return _Masking().mask(value, 0)
 
 
 class _Masking:
-    """One value on its way to a log, of which only so much is looked at."""
+    """Masks one value, up to a number of parts."""
 
-    __slots__ = ("_left",)
+    __slots__ = ("_remaining",)
 
     def __init__(self) -> None:
-        self._left = _MOST
+        self._remaining = _MAX_VALUES
 
-    def of(self, value: Any, depth: int) -> Any:
-        self._left -= 1
+    def mask(self, value: Any, depth: int) -> Any:
+        self._remaining -= 1
         if isinstance(value, str):
-            if self._left <= 0:
-                return _CUT
-            # Inside data, megabytes are cut. Not where they are looked at: that could leave half a secret.
-            long = depth > 0 and len(value) > _LONG
-            return _mask_text(value[: 2 * _LONG])[:_LONG] + _CUT if long else _mask_text(value)
+            if self._remaining <= 0:
+                return _ELLIPSIS
+            # A long text inside data is cut after masking, so that no half of a secret remains.
+            is_long = depth > 0 and len(value) > _MAX_TEXT
+            return _mask_text(value[: 2 * _MAX_TEXT])[:_MAX_TEXT] + _ELLIPSIS if is_long else _mask_text(value)
         if not isinstance(value, Mapping | list | tuple | set | frozenset):
             return value
-        if depth > _DEPTH or self._left <= 0:
-            return _CUT
+        if depth > _MAX_DEPTH or self._remaining <= 0:
+            return _ELLIPSIS
         if isinstance(value, Mapping):
             return dict(self._items(cast("Mapping[str, Any]", value), depth))
         return list(self._members(cast("list[Any]", value), depth))
 
     def _items(self, value: Mapping[str, Any], depth: int) -> Iterator[tuple[str, Any]]:
         for key, item in value.items():
-            if self._left <= 0:
-                yield _CUT, _CUT
+            if self._remaining <= 0:
+                yield _ELLIPSIS, _ELLIPSIS
                 return
-            hide = _holds_something(item) and is_secret_name(str(key))
-            yield key, MASK if hide else self.of(item, depth + 1)
+            is_secret = _has_content(item) and is_secret_name(str(key))
+            yield key, MASK if is_secret else self.mask(item, depth + 1)
 
     def _members(self, value: Iterable[Any], depth: int) -> Iterator[Any]:
         for item in value:
-            if self._left <= 0:
-                yield _CUT
+            if self._remaining <= 0:
+                yield _ELLIPSIS
                 return
-            yield self.of(item, depth + 1)
+            yield self.mask(item, depth + 1)
 
 
-def _holds_something(value: object) -> bool:
-    """Whether there is anything to hide: numbers, lists and objects under a secret name are secrets too."""
+def _has_content(value: object) -> bool:
+    """Whether there is anything to mask. Numbers, lists and objects under a secret name are secrets too."""
     return not isinstance(value, bool) and value is not None and value != ""
 
 
