@@ -217,7 +217,9 @@ def test_what_a_server_does_is_said_with_its_name(toolspace: Toolspace, project:
     done = toolspace("list", "--category", "mcp")
 
     assert done.returncode == 0
-    assert done.stderr == "[WRN] chatty: the server wrote what is not a message (said only once): 'Welcome'\n"
+    assert (
+        done.stderr == "[WRN] chatty: the server wrote something that is not a message (logged only once): 'Welcome'\n"
+    )
 
 
 @pytest.mark.parametrize(

@@ -123,11 +123,11 @@ def auth_of(scenario: str) -> dict[str, Any]:
 async def connected(url: str, scenario: str) -> AsyncIterator[Toolspace]:
     spec = ServerSpec(url=url, auth=auth_of(scenario))
     with tempfile.TemporaryDirectory() as folder:
-        hooks = ConnectionOptions(
+        options = ConnectionOptions(
             callbacks=McpCallbacks(elicit=fill_in_form, sample=sample, roots=lambda: (Path(folder),)),
             auth=create_http_auth(NAME, spec, store=TokenStore(Path(folder) / "tokens"), open_login_page=log_in),
         )
-        async with Toolspace(providers=[McpProvider(NAME, spec, hooks)]) as toolspace:
+        async with Toolspace(providers=[McpProvider(NAME, spec, options)]) as toolspace:
             if reason := toolspace.orchestrator.unavailable_providers().get(NAME):
                 raise SystemExit(f"not connected: {reason}")
             yield toolspace

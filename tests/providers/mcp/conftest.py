@@ -59,9 +59,9 @@ def seen(tmp_path: Path) -> Seen:
 def scripted(seen: Seen) -> Callable[..., McpProvider]:
     """Makes a provider of the scripted server; the words say how it misbehaves."""
 
-    def make(*words: str, hooks: ConnectionOptions | None = None, name: str = "s", **fields: Any) -> McpProvider:
+    def make(*words: str, options: ConnectionOptions | None = None, name: str = "s", **fields: Any) -> McpProvider:
         args = (str(SERVERS / "scripted.py"), str(seen.path), *words)
-        return McpProvider(name, ServerSpec(command=sys.executable, args=args, **fields), hooks)
+        return McpProvider(name, ServerSpec(command=sys.executable, args=args, **fields), options)
 
     return make
 

@@ -76,5 +76,5 @@ async def test_a_command_that_is_a_folder_says_so(tmp_path: Path) -> None:
 async def test_what_a_server_said_before_it_was_killed_is_not_told_as_the_reason() -> None:
     spec = ServerSpec(command="sh", args=("-c", "echo all is well >&2; kill -9 $$"))
     async with space(McpProvider("s", spec)) as ts:
-        reason = "the server was ended by SIGKILL; its last words: all is well"
+        reason = "the server was ended by SIGKILL; its last output: all is well"
         assert ts.orchestrator.unavailable_providers() == {"s": reason}

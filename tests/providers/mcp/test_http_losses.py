@@ -226,13 +226,13 @@ async def test_a_question_that_cannot_be_understood_fails_the_call(service: Serv
         raise AssertionError
 
     service.on_call = ask
-    async with connected(service, hooks=ConnectionOptions(callbacks=McpCallbacks(elicit=elicit))) as ts:
+    async with connected(service, options=ConnectionOptions(callbacks=McpCallbacks(elicit=elicit))) as ts:
         result = await ts.call("w__t")
-    assert (result.error_kind, result.error) == ("execution_error", "the server asks what cannot be understood")
+    assert (result.error_kind, result.error) == ("execution_error", "the server's question cannot be understood")
 
 
 async def test_a_list_that_is_far_too_long_is_cut(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "_MAX_TOOLS", 10)
+    monkeypatch.setattr(session, "MAX_TOOLS", 10)
     task = {"execution": {"taskSupport": "required"}}
     service.tools = [{"name": f"t{n}", "inputSchema": {"type": "object"}, **(task if n % 2 else {})} for n in range(50)]
     async with connected(service) as ts:
@@ -298,8 +298,8 @@ async def test_a_change_is_heard_of_a_server_of_the_library() -> None:
 
 
 async def test_a_server_that_does_not_take_the_connection_was_not_reached(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stateless_http, "_CONNECT_SECONDS", 0.3)
-    peer = SessionOptions(name="w", callbacks=McpCallbacks(), version="0", on_change=lambda: None)
+    monkeypatch.setattr(stateless_http, "CONNECT_SECONDS", 0.3)
+    peer = SessionOptions(name="w", callbacks=McpCallbacks(), version="0", on_tools_changed=lambda: None)
     with ExitStack() as stack:
         full = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
         for _ in range(8):  # More than it keeps for later.

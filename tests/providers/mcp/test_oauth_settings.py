@@ -52,7 +52,7 @@ _WRONG: dict[str, tuple[Any, str]] = {
     "no id": ({"type": "client_credentials", "clientSecret": "x"}, "needs clientId"),
     "no secret": ({"type": "client_credentials", "clientId": "x"}, "needs clientSecret"),
     "secret alone": ({"clientSecret": "x"}, "clientSecret without its clientId"),
-    "empty": ({"clientId": " "}, "clientId must be a text"),
+    "empty": ({"clientId": " "}, "clientId must be a non-empty text"),
     "port for a program": (
         {"type": "client_credentials", "clientId": "a", "clientSecret": "b", "redirectPort": 1},
         "redirectPort is for type authorization_code",
@@ -60,7 +60,7 @@ _WRONG: dict[str, tuple[Any, str]] = {
     "port": ({"redirectPort": 0}, "a port from 1 to 65535, not 0"),
     "port bool": ({"redirectPort": True}, "a port from 1 to 65535"),
     "both scopes": ({"scope": "a", "scopes": ["b"]}, "both scope and scopes"),
-    "scope breaks out": ({"scope": 'a", x="'}, "words parted by spaces"),
+    "scope breaks out": ({"scope": 'a", x="'}, "words separated by spaces"),
     "method": ({"clientId": "a", "clientSecret": "b", "tokenEndpointAuthMethod": "jwt"}, "client_secret_basic or"),
     "method alone": ({"tokenEndpointAuthMethod": "client_secret_post"}, "needs a clientSecret"),
     "metadata": ({"clientMetadataUrl": "http://me.example/x"}, "https URL with a path"),
@@ -103,7 +103,7 @@ _NEAR = "http://127.0.0.1:8000/mcp"
     ],
 )
 def test_where_tokens_may_go(url: str, server: str) -> None:
-    assert find_url_problem(url, seen_from=server) is None
+    assert find_url_problem(url, named_by=server) is None
 
 
 @pytest.mark.parametrize(
@@ -129,9 +129,9 @@ def test_where_tokens_may_go(url: str, server: str) -> None:
     ],
 )
 def test_where_tokens_may_not_go(url: str, server: str) -> None:
-    assert find_url_problem(url, seen_from=server) is not None
+    assert find_url_problem(url, named_by=server) is not None
 
 
 @given(url=st.text(max_size=60))
 def test_any_text_as_a_url_gives_an_answer(url: str) -> None:
-    find_url_problem(url, seen_from=_FAR)
+    find_url_problem(url, named_by=_FAR)

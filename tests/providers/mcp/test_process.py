@@ -310,7 +310,7 @@ def _nul(folder: Path) -> ServerSpec:
         (_missing, "'npx-that-nobody-has' of server 'plain' is not on the PATH; install it"),
         (_no_path, "install Node.js, or give its full path"),
         (_missing_file, "/server' of server 'plain' does not exist"),
-        (_not_executable, "is not executable; make it so with chmod +x"),
+        (_not_executable, "is not executable; run chmod +x on it"),
         (_no_folder, "/nowhere' that server 'plain' is to run in (cwd) does not exist"),
         (_no_interpreter, "does its first line name a program (#!)?"),
         (_nul, "has a NUL character"),

@@ -183,7 +183,7 @@ async def test_the_pauses_between_attempts_grow_to_a_minute_and_stay_there(
     monkeypatch.setattr(connection, "RECONNECT_SECONDS", tuple(one / 1000 for one in connection.RECONNECT_SECONDS))
 
     def pauses() -> list[str]:
-        return [line.rpartition("trying again in ")[2] for line in caplog.messages if "trying again in" in line]
+        return [line.rpartition("retrying in ")[2] for line in caplog.messages if "retrying in" in line]
 
     with caplog.at_level("INFO", "toolspace.mcp"):
         async with space(scripted("die-at-start")):

@@ -101,8 +101,8 @@ async def web_service() -> AsyncIterator[Service]:
 
 
 @asynccontextmanager
-async def connected(service: Service, *, hooks: ConnectionOptions | None = None, **fields: Any) -> AsyncIterator[Any]:
-    provider = McpProvider("w", ServerSpec(url=fields.pop("url", service.url), **fields), hooks)
+async def connected(service: Service, *, options: ConnectionOptions | None = None, **fields: Any) -> AsyncIterator[Any]:
+    provider = McpProvider("w", ServerSpec(url=fields.pop("url", service.url), **fields), options)
     async with space(provider) as ts:
         assert provider.status().era == "stateless", provider.status()
         yield ts
@@ -278,7 +278,7 @@ async def test_a_question_of_the_server_is_asked_and_answered_within_the_call(se
         return Said(action="accept", content={"colour": "red"})
 
     service.on_call = ask
-    async with connected(service, hooks=ConnectionOptions(callbacks=McpCallbacks(elicit=elicit))) as ts:
+    async with connected(service, options=ConnectionOptions(callbacks=McpCallbacks(elicit=elicit))) as ts:
         result = await ts.call("w__t", context=ToolContext(user_id="ann"))
     assert json.loads(result.result) == {"action": "accept", "content": {"colour": "red"}}
     assert asked == [("Which?", "ann")]
@@ -289,7 +289,7 @@ async def test_the_trace_shows_both_directions_without_secrets(
     service: Service, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.DEBUG, "toolspace.mcp"):
-        async with connected(service, hooks=ConnectionOptions(trace=True)) as ts:
+        async with connected(service, options=ConnectionOptions(trace=True)) as ts:
             await ts.call("w__t", {"password": "hunter2hunter2"})
     lines = [record.getMessage() for record in caplog.records if record.name == "toolspace.mcp"]
     assert any(line.startswith("w → ") and "tools/call" in line for line in lines)

@@ -16,7 +16,8 @@ from mcp_types import JSONRPCRequest
 
 from tests.providers.mcp.processes import lives, plain
 from toolspace.providers.mcp.spec import ServerSpec
-from toolspace.providers.mcp.transports.factory import OpenTransport, open_transport
+from toolspace.providers.mcp.transports.base import OpenTransport
+from toolspace.providers.mcp.transports.factory import open_transport
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes through /proc")
 
@@ -65,7 +66,7 @@ async def test_what_is_no_message_is_skipped_and_told_of_once(caplog: pytest.Log
         assert await text(link, text="still here") == "still here"
         assert not link.lost_event.is_set()
     told = [record.getMessage() for record in caplog.records if record.name == "toolspace.mcp.plain"]
-    assert told == ["the server wrote what is not a message (said only once): 'Starting up...'"]
+    assert told == ["the server wrote something that is not a message (logged only once): 'Starting up...'"]
 
 
 @pytest.mark.spec("3.13")
@@ -120,7 +121,7 @@ async def test_a_message_of_megabytes_arrives_whole() -> None:
 
 @pytest.mark.spec("3.10")
 async def test_a_line_without_end_loses_the_connection_and_not_the_memory() -> None:
-    async with open_transport("plain", plain("endless"), max_message=1_000_000) as link:
+    async with open_transport("plain", plain("endless"), max_message_bytes=1_000_000) as link:
         await link.lost_event.wait()
         assert link.loss_reason == "the server wrote a line of more than 1,000,000 bytes"
         assert [item async for item in link.streams[0]] == []

@@ -17,13 +17,17 @@ from aiohttp import web
 from mcp.client.client import Client
 from mcp.server.mcpserver import MCPServer
 from mcp.shared.exceptions import MCPError
+from mcp.shared.message import SessionMessage
+from mcp_types import JSONRPCRequest
 from starlette.applications import Starlette
 
+from tests.providers.mcp.conftest import until
 from tests.providers.mcp.processes import open_files
 from toolspace.errors import ProviderError
 from toolspace.providers.mcp.spec import ServerSpec
-from toolspace.providers.mcp.transports import http_client, streamable_http
-from toolspace.providers.mcp.transports.factory import OpenTransport, open_transport
+from toolspace.providers.mcp.transports import http_client
+from toolspace.providers.mcp.transports.base import OpenTransport
+from toolspace.providers.mcp.transports.factory import open_transport
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -106,6 +110,19 @@ class Service:
         return web.json_response({"jsonrpc": "2.0", "id": message["id"], "result": result})
 
 
+async def only_sse(request: web.Request) -> web.StreamResponse:
+    """Offers an SSE stream, and refuses POST requests to its URL."""
+    if request.path == "/messages":
+        return web.Response(status=202)
+    if request.method != "GET":
+        return web.Response(status=405)
+    response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+    await response.prepare(request)
+    await response.write(b"event: endpoint\ndata: /messages\n\n")
+    await asyncio.Event().wait()
+    return response
+
+
 def sockets() -> int:
     return sum("socket:" in one for one in open_files())
 
@@ -174,8 +191,16 @@ async def test_sse_is_used_where_it_is_asked_for() -> None:
 
 @pytest.mark.spec("3.10")
 async def test_what_speaks_sse_no_more_is_asked_over_http_again() -> None:
-    async with answering(Service()) as url:
-        streamable_http._event_streams.add(url)  # pyright: ignore[reportPrivateUsage]
+    current: Answer = only_sse
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        return await current(request)
+
+    async with answering(answer) as url:
+        async with open_transport("old", http(url)) as link:
+            await link.streams[1].send(SessionMessage(JSONRPCRequest(jsonrpc="2.0", id=1, method="ping")))
+            await until(lambda: link.transport == "sse")
+        current = Service()
         async with open_transport("new", http(url)) as link, client(link) as session:
             assert link.transport == "http"
             assert (await session.call_tool("t", {})).content[0].text == "fine"  # type: ignore[union-attr]
@@ -202,9 +227,9 @@ async def test_the_end_of_an_event_stream_is_known_without_a_call() -> None:
 @pytest.mark.parametrize(
     ("first", "expected"),
     [
-        (b"event: endpoint\ndata: http://elsewhere.example/messages\n\n", "no address of its own"),
-        (b"event: message\ndata: {}\n\n", "no address of its own"),
-        (b"", "before it said anything"),
+        (b"event: endpoint\ndata: http://elsewhere.example/messages\n\n", "names no endpoint of the same origin"),
+        (b"event: message\ndata: {}\n\n", "names no endpoint of the same origin"),
+        (b"", "before the first event"),
     ],
     ids=["other-origin", "no-endpoint", "nothing"],
 )
@@ -293,7 +318,7 @@ async def _redirects(request: web.Request) -> web.StreamResponse:
 async def test_what_goes_wrong_with_one_request_fails_that_one_only(answer: Answer, expected: str, data: Any) -> None:
     async with (
         answering(Service(answer)) as url,
-        open_transport("web", http(url), max_message=100_000) as link,
+        open_transport("web", http(url), max_message_bytes=100_000) as link,
         client(link) as session,
     ):
         with pytest.raises(MCPError) as caught:

@@ -108,7 +108,7 @@ def test_a_file_that_others_could_read_is_closed_to_them_and_told_of(
     folder.chmod(0o755)
     assert slot.read() == LOGIN
     assert (mode(file_in(folder)), mode(folder)) == (0o600, 0o700)
-    assert "readable by others" in caplog.text
+    assert "readable by other users" in caplog.text
     assert "secret" not in caplog.text
 
 

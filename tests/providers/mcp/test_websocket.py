@@ -90,7 +90,7 @@ async def test_a_message_that_is_too_large_loses_the_connection() -> None:
 
     async with (
         serving(flood) as url,
-        open_transport("ws", ServerSpec(url=url), max_message=100_000) as link,
+        open_transport("ws", ServerSpec(url=url), max_message_bytes=100_000) as link,
         Client(link, cache=None, mode="legacy") as session,
     ):
         with pytest.raises(MCPError):
@@ -136,7 +136,7 @@ async def test_a_server_that_is_not_there_is_told() -> None:
 
 
 async def test_a_login_over_a_websocket_is_refused_and_not_forgotten() -> None:
-    with pytest.raises(ProviderError, match="a websocket takes headers only"):
+    with pytest.raises(ProviderError, match="a websocket supports headers only"):
         async with open_transport("ws", ServerSpec(url="ws://127.0.0.1:1/"), auth=httpx2.BasicAuth("a", "b")):
             pass
 

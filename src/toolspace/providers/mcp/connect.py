@@ -1,4 +1,7 @@
-"""Opens one connection to a server: finds the way and the era, and asks for its tools. Does not try twice."""
+"""Opens one connection to a server: chooses transport and protocol era, and lists the tools. Does not retry.
+
+`connection` uses it for every attempt. `StartupLimiter` bounds how many servers start at the same time.
+"""
 
 from __future__ import annotations
 
@@ -16,35 +19,35 @@ from toolspace.providers.mcp.errors import ServerUnreachable, classify_error, is
 from toolspace.providers.mcp.oauth.authorization import HttpAuth
 from toolspace.providers.mcp.session import McpSession, ServerToolList, SessionOptions, open_session
 from toolspace.providers.mcp.spec import ServerSpec
-from toolspace.providers.mcp.transports.factory import OpenTransport, open_transport, prepare_transport, validate_url
+from toolspace.providers.mcp.transports.base import OpenTransport
+from toolspace.providers.mcp.transports.factory import open_transport, prepare_transport, validate_url
 from toolspace.providers.mcp.transports.stateless_http import StatelessHttpDispatcher
 from toolspace.providers.mcp.transports.trace import create_tracer
 
-# MERGED from gate: Lets a few servers start at once. One that takes long gives its place up, so that it delays nob…
-
-_PATIENCE_SECONDS = 3.0
+_SLOT_SECONDS = 3.0
+T = TypeVar("T")
 
 
 class StartupLimiter:
-    """Shared by the servers of one toolspace."""
+    """Limits how many servers of one toolspace start at once. A server that starts slowly frees its slot early."""
 
-    def __init__(self, limit: int, *, patience: float = _PATIENCE_SECONDS) -> None:
-        self._places = asyncio.Semaphore(limit)
-        self._patience = patience
+    def __init__(self, limit: int, *, slot_seconds: float = _SLOT_SECONDS) -> None:
+        self._slots = asyncio.Semaphore(limit)
+        self._slot_seconds = slot_seconds
 
     @asynccontextmanager
     async def slot(self) -> AsyncGenerator[None]:
-        """A place to start in, for as long as the block runs, but no longer than the patience lasts."""
-        await self._places.acquire()
-        free = False
+        """Holds a slot until the block ends or `slot_seconds` have passed."""
+        await self._slots.acquire()
+        is_free = False
 
         def release() -> None:
-            nonlocal free
-            if not free:
-                free = True
-                self._places.release()
+            nonlocal is_free
+            if not is_free:
+                is_free = True
+                self._slots.release()
 
-        timer = asyncio.get_running_loop().call_later(self._patience, release)
+        timer = asyncio.get_running_loop().call_later(self._slot_seconds, release)
         try:
             yield
         finally:
@@ -52,72 +55,81 @@ class StartupLimiter:
             release()
 
 
-T = TypeVar("T")
-
-
 class ConnectionOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What a connection is given by its surroundings."""
+    """Options of a connection that are not part of its server's specification."""
 
     callbacks: McpCallbacks = NO_CALLBACKS
     startup_limiter: StartupLimiter | None = None
     auth: HttpAuth | None = None
-    """Signs requests over HTTP in."""
+    """Authorizes HTTP requests."""
     trace: bool = False
     version: str = "0"
-    """Ours, as servers see it."""
+    """Toolspace's version, as it is reported to servers."""
 
 
 class ConnectionLostDuringDiscovery(Exception):
-    """The server went away when it was asked which era it speaks."""
+    """The connection broke when the server was asked for its protocol era."""
 
 
 class ConnectionAttempt:
-    """One attempt. `handshake`: greets the server in the old way, without asking for its era."""
+    """One attempt. With `handshake` the server is not asked for its era, and gets the handshake at once."""
 
     def __init__(
-        self, name: str, spec: ServerSpec, hooks: ConnectionOptions, on_change: Callable[[], None], *, handshake: bool
+        self,
+        name: str,
+        spec: ServerSpec,
+        options: ConnectionOptions,
+        on_tools_changed: Callable[[], None],
+        *,
+        handshake: bool,
     ) -> None:
         self._name = name
         self._spec = spec
-        self._hooks = hooks
-        self._peer = SessionOptions(name=name, callbacks=hooks.callbacks, version=hooks.version, on_change=on_change)
+        self._options = options
+        self._session_options = SessionOptions(
+            name=name, callbacks=options.callbacks, version=options.version, on_tools_changed=on_tools_changed
+        )
         self._handshake = handshake
 
     async def open(self, stack: AsyncExitStack) -> tuple[McpSession, OpenTransport | None, ServerToolList]:
-        """The session, the transport below it if it is not the stateless one, and the tools. Closed by the stack."""
-        session, link = await self._connected(stack)
+        """Returns the session, its transport (None for stateless HTTP) and the tools. The stack closes them."""
+        session, transport = await self._connect(stack)
         try:
-            return session, link, await session.list_tools()
+            return session, transport, await session.list_tools()
         except MCPError as error:
-            if link is None or link.loss_reason is None or not is_connection_lost(error):
+            if transport is None or transport.loss_reason is None or not is_connection_lost(error):
                 raise
-            raise ServerUnreachable(link.loss_reason, sent=False) from None
+            raise ServerUnreachable(transport.loss_reason, sent=False) from None
 
-    async def _connected(self, stack: AsyncExitStack) -> tuple[McpSession, OpenTransport | None]:
-        name, spec, hooks = self._name, self._spec, self._hooks
+    async def _connect(self, stack: AsyncExitStack) -> tuple[McpSession, OpenTransport | None]:
+        name, spec, options = self._name, self._spec, self._options
         handshake = self._handshake
         if spec.kind == "http" and not handshake:
-            async with AsyncExitStack() as trial:
+            async with AsyncExitStack() as stateless_stack:
                 prepare_transport(name, spec)
-                trace = create_tracer(name) if hooks.trace else None
-                way = StatelessHttpDispatcher(validate_url(name, spec), spec.headers, auth=hooks.auth, trace=trace)
-                session = await trial.enter_async_context(open_session(self._peer, way))
-                if await self._greeted(session.discover()):
-                    stack.push_async_exit(trial.pop_all())
+                trace = create_tracer(name) if options.trace else None
+                dispatcher = StatelessHttpDispatcher(
+                    validate_url(name, spec), spec.headers, auth=options.auth, trace=trace
+                )
+                session = await stateless_stack.enter_async_context(open_session(self._session_options, dispatcher))
+                if await self._check_discovery(session.discover()):
+                    stack.push_async_exit(stateless_stack.pop_all())
                     return session, None
-            handshake = True  # It just said that it does not know the other era.
-        link = await stack.enter_async_context(open_transport(name, spec, auth=hooks.auth, trace=hooks.trace))
-        session = await stack.enter_async_context(open_session(self._peer, JSONRPCDispatcher(*link.streams)))
+            handshake = True  # The server has just answered that it does not know the stateless era.
+        transport = await stack.enter_async_context(open_transport(name, spec, auth=options.auth, trace=options.trace))
+        session = await stack.enter_async_context(
+            open_session(self._session_options, JSONRPCDispatcher(*transport.streams))
+        )
         try:
-            await self._greeted(session.negotiate(handshake=handshake))
+            await self._check_discovery(session.negotiate(handshake=handshake))
         except ServerUnreachable as error:
-            raise ServerUnreachable(link.loss_reason or str(error), sent=False) from None
-        return session, link
+            raise ServerUnreachable(transport.loss_reason or str(error), sent=False) from None
+        return session, transport
 
-    async def _greeted(self, greeting: Awaitable[T]) -> T:
-        """Some older servers do not refuse the question for the era, but end at it: then not to be asked again."""
+    async def _check_discovery(self, discovery: Awaitable[T]) -> T:
+        """Raises ConnectionLostDuringDiscovery: some old servers end at the unknown request instead of refusing it."""
         try:
-            return await greeting
+            return await discovery
         except MCPError as raised:
             error = classify_error(raised)
             if not is_connection_lost(error):

@@ -1,7 +1,7 @@
-"""Keeps one MCP server within reach: starts it, notices that it is gone, starts it again, stops it when unused.
+"""Keeps one MCP server reachable: starts it, notices its loss, reconnects, and stops it when it is idle.
 
-One task owns the connection from its opening to its close, as the MCP library demands; calls come from any task and
-only borrow it. Knows nothing of results.
+One task owns the connection from opening to close, because the MCP SDK requires that. Calls come from any task and
+borrow the session. Used by `provider`; knows nothing of results.
 """
 
 from __future__ import annotations
@@ -32,262 +32,266 @@ from toolspace.providers.mcp.errors import (
 from toolspace.providers.mcp.session import McpSession, ServerToolList
 from toolspace.providers.mcp.spec import ServerSpec
 from toolspace.providers.mcp.status import ServerState, ServerStatus
-from toolspace.providers.mcp.transports.factory import OpenTransport
+from toolspace.providers.mcp.transports.base import OpenTransport
 
 _log = logging.getLogger("toolspace.mcp")
 RECONNECT_SECONDS = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 CONNECT_SECONDS = 60.0
-"""How long a server has from its start to its list. The first start of one that is still to be downloaded is slow."""
+"""The time from start to tool list. The first start of a server that has to be downloaded is slow."""
 PROBE_SECONDS = 5.0
 _HEALTHY_SECONDS = 30.0
-"""How long a connection must have held for the next loss to be met at once again."""
-_EAGER_SECONDS = 1.0
-"""A call does not wait for the next attempt, but makes it, unless the last one was just now."""
-_RELISTEN_SECONDS = (0.1, 1.0, 5.0, 30.0)
+"""After a connection has held this long, the next reconnect starts without delay again."""
+_RETRY_SECONDS = 1.0
+"""A call starts the next attempt itself, unless the last one started less than this ago."""
+_LISTEN_AGAIN_SECONDS = (0.1, 1.0, 5.0, 30.0)
 _REFRESH_SECONDS = 0.05
-"""The least time between two refreshes of a list: a server may say without end that it changed."""
+"""The minimum time between two refreshes of the tools: a server may send change notifications without end."""
 
 EndReason = Literal["lost", "idle", "restart", "stop"]
 
 
 class ServerConnection:
-    """One server. `start` it, `aclose` it once; in between it heals by itself."""
+    """The connection to one server. `start` and `aclose` it once; meanwhile it reconnects by itself."""
 
     def __init__(
-        self, name: str, spec: ServerSpec, on_listing: Callable[[ServerToolList], None], hooks: ConnectionOptions
+        self,
+        name: str,
+        spec: ServerSpec,
+        on_tools_listed: Callable[[ServerToolList], None],
+        options: ConnectionOptions,
     ) -> None:
         self.name = name
         self.spec = spec
         self.instructions = ""
-        self._on_listing = on_listing
-        self._hooks = hooks
+        self._on_tools_listed = on_tools_listed
+        self._options = options
         self._status = ServerStatus(name=name, state="stopped", transport=spec.kind)
         self._owner: asyncio.Task[None] | None = None
         self._session: McpSession | None = None
-        self._outcome: asyncio.Future[None] | None = None
-        """Done when the attempt under way, or the next, has come to its end, one way or the other."""
+        self._attempt_done: asyncio.Future[None] | None = None
+        """Done when the current or next attempt has succeeded or failed."""
         self._wake = asyncio.Event()
         self._ended = asyncio.Event()
-        self._end: EndReason = "lost"
-        self._closing = False
-        self._attempting = False
+        self._end_reason: EndReason = "lost"
+        self._is_closing = False
+        self._is_attempting = False
         self._handshake = False
-        """Whether the server broke at the question for its era, and is greeted in the old way."""
+        """Whether the server broke at the request for its era, and gets the handshake at once."""
         self._failures = 0
-        """Attempts in a row that failed, or did not hold."""
-        self._last_try = 0.0
-        self._leases = 0
+        """Consecutive attempts that failed or did not hold."""
+        self._last_attempt = 0.0
+        self._calls_in_flight = 0
         self._last_used = 0.0
-        self._changed = asyncio.Event()
-        self._probing: asyncio.Task[None] | None = None
+        self._tools_changed = asyncio.Event()
+        self._probe_task: asyncio.Task[None] | None = None
 
     # For the provider
 
     @property
     def status(self) -> ServerStatus:
-        return msgspec.structs.replace(self._status, calls_in_flight=self._leases)
+        return msgspec.structs.replace(self._status, calls_in_flight=self._calls_in_flight)
 
     async def start(self) -> None:
-        """Returns once the server is ready; raises the reason where the attempt under way, or the next, fails."""
-        self._own()
+        """Returns when the server is ready. Raises ServerUnreachable if the current or next attempt fails."""
+        self._ensure_owner()
         if self._status.state != "idle":
-            await self._outcome_of_attempt()
+            await self._wait_for_attempt()
 
-    def _own(self) -> None:
-        """Makes sure that there is an owner: the first time, and where its event loop ended without a close."""
-        if self._closing:
+    def _ensure_owner(self) -> None:
+        """Creates the owner task: the first time, and if its event loop ended without a close."""
+        if self._is_closing:
             return
         loop = asyncio.get_running_loop()
         if self._owner is not None:
-            other = self._owner.get_loop()
-            if other is loop and not self._owner.done():
+            owner_loop = self._owner.get_loop()
+            if owner_loop is loop and not self._owner.done():
                 return
-            if other is not loop and not other.is_closed():
+            if owner_loop is not loop and not owner_loop.is_closed():
                 raise ServerUnreachable("it is in use in another event loop", sent=False)
-        self._wake, self._ended, self._changed = asyncio.Event(), asyncio.Event(), asyncio.Event()
-        self._session = self._outcome = self._probing = None
-        # In a context of its own: it outlives whoever needed the server first.
+        self._wake, self._ended, self._tools_changed = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._session = self._attempt_done = self._probe_task = None
+        # In a new context: the task outlives the call that needed the server first.
         self._owner = loop.create_task(self._run(), name=f"mcp {self.name}", context=contextvars.Context())
 
     @asynccontextmanager
     async def borrow_session(self) -> AsyncGenerator[McpSession]:
-        """The session, for one call; starts the server where it was stopped for want of calls."""
-        self._leases += 1
+        """Yields the session for one call. Starts the server if it is idle."""
+        self._calls_in_flight += 1
         try:
-            yield self._session or await self._revived()
+            yield self._session or await self._reconnect()
         finally:
-            self._leases -= 1
+            self._calls_in_flight -= 1
             self._last_used = time.monotonic()
 
-    async def _revived(self) -> McpSession:
-        tried_just_now = time.monotonic() - self._last_try < _EAGER_SECONDS
-        if self._failures and not self._attempting and tried_just_now:
-            raise ServerUnreachable(f"{self._status.last_error}; it is tried again by itself", sent=False)
-        self._own()
+    async def _reconnect(self) -> McpSession:
+        is_recent = time.monotonic() - self._last_attempt < _RETRY_SECONDS
+        if self._failures and not self._is_attempting and is_recent:
+            raise ServerUnreachable(f"{self._status.last_error}; it is retried automatically", sent=False)
+        self._ensure_owner()
         self._wake.set()
-        return await self._outcome_of_attempt()
+        return await self._wait_for_attempt()
 
-    async def _outcome_of_attempt(self) -> McpSession:
-        if self._closing or self._owner is None:
+    async def _wait_for_attempt(self) -> McpSession:
+        if self._is_closing or self._owner is None:
             raise ServerUnreachable("it is closed", sent=False)
         if self._session is None:
-            if self._outcome is None or self._outcome.done():
-                self._outcome = asyncio.get_running_loop().create_future()
-            await asyncio.wait((self._outcome, self._owner), return_when=asyncio.FIRST_COMPLETED)
+            if self._attempt_done is None or self._attempt_done.done():
+                self._attempt_done = asyncio.get_running_loop().create_future()
+            await asyncio.wait((self._attempt_done, self._owner), return_when=asyncio.FIRST_COMPLETED)
         if (session := self._session) is None:
             raise ServerUnreachable(self._status.last_error or "it did not start", sent=False)
         return session
 
     def report_lost(self, session: McpSession, reason: str) -> None:
-        """A call found out that the connection is gone."""
+        """Ends the session, because a call or a probe noticed that the connection is gone."""
         if session is self._session:
-            self._note(reason)
-            self._finish("lost")
-            self._set("reconnecting", pid=None)
+            self._set_error(reason)
+            self._end_session("lost")
+            self._set_state("reconnecting", pid=None)
 
     def start_probe(self, session: McpSession) -> None:
-        """A call did not get its answer in time: asks the server whether it lives, and restarts it if not."""
-        if session is self._session and self._probing is None:
-            self._probing = asyncio.get_running_loop().create_task(self._probe(session))
+        """Checks in the background whether the server still answers; if not, reconnects."""
+        if session is self._session and self._probe_task is None:
+            self._probe_task = asyncio.get_running_loop().create_task(self._probe(session))
 
     async def check_alive(self, session: McpSession) -> bool:
-        """Whether the server still holds the connection, asked where a call gives reason to doubt it."""
+        """Probes the server, and returns whether the session still holds."""
         self.start_probe(session)
-        if self._probing is not None:
-            await asyncio.wait((self._probing,))
+        if self._probe_task is not None:
+            await asyncio.wait((self._probe_task,))
         return session is self._session
 
     def refresh_tools(self) -> None:
-        """The list may be another one now."""
-        self._changed.set()
+        """Lists the tools again, in the background."""
+        self._tools_changed.set()
 
     async def restart(self) -> None:
-        """Stops the server and starts it again; returns when it is ready."""
+        """Stops the server and starts it again. Returns when it is ready."""
         if self._session is not None:
-            self._finish("restart")
-            self._set("starting", pid=None)
-        elif self._attempting and self._owner is not None and not self._closing:
-            self._owner.cancel()  # Whoever asks for a restart does not want to wait for a start that hangs.
+            self._end_session("restart")
+            self._set_state("starting", pid=None)
+        elif self._is_attempting and self._owner is not None and not self._is_closing:
+            self._owner.cancel()  # A restart does not wait for an attempt that hangs.
             await asyncio.wait((self._owner,))
         self._failures = 0
-        self._own()
+        self._ensure_owner()
         self._wake.set()
-        await self._outcome_of_attempt()
+        await self._wait_for_attempt()
 
     async def aclose(self) -> None:
-        self._closing = True
+        self._is_closing = True
         was_open = self._session is not None
-        self._finish("stop")
-        if self._probing is not None:
-            self._probing.cancel()
-            await asyncio.gather(self._probing, return_exceptions=True)
-        # One that ended with its own event loop has nothing to close, and cannot be waited for in this one.
+        self._end_session("stop")
+        if self._probe_task is not None:
+            self._probe_task.cancel()
+            await asyncio.gather(self._probe_task, return_exceptions=True)
+        # An owner whose event loop has ended has nothing to close, and cannot be awaited in this loop.
         if self._owner is not None and not self._owner.done():
             if not was_open:
-                self._owner.cancel()  # It starts, or waits to: there is nothing to end in order.
+                self._owner.cancel()  # It is starting, or waiting to start: nothing to close in order.
             await asyncio.gather(self._owner, return_exceptions=True)
-        self._settle()
-        self._set("stopped", pid=None)
+        self._finish_attempt()
+        self._set_state("stopped", pid=None)
 
-    # The owner
+    # The owner task
 
     async def _run(self) -> None:
-        while not self._closing:
-            self._attempting = True
-            self._last_try = time.monotonic()
+        while not self._is_closing:
+            self._is_attempting = True
+            self._last_attempt = time.monotonic()
             self._ended.clear()
             self._wake.clear()
-            self._end = "lost"
+            self._end_reason = "lost"
             ready_at: float | None = None
             try:
                 async with AsyncExitStack() as stack:
-                    session, link = await self._ready(stack)
+                    session, transport = await self._connect(stack)
                     ready_at = time.monotonic()
-                    await self._hold(session, link)
+                    await self._hold(session, transport)
             except (Exception, asyncio.CancelledError) as error:
-                # A broken connection may show as a cancellation that nobody asked for.
+                # A broken connection may raise CancelledError although nobody cancelled this task.
                 if (task := asyncio.current_task()) is not None and task.cancelling():
                     raise
                 if isinstance(unwrap_group(error), ConnectionLostDuringDiscovery):
                     self._handshake = True
                     continue
                 if not self._ended.is_set():
-                    self._note(describe_error(error))
+                    self._set_error(describe_error(error))
             finally:
                 self._session = None
-                self._attempting = False
+                self._is_attempting = False
             if ready_at is None:
-                self._handshake = False  # It was not that.
-                self._wake.clear()  # Who waited for this attempt does not cause the next.
-                self._settle()
-            elif time.monotonic() - ready_at > _HEALTHY_SECONDS or self._end != "lost":
+                self._handshake = False  # Discovery was not the reason.
+                self._wake.clear()  # Calls that waited for this attempt do not start the next one.
+                self._finish_attempt()
+            elif time.monotonic() - ready_at > _HEALTHY_SECONDS or self._end_reason != "lost":
                 self._failures = 0
-            await self._pause(was_ready=ready_at is not None)
+            await self._wait_for_next_attempt(was_ready=ready_at is not None)
 
-    async def _pause(self, *, was_ready: bool) -> None:
-        """Waits for the next attempt: until its time has come, or someone needs the server now."""
-        if self._closing or self._end == "restart":
+    async def _wait_for_next_attempt(self, *, was_ready: bool) -> None:
+        """Waits until the next attempt is due, or a call needs the server."""
+        if self._is_closing or self._end_reason == "restart":
             return
-        if self._end == "idle":
-            self._set("idle", pid=None)
-            if not self._leases:
+        if self._end_reason == "idle":
+            self._set_state("idle", pid=None)
+            if not self._calls_in_flight:
                 await self._wake.wait()
             return
         delay = RECONNECT_SECONDS[min(self._failures, len(RECONNECT_SECONDS) - 1)]
         self._failures += 1
-        ever_ready = was_ready or self._status.state == "reconnecting"
-        self._set("reconnecting" if ever_ready else "failed", pid=None)
-        log = _log.warning if was_ready else _log.info  # A start that fails is reported by who waits for it.
-        log("MCP server %s: %s; trying again in %s", self.name, self._status.last_error, f"{delay:g} s")
+        was_ever_ready = was_ready or self._status.state == "reconnecting"
+        self._set_state("reconnecting" if was_ever_ready else "failed", pid=None)
+        log = _log.warning if was_ready else _log.info  # A failed start is reported by whoever waits for it.
+        log("MCP server %s: %s; retrying in %g s", self.name, self._status.last_error, delay)
         with suppress(TimeoutError):
             async with asyncio.timeout(delay):
-                # However many call: a server that dies at once is not started without end.
-                await asyncio.sleep(self._last_try + _EAGER_SECONDS - time.monotonic())
+                # Bounds the attempts that calls start, for a server that ends at once every time.
+                await asyncio.sleep(self._last_attempt + _RETRY_SECONDS - time.monotonic())
                 await self._wake.wait()
 
-    async def _ready(self, stack: AsyncExitStack) -> tuple[McpSession, OpenTransport | None]:
-        """The server, opened and announced."""
-        again = self._status.since is not None and self._status.protocol_version is not None
-        if self._status.state not in ("reconnecting", "failed"):  # Each says that it is tried again.
-            self._set("starting")
-        gate = self._hooks.startup_limiter
-        async with gate.slot() if gate is not None else nullcontext():
+    async def _connect(self, stack: AsyncExitStack) -> tuple[McpSession, OpenTransport | None]:
+        """Opens a session, lists the tools and publishes both."""
+        is_restart = self._status.since is not None and self._status.protocol_version is not None
+        if self._status.state not in ("reconnecting", "failed"):  # These stay: they say that it is a retry.
+            self._set_state("starting")
+        limiter = self._options.startup_limiter
+        async with limiter.slot() if limiter is not None else nullcontext():
             try:
                 async with asyncio.timeout(CONNECT_SECONDS):
-                    opening = ConnectionAttempt(
-                        self.name, self.spec, self._hooks, self.refresh_tools, handshake=self._handshake
+                    attempt = ConnectionAttempt(
+                        self.name, self.spec, self._options, self.refresh_tools, handshake=self._handshake
                     )
-                    session, link, listing = await opening.open(stack)
+                    session, transport, tool_list = await attempt.open(stack)
             except TimeoutError:
                 reason = f"it was not ready within {format_milliseconds(CONNECT_SECONDS)}ms"
                 raise ServerUnreachable(reason, sent=False) from None
-        self._set(
+        self._set_state(
             "ready",
-            transport=link.transport if link is not None else "http",
-            pid=link.pid if link is not None else None,
+            transport=transport.transport if transport is not None else "http",
+            pid=transport.pid if transport is not None else None,
             era="stateless" if session.is_stateless else "handshake",
             protocol_version=session.protocol_version,
             server=session.server_label,
-            restarts=self._status.restarts + again,
+            restarts=self._status.restarts + is_restart,
         )
         self.instructions = session.instructions
-        self._announce(listing)
+        self._publish_tools(tool_list)
         self._session = session
         self._last_used = time.monotonic()
         self._wake.clear()
-        self._settle()
-        return session, link
+        self._finish_attempt()
+        return session, transport
 
-    async def _hold(self, session: McpSession, link: OpenTransport | None) -> None:
-        """Until the connection is to end: follows the list, the process, and how long nobody called."""
-        work: list[Coroutine[Any, Any, None]] = [self._follow_list(session)]
+    async def _hold(self, session: McpSession, transport: OpenTransport | None) -> None:
+        """Watches the tool list, the transport and the idle time until the session ends."""
+        watchers: list[Coroutine[Any, Any, None]] = [self._follow_tool_changes(session)]
         if session.is_stateless and session.announces_changes:
-            work.append(self._listen(session))
-        if link is not None:
-            work.append(self._watch_link(session, link))
+            watchers.append(self._listen_for_changes(session))
+        if transport is not None:
+            watchers.append(self._watch_transport(session, transport))
         if self.spec.idle_timeout is not None:
-            work.append(self._watch_idle(self.spec.idle_timeout))
-        tasks = [asyncio.get_running_loop().create_task(one) for one in work]
+            watchers.append(self._watch_idle(self.spec.idle_timeout))
+        tasks = [asyncio.get_running_loop().create_task(watcher) for watcher in watchers]
         try:
             await self._ended.wait()
         finally:
@@ -295,42 +299,42 @@ class ServerConnection:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _watch_link(self, session: McpSession, link: OpenTransport) -> None:
-        await link.lost_event.wait()
-        self.report_lost(session, link.loss_reason or "the connection was lost")
+    async def _watch_transport(self, session: McpSession, transport: OpenTransport) -> None:
+        await transport.lost_event.wait()
+        self.report_lost(session, transport.loss_reason or "the connection was lost")
 
     async def _watch_idle(self, seconds: float) -> None:
         while True:
-            left = self._last_used + seconds - time.monotonic()
-            if self._leases == 0 and left <= 0:
-                self._finish("idle")
+            remaining = self._last_used + seconds - time.monotonic()
+            if self._calls_in_flight == 0 and remaining <= 0:
+                self._end_session("idle")
                 return
-            await asyncio.sleep(left if left > 0 else seconds)
+            await asyncio.sleep(remaining if remaining > 0 else seconds)
 
-    async def _follow_list(self, session: McpSession) -> None:
+    async def _follow_tool_changes(self, session: McpSession) -> None:
         while True:
-            await self._changed.wait()
-            self._changed.clear()
+            await self._tools_changed.wait()
+            self._tools_changed.clear()
             try:
                 async with asyncio.timeout(CONNECT_SECONDS):
-                    self._announce(await session.list_tools())
+                    self._publish_tools(await session.list_tools())
             except (MCPError, ProviderError, TimeoutError) as error:
                 _log.warning(
-                    "MCP server %s changed its tools, and does not list them: %s", self.name, describe_error(error)
+                    "MCP server %s: its tools changed, but listing them failed: %s", self.name, describe_error(error)
                 )
             await asyncio.sleep(_REFRESH_SECONDS)
 
-    async def _listen(self, session: McpSession) -> None:
-        """Hears of changes in the stateless era; listens again whenever the server hangs up."""
-        tries = 0
+    async def _listen_for_changes(self, session: McpSession) -> None:
+        """Listens for list changes of a stateless server, and listens again when the server ends the stream."""
+        failures = 0
         while True:
-            began = time.monotonic()
+            started_at = time.monotonic()
             try:
                 await session.listen_for_changes()
-            except Exception as error:  # Whatever the library makes of a broken stream: calls go on without it.
-                _log.debug("MCP server %s does not tell of changes: %s", self.name, describe_error(error))
-            tries = 0 if time.monotonic() - began > _HEALTHY_SECONDS else tries + 1
-            await asyncio.sleep(_RELISTEN_SECONDS[min(tries, len(_RELISTEN_SECONDS) - 1)])
+            except Exception as error:  # The SDK raises many kinds for a broken stream. Calls work without it.
+                _log.debug("MCP server %s: no change notifications: %s", self.name, describe_error(error))
+            failures = 0 if time.monotonic() - started_at > _HEALTHY_SECONDS else failures + 1
+            await asyncio.sleep(_LISTEN_AGAIN_SECONDS[min(failures, len(_LISTEN_AGAIN_SECONDS) - 1)])
 
     async def _probe(self, session: McpSession) -> None:
         try:
@@ -339,38 +343,40 @@ class ServerConnection:
         except TimeoutError as error:
             self.report_lost(session, f"it did not answer a probe: {describe_error(error)}")
         except ProviderError:
-            pass  # Nobody is logged in, which the server itself has said.
+            pass  # A login is needed: the server itself answered that.
         except MCPError as error:
-            # Any answer is a sign of life, also that it has no `ping`. Over HTTP it may be another server's by now,
-            # which does not know the session, or not even the era.
-            stranger = session.is_stateless or may_be_unknown_session(error)
-            if is_connection_lost(error) or (self.spec.kind == "http" and stranger and not is_temporary(error)):
+            # Any answer shows that the server lives, even that it has no `ping`. Over HTTP another server may have
+            # taken its place, which does not know the session or even the era.
+            may_be_other_server = session.is_stateless or may_be_unknown_session(error)
+            if is_connection_lost(error) or (
+                self.spec.kind == "http" and may_be_other_server and not is_temporary(error)
+            ):
                 self.report_lost(session, f"it did not answer a probe: {describe_error(error)}")
         finally:
-            self._probing = None
+            self._probe_task = None
 
     # State
 
-    def _finish(self, end: EndReason) -> None:
-        """Ends the connection that is open now. At once for new calls, which wait for the next one."""
-        self._end = end
+    def _end_session(self, reason: EndReason) -> None:
+        """Ends the open session. New calls wait for the next one."""
+        self._end_reason = reason
         self._session = None
         self._ended.set()
 
-    def _settle(self) -> None:
-        if self._outcome is not None and not self._outcome.done():
-            self._outcome.set_result(None)
+    def _finish_attempt(self) -> None:
+        if self._attempt_done is not None and not self._attempt_done.done():
+            self._attempt_done.set_result(None)
 
-    def _announce(self, listing: ServerToolList) -> None:
-        self._set(self._status.state, tools=len(listing.tools), left_out=listing.left_out)
-        self._on_listing(listing)
+    def _publish_tools(self, tool_list: ServerToolList) -> None:
+        self._set_state(self._status.state, tools=len(tool_list.tools), left_out=tool_list.left_out)
+        self._on_tools_listed(tool_list)
 
-    def _note(self, reason: str) -> None:
+    def _set_error(self, reason: str) -> None:
         self._status = msgspec.structs.replace(
             self._status, last_error=str(mask_secrets(reason))[:1_000], last_error_at=time.time()
         )
 
-    def _set(self, state: ServerState, **fields: Any) -> None:
+    def _set_state(self, state: ServerState, **fields: Any) -> None:
         if state != self._status.state:
             fields["since"] = time.time()
         self._status = msgspec.structs.replace(self._status, state=state, **fields)

@@ -1,6 +1,6 @@
-"""Reads what MCP servers send, as plain JSON data: tool definitions and results of calls. Sends nothing.
+"""Converts what MCP servers send, as decoded JSON, to Toolspace's types: tool definitions and call results.
 
-A server may send anything: what cannot be read is left out with a reason, or kept as it came.
+A server may send anything. A tool that cannot be used raises `UnusableTool`; unknown content is kept as it is.
 """
 
 from __future__ import annotations
@@ -29,74 +29,74 @@ _HINTS = {
     "open_world": "openWorldHint",
 }
 _SERVER_INFO = "io.modelcontextprotocol/serverInfo"
-"""With every answer of the stateless era; the server's status has it."""
+"""Part of every result of the stateless era; the server's status shows it."""
 _NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}}
 
 
 class UnusableTool(Exception):
-    """A tool that a server lists and that cannot be offered. The text says why."""
+    """A listed tool that cannot be offered. The message says why."""
 
 
 class ServerTool(msgspec.Struct, frozen=True):
-    """A tool as a server lists it, and what its calls need."""
+    """A tool of a server, and what its calls need."""
 
     tool: Tool
     headers: Mapping[tuple[str, ...], str]
-    """Arguments that the stateless era wants repeated in HTTP headers: path → name."""
+    """Arguments that the stateless era repeats in HTTP headers: path of the argument → name of the header."""
 
     @property
     def is_repeatable(self) -> bool:
-        """Whether running it twice does no more than once."""
+        """Whether a second execution does no harm."""
         annotations = self.tool.annotations
         return bool(annotations.read_only or annotations.idempotent)
 
 
-def parse_tool(wire: object, *, stateless: bool) -> ServerTool:
-    """One entry of `tools/list`. Raises `Unusable`."""
+def parse_tool(entry: object, *, stateless: bool) -> ServerTool:
+    """Parses one entry of `tools/list`. Raises `UnusableTool`."""
     from mcp.shared.inbound import find_invalid_x_mcp_header, x_mcp_header_map
 
-    entry = _mapping(wire)
-    name = entry.get("name")
+    fields = _as_mapping(entry)
+    name = fields.get("name")
     if not isinstance(name, str) or not name:
         raise UnusableTool("has no name")
-    schema = _mapping(entry.get("inputSchema")) or _NO_ARGUMENTS
-    if _mapping(entry.get("execution")).get("taskSupport") == "required":
+    schema = _as_mapping(fields.get("inputSchema")) or _NO_ARGUMENTS
+    if _as_mapping(fields.get("execution")).get("taskSupport") == "required":
         raise UnusableTool("needs MCP tasks, which are not supported yet")
     headers: Mapping[tuple[str, ...], str] = {}
     if stateless and b"x-mcp-header" in msgspec.json.encode(schema):
-        if (fault := find_invalid_x_mcp_header(schema)) is not None:
-            raise UnusableTool(f"asks for headers in a way that is not allowed: {fault}")
+        if (problem := find_invalid_x_mcp_header(schema)) is not None:
+            raise UnusableTool(f"asks for headers in a way that is not allowed: {problem}")
         headers = x_mcp_header_map(schema)
-    hints = _mapping(entry.get("annotations"))
-    output = entry.get("outputSchema")
+    hints = _as_mapping(fields.get("annotations"))
+    output_schema = fields.get("outputSchema")
     tool = Tool(
         name,
-        _first_text(entry.get("description"), entry.get("title"), hints.get("title")),
+        _first_text(fields.get("description"), fields.get("title"), hints.get("title")),
         schema,
-        output_schema=cast("dict[str, Any]", output) if isinstance(output, dict) else None,
+        output_schema=cast("dict[str, Any]", output_schema) if isinstance(output_schema, dict) else None,
         category=ToolCategory.MCP,
         visible=False,
-        annotations=Annotations(**{ours: _flag(hints.get(theirs)) for ours, theirs in _HINTS.items()}),
+        annotations=Annotations(**{name: _as_bool(hints.get(hint)) for name, hint in _HINTS.items()}),
     )
     return ServerTool(tool, headers)
 
 
 def parse_result(wire: Mapping[str, Any]) -> ToolResult:
-    """The answer to `tools/call`. `isError` is a failure, with whatever the server gave as its reason."""
+    """Parses the result of `tools/call`. `isError` is a failure, with the server's content as the reason."""
     content = wire.get("content")
     items = cast("list[object]", content) if isinstance(content, list) else []
-    failed = wire.get("isError") is True
-    meta = {key: value for key, value in _mapping(wire.get("_meta")).items() if key != _SERVER_INFO}
+    is_error = wire.get("isError") is True
+    meta = {key: value for key, value in _as_mapping(wire.get("_meta")).items() if key != _SERVER_INFO}
     extras: dict[str, Any] = {"_meta": meta} if meta else {}
-    if len(items) == 1 and not failed and "structuredContent" not in wire:
+    if len(items) == 1 and not is_error and "structuredContent" not in wire:
         item = items[0]
         if isinstance(item, dict) and cast("dict[str, Any]", item).get("type") == "text":
             text = cast("dict[str, Any]", item).get("text")
-            if isinstance(text, str):  # By far the commonest answer.
+            if isinstance(text, str):  # By far the most common result.
                 return ToolResult(True, text, extras=extras)
-    parts = tuple(_part(item) for item in items)
-    if failed:
-        reason = "\n".join(part.placeholder for part in parts).strip() or "the tool failed and did not say why"
+    parts = tuple(_parse_part(item) for item in items)
+    if is_error:
+        reason = "\n".join(part.placeholder for part in parts).strip() or "the tool failed without a reason"
         if "structuredContent" in wire:
             extras["structuredContent"] = wire["structuredContent"]
         return ToolResult(False, error=reason, error_kind="execution_error", parts=parts, extras=extras)
@@ -107,33 +107,33 @@ def parse_result(wire: Mapping[str, Any]) -> ToolResult:
     return ToolResult(True, join_parts(parts), parts=parts, extras=extras)
 
 
-def _part(item: object) -> Content:
-    entry = _mapping(item)
-    match entry.get("type"):
-        case "text" if isinstance(text := entry.get("text"), str):
+def _parse_part(item: object) -> Content:
+    fields = _as_mapping(item)
+    match fields.get("type"):
+        case "text" if isinstance(text := fields.get("text"), str):
             return TextPart(text=text)
-        case "image" if isinstance(data := entry.get("data"), str):
-            return ImagePart(data=data, mime_type=_first_text(entry.get("mimeType")) or "image/png")
-        case "audio" if isinstance(data := entry.get("data"), str):
-            return AudioPart(data=data, mime_type=_first_text(entry.get("mimeType")) or "audio/wav")
-        case "resource" if isinstance((inner := _mapping(entry.get("resource"))).get("uri"), str):
-            return _resource(inner)
-        case "resource_link" if isinstance(entry.get("uri"), str):
-            return _resource(entry)
+        case "image" if isinstance(data := fields.get("data"), str):
+            return ImagePart(data=data, mime_type=_first_text(fields.get("mimeType")) or "image/png")
+        case "audio" if isinstance(data := fields.get("data"), str):
+            return AudioPart(data=data, mime_type=_first_text(fields.get("mimeType")) or "audio/wav")
+        case "resource" if isinstance((resource := _as_mapping(fields.get("resource"))).get("uri"), str):
+            return _parse_resource(resource)
+        case "resource_link" if isinstance(fields.get("uri"), str):
+            return _parse_resource(fields)
         case _:
-            return JsonPart(value=item)  # A kind that is newer than this: kept as it came.
+            return JsonPart(value=item)  # A newer kind of content: kept as it is.
 
 
-def _resource(entry: Mapping[str, Any]) -> ResourcePart:
+def _parse_resource(fields: Mapping[str, Any]) -> ResourcePart:
     def text(key: str) -> str | None:
-        return value if isinstance(value := entry.get(key), str) else None
+        return value if isinstance(value := fields.get(key), str) else None
 
     return ResourcePart(
-        uri=entry["uri"], name=text("name"), mime_type=text("mimeType"), text=text("text"), blob=text("blob")
+        uri=fields["uri"], name=text("name"), mime_type=text("mimeType"), text=text("text"), blob=text("blob")
     )
 
 
-def _mapping(value: object) -> Mapping[str, Any]:
+def _as_mapping(value: object) -> Mapping[str, Any]:
     return cast("Mapping[str, Any]", value) if isinstance(value, dict) else {}
 
 
@@ -141,5 +141,5 @@ def _first_text(*values: object) -> str:
     return next((value for value in values if isinstance(value, str) and value), "")
 
 
-def _flag(value: object) -> bool | None:
+def _as_bool(value: object) -> bool | None:
     return value if isinstance(value, bool) else None

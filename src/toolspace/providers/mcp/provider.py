@@ -1,4 +1,7 @@
-"""An MCP server as a provider of tools: lists what it offers, runs calls on it, and says how it is."""
+"""One MCP server as a provider of tools: lists its tools, executes calls on it, and reports its status.
+
+Decides which failed calls may be sent again. `connection` keeps the server running.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +20,18 @@ from toolspace.core.tool import Tool
 from toolspace.errors import ErrorKind, ProviderError
 from toolspace.providers.mcp.connection import ConnectionOptions, ServerConnection
 from toolspace.providers.mcp.conversion import ServerTool
-from toolspace.providers.mcp.errors import ServerUnreachable, describe_error, is_connection_lost, may_be_unknown_session
+from toolspace.providers.mcp.errors import (
+    ServerUnreachable,
+    describe_error,
+    is_connection_lost,
+    may_be_unknown_session,
+)
 from toolspace.providers.mcp.session import McpSession, ServerToolList
 from toolspace.providers.mcp.spec import ServerSpec
 from toolspace.providers.mcp.status import ServerStatus
 
-_LISTED_ANEW = frozenset((INVALID_PARAMS, METHOD_NOT_FOUND, HEADER_MISMATCH))
-"""What a server says to a call of a tool that is another one now, or gone."""
+_REFRESH_CODES = frozenset((INVALID_PARAMS, METHOD_NOT_FOUND, HEADER_MISMATCH))
+"""Errors of a call whose tool the server has changed or removed: the tools are listed again."""
 
 
 class McpProvider(ToolProvider):
@@ -34,18 +42,18 @@ class McpProvider(ToolProvider):
 
     kind = "mcp"
 
-    def __init__(self, name: str, spec: ServerSpec, hooks: ConnectionOptions | None = None) -> None:
+    def __init__(self, name: str, spec: ServerSpec, options: ConnectionOptions | None = None) -> None:
         super().__init__()
         self.namespace = name
-        self._tools: Mapping[str, ServerTool] = {}
-        self._listed: Sequence[Tool] = ()
-        self._connection = ServerConnection(name, spec, self._take, hooks or ConnectionOptions())
+        self._server_tools: Mapping[str, ServerTool] = {}
+        self._tools: Sequence[Tool] = ()
+        self._connection = ServerConnection(name, spec, self._update_tools, options or ConnectionOptions())
 
     def list_tools(self) -> Sequence[Tool]:
-        return self._listed
+        return self._tools
 
     def has_tool(self, name: str) -> bool:
-        return name in self._tools
+        return name in self._server_tools
 
     def get_instructions(self) -> str:
         return self._connection.instructions
@@ -54,13 +62,14 @@ class McpProvider(ToolProvider):
         return self._connection.status
 
     async def warmup(self) -> None:
+        """Starts the server. Raises ProviderError if it does not start."""
         try:
             await self._connection.start()
         except ServerUnreachable as error:
             raise ProviderError(str(error)) from None
 
     async def restart(self) -> None:
-        """Stops the server and starts it again. Calls under way fail. Raises where it does not start."""
+        """Stops the server and starts it again. Running calls fail. Raises ProviderError if it does not start."""
         try:
             await self._connection.restart()
         except ServerUnreachable as error:
@@ -70,30 +79,30 @@ class McpProvider(ToolProvider):
         await self._connection.aclose()
 
     async def execute(self, name: str, parameters: dict[str, Any], context: ToolContext) -> ToolResult:
-        tool = self._tools.get(name)
+        tool = self._server_tools.get(name)
         if tool is None:
             return _failure("unknown_tool", f'the server no longer offers "{name}"', executed=False)
-        again = sent = False
+        is_retry = was_sent = False
         while True:
             try:
                 async with self._connection.borrow_session() as session:
                     return await self._call(session, tool, parameters, context)
-            except _Again as why:
-                sent = sent or why.sent
-                if again:
-                    return _unreachable(str(why), sent=sent)
-                tool = self._tools.get(name, tool)
+            except _RetryCall as retry:
+                was_sent = was_sent or retry.sent
+                if is_retry:
+                    return _unreachable(str(retry), sent=was_sent)
+                tool = self._server_tools.get(name, tool)
             except ServerUnreachable as error:
-                return _unreachable(str(error), sent=sent or error.sent)
-            except ProviderError as error:  # Nobody is logged in.
+                return _unreachable(str(error), sent=was_sent or error.sent)
+            except ProviderError as error:  # A login is needed.
                 return _failure("transport_error", str(error), executed=False)
             except MCPError as error:
-                if error.code in _LISTED_ANEW:
+                if error.code in _REFRESH_CODES:
                     self._connection.refresh_tools()
                 result = _failure("execution_error", error.message or f"MCP error {error.code}")
                 result.extras["code"] = error.code
                 return result
-            again = True
+            is_retry = True
 
     async def _call(
         self, session: McpSession, tool: ServerTool, parameters: dict[str, Any], context: ToolContext
@@ -101,48 +110,49 @@ class McpProvider(ToolProvider):
         try:
             return await session.call_tool(tool, parameters, context)
         except (asyncio.CancelledError, GeneratorExit):
-            # Timed out, most likely. The server was told, if it listens; whether it still lives is to be seen.
+            # Most likely a time-out. The request is cancelled on the server; a probe shows whether it still lives.
             with suppress(RuntimeError):  # The event loop has ended.
                 self._connection.start_probe(session)
             raise
         except MCPError as error:
             if is_connection_lost(error):
-                raise await self._lost(session, tool, error) from None
+                raise await self._handle_loss(session, tool, error) from None
             if self._connection.spec.kind == "http" and may_be_unknown_session(error):
-                # It refused before it looked at the call, unless the tool itself speaks of sessions.
+                # The server refused the call before it handled it, unless the tool's own error mentions a session.
                 if not await self._connection.check_alive(session):
-                    raise _Again("the server forgets its sessions at once", sent=False) from None
+                    raise _RetryCall("the server forgets its sessions at once", sent=False) from None
             elif error.code == HEADER_MISMATCH and session.is_stateless:
-                self._take(await session.list_tools())
-                raise _Again(error.message, sent=False) from None
+                self._update_tools(await session.list_tools())
+                raise _RetryCall(error.message, sent=False) from None
             raise
 
-    async def _lost(self, session: McpSession, tool: ServerTool, error: MCPError) -> Exception:
-        """What to make of a call whose answer will not come."""
-        one_request = isinstance(error, ServerUnreachable)
-        sent = error.sent if isinstance(error, ServerUnreachable) else True
-        reason = describe_error(error) if one_request else "the server went away during the call"
-        # Once more where that cannot do harm: nothing was sent, or twice is the same as once.
-        harmless = tool.is_repeatable or not sent
-        if not one_request:
+    async def _handle_loss(self, session: McpSession, tool: ServerTool, error: MCPError) -> Exception:
+        """Returns the exception for a call whose response will not come: retry it, or report it."""
+        if isinstance(error, ServerUnreachable):  # Only this request failed.
+            sent, reason = error.sent, describe_error(error)
+        else:
+            sent, reason = True, "the server went away during the call"
+        # Sent again only if that does no harm: it was not sent, or the tool is repeatable.
+        can_retry = tool.is_repeatable or not sent
+        if not isinstance(error, ServerUnreachable):
             self._connection.report_lost(session, reason)
-        elif harmless:
+        elif can_retry:
             await self._connection.check_alive(session)
         else:
-            self._connection.start_probe(session)  # Others have calls under way on it.
-        return _Again(reason, sent=sent) if harmless else ServerUnreachable(reason, sent=sent)
+            self._connection.start_probe(session)  # Not reported as lost: other calls are running on it.
+        return _RetryCall(reason, sent=sent) if can_retry else ServerUnreachable(reason, sent=sent)
 
-    def _take(self, listing: ServerToolList) -> None:
-        before, self._tools = self._tools, listing.tools
-        self._listed = [one.tool for one in listing.tools.values()]
-        if list(before) != list(listing.tools) or any(
-            before[name].tool.to_dict() != one.tool.to_dict() for name, one in listing.tools.items()
+    def _update_tools(self, tool_list: ServerToolList) -> None:
+        previous, self._server_tools = self._server_tools, tool_list.tools
+        self._tools = [server_tool.tool for server_tool in tool_list.tools.values()]
+        if list(previous) != list(tool_list.tools) or any(
+            previous[name].tool.to_dict() != server_tool.tool.to_dict() for name, server_tool in tool_list.tools.items()
         ):
             self.notify_changed()
 
 
-class _Again(Exception):
-    """The call may succeed, and does no harm, if it is made once more. The text says why it failed."""
+class _RetryCall(Exception):
+    """The call may succeed if it is sent once more, which does no harm. The message says why it failed."""
 
     def __init__(self, reason: str, *, sent: bool) -> None:
         super().__init__(reason)
@@ -150,8 +160,8 @@ class _Again(Exception):
 
 
 def _unreachable(reason: str, *, sent: bool) -> ToolResult:
-    hint = "; it may have run all the same" if sent else ""
-    return _failure("transport_error", f"{reason}{hint}", executed=sent)
+    suffix = "; it may have run all the same" if sent else ""
+    return _failure("transport_error", f"{reason}{suffix}", executed=sent)
 
 
 def _failure(kind: ErrorKind, message: str, *, executed: bool = True) -> ToolResult:

@@ -1,4 +1,7 @@
-"""One live connection to a server, in either era: negotiates, lists, calls, probes. Does not reconnect."""
+"""A session with a server, in either protocol era: negotiates, lists and calls tools, probes. Does not reconnect.
+
+Answers the server's own requests (elicitation, sampling, roots) through `McpCallbacks`.
+"""
 
 from __future__ import annotations
 
@@ -39,68 +42,66 @@ from toolspace.providers.mcp.conversion import ServerTool, UnusableTool, parse_r
 from toolspace.providers.mcp.errors import HttpStatusError, classify_error, is_connection_lost
 
 _MAX_PAGES = 1_000
-_MAX_TOOLS = 50_000
-_MAX_ROUNDS = 10
-"""How often a server may answer a call with a question instead of a result."""
-_GHOST_SECONDS = 600.0
-"""How long a server may still ask for the sake of a call that nobody waits for any more."""
-_asked_by: contextvars.ContextVar[ToolContext | None] = contextvars.ContextVar("toolspace_mcp_call", default=None)
-_input_requests: TypeAdapter[types.InputRequest] = TypeAdapter(types.InputRequest)
-_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "notice": logging.INFO, "warning": logging.WARNING}
-
-
-_Owner = tuple[object, ...]
+MAX_TOOLS = 50_000
+_MAX_INPUT_ROUNDS = 10
+"""How often a server may answer a call with questions instead of a result."""
+_ABANDONED_SECONDS = 600.0
+"""How long a server may still ask questions for an abandoned call."""
+_current_call: contextvars.ContextVar[ToolContext | None] = contextvars.ContextVar("toolspace_mcp_call", default=None)
+_input_request: TypeAdapter[types.InputRequest] = TypeAdapter(types.InputRequest)
+_LOG_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "notice": logging.INFO, "warning": logging.WARNING}
+_CallOwner = tuple[object, ...]
 
 
 class ServerToolList(msgspec.Struct, frozen=True):
-    """What a server offers: its tools by name, and those that cannot be used, with the reason."""
+    """The tools of a server by name, and the names of unusable ones with the reason."""
 
     tools: Mapping[str, ServerTool]
     left_out: tuple[str, ...] = ()
 
 
 class SessionOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What a connection needs of its surroundings."""
+    """The server's name, and what a session needs from its connection."""
 
     name: str
     callbacks: McpCallbacks
     version: str
-    """Ours, as servers see it."""
-    on_change: Callable[[], None]
-    """The server's list of tools is another one now."""
+    """Toolspace's version, as it is reported to servers."""
+    on_tools_changed: Callable[[], None]
 
 
 class McpSession:
-    """A negotiated connection. Calls may come from any task; opening and closing are one task's."""
+    """A session with a server. Any task may call tools; one task opens and closes it."""
 
-    def __init__(self, peer: SessionOptions, dispatcher: Dispatcher[Any]) -> None:
-        self._peer = peer
+    def __init__(self, options: SessionOptions, dispatcher: Dispatcher[Any]) -> None:
+        self._options = options
         self._dispatcher = dispatcher
+        self._log = logging.getLogger(f"toolspace.mcp.{options.name}")
         self._calls: dict[object, ToolContext] = {}
-        self._ghosts: dict[_Owner, float] = {}
-        """Whose calls were given up, and when."""
-        callbacks = peer.callbacks
+        self._abandoned_calls: dict[_CallOwner, float] = {}
+        """Owners of cancelled calls, with the time of cancellation."""
+        callbacks = options.callbacks
         self.client = ClientSession(
             dispatcher=dispatcher,
-            client_info=types.Implementation(name="toolspace", version=peer.version),
+            client_info=types.Implementation(name="toolspace", version=options.version),
             elicitation_callback=self._elicit if callbacks.elicit is not None else None,
             sampling_callback=self._sample if callbacks.sample is not None else None,
-            list_roots_callback=self._roots if callbacks.roots is not None else None,
-            logging_callback=self._log,
-            message_handler=self._hear,
+            list_roots_callback=self._list_roots if callbacks.roots is not None else None,
+            logging_callback=self._log_server_message,
+            message_handler=self._handle_message,
         )
         self._meta: dict[str, Any] = {}
         self._headers: dict[str, str] = {}
 
-    # Getting to know each other
+    # Negotiation
 
     async def negotiate(self, *, handshake: bool = False) -> None:
-        """Finds the era that both speak. `handshake`: without asking, for servers that break at the question."""
+        """Agrees on a protocol version. `handshake`: without discovery, for servers that break at that request."""
         if handshake or not await self._discover():
             try:
                 await self.client.initialize()
             except MCPError as error:
-                # One that took long to start may have got the question after we gave up on its answer.
+                # A server that started slowly may have received the discovery only after its time-out.
                 if handshake or is_connection_lost(error) or not await self._discover():
                     raise
         version = self.client.protocol_version or ""
@@ -108,12 +109,12 @@ class McpSession:
         if self.is_stateless:
             self._meta = {
                 PROTOCOL_VERSION_META_KEY: version,
-                CLIENT_INFO_META_KEY: {"name": "toolspace", "version": self._peer.version},
-                CLIENT_CAPABILITIES_META_KEY: _capabilities(self._peer.callbacks),
+                CLIENT_INFO_META_KEY: {"name": "toolspace", "version": self._options.version},
+                CLIENT_CAPABILITIES_META_KEY: _client_capabilities(self._options.callbacks),
             }
 
     async def discover(self) -> bool:
-        """Whether the server speaks the stateless era; if so, the connection is ready."""
+        """Returns whether the server supports the stateless era; if so, the session is ready."""
         if not await self._discover():
             return False
         await self.negotiate()
@@ -125,10 +126,10 @@ class McpSession:
         version = LATEST_MODERN_VERSION
         for _ in range(2):
             try:
-                found = types.DiscoverResult.model_validate(await self.client.send_discover(version))
-                if not set(found.supported_versions) & set(MODERN_PROTOCOL_VERSIONS):
+                result = types.DiscoverResult.model_validate(await self.client.send_discover(version))
+                if not set(result.supported_versions) & set(MODERN_PROTOCOL_VERSIONS):
                     return False
-                self.client.adopt(found)
+                self.client.adopt(result)
                 return True
             except ValidationError:
                 return False
@@ -137,13 +138,13 @@ class McpSession:
                 data: object = error.data
                 supported = cast("Mapping[str, Any]", data).get("supported") if isinstance(data, dict) else None
                 if error.code != UNSUPPORTED_PROTOCOL_VERSION or not isinstance(supported, list):
-                    if _is_answer(error):
+                    if _is_refusal(error):
                         return False
                     raise error from None
-                mutual = [one for one in MODERN_PROTOCOL_VERSIONS if one in supported]
-                if not mutual:
+                common_versions = [version for version in MODERN_PROTOCOL_VERSIONS if version in supported]
+                if not common_versions:
                     return False
-                version = mutual[-1]
+                version = common_versions[-1]
         return False
 
     @property
@@ -156,6 +157,7 @@ class McpSession:
 
     @property
     def server_label(self) -> str | None:
+        """The name and version that the server reports."""
         info = self.client.server_info
         return f"{info.name} {info.version}".strip() if info is not None else None
 
@@ -171,73 +173,74 @@ class McpSession:
     # Tools
 
     async def list_tools(self) -> ServerToolList:
-        """All pages. One entry that cannot be read does not cost the others."""
+        """Lists the tools of all pages. An entry that cannot be read does not affect the others."""
         capabilities = self.client.server_capabilities
         if capabilities is not None and capabilities.tools is None and not self.is_stateless:
-            return ServerToolList({})  # It offers prompts or resources only, and may not know the question.
+            return ServerToolList({})  # The server offers only prompts or resources, and may not know `tools/list`.
         tools: dict[str, ServerTool] = {}
         left_out: list[str] = []
         cursor: str | None = None
-        seen: set[str] = set()
+        cursors: set[str] = set()
         for _ in range(_MAX_PAGES):
             page = await self._request("tools/list", {"cursor": cursor} if cursor is not None else {})
             entries = page.get("tools")
             for entry in cast("list[object]", entries) if isinstance(entries, list) else ():
-                if len(tools) + len(left_out) < _MAX_TOOLS:
-                    self._take(entry, tools, left_out)
+                if len(tools) + len(left_out) < MAX_TOOLS:
+                    self._add_tool(entry, tools, left_out)
             cursor = page.get("nextCursor")
-            if not isinstance(cursor, str) or cursor in seen or len(tools) + len(left_out) >= _MAX_TOOLS:
+            if not isinstance(cursor, str) or cursor in cursors or len(tools) + len(left_out) >= MAX_TOOLS:
                 break
-            seen.add(cursor)
+            cursors.add(cursor)
         return ServerToolList(tools, tuple(left_out))
 
-    def _take(self, entry: object, tools: dict[str, ServerTool], left_out: list[str]) -> None:
+    def _add_tool(self, entry: object, tools: dict[str, ServerTool], left_out: list[str]) -> None:
         try:
-            found = parse_tool(entry, stateless=self.is_stateless)
-        except UnusableTool as why:
+            server_tool = parse_tool(entry, stateless=self.is_stateless)
+        except UnusableTool as reason:
             name = cast("dict[str, Any]", entry).get("name") if isinstance(entry, dict) else None
-            left_out.append(f"{name if isinstance(name, str) else '?'}: {why}"[:300])
+            left_out.append(f"{name if isinstance(name, str) else '?'}: {reason}"[:300])
             return
-        if found.tool.name in tools:
-            left_out.append(f"{found.tool.name}: listed twice; the first one counts")
+        name = server_tool.tool.name
+        if name in tools:
+            left_out.append(f"{name}: listed twice; the first one counts")
         else:
-            tools[found.tool.name] = found
+            tools[name] = server_tool
 
     async def call_tool(self, tool: ServerTool, arguments: Mapping[str, Any], context: ToolContext) -> ToolResult:
-        """One call, with the questions that the server may have in between."""
+        """Calls a tool, and answers the questions that the server asks meanwhile."""
         key = object()
         self._calls[key] = context
-        token = _asked_by.set(context)
+        token = _current_call.set(context)
         try:
             params: dict[str, Any] = {"name": tool.tool.name, "arguments": arguments}
             headers = mcp_param_headers(tool.headers, arguments) if tool.headers else {}
-            answer = await self._request("tools/call", params, headers=headers, context=context)
-            for _ in range(_MAX_ROUNDS):
-                if answer.get("resultType") != "input_required":
-                    return parse_result(answer)
-                more = await self._answer_questions(answer, context)
-                answer = await self._request("tools/call", {**params, **more}, headers=headers, context=context)
+            result = await self._request("tools/call", params, headers=headers, context=context)
+            for _ in range(_MAX_INPUT_ROUNDS):
+                if result.get("resultType") != "input_required":
+                    return parse_result(result)
+                answers = await self._answer_input_requests(result)
+                result = await self._request("tools/call", {**params, **answers}, headers=headers, context=context)
             return ToolResult(
-                False, error=f"the server asked more than {_MAX_ROUNDS} times", error_kind="execution_error"
+                False, error=f"the server asked more than {_MAX_INPUT_ROUNDS} times", error_kind="execution_error"
             )
         except (asyncio.CancelledError, GeneratorExit):
-            self._ghosts[_owner(context)] = time.monotonic()
+            self._abandoned_calls[_call_owner(context)] = time.monotonic()
             raise
         finally:
             del self._calls[key]
-            with suppress(ValueError):  # Collected with its event loop: this is another context.
-                _asked_by.reset(token)
+            with suppress(ValueError):  # Garbage-collected with its event loop: this is another context.
+                _current_call.reset(token)
 
     async def probe(self) -> None:
-        """Asks the server for a sign of life. Raises where there is none."""
+        """Sends a request without effect. Raises if the server does not answer."""
         await self._request("server/discover" if self.is_stateless else "ping", {})
 
     async def listen_for_changes(self) -> None:
-        """Hears of changes of the list in the stateless era, until the server ends it. Others are told anyway."""
+        """Listens for list changes until the server ends the stream. Needed in the stateless era only."""
         async with listen(self.client, tools_list_changed=True) as events:
-            self._peer.on_change()  # What changed before we listened.
+            self._options.on_tools_changed()  # The list may have changed before the stream was open.
             async for _ in events:
-                self._peer.on_change()
+                self._options.on_tools_changed()
 
     async def _request(
         self,
@@ -254,7 +257,7 @@ class McpSession:
             if method == "tools/call":
                 options["headers"][MCP_NAME_HEADER] = encode_header_value(params["name"])
         if context is None:
-            # Of no cost to a server that goes on with it; to tell one that reads nothing would take seconds.
+            # Not cancelled on the server: it may finish such a request, and a server that reads nothing takes seconds.
             options["cancel_on_abandon"] = False
         elif context.has_progress_listener:
 
@@ -267,126 +270,122 @@ class McpSession:
         except MCPError as error:
             raise classify_error(error) from None
 
-    # What the server asks of us
+    # Requests of the server
 
-    async def _answer_questions(self, answer: Mapping[str, Any], context: ToolContext) -> dict[str, Any]:
-        """The stateless era's way: the result is a list of questions, the call is sent again with the answers."""
-        more: dict[str, Any] = {}
-        if isinstance(state := answer.get("requestState"), str):
-            more["requestState"] = state
-        asked = answer.get("inputRequests")
-        if not isinstance(asked, dict) or not asked:
-            await asyncio.sleep(0.1)  # It only wants to be asked again.
-            return more
-        answers: dict[str, Any] = {}
-        for key, wire in cast("dict[str, Any]", asked).items():
+    async def _answer_input_requests(self, result: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the parameters to add when the call is sent again: the answers to the questions in its result."""
+        params: dict[str, Any] = {}
+        if isinstance(state := result.get("requestState"), str):
+            params["requestState"] = state
+        input_requests = result.get("inputRequests")
+        if not isinstance(input_requests, dict) or not input_requests:
+            await asyncio.sleep(0.1)  # The server only wants the call to be sent again.
+            return params
+        responses: dict[str, Any] = {}
+        for key, wire in cast("dict[str, Any]", input_requests).items():
             try:
-                request = _input_requests.validate_python(wire, by_name=False)
+                request = _input_request.validate_python(wire, by_name=False)
             except ValidationError:
-                raise MCPError(types.INTERNAL_ERROR, "the server asks what cannot be understood") from None
+                raise MCPError(types.INTERNAL_ERROR, "the server's question cannot be understood") from None
             response = await self.client.dispatch_input_request(
                 ClientRequestContext(session=self.client, request_id=key), request
             )
             if isinstance(response, types.ErrorData):
                 raise MCPError.from_error_data(response)
-            answers[key] = response.model_dump(by_alias=True, mode="json", exclude_none=True)
-        return {**more, "inputResponses": answers}
+            responses[key] = response.model_dump(by_alias=True, mode="json", exclude_none=True)
+        return {**params, "inputResponses": responses}
 
-    def _context(self) -> ToolContext | None:
-        """The call during which the server asks.
+    def _find_call(self) -> ToolContext | None:
+        """Returns the context of the call during which the server asks, or None if it is not certain.
 
-        Certain where the question comes as an answer to it, or on the way of its answer. Over other transports of
-        the older era the server does not say: only where there is no doubt.
+        It is certain if the question is part of the call's response or of its stream. Over the other transports of
+        the handshake era a server does not say; then it is certain only if one owner has calls.
         """
-        if (certain := _asked_by.get()) is not None:
-            return certain
-        now = time.monotonic()
-        self._ghosts = {owner: since for owner, since in self._ghosts.items() if now - since < _GHOST_SECONDS}
+        if (context := _current_call.get()) is not None:
+            return context
+        oldest = time.monotonic() - _ABANDONED_SECONDS
+        self._abandoned_calls = {owner: at for owner, at in self._abandoned_calls.items() if at > oldest}
         calls = list(self._calls.values())
-        owners = {_owner(call) for call in calls}
-        return calls[-1] if len(owners) == 1 and self._ghosts.keys() <= owners else None
+        owners = {_call_owner(call) for call in calls}
+        return calls[-1] if len(owners) == 1 and self._abandoned_calls.keys() <= owners else None
 
     async def _elicit(
         self, context: ClientRequestContext, params: types.ElicitRequestParams
     ) -> types.ElicitResult | types.ErrorData:
-        elicit = self._peer.callbacks.elicit
+        elicit = self._options.callbacks.elicit
         assert elicit is not None
-        url = isinstance(params, types.ElicitRequestURLParams)
-        question = ElicitationRequest(
-            server=self._peer.name,
+        is_url = isinstance(params, types.ElicitRequestURLParams)
+        request = ElicitationRequest(
+            server=self._options.name,
             message=params.message,
-            schema=None if url else cast("Mapping[str, Any]", params.requested_schema),
-            url=params.url if url else None,
+            schema=None if is_url else cast("Mapping[str, Any]", params.requested_schema),
+            url=params.url if is_url else None,
         )
         try:
-            answer = await elicit(question, self._context())
-            content = cast("Any", dict(answer.content)) if answer.content is not None else None
-            return types.ElicitResult(action=answer.action, content=content if answer.action == "accept" else None)
+            result = await elicit(request, self._find_call())
+            content = cast("Any", dict(result.content)) if result.content is not None else None
+            return types.ElicitResult(action=result.action, content=content if result.action == "accept" else None)
         except Exception as error:
-            _logger(self._peer.name).warning("a question could not be asked: %r", error)
+            self._log.warning("the elicitation callback failed: %r", error)
             return types.ElicitResult(action="cancel")
 
     async def _sample(
         self, context: ClientRequestContext, params: types.CreateMessageRequestParams
     ) -> types.CreateMessageResult | types.CreateMessageResultWithTools | types.ErrorData:
-        sample = self._peer.callbacks.sample
+        sample = self._options.callbacks.sample
         assert sample is not None
         wire = params.model_dump(by_alias=True, mode="json", exclude_none=True)
         try:
-            answer = await sample(SamplingRequest(server=self._peer.name, params=wire), self._context())
-            return types.CreateMessageResult.model_validate(answer, by_name=False)
+            response = await sample(SamplingRequest(server=self._options.name, params=wire), self._find_call())
+            return types.CreateMessageResult.model_validate(response, by_name=False)
         except Exception as error:
-            _logger(self._peer.name).warning("a model could not be asked: %r", error)
+            self._log.warning("the sampling callback failed: %r", error)
             return types.ErrorData(code=types.INTERNAL_ERROR, message="the model could not be asked")
 
-    async def _roots(self, context: ClientRequestContext) -> types.ListRootsResult | types.ErrorData:
-        roots = self._peer.callbacks.roots
+    async def _list_roots(self, context: ClientRequestContext) -> types.ListRootsResult | types.ErrorData:
+        roots = self._options.callbacks.roots
         assert roots is not None
         return types.ListRootsResult(
             roots=[types.Root(uri=cast("Any", path.absolute().as_uri()), name=path.name or None) for path in roots()]
         )
 
-    async def _hear(self, message: IncomingMessage) -> None:
+    async def _handle_message(self, message: IncomingMessage) -> None:
         if isinstance(message, types.ToolListChangedNotification):
-            self._peer.on_change()
+            self._options.on_tools_changed()
         elif isinstance(message, Exception):
-            _logger(self._peer.name).debug("a message could not be read: %s", message)
+            self._log.debug("a message could not be read: %s", message)
 
-    async def _log(self, params: types.LoggingMessageNotificationParams) -> None:
-        level = _LEVELS.get(params.level, logging.ERROR)
-        # A server's own words: never louder than a warning here, and no longer than a line.
-        _logger(self._peer.name).log(min(level, logging.WARNING), "%s", str(params.data)[:2_000])
+    async def _log_server_message(self, params: types.LoggingMessageNotificationParams) -> None:
+        level = _LOG_LEVELS.get(params.level, logging.ERROR)
+        # The text is the server's: at most a warning here, and of bounded length.
+        self._log.log(min(level, logging.WARNING), "%s", str(params.data)[:2_000])
 
 
 @asynccontextmanager
-async def open_session(peer: SessionOptions, dispatcher: Dispatcher[Any]) -> AsyncGenerator[McpSession]:
-    """A session over a channel, not negotiated yet."""
-    session = McpSession(peer, dispatcher)
+async def open_session(options: SessionOptions, dispatcher: Dispatcher[Any]) -> AsyncGenerator[McpSession]:
+    """Opens a session that is not negotiated yet."""
+    session = McpSession(options, dispatcher)
     async with session.client:
         yield session
 
 
-def _owner(call: ToolContext) -> _Owner:
-    return call.user_id, call.space_id, call.session_id, call.run_id, call.caller_client
+def _call_owner(context: ToolContext) -> _CallOwner:
+    return context.user_id, context.space_id, context.session_id, context.run_id, context.caller_client
 
 
-def _is_answer(error: MCPError) -> bool:
-    """Whether a server that knows nothing of discovery said so, or did not say anything; else it is gone."""
+def _is_refusal(error: MCPError) -> bool:
+    """Whether the server refused discovery or did not answer it; otherwise it is gone or needs a login."""
     return not is_connection_lost(error) and not (
         isinstance(error, HttpStatusError) and error.status in (401, 403, 407)
     )
 
 
-def _capabilities(callbacks: McpCallbacks) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+def _client_capabilities(callbacks: McpCallbacks) -> dict[str, Any]:
+    capabilities: dict[str, Any] = {}
     if callbacks.elicit is not None:
-        found["elicitation"] = {"form": {}, "url": {}}
+        capabilities["elicitation"] = {"form": {}, "url": {}}
     if callbacks.sample is not None:
-        found["sampling"] = {}
+        capabilities["sampling"] = {}
     if callbacks.roots is not None:
-        found["roots"] = {"listChanged": True}
-    return found
-
-
-def _logger(name: str) -> logging.Logger:
-    return logging.getLogger(f"toolspace.mcp.{name}")
+        capabilities["roots"] = {"listChanged": True}
+    return capabilities

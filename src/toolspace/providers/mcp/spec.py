@@ -1,4 +1,4 @@
-"""How to reach one MCP server. Data only: nothing here connects, or imports the MCP library."""
+"""Describes how to reach one MCP server. Plain data: connects to nothing and does not import the MCP SDK."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ Transport = Literal["stdio", "http", "sse", "websocket"]
 
 
 class ServerSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """One MCP server: a command to start, or a URL to reach.
+    """One MCP server: a command to start, or a URL to connect to.
 
     `ServerSpec(command="npx", args=("-y", "@modelcontextprotocol/server-memory"))`
     """
 
     transport: Transport | None = None
-    """None: `stdio` where there is a command, `websocket` for ws:// and wss://, else `http`."""
+    """None: `stdio` if there is a command, `websocket` for ws:// and wss://, else `http`."""
     command: str | None = None
     args: tuple[str, ...] = ()
     env: Mapping[str, str] = {}
-    """Set for the process, over the variables that it inherits."""
+    """Environment variables of the process, in addition to those that it inherits."""
     cwd: Path | None = None
     url: str | None = None
     headers: Mapping[str, str] = {}
     auth: Mapping[str, Any] = {}
-    """OAuth, where the server wants it: `{type: authorization_code | client_credentials, clientId, …}`."""
+    """OAuth, if the server needs it: `{type: authorization_code | client_credentials, clientId, …}`."""
     idle_timeout: float | None = None
-    """Seconds without a call after which the server is stopped; the next call starts it again."""
+    """Seconds without a call after which the server is stopped. The next call starts it again."""
 
     @property
     def kind(self) -> Transport:
-        """The transport that holds."""
+        """The transport in effect."""
         if self.transport is not None:
             return self.transport
         if self.command is not None:
@@ -41,5 +41,5 @@ class ServerSpec(msgspec.Struct, frozen=True, kw_only=True):
         return "websocket" if (self.url or "").startswith(("ws://", "wss://")) else "http"
 
     def __repr__(self) -> str:
-        target = self.command if self.kind == "stdio" else "…"  # A URL and arguments may carry a key.
+        target = self.command if self.kind == "stdio" else "…"  # URLs and arguments may contain keys.
         return f"ServerSpec({self.kind} {target})"

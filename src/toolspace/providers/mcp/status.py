@@ -1,4 +1,4 @@
-"""What can be told of one MCP server at a moment, as `toolspace servers` shows it."""
+"""The status of one MCP server, as `toolspace servers` and the HTTP API show it. Plain data."""
 
 from __future__ import annotations
 
@@ -7,28 +7,30 @@ from typing import Literal
 import msgspec
 
 ServerState = Literal["starting", "ready", "idle", "reconnecting", "failed", "stopped"]
-"""`idle`: stopped for want of calls, the next one starts it. `failed`: never got ready; it is tried again."""
+"""`idle`: stopped because of `idleTimeout`; the next call starts it. `failed`: never became ready; it is retried."""
 ProtocolEra = Literal["stateless", "handshake"]
 
 
 class ServerStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """The state of one server at one moment."""
+
     name: str
     state: ServerState
     transport: str
-    """What is in use: an `http` server that only speaks `sse` says `sse`."""
+    """The transport in use: `sse` for an `http` server that supports only SSE."""
     era: ProtocolEra | None = None
     protocol_version: str | None = None
     server: str | None = None
-    """The server's own name and version."""
+    """The name and version that the server reports."""
     pid: int | None = None
     tools: int = 0
     left_out: tuple[str, ...] = ()
-    """Tools of the server that are not offered, and why: `name: needs MCP tasks`."""
+    """Tools of the server that are not offered, with the reason: `name: needs MCP tasks`."""
     last_error: str | None = None
     last_error_at: float | None = None
     """Unix seconds."""
     restarts: int = 0
-    """How often it was started again after its first start, whatever for."""
+    """How often the server was started again after its first start, for any reason."""
     since: float | None = None
-    """When it got into this state, in Unix seconds."""
+    """When the server entered this state, in Unix seconds."""
     calls_in_flight: int = 0

@@ -1,7 +1,7 @@
-"""Authorization at MCP servers over HTTP: finds the token for a request, and says what to do where there is none.
+"""Authorizes requests to MCP servers over HTTP: finds the token for a request, or says what to do if there is none.
 
-The way of a token: the file of `tokens`, renewed by `oauth_http` before it expires or when the server refuses it; a
-login by `oauth_flow` where nothing else helps. A request that has a good token waits for nobody.
+A token comes from the file of `token_store`. `http` renews it before it expires, or when the server refuses it.
+`login_flow` logs in if nothing else helps. A request with a valid token waits for nothing.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = ["AuthChallenge", "HttpAuth", "OpenLoginPage", "create_http_auth", "lo
 
 _log = logging.getLogger("toolspace.mcp")
 LOGIN_TIMEOUT_SECONDS = 300.0
-"""Seconds for a person to log in."""
+"""How long a person may take to log in."""
 
 
 def create_http_auth(
@@ -44,10 +44,9 @@ def create_http_auth(
     open_login_page: OpenLoginPage | None,
     timeout: float = LOGIN_TIMEOUT_SECONDS,
 ) -> HttpAuth | None:
-    """What authorizes the requests to a server, as `auth` of the HTTP client that talks to it.
+    """Creates what authorizes the requests to a server; None if the server is not reached over HTTP.
 
-    Without `interact` nobody can be asked: a login that is needed fails at once and names the command for it. None
-    where the server is not reached by HTTP.
+    Without `open_login_page` nobody can log in: a request that needs a login fails at once and names the command.
     """
     if spec.kind not in ("http", "sse") or spec.url is None:
         if spec.auth:
@@ -55,9 +54,9 @@ def create_http_auth(
                 f"server {name!r}: auth works over http and sse, not over {spec.kind}; use headers or env"
             )
         return None
-    if _has_own_authorization(name, spec):
-        return _StaticAuth(name)
-    return _OAuth(_Server(name, spec, store), interact=open_login_page, patience=timeout)
+    if _has_authorization_header(name, spec):
+        return _ConfiguredHeaderAuth(name)
+    return _OAuth(_OAuthServer(name, spec, store), open_login_page=open_login_page, timeout=timeout)
 
 
 async def login(
@@ -68,133 +67,137 @@ async def login(
     *,
     timeout: float = LOGIN_TIMEOUT_SECONDS,
 ) -> None:
-    """Logs in anew, and stores what was granted. Raises `ProviderError` that says why it did not work."""
+    """Logs in and stores the tokens. Raises ProviderError with the reason if that fails."""
     if spec.kind not in ("http", "sse") or spec.url is None:
         raise ConfigError(f"server {name!r} is reached by {spec.kind}, which has no login; give it headers or env")
-    if _has_own_authorization(name, spec):
+    if _has_authorization_header(name, spec):
         raise ConfigError(f"server {name!r} has an Authorization header in its configuration; remove it to log in")
-    server = _Server(name, spec, store)
+    server = _OAuthServer(name, spec, store)
     server.check_url()
     async with OAuthHttpClient(name, server.url) as http:
-        refusal = AuthChallenge.from_response(await http.send(_probe(spec, server.url, None), head_only=True))
+        response = await http.send(_probe_request(spec, server.url, None), head_only=True)
+        challenge = AuthChallenge.from_response(response)
         try:
-            granted = await server.log_in(refusal, http, interact=open_login_page, patience=timeout)
+            new_login = await server.log_in(challenge, http, open_login_page=open_login_page, timeout=timeout)
         except ProviderError as error:
-            if refusal.status in (401, 403):
+            if challenge.status in (401, 403):
                 raise
             raise ProviderError(
-                f"server {name!r} does not ask for a login (HTTP {refusal.status}), and none was found: {error}"
+                f"server {name!r} does not ask for a login (HTTP {challenge.status}), and none was found: {error}"
             ) from None
-        await server.keep(granted)
-        answer = await http.send(_probe(spec, server.url, granted), head_only=True)
-        if answer.status_code == 401:
-            raise ProviderError(_token_refused(name))
+        await server.save(new_login)
+        response = await http.send(_probe_request(spec, server.url, new_login), head_only=True)
+        if response.status_code == 401:
+            raise _token_refused(name)
 
 
 async def logout(name: str, spec: ServerSpec, store: TokenStore) -> bool:
-    """Forgets a login, and tells the authorization server; says whether there was one."""
+    """Deletes the stored login and revokes it at the authorization server. Returns whether there was one."""
     if spec.kind not in ("http", "sse") or spec.url is None:
         return False
-    server = _Server(name, spec, store)
-    async with server.slot.lock():
-        held = server.slot.read()
-        removed = server.slot.remove()
-    if held is not None and held.revocation_endpoint is not None:
+    server = _OAuthServer(name, spec, store)
+    async with server.login_file.lock():
+        stored_login = server.login_file.read()
+        was_removed = server.login_file.remove()
+    if stored_login is not None and stored_login.revocation_endpoint is not None:
         try:
             async with OAuthHttpClient(name, server.url) as http:
-                await revoke_login(held, server.settings, http)
-        except ProviderError as error:  # It is forgotten here in any case, and will expire there.
-            _log.warning("The login of server %r is forgotten, but was not revoked: %s", name, error)
-    return removed
+                await revoke_login(stored_login, server.settings, http)
+        except ProviderError as error:  # It is deleted here in any case, and expires there.
+            _log.warning("Server %r: the login is deleted, but was not revoked: %s", name, error)
+    return was_removed
 
 
-class _Server:
-    """One server's settings and its stored login."""
+class _OAuthServer:
+    """A server's OAuth settings and its stored login."""
 
     def __init__(self, name: str, spec: ServerSpec, store: TokenStore) -> None:
         assert spec.url is not None
         self.name, self.url = name, spec.url
-        self.configured = bool(spec.auth)
+        self.has_auth_settings = bool(spec.auth)
         self.settings: OAuthSettings = parse_oauth_settings(name, spec.auth)
-        if self.configured:
+        if self.has_auth_settings:
             self.check_url()
-        register_secrets(secret for secret in (self.settings.client_secret,) if secret is not None)
-        self.slot: LoginFile = store.login_file(name=name, url=self.url, client_id=self.settings.client_id)
+        if self.settings.client_secret is not None:
+            register_secrets((self.settings.client_secret,))
+        self.login_file: LoginFile = store.login_file(name=name, url=self.url, client_id=self.settings.client_id)
 
     def check_url(self) -> None:
-        if (refused := find_url_problem(self.url)) is not None:
-            raise ConfigError(f"server {self.name!r}: url {refused}, or its tokens could be read on the way")
+        if (problem := find_url_problem(self.url)) is not None:
+            raise ConfigError(f"server {self.name!r}: url {problem}, or its tokens could be read on the way")
 
     async def log_in(
         self,
-        refusal: AuthChallenge,
+        challenge: AuthChallenge,
         http: OAuthHttpClient,
         *,
-        interact: OpenLoginPage | None,
-        patience: float,
-        held: StoredLogin | None = None,
+        open_login_page: OpenLoginPage | None,
+        timeout: float,
+        current_login: StoredLogin | None = None,
     ) -> StoredLogin:
         self.check_url()
-        # Imports the MCP library.
+        # Imported here because it imports the MCP SDK.
         from toolspace.providers.mcp.oauth.login_flow import (
             LoginRequest,
             log_in_with_browser,
             log_in_with_client_credentials,
         )
 
-        asked = LoginRequest(name=self.name, url=self.url, settings=self.settings, refusal=refusal, held=held)
+        request = LoginRequest(
+            name=self.name, url=self.url, settings=self.settings, challenge=challenge, current_login=current_login
+        )
         if self.settings.grant == "client_credentials":
-            return await log_in_with_client_credentials(asked, http)
-        assert interact is not None
-        return await log_in_with_browser(asked, http, interact, patience=patience)
+            return await log_in_with_client_credentials(request, http)
+        assert open_login_page is not None
+        return await log_in_with_browser(request, http, open_login_page, timeout=timeout)
 
-    async def keep(self, granted: StoredLogin) -> None:
-        async with self.slot.lock():
-            self.slot.write(granted)
+    async def save(self, login: StoredLogin) -> None:
+        async with self.login_file.lock():
+            self.login_file.write(login)
 
     @property
-    def command(self) -> str:
+    def login_command(self) -> str:
         return f"`toolspace servers login {shlex.quote(self.name)}`"
 
 
 class HttpAuth(httpx2.Auth, ABC):
-    """Authorizes the requests to one server: as `auth` of an httpx2 client, or by its two methods for any other."""
+    """Authorizes the requests to one server: as `auth` of an httpx2 client, or by its methods for another client."""
 
     def __init__(self, name: str) -> None:
         self._name = name
 
     @abstractmethod
     async def get_authorization(self) -> str | None:
-        """The `Authorization` header for a request made now; None: send it without."""
+        """Returns the `Authorization` header for a request, or None to send it without."""
 
     @abstractmethod
-    async def renew_authorization(self, refusal: AuthChallenge, *, sent: str | None) -> str:
-        """The header to send the request with once more, after it was refused with the one that was sent.
+    async def renew_authorization(self, challenge: AuthChallenge, *, sent: str | None) -> str:
+        """Returns the header to send a refused request with once more. `sent` is the header that was refused.
 
-        Raises `ProviderError` where there is none: it names the server and the way out.
+        Raises ProviderError, which says what to do, if there is none.
         """
 
     def refused_error(self) -> ProviderError:
-        """What to raise where the renewed header was refused too."""
-        return ProviderError(_token_refused(self._name))
+        """The error to raise if the server refuses the renewed header, too."""
+        return _token_refused(self._name)
 
     async def async_auth_flow(self, request: httpx2.Request) -> AsyncGenerator[httpx2.Request, httpx2.Response]:
         sent = await self.get_authorization()
         if sent is not None:
             request.headers["Authorization"] = sent
         response = yield request
-        refusal = AuthChallenge.from_response(response)
-        if not refusal.requires_login:
+        challenge = AuthChallenge.from_response(response)
+        if not challenge.requires_login:
             return
         try:
-            again = await self.renew_authorization(refusal, sent=sent)
+            authorization = await self.renew_authorization(challenge, sent=sent)
         except ProviderError as error:
-            if request.method != "POST":  # A stream that does not open: there is nobody whom an answer could reach.
+            if request.method != "POST":  # A stream that cannot be opened: no request waits for a response.
                 raise
             replace_with_error(response, error)
             return
         limit_body(response)  # The client reads it before it sends the request again.
-        request.headers["Authorization"] = again
+        request.headers["Authorization"] = authorization
         response = yield request
         if response.status_code == 401:
             if request.method != "POST":
@@ -206,153 +209,154 @@ class HttpAuth(httpx2.Auth, ABC):
 
 
 class _OAuth(HttpAuth):
-    """Gives each request the server's token, and gets a new one where the server wants it."""
+    """Adds the server's token to each request, and gets a new one if the server demands it."""
 
-    def __init__(self, server: _Server, *, interact: OpenLoginPage | None, patience: float) -> None:
+    def __init__(self, server: _OAuthServer, *, open_login_page: OpenLoginPage | None, timeout: float) -> None:
         super().__init__(server.name)
         self._server = server
-        self._interact = interact
-        self._patience = patience
-        self._held: StoredLogin | None = None
-        self._looked = False
-        self._lost = False
-        self._asking = asyncio.Lock()
-        self._renewing: asyncio.Task[StoredLogin | None] | None = None
+        self._open_login_page = open_login_page
+        self._timeout = timeout
+        self._login: StoredLogin | None = None
+        self._is_loaded = False
+        self._was_rejected = False
+        """Whether the authorization server no longer accepted the stored login."""
+        self._login_lock = asyncio.Lock()
+        self._renewal: asyncio.Task[StoredLogin | None] | None = None
 
     async def get_authorization(self) -> str | None:
-        held = await self._usable()
-        return None if held is None else _header(held)
+        login = await self._get_usable_login()
+        return None if login is None else _bearer(login)
 
-    async def renew_authorization(self, refusal: AuthChallenge, *, sent: str | None) -> str:
-        async with self._asking:
-            if refusal.status == 401 and (better := await self._better_than(sent)) is not None:
-                return _header(better)
-            self._check_possible(refusal, had_login=sent is not None or self._lost)
+    async def renew_authorization(self, challenge: AuthChallenge, *, sent: str | None) -> str:
+        async with self._login_lock:
+            if challenge.status == 401 and (renewed_login := await self._find_newer_login(sent)) is not None:
+                return _bearer(renewed_login)
+            self._check_login_possible(challenge, had_login=sent is not None or self._was_rejected)
             async with OAuthHttpClient(self._name, self._server.url) as http:
-                granted = await self._server.log_in(
-                    refusal,
+                new_login = await self._server.log_in(
+                    challenge,
                     http,
-                    interact=self._interact,
-                    patience=self._patience,
-                    held=self._held if refusal.needs_more_scope else None,
+                    open_login_page=self._open_login_page,
+                    timeout=self._timeout,
+                    current_login=self._login if challenge.needs_more_scope else None,
                 )
-            self._held = granted
+            self._login = new_login
             try:
-                await self._server.keep(granted)
+                await self._server.save(new_login)
             except ProviderError as error:
-                self._tell_unkept(error)
-            return _header(granted)
+                self._warn_not_saved(error)
+            return _bearer(new_login)
 
-    async def _usable(self) -> StoredLogin | None:
-        """The login at hand, renewed where it is due."""
-        if not self._looked:
-            self._held, self._looked = self._server.slot.read(), True
-        held = self._held
-        if held is None or not held.is_due():
-            return held
-        if held.refresh_token is None:
+    async def _get_usable_login(self) -> StoredLogin | None:
+        """Returns the current login, renewed if it is due."""
+        if not self._is_loaded:
+            self._login, self._is_loaded = self._server.login_file.read(), True
+        login = self._login
+        if login is None or not login.is_due():
+            return login
+        if login.refresh_token is None:
             return None
         try:
-            return await self._renew(held)
+            return await self._renew(login)
         except ProviderError:
-            return held  # It may do for a while still. Where not, the server's refusal leads here again, and is told.
+            return login  # It may still be valid. If not, the server refuses it, and that error is reported.
 
-    async def _better_than(self, sent: str | None) -> StoredLogin | None:
-        """What another request or another process has got in the meantime, or what the refresh token gives."""
-        if self._held is None or _header(self._held) == sent:
-            self._held = self._server.slot.read()
-        held = self._held
-        if held is None or _header(held) != sent:
-            return await self._usable()
-        return await self._renew(held) if held.refresh_token is not None else None
+    async def _find_newer_login(self, sent: str | None) -> StoredLogin | None:
+        """Returns a login that another request or process has got meanwhile, or that the refresh token gives."""
+        if self._login is None or _bearer(self._login) == sent:
+            self._login = self._server.login_file.read()
+        login = self._login
+        if login is None or _bearer(login) != sent:
+            return await self._get_usable_login()
+        return await self._renew(login) if login.refresh_token is not None else None
 
-    async def _renew(self, old: StoredLogin) -> StoredLogin | None:
-        """One renewal at a time, for all who wait. Shielded: the authorization server may have replaced the refresh
-        token already when a caller is cancelled, and the new one must not be lost.
+    async def _renew(self, login: StoredLogin) -> StoredLogin | None:
+        """Runs one renewal for all requests that wait for it.
+
+        Shielded: the authorization server may already have replaced the refresh token when a caller is cancelled, and
+        the new one must not be lost.
         """
-        if self._renewing is None or self._renewing.done():
-            self._renewing = asyncio.create_task(self._renew_stored(old))
-            self._renewing.add_done_callback(lambda task: task.cancelled() or task.exception())
-        return await asyncio.shield(self._renewing)
+        if self._renewal is None or self._renewal.done():
+            self._renewal = asyncio.create_task(self._renew_stored_login(login))
+            self._renewal.add_done_callback(lambda task: task.cancelled() or task.exception())
+        return await asyncio.shield(self._renewal)
 
-    async def _renew_stored(self, old: StoredLogin) -> StoredLogin | None:
+    async def _renew_stored_login(self, login: StoredLogin) -> StoredLogin | None:
         server = self._server
-        async with server.slot.lock():
-            stored = server.slot.read()
-            # Another one where another process was first, none where it has logged out.
-            same = stored is not None and (stored.access_token == old.access_token or stored.is_due())
-            if stored is not None and same and stored.refresh_token is not None:
+        async with server.login_file.lock():
+            stored = server.login_file.read()
+            # It differs if another process has renewed it, and is None if another process has logged out.
+            needs_renewal = stored is not None and (stored.access_token == login.access_token or stored.is_due())
+            if stored is not None and needs_renewal and stored.refresh_token is not None:
                 async with OAuthHttpClient(server.name, server.url) as http:
                     stored = await refresh_login(server.name, stored, server.settings, http)
                 if stored is None:
-                    server.slot.remove()
+                    server.login_file.remove()
                 else:
                     try:
-                        server.slot.write(stored)
+                        server.login_file.write(stored)
                     except ProviderError as error:
-                        self._tell_unkept(error)
-        self._held = stored
-        self._lost = stored is None
+                        self._warn_not_saved(error)
+        self._login = stored
+        self._was_rejected = stored is None
         return stored
 
-    def _tell_unkept(self, error: ProviderError) -> None:
-        _log.warning("The login of server %r holds only until this program ends: %s", self._name, error)
+    def _warn_not_saved(self, error: ProviderError) -> None:
+        _log.warning("Server %r: the login is valid only until this program ends: %s", self._name, error)
 
-    def _check_possible(self, refusal: AuthChallenge, *, had_login: bool) -> None:
-        """Raises where no login can help, or where nobody is there to log in."""
+    def _check_login_possible(self, challenge: AuthChallenge, *, had_login: bool) -> None:
+        """Raises if no login can help, or if nobody can log in."""
         server = self._server
-        if refusal.needs_more_scope and (server.settings.scope is not None or self._nobody()):
+        can_log_in = self._open_login_page is not None or server.settings.grant != "authorization_code"
+        if challenge.needs_more_scope and (server.settings.scope is not None or not can_log_in):
             raise ProviderError(
                 f"server {server.name!r} wants more rights than its login has: add the scope"
-                f" {refusal.get_parameter('scope')!r} to auth.scope, then run {server.command}"
+                f" {challenge.get_parameter('scope')!r} to auth.scope, then run {server.login_command}"
             )
-        if not self._nobody():
+        if can_log_in:
             return
-        if not server.configured and not had_login:
+        if not server.has_auth_settings and not had_login:
             raise ProviderError(
-                f"server {server.name!r} wants authorization (HTTP 401): run {server.command}, or set its"
+                f"server {server.name!r} wants authorization (HTTP 401): run {server.login_command}, or set its"
                 " `auth` (`oauth`, or a mapping with its client), or its `headers`"
             )
-        lost = " (the stored one is no longer accepted)" if had_login else ""
-        raise ProviderError(f"server {server.name!r} needs a login: run {server.command}{lost}")
-
-    def _nobody(self) -> bool:
-        return self._interact is None and self._server.settings.grant == "authorization_code"
+        suffix = " (the stored one is no longer accepted)" if had_login else ""
+        raise ProviderError(f"server {server.name!r} needs a login: run {server.login_command}{suffix}")
 
 
-class _StaticAuth(HttpAuth):
-    """For a server with an Authorization header of its own: says what a refusal means."""
+class _ConfiguredHeaderAuth(HttpAuth):
+    """For a server with a configured Authorization header: explains a refusal."""
 
     async def get_authorization(self) -> str | None:
         return None
 
-    async def renew_authorization(self, refusal: AuthChallenge, *, sent: str | None) -> str:
+    async def renew_authorization(self, challenge: AuthChallenge, *, sent: str | None) -> str:
         raise ProviderError(
-            f"server {self._name!r} refuses the Authorization header of its configuration (HTTP {refusal.status});"
+            f"server {self._name!r} refuses the Authorization header of its configuration (HTTP {challenge.status});"
             " correct it"
         )
 
 
-def _has_own_authorization(name: str, spec: ServerSpec) -> bool:
-    own = any(header.lower() == "authorization" for header in spec.headers)
-    if own and spec.auth:
+def _has_authorization_header(name: str, spec: ServerSpec) -> bool:
+    has_header = any(header.lower() == "authorization" for header in spec.headers)
+    if has_header and spec.auth:
         raise ConfigError(f"server {name!r} has both auth and an Authorization header; keep one")
-    return own
+    return has_header
 
 
-def _header(held: StoredLogin) -> str:
-    return f"Bearer {held.access_token}"
+def _bearer(login: StoredLogin) -> str:
+    return f"Bearer {login.access_token}"
 
 
-def _token_refused(name: str) -> str:
-    return f"server {name!r} refuses the token that its authorization server has just given (HTTP 401)"
+def _token_refused(name: str) -> ProviderError:
+    return ProviderError(f"server {name!r} refuses the token that its authorization server has just given (HTTP 401)")
 
 
-def _probe(spec: ServerSpec, url: str, granted: StoredLogin | None) -> httpx2.Request:
-    """A request that does nothing, to see how the server refuses it."""
+def _probe_request(spec: ServerSpec, url: str, login: StoredLogin | None) -> httpx2.Request:
+    """Builds a request without effect, whose response shows whether the server asks for a login."""
     headers = dict(spec.headers)
-    if granted is not None:
-        headers["Authorization"] = _header(granted)
+    if login is not None:
+        headers["Authorization"] = _bearer(login)
     if spec.kind == "sse":
         return httpx2.Request("GET", url, headers={**headers, "Accept": "text/event-stream"})
     ping = {"jsonrpc": "2.0", "id": 1, "method": "ping"}

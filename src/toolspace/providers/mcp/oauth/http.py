@@ -1,6 +1,7 @@
-"""The HTTP of OAuth: where it may go, how much is taken, what a token endpoint says. Stores nothing.
+"""The HTTP part of OAuth: sends its requests safely, parses token responses, renews and revokes logins.
 
-On a client of its own: no trace, header or time limit of the server's connection touches a token.
+It uses its own HTTP client, so that no trace, header or time limit of the server's connection applies to tokens. Stores
+nothing, and does not import the MCP SDK.
 """
 
 from __future__ import annotations
@@ -23,22 +24,22 @@ from toolspace.errors import ProviderError
 from toolspace.providers.mcp.oauth.settings import OAuthSettings, find_url_problem
 from toolspace.providers.mcp.oauth.token_store import StoredLogin
 
-_MOST_BYTES = 256 * 1024
-_PATIENCE = 30.0
-"""Seconds for one request to an authorization server, its answer included."""
-_MARGIN = 30.0
-_LONGEST_LIFE = 10 * 365 * 86400
+_MAX_BODY_BYTES = 256 * 1024
+_REQUEST_SECONDS = 30.0
+"""For one request to an authorization server, including its response."""
+_RENEWAL_MARGIN_SECONDS = 30.0
+_MAX_LIFETIME_SECONDS = 10 * 365 * 86400
 _TOKEN = re.compile(r"[\x21-\x7e]{1,16384}")
 _INTERNAL_ERROR = -32603
 FORM = "application/x-www-form-urlencoded"
 
 
 class AuthChallenge(msgspec.Struct, frozen=True, kw_only=True):
-    """How a server turned a request down, whatever library sent it."""
+    """A server's refusal of a request, from any HTTP client."""
 
     status: int
     challenge: str = ""
-    """Its `WWW-Authenticate`."""
+    """The `WWW-Authenticate` header."""
     protocol_version: str | None = None
     """The request's `MCP-Protocol-Version`."""
 
@@ -56,17 +57,17 @@ class AuthChallenge(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def needs_more_scope(self) -> bool:
-        """Whether the token is good, and its rights are too few."""
+        """Whether the token is valid, but its scope is too small."""
         return self.status == 403 and self.get_parameter("error") == "insufficient_scope"
 
-    def get_parameter(self, field: str) -> str | None:
-        """A value of the challenge, fit to be shown."""
-        match = re.search(rf'\b{field}=(?:"([^"]*)"|([^\s,]+))', self.challenge[:4096])
+    def get_parameter(self, name: str) -> str | None:
+        """Returns a parameter of the challenge, safe to be shown; None if it is missing."""
+        match = re.search(rf'\b{name}=(?:"([^"]*)"|([^\s,]+))', self.challenge[:4096])
         return None if match is None else format_error(match[1] or match[2], None)
 
 
-class _BoundedBody(httpx2.AsyncByteStream):
-    """A body of which only so much is taken."""
+class _LimitedBody(httpx2.AsyncByteStream):
+    """A response body that raises ProviderError above the size limit."""
 
     def __init__(self, stream: httpx2.AsyncByteStream) -> None:
         self._stream = stream
@@ -77,8 +78,8 @@ class _BoundedBody(httpx2.AsyncByteStream):
         try:
             async for chunk in chunks:
                 size += len(chunk)
-                if size > _MOST_BYTES:
-                    raise ProviderError(f"an answer about authorization was longer than {_MOST_BYTES // 1024} KiB")
+                if size > _MAX_BODY_BYTES:
+                    raise ProviderError(f"an answer about authorization was longer than {_MAX_BODY_BYTES // 1024} KiB")
                 yield chunk
         finally:
             if isinstance(chunks, AsyncGenerator):
@@ -88,8 +89,8 @@ class _BoundedBody(httpx2.AsyncByteStream):
         await self._stream.aclose()
 
 
-class _OtherBody(httpx2.AsyncByteStream):
-    """A body of ours in the place of the one that came."""
+class _ReplacedBody(httpx2.AsyncByteStream):
+    """A body that replaces the one of a response."""
 
     def __init__(self, body: bytes, stream: httpx2.AsyncByteStream) -> None:
         self._body, self._stream = body, stream
@@ -102,35 +103,36 @@ class _OtherBody(httpx2.AsyncByteStream):
 
 
 def limit_body(response: httpx2.Response) -> None:
-    """Limits what may be read of a response."""
+    """Limits how much of a response is read."""
     assert isinstance(response.stream, httpx2.AsyncByteStream)
-    response.stream = _BoundedBody(response.stream)
+    response.stream = _LimitedBody(response.stream)
 
 
 def replace_with_error(response: httpx2.Response, error: ProviderError) -> None:
-    """Makes a refusal tell the reason as a JSON-RPC error, which fails the one request; an exception would take the
-    MCP library's whole connection down.
+    """Replaces a response's body by a JSON-RPC error, which fails one request.
+
+    Raising an exception instead would end the SDK's whole connection.
     """
     assert isinstance(response.stream, httpx2.AsyncByteStream)
     body = {"jsonrpc": "2.0", "id": None, "error": {"code": _INTERNAL_ERROR, "message": str(error)}}
-    response.stream = _OtherBody(msgspec.json.encode(body), response.stream)
+    response.stream = _ReplacedBody(msgspec.json.encode(body), response.stream)
     for name in ("content-length", "content-encoding", "transfer-encoding"):
         response.headers.pop(name, None)
     response.headers["content-type"] = "application/json"
 
 
 @functools.cache
-def _trust() -> ssl.SSLContext:
-    """The certificates that are believed. Loading them takes longer than a login's requests, so once."""
+def _tls_context() -> ssl.SSLContext:
+    """Loading the system's certificates takes longer than the requests of a login, so it is done once."""
     return httpx2.create_ssl_context()
 
 
 class OAuthHttpClient:
-    """Sends what OAuth needs sent, and only to where it may go: most of the URLs come from the server."""
+    """Sends OAuth requests, and only to safe addresses: most of the URLs come from the server."""
 
-    def __init__(self, name: str, url: str) -> None:
-        self._name, self._url = name, url
-        self._client = httpx2.AsyncClient(timeout=_PATIENCE, verify=_trust())
+    def __init__(self, server_name: str, server_url: str) -> None:
+        self._server_name, self._server_url = server_name, server_url
+        self._client = httpx2.AsyncClient(timeout=_REQUEST_SECONDS, verify=_tls_context())
 
     async def __aenter__(self) -> Self:
         await self._client.__aenter__()
@@ -140,14 +142,14 @@ class OAuthHttpClient:
         await self._client.__aexit__()
 
     async def send(self, request: httpx2.Request, *, head_only: bool = False) -> httpx2.Response:
-        """The answer, with its body unless that does not matter."""
+        """Returns the response with its body, or without it if `head_only`. Raises ProviderError."""
         url = str(request.url)
-        shown = f"{request.url.scheme}://{request.url.host}{request.url.path}"[:200]
-        if (refused := find_url_problem(url, seen_from=self._url)) is not None:
-            raise ProviderError(f"server {self._name!r} names {shown!r} for its login, which {refused}")
-        request.headers["Accept-Encoding"] = "identity"  # A small body must not grow to a huge one.
+        address = f"{request.url.scheme}://{request.url.host}{request.url.path}"[:200]
+        if (problem := find_url_problem(url, named_by=self._server_url)) is not None:
+            raise ProviderError(f"server {self._server_name!r} names {address!r} for its login, which {problem}")
+        request.headers["Accept-Encoding"] = "identity"  # A compressed body could grow beyond any limit.
         try:
-            async with asyncio.timeout(_PATIENCE):
+            async with asyncio.timeout(_REQUEST_SECONDS):
                 response = await self._client.send(request, stream=True)
                 try:
                     if not head_only:
@@ -158,11 +160,13 @@ class OAuthHttpClient:
                 return response
         except (httpx2.HTTPError, TimeoutError) as error:
             reason = "no answer in time" if isinstance(error, TimeoutError | httpx2.TimeoutException) else error
-            raise ProviderError(f"server {self._name!r}: cannot reach {shown!r} for its login: {reason}") from None
+            raise ProviderError(
+                f"server {self._server_name!r}: cannot reach {address!r} for its login: {reason}"
+            ) from None
 
 
 class TokenResponse(msgspec.Struct, omit_defaults=True):
-    """A token endpoint's answer, as far as we need it."""
+    """A token endpoint's response: the fields that are used."""
 
     access_token: str
     token_type: str = "Bearer"
@@ -171,18 +175,19 @@ class TokenResponse(msgspec.Struct, omit_defaults=True):
     refresh_token: str | None = None
 
 
-def parse_token_response(name: str, answer: httpx2.Response) -> TokenResponse:
+def parse_token_response(name: str, response: httpx2.Response) -> TokenResponse:
+    """Raises ProviderError if the response holds no bearer token."""
     try:
-        tokens = msgspec.json.decode(answer.content, type=TokenResponse)
+        tokens = msgspec.json.decode(response.content, type=TokenResponse)
         if tokens.token_type.lower() != "bearer":
             raise ValueError
         for token in (tokens.access_token, tokens.refresh_token):
             if token is not None and not _TOKEN.fullmatch(token):
                 raise ValueError
-        life = 0.0 if tokens.expires_in is None else float(tokens.expires_in)
-        # Some say 0 where they mean that they do not know.
-        tokens.expires_in = int(min(life, _LONGEST_LIFE)) if life >= 1 else None
-    except (ValueError, OverflowError, RecursionError):  # Without its text, which may quote a token.
+        lifetime = 0.0 if tokens.expires_in is None else float(tokens.expires_in)
+        # Some servers send 0 for an unknown lifetime.
+        tokens.expires_in = int(min(lifetime, _MAX_LIFETIME_SECONDS)) if lifetime >= 1 else None
+    except (ValueError, OverflowError, RecursionError):  # Its text is not shown: it may quote a token.
         raise ProviderError(
             f"login to server {name!r} failed: its authorization server gave something that is no bearer token"
         ) from None
@@ -192,25 +197,25 @@ def parse_token_response(name: str, answer: httpx2.Response) -> TokenResponse:
 def compute_renewal_time(expires_in: int | float | str | None) -> float | None:
     if expires_in is None:
         return None
-    life = float(expires_in)
-    return time.time() + life - min(_MARGIN, life / 10)
+    lifetime = float(expires_in)
+    return time.time() + lifetime - min(_RENEWAL_MARGIN_SECONDS, lifetime / 10)
 
 
 async def refresh_login(
     name: str, login: StoredLogin, settings: OAuthSettings, http: OAuthHttpClient
 ) -> StoredLogin | None:
-    """A new login by the refresh token, or None where it is no longer accepted."""
+    """Renews a login with its refresh token. Returns None if the token is no longer accepted."""
     assert login.refresh_token is not None
     data = {"grant_type": "refresh_token", "refresh_token": login.refresh_token}
     if login.resource is not None:
         data["resource"] = login.resource
-    answer = await http.send(_token_request(login.token_endpoint, data, login, settings))
-    if answer.status_code in (400, 401, 403):
+    response = await http.send(_build_token_request(login.token_endpoint, data, login, settings))
+    if response.status_code in (400, 401, 403):
         return None
-    if answer.status_code not in (200, 201):
-        # A passing trouble: the refresh token stays good.
-        raise ProviderError(f"cannot renew the login to server {name!r} now: {describe_oauth_error(answer)}")
-    tokens = parse_token_response(name, answer)
+    if response.status_code not in (200, 201):
+        # A temporary problem: the refresh token stays valid.
+        raise ProviderError(f"cannot renew the login to server {name!r} now: {describe_oauth_error(response)}")
+    tokens = parse_token_response(name, response)
     return msgspec.structs.replace(
         login,
         access_token=tokens.access_token,
@@ -221,35 +226,35 @@ async def refresh_login(
 
 
 async def revoke_login(login: StoredLogin, settings: OAuthSettings, http: OAuthHttpClient) -> None:
-    """Tells the authorization server that the login is over (RFC 7009), where it wants to know."""
+    """Revokes a login at the authorization server (RFC 7009), if it has an endpoint for that."""
     if login.revocation_endpoint is not None:
         token = login.refresh_token or login.access_token
-        await http.send(_token_request(login.revocation_endpoint, {"token": token}, login, settings))
+        await http.send(_build_token_request(login.revocation_endpoint, {"token": token}, login, settings))
 
 
-def _token_request(url: str, data: dict[str, str], login: StoredLogin, settings: OAuthSettings) -> httpx2.Request:
+def _build_token_request(url: str, data: dict[str, str], login: StoredLogin, settings: OAuthSettings) -> httpx2.Request:
     headers: dict[str, str] = {}
     secret = settings.client_secret or login.client_secret
     data = {**data, "client_id": login.client_id}
     if secret is not None and login.client_auth == "client_secret_basic":
-        pair = f"{quote(login.client_id, safe='')}:{quote(secret, safe='')}"
-        headers["Authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
+        credentials = f"{quote(login.client_id, safe='')}:{quote(secret, safe='')}"
+        headers["Authorization"] = f"Basic {base64.b64encode(credentials.encode()).decode()}"
     elif secret is not None and login.client_auth == "client_secret_post":
         data["client_secret"] = secret
     return httpx2.Request("POST", url, data=data, headers=headers)
 
 
-def describe_oauth_error(answer: httpx2.Response) -> str:
-    """An OAuth error answer in words: its code and description (RFC 6749, 5.2), nothing else of the body."""
-    status = f"HTTP {answer.status_code}"
+def describe_oauth_error(response: httpx2.Response) -> str:
+    """Describes an OAuth error response (RFC 6749, 5.2) by its code and description, and nothing else of its body."""
+    status = f"HTTP {response.status_code}"
     try:
-        body: Any = msgspec.json.decode(answer.content)
-        words = format_error(body["error"], body.get("error_description"))
+        body: Any = msgspec.json.decode(response.content)
+        text = format_error(body["error"], body.get("error_description"))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return status
-    return f"{words} ({status})"
+    return f"{text} ({status})"
 
 
 def format_error(error: object, description: object) -> str:
-    words = f"{error}: {description}" if description else str(error)
-    return mask_secrets("".join(char if char.isprintable() else " " for char in words[:300]))
+    text = f"{error}: {description}" if description else str(error)
+    return mask_secrets("".join(char if char.isprintable() else " " for char in text[:300]))

@@ -1,7 +1,15 @@
-"""Logs in at the authorization server of an MCP server. Stores nothing, and does not decide when to.
+"""Logs in at the authorization server of an MCP server, with the MCP SDK's OAuth client. Stores nothing.
 
-Discovery, registration and PKCE are the MCP library's. It is driven step by step, so that each of its requests goes
-through `OAuthHttp`, and no answer reaches it that it would show in an error or a log.
+The SDK does discovery, client registration, PKCE, scope selection and the token request. Its flow is driven request by
+request instead of being the `auth` of the connection's HTTP client, for these reasons:
+
+- it holds a lock during every request, so that a slow tool would block all others;
+- it would send the server's own headers to the authorization server, to any address and without a size limit;
+- it shows the authorization server's response, tokens included, in errors and logs;
+- it cannot renew a token after a restart: it stores no token endpoint, and any failed renewal discards the login.
+
+Renewal and revocation are therefore in `http`. `_SdkFlow` overrides methods of the SDK that start with an underscore,
+as the SDK's own subclasses do; `tests/providers/mcp/test_sdk_version.py` pins the SDK's version range.
 """
 
 from __future__ import annotations
@@ -36,48 +44,82 @@ from toolspace.providers.mcp.oauth.token_store import ClientAuth, StoredLogin
 
 
 class LoginRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A server that asks for a login, and how it asked."""
+    """A server that needs a login, and its challenge."""
 
     name: str
     url: str
     settings: OAuthSettings
-    refusal: AuthChallenge
-    held: StoredLogin | None = None
-    """What the server holds for too little, where it asks for more rights."""
+    challenge: AuthChallenge
+    current_login: StoredLogin | None = None
+    """The login whose scope is too small, if the server asks for more."""
 
 
-class _Flow(OAuthClientProvider):
-    """One login by the MCP library, with the client and the limits of our settings."""
+async def log_in_with_browser(
+    request: LoginRequest, http: OAuthHttpClient, open_login_page: OpenLoginPage, *, timeout: float
+) -> StoredLogin:
+    """Runs the authorization code grant with PKCE: a person approves in a browser.
+
+    A client without a configured id registers anew for each login. Its redirect port may differ, and an authorization
+    server that has deleted the old client would show the error to the person only.
+    """
+    settings = request.settings
+    async with open_redirect_listener(settings.redirect_port) as listener:
+        redirect_uris = [AnyUrl(listener.uri)]
+        metadata = OAuthClientMetadata(client_name="Toolspace", redirect_uris=redirect_uris, scope=settings.scope)
+        client = None
+        if settings.client_id is not None:
+            client = OAuthClientInformationFull(
+                client_id=settings.client_id, client_secret=settings.client_secret, redirect_uris=redirect_uris
+            )
+            client.token_endpoint_auth_method = "none"
+        flow = _SdkFlow(request, metadata, client)
+        browser_login = _BrowserLogin(request.name, listener, open_login_page, timeout)
+        flow.context.redirect_handler = browser_login.open
+        flow.context.callback_handler = browser_login.wait
+        return await _run_flow(flow, request, http, redirect_uri=listener.uri)
+
+
+async def log_in_with_client_credentials(request: LoginRequest, http: OAuthHttpClient) -> StoredLogin:
+    """Runs the client credentials grant: no person is involved."""
+    settings = request.settings
+    assert settings.client_id is not None
+    metadata = OAuthClientMetadata(redirect_uris=None, grant_types=["client_credentials"], scope=settings.scope)
+    client = OAuthClientInformationFull(client_id=settings.client_id, client_secret=settings.client_secret)
+    return await _run_flow(_SdkClientCredentialsFlow(request, metadata, client), request, http)
+
+
+class _SdkFlow(OAuthClientProvider):
+    """The SDK's flow for one login, with the client and the issuer of our settings."""
 
     def __init__(
-        self, asked: LoginRequest, metadata: OAuthClientMetadata, client: OAuthClientInformationFull | None
+        self, request: LoginRequest, metadata: OAuthClientMetadata, client: OAuthClientInformationFull | None
     ) -> None:
-        settings = asked.settings
-        memory = _Memory(client)
-        if asked.held is not None:  # Its rights are asked for again, beside the new ones.
-            memory.tokens = OAuthToken(access_token=asked.held.access_token, scope=asked.held.scope)
-        super().__init__(asked.url, metadata, memory, client_metadata_url=settings.client_metadata_url)
-        self.memory = memory
-        self._settings = settings
+        self.storage = _MemoryStorage(client)
+        if request.current_login is not None:  # The SDK asks for its scope again, together with the new one.
+            current = request.current_login
+            self.storage.tokens = OAuthToken(access_token=current.access_token, scope=current.scope)
+        self._settings = request.settings
+        super().__init__(request.url, metadata, self.storage, client_metadata_url=self._settings.client_metadata_url)
 
     def _select_authorization_server(self, advertised: list[str]) -> str:
-        wanted = self._settings.issuer
-        return next((one for one in advertised if wanted is not None and issuers_match(one, wanted)), advertised[0])
+        issuer = self._settings.issuer
+        matches = [server for server in advertised if issuer is not None and issuers_match(server, issuer)]
+        return (matches or advertised)[0]
 
     async def _perform_authorization(self) -> httpx2.Request:
-        found, wanted = self.context.oauth_metadata, self._settings.issuer
-        if wanted is not None and (found is None or not issuers_match(str(found.issuer), wanted)):
-            other = "it names none" if found is None else f"it names {str(found.issuer)!r}"
-            raise OAuthFlowError(f"its authorization server is not auth.issuer {wanted!r}: {other}")
+        metadata, issuer = self.context.oauth_metadata, self._settings.issuer
+        if issuer is not None and (metadata is None or not issuers_match(str(metadata.issuer), issuer)):
+            actual = "it names none" if metadata is None else f"it names {str(metadata.issuer)!r}"
+            raise OAuthFlowError(f"its authorization server is not auth.issuer {issuer!r}: {actual}")
         client = self.context.client_info
         if client is not None and self._settings.client_secret is not None:
-            methods = found.token_endpoint_auth_methods_supported if found else None
-            by_form = bool(methods) and "client_secret_basic" not in methods and "client_secret_post" in methods
-            default = "client_secret_post" if by_form else "client_secret_basic"
+            methods = metadata.token_endpoint_auth_methods_supported if metadata else None
+            only_post = bool(methods) and "client_secret_basic" not in methods and "client_secret_post" in methods
+            default = "client_secret_post" if only_post else "client_secret_basic"
             client.token_endpoint_auth_method = self._settings.client_auth or default
-        return await self._ask_for_token()
+        return await self._build_token_request()
 
-    async def _ask_for_token(self) -> httpx2.Request:
+    async def _build_token_request(self) -> httpx2.Request:
         return await super()._perform_authorization()
 
     @property
@@ -85,10 +127,10 @@ class _Flow(OAuthClientProvider):
         return self._get_token_endpoint()
 
 
-class _CredentialsFlow(_Flow):
-    """The grant without a person (RFC 6749, 4.4). The library's own warns where no issuer is configured."""
+class _SdkClientCredentialsFlow(_SdkFlow):
+    """The client credentials grant (RFC 6749, 4.4). The SDK's own provider for it demands a configured issuer."""
 
-    async def _ask_for_token(self) -> httpx2.Request:
+    async def _build_token_request(self) -> httpx2.Request:
         context = self.context
         data = {"grant_type": "client_credentials"}
         if context.should_include_resource_param(context.protocol_version):
@@ -99,14 +141,12 @@ class _CredentialsFlow(_Flow):
         return httpx2.Request("POST", self._get_token_endpoint(), data=data, headers=headers)
 
 
-class _Memory:
-    """What the library wants stored, until the login is complete."""
+class _MemoryStorage:
+    """The SDK's `TokenStorage` for the duration of one login."""
 
     def __init__(self, client: OAuthClientInformationFull | None) -> None:
-        self.client, self.tokens = client, None
-
-    client: OAuthClientInformationFull | None
-    tokens: OAuthToken | None
+        self.client = client
+        self.tokens: OAuthToken | None = None
 
     async def get_tokens(self) -> OAuthToken | None:
         return self.tokens
@@ -121,150 +161,121 @@ class _Memory:
         self.client = client_info
 
 
-async def log_in_with_browser(
-    asked: LoginRequest, http: OAuthHttpClient, interact: OpenLoginPage, *, patience: float
-) -> StoredLogin:
-    """The authorization code grant, with PKCE: a person says yes in a browser.
+class _BrowserLogin:
+    """Sends a person to the authorization server and waits for the redirect."""
 
-    A client that registers itself does so anew for each login: the port may be another one, and an authorization
-    server that has forgotten the old client shows the person an error and tells us nothing.
-    """
-    settings = asked.settings
-    async with open_redirect_listener(settings.redirect_port) as listener:
-        back = [AnyUrl(listener.uri)]
-        metadata = OAuthClientMetadata(client_name="Toolspace", redirect_uris=back, scope=settings.scope)
-        client = None
-        if settings.client_id is not None:
-            client = OAuthClientInformationFull(
-                client_id=settings.client_id, client_secret=settings.client_secret, redirect_uris=back
-            )
-            client.token_endpoint_auth_method = "none"
-        flow = _Flow(asked, metadata, client)
-        visit = _Visit(asked.name, listener, interact, patience)
-        flow.context.redirect_handler, flow.context.callback_handler = visit.go, visit.come_back
-        return await _run(flow, asked, http, redirect_uri=listener.uri)
+    def __init__(self, name: str, listener: RedirectListener, open_login_page: OpenLoginPage, timeout: float) -> None:
+        self._name = name
+        self._listener = listener
+        self._open_login_page = open_login_page
+        self._timeout = timeout
+        self._deadline = 0.0
 
-
-async def log_in_with_client_credentials(asked: LoginRequest, http: OAuthHttpClient) -> StoredLogin:
-    """The client credentials grant: a program for itself."""
-    settings = asked.settings
-    assert settings.client_id is not None
-    metadata = OAuthClientMetadata(redirect_uris=None, grant_types=["client_credentials"], scope=settings.scope)
-    client = OAuthClientInformationFull(client_id=settings.client_id, client_secret=settings.client_secret)
-    return await _run(_CredentialsFlow(asked, metadata, client), asked, http)
-
-
-class _Visit:
-    """A person's way to the authorization server and back."""
-
-    def __init__(self, name: str, listener: RedirectListener, interact: OpenLoginPage, patience: float) -> None:
-        self._name, self._listener, self._interact = name, listener, interact
-        self._patience = patience
-        self._until = 0.0
-
-    async def go(self, url: str) -> None:
-        if (refused := find_url_problem(url)) is not None:
-            raise ProviderError(f"server {self._name!r} names a page for its login which {refused}")
-        self._until = asyncio.get_running_loop().time() + self._patience
+    async def open(self, url: str) -> None:
+        if (problem := find_url_problem(url)) is not None:
+            raise ProviderError(f"server {self._name!r} names a page for its login which {problem}")
+        self._deadline = asyncio.get_running_loop().time() + self._timeout
         self._listener.expect(parse_qs(urlsplit(url).query)["state"][-1])
-        async with self._in_time():
-            await self._interact(self._name, url)
+        async with self._time_limit():
+            await self._open_login_page(self._name, url)
 
-    async def come_back(self) -> AuthorizationCodeResult:
-        async with self._in_time():
+    async def wait(self) -> AuthorizationCodeResult:
+        async with self._time_limit():
             redirect = await self._listener.wait()
         if redirect.code is None:
-            why = format_error(redirect.error, redirect.error_description)
-            raise ProviderError(f"the login to server {self._name!r} was refused: {why}")
+            reason = format_error(redirect.error, redirect.error_description)
+            raise ProviderError(f"the login to server {self._name!r} was refused: {reason}")
         return AuthorizationCodeResult(code=redirect.code, state=redirect.state, iss=redirect.issuer)
 
     @contextlib.asynccontextmanager
-    async def _in_time(self) -> AsyncGenerator[None]:
+    async def _time_limit(self) -> AsyncGenerator[None]:
         try:
-            async with asyncio.timeout_at(self._until):
+            async with asyncio.timeout_at(self._deadline):
                 yield
         except TimeoutError:
-            raise ProviderError(f"nobody logged in to server {self._name!r} within {self._patience:g} s") from None
+            raise ProviderError(f"nobody logged in to server {self._name!r} within {self._timeout:g} s") from None
 
 
-class _NoTraces(logging.Filter):
-    """The library logs each failure with its trace, and raises it to us as well: told once is enough."""
+class _NoTracebacks(logging.Filter):
+    """Drops the SDK's log records with a traceback: it raises the same error."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         return record.exc_info is None
 
 
-_NO_TRACES = _NoTraces()
+_NO_TRACEBACKS = _NoTracebacks()
 
 
-async def _run(
-    flow: _Flow, asked: LoginRequest, http: OAuthHttpClient, *, redirect_uri: str | None = None
+async def _run_flow(
+    flow: _SdkFlow, request: LoginRequest, http: OAuthHttpClient, *, redirect_uri: str | None = None
 ) -> StoredLogin:
-    logging.getLogger("mcp.client.auth.oauth2").addFilter(_NO_TRACES)  # The same one again changes nothing.
-    version = asked.refusal.protocol_version
-    request = httpx2.Request("POST", asked.url, headers={"MCP-Protocol-Version": version} if version else None)
-    steps = flow.async_auth_flow(request)
+    logging.getLogger("mcp.client.auth.oauth2").addFilter(_NO_TRACEBACKS)  # Adding the same filter again does nothing.
+    version = request.challenge.protocol_version
+    mcp_request = httpx2.Request("POST", request.url, headers={"MCP-Protocol-Version": version} if version else None)
+    steps = flow.async_auth_flow(mcp_request)
     try:
-        await anext(steps)  # The request itself, which has been refused already.
-        answer = _refusal(asked, request)
-        while (outgoing := await steps.asend(answer)) is not request:
-            answer = _checked(asked.name, await http.send(outgoing), redirect_uri)
+        await anext(steps)  # The MCP request itself, which the server has already refused.
+        response = _build_challenge_response(request, mcp_request)
+        while (oauth_request := await steps.asend(response)) is not mcp_request:
+            response = _check_response(request.name, await http.send(oauth_request), redirect_uri)
     except OAuthFlowError as error:
-        raise ProviderError(f"login to server {asked.name!r} failed: {mask_secrets(str(error))[:500]}") from None
+        raise ProviderError(f"login to server {request.name!r} failed: {mask_secrets(str(error))[:500]}") from None
     finally:
         await steps.aclose()
-    return _granted(flow, asked.settings)
+    return _build_login(flow, request.settings)
 
 
-def _refusal(asked: LoginRequest, request: httpx2.Request) -> httpx2.Response:
-    """The server's refusal as the library reads it. A configured scope is put as if the server had asked for it:
-    the library would take whatever the server asks for instead.
+def _build_challenge_response(request: LoginRequest, mcp_request: httpx2.Request) -> httpx2.Response:
+    """Builds the server's refusal for the SDK.
+
+    A configured scope replaces the server's, because the SDK would ask for whatever the server names.
     """
-    challenge = asked.refusal.challenge or "Bearer"
-    if (scope := asked.settings.scope) is not None:
-        where = asked.refusal.get_parameter("resource_metadata")
-        challenge = f'Bearer scope="{scope}"' + (f', resource_metadata="{where}"' if where else "")
-    status = 403 if asked.held is not None else 401
-    return httpx2.Response(status, headers={"WWW-Authenticate": challenge}, request=request)
+    challenge = request.challenge.challenge or "Bearer"
+    if (scope := request.settings.scope) is not None:
+        metadata_url = request.challenge.get_parameter("resource_metadata")
+        challenge = f'Bearer scope="{scope}"' + (f', resource_metadata="{metadata_url}"' if metadata_url else "")
+    status = 403 if request.current_login is not None else 401
+    return httpx2.Response(status, headers={"WWW-Authenticate": challenge}, request=mcp_request)
 
 
-def _checked(name: str, answer: httpx2.Response, redirect_uri: str | None) -> httpx2.Response:
-    """An answer that the library can be given: it would show what it does not understand, tokens too."""
-    request = answer.request
-    if request.method != "POST" or answer.next_request is not None:
-        return answer
+def _check_response(name: str, response: httpx2.Response, redirect_uri: str | None) -> httpx2.Response:
+    """Returns a response that is safe for the SDK, which would show an unexpected one with its tokens."""
+    request = response.request
+    if request.method != "POST" or response.next_request is not None:
+        return response
     if request.headers.get("content-type") == FORM:
-        if answer.status_code not in (200, 201):
-            raise ProviderError(f"login to server {name!r} failed: {describe_oauth_error(answer)}")
-        return httpx2.Response(200, content=msgspec.json.encode(parse_token_response(name, answer)), request=request)
-    if answer.status_code not in (200, 201):
+        if response.status_code not in (200, 201):
+            raise ProviderError(f"login to server {name!r} failed: {describe_oauth_error(response)}")
+        tokens = parse_token_response(name, response)
+        return httpx2.Response(200, content=msgspec.json.encode(tokens), request=request)
+    if response.status_code not in (200, 201):
         raise ProviderError(
             f"login to server {name!r} failed: its authorization server registers no client"
-            f" ({describe_oauth_error(answer)}); register"
-            f" one there, with the redirect URI {redirect_uri}, and set auth.clientId and auth.redirectPort"
+            f" ({describe_oauth_error(response)}); register one there, with the redirect URI {redirect_uri}, and set"
+            " auth.clientId and auth.redirectPort"
         )
-    return answer
+    return response
 
 
-def _granted(flow: _Flow, settings: OAuthSettings) -> StoredLogin:
-    tokens, client, context = flow.memory.tokens, flow.memory.client, flow.context
+def _build_login(flow: _SdkFlow, settings: OAuthSettings) -> StoredLogin:
+    tokens, client, context = flow.storage.tokens, flow.storage.client, flow.context
     assert tokens is not None
     assert client is not None
-    found = context.oauth_metadata
-    with_resource = context.should_include_resource_param(context.protocol_version)
+    metadata = context.oauth_metadata
+    has_resource = context.should_include_resource_param(context.protocol_version)
     return StoredLogin(
         access_token=tokens.access_token,
         refresh_token=tokens.refresh_token,
         renew_at=compute_renewal_time(tokens.expires_in),
         scope=tokens.scope,
         token_endpoint=flow.token_endpoint,
-        revocation_endpoint=str(found.revocation_endpoint) if found and found.revocation_endpoint else None,
-        resource=context.get_resource_url() if with_resource else None,
+        revocation_endpoint=(str(metadata.revocation_endpoint) if metadata and metadata.revocation_endpoint else None),
+        resource=context.get_resource_url() if has_resource else None,
         client_id=client.client_id,
         client_secret=client.client_secret if settings.client_secret is None else None,
-        client_auth=_client_auth(client.token_endpoint_auth_method),
+        client_auth=_get_client_auth(client.token_endpoint_auth_method),
     )
 
 
-def _client_auth(method: str | None) -> ClientAuth:
+def _get_client_auth(method: str | None) -> ClientAuth:
     return method if method in ("client_secret_basic", "client_secret_post") else "none"

@@ -1,4 +1,4 @@
-"""What `auth:` of an MCP server says. Data and its checks only: nothing here connects, or imports the MCP library."""
+"""Parses and checks the `auth` setting of an MCP server. Connects to nothing and does not import the MCP SDK."""
 
 from __future__ import annotations
 
@@ -20,34 +20,36 @@ _GRANTS: dict[str, Grant] = {
     "oauth": "authorization_code",
     "client_credentials": "client_credentials",
 }
-_TEXTS = ("clientId", "clientSecret", "clientMetadataUrl", "tokenEndpointAuthMethod", "issuer")
-_KEYS = ("type", "scope", "scopes", "redirectPort", *_TEXTS)
-_CODE_ONLY = ("redirectPort", "clientMetadataUrl")
+_TEXT_KEYS = ("clientId", "clientSecret", "clientMetadataUrl", "tokenEndpointAuthMethod", "issuer")
+_KEYS = ("type", "scope", "scopes", "redirectPort", *_TEXT_KEYS)
+_AUTHORIZATION_CODE_KEYS = ("redirectPort", "clientMetadataUrl")
 _AUTH_METHODS = ("client_secret_basic", "client_secret_post")
 _SCOPE = re.compile(r"[\x21\x23-\x5b\x5d-\x7e]+( [\x21\x23-\x5b\x5d-\x7e]+)*")
 """RFC 6749, 3.3."""
 
 
 class OAuthSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The `auth` setting of one server."""
+
     grant: Grant = "authorization_code"
     client_id: str | None = None
-    """None: the client registers itself (RFC 7591), or is its `client_metadata_url`."""
+    """None: the client registers itself (RFC 7591), or uses `client_metadata_url` as its id."""
     client_secret: str | None = None
     client_auth: Literal["client_secret_basic", "client_secret_post"] | None = None
-    """None: as the authorization server's metadata says, HTTP Basic first."""
+    """None: as the authorization server's metadata says, with a preference for HTTP Basic."""
     scope: str | None = None
-    """None: what the server asks for. Given: never more than this."""
+    """None: what the server asks for. Otherwise never more than this."""
     redirect_port: int | None = None
     client_metadata_url: str | None = None
     issuer: str | None = None
-    """The one authorization server that may see the client's credentials. None: whichever the server names."""
+    """The only authorization server that may receive the client's credentials. None: the one that the server names."""
 
     def __repr__(self) -> str:
         return f"OAuthSettings({self.grant})"
 
 
 def parse_oauth_settings(server: str, value: object) -> OAuthSettings:
-    """The settings of a server's `auth`: a mapping, or just `oauth`. Raises `ConfigError` that names the key."""
+    """Parses a server's `auth`: a mapping, or just `oauth`. Raises ConfigError, which names the key."""
     if isinstance(value, str):
         value = {"type": value}
     if not isinstance(value, Mapping):
@@ -61,25 +63,27 @@ def parse_oauth_settings(server: str, value: object) -> OAuthSettings:
     grant = _GRANTS.get(kind) if isinstance(kind, str) else None
     if grant is None:
         raise ConfigError(f"{where}.type must be authorization_code or client_credentials, not {kind!r}")
-    for key in _TEXTS:
+    for key in _TEXT_KEYS:
         text = auth.get(key)
         if text is not None and not (isinstance(text, str) and text.strip()):
-            raise ConfigError(f"{where}.{key} must be a text that is not empty")  # Not shown: it may be the secret.
+            raise ConfigError(
+                f"{where}.{key} must be a non-empty text"
+            )  # The value is not shown: it may be the secret.
     settings = OAuthSettings(
         grant=grant,
         client_id=auth.get("clientId"),
         client_secret=auth.get("clientSecret"),
         client_auth=auth.get("tokenEndpointAuthMethod"),
-        scope=_read_scope(where, auth),
-        redirect_port=_read_port(where, auth.get("redirectPort")),
+        scope=_parse_scope(where, auth),
+        redirect_port=_parse_port(where, auth.get("redirectPort")),
         client_metadata_url=auth.get("clientMetadataUrl"),
         issuer=auth.get("issuer"),
     )
-    _check(where, settings, auth)
+    _check_combination(where, settings, auth)
     return settings
 
 
-def _read_scope(where: str, auth: Mapping[Any, Any]) -> str | None:
+def _parse_scope(where: str, auth: Mapping[Any, Any]) -> str | None:
     if auth.get("scope") is not None and auth.get("scopes") is not None:
         raise ConfigError(f"{where} has both scope and scopes; keep one")
     value = auth.get("scope") if auth.get("scope") is not None else auth.get("scopes")
@@ -92,10 +96,10 @@ def _read_scope(where: str, auth: Mapping[Any, Any]) -> str | None:
             return None
         if _SCOPE.fullmatch(scope):
             return scope
-    raise ConfigError(f"{where}.scope must be words parted by spaces, or a list of them, not {value!r}")
+    raise ConfigError(f"{where}.scope must be words separated by spaces, or a list of them, not {value!r}")
 
 
-def _read_port(where: str, port: object) -> int | None:
+def _parse_port(where: str, port: object) -> int | None:
     if port is None:
         return None
     if not isinstance(port, int) or isinstance(port, bool) or not 1 <= port <= 65535:
@@ -103,13 +107,13 @@ def _read_port(where: str, port: object) -> int | None:
     return port
 
 
-def _check(where: str, settings: OAuthSettings, auth: Mapping[Any, Any]) -> None:
-    """What no single key can tell."""
+def _check_combination(where: str, settings: OAuthSettings, auth: Mapping[Any, Any]) -> None:
+    """Raises ConfigError if settings contradict each other."""
     if settings.grant == "client_credentials":
         for key, value in (("clientId", settings.client_id), ("clientSecret", settings.client_secret)):
             if value is None:
                 raise ConfigError(f"{where} of type client_credentials needs {key}")
-        for key in _CODE_ONLY:
+        for key in _AUTHORIZATION_CODE_KEYS:
             if auth.get(key) is not None:
                 raise ConfigError(f"{where}.{key} is for type authorization_code; remove it")
     if settings.client_secret is not None and settings.client_id is None:
@@ -121,31 +125,31 @@ def _check(where: str, settings: OAuthSettings, auth: Mapping[Any, Any]) -> None
             )
         if settings.client_secret is None:
             raise ConfigError(f"{where}.tokenEndpointAuthMethod needs a clientSecret")
-    if (page := settings.client_metadata_url) is not None:
+    if (metadata_url := settings.client_metadata_url) is not None:
         if settings.client_id is not None:
             raise ConfigError(f"{where} has both clientId and clientMetadataUrl; keep one")
-        parts = split_url(page)
+        parts = split_url(metadata_url)
         if parts is None or parts.scheme != "https" or parts.path in ("", "/"):
             raise ConfigError(f"{where}.clientMetadataUrl must be an https URL with a path")
-    if settings.issuer is not None and (refused := find_url_problem(settings.issuer)) is not None:
-        raise ConfigError(f"{where}.issuer {refused}")
+    if settings.issuer is not None and (problem := find_url_problem(settings.issuer)) is not None:
+        raise ConfigError(f"{where}.issuer {problem}")
 
 
 def split_url(url: str) -> SplitResult | None:
-    """The parts of a URL that has a host, else None."""
+    """Returns the parts of a URL, or None if it has no host."""
     try:
         parts = urlsplit(url)
-        _ = parts.port  # Looked at only now: may be no number.
+        _ = parts.port  # Raises ValueError if it is not a number.
     except ValueError:
         return None
     return parts if parts.hostname else None
 
 
-def find_url_problem(url: str, *, seen_from: str | None = None) -> str | None:
-    """Why nothing secret may be sent to a URL, or None: https only, or http to this machine itself.
+def find_url_problem(url: str, *, named_by: str | None = None) -> str | None:
+    """Returns why no secret may be sent to a URL, or None. Only https is allowed, and http to this machine.
 
-    With `seen_from`, the URL comes from the server there: a server out in the world must not send us to this
-    machine or into its network.
+    `named_by` is the URL of the server that named it: a public server must not name an address of this machine or of
+    the local network.
     """
     parts = split_url(url)
     if parts is None or parts.scheme not in ("http", "https"):
@@ -155,25 +159,25 @@ def find_url_problem(url: str, *, seen_from: str | None = None) -> str | None:
     host = parts.hostname or ""
     if parts.scheme == "http" and not _is_loopback(host):
         return "must be https (http is for this machine only)"
-    if seen_from is not None and _is_inside(host):
-        origin = split_url(seen_from)
-        if origin is None or not _is_inside(origin.hostname or ""):
+    if named_by is not None and _is_local(host):
+        server = split_url(named_by)
+        if server is None or not _is_local(server.hostname or ""):
             return "leads into the local network"
     return None
 
 
 def _is_loopback(host: str) -> bool:
-    address = _address(host)
+    address = _parse_address(host)
     return host == "localhost" or host.endswith(".localhost") or (address is not None and address.is_loopback)
 
 
-def _is_inside(host: str) -> bool:
-    """This machine, or an address that the world cannot reach. Names are not resolved: TLS vouches for them."""
-    address = _address(host)
+def _is_local(host: str) -> bool:
+    """Whether the host is this machine or a private address. Names are not resolved: TLS verifies them."""
+    address = _parse_address(host)
     return _is_loopback(host) or (address is not None and not address.is_global)
 
 
-def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+def _parse_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:

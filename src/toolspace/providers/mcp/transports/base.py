@@ -1,4 +1,7 @@
-"""What all transports share: a message to bytes and back, and the shape of the two streams. Connects nothing."""
+"""Defines what all transports share: message encoding, the two streams of a transport, and how its loss is reported.
+
+Every transport module builds on it, and `session` reads the streams. It connects to nothing.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import json
 import logging
 from abc import ABC, abstractmethod
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import Any, Self, cast
 
 import anyio
 from mcp.shared.message import SessionMessage
@@ -18,8 +21,8 @@ from toolspace.core.secret_masking import mask_secrets
 from toolspace.providers.mcp.spec import Transport
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
-"""Bytes of one message. What is larger is no answer to a question, but an attack or an accident."""
-_SHOWN = 200
+"""The largest message that a server may send. A larger one is an attack or an accident."""
+_LOGGED_CHARACTERS = 200
 
 
 class _Stream(ABC):
@@ -36,7 +39,7 @@ class _Stream(ABC):
 
 
 class MessageReader(_Stream):
-    """What a peer says, as the SDK reads it. `anyio.EndOfStream` when nothing more will come."""
+    """Messages from a server, in the shape that the MCP SDK reads. Raises `anyio.EndOfStream` after the last one."""
 
     @abstractmethod
     async def receive(self) -> SessionMessage | Exception: ...
@@ -52,10 +55,47 @@ class MessageReader(_Stream):
 
 
 class MessageWriter(_Stream):
-    """What a peer is told, as the SDK writes it. `anyio.BrokenResourceError` when it is gone."""
+    """Messages to a server, in the shape that the MCP SDK writes. Raises `anyio.BrokenResourceError` if it is gone."""
 
     @abstractmethod
     async def send(self, item: SessionMessage, /) -> None: ...
+
+
+MessageStreams = tuple[MessageReader, MessageWriter]
+
+
+class OpenTransport:
+    """An open transport, as `open_transport` yields it.
+
+    The MCP SDK accepts it as a transport, too. Entering it returns the streams; leaving it closes nothing, because
+    `open_transport` does that.
+    """
+
+    streams: MessageStreams
+    """The reader ends when the server is gone."""
+
+    def __init__(self, transport: Transport) -> None:
+        self.transport: Transport = transport
+        """The transport in use: `http` becomes `sse` during the first exchange with a server that supports only SSE."""
+        self.pid: int | None = None
+        """The process of a stdio server, which leads its own process group."""
+        self.lost_event = asyncio.Event()
+        """Set when the server is gone, whether a request is waiting or not."""
+        self.loss_reason: str | None = None
+        """For example `the server ended with exit code 1: no such file`."""
+
+    def mark_lost(self, reason: str) -> None:
+        if not self.lost_event.is_set():  # The first reason is the cause, later ones are its effects.
+            self.loss_reason = reason
+            self.lost_event.set()
+
+    async def __aenter__(self) -> MessageStreams:
+        return self.streams
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc_val: BaseException | None, exc_tb: TracebackType | None
+    ) -> None:
+        """Closes nothing."""
 
 
 def encode_message(message: SessionMessage) -> bytes:
@@ -63,20 +103,20 @@ def encode_message(message: SessionMessage) -> bytes:
 
 
 class MessageDecoder:
-    """Reads the messages of one peer. What is no message is skipped, and told of once."""
+    """Decodes the messages of one server. Skips what is not a message, and logs the first of those."""
 
-    def __init__(self, name: str) -> None:
-        self._log = logging.getLogger(f"toolspace.mcp.{name}")
-        self._told = False
+    def __init__(self, server_name: str) -> None:
+        self._log = logging.getLogger(f"toolspace.mcp.{server_name}")
+        self._has_warned = False
 
     def __call__(self, data: bytes) -> SessionMessage | None:
         try:
             return SessionMessage(jsonrpc_message_adapter.validate_json(data, by_name=False))
         except ValidationError:
-            return self._mend(data)
+            return self._repair(data)
 
-    def _mend(self, data: bytes) -> SessionMessage | None:
-        """A message that is nearly one: in another encoding, with half a character, or an answer without form."""
+    def _repair(self, data: bytes) -> SessionMessage | None:
+        """Decodes invalid UTF-8 with replacement characters; turns a malformed response into an error response."""
         if not data or data.isspace():
             return None
         value: object = None
@@ -84,74 +124,35 @@ class MessageDecoder:
             value = json.loads(data.decode("utf-8", "replace"))
             text = json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
             return SessionMessage(jsonrpc_message_adapter.validate_json(text, by_name=False))
-        except (ValueError, RecursionError):  # Of which the validation's error is one.
+        except (ValueError, RecursionError):  # pydantic's ValidationError is a ValueError.
             pass
         if isinstance(value, dict):
-            answer = cast("dict[str, Any]", value)
-            key = answer.get("id")
-            if "method" not in answer and isinstance(key, int | str) and not isinstance(key, bool):
-                # Somebody waits for it: better an error now than a time-out.
-                problem = ErrorData(code=PARSE_ERROR, message="the server's answer is not a JSON-RPC message")
-                return SessionMessage(JSONRPCError(jsonrpc="2.0", id=key, error=problem))
-        if not self._told:
-            self._told = True
-            shown = mask_secrets(data[: 4 * _SHOWN].decode("utf-8", "replace"))[:_SHOWN]
-            self._log.warning("the server wrote what is not a message (said only once): %r", shown)
+            message = cast("dict[str, Any]", value)
+            request_id = message.get("id")
+            if "method" not in message and isinstance(request_id, int | str) and not isinstance(request_id, bool):
+                # A request waits for this response: an error now is better than a time-out.
+                error = ErrorData(code=PARSE_ERROR, message="the server's answer is not a JSON-RPC message")
+                return SessionMessage(JSONRPCError(jsonrpc="2.0", id=request_id, error=error))
+        if not self._has_warned:
+            self._has_warned = True
+            start = mask_secrets(data[: 4 * _LOGGED_CHARACTERS].decode("utf-8", "replace"))[:_LOGGED_CHARACTERS]
+            self._log.warning("the server wrote something that is not a message (logged only once): %r", start)
         return None
 
 
-# MERGED from link: An open way to one MCP server: its streams, and whether the peer is still there. Opens and clos…
-
-if TYPE_CHECKING:  # A private module of the SDK: for its names only.
-    from mcp.client._transport import TransportStreams
-
-
-class OpenTransport:
-    """What `open_transport` gives. It is the SDK's `Transport` too: entering it gives the streams and owns nothing."""
-
-    streams: TransportStreams
-    """What to read and what to write: `SessionMessage`s. The first one ends when the peer is gone."""
-
-    def __init__(self, transport: Transport) -> None:
-        self.transport: Transport = transport
-        """What is really in use: `http` becomes `sse` during the first exchange with a server that knows no better."""
-        self.pid: int | None = None
-        """The process of a stdio server, which leads a process group of its own."""
-        self.lost_event = asyncio.Event()
-        """Set when the peer is gone, whether anyone waits for an answer or not."""
-        self.loss_reason: str | None = None
-        """Why it is gone: `the server ended with exit code 1: no such file`."""
-
-    def mark_lost(self, reason: str) -> None:
-        if not self.lost_event.is_set():  # The first reason is the cause, what follows are its effects.
-            self.loss_reason = reason
-            self.lost_event.set()
-
-    async def __aenter__(self) -> TransportStreams:
-        return self.streams
-
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc_val: BaseException | None, exc_tb: TracebackType | None
-    ) -> None:
-        """Nothing: who opened the link, closes it."""
-
-
-# MERGED from ending: Waits for what must be finished, also when whoever waits is cancelled. Starts nothing.
-
-
 async def wait_until_done(task: asyncio.Task[None]) -> None:
-    """Returns or raises when the task has ended; a cancellation is raised then too, and not before.
+    """Waits until the task has ended, even if the caller is cancelled; a cancellation is raised afterwards.
 
     The task must end by itself within a bounded time.
     """
-    cancelled: asyncio.CancelledError | None = None
-    with anyio.CancelScope(shield=True):  # Else a cancelled scope would interrupt every single wait.
+    cancellation: asyncio.CancelledError | None = None
+    with anyio.CancelScope(shield=True):  # Otherwise a cancelled scope would interrupt every wait.
         while not task.done():
             try:
                 await asyncio.wait((task,))
             except asyncio.CancelledError as error:
-                cancelled = error
-    if cancelled is not None:
-        raise cancelled
+                cancellation = error
+    if cancellation is not None:
+        raise cancellation
     if not task.cancelled():
         task.result()

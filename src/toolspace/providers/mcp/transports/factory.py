@@ -1,6 +1,6 @@
-"""Opens the way to one MCP server, whatever its transport. Knows nothing of tools, calls or reconnecting.
+"""Opens the transport that a `ServerSpec` names, after checking its URL and headers. Does not reconnect.
 
-`async with open_transport("github", spec) as link: async with Client(link, cache=None) as client: …`
+`async with open_transport("github", spec) as transport: async with Client(transport, cache=None) as client: …`
 """
 
 from __future__ import annotations
@@ -19,12 +19,10 @@ from toolspace.providers.mcp.spec import ServerSpec
 from toolspace.providers.mcp.transports.base import MAX_MESSAGE_BYTES, OpenTransport
 from toolspace.providers.mcp.transports.trace import trace_streams
 
-__all__ = ["OpenTransport", "open_transport", "prepare_transport", "validate_url"]
-
 _SCHEMES = {"http": ("http", "https"), "sse": ("http", "https"), "websocket": ("ws", "wss")}
-_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-_VALUE = re.compile(r"[\x21-\x7e](?:[\t\x20-\x7e]*[\x21-\x7e])?|")
-_LOUD = {
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_HEADER_VALUE = re.compile(r"[\x21-\x7e](?:[\t\x20-\x7e]*[\x21-\x7e])?|")
+_LIBRARY_LOG_LEVELS = {
     "httpx2": logging.WARNING,
     "httpcore2": logging.WARNING,
     "mcp.client": logging.CRITICAL,
@@ -39,79 +37,79 @@ async def open_transport(
     *,
     auth: httpx2.Auth | None = None,
     trace: bool = False,
-    max_message: int = MAX_MESSAGE_BYTES,
+    max_message_bytes: int = MAX_MESSAGE_BYTES,
 ) -> AsyncGenerator[OpenTransport]:
-    """The way to a server for as long as the block runs; afterwards no process, socket or task of it is left.
+    """Opens the transport for the duration of the block; afterwards no process, socket or task of it is left.
 
-    Raises ProviderError where it cannot be opened. What the peer does later is never raised into the block: see
-    `Link.lost`. `max_message` is the most bytes that one message of the server may have.
+    Raises ProviderError if it cannot be opened. A later failure is never raised into the block; it sets
+    `OpenTransport.lost_event`.
     """
     prepare_transport(name, spec)
-    async with _opened(name, spec, auth, max_message) as link:
+    async with _open(name, spec, auth, max_message_bytes) as transport:
         if trace:
-            link.streams = trace_streams(name, link.streams)
-        yield link
+            transport.streams = trace_streams(name, transport.streams)
+        yield transport
 
 
-def _opened(
-    name: str, spec: ServerSpec, auth: httpx2.Auth | None, max_message: int
+def _open(
+    name: str, spec: ServerSpec, auth: httpx2.Auth | None, max_message_bytes: int
 ) -> AbstractAsyncContextManager[OpenTransport]:
-    # Each is imported when it is used: most programs have servers of one or two kinds.
+    # Each transport is imported when it is used, because most programs use one or two of them.
     if spec.kind == "stdio":
         from toolspace.providers.mcp.transports.stdio import open_stdio
 
-        return open_stdio(name, spec, max_message=max_message)
+        return open_stdio(name, spec, max_message_bytes=max_message_bytes)
     url = validate_url(name, spec)
     if spec.kind == "websocket":
         if auth is not None:
-            raise ProviderError(f"server {name!r}: logging in works over http and sse; a websocket takes headers only")
+            raise ProviderError(f"server {name!r}: login works over http and sse; a websocket supports headers only")
         from toolspace.providers.mcp.transports.websocket import open_websocket
 
-        return open_websocket(name, url, spec, max_message=max_message)
+        return open_websocket(name, url, spec, max_message_bytes=max_message_bytes)
     from toolspace.providers.mcp.transports.streamable_http import open_streamable_http
 
-    return open_streamable_http(name, url, spec, auth=auth, max_message=max_message)
+    return open_streamable_http(name, url, spec, auth=auth, max_message_bytes=max_message_bytes)
 
 
 def validate_url(name: str, spec: ServerSpec) -> str:
-    """The URL, if it is one for this transport. It is never shown: a key may be in it."""
-    allowed = _SCHEMES[spec.kind]
-    expected = " or ".join(f"{scheme}://" for scheme in allowed)
+    """Returns the URL if it fits the transport, else raises ProviderError. No message shows it: it may hold a key."""
+    schemes = _SCHEMES[spec.kind]
+    expected = " or ".join(f"{scheme}://" for scheme in schemes)
     if not spec.url:
         raise ProviderError(f"server {name!r} ({spec.kind}) has no url; give it one that begins with {expected}")
     try:
         parts = urlsplit(spec.url)
-        fits, _ = parts.scheme.lower() in allowed and bool(parts.hostname), parts.port
+        is_valid, _ = parts.scheme.lower() in schemes and bool(parts.hostname), parts.port
     except ValueError:
-        fits = False
-    if not fits or any(ord(one) <= 32 or ord(one) == 127 for one in spec.url):
-        raise ProviderError(f"the url of server {name!r} is not one for {spec.kind}: it must be {expected}host/…")
+        is_valid = False
+    if not is_valid or any(ord(character) <= 32 or ord(character) == 127 for character in spec.url):
+        raise ProviderError(f"the url of server {name!r} is not valid for {spec.kind}: it must be {expected}host/…")
     return spec.url
 
 
 def prepare_transport(name: str, spec: ServerSpec) -> None:
-    """Before anything is said to a server, over whatever transport: keeps what is secret out of logs and errors."""
-    _remember(spec)
-    _hush()
+    """Registers the server's secrets for masking and checks its headers. Call it before anything is sent."""
+    _register_secrets(spec)
+    _quiet_libraries()
     for key, value in spec.headers.items():
-        # The libraries would refuse them too, and show the value.
-        if not _TOKEN.fullmatch(key) or not _VALUE.fullmatch(value):
+        # The HTTP libraries would refuse them too, but show the value.
+        if not _HEADER_NAME.fullmatch(key) or not _HEADER_VALUE.fullmatch(value):
             raise ProviderError(f"the header {key!r} of server {name!r} has characters that HTTP does not allow")
 
 
-def _remember(spec: ServerSpec) -> None:
-    """What servers are given under the name of a secret must not come back in what they write, or in a trace."""
-    given = {**spec.env, **spec.headers}
-    values = [value for key, value in given.items() if is_secret_name(key)]
+def _register_secrets(spec: ServerSpec) -> None:
+    """A secret that a server receives must not appear in its output or in a trace."""
+    settings = {**spec.env, **spec.headers}
+    values = [value for key, value in settings.items() if is_secret_name(key)]
     register_secrets([*values, *(value.rpartition(" ")[2] for value in values)])
 
 
-def _hush() -> None:
-    """They write URLs, session ids and messages, keys and all, and a traceback for each that is malformed.
+def _quiet_libraries() -> None:
+    """The libraries log URLs, session ids and whole messages with their secrets, and tracebacks of malformed ones.
 
-    What matters of it reaches the caller as an error, and `trace` shows the rest.
+    Their errors reach the caller as exceptions, and `trace` logs messages with secrets masked.
     """
-    for name, level in _LOUD.items():
+    for name, level in _LIBRARY_LOG_LEVELS.items():
         logger = logging.getLogger(name)
-        if logger.level == logging.NOTSET:  # Who set a level, asked for it.
+        if logger.level == logging.NOTSET:  # A level that the program has set stays.
             logger.setLevel(level)

@@ -1,8 +1,9 @@
-"""The HTTP client of one MCP server: what fails is one request, never the connection. Knows nothing of sessions.
+"""The HTTP client of one MCP server, for `streamable_http` and `sse`. A failure affects one request only.
 
-The SDK's transport lets an exception of one POST end everything, so a failure here is an HTTP answer that holds a
-JSON-RPC error. It says in its `data` what a caller cannot see otherwise: `{"sent": false}` where the request cannot
-have reached the server, `{"status": 401}` where the server refused it without a word of JSON-RPC.
+The MCP SDK's transport ends the whole connection if one POST raises an exception. This client therefore turns a
+failure into an HTTP response with a JSON-RPC error. The error's `data` says what the caller could not see otherwise:
+`{"sent": false}` if the request cannot have reached the server, `{"status": 401}` if the server refused it with
+something other than JSON-RPC.
 """
 
 from __future__ import annotations
@@ -19,23 +20,21 @@ from mcp_types import CONNECTION_CLOSED, INTERNAL_ERROR, INVALID_REQUEST
 from toolspace.core.secret_masking import mask_secrets
 
 _CONNECT_SECONDS = 10.0
-_KEEP_ALIVE_SECONDS = 4.0  # Below what servers keep: a connection that dies under a request makes it doubtful.
+_KEEP_ALIVE_SECONDS = 4.0  # Shorter than servers keep it: if a connection dies under a request, its fate is unknown.
 _MAX_REDIRECTS = 3
-_ERROR_BODY = 64 * 1024
-_SHOWN = 300
+_ERROR_BODY_BYTES = 64 * 1024
+_ERROR_TEXT_CHARACTERS = 300
 _NEVER_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.UnsupportedProtocol)
-_SSE_ONLY = frozenset((400, 404, 405, 406, 415))
-"""How servers of the oldest transport refuse a POST to the URL of their event stream."""
+_SSE_ONLY_STATUSES = frozenset((400, 404, 405, 406, 415))
+"""How a server that supports only SSE refuses a POST to the URL of its event stream."""
 _DEFAULT = httpx2.USE_CLIENT_DEFAULT
-
-Message = dict[str, Any]
 
 
 class McpHttpClient(httpx2.AsyncClient):
-    """Headers go with every request, and never to another origin: redirects are not followed by themselves.
+    """Sends the configured headers with every request, and never to another origin: it follows no redirects.
 
-    `on_refused` is asked when the very first message is refused as a server does that does not know streamable
-    HTTP. If it says True, somebody else has taken that message over.
+    `on_refused` is called with the body of the very first message if the server refuses it like one that does not know
+    streamable HTTP. If it returns True, the message is being sent in another way.
     """
 
     def __init__(
@@ -43,7 +42,7 @@ class McpHttpClient(httpx2.AsyncClient):
         headers: Mapping[str, str],
         auth: httpx2.Auth | None,
         *,
-        max_message: int,
+        max_message_bytes: int,
         on_refused: Callable[[bytes], Awaitable[bool]] | None = None,
     ) -> None:
         super().__init__(
@@ -51,13 +50,13 @@ class McpHttpClient(httpx2.AsyncClient):
             auth=auth,
             verify=tls_context(),
             follow_redirects=False,
-            # How long an answer may take is for the caller to say, who cancels.
+            # The caller decides how long to wait for a response, and cancels.
             timeout=httpx2.Timeout(None, connect=_CONNECT_SECONDS),
             limits=httpx2.Limits(
                 max_connections=None, max_keepalive_connections=20, keepalive_expiry=_KEEP_ALIVE_SECONDS
             ),
         )
-        self._max_message = max_message
+        self._max_message_bytes = max_message_bytes
         self._on_refused = on_refused
 
     async def send(
@@ -68,71 +67,55 @@ class McpHttpClient(httpx2.AsyncClient):
         auth: Any = _DEFAULT,
         follow_redirects: Any = _DEFAULT,
     ) -> httpx2.Response:
-        # Not those that an OAuth flow makes on its way.
-        message = request.method == "POST" and "text/event-stream" in request.headers.get("accept", "")
-        if not message:
+        # Other requests, such as those of OAuth, keep httpx2's behaviour.
+        is_message = request.method == "POST" and "text/event-stream" in request.headers.get("accept", "")
+        if not is_message:
             return await super().send(request, stream=stream, auth=auth, follow_redirects=follow_redirects)
         try:
             response = await super().send(request, stream=True, auth=auth, follow_redirects=follow_redirects)
-            return await self._answer(request, response)
+            return await self._check_response(request, response)
         except _TooLarge as error:
-            return _failed(request, INTERNAL_ERROR, str(error), {"sent": True})
+            return _error_response(request, INTERNAL_ERROR, str(error), {"sent": True})
         except Exception as error:
-            return _failed(
-                request, CONNECTION_CLOSED, describe_http_error(error, request.url), {"sent": may_have_been_sent(error)}
-            )
+            reason = describe_http_error(error, request.url)
+            return _error_response(request, CONNECTION_CLOSED, reason, {"sent": may_have_been_sent(error)})
 
-    async def _answer(self, request: httpx2.Request, response: httpx2.Response) -> httpx2.Response:
-        first, self._on_refused = self._on_refused, None
-        json = response.headers.get("content-type", "").lower().startswith("application/json")
+    async def _check_response(self, request: httpx2.Request, response: httpx2.Response) -> httpx2.Response:
+        on_refused, self._on_refused = self._on_refused, None
+        is_json = _content_type(response).startswith("application/json")
         if response.status_code < 400:
-            return await self._understood(request, response, json=json)
-        response = await self._whole(response, self._max_message if json else _ERROR_BODY)
-        if json and _is_rpc_error(response.content):
+            return await self._check_success(request, response, is_json=is_json)
+        response = await _read_body(response, self._max_message_bytes if is_json else _ERROR_BODY_BYTES)
+        if is_json and _is_json_rpc_error(response.content):
             return response
-        if first is not None and response.status_code in _SSE_ONLY and await first(request.content):
+        if on_refused is not None and response.status_code in _SSE_ONLY_STATUSES and await on_refused(request.content):
             return response
         if response.status_code == 404 and "mcp-session-id" in request.headers:
-            return response  # The SDK knows by it that the session is lost.
-        status = f"HTTP {response.status_code} {response.reason_phrase}".strip()
-        words = (
-            mask_secrets(" ".join(response.text[: 2 * _SHOWN].split()))[:_SHOWN]
-            if "html" not in _kind(response)
-            else ""
-        )
-        refusal = f"the server answered with {status}: {words}" if words else f"the server answered with {status}"
-        return _failed(request, INVALID_REQUEST, refusal, {"status": response.status_code}, response)
+            return response  # The SDK takes it as the end of the session.
+        reason = f"the server answered with HTTP {response.status_code} {response.reason_phrase}".strip()
+        if "html" not in _content_type(response):
+            text = " ".join(response.text[: 2 * _ERROR_TEXT_CHARACTERS].split())
+            if text := mask_secrets(text)[:_ERROR_TEXT_CHARACTERS]:
+                reason = f"{reason}: {text}"
+        data = {"status": response.status_code}
+        return _error_response(request, INVALID_REQUEST, reason, data, status=response.status_code)
 
-    async def _understood(self, request: httpx2.Request, response: httpx2.Response, *, json: bool) -> httpx2.Response:
-        """The answer, unless it is that of no MCP server: what the SDK says of those is not for people."""
-        kind = _kind(response).partition(";")[0]
-        if json:
-            response = await self._whole(response, self._max_message)
+    async def _check_success(
+        self, request: httpx2.Request, response: httpx2.Response, *, is_json: bool
+    ) -> httpx2.Response:
+        """Returns the response, or an error that says what is wrong if it is not MCP."""
+        content_type = _content_type(response).partition(";")[0]
+        if is_json:
+            response = await _read_body(response, self._max_message_bytes)
             if b'"jsonrpc"' in response.content:
                 return response
             reason = "the server's answer is not a JSON-RPC message; is its url right?"
-        elif response.status_code != 200 or kind in ("", "text/event-stream"):
+        elif response.status_code != 200 or content_type in ("", "text/event-stream"):
             return response
         else:
             await response.aclose()
-            reason = f"the server answered with {kind}, which is not MCP; is its url right?"
-        return _failed(request, INVALID_REQUEST, reason, {"status": response.status_code})
-
-    async def _whole(self, response: httpx2.Response, limit: int) -> httpx2.Response:
-        """The same answer, read to its end: when it breaks off, it is here that it breaks."""
-        chunks: list[bytes] = []
-        size = 0
-        try:
-            async for chunk in response.aiter_bytes():
-                chunks.append(chunk)
-                size += len(chunk)
-                if size > limit:
-                    if response.status_code >= 400:
-                        break
-                    raise _TooLarge(f"the server's answer is larger than {limit:,} bytes")
-        finally:
-            await response.aclose()
-        return _copy(response, b"".join(chunks))
+            reason = f"the server answered with {content_type}, which is not MCP; is its url right?"
+        return _error_response(request, INVALID_REQUEST, reason, {"status": response.status_code})
 
 
 class _TooLarge(Exception):
@@ -140,73 +123,89 @@ class _TooLarge(Exception):
 
 
 async def send_within_origin(client: httpx2.AsyncClient, request: httpx2.Request) -> httpx2.Response:
-    """Sends it, and follows redirects that keep the method and the origin. Its body is not read yet."""
+    """Sends the request and follows redirects that keep its method and origin. Does not read the response body."""
     for _ in range(_MAX_REDIRECTS):
         response = await client.send(request, stream=True)
-        onward = response.next_request
-        if onward is None or onward.method != request.method or not same_origin(request.url, onward.url):
+        next_request = response.next_request
+        if (
+            next_request is None
+            or next_request.method != request.method
+            or not same_origin(request.url, next_request.url)
+        ):
             return response
         await response.aclose()
-        request = onward
+        request = next_request
     return await client.send(request, stream=True)
 
 
-def same_origin(one: httpx2.URL, other: httpx2.URL) -> bool:
-    return (one.scheme, one.host, one.port) == (other.scheme, other.host, other.port)
+def same_origin(url: httpx2.URL, other: httpx2.URL) -> bool:
+    return (url.scheme, url.host, url.port) == (other.scheme, other.host, other.port)
 
 
 def may_have_been_sent(error: Exception) -> bool:
-    """Whether the server may have got what was being sent when this happened."""
+    """Whether the server may have received the request that failed with this error."""
     return not isinstance(error, _NEVER_SENT)
 
 
 def describe_http_error(error: Exception, url: httpx2.URL) -> str:
-    """What happened, without the URL's path and query: keys may be in there."""
-    words = mask_secrets(" ".join(str(error).split()))[:_SHOWN] or type(error).__name__
+    """Describes an error without the URL's path and query, which may hold keys."""
+    text = mask_secrets(" ".join(str(error).split()))[:_ERROR_TEXT_CHARACTERS] or type(error).__name__
     if isinstance(error, _NEVER_SENT):
-        return f"cannot connect to {url.host}: {words}"
+        return f"cannot connect to {url.host}: {text}"
     if isinstance(error, httpx2.TransportError):
-        return f"the connection to {url.host} broke: {words}"
-    return words
+        return f"the connection to {url.host} broke: {text}"
+    return text
 
 
 @cache
 def tls_context() -> ssl.SSLContext:
-    """One for the whole process: reading the machine's certificates takes longer than most requests."""
+    """Returns the process's TLS context. Loading the system's certificates takes longer than most requests."""
     return httpx2.create_ssl_context()
 
 
-def _failed(
-    request: httpx2.Request, code: int, reason: str, data: Message, response: httpx2.Response | None = None
-) -> httpx2.Response:
-    status = response.status_code if response is not None else 200
+async def _read_body(response: httpx2.Response, limit: int) -> httpx2.Response:
+    """Returns a copy with the whole body. Raises _TooLarge above the limit; an error response is cut instead."""
+    chunks: list[bytes] = []
+    size = 0
     try:
-        message = msgspec.json.decode(request.content)
-    except msgspec.DecodeError:
-        message = None
-    if not isinstance(message, dict) or "method" not in message or "id" not in message:
-        return httpx2.Response(202, request=request)  # Nobody waits for the answer to a notification.
-    key = cast("Message", message)["id"]
-    body = {"jsonrpc": "2.0", "id": key, "error": {"code": code, "message": reason, "data": data}}
-    return httpx2.Response(status, json=body, request=request)
-
-
-def _copy(response: httpx2.Response, content: bytes) -> httpx2.Response:
+        async for chunk in response.aiter_bytes():
+            chunks.append(chunk)
+            size += len(chunk)
+            if size > limit:
+                if response.status_code >= 400:
+                    break
+                raise _TooLarge(f"the server's answer is larger than {limit:,} bytes")
+    finally:
+        await response.aclose()
     headers = [
         (key, value)
         for key, value in response.headers.multi_items()
         if key.lower() not in ("content-encoding", "content-length", "transfer-encoding")
     ]
-    return httpx2.Response(response.status_code, headers=headers, content=content, request=response.request)
+    return httpx2.Response(response.status_code, headers=headers, content=b"".join(chunks), request=response.request)
 
 
-def _kind(response: httpx2.Response) -> str:
+def _error_response(
+    request: httpx2.Request, code: int, reason: str, data: dict[str, Any], *, status: int = 200
+) -> httpx2.Response:
+    try:
+        message = msgspec.json.decode(request.content)
+    except msgspec.DecodeError:
+        message = None
+    if not isinstance(message, dict) or "method" not in message or "id" not in message:
+        return httpx2.Response(202, request=request)  # A notification: nothing waits for a response.
+    request_id = cast("dict[str, Any]", message)["id"]
+    body = {"jsonrpc": "2.0", "id": request_id, "error": {"code": code, "message": reason, "data": data}}
+    return httpx2.Response(status, json=body, request=request)
+
+
+def _content_type(response: httpx2.Response) -> str:
     return response.headers.get("content-type", "").lower()
 
 
-def _is_rpc_error(body: bytes) -> bool:
+def _is_json_rpc_error(body: bytes) -> bool:
     try:
         value = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return False
-    return isinstance(value, dict) and isinstance(cast("Message", value).get("error"), dict)
+    return isinstance(value, dict) and isinstance(cast("dict[str, Any]", value).get("error"), dict)

@@ -1,8 +1,10 @@
-"""Ends what a killed Toolspace leaves behind: server processes and files. Starts and stops no server itself.
+"""Ends the server processes and removes the files that a killed Toolspace leaves behind.
 
-`kill -9` gives a program no last word, so a tiny shell process waits for the end of a pipe that only this process
-holds. When it ends, for whatever reason, everything that is still listed is ended and removed. There is one per
-process, as long as anything is listed. Nothing of it exists on Windows.
+After `kill -9` a program cannot clean up. A small shell process therefore waits for the end of a pipe that only this
+process holds. When the pipe ends, for whatever reason, the shell ends the listed processes and removes the listed
+files. It runs while anything is listed. Windows has no such process.
+
+`process` lists servers here, and the control socket its file. This module starts and stops no server itself.
 """
 
 from __future__ import annotations
@@ -16,23 +18,23 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-# A line names one thing: `g` a process group, `m` a mark in the environment of processes, `f` a file; `+` adds it,
-# `-` takes it away. Marks find those that left their group, and those that started while Toolspace was being killed.
+# A line names one entry: `g` a process group, `m` a mark in the environment of processes, `f` a file. `+` adds it, `-`
+# removes it. Marks find processes that left their group, and those that started while Toolspace was being killed.
 _SCRIPT = r"""
 trap '' HUP INT QUIT TERM
 mark_lines() { for entry in "$@"; do case $entry in m*) printf '%s\n' "${entry#m}";; esac; done; }
 end() {
-    signal=$1; shift; found=
+    signal=$1; shift; any=
     for entry in "$@"; do
-        case $entry in g*) kill -s "$signal" -- "-${entry#g}" 2>/dev/null && found=yes;; esac
+        case $entry in g*) kill -s "$signal" -- "-${entry#g}" 2>/dev/null && any=yes;; esac
     done
     marks=$(mark_lines "$@")
     if [ -n "$marks" ]; then
         for file in $(grep -lsF -e "$marks" /proc/[0-9]*/environ 2>/dev/null); do
-            pid=${file#/proc/}; kill -s "$signal" "${pid%/environ}" 2>/dev/null && found=yes
+            pid=${file#/proc/}; kill -s "$signal" "${pid%/environ}" 2>/dev/null && any=yes
         done
     fi
-    [ -n "$found" ]
+    [ -n "$any" ]
 }
 rest() { sleep 0.25 2>/dev/null || sleep 1; }  # Not every sleep knows fractions.
 while IFS= read -r line; do
@@ -53,7 +55,7 @@ for round in 1 2 3 4 5 6 7 8; do end KILL "$@" || exit 0; rest; done
 
 
 class OrphanCleanup:
-    """What must not outlive this process. All methods are quick, safe in threads, and never raise."""
+    """The list of what must not outlive this process. All methods are quick, thread-safe and never raise."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -67,7 +69,7 @@ class OrphanCleanup:
         self._remove(f"g{pgid}")
 
     def add_mark(self, mark: str) -> None:
-        """Processes whose environment holds this text, wherever they moved to. Only where there is a /proc."""
+        """Adds the processes whose environment contains this text. Needs /proc."""
         self._add(f"m{mark}")
 
     def remove_mark(self, mark: str) -> None:
@@ -77,20 +79,20 @@ class OrphanCleanup:
         self._add(f"f{Path(path).absolute()}")
 
     def remove_file(self, path: Path) -> None:
-        """Forgets it; who made the file, removes it."""
+        """Removes the file from the list, not from the disk."""
         self._remove(f"f{Path(path).absolute()}")
 
     @property
     def pid(self) -> int | None:
-        """The process that watches, while there is something to watch."""
+        """The pid of the shell process; None if nothing is listed."""
         return self._shell.pid if self._shell is not None else None
 
     def close(self) -> None:
-        """The end of this process: what is still listed is left to the guardian, which ends after that."""
+        """Called when this process exits. The shell ends whatever is still listed, and then itself."""
         with self._lock:
             if self._entries and (shell := self._shell) is not None:
                 _close_pipe(shell)
-                shell.returncode = 0  # It outlives us, so there is nothing to wait for, or to warn of.
+                shell.returncode = 0  # It outlives this process; otherwise Popen would warn about it.
                 self._shell = None
             else:
                 self._end()
@@ -101,7 +103,7 @@ class OrphanCleanup:
         with self._lock:
             if entry not in self._entries:
                 self._entries[entry] = None
-                self._tell(f"+{entry}")
+                self._send(f"+{entry}")
 
     def _remove(self, entry: str) -> None:
         with self._lock:
@@ -109,44 +111,44 @@ class OrphanCleanup:
                 return
             del self._entries[entry]
             if self._entries:
-                self._tell(f"-{entry}")
+                self._send(f"-{entry}")
             else:
                 self._end()
 
-    def _tell(self, line: str) -> None:
+    def _send(self, line: str) -> None:
         if self._shell is not None and _write(self._shell, line):
             return
-        self._end()  # There is none yet, or somebody killed or stopped it.
+        self._end()  # The shell does not run yet, or somebody killed or stopped it.
         try:
             shell = subprocess.Popen(
-                ["/bin/sh", "-c", _SCRIPT, "toolspace-guardian"],
+                ["/bin/sh", "-c", _SCRIPT, "toolspace-cleanup"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 cwd="/",
-                env={"PATH": os.defpath},  # A clean one: the marks of others must not find it.
+                env={"PATH": os.defpath},  # Without the marks of other servers, which would find it.
                 start_new_session=True,
             )
-        except OSError:  # Out of processes, or no shell: servers are still stopped by whoever started them.
+        except OSError:  # No shell, or no process left: servers are still stopped when Toolspace exits in order.
             return
         assert shell.stdin is not None
         self._shell = shell
         for entry in self._entries:
             _write(shell, f"+{entry}")
-        # From now on: one that somebody stopped must not stop us when its pipe is full.
+        # A shell that somebody stopped must not block this process when its pipe is full.
         os.set_blocking(shell.stdin.fileno(), False)
 
     def _end(self) -> None:
         shell, self._shell = self._shell, None
         if shell is None:
             return
-        # Killed before its pipe closes: it must not act on a list that it has not been told the end of.
+        # Killed before its pipe closes: it must not act on an incomplete list.
         shell.kill()
         _close_pipe(shell)
         shell.wait()
 
     def forget(self) -> None:
-        """After a fork, in the child: what is watched belongs to the parent, whose pipe must not be held here."""
+        """Called in a forked child. The entries belong to the parent, and the child must not hold its pipe open."""
         self._lock = threading.Lock()
         self._entries = {}
         shell, self._shell = self._shell, None
@@ -172,9 +174,9 @@ def _close_pipe(shell: subprocess.Popen[bytes]) -> None:
 
 @cache
 def get_orphan_cleanup() -> OrphanCleanup:
-    """The one of this process."""
-    found = OrphanCleanup()
-    atexit.register(found.close)
+    """Returns the one of this process."""
+    cleanup = OrphanCleanup()
+    atexit.register(cleanup.close)
     if hasattr(os, "register_at_fork"):  # Not on Windows, which has no forks.
-        os.register_at_fork(after_in_child=found.forget)
-    return found
+        os.register_at_fork(after_in_child=cleanup.forget)
+    return cleanup

@@ -1,4 +1,7 @@
-"""Runs one stdio server: a process in a session of its own, its pipes, its end. Knows nothing of MCP."""
+"""Runs one stdio server: resolves its command and environment, starts it in its own session, stops it and its children.
+
+`stdio` uses it. It knows nothing of MCP.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +27,6 @@ from toolspace.providers.mcp.transports.base import wait_until_done
 from toolspace.providers.mcp.transports.orphan_cleanup import get_orphan_cleanup
 from toolspace.providers.mcp.transports.process_tree import MARK_VARIABLE, build_mark_value
 
-# MERGED from launch: What a stdio server is started with: the program, its folder, its environment. Starts nothing.
-
 _INHERITED = """
     HOME LOGNAME PATH SHELL TERM USER
     LANG LANGUAGE TZ TMPDIR TMP TEMP DISPLAY WAYLAND_DISPLAY DBUS_SESSION_BUS_ADDRESS
@@ -36,10 +37,10 @@ _INHERITED = """
     APPDATA COMSPEC HOMEDRIVE HOMEPATH LOCALAPPDATA PATHEXT PROCESSOR_ARCHITECTURE PROGRAMDATA PROGRAMFILES
     SYSTEMDRIVE SYSTEMROOT USERNAME USERPROFILE
 """
-"""What programs need to find their files and the network. Everything else of ours, keys above all, stays here."""
-_NAMES = frozenset(_INHERITED.split())
-_PREFIXES = ("LC_", "XDG_", "npm_config_", "NPM_CONFIG_", "UV_", "PIP_", "FNM_")
-_COMES_WITH = {
+"""The variables that programs need to find files and the network. Servers inherit no others, above all no keys."""
+_INHERITED_NAMES = frozenset(_INHERITED.split())
+_INHERITED_PREFIXES = ("LC_", "XDG_", "npm_config_", "NPM_CONFIG_", "UV_", "PIP_", "FNM_")
+_PACKAGES = {
     "npx": "Node.js",
     "npm": "Node.js",
     "node": "Node.js",
@@ -49,6 +50,24 @@ _COMES_WITH = {
     "deno": "Deno",
     "docker": "Docker",
 }
+"""Commands whose package has another name."""
+GRACE_SECONDS = 2.0
+"""How long a server may take to end by itself after its input is closed. Then it is terminated, then killed."""
+_STOP_ROUNDS = (
+    (signal.SIGTERM, 1.0),
+    (process_tree.KILL_SIGNAL, 1.0),
+    (process_tree.KILL_SIGNAL, 0.5),
+    (process_tree.KILL_SIGNAL, 0.5),
+)
+_REAP_SECONDS = 2.0
+_LAST_OUTPUT_SECONDS = 0.25
+"""How long to wait for the last output of an ended process: a child may hold its pipes open for ever."""
+_KEPT_LINES = 20
+_LINE_BYTES = 4_000
+_LINE_CHARACTERS = 500
+_CONTROL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_NOISE = re.compile(r"\s*(Node\.js v\d|at |npm notice|npm error A complete log|\W*$)")
+"""Lines that programs print below the one that says what is wrong."""
 
 
 class LaunchCommand(NamedTuple):
@@ -59,130 +78,112 @@ class LaunchCommand(NamedTuple):
 
 
 def build_launch_command(name: str, spec: ServerSpec, mark: str) -> LaunchCommand:
-    """Raises ProviderError, with the way out, where it could not be started."""
+    """Raises ProviderError, which says what to change, if the server could not be started."""
     if not spec.command:
         raise ProviderError(f"server {name!r} has no command; give it one, or a url")
     env = {**inherited_environment(), **spec.env, MARK_VARIABLE: build_mark_value(mark)}
     if any("\0" in text for text in (spec.command, *spec.args, *env, *env.values())):
-        raise ProviderError(f"server {name!r} has a NUL character in its command, args or env; take it out")
+        raise ProviderError(f"server {name!r} has a NUL character in its command, args or env; remove it")
     cwd = Path(spec.cwd).expanduser() if spec.cwd is not None else None
     if cwd is not None and not cwd.is_dir():
         raise ProviderError(f"the folder {str(cwd)!r} that server {name!r} is to run in (cwd) does not exist")
-    return LaunchCommand(_program(name, spec.command, cwd, env), spec.args, str(cwd) if cwd is not None else None, env)
+    program = _find_program(name, spec.command, cwd, env)
+    return LaunchCommand(program, spec.args, str(cwd) if cwd is not None else None, env)
 
 
 def inherited_environment() -> dict[str, str]:
-    """What a server gets of our environment."""
-    return {
-        key: value
-        for key, value in os.environ.items()
-        if (key in _NAMES or (sys.platform == "win32" and key.upper() in _NAMES) or key.startswith(_PREFIXES))
-        and not _holds_key(key)
-        and not value.startswith("()")  # A shell function.
-    }
+    """Returns the part of this process's environment that a server inherits."""
+    return {key: value for key, value in os.environ.items() if _is_inherited(key, value)}
 
 
-def _holds_key(name: str) -> bool:
-    return is_secret_name(name) or "_auth" in name.lower()  # npm_config_//host/:_auth
+def _is_inherited(key: str, value: str) -> bool:
+    if is_secret_name(key) or "_auth" in key.lower():  # npm_config_//host/:_auth
+        return False
+    if value.startswith("()"):  # A shell function.
+        return False
+    is_listed = key in _INHERITED_NAMES or (sys.platform == "win32" and key.upper() in _INHERITED_NAMES)
+    return is_listed or key.startswith(_INHERITED_PREFIXES)
 
 
-def _program(name: str, command: str, cwd: Path | None, env: dict[str, str]) -> str:
+def _find_program(name: str, command: str, cwd: Path | None, env: dict[str, str]) -> str:
     command = os.path.expanduser(command)
     if os.path.dirname(command):
         path = (cwd or Path.cwd()) / command
         if not path.is_file():
-            wrong = "is a folder; name the program in it" if path.is_dir() else "does not exist"
-            raise ProviderError(f"the command {str(path)!r} of server {name!r} {wrong}")
+            problem = "is a folder; name the program in it" if path.is_dir() else "does not exist"
+            raise ProviderError(f"the command {str(path)!r} of server {name!r} {problem}")
         if not os.access(path, os.X_OK):
             raise ProviderError(
-                f"the command {str(path)!r} of server {name!r} is not executable; make it so with chmod +x, or give "
-                "the program that runs it as the command and the file in args"
+                f"the command {str(path)!r} of server {name!r} is not executable; run chmod +x on it, or give the "
+                "program that runs it as the command and the file in args"
             )
         return str(path)
-    if (found := shutil.which(command, path=env.get("PATH", os.defpath))) is None:
-        # A hint where the program has another name than what to install.
-        hint = f"install {_COMES_WITH[command]}" if command in _COMES_WITH else "install it"
+    program = shutil.which(command, path=env.get("PATH", os.defpath))
+    if program is None:
+        hint = f"install {_PACKAGES[command]}" if command in _PACKAGES else "install it"
         raise ProviderError(
             f"the command {command!r} of server {name!r} is not on the PATH; {hint}, or give its full path "
             "as the command"
         )
-    return found
-
-
-GRACE_SECONDS = 2.0
-"""Seconds for a server to end by itself once its input is closed; after that it is told to, then killed."""
-_ROUNDS = (
-    (signal.SIGTERM, 1.0),
-    (process_tree.KILL_SIGNAL, 1.0),
-    (process_tree.KILL_SIGNAL, 0.5),
-    (process_tree.KILL_SIGNAL, 0.5),
-)
-_REAP_SECONDS = 2.0
-_PIPES_SECONDS = 0.25
-"""How long the last words of a process that is gone are waited for: a child may hold its pipes open for ever."""
-_KEPT_LINES = 20
-_LINE = 4_000
-_SHOWN = 500
-_CONTROL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-_NOISE = re.compile(r"\s*(Node\.js v\d|at |npm notice|npm error A complete log|\W*$)")
-"""Lines that programs add below the one that says what is wrong."""
+    return program
 
 
 class ServerProcess(asyncio.SubprocessProtocol):
-    """A running server. `start_process` makes one; `stop` ends it and everything that it started."""
+    """A running server. `start_process` creates it; `stop` ends it and every process that it started."""
 
     def __init__(self, name: str, receive: Callable[[bytes], None], on_end: Callable[[], None]) -> None:
         self.pid = 0
         self.is_ended = False
-        """Whether nothing more will come: the process is gone, or has closed its output."""
+        """Whether no more output will come: the process has ended, or has closed its output."""
         self.mark = process_tree.create_mark()
         self._log = logging.getLogger(f"toolspace.mcp.{name}")
         self._receive: Callable[[bytes], None] | None = receive
         self._on_end = on_end
-        self._errors: deque[bytes] = deque(maxlen=_KEPT_LINES)
-        self._partial = b""
-        self._first = process_tree.ProcessIdentity(0, 0)
+        self._error_lines: deque[bytes] = deque(maxlen=_KEPT_LINES)
+        self._partial_error_line = b""
+        self._identity = process_tree.ProcessIdentity(0, 0)
         self._transport: asyncio.SubprocessTransport | None = None
-        self._open = {1, 2}
-        self._paused = False
+        self._open_pipes = {1, 2}
+        self._is_paused = False
         self._writable = asyncio.Event()
         self._writable.set()
         self._exited = asyncio.Event()
         self._closed = asyncio.Event()
-        self._settling: asyncio.TimerHandle | None = None
+        self._end_timer: asyncio.TimerHandle | None = None
         self._stopping: asyncio.Task[None] | None = None
 
     @property
     def exit_code(self) -> int | None:
-        """Negative: the signal that ended it. None as long as it runs."""
+        """Negative: the signal that ended the process. None: it runs."""
         return self._transport.get_returncode() if self._transport is not None else None
 
     @property
     def last_error_lines(self) -> tuple[str, ...]:
-        """The last lines that it wrote to its standard error, without secrets."""
-        lines = [*self._errors, self._partial]
-        return tuple(text for line in lines if (text := _shown(line)))
+        """The last lines of its standard error, with secrets masked."""
+        lines = [*self._error_lines, self._partial_error_line]
+        return tuple(text for line in lines if (text := _clean_line(line)))
 
     @property
     def exit_description(self) -> str:
-        """What to tell of its end: `the server ended with exit code 1: no such file`."""
+        """For example `the server ended with exit code 1: no such file`."""
         code = self.exit_code
         if code is None:
-            how = "the server closed its output"
+            description = "the server closed its output"
         elif code < 0:
-            how = f"the server was ended by {_signal_name(-code)}"
+            description = f"the server was ended by {_signal_name(-code)}"
         else:
-            how = f"the server ended with exit code {code}"
-        words = self.last_error_lines
-        telling = [line for line in words if _NOISE.match(line) is None] or words
-        if not telling:
-            return how
-        # Who ends by itself says why; who is killed said something else.
-        return f"{how}: {telling[-1]}" if code is None or code >= 0 else f"{how}; its last words: {telling[-1]}"
+            description = f"the server ended with exit code {code}"
+        lines = self.last_error_lines
+        useful_lines = [line for line in lines if _NOISE.match(line) is None] or lines
+        if not useful_lines:
+            return description
+        # A server that ends by itself prints the reason last; one that was killed printed something else.
+        separator = ":" if code is None or code >= 0 else "; its last output:"
+        return f"{description}{separator} {useful_lines[-1]}"
 
     async def write(self, data: bytes) -> None:
-        """Waits while the server does not read. BrokenPipeError when it is gone."""
-        while not self._writable.is_set():  # Before, not after: what nobody reads must not pile up here.
+        """Waits while the server does not read. Raises BrokenPipeError if it is gone."""
+        while not self._writable.is_set():  # Before the write: data that nobody reads must not pile up in memory.
             await self._writable.wait()
         pipe = self._pipe(0)
         if self.is_ended or pipe is None or pipe.is_closing():
@@ -190,85 +191,84 @@ class ServerProcess(asyncio.SubprocessProtocol):
         cast("asyncio.WriteTransport", pipe).write(data)
 
     def pause(self) -> None:
-        """Reads no more of its output for now: the server has to wait once its pipe is full."""
+        """Stops reading its output. The server blocks when its pipe is full."""
         pipe = self._pipe(1)
-        if pipe is not None and not self._paused and 1 in self._open:
-            self._paused = True
+        if pipe is not None and not self._is_paused and 1 in self._open_pipes:
+            self._is_paused = True
             cast("asyncio.ReadTransport", pipe).pause_reading()
 
     def resume(self) -> None:
         pipe = self._pipe(1)
-        if pipe is not None and self._paused and 1 in self._open:
-            self._paused = False
+        if pipe is not None and self._is_paused and 1 in self._open_pipes:
+            self._is_paused = False
             cast("asyncio.ReadTransport", pipe).resume_reading()
 
-    async def stop(self, grace: float = GRACE_SECONDS) -> None:
-        """Ends it and everything that it started. Returns when that is done, also to a caller that is cancelled.
+    async def stop(self, grace_seconds: float = GRACE_SECONDS) -> None:
+        """Ends the server and every process that it started. Finishes even if the caller is cancelled.
 
-        Takes the grace and a few seconds at most, whatever the server does.
+        Takes the grace period and a few seconds at most, whatever the server does.
         """
         if self._stopping is None:
-            self._stopping = asyncio.get_running_loop().create_task(self._stop(grace))
+            self._stopping = asyncio.get_running_loop().create_task(self._stop(grace_seconds))
         await wait_until_done(self._stopping)
 
-    async def _stop(self, grace: float) -> None:
-        known = frozenset((self._first,))
+    async def _stop(self, grace_seconds: float) -> None:
+        processes = frozenset((self._identity,))
         try:
-            self._receive = None  # What it still says is read and dropped: it could not end otherwise.
+            self._receive = None  # Output is still read, and dropped: a full pipe would keep the server from ending.
             self.resume()
-            known |= process_tree.find_descendants(self._first, self.mark)
+            processes |= process_tree.find_descendants(self._identity, self.mark)
             if (pipe := self._pipe(0)) is not None:
                 pipe.close()
-            await _within(grace, self._exited)
-            for kind, seconds in _ROUNDS:
-                left = process_tree.find_descendants(self._first, self.mark, known)
-                if not left:
+            await _wait(self._exited, grace_seconds)
+            for kind, seconds in _STOP_ROUNDS:
+                survivors = process_tree.find_descendants(self._identity, self.mark, processes)
+                if not survivors:
                     break
-                known |= left
-                process_tree.send_signal(kind, self.pid, left)
-                await _gone(left, seconds)
-            await _within(_REAP_SECONDS, self._exited)
-        except asyncio.CancelledError:  # The loop is closing: at once, then.
-            process_tree.send_signal(
-                process_tree.KILL_SIGNAL, self.pid, process_tree.find_descendants(self._first, self.mark, known)
-            )
+                processes |= survivors
+                process_tree.send_signal(kind, self.pid, survivors)
+                await _wait_for_end(survivors, seconds)
+            await _wait(self._exited, _REAP_SECONDS)
+        except asyncio.CancelledError:  # The event loop is closing: no time for a grace period.
+            survivors = process_tree.find_descendants(self._identity, self.mark, processes)
+            process_tree.send_signal(process_tree.KILL_SIGNAL, self.pid, survivors)
             raise
         finally:
             self._release()
-        await _within(_REAP_SECONDS, self._closed)
+        await _wait(self._closed, _REAP_SECONDS)
 
     def _release(self) -> None:
-        if self._settling is not None:
-            self._settling.cancel()
+        if self._end_timer is not None:
+            self._end_timer.cancel()
         if self._transport is not None:
-            with suppress(PermissionError):  # Closing signals it once more; it may have changed its user.
+            with suppress(PermissionError):  # Closing signals the process once more; it may have changed its user.
                 self._transport.close()
         get_orphan_cleanup().remove_group(self.pid)
         get_orphan_cleanup().remove_mark(self.mark)
 
-    # What the event loop tells
+    # Called by the event loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.SubprocessTransport", transport)
         self.pid = self._transport.get_pid()
-        self._first = process_tree.identify_process(self.pid)
+        self._identity = process_tree.identify_process(self.pid)
         get_orphan_cleanup().add_group(self.pid)
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
         if fd == 2:
-            self._hear(data)
+            self._add_error_output(data)
         elif self._receive is not None:
             self._receive(data)
 
     def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
-        self._open.discard(fd)
+        self._open_pipes.discard(fd)
         if fd == 0:
             self._writable.set()
-        self._settle()
+        self._check_end()
 
     def process_exited(self) -> None:
         self._exited.set()
-        self._settle()
+        self._check_end()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._closed.set()
@@ -279,33 +279,33 @@ class ServerProcess(asyncio.SubprocessProtocol):
     def resume_writing(self) -> None:
         self._writable.set()
 
-    def _settle(self) -> None:
-        """The end of the process and of its pipes come in any order, and some of them never."""
-        if self._exited.is_set() and not self._open:
+    def _check_end(self) -> None:
+        """The ends of the process and of its pipes are reported in any order, and some of them never."""
+        if self._exited.is_set() and not self._open_pipes:
             self._finish()
-        elif (self._exited.is_set() or 1 not in self._open) and self._settling is None:
-            self._settling = asyncio.get_running_loop().call_later(_PIPES_SECONDS, self._finish)
+        elif (self._exited.is_set() or 1 not in self._open_pipes) and self._end_timer is None:
+            self._end_timer = asyncio.get_running_loop().call_later(_LAST_OUTPUT_SECONDS, self._finish)
 
     def _finish(self) -> None:
-        if self._settling is not None:
-            self._settling.cancel()
+        if self._end_timer is not None:
+            self._end_timer.cancel()
         if not self.is_ended:
             self.is_ended = True
             self._writable.set()
             if self._stopping is None:
                 self._on_end()
 
-    def _hear(self, data: bytes) -> None:
+    def _add_error_output(self, data: bytes) -> None:
         *lines, rest = data.split(b"\n")
         if lines:
-            lines[0] = self._partial + lines[0]
-            self._partial = b""
-        self._partial = (self._partial + rest)[:_LINE]
+            lines[0] = self._partial_error_line + lines[0]
+            self._partial_error_line = b""
+        self._partial_error_line = (self._partial_error_line + rest)[:_LINE_BYTES]
         if self._log.isEnabledFor(logging.DEBUG):
             for line in lines:
-                if text := _shown(line):
+                if text := _clean_line(line):
                     self._log.debug("%s", text)
-        self._errors.extend(line[:_LINE] for line in lines[-_KEPT_LINES:])
+        self._error_lines.extend(line[:_LINE_BYTES] for line in lines[-_KEPT_LINES:])
 
     def _pipe(self, fd: int) -> asyncio.BaseTransport | None:
         return self._transport.get_pipe_transport(fd) if self._transport is not None else None
@@ -314,25 +314,25 @@ class ServerProcess(asyncio.SubprocessProtocol):
 async def start_process(
     name: str, spec: ServerSpec, *, receive: Callable[[bytes], None], on_end: Callable[[], None]
 ) -> ServerProcess:
-    """Starts a server. `receive` gets its output as it comes, `on_end` is called once when nothing more will come.
+    """Starts a server. `receive` is called with its output, `on_end` once when no more output will come.
 
-    Raises ProviderError, with the way out, where it cannot be started.
+    Raises ProviderError, which says what to change, if the server cannot be started.
     """
     process = ServerProcess(name, receive, on_end)
-    what = build_launch_command(name, spec, process.mark)
-    # Before it starts: Toolspace could be killed right after.
+    command = build_launch_command(name, spec, process.mark)
+    # Before the start: Toolspace could be killed right after it.
     get_orphan_cleanup().add_mark(process.mark)
     try:
         await asyncio.get_running_loop().subprocess_exec(
-            lambda: process, what.program, *what.args, cwd=what.cwd, env=what.env, start_new_session=True
+            lambda: process, command.program, *command.args, cwd=command.cwd, env=command.env, start_new_session=True
         )
     except OSError as error:
         get_orphan_cleanup().remove_mark(process.mark)
         hint = "; does its first line name a program (#!)?" if error.errno == errno.ENOEXEC else ""
         raise ProviderError(
-            f"the command {what.program!r} of server {name!r} cannot be started: {error}{hint}"
+            f"the command {command.program!r} of server {name!r} cannot be started: {error}{hint}"
         ) from None
-    except BaseException:  # Cancelled while it starts: it may be there already.
+    except BaseException:  # Cancelled during the start: the process may exist already.
         if process.pid:
             await process.stop(0)
         else:
@@ -342,24 +342,24 @@ async def start_process(
     return process
 
 
-async def _within(seconds: float, event: asyncio.Event) -> None:
+async def _wait(event: asyncio.Event, seconds: float) -> None:
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await event.wait()
 
 
-async def _gone(found: frozenset[process_tree.ProcessIdentity], seconds: float) -> None:
-    """Waits for processes that are not our children: there is no event for their end."""
+async def _wait_for_end(processes: frozenset[process_tree.ProcessIdentity], seconds: float) -> None:
+    """Polls, because processes that are not our children send no event when they end."""
     loop = asyncio.get_running_loop()
     deadline, pause = loop.time() + seconds, 0.002
-    while process_tree.is_any_alive(found) and loop.time() < deadline:
+    while process_tree.is_any_alive(processes) and loop.time() < deadline:
         await asyncio.sleep(pause)
         pause = min(pause * 2, 0.05)
 
 
-def _shown(line: bytes) -> str:
+def _clean_line(line: bytes) -> str:
     text = _CONTROL.sub("", line.decode("utf-8", "replace")).strip()
-    return mask_secrets(text)[:_SHOWN] if text else ""
+    return mask_secrets(text)[:_LINE_CHARACTERS] if text else ""
 
 
 def _signal_name(number: int) -> str:

@@ -1,8 +1,8 @@
-"""Finds and signals the processes that came from one server, wherever they moved to. Starts nothing.
+"""Finds and signals the processes that one server started, wherever they moved to. Starts none.
 
-A process group misses children that made a session of their own, the tree of parents misses those whose parent is
-gone. So each server's environment holds a mark that everything it starts inherits. Without a /proc there is the
-group only.
+A process group misses children that created their own session, and the tree of parents misses children whose parent
+has ended. Each server therefore gets a mark in its environment, which everything that it starts inherits. Without
+/proc only the process group is found.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ _PROC = "/proc"
 
 
 class ProcessIdentity(NamedTuple):
-    """One process and no later one of the same number."""
+    """Identifies one process, and no later one with the same pid."""
 
     pid: int
     started: int
-    """In ticks since the machine started; 0 where that cannot be known."""
+    """Clock ticks since the machine started; 0 if unknown."""
 
 
-class _Row(NamedTuple):
-    found: ProcessIdentity
+class _ProcessRow(NamedTuple):
+    identity: ProcessIdentity
     parent: int
     group: int
-    ended: bool
+    is_ended: bool
 
 
 def create_mark() -> str:
@@ -40,74 +40,78 @@ def create_mark() -> str:
 
 
 def build_mark_value(mark: str) -> str:
-    """What the environment holds: a Toolspace that is a server itself keeps the mark that it was given."""
-    above = os.environ.get(MARK_VARIABLE, "")
-    return f"{above}.{mark}" if above else mark
+    """Returns the environment variable's value. A Toolspace that is itself a server keeps the mark that it has."""
+    outer_mark = os.environ.get(MARK_VARIABLE, "")
+    return f"{outer_mark}.{mark}" if outer_mark else mark
 
 
 def identify_process(pid: int) -> ProcessIdentity:
-    row = _row(pid)
-    return row.found if row is not None else ProcessIdentity(pid, 0)
+    row = _read_row(pid)
+    return row.identity if row is not None else ProcessIdentity(pid, 0)
 
 
 def find_descendants(
-    first: ProcessIdentity, mark: str, known: frozenset[ProcessIdentity] = frozenset()
+    root: ProcessIdentity, mark: str, earlier: frozenset[ProcessIdentity] = frozenset()
 ) -> frozenset[ProcessIdentity]:
-    """Every living process that came from the first one, which leads its group. `known`: what was found before."""
-    rows = {row.found.pid: row for row in _rows()}
+    """Returns every living process that came from `root`, which leads its group, or from one of `earlier`."""
+    rows = {row.identity.pid: row for row in _list_rows()}
     if not rows:
-        return frozenset((first,)) if _group_lives(first.pid) else frozenset()
-    needle = mark.encode()
+        return frozenset((root,)) if _is_group_alive(root.pid) else frozenset()
+    encoded_mark = mark.encode()
     pids = {
-        row.found.pid
+        row.identity.pid
         for row in rows.values()
-        if row.found == first
-        or row.found in known
-        # Only what is younger: a descendant is.
-        or (row.found.started >= first.started and (row.group == first.pid or _has_mark(row.found.pid, needle)))
+        if row.identity == root
+        or row.identity in earlier
+        # A descendant is younger than the root.
+        or (
+            row.identity.started >= root.started
+            and (row.group == root.pid or _has_mark(row.identity.pid, encoded_mark))
+        )
     }
-    more = pids
-    while more:
-        more = {row.found.pid for row in rows.values() if row.parent in more} - pids
-        pids |= more
-    return frozenset(rows[pid].found for pid in pids if not rows[pid].ended)
+    children = pids
+    while children:
+        children = {row.identity.pid for row in rows.values() if row.parent in children} - pids
+        pids |= children
+    return frozenset(rows[pid].identity for pid in pids if not rows[pid].is_ended)
 
 
-def is_any_alive(found: frozenset[ProcessIdentity]) -> bool:
-    """Whether any of them is still there. Cheaper than finding all anew."""
-    for one in found:
-        row = _row(one.pid)
-        if (row is None and one.started == 0 and _group_lives(one.pid)) or (
-            row is not None and row.found == one and not row.ended
-        ):
+def is_any_alive(processes: frozenset[ProcessIdentity]) -> bool:
+    """Whether one of the processes still lives. Cheaper than `find_descendants`."""
+    for process in processes:
+        row = _read_row(process.pid)
+        if row is None:
+            if process.started == 0 and _is_group_alive(process.pid):
+                return True
+        elif row.identity == process and not row.is_ended:
             return True
     return False
 
 
-def send_signal(kind: signal.Signals, group: int, found: frozenset[ProcessIdentity]) -> None:
-    """Signals the group, and each one by itself. What is gone, or not ours to signal, is left alone."""
+def send_signal(kind: signal.Signals, group: int, processes: frozenset[ProcessIdentity]) -> None:
+    """Signals the group and each of the processes. Ignores those that are gone or belong to another user."""
     if sys.platform != "win32":
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(group, kind)
-    for one in found:
+    for process in processes:
         with suppress(ProcessLookupError, PermissionError):
-            os.kill(one.pid, kind)
+            os.kill(process.pid, kind)
 
 
 def kill_marked(mark: str) -> None:
-    """Kills what has this mark, where it is not known which process was the first."""
-    needle = mark.encode()
-    for row in _rows():
-        if _has_mark(row.found.pid, needle):
+    """Kills every process with this mark, if the first process is not known."""
+    encoded_mark = mark.encode()
+    for row in _list_rows():
+        if _has_mark(row.identity.pid, encoded_mark):
             with suppress(ProcessLookupError, PermissionError):
-                os.kill(row.found.pid, KILL_SIGNAL)
+                os.kill(row.identity.pid, KILL_SIGNAL)
 
 
-def _group_lives(pid: int) -> bool:
+def _is_group_alive(group: int) -> bool:
     if sys.platform == "win32":
         return False
     try:
-        os.killpg(pid, 0)
+        os.killpg(group, 0)
     except ProcessLookupError:
         return False
     except PermissionError:
@@ -115,24 +119,25 @@ def _group_lives(pid: int) -> bool:
     return True
 
 
-def _rows() -> Iterator[_Row]:
+def _list_rows() -> Iterator[_ProcessRow]:
     try:
         names = os.listdir(_PROC)
     except OSError:
         return
     for name in names:
-        if name.isdigit() and (row := _row(int(name))) is not None:
+        if name.isdigit() and (row := _read_row(int(name))) is not None:
             yield row
 
 
-def _row(pid: int) -> _Row | None:
+def _read_row(pid: int) -> _ProcessRow | None:
     try:
         with open(f"{_PROC}/{pid}/stat", "rb") as file:
             # After the last bracket: a program may call itself "x) S 1 (".
             fields = file.read().rpartition(b") ")[2].split()
-        return _Row(ProcessIdentity(pid, int(fields[19])), int(fields[1]), int(fields[2]), fields[0] in (b"Z", b"X"))
+        identity = ProcessIdentity(pid, int(fields[19]))
+        return _ProcessRow(identity, int(fields[1]), int(fields[2]), fields[0] in (b"Z", b"X"))
     except (OSError, IndexError, ValueError):
-        return None  # It ended while we looked, or there is no /proc.
+        return None  # It has just ended, or there is no /proc.
 
 
 def _has_mark(pid: int, mark: bytes) -> bool:

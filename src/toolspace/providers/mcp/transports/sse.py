@@ -1,7 +1,7 @@
-"""Speaks with a server over the oldest HTTP transport: an event stream from it, POSTs to it.
+"""Connects to a server over the oldest HTTP transport: an SSE stream from the server, POST requests to it.
 
-Not the SDK's own: that one cannot raise its limit of 1 MiB for a message, and loses the connection, with the waiting
-request hanging, when one POST fails.
+The MCP SDK's own SSE client is not used, for two reasons: its limit of 1 MiB for a message cannot be raised, and one
+failed POST loses the whole connection while the request that waits for it hangs.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from toolspace.errors import ProviderError
 from toolspace.providers.mcp.transports.base import (
     MessageDecoder,
     MessageReader,
+    MessageStreams,
     MessageWriter,
     OpenTransport,
     encode_message,
@@ -32,28 +33,30 @@ from toolspace.providers.mcp.transports.http_client import (
 )
 
 _OPEN_SECONDS = 10.0
-_WAITING = 16
+_QUEUE_SIZE = 16
 
 
 class SseConnection:
-    """One connection. `open` it, hand out its `streams`, `aclose` it."""
+    """One SSE connection: `open` it, use its `streams`, `aclose` it."""
 
-    def __init__(self, name: str, url: str, client: McpHttpClient, link: OpenTransport, max_message: int) -> None:
+    def __init__(
+        self, name: str, url: str, client: McpHttpClient, transport: OpenTransport, max_message_bytes: int
+    ) -> None:
         self._log = logging.getLogger(f"toolspace.mcp.{name}")
         self._decode = MessageDecoder(name)
         self._client = client
-        self._link = link
-        self._max_message = max_message
+        self._transport = transport
+        self._max_message_bytes = max_message_bytes
         self._url = httpx2.URL(url)
         self._endpoint = self._url
         self._response: httpx2.Response | None = None
         self._reader: asyncio.Task[None] | None = None
         self._posts: set[asyncio.Task[None]] = set()
-        self._heard: asyncio.Queue[SessionMessage | None] = asyncio.Queue(_WAITING)
-        self.streams = _Events(self._heard), _Posts(self)
+        self._queue: asyncio.Queue[SessionMessage | None] = asyncio.Queue(_QUEUE_SIZE)
+        self.streams: MessageStreams = (_SseReader(self._queue), _PostWriter(self))
 
     async def open(self) -> None:
-        """Raises ProviderError where there is no such event stream."""
+        """Raises ProviderError if the server has no SSE stream at this URL."""
         headers = {"accept": "text/event-stream", "cache-control": "no-store"}
         try:
             async with asyncio.timeout(_OPEN_SECONDS):
@@ -61,22 +64,22 @@ class SseConnection:
                 self._response = response = await send_within_origin(self._client, request)
                 if response.status_code != 200:
                     status = f"HTTP {response.status_code} {response.reason_phrase}".strip()
-                    raise ProviderError(f"the server answered with {status} where its event stream should be")
-                events = aiter(httpx2.EventSource(response, max_event_size=self._max_message))
-                first = await anext(events)
+                    raise ProviderError(f"the server answered the request for an event stream with {status}")
+                events = aiter(httpx2.EventSource(response, max_event_size=self._max_message_bytes))
+                first_event = await anext(events)
         except BaseException as error:
             await self.aclose()
             if isinstance(error, TimeoutError):
                 raise ProviderError("the server opened no event stream in time") from None
             if isinstance(error, StopAsyncIteration):
-                raise ProviderError("the server closed its event stream before it said anything") from None
+                raise ProviderError("the server closed its event stream before the first event") from None
             if isinstance(error, httpx2.HTTPError | httpx2.InvalidURL):
                 raise ProviderError(describe_http_error(error, self._url)) from None
             raise
-        self._endpoint = response.request.url.join(first.data)
-        if first.event != "endpoint" or not same_origin(response.request.url, self._endpoint):
+        self._endpoint = response.request.url.join(first_event.data)
+        if first_event.event != "endpoint" or not same_origin(response.request.url, self._endpoint):
             await self.aclose()
-            raise ProviderError("the server's event stream names no address of its own to send messages to")
+            raise ProviderError("the server's event stream names no endpoint of the same origin for messages")
         self._reader = asyncio.create_task(self._read(events))
 
     async def aclose(self) -> None:
@@ -92,17 +95,17 @@ class SseConnection:
         try:
             async for event in events:
                 if event.event == "message" and (message := self._decode(event.data.encode())) is not None:
-                    await self._heard.put(message)
+                    await self._queue.put(message)
         except httpx2.HTTPError as error:
             reason = describe_http_error(error, self._url)
-        self._link.mark_lost(reason)
-        await self._heard.put(None)
+        self._transport.mark_lost(reason)
+        await self._queue.put(None)
 
     async def send(self, message: SessionMessage) -> None:
-        inner = message.message
-        if isinstance(inner, JSONRPCRequest):
-            # A task of its own: some servers answer the POST only when they have worked.
-            self.send_request(encode_message(message), inner.id)
+        content = message.message
+        if isinstance(content, JSONRPCRequest):
+            # In its own task, because some servers answer the POST only after the request is done.
+            self.send_request(encode_message(message), content.id)
         else:
             await self._post(encode_message(message), None)
 
@@ -126,33 +129,33 @@ class SseConnection:
             reason = describe_http_error(error, self._url)
             code, data = CONNECTION_CLOSED, {"sent": may_have_been_sent(error)}
         if request_id is None:
-            self._log.debug("a message did not arrive: %s", reason)
+            self._log.debug("a notification was not delivered: %s", reason)
             return
-        problem = ErrorData(code=code, message=reason, data=data)
-        await self._heard.put(SessionMessage(JSONRPCError(jsonrpc="2.0", id=request_id, error=problem)))
+        error_data = ErrorData(code=code, message=reason, data=data)
+        await self._queue.put(SessionMessage(JSONRPCError(jsonrpc="2.0", id=request_id, error=error_data)))
 
 
-class _Events(MessageReader):
-    def __init__(self, heard: asyncio.Queue[SessionMessage | None]) -> None:
-        self._heard = heard
-        self._ended = False
+class _SseReader(MessageReader):
+    def __init__(self, queue: asyncio.Queue[SessionMessage | None]) -> None:
+        self._queue = queue
+        self._is_ended = False
 
     async def receive(self) -> SessionMessage:
-        if not self._ended and (message := await self._heard.get()) is not None:
+        if not self._is_ended and (message := await self._queue.get()) is not None:
             return message
-        self._ended = True
+        self._is_ended = True
         raise anyio.EndOfStream
 
     async def aclose(self) -> None:
-        self._ended = True
+        self._is_ended = True
 
 
-class _Posts(MessageWriter):
-    def __init__(self, stream: SseConnection) -> None:
-        self._stream = stream
+class _PostWriter(MessageWriter):
+    def __init__(self, connection: SseConnection) -> None:
+        self._connection = connection
 
     async def send(self, item: SessionMessage, /) -> None:
-        await self._stream.send(item)
+        await self._connection.send(item)
 
     async def aclose(self) -> None:
-        """Nothing: the event stream closes both ways."""
+        """Does nothing: the SSE connection is closed as a whole."""

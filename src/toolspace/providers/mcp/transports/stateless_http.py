@@ -1,7 +1,7 @@
-"""Speaks the stateless era over HTTP: one POST per request, one JSON or SSE answer. Knows nothing of tools.
+"""Sends requests of the stateless era over HTTP: one POST per request, one JSON or SSE response.
 
-A dispatcher for the MCP library's `ClientSession`, beside its own transport, which costs several times as much per
-request. Servers of the older era need that one.
+It is a dispatcher for the MCP SDK's `ClientSession` and knows nothing of tools. The SDK's own transport costs several
+times as much per request (benchmark `mcp`); servers of the handshake era still need it.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from toolspace.providers.mcp.oauth.authorization import AuthChallenge, HttpAuth
 from toolspace.providers.mcp.transports.trace import TraceFunction
 
 MAX_RESPONSE_BYTES = 64 * 1024 * 1024
-_CONNECT_SECONDS = 10.0
-_KEEP_ALIVE_SECONDS = 4.0  # Below what servers keep: a connection that dies under a request makes it doubtful.
+CONNECT_SECONDS = 10.0
+_KEEP_ALIVE_SECONDS = 4.0  # Shorter than servers keep it: if a connection dies under a request, its fate is unknown.
 _MAX_REDIRECTS = 3
-_encode = msgspec.json.encode
-_decode = msgspec.json.decode
+_encode_json = msgspec.json.encode
+_decode_json = msgspec.json.decode
 
 
 class StatelessHttpDispatcher(Dispatcher[TransportContext]):
-    """Sends each request as a POST of its own. Closing the POST is how a request is cancelled."""
+    """Sends each request as its own POST. Closing the POST cancels the request."""
 
     def __init__(
         self, url: str, headers: Mapping[str, str], *, auth: HttpAuth | None = None, trace: TraceFunction | None = None
@@ -78,9 +78,9 @@ class StatelessHttpDispatcher(Dispatcher[TransportContext]):
             aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_SECONDS),
                 cookie_jar=aiohttp.DummyCookieJar(),
-                timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS),
-                # Not `trust_env`: it reads `.netrc` for every request, and would send what stands there.
-                proxy=_proxy(self._url),
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
+                # Not `trust_env`: it reads `.netrc` for every request and would send its credentials.
+                proxy=_find_proxy(self._url),
                 read_bufsize=2**18,
             ) as self._http,
             anyio.create_task_group() as self._tasks,
@@ -89,7 +89,7 @@ class StatelessHttpDispatcher(Dispatcher[TransportContext]):
             await anyio.sleep_forever()
 
     async def notify(self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None) -> None:
-        """Nothing: this era has no messages to a server but requests."""
+        """Does nothing: clients of the stateless era send requests only."""
 
     async def send_raw_request(
         self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None
@@ -106,37 +106,37 @@ class StatelessHttpDispatcher(Dispatcher[TransportContext]):
 
     async def _request(self, method: str, params: Mapping[str, Any] | None, options: CallOptions) -> dict[str, Any]:
         request_id = options.get("request_id") or next(self._ids)
-        if (progress := options.get("on_progress")) is not None:
-            given = params or {}
-            params = {**given, "_meta": {**given.get("_meta", {}), "progressToken": request_id}}
+        if (on_progress := options.get("on_progress")) is not None:
+            params = params or {}
+            params = {**params, "_meta": {**params.get("_meta", {}), "progressToken": request_id}}
         message: dict[str, Any] = {"jsonrpc": "2.0", "id": request_id, "method": method}
         if params:
             message["params"] = params
-        body = _encode(message)
+        body = _encode_json(message)
         if self._trace is not None:
             self._trace("→", body)
         headers = {**self._headers, **options.get("headers", {})}
         auth = self._auth
         if auth is None:
-            return await self._post(body, headers, progress)
-        sent = await auth.get_authorization()
-        if sent is not None:
-            headers["authorization"] = sent
+            return await self._post(body, headers, on_progress)
+        authorization = await auth.get_authorization()
+        if authorization is not None:
+            headers["authorization"] = authorization
         try:
-            return await self._post(body, headers, progress)
-        except HttpStatusError as refused:
+            return await self._post(body, headers, on_progress)
+        except HttpStatusError as error:
             version = headers.get(MCP_PROTOCOL_VERSION_HEADER)
-            refusal = AuthChallenge(status=refused.status, challenge=refused.challenge, protocol_version=version)
-            if not refusal.requires_login:
+            challenge = AuthChallenge(status=error.status, challenge=error.challenge, protocol_version=version)
+            if not challenge.requires_login:
                 raise
-            # Refused before it was looked at: to send it once more is not to do it twice.
-            headers["authorization"] = await auth.renew_authorization(refusal, sent=sent)
+            # The server refused the request before it handled it, so sending it again does not run it twice.
+            headers["authorization"] = await auth.renew_authorization(challenge, sent=authorization)
         try:
-            return await self._post(body, headers, progress)
-        except HttpStatusError as refused:
-            raise auth.refused_error() if refused.status == 401 else refused from None
+            return await self._post(body, headers, on_progress)
+        except HttpStatusError as error:
+            raise auth.refused_error() if error.status == 401 else error from None
 
-    async def _post(self, body: bytes, headers: dict[str, str], progress: Any) -> dict[str, Any]:
+    async def _post(self, body: bytes, headers: dict[str, str], on_progress: Any) -> dict[str, Any]:
         http = self._http
         if http is None or http.closed:
             raise ServerUnreachable("the connection is closed", sent=False)
@@ -144,72 +144,69 @@ class StatelessHttpDispatcher(Dispatcher[TransportContext]):
             url = self._url
             for _ in range(_MAX_REDIRECTS + 1):
                 async with http.post(url, data=body, headers=headers, allow_redirects=False) as response:
-                    if response.status in (307, 308) and (target := _moved(url, response)) != url:
-                        self._url = url = target  # For good: the others need not ask the old place first.
+                    if response.status in (307, 308) and (target := _redirect_target(url, response)) != url:
+                        self._url = url = target  # Later requests go there directly.
                         continue
-                    return await self._answer(response, progress)
-        # `from None`: these carry the whole URL, and a key may be in its query.
+                    return await self._read_response(response, on_progress)
+        # `from None`: these errors show the whole URL, which may hold a key.
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            raise ServerUnreachable(
-                f"cannot connect to {self._url.host}: {os_error_reason(error)}", sent=False
-            ) from None
+            reason = f"cannot connect to {self._url.host}: {os_error_reason(error)}"
+            raise ServerUnreachable(reason, sent=False) from None
         except (aiohttp.ClientError, OSError, RuntimeError) as error:
-            raise ServerUnreachable(
-                f"the connection to {self._url.host} broke: {os_error_reason(error)}", sent=True
-            ) from None
+            reason = f"the connection to {self._url.host} broke: {os_error_reason(error)}"
+            raise ServerUnreachable(reason, sent=True) from None
         raise HttpStatusError(307, f"{self._url.host} redirects more than {_MAX_REDIRECTS} times")
 
-    async def _answer(self, response: aiohttp.ClientResponse, progress: Any) -> dict[str, Any]:
+    async def _read_response(self, response: aiohttp.ClientResponse, on_progress: Any) -> dict[str, Any]:
         if response.status in (401, 403):
-            raise _refusal(response)
-        kind = response.content_type
-        if kind == "application/json":
-            return _outcome(self._read(await _whole(response)), response.status)
-        if kind == "text/event-stream" and response.status < 400:
-            async for data in _events(response):
-                message = self._read(data)
+            raise _http_error(response)
+        content_type = response.content_type
+        if content_type == "application/json":
+            return _get_result(self._decode(await _read_body(response)), response.status)
+        if content_type == "text/event-stream" and response.status < 400:
+            async for data in _read_events(response):
+                message = self._decode(data)
                 if "method" not in message:
-                    return _outcome(message, response.status)
-                await self._heard(message, progress)
+                    return _get_result(message, response.status)
+                await self._handle_notification(message, on_progress)
             raise ServerUnreachable("the server ended its answer before the result", sent=True)
         if response.status >= 400:
-            raise _refusal(response)
-        raise HttpStatusError(
-            response.status, f"the server answered with {kind or 'no content type'}, which is not MCP"
-        )
+            raise _http_error(response)
+        reason = f"the server answered with {content_type or 'no content type'}, which is not MCP"
+        raise HttpStatusError(response.status, reason)
 
-    def _read(self, data: bytes) -> dict[str, Any]:
+    def _decode(self, data: bytes) -> dict[str, Any]:
         if self._trace is not None:
             self._trace("←", data)
         try:
-            message = _decode(data)
+            message = _decode_json(data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise MCPError(PARSE_ERROR, f"the server's answer is not JSON: {error}") from None
         if not isinstance(message, dict):
             raise MCPError(PARSE_ERROR, "the server's answer is not a JSON-RPC message")
         return cast("dict[str, Any]", message)
 
-    async def _heard(self, message: dict[str, Any], progress: Any) -> None:
-        """A message that comes before the result: progress, a log line, a change of a list."""
+    async def _handle_notification(self, message: dict[str, Any], on_progress: Any) -> None:
+        """Handles a message before the result: progress, a log line, or a list change."""
         method, params = message["method"], message.get("params")
-        if not isinstance(method, str) or "id" in message:  # A request: this era has none from servers.
+        if not isinstance(method, str) or "id" in message:  # Servers of the stateless era send no requests.
             return
         params = cast("dict[str, Any]", params) if isinstance(params, dict) else {}
         if method == "notifications/progress":
-            if progress is not None and isinstance(done := params.get("progress"), int | float):
-                total, note = params.get("total"), params.get("message")
-                await progress(
-                    done,
+            if on_progress is not None and isinstance(progress := params.get("progress"), int | float):
+                total, text = params.get("total"), params.get("message")
+                await on_progress(
+                    progress,
                     total if isinstance(total, int | float) and math.isfinite(total) else None,
-                    note if isinstance(note, str) else None,
+                    text if isinstance(text, str) else None,
                 )
             return
         if not run_notify_intercept(self._intercept, method, params) and self._on_notify is not None:
-            await self._on_notify(_NoReply(), method, params)
+            await self._on_notify(_NoReplyContext(), method, params)
 
 
-class _NoReply:
-    """What a notification comes with here: no way back."""
+class _NoReplyContext:
+    """The dispatch context of a notification, which cannot be answered here."""
 
     transport = TransportContext(kind="streamable-http", can_send_request=False)
     can_send_request = False
@@ -229,8 +226,8 @@ class _NoReply:
         return None
 
 
-def _moved(url: URL, response: aiohttp.ClientResponse) -> URL:
-    """Where a redirect leads, within the origin: headers with keys must not go elsewhere."""
+def _redirect_target(url: URL, response: aiohttp.ClientResponse) -> URL:
+    """Raises if the target has another origin: headers with keys must not go there."""
     target = url.join(URL(response.headers.get("location", "")))
     if target.origin() != url.origin():
         raise HttpStatusError(
@@ -239,36 +236,36 @@ def _moved(url: URL, response: aiohttp.ClientResponse) -> URL:
     return target
 
 
-def _proxy(url: URL) -> str | None:
-    """The proxy that the environment names for a URL."""
+def _find_proxy(url: URL) -> str | None:
+    """Returns the proxy that the environment names for a URL."""
     host = url.host or ""
     return None if urllib.request.proxy_bypass(host) else urllib.request.getproxies().get(url.scheme)
 
 
-def _outcome(message: dict[str, Any], status: int) -> dict[str, Any]:
+def _get_result(message: dict[str, Any], status: int) -> dict[str, Any]:
+    """Returns the result of a JSON-RPC response, or raises its error."""
     result = message.get("result")
     if isinstance(result, dict):
         return cast("dict[str, Any]", result)
-    error = message.get("error")
-    if isinstance(error, dict):
-        fault = cast("dict[str, Any]", error)
-        code, text = fault.get("code"), fault.get("message")
+    if isinstance(message.get("error"), dict):
+        error = cast("dict[str, Any]", message["error"])
+        code, text = error.get("code"), error.get("message")
         raise MCPError(
             code if isinstance(code, int) else INTERNAL_ERROR,
             text if isinstance(text, str) and text else f"HTTP {status}",
-            fault.get("data"),
+            error.get("data"),
         )
     raise MCPError(PARSE_ERROR, f"the server's answer (HTTP {status}) has neither a result nor an error")
 
 
-def _refusal(response: aiohttp.ClientResponse) -> MCPError:
+def _http_error(response: aiohttp.ClientResponse) -> MCPError:
     if response.status == 404:
         return MCPError(METHOD_NOT_FOUND, "the server answered with HTTP 404: there is nothing at this URL")
     reason = f"the server answered with HTTP {response.status} {response.reason or ''}".strip()
     return HttpStatusError(response.status, reason, challenge=response.headers.get("www-authenticate", ""))
 
 
-async def _whole(response: aiohttp.ClientResponse) -> bytes:
+async def _read_body(response: aiohttp.ClientResponse) -> bytes:
     if (response.content_length or 0) > MAX_RESPONSE_BYTES:
         raise _too_large()
     if response.content_length is not None and "content-encoding" not in response.headers:
@@ -283,8 +280,8 @@ async def _whole(response: aiohttp.ClientResponse) -> bytes:
     return b"".join(chunks)
 
 
-async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    """The data of each server-sent event."""
+async def _read_events(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    """Yields the data of each server-sent event."""
     decoder = SseDecoder(MAX_RESPONSE_BYTES)
     try:
         async for chunk in response.content.iter_any():

@@ -1,6 +1,7 @@
-"""Speaks with a server over HTTP: the SDK's streamable transport, or the event stream of servers that know no better.
+"""Connects to a server over streamable HTTP, and falls back to SSE for servers that support only that.
 
-Which of the two is found out with the first message, so that it costs nothing where all is well.
+The first message shows which of the two a server supports, so a server of the newer kind costs no extra request. The
+MCP SDK implements streamable HTTP; `sse` implements the other.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from contextvars import Context
-from typing import TYPE_CHECKING, cast
+from typing import Protocol
 
 import httpx2
 import msgspec
@@ -18,89 +19,106 @@ from mcp.shared.message import SessionMessage
 
 from toolspace.core.secret_masking import mask_secrets
 from toolspace.errors import ProviderError
+from toolspace.providers.mcp.errors import unwrap_group
 from toolspace.providers.mcp.spec import ServerSpec
 from toolspace.providers.mcp.transports.base import MessageReader, MessageWriter, OpenTransport, wait_until_done
 from toolspace.providers.mcp.transports.http_client import McpHttpClient, tls_context
 from toolspace.providers.mcp.transports.sse import SseConnection
 
-if TYPE_CHECKING:  # A private module of the SDK: for its names only.
-    from mcp.client._transport import ReadStream, TransportStreams, WriteStream
-
 _CLOSE_SECONDS = 2.0
-_event_streams: set[str] = set()
-"""URLs behind which there was an event stream the last time: reconnecting need not find out again."""
+_sse_urls: set[str] = set()
+"""URLs of servers that supported only SSE the last time; reconnecting starts with SSE."""
+
+
+class _ReadStream(Protocol):
+    """What is needed of the SDK's reader, whose own type is private."""
+
+    async def receive(self) -> SessionMessage | Exception: ...
+    async def aclose(self) -> None: ...
+
+
+class _WriteStream(Protocol):
+    async def send(self, item: SessionMessage, /) -> None: ...
+    async def aclose(self) -> None: ...
+
+
+_SdkStreams = tuple[_ReadStream, _WriteStream]
 
 
 @asynccontextmanager
 async def open_streamable_http(
-    name: str, url: str, spec: ServerSpec, *, auth: httpx2.Auth | None, max_message: int
+    name: str, url: str, spec: ServerSpec, *, auth: httpx2.Auth | None, max_message_bytes: int
 ) -> AsyncGenerator[OpenTransport]:
-    """The HTTP transport that the server speaks, or only the event stream where the spec asks for it."""
-    await asyncio.to_thread(tls_context)  # Only the first time takes long.
-    connection = _Connection(name, url, spec, auth, max_message)
+    """Opens streamable HTTP, or SSE if the server supports only that or the spec asks for it."""
+    await asyncio.to_thread(tls_context)  # Slow the first time.
+    connection = _HttpConnection(name, url, spec, auth, max_message_bytes)
     try:
-        await connection.open(only_events=spec.kind == "sse")
-        yield connection.link
+        await connection.open(only_sse=spec.kind == "sse")
+        yield connection.transport
     finally:
         await connection.aclose()
 
 
-class _Connection:
-    def __init__(self, name: str, url: str, spec: ServerSpec, auth: httpx2.Auth | None, max_message: int) -> None:
-        self.link = OpenTransport("http")
+class _HttpConnection:
+    def __init__(self, name: str, url: str, spec: ServerSpec, auth: httpx2.Auth | None, max_message_bytes: int) -> None:
+        self.transport = OpenTransport("http")
         self._url = url
-        self._max_message = max_message
-        self._client = McpHttpClient(spec.headers, auth, max_message=max_message, on_refused=self._fall_back)
-        self._events = SseConnection(name, url, self._client, self.link, max_message)
+        self._max_message_bytes = max_message_bytes
+        self._client = McpHttpClient(
+            spec.headers, auth, max_message_bytes=max_message_bytes, on_refused=self._fall_back_to_sse
+        )
+        self._sse = SseConnection(name, url, self._client, self.transport, max_message_bytes)
         self._closing = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._streams: tuple[_Switch, _SwitchSink] | None = None
+        self._streams: tuple[_SwitchableReader, _SwitchableWriter] | None = None
 
-    async def open(self, *, only_events: bool) -> None:
-        if only_events or self._url in _event_streams:
+    async def open(self, *, only_sse: bool) -> None:
+        if only_sse or self._url in _sse_urls:
             try:
-                await self._events.open()
+                await self._sse.open()
             except ProviderError:
-                _event_streams.discard(self._url)
-                if only_events:
+                _sse_urls.discard(self._url)
+                if only_sse:
                     raise
             else:
-                self.link.transport = "sse"
-                self.link.streams = self._events.streams
+                self.transport.transport = "sse"
+                self.transport.streams = self._sse.streams
                 return
-        ready: asyncio.Future[TransportStreams] = asyncio.get_running_loop().create_future()
-        # In a task of its own: when the SDK's transport breaks, it cancels the task that entered it.
+        ready: asyncio.Future[_SdkStreams] = asyncio.get_running_loop().create_future()
+        # In its own task: when the SDK's transport breaks, it cancels the task that entered it.
         self._task = asyncio.create_task(self._run(ready))
         await asyncio.wait((self._task, ready), return_when=asyncio.FIRST_COMPLETED)
         if not ready.done():
             self._task.result()
-        self._streams = _Switch(ready.result()[0]), _SwitchSink(ready.result()[1])
-        self.link.streams = self._streams
+        reader, writer = ready.result()
+        self._streams = _SwitchableReader(reader), _SwitchableWriter(writer)
+        self.transport.streams = self._streams
 
-    async def _run(self, ready: asyncio.Future[TransportStreams]) -> None:
+    async def _run(self, ready: asyncio.Future[_SdkStreams]) -> None:
         try:
             async with streamable_http_client(
-                self._url, http_client=self._client, max_sse_event_size=self._max_message
+                self._url, http_client=self._client, max_sse_event_size=self._max_message_bytes
             ) as streams:
                 ready.set_result(streams)
                 await self._closing.wait()
-        except Exception as error:  # A group of what went wrong in there.
-            self.link.mark_lost(_innermost(error))
+        except Exception as group:
+            error = unwrap_group(group)
+            self.transport.mark_lost(f"the HTTP transport broke: {mask_secrets(str(error)) or type(error).__name__}")
 
-    async def _fall_back(self, body: bytes) -> bool:
-        """Takes the first message over, where there is an event stream instead."""
+    async def _fall_back_to_sse(self, body: bytes) -> bool:
+        """Sends the first message over SSE instead, if the server supports it. Returns whether it did."""
         message = msgspec.json.decode(body)
         if self._streams is None or "id" not in message:
             return False
         try:
-            await self._events.open()
+            await self._sse.open()
         except ProviderError:
             return False
-        _event_streams.add(self._url)
-        self.link.transport = "sse"
-        read, write = self._streams
-        read.source, write.sink = self._events.streams
-        self._events.send_request(body, message["id"])
+        _sse_urls.add(self._url)
+        self.transport.transport = "sse"
+        reader, writer = self._streams
+        reader.inner, writer.inner = self._sse.streams
+        self._sse.send_request(body, message["id"])
         return True
 
     async def aclose(self) -> None:
@@ -110,50 +128,44 @@ class _Connection:
         try:
             self._closing.set()
             if self._task is not None:
-                # The SDK tells the server that the session ends. It may not listen.
+                # The SDK tells the server that the session ends. The server may not answer.
                 await asyncio.wait((self._task,), timeout=_CLOSE_SECONDS)
         finally:
             if self._task is not None:
                 self._task.cancel()
                 await asyncio.gather(self._task, return_exceptions=True)
-            await self._events.aclose()
+            await self._sse.aclose()
             await self._client.aclose()
 
 
-class _Switch(MessageReader):
-    """Reads from what is in use. When that changes, the old one has only the refusal of the first message to say."""
+class _SwitchableReader(MessageReader):
+    """Reads from `inner`, which the fallback replaces. The old one then holds only the refusal of the first message."""
 
-    def __init__(self, source: ReadStream[SessionMessage | Exception]) -> None:
-        self.source = source
+    def __init__(self, inner: _ReadStream) -> None:
+        self.inner = inner
 
     @property
     def last_context(self) -> Context | None:
-        """The SDK runs what a message causes in the context of its sender, where that is known."""
-        return getattr(self.source, "last_context", None)
+        """The SDK handles a message in the context of its sender, if the reader knows it."""
+        return getattr(self.inner, "last_context", None)
 
     async def receive(self) -> SessionMessage | Exception:
         while True:
-            source = self.source
-            item = await source.receive()
-            if source is self.source:
+            inner = self.inner
+            item = await inner.receive()
+            if inner is self.inner:
                 return item
 
     async def aclose(self) -> None:
-        await self.source.aclose()
+        await self.inner.aclose()
 
 
-class _SwitchSink(MessageWriter):
-    def __init__(self, sink: WriteStream[SessionMessage]) -> None:
-        self.sink = sink
+class _SwitchableWriter(MessageWriter):
+    def __init__(self, inner: _WriteStream) -> None:
+        self.inner = inner
 
     async def send(self, item: SessionMessage, /) -> None:
-        await self.sink.send(item)
+        await self.inner.send(item)
 
     async def aclose(self) -> None:
-        await self.sink.aclose()
-
-
-def _innermost(error: BaseException) -> str:
-    while isinstance(error, BaseExceptionGroup):
-        error = cast("BaseExceptionGroup[BaseException]", error).exceptions[0]
-    return f"the HTTP transport broke: {mask_secrets(str(error)) or type(error).__name__}"
+        await self.inner.aclose()

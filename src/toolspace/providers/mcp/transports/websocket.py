@@ -1,4 +1,4 @@
-"""Speaks with a server over a websocket: one message per frame. Knows nothing of what is said."""
+"""Connects to a server over a WebSocket: one message per text frame, subprotocol `mcp`."""
 
 from __future__ import annotations
 
@@ -32,11 +32,13 @@ _PING_SECONDS = 20.0
 
 class _Connect(connect):
     def process_redirect(self, exc: Exception) -> Exception | str:
-        return exc  # Its headers are for this server, and for no other.
+        return exc  # Redirects are not followed: the headers are meant for this server only.
 
 
 @asynccontextmanager
-async def open_websocket(name: str, url: str, spec: ServerSpec, *, max_message: int) -> AsyncGenerator[OpenTransport]:
+async def open_websocket(
+    name: str, url: str, spec: ServerSpec, *, max_message_bytes: int
+) -> AsyncGenerator[OpenTransport]:
     tls = await asyncio.to_thread(tls_context) if url.startswith("wss:") else None
     try:
         socket = await _Connect(
@@ -44,7 +46,7 @@ async def open_websocket(name: str, url: str, spec: ServerSpec, *, max_message: 
             ssl=tls,
             subprotocols=[Subprotocol("mcp")],
             additional_headers=dict(spec.headers),
-            max_size=max_message,
+            max_size=max_message_bytes,
             open_timeout=_OPEN_SECONDS,
             close_timeout=_CLOSE_SECONDS,
             ping_interval=_PING_SECONDS,
@@ -56,35 +58,35 @@ async def open_websocket(name: str, url: str, spec: ServerSpec, *, max_message: 
         raise ProviderError(f"the server answered with HTTP {error.response.status_code}, not a websocket") from None
     except (OSError, InvalidHandshake, InvalidURI, ValueError, ImportError) as error:
         raise ProviderError(f"cannot open the websocket: {mask_secrets(str(error)) or type(error).__name__}") from None
-    link = OpenTransport("websocket")
-    link.streams = _Frames(name, socket, link), _Send(socket)
+    transport = OpenTransport("websocket")
+    transport.streams = _FrameReader(name, socket, transport), _FrameWriter(socket)
     try:
-        yield link
+        yield transport
     finally:
         await wait_until_done(asyncio.create_task(socket.close()))
 
 
-class _Frames(MessageReader):
-    def __init__(self, name: str, socket: ClientConnection, link: OpenTransport) -> None:
+class _FrameReader(MessageReader):
+    def __init__(self, name: str, socket: ClientConnection, transport: OpenTransport) -> None:
         self._decode = MessageDecoder(name)
         self._socket = socket
-        self._link = link
+        self._transport = transport
 
     async def receive(self) -> SessionMessage:
         while True:
             try:
                 data = await self._socket.recv(decode=False)
-            except ConnectionClosed as closed:
-                self._link.mark_lost(_reason(closed))
+            except ConnectionClosed as error:
+                self._transport.mark_lost(_describe_close(error))
                 raise anyio.EndOfStream from None
             if (message := self._decode(data)) is not None:
                 return message
 
     async def aclose(self) -> None:
-        """Nothing: who opened the socket, closes it."""
+        """Does nothing: `open_websocket` closes the socket."""
 
 
-class _Send(MessageWriter):
+class _FrameWriter(MessageWriter):
     def __init__(self, socket: ClientConnection) -> None:
         self._socket = socket
 
@@ -95,14 +97,14 @@ class _Send(MessageWriter):
             raise anyio.BrokenResourceError from None
 
     async def aclose(self) -> None:
-        """Nothing: who opened the socket, closes it."""
+        """Does nothing: `open_websocket` closes the socket."""
 
 
-def _reason(closed: ConnectionClosed) -> str:
-    if closed.sent is not None and closed.sent.code == 1009:
+def _describe_close(error: ConnectionClosed) -> str:
+    if error.sent is not None and error.sent.code == 1009:
         return "the server sent a larger message than is allowed"
-    if closed.sent is not None and closed.sent.code == 1011:
-        return "the server does not answer pings any more"
-    code = closed.rcvd.code if closed.rcvd is not None else 1006
-    words = mask_secrets(closed.rcvd.reason) if closed.rcvd is not None else ""
-    return f"the server closed the websocket with code {code}" + (f": {words}" if words else "")
+    if error.sent is not None and error.sent.code == 1011:
+        return "the server no longer answers pings"
+    code = error.rcvd.code if error.rcvd is not None else 1006
+    reason = mask_secrets(error.rcvd.reason) if error.rcvd is not None else ""
+    return f"the server closed the websocket with code {code}" + (f": {reason}" if reason else "")
