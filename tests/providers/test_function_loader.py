@@ -118,7 +118,7 @@ def test_all_says_what_is_offered(write: Any, tmp_path: Path) -> None:
 def test_imported_tools_are_offered_only_by_name(write: Any, tmp_path: Path) -> None:
     write("shared_tools.py", TOOLS)
     write("tools.py", "from shared_tools import second\n")
-    with pytest.raises(ConfigError, match="it only imports second: list what it offers in __all__"):
+    with pytest.raises(ConfigError, match="it only imports second: list the tools that it offers in __all__"):
         load_functions("./tools.py", tmp_path)
     write("tools.py", "from shared_tools import second\n__all__ = ['second']\n")
     assert names(load_functions("./tools.py", tmp_path)) == ["second"]

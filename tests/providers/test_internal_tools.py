@@ -108,8 +108,8 @@ async def test_task_status_is_an_event_and_a_run_that_is_done_is_nudged() -> Non
         assert "agent__final_report" in done.result["next"]
         assert run.final_report_reminder is not None
         await run.call("agent__final_report", {"status": "success", "format": "pipe", "content": "x"})
-        assert run.nudge is None
-    events = [event.to_dict() for event in seen.of(EventType.TASK_STATUS)]
+        assert run.final_report_reminder is None
+    events = [event.to_dict() for event in seen.of_type(EventType.TASK_STATUS)]
     assert [event["status"]["status"] for event in events] == ["in-progress", "completed"]
     assert events[0]["runId"] == run.id
 
@@ -201,7 +201,7 @@ async def test_a_batch_inside_a_batch_is_refused_by_any_name() -> None:
         )
         after = await ts.call("agent__batch", batch(("1", "add", {"a": 1})))
     assert [entry["ok"] for entry in result.result["results"]] == [False, False, False]
-    assert "batch inside a batch is refused" in result.result["results"][0]["error"]
+    assert "batch inside a batch is not allowed" in result.result["results"][0]["error"]
     assert after.result["results"][0]["ok"]
 
 

@@ -1,4 +1,8 @@
-"""Finds the Python tools that a configuration names: by file, by module, or one by name. Runs none."""
+"""Imports the Python code that a configuration names, and finds the tools in it. Runs no tools.
+
+The `functions` setting names a file, a module, or one name in either. `plugins` uses `import_file` and `user_imports`
+for providers, so that the user's code is found, reloaded and reported in the same way.
+"""
 
 from __future__ import annotations
 
@@ -26,18 +30,18 @@ from toolspace.errors import ConfigError, RegistrationError
 _FILE = re.compile(r"(?P<file>.+\.py)(?::(?P<name>\w+))?")
 _MODULE = re.compile(r"(?P<module>[^\W\d]\w*(?:\.[^\W\d]\w*)*)(?::(?P<name>\w+))?")
 
-_brought: dict[tuple[str, str], dict[str, ModuleType]] = {}
-"""The user's modules that each load brought in, by what was loaded from where: the next load of it drops
-them, so that changed code is read again. Modules that the program had before are never touched."""
-_sources: dict[str, bytes] = {}
-"""What each file said when its module was made."""
+_loaded_modules: dict[tuple[str, str], dict[str, ModuleType]] = {}
+"""The user's modules that each load imported, by what was loaded and its folder. The next load removes them, so that
+changed code is read again. Modules that the program imported before are never removed."""
+_loaded_sources: dict[str, bytes] = {}
+"""The source of each file when its module was imported."""
 
 
 def load_functions(spec: str, base_dir: Path) -> list[Tool]:
     """The tools that a line of `functions` names: `./tools.py`, `package.module`, or either with `:name`.
 
-    A file is relative to `base_dir`, and modules are looked for there too. Loading again reads changed code,
-    of the module and of the modules beside it. Raises `ConfigError` that says where the fault is.
+    Files are relative to `base_dir`, and modules are looked for there too. Loading again reads changed code of the
+    module and of the modules beside it. Raises `ConfigError` that names the faulty line.
     """
     if (match := _FILE.fullmatch(spec)) is not None:
         file = Path(os.path.normpath(base_dir / Path(match["file"]).expanduser()))
@@ -54,55 +58,57 @@ def load_functions(spec: str, base_dir: Path) -> list[Tool]:
             "or one name in it (package.module:name)"
         )
     name = match["name"]
-    return _all_tools(module, spec) if name is None else _named_tools(module, name, spec)
+    return _list_tools(module, spec) if name is None else _get_tools(module, name, spec)
 
 
 def list_loaded_files() -> tuple[Path, ...]:
-    """The files of the user's modules that loads brought in: a change of one asks for loading again."""
-    modules = (module for brought in _brought.values() for module in brought.values())
+    """The files of all loaded user modules. If one changes, the tools must be loaded again."""
+    modules = (module for modules in _loaded_modules.values() for module in modules.values())
     return tuple(dict.fromkeys(Path(module.__file__) for module in modules if module.__file__))
 
 
-def _all_tools(module: ModuleType, spec: str) -> list[Tool]:
-    """Every public tool of a module, in the order of the file; of those it imports, the ones in `__all__`."""
+def _list_tools(module: ModuleType, spec: str) -> list[Tool]:
+    """Every public tool of a module in the order of the file. Imported tools count only if `__all__` lists them."""
     listed = getattr(module, "__all__", None)
-    public = set(map(str, listed)) if listed is not None else None
-    found: dict[int, Tool] = {}
-    passed: list[str] = []
+    public_names = set(map(str, listed)) if listed is not None else None
+    tools: dict[int, Tool] = {}
+    imported_names: list[str] = []
     for name, value in vars(module).items():
-        if not isinstance(value, Tool) or (name.startswith("_") if public is None else name not in public):
+        is_private = name.startswith("_") if public_names is None else name not in public_names
+        if not isinstance(value, Tool) or is_private:
             continue
-        if public is None and not _is_own(value, module):
-            passed.append(name)
+        if public_names is None and not _is_defined_in(value, module):
+            imported_names.append(name)
             continue
-        found.setdefault(id(value), value)
-    if not found:
+        tools.setdefault(id(value), value)
+    if not tools:
         hint = "; decorate a function with @tool"
-        if passed:
-            hint = f"; it only imports {', '.join(passed)}: list what it offers in __all__"
+        if imported_names:
+            hint = f"; it only imports {', '.join(imported_names)}: list the tools that it offers in __all__"
         raise ConfigError(f"functions: {spec} defines no @tool function{hint}")
-    return list(found.values())
+    return list(tools.values())
 
 
-def _is_own(tool: Tool, module: ModuleType) -> bool:
-    """Whether a tool was made in a module, or in one below it that the package gathers."""
-    maker = tool.function if isinstance(tool, FunctionTool) else tool.handler
-    origin = getattr(inspect.unwrap(maker) if maker is not None else None, "__module__", None)
+def _is_defined_in(tool: Tool, module: ModuleType) -> bool:
+    """Whether a tool was defined in a module, or in a module below that package."""
+    function = tool.function if isinstance(tool, FunctionTool) else tool.handler
+    origin = getattr(inspect.unwrap(function) if function is not None else None, "__module__", None)
     return origin is None or origin == module.__name__ or str(origin).startswith(f"{module.__name__}.")
 
 
-def _named_tools(module: ModuleType, name: str, spec: str) -> list[Tool]:
+def _get_tools(module: ModuleType, name: str, spec: str) -> list[Tool]:
+    """The tool, or the list of tools, under a name."""
     if not hasattr(module, name):
-        known = [key for key, value in vars(module).items() if not key.startswith("_") and callable(value)]
-        raise ConfigError(f"functions: {spec}: there is no {name!r} in it{did_you_mean(name, known)}")
+        names = [key for key, value in vars(module).items() if not key.startswith("_") and callable(value)]
+        raise ConfigError(f"functions: {spec}: there is no {name!r} in it{did_you_mean(name, names)}")
     value: object = getattr(module, name)
     items = list(cast("list[object]", value)) if isinstance(value, list | tuple) else [value]
     if not items:
         raise ConfigError(f"functions: {spec}: the list is empty")
-    return [_as_tool(item, spec) for item in items]
+    return [_convert_to_tool(item, spec) for item in items]
 
 
-def _as_tool(item: object, spec: str) -> Tool:
+def _convert_to_tool(item: object, spec: str) -> Tool:
     if not isinstance(item, Tool) and (not callable(item) or isinstance(item, type)):
         raise ConfigError(f"functions: {spec}: a {type(item).__name__} is no tool; name a function or a Tool")
     try:
@@ -112,10 +118,9 @@ def _as_tool(item: object, spec: str) -> Tool:
 
 
 class _SourceLoader(importlib.machinery.SourceFileLoader):
-    """Compiles the source as it is now.
+    """Compiles the current source, without the interpreter's cache.
 
-    The interpreter's cache tells versions apart by size and whole seconds: a quick edit would go unseen. It
-    also leaves files beside the user's.
+    The cache compares size and whole seconds, so it misses quick edits. It also writes files beside the user's.
     """
 
     def get_code(self, fullname: str) -> CodeType:
@@ -123,77 +128,80 @@ class _SourceLoader(importlib.machinery.SourceFileLoader):
 
 
 def import_file(file: Path) -> ModuleType:
+    """Imports a file as a module. Returns the loaded module if its source has not changed."""
     name = f"toolspace_functions_{short_hash(str(file))}_{file.stem if file.stem.isidentifier() else 'file'}"
     loader = _SourceLoader(name, str(file))
     source = loader.get_data(str(file))
-    present = sys.modules.get(name)
-    if present is not None and _sources.get(name) == source:
-        return present  # Another line names the same file: what it holds at module level is shared.
+    loaded_module = sys.modules.get(name)
+    if loaded_module is not None and _loaded_sources.get(name) == source:
+        return loaded_module  # Two lines may name the same file; they share its module-level state.
     spec = importlib.util.spec_from_file_location(name, file, loader=loader)
     if spec is None:
         raise ImportError(f"{file} cannot be loaded")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # Type hints written as text are looked up there.
-    _sources[name] = source
+    sys.modules[name] = module  # Type hints that are text are resolved there.
+    _loaded_sources[name] = source
     loader.exec_module(module)
     return module
 
 
 @contextmanager
 def user_imports(spec: str, folder: Path) -> Generator[None]:
-    """Imports inside it see `folder` first, as a script there would, and read changed code again.
+    """Imports inside the block search `folder` first, as a script there would, and read changed code again.
 
-    Afterwards the folder comes last: functions may import their neighbours when called, but a file that is
-    named like a library must not stand in for it in the rest of the program. A failed import leaves all as it
-    was, so that tools of the earlier load keep working.
+    Afterwards the folder is the last entry of `sys.path`: functions may import their neighbours when they are called,
+    but a file with the name of a library must not replace it in the rest of the program. A failed import restores
+    everything, so that the tools of the previous load keep working. Raises `ConfigError`.
     """
     key = (spec, str(folder))
-    earlier = {name: module for name, module in _brought.get(key, {}).items() if sys.modules.get(name) is module}
-    for name in earlier:
+    previous_modules = {
+        name: module for name, module in _loaded_modules.get(key, {}).items() if sys.modules.get(name) is module
+    }
+    for name in previous_modules:
         del sys.modules[name]
-    before = set(sys.modules)
-    writing, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # See `_SourceLoader`.
+    names_before = set(sys.modules)
+    dont_write_bytecode, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # See `_SourceLoader`.
     importlib.invalidate_caches()
     linecache.checkcache()
     sys.path.insert(0, str(folder))
     try:
         yield
     except (Exception, SystemExit) as error:
-        for name in _new_modules(folder, before):
+        for name in _find_new_modules(folder, names_before):
             del sys.modules[name]
-        sys.modules.update(earlier)
-        raise ConfigError(f"functions: {spec} cannot be imported: {_fault(error, folder)}") from error
+        sys.modules.update(previous_modules)
+        raise ConfigError(f"functions: {spec} cannot be imported: {_describe_failure(error, folder)}") from error
     else:
-        _brought[key] = _new_modules(folder, before)
+        _loaded_modules[key] = _find_new_modules(folder, names_before)
     finally:
-        sys.dont_write_bytecode = writing
-        with suppress(ValueError):  # The user's code may have taken it off itself.
+        sys.dont_write_bytecode = dont_write_bytecode
+        with suppress(ValueError):  # The user's code may have removed it.
             sys.path.remove(str(folder))
         if str(folder) not in sys.path:
             sys.path.append(str(folder))
 
 
-def _new_modules(folder: Path, before: set[str]) -> dict[str, ModuleType]:
-    """The user's own modules that came since: below the folder, from source, and not installed there."""
+def _find_new_modules(folder: Path, names_before: set[str]) -> dict[str, ModuleType]:
+    """The user's modules that were imported since: source files below the folder that are not installed packages."""
     installed = tuple({sysconfig.get_path(kind) + os.sep for kind in ("stdlib", "purelib", "platlib")})
-    own = str(folder) + os.sep
-    found: dict[str, ModuleType] = {}
+    prefix = str(folder) + os.sep
+    modules: dict[str, ModuleType] = {}
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
-        if name in before or not isinstance(file, str) or name.partition(".")[0] == "toolspace":
+        if name in names_before or not isinstance(file, str) or name.partition(".")[0] == "toolspace":
             continue
-        if file.startswith(own) and file.endswith(".py") and not file.startswith(installed):
-            found[name] = module
-    return found
+        if file.startswith(prefix) and file.endswith(".py") and not file.startswith(installed):
+            modules[name] = module
+    return modules
 
 
-def _fault(error: BaseException, folder: Path) -> str:
-    """`tools.py:3: ModuleNotFoundError: No module named 'x'`: the user's line that failed, and how."""
-    last = traceback.format_exception_only(error)[-1].strip()
+def _describe_failure(error: BaseException, folder: Path) -> str:
+    """`tools.py:3: ModuleNotFoundError: No module named 'x'`: the user's line that failed, and the error."""
+    last_line = traceback.format_exception_only(error)[-1].strip()
     if isinstance(error, SyntaxError) and error.filename:
-        return f"{error.filename}:{error.lineno}: {last}"
+        return f"{error.filename}:{error.lineno}: {last_line}"
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if frame.filename.startswith(str(folder) + os.sep)]
-    if not own:  # A module that was not found, or one of a library.
-        own = [frame for frame in frames if "importlib" not in frame.filename and frame.filename != __file__]
-    return f"{own[-1].filename}:{own[-1].lineno}: {last}" if own else last
+    user_frames = [frame for frame in frames if frame.filename.startswith(str(folder) + os.sep)]
+    if not user_frames:  # The module was not found, or it belongs to a library.
+        user_frames = [frame for frame in frames if "importlib" not in frame.filename and frame.filename != __file__]
+    return f"{user_frames[-1].filename}:{user_frames[-1].lineno}: {last_line}" if user_frames else last_line

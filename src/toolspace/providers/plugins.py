@@ -1,4 +1,7 @@
-"""Makes the providers that configuration names: of installed packages, or of the user's own code. Starts none."""
+"""Builds the providers that a configuration names, from installed packages or the user's own code. Starts none.
+
+`toolspace.composition` uses it. `MountedProvider` puts a provider under a namespace and can be retired while calls run.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,6 @@ from toolspace.core.result import ToolResult
 from toolspace.core.secret_masking import MASK, is_secret_name, mask_secrets
 from toolspace.core.tool import Tool
 from toolspace.errors import ConfigError, ToolspaceError
-
-# Shared with functions, so that own code is found, read again and reported alike, whichever line names it.
 from toolspace.providers.function_loader import import_file, user_imports
 
 if TYPE_CHECKING:
@@ -31,75 +32,79 @@ ENTRY_POINT_GROUP = "toolspace.providers"
 _NAME = r"(?P<name>[^\W\d]\w*(?:\.[^\W\d]\w*)*)"
 _FILE = re.compile(rf"(?P<file>.+\.py):{_NAME}")
 _MODULE = re.compile(rf"(?P<module>[^\W\d]\w*(?:\.[^\W\d]\w*)*):{_NAME}")
-_HERE = re.compile(rf"{re.escape(__file__)}:\d+: ")
-_MIN_SECRET = 4
-"""Shorter values stay in messages: `on` or `5` is no secret, and stands in many words."""
+_THIS_FILE = re.compile(rf"{re.escape(__file__)}:\d+: ")
+_MIN_SECRET_LENGTH = 4
+"""Shorter values are not hidden: `on` or `5` is no secret, and is a part of many words."""
 
 
 def load_provider(uses: str, settings: Mapping[str, Any], *, base_dir: Path | None = None) -> ToolProvider:
-    """A new provider, not started, made with these settings. See `find_factory` for what `uses` may be."""
+    """Builds a provider with these settings, without starting it. See `get_factory` for `uses`."""
     return build_provider(get_factory(uses, base_dir), uses, settings)
 
 
 def get_factory(uses: str, base_dir: Path | None = None) -> object:
-    """What makes the provider: a class, or a function.
+    """The class or function that creates a provider. Raises `ConfigError`.
 
-    `uses` is the name under which an installed package offers it, or `package.module:Name` or `./file.py:Name`, which
-    are looked for in `base_dir` first, and read again where they were found before. Raises `ConfigError`.
+    `uses` is the name of a provider in an installed package, or `package.module:Name` or `./file.py:Name`. The latter
+    two are looked for in `base_dir` first, and loaded again if their code has changed.
     """
     if ":" in uses or uses.endswith(".py"):
-        return _own(uses, Path.cwd() if base_dir is None else base_dir)
-    return _installed(uses)
+        return _import_factory(uses, Path.cwd() if base_dir is None else base_dir)
+    return _load_installed_factory(uses)
 
 
 def build_provider(
     factory: object, uses: str, settings: Mapping[str, Any], *, source_settings: Mapping[str, Any] | None = None
 ) -> ToolProvider:
-    """A new provider, not started. Raises `ConfigError`.
+    """Creates a provider without starting it. Raises `ConfigError`.
 
-    `written` is how the settings stand in the file. What variables were filled into, and what a key such as `apiKey`
-    gives away as a secret, no message shows.
+    `source_settings` are the settings before variables were filled in. Error messages hide values that came from
+    variables, and values under a key such as `apiKey`.
     """
-    hidden = [*_secrets_in(settings), *_filled_in(settings if source_settings is None else source_settings, settings)]
-    return _checked(_make(factory, uses, settings, hidden), uses)
+    secrets = [*_list_secrets(settings), *_list_filled_in(source_settings or settings, settings)]
+    return _check_provider(_call_factory(factory, uses, settings, secrets), uses)
 
 
 def list_installed_providers() -> dict[str, list[EntryPoint]]:
-    """What the installed packages offer, by name."""
-    from importlib.metadata import entry_points  # Here: only who configures a provider pays for looking.
+    """The providers of installed packages, by name."""
+    from importlib.metadata import entry_points  # Imported here: only configurations with a provider need it.
 
-    found: dict[str, list[EntryPoint]] = {}
-    for point in entry_points(group=ENTRY_POINT_GROUP):
-        if all(point.value != other.value for other in found.setdefault(point.name, [])):
-            found[point.name].append(point)
-    return found
+    providers: dict[str, list[EntryPoint]] = {}
+    for entry_point in entry_points(group=ENTRY_POINT_GROUP):
+        same_name = providers.setdefault(entry_point.name, [])
+        if all(entry_point.value != other.value for other in same_name):
+            same_name.append(entry_point)
+    return providers
 
 
-def _installed(name: str) -> object:
-    offered = list_installed_providers()
-    points = offered.get(name, [])
-    if not points:
-        raise ConfigError(f'no installed package offers a provider "{name}"{_way_out(name, offered)}')
-    if len(points) > 1:
-        places = " and ".join(f"{point.value} ({_package(point)})" for point in points)
-        raise ConfigError(f'the provider "{name}" is offered twice, by {places}; say which: uses: {points[0].value}')
+def _load_installed_factory(name: str) -> object:
+    installed = list_installed_providers()
+    entry_points = installed.get(name, [])
+    if not entry_points:
+        names = f"; installed are {', '.join(sorted(installed))}" if installed else "; none is installed"
+        raise ConfigError(
+            f'no installed package offers a provider "{name}"{did_you_mean(name, installed)}{names}. '
+            "For one of your own: uses: package.module:Name"
+        )
+    if len(entry_points) > 1:
+        origins = " and ".join(f"{point.value} ({_describe_package(point)})" for point in entry_points)
+        raise ConfigError(
+            f'the provider "{name}" is offered twice, by {origins}; say which: uses: {entry_points[0].value}'
+        )
+    (entry_point,) = entry_points
     try:
-        return points[0].load()
+        return entry_point.load()
     except (Exception, SystemExit) as error:
-        origin = f'the provider "{name}" of {_package(points[0])} ({points[0].value})'
-        raise ConfigError(f"{origin} cannot be imported: {_said(error)}") from error
+        origin = f'the provider "{name}" of {_describe_package(entry_point)} ({entry_point.value})'
+        raise ConfigError(f"{origin} cannot be imported: {_describe_error(error)}") from error
 
 
-def _way_out(name: str, offered: Collection[str]) -> str:
-    known = f"; installed are {', '.join(sorted(offered))}" if offered else "; none is installed"
-    return f"{did_you_mean(name, offered)}{known}. For one of your own: uses: package.module:Name"
+def _describe_package(entry_point: EntryPoint) -> str:
+    package = entry_point.dist
+    return f"{package.name} {package.version}" if package is not None else "an unknown package"
 
 
-def _package(point: EntryPoint) -> str:
-    return f"{point.dist.name} {point.dist.version}" if point.dist is not None else "an unknown package"
-
-
-def _own(uses: str, base_dir: Path) -> object:
+def _import_factory(uses: str, base_dir: Path) -> object:
     if (match := _FILE.fullmatch(uses)) is not None:
         file = Path(os.path.normpath(base_dir / Path(match["file"]).expanduser()))
         if not file.is_file():
@@ -116,139 +121,138 @@ def _own(uses: str, base_dir: Path) -> object:
         with user_imports(uses, folder):
             value: object = load()
     except ConfigError as error:
-        # What is said there of functions, without them and without this file as the place of the fault.
-        raise ConfigError(_HERE.sub("", str(error).removeprefix("functions: "))) from error.__cause__
+        # The message without the setting `functions`, and without this file as the place of the fault.
+        raise ConfigError(_THIS_FILE.sub("", str(error).removeprefix("functions: "))) from error.__cause__
     for step in match["name"].split("."):
         if not hasattr(value, step):
-            inside: dict[str, object] = getattr(value, "__dict__", {})
-            known = [key for key, item in inside.items() if not key.startswith("_") and callable(item)]
-            raise ConfigError(f"{uses}: there is no {step!r} in it{did_you_mean(step, known)}")
+            members: dict[str, object] = getattr(value, "__dict__", {})
+            names = [key for key, item in members.items() if not key.startswith("_") and callable(item)]
+            raise ConfigError(f"{uses}: there is no {step!r} in it{did_you_mean(step, names)}")
         value = getattr(value, step)
     return value
 
 
-def _make(factory: object, uses: str, settings: Mapping[str, Any], hidden: Collection[str]) -> object:
+def _call_factory(factory: object, uses: str, settings: Mapping[str, Any], secrets: Collection[str]) -> object:
     if not callable(factory):
-        raise ConfigError(f"{uses}: {_a(factory)} makes no provider; name a ToolProvider class, or a function")
-    if faults := list(_misfits(factory, settings)):
-        raise ConfigError(f"{uses}: {'; '.join(faults)}")
+        raise ConfigError(
+            f"{uses}: {_describe_type(factory)} makes no provider; name a ToolProvider class or a function"
+        )
+    if problems := list(_find_setting_problems(factory, settings)):
+        raise ConfigError(f"{uses}: {'; '.join(problems)}")
     try:
         return factory(**settings)
     except Exception as error:
-        given = f" with the settings {', '.join(settings)}" if settings else ""
-        raise ConfigError(f"{uses} cannot be made{given}: {_hide(_said(error), hidden)}") from error
+        names = f" with the settings {', '.join(settings)}" if settings else ""
+        raise ConfigError(f"{uses} cannot be made{names}: {_hide(_describe_error(error), secrets)}") from error
 
 
-def _misfits(factory: Callable[..., object], settings: Mapping[str, Any]) -> Iterator[str]:
-    """What does not fit between the settings and the parameters: said by name, before the provider's code runs."""
+def _find_setting_problems(factory: Callable[..., object], settings: Mapping[str, Any]) -> Iterator[str]:
+    """Unknown and missing settings by name, found before the provider's code runs."""
     try:
         parameters = inspect.signature(factory).parameters.values()
-    except (TypeError, ValueError):  # Some callables written in C do not say.
+    except (TypeError, ValueError):  # Some callables written in C have no signature.
         return
-    takes = {one.name: one for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)}
-    if not any(one.kind is one.VAR_KEYWORD for one in parameters):
-        known = f"; it takes {', '.join(takes)}" if takes else "; it takes none"
+    accepted = {item.name: item for item in parameters if item.kind in (item.POSITIONAL_OR_KEYWORD, item.KEYWORD_ONLY)}
+    if not any(item.kind is item.VAR_KEYWORD for item in parameters):
+        names = f"; it takes {', '.join(accepted)}" if accepted else "; it takes none"
         for name in settings:
-            if name not in takes:
-                yield f'there is no setting "{name}"{did_you_mean(name, takes) or known}'
-    for name, one in takes.items():
-        if one.default is one.empty and name not in settings:
+            if name not in accepted:
+                yield f'there is no setting "{name}"{did_you_mean(name, accepted) or names}'
+    for name, parameter in accepted.items():
+        if parameter.default is parameter.empty and name not in settings:
             yield f'the setting "{name}" is missing'
 
 
-def _checked(made: object, uses: str) -> ToolProvider:
-    """The provider, if it is one and can be asked already: it is listed before it has started."""
-    if not isinstance(made, ToolProvider):
-        if inspect.iscoroutine(made):
-            made.close()
-        raise ConfigError(f"{uses} makes {_a(made)}, which is no ToolProvider")
+def _check_provider(value: object, uses: str) -> ToolProvider:
+    """The provider, if it is one and can list its tools before it is started."""
+    if not isinstance(value, ToolProvider):
+        if inspect.iscoroutine(value):
+            value.close()
+        raise ConfigError(f"{uses} makes {_describe_type(value)}, which is no ToolProvider")
     try:
-        made.on_change(lambda: None)()
+        value.on_change(lambda: None)()
     except AttributeError as error:
         hint = "does its __init__ call super().__init__()?"
-        raise ConfigError(f"{uses}: nobody can ask to be told of changes: {_said(error)}; {hint}") from error
+        raise ConfigError(f"{uses}: changes cannot be subscribed to: {_describe_error(error)}; {hint}") from error
     try:
-        made.list_tools()
+        value.list_tools()
     except Exception as error:
-        hint = "before it has started it may list nothing, but must answer"
-        raise ConfigError(f"{uses}: its tools cannot be listed: {_said(error)}; {hint}") from error
-    return made
+        hint = "before it has started it may list nothing, but must not fail"
+        raise ConfigError(f"{uses}: its tools cannot be listed: {_describe_error(error)}; {hint}") from error
+    return value
 
 
-def _a(value: object) -> str:
+def _describe_type(value: object) -> str:
     name = type(value).__name__
     return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
 
 
-def _said(error: BaseException) -> str:
-    """What an exception says; of one that is not ours, its name too."""
+def _describe_error(error: BaseException) -> str:
+    """The message of an exception, with its class unless it is one of ours."""
     if isinstance(error, ToolspaceError):
         return str(error)
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
-def _secrets_in(value: object, *, inside: bool = False) -> Iterator[str]:
-    """The texts below keys that sound like secrets."""
+def _list_secrets(value: object, *, is_secret: bool = False) -> Iterator[str]:
+    """The texts below keys that name secrets."""
     if isinstance(value, Mapping):
         for key, item in cast("Mapping[object, object]", value).items():
-            yield from _secrets_in(item, inside=inside or is_secret_name(str(key)))
+            yield from _list_secrets(item, is_secret=is_secret or is_secret_name(str(key)))
     elif isinstance(value, list | tuple):
         for item in cast("list[object]", value):
-            yield from _secrets_in(item, inside=inside)
-    elif inside and isinstance(value, str):
+            yield from _list_secrets(item, is_secret=is_secret)
+    elif is_secret and isinstance(value, str):
         yield value
 
 
-def _filled_in(written: object, filled: object) -> Iterator[str]:
-    """The texts that are not as they were written."""
-    if isinstance(filled, Mapping):
-        for key, item in cast("Mapping[str, object]", filled).items():
-            yield from _filled_in(cast("Mapping[str, object]", written)[key], item)
-    elif isinstance(filled, list):
-        for before, item in zip(cast("list[object]", written), cast("list[object]", filled), strict=True):
-            yield from _filled_in(before, item)
-    elif isinstance(filled, str) and filled != written:
-        yield filled
+def _list_filled_in(source: object, value: object) -> Iterator[str]:
+    """The texts that differ from their source, because a variable was filled in."""
+    if isinstance(value, Mapping):
+        for key, item in cast("Mapping[str, object]", value).items():
+            yield from _list_filled_in(cast("Mapping[str, object]", source)[key], item)
+    elif isinstance(value, list):
+        for source_item, item in zip(cast("list[object]", source), cast("list[object]", value), strict=True):
+            yield from _list_filled_in(source_item, item)
+    elif isinstance(value, str) and value != source:
+        yield value
 
 
 def _hide(text: str, secrets: Collection[str]) -> str:
-    for secret in sorted(secrets, key=len, reverse=True):  # One may begin with another.
-        if len(secret) >= _MIN_SECRET:
+    for secret in sorted(secrets, key=len, reverse=True):  # Longest first: one secret may contain another.
+        if len(secret) >= _MIN_SECRET_LENGTH:
             text = text.replace(secret, MASK)
     return mask_secrets(text)
 
 
-# MERGED from namespaced: A provider as configuration mounts it: under a namespace, and able to leave while calls s…
-
-
 class MountedProvider(ToolProvider):
-    """Passes everything on to the provider inside, until it is retired."""
+    """A provider under a namespace. Passes everything on to the inner provider until it is retired."""
 
     def __init__(self, inner: ToolProvider, namespace: str) -> None:
         super().__init__()
         self.inner = inner
         self.kind = inner.kind
         self.namespace = namespace
-        self._retired = False
-        self._starting: asyncio.Task[None] | None = None
-        self._forget = inner.on_change(self.notify_changed)
-        self._file = _source_file(inner)
-        self._code = _read_source(self._file)
+        self._is_retired = False
+        self._warmup_task: asyncio.Task[None] | None = None
+        self._unsubscribe = inner.on_change(self.notify_changed)
+        self._source_file = _find_source_file(inner)
+        self._source = _read_source(self._source_file)
 
     def is_code_unchanged(self) -> bool:
-        """Whether the file of its class still says what it said when this was made."""
-        return _read_source(self._file) == self._code
+        """Whether the file of the provider's class is the same as when it was mounted."""
+        return _read_source(self._source_file) == self._source
 
     def retire(self) -> None:
-        """Offers nothing from now on, at once. Calls in flight go on, until someone closes it."""
-        self._retired = True
+        """Stops offering tools immediately. Running calls continue until `aclose`."""
+        self._is_retired = True
         self.notify_changed()
 
     def list_tools(self) -> Sequence[Tool]:
-        return () if self._retired else self.inner.list_tools()
+        return () if self._is_retired else self.inner.list_tools()
 
     def has_tool(self, name: str) -> bool:
-        return not self._retired and self.inner.has_tool(name)
+        return not self._is_retired and self.inner.has_tool(name)
 
     async def execute(self, name: str, parameters: dict[str, Any], context: ToolContext) -> ToolResult:
         return await self.inner.execute(name, parameters, context)
@@ -257,39 +261,39 @@ class MountedProvider(ToolProvider):
         return self.inner.is_offered(tool, context)
 
     def get_instructions(self) -> str:
-        return "" if self._retired else self.inner.get_instructions()
+        return "" if self._is_retired else self.inner.get_instructions()
 
     async def warmup(self) -> None:
-        if self._retired:  # Someone tries again who has not heard of it yet.
+        if self._is_retired:  # A retry that started before the provider was retired.
             return
-        self._starting = starting = asyncio.ensure_future(_warmup(self.inner))
+        self._warmup_task = task = asyncio.ensure_future(_run_warmup(self.inner))
         try:
-            await starting
+            await task
         except asyncio.CancelledError:
-            # Stopped by `aclose`, it has not failed: nobody should report it, or try again.
-            if not self._retired or (task := asyncio.current_task()) is None or task.cancelling():
+            # Cancelled by `aclose`, the warmup has not failed: it must be neither reported nor retried.
+            if not self._is_retired or (current := asyncio.current_task()) is None or current.cancelling():
                 raise
         finally:
-            self._starting = None
+            self._warmup_task = None
 
     async def aclose(self) -> None:
-        """Also while it still starts: a provider that hangs can be taken out of the configuration."""
-        self._retired = True
-        self._forget()
-        if self._starting is not None:
-            self._starting.cancel()
-            await asyncio.wait((self._starting,))
+        """Closes the provider, also during its warmup, so that a provider that hangs can be removed."""
+        self._is_retired = True
+        self._unsubscribe()
+        if self._warmup_task is not None:
+            self._warmup_task.cancel()
+            await asyncio.wait((self._warmup_task,))
         await self.inner.aclose()
 
 
-async def _warmup(provider: ToolProvider) -> None:
+async def _run_warmup(provider: ToolProvider) -> None:
     await provider.warmup()
 
 
-def _source_file(provider: ToolProvider) -> Path | None:
+def _find_source_file(provider: ToolProvider) -> Path | None:
     try:
         return Path(inspect.getfile(type(provider)))
-    except (TypeError, OSError):  # Made up in a shell, or compiled.
+    except (TypeError, OSError):  # Defined in a shell, or compiled.
         return None
 
 

@@ -1,4 +1,7 @@
-"""`agent__read_output`: reads a stored output back, by lines, by pattern or by JSONPath. Its answers are small."""
+"""`agent__read_output`: reads a stored output by lines, by pattern or by JSONPath. Its results are small.
+
+`internal_tools` offers it. The output store decides which outputs a session and a user may read.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +19,19 @@ from toolspace.core.safe_regex import SafePattern
 from toolspace.core.tool import Annotations, ToolCategory
 from toolspace.errors import ToolExecutionError, ToolValidationError
 
-_ROOM = 16_000
-"""Characters of an answer: about four thousand tokens."""
-_WRAP = 2_000
-"""A longer line is read in pieces of this size, so that one endless line can be read at all."""
+_MAX_RESULT_CHARACTERS = 16_000
+"""About four thousand tokens."""
+_WRAP_WIDTH = 2_000
+"""Longer lines are split into pieces of this length, so that a very long line can be read at all."""
 _DEFAULT_LINES = 200
-_MOST_MATCHES = 200
-_MOST_VALUES = 10_000
-_MOST_JSON_BYTES = 64 * 1024 * 1024
+_MAX_MATCHES = 200
+_MAX_VALUES = 10_000
+_MAX_JSON_BYTES = 64 * 1024 * 1024
 
 
-def read_output_tool(outputs: OutputStore) -> FunctionTool:
+def build_read_output_tool(outputs: OutputStore) -> FunctionTool:
+    """The tool that reads from this store."""
+
     async def read_output(
         handle: str,
         offset: int | None = None,
@@ -41,7 +46,7 @@ def read_output_tool(outputs: OutputStore) -> FunctionTool:
         Args:
             handle: The handle from tool_output.
             offset: The first line (or value of jsonPath) to return, counted from 1.
-            limit: How many lines, matches or values to return at most.
+            limit: The maximum number of lines, matches or values to return.
             pattern: A regular expression; only lines that match are returned, with their numbers.
             jsonPath: A JSONPath such as $.items[0].name, for outputs that are JSON.
         """
@@ -53,105 +58,104 @@ def read_output_tool(outputs: OutputStore) -> FunctionTool:
             raise ToolValidationError("give pattern or jsonPath, not both")
         output = await outputs.find(handle, session=context.session_id or "", owner=context.user_id)
         if output is None:
-            # One message for all reasons: a handle must not tell whether someone else's output exists.
+            # The same message for every reason: it must not reveal that another user's output exists.
             raise ToolExecutionError(f'no stored output "{handle}" can be read here; it may have expired')
         if jsonPath is not None:
-            return await _by_path(outputs, output, jsonPath, offset or 1, limit or _MOST_MATCHES)
+            return await _read_path(outputs, output, jsonPath, offset or 1, limit or _MAX_MATCHES)
         if pattern is not None:
-            return await _by_pattern(outputs, output, pattern, offset or 1, limit or _MOST_MATCHES)
-        return await _by_lines(outputs, output, offset or 1, limit or _DEFAULT_LINES)
+            return await _read_matches(outputs, output, pattern, offset or 1, limit or _MAX_MATCHES)
+        return await _read_lines(outputs, output, offset or 1, limit or _DEFAULT_LINES)
 
-    settings = Annotations(read_only=True, idempotent=True)
-    made = tool(name="read_output", category=ToolCategory.AGENT, annotations=settings)(read_output)
-    made.has_small_results = True
-    return made
+    annotations = Annotations(read_only=True, idempotent=True)
+    read_tool = tool(name="read_output", category=ToolCategory.AGENT, annotations=annotations)(read_output)
+    read_tool.has_small_results = True
+    return read_tool
 
 
-async def _by_lines(outputs: OutputStore, output: StoredOutput, offset: int, limit: int) -> dict[str, Any]:
+async def _read_lines(outputs: OutputStore, output: StoredOutput, offset: int, limit: int) -> dict[str, Any]:
     lines: list[str] = []
-    room = _ROOM
-    more = False
-    number = 0
-    async with aclosing(_wrapped(outputs, output)) as batches:
+    room = _MAX_RESULT_CHARACTERS
+    has_more = False
+    lines_before = 0
+    async with aclosing(_wrapped_lines(outputs, output)) as batches:
         async for batch in batches:
-            for line in batch[max(0, offset - 1 - number) :]:
+            for line in batch[max(0, offset - 1 - lines_before) :]:
                 if len(lines) >= limit or (lines and len(line) + 1 > room):
-                    more = True
+                    has_more = True
                     break
                 lines.append(line)
                 room -= len(line) + 1
-            number += len(batch)
-            if more:
+            lines_before += len(batch)
+            if has_more:
                 break
-    answer: dict[str, Any] = {
+    result: dict[str, Any] = {
         "handle": output.handle,
         "offset": offset,
         "lines": len(lines),
         "totalLines": output.lines,
         "content": "\n".join(lines),
     }
-    if more:
-        answer["nextOffset"] = offset + len(lines)
-    return answer
+    if has_more:
+        result["nextOffset"] = offset + len(lines)
+    return result
 
 
-async def _by_pattern(
+async def _read_matches(
     outputs: OutputStore, output: StoredOutput, pattern: str, offset: int, limit: int
 ) -> dict[str, Any]:
     compiled = SafePattern(pattern)
     matches: list[dict[str, Any]] = []
-    room = _ROOM
-    more = False
-    number = 0
-    async with aclosing(_wrapped(outputs, output)) as batches:
+    room = _MAX_RESULT_CHARACTERS
+    has_more = False
+    lines_before = 0
+    async with aclosing(_wrapped_lines(outputs, output)) as batches:
         async for batch in batches:
-            # In a thread: a slow pattern may take its second, but not from everyone else on the loop.
-            found = await asyncio.to_thread(_matching, compiled, batch, number, offset)
-            number += len(batch)
-            for match in found:
+            # In a thread: a slow pattern may take a second, which must not block the event loop.
+            batch_matches = await asyncio.to_thread(_find_matches, compiled, batch, lines_before, offset)
+            lines_before += len(batch)
+            for match in batch_matches:
                 if len(matches) >= limit or (matches and len(match["text"]) > room):
-                    more = True
+                    has_more = True
                     break
                 matches.append(match)
                 room -= len(match["text"])
-            if more:
+            if has_more:
                 break
-    answer: dict[str, Any] = {"handle": output.handle, "totalLines": output.lines, "matches": matches}
-    if more:
-        answer["nextOffset"] = matches[-1]["line"] + 1
-    return answer
+    result: dict[str, Any] = {"handle": output.handle, "totalLines": output.lines, "matches": matches}
+    if has_more:
+        result["nextOffset"] = matches[-1]["line"] + 1
+    return result
 
 
-async def _by_path(outputs: OutputStore, output: StoredOutput, path: str, offset: int, limit: int) -> dict[str, Any]:
-    if output.bytes > _MOST_JSON_BYTES:
+async def _read_path(outputs: OutputStore, output: StoredOutput, path: str, offset: int, limit: int) -> dict[str, Any]:
+    if output.bytes > _MAX_JSON_BYTES:
         raise ToolExecutionError(f"the output has {output.bytes} bytes, too many for jsonPath; use pattern or offset")
-    text = await outputs.text(output, limit=_MOST_JSON_BYTES)
-    values = await asyncio.to_thread(_query, text, path)
-    more = len(values) > _MOST_VALUES
-    shown: list[Any] = []
-    room = _ROOM
-    values_left = values[offset - 1 : _MOST_VALUES]
-    for value in values_left[:limit]:
+    text = await outputs.text(output, limit=_MAX_JSON_BYTES)
+    values = await asyncio.to_thread(_find_values, text, path)
+    returned: list[Any] = []
+    room = _MAX_RESULT_CHARACTERS
+    candidates = values[offset - 1 : _MAX_VALUES]
+    for value in candidates[:limit]:
         size = len(json_text.encode(value))
         if size > room:
-            if not shown:
-                shown.append(json_text.describe(value, room))
+            if not returned:
+                returned.append(json_text.describe(value, room))
             break
-        shown.append(value)
+        returned.append(value)
         room -= size
-    answer: dict[str, Any] = {
+    result: dict[str, Any] = {
         "handle": output.handle,
-        "found": f"more than {_MOST_VALUES}" if more else len(values),
-        "values": shown,
+        "found": f"more than {_MAX_VALUES}" if len(values) > _MAX_VALUES else len(values),
+        "values": returned,
     }
-    if len(shown) < len(values_left):
-        answer["truncated"] = True
-        answer["nextOffset"] = offset + len(shown)
-    return answer
+    if len(returned) < len(candidates):
+        result["truncated"] = True
+        result["nextOffset"] = offset + len(returned)
+    return result
 
 
-def _query(text: str, path: str) -> list[Any]:
-    import jsonpath  # 80 ms that only a query pays.
+def _find_values(text: str, path: str) -> list[Any]:
+    import jsonpath  # Imported here: it takes 80 ms.
 
     try:
         document = json_text.decode(text)
@@ -159,26 +163,28 @@ def _query(text: str, path: str) -> list[Any]:
         raise ToolExecutionError(f"the output is not JSON ({error}); use pattern or offset") from None
     environment = jsonpath.JSONPathEnvironment(strict=True)
     for name in ("match", "search"):
-        # Regular expressions of a stranger, without a time limit; `pattern` has one.
+        # They run regular expressions of the caller without a time limit.
         environment.function_extensions.pop(name, None)
     try:
-        found = environment.finditer(path, document)
-        return [match.obj for match in itertools.islice(found, _MOST_VALUES + 1)]
-    except Exception as error:  # Its own, and what strange paths make it stumble over.
-        # Not `str(error)`: the library draws the path into it, and fails at that where the path is empty.
+        matches = environment.finditer(path, document)
+        return [match.obj for match in itertools.islice(matches, _MAX_VALUES + 1)]
+    except Exception as error:  # The library raises its own errors, and others for unusual paths.
+        # Not `str(error)`: the library puts the path into it, which fails if the path is empty.
         reason = str(error.args[0] if error.args else type(error).__name__).partition("\n")[0]
         raise ToolValidationError(f"jsonPath: {json_text.describe(path)}: {reason}") from None
 
 
-def _matching(pattern: SafePattern, lines: list[str], before: int, offset: int) -> list[dict[str, Any]]:
+def _find_matches(pattern: SafePattern, lines: list[str], lines_before: int, offset: int) -> list[dict[str, Any]]:
     return [
         {"line": number, "text": line}
-        for number, line in enumerate(lines, before + 1)
+        for number, line in enumerate(lines, lines_before + 1)
         if number >= offset and pattern.search(line) is not None
     ]
 
 
-async def _wrapped(outputs: OutputStore, output: StoredOutput) -> AsyncGenerator[list[str], None]:
-    """The lines in batches, long ones in pieces."""
+async def _wrapped_lines(outputs: OutputStore, output: StoredOutput) -> AsyncGenerator[list[str], None]:
+    """The lines in batches. Long lines are split."""
     async for batch in outputs.lines(output):
-        yield [line[start : start + _WRAP] for line in batch for start in range(0, max(len(line), 1), _WRAP)]
+        yield [
+            line[start : start + _WRAP_WIDTH] for line in batch for start in range(0, max(len(line), 1), _WRAP_WIDTH)
+        ]

@@ -1,4 +1,8 @@
-"""Local tools under bare names: functions, raw schemas with a handler, the built-ins. Added and removed at run time."""
+"""Holds the tools that this process runs itself: functions, tools with a handler, built-ins.
+
+The toolspace and the orchestrator use it; tools can be added and removed while calls run. `run_tool` runs one tool
+without the stages of the orchestrator.
+"""
 
 from __future__ import annotations
 
@@ -19,42 +23,40 @@ from toolspace.core.statistics import StatsCollector, ToolStats
 from toolspace.core.tool import Tool, ToolCategory, check_local_name
 from toolspace.errors import ToolExecutionError, ToolNameConflict, ToolNotFoundError
 
-# MERGED from functions: Runs a tool that is Python code, by itself: without stages, for callers that have no orche…
-
 
 async def run_tool(tool: Tool, parameters: dict[str, Any], context: ToolContext) -> ToolResult:
-    """The result of a tool's function or handler. What it raises is raised."""
-    value = await _value(tool, parameters, context)
+    """Runs a tool's function or handler and returns its result. Exceptions of the function propagate."""
+    value = await _run_function(tool, parameters, context)
     if isinstance(value, ToolResult):
         return value
     parts = get_content_parts(value)
     return ToolResult(ok=True, result=join_parts(parts) if parts else value, parts=parts, tool=tool.name)
 
 
-async def _value(tool: Tool, parameters: dict[str, Any], context: ToolContext) -> Any:
+async def _run_function(tool: Tool, parameters: dict[str, Any], context: ToolContext) -> Any:
     if isinstance(tool, FunctionTool):
         signature = tool.signature
-        named = dict(tool.validator.from_mapping(parameters))
+        keywords = dict(tool.validator.from_mapping(parameters))
         if signature.context_parameter is not None:
-            named[signature.context_parameter] = context
-        positional = [named.pop(one) for one in signature.positional_only if one in named]
+            keywords[signature.context_parameter] = context
+        positional = [keywords.pop(name) for name in signature.positional_only if name in keywords]
         function, style = tool.function, tool.style
     elif tool.handler is not None:
-        function, positional, named = tool.handler, [parameters, context], {}
+        function, positional, keywords = tool.handler, [parameters, context], {}
         style = execution_style(tool.handler, tool.name)
     else:
-        raise ToolExecutionError(f'tool "{tool.name}" has no function that this process could run')
+        raise ToolExecutionError(f'tool "{tool.name}" has no function that this process can run')
     if style == "stream":
-        async with aclosing(function(*positional, **named)) as stream:
+        async with aclosing(function(*positional, **keywords)) as stream:
             values = [value async for value in stream]
         return "".join(values) if all(isinstance(value, str) for value in values) else values
     if style == "sync":
-        return await asyncio.to_thread(function, *positional, **named)
-    return await function(*positional, **named)
+        return await asyncio.to_thread(function, *positional, **keywords)
+    return await function(*positional, **keywords)
 
 
 class ToolRegistry(ToolProvider):
-    """The tools that this process runs itself. An orchestrator runs them through all its stages."""
+    """Tools under bare names, without a namespace. An orchestrator runs them through its stages."""
 
     def __init__(
         self,
@@ -70,20 +72,18 @@ class ToolRegistry(ToolProvider):
         self.register_many(tools)
 
     def register(self, tool: Tool | Callable[..., Any]) -> Tool:
-        """Adds a tool, or a plain function as one. A name that is taken is an error."""
-        made = as_tool(tool)
-        self.register_many([made])
-        return made
+        """Adds a tool, or a function as a tool. Raises `ToolNameConflict` if the name is in use."""
+        added = as_tool(tool)
+        self.register_many([added])
+        return added
 
     def register_many(self, tools: Iterable[Tool | Callable[..., Any]]) -> None:
-        """Adds all of them or, where one cannot be added, none."""
+        """Adds all tools, or none of them if one cannot be added."""
         added: dict[str, Tool] = {}
         for item in tools:
             tool = as_tool(item)
             check_local_name(tool.name)
-            _ = (
-                tool.input_schema
-            )  # Read now: a hint that no schema can be made of is this tool's fault, not the list's.
+            _ = tool.input_schema  # Built now: an unsupported type hint is reported when the tool is added.
             existing = self._tools.get(tool.name) or added.get(tool.name)
             if existing is not None:
                 raise ToolNameConflict(
@@ -95,7 +95,7 @@ class ToolRegistry(ToolProvider):
             self.notify_changed()
 
     def unregister(self, name: str) -> Tool:
-        """Takes a tool out. Calls in flight end as they end."""
+        """Removes a tool. Raises `ToolNotFoundError`. Running calls continue."""
         try:
             tool = self._tools.pop(name)
         except KeyError:
@@ -104,9 +104,8 @@ class ToolRegistry(ToolProvider):
         return tool
 
     def replace_all(self, tools: Iterable[Tool | Callable[..., Any]]) -> None:
-        """Puts other tools in the place of all."""
-        fresh = ToolRegistry(tools)
-        self._tools = fresh._tools
+        """Replaces all tools, or none if one cannot be added."""
+        self._tools = ToolRegistry(tools)._tools
         self.notify_changed()
 
     def get(self, name: str) -> Tool | None:
@@ -128,18 +127,18 @@ class ToolRegistry(ToolProvider):
         return [tool for tool in self._tools.values() if tool.category == category]
 
     def to_llm_tools(self, format: ToolFormat = "openai") -> Sequence[dict[str, Any]]:
-        """The definitions as one model API takes them."""
+        """The tool definitions in the format of a model API."""
         return export_tools(self._tools.values(), format)
 
     def get_stats(self) -> ToolStats:
         return self._stats.summary(self._tools.values())
 
     def update_call_stats(self, name: str, duration: float, success: bool) -> None:
-        """Books a call that ran elsewhere. The duration is in milliseconds, as in the statistics."""
+        """Adds a call to the statistics that this registry did not run itself. `duration` is in milliseconds."""
         self._stats.add(name, duration, success)
 
     async def execute(self, name: str, parameters: dict[str, Any], context: ToolContext) -> ToolResult:
-        """Runs a tool by itself, without stages: for callers that have no orchestrator."""
+        """Runs a tool without stages, for callers without an orchestrator."""
         tool = self._tools.get(name)
         if tool is None:
             raise ToolNotFoundError(f'Tool "{name}" not found{did_you_mean(name, self._tools)}')
@@ -147,7 +146,7 @@ class ToolRegistry(ToolProvider):
 
 
 def _origin(tool: Tool) -> str:
-    """Whose tool it is, as an error message names it."""
+    """Describes a tool in an error message: the function with its file and line."""
     if isinstance(tool, FunctionTool):
         code = getattr(inspect.unwrap(tool.function), "__code__", None)
         name = getattr(tool.function, "__qualname__", tool.name)
