@@ -1,1 +1,5 @@
-"""A small expression language over JSON, for configured tools. Bounded: no input makes it run long or grow large."""
+"""A small expression language over JSON, for configured tools of type `compute`.
+
+`compiler` turns text into an `Expression`; `values` and `functions` are what it computes with. A step budget limits
+time and size. `toolspace.providers.configured_tools` uses this package. It imports only `toolspace.core`.
+"""

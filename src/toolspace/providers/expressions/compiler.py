@@ -1,12 +1,13 @@
-"""Compiles expressions: Python's own parser, and of what it gives only what computes with JSON. Runs no Python code.
+"""Compiles expressions: parses them with Python's parser and accepts only nodes that compute JSON. Runs no Python code.
 
-A name or `a.b` looks into the input and never at an object of Python, `x.f(y)` is the function `f(x, y)`, and every
-operation takes steps from one budget, so that no input can make an expression run long or grow large.
+A name or `a.b` reads the input, never an attribute of a Python object; `x.f(y)` is the function `f(x, y)`. Every
+operation spends steps of one budget, so that no input makes an expression slow or large.
 """
 
 from __future__ import annotations
 
 import ast
+import inspect
 import math
 import re
 import warnings
@@ -20,7 +21,7 @@ from toolspace.providers.expressions.values import (
     OPERATORS,
     STEP_BUDGET,
     Evaluate,
-    Evaluation,
+    EvaluationScope,
     ExpressionError,
     Loop,
     MissingValueError,
@@ -46,34 +47,34 @@ from toolspace.providers.expressions.values import (
 )
 
 MAX_EXPRESSION_LENGTH = 10_000
-"""Characters of an expression."""
 INPUT = "input"
 _CONSTANTS: Mapping[str, Any] = {"true": True, "false": False, "null": None}
-_SPECIAL = ("default", "has")
+_SPECIAL_FUNCTIONS = ("default", "has")
+"""Functions whose first argument may be missing in the input."""
 _FORMAT = re.compile(r"(,?(\.\d{1,2}f|d)?|(\.\d{1,2})?%)")
-_NUMERIC: Mapping[type[ast.operator], str] = {
+_ARITHMETIC_SIGNS: Mapping[type[ast.operator], str] = {
     ast.Sub: "-",
     ast.Mult: "*",
     ast.Div: "/",
     ast.FloorDiv: "//",
     ast.Mod: "%",
 }
-_ORDER: Mapping[type[ast.cmpop], str] = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">="}
+_ORDER_SIGNS: Mapping[type[ast.cmpop], str] = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">="}
 
 
 class Expression:
-    """An expression that was understood. `names` are the properties of the input that it looks at."""
+    """A compiled expression. `names` are the properties of the input that it reads."""
 
     def __init__(self, source: str) -> None:
-        """Raises `ExpressionError` with the place of the fault."""
+        """Raises `ExpressionError` with line and column."""
         compiler = _Compiler()
-        self._eval = compiler.compile(_parse(source))
+        self._evaluate = compiler.compile(_parse(source))
         self.names: tuple[str, ...] = tuple(compiler.names)
 
     def evaluate(self, input: Mapping[str, Any], *, budget: int = STEP_BUDGET) -> Any:
-        """Its value for an input: JSON. Raises `ExpressionError` where it has none."""
+        """Its JSON value for an input. Raises `ExpressionError` if it has none."""
         try:
-            value = self._eval(Evaluation(input, budget))
+            value = self._evaluate(EvaluationScope(input, budget))
             if json_length(value) > MAX_RESULT_LENGTH:
                 raise ExpressionError("the result is too large")
             return value
@@ -90,27 +91,28 @@ def _parse(source: str) -> ast.expr:
         raise ExpressionError("it has a NUL character")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # What Python thinks of a "\\d" is nobody's concern here.
-            # In brackets of their own lines: an expression may have several, and end with a comment.
+            warnings.simplefilter("ignore")  # Python warns of escapes such as "\\d".
+            # In brackets on separate lines: an expression may have several lines and end with a comment.
             return ast.parse(f"(\n{source}\n)", mode="eval").body
     except SyntaxError as error:
         line = (error.lineno or 1) - 1
-        ended = line > source.count("\n") + 1  # Where the bracket was that stands around it.
-        raise ExpressionError(f"{'the end' if ended else f'line {line}, column {error.offset}'}: {error.msg}") from None
+        is_at_end = line > source.count("\n") + 1  # The line of the closing bracket.
+        position = "the end" if is_at_end else f"line {line}, column {error.offset}"
+        raise ExpressionError(f"{position}: {error.msg}") from None
     except (ValueError, RecursionError, MemoryError):
         raise ExpressionError("it is nested too deeply") from None
 
 
-def _fault(node: ast.AST, message: str) -> ExpressionError:
-    place = cast("Any", node)
-    return ExpressionError(f"line {place.lineno - 1}, column {place.col_offset + 1}: {message}")
+def _error_at(node: ast.AST, message: str) -> ExpressionError:
+    position = cast("Any", node)
+    return ExpressionError(f"line {position.lineno - 1}, column {position.col_offset + 1}: {message}")
 
 
 class _Compiler:
     def __init__(self) -> None:
         self.names: dict[str, None] = {}
-        self._bound: list[str] = []
-        """Names that comprehensions around the present node have given."""
+        self._bound_names: list[str] = []
+        """Names that the comprehensions around the current node bind."""
 
     def compile(self, node: ast.expr) -> Evaluate:
         try:
@@ -136,12 +138,12 @@ class _Compiler:
             case ast.UnaryOp(op=ast.USub(), operand=operand):
                 inner = self._node(operand)
                 return lambda scope: require_finite(-require_number(inner(scope), "-"), "-")
-            case ast.BinOp(left=left, op=op, right=right):
-                return self._binary(node, self._node(left), op, self._node(right))
+            case ast.BinOp(left=first, op=op, right=second):
+                return self._binary(node, self._node(first), op, self._node(second))
             case ast.BoolOp(op=op, values=values):
                 return compile_boolean([self._node(value) for value in values], stop=isinstance(op, ast.Or))
-            case ast.Compare(left=left, ops=ops, comparators=others):
-                return self._compare(node, left, ops, others)
+            case ast.Compare(left=first, ops=ops, comparators=operands):
+                return self._compare(node, first, ops, operands)
             case ast.IfExp(test=test, body=body, orelse=orelse):
                 test, body, orelse = self._node(test), self._node(body), self._node(orelse)
                 return lambda scope: body(scope) if is_true(test(scope)) else orelse(scope)
@@ -158,18 +160,18 @@ class _Compiler:
             case ast.Call():
                 return self._call(node)
             case _:
-                raise _fault(node, f"{type(node).__name__} has no place in an expression")
+                raise _error_at(node, f"{type(node).__name__} is not allowed in an expression")
 
     def _constant(self, node: ast.expr, value: object) -> Evaluate:
         if value is None or isinstance(value, bool | str):
             return lambda scope: value
         if isinstance(value, int | float):
-            found = require_finite(value, "a number")
-            return lambda scope: found
-        raise _fault(node, f"{value!r:.40} is not JSON")
+            number = require_finite(value, "a number")
+            return lambda scope: number
+        raise _error_at(node, f"{value!r:.40} is not JSON")
 
     def _name(self, name: str) -> Evaluate:
-        if name in self._bound:
+        if name in self._bound_names:
             return lambda scope: scope.names[name]
         if name in _CONSTANTS:
             value = _CONSTANTS[name]
@@ -177,7 +179,7 @@ class _Compiler:
         if name != INPUT:
             self.names[name] = None
 
-        def look(scope: Evaluation) -> Any:
+        def evaluate(scope: EvaluationScope) -> Any:
             scope.spend(1)
             if name in scope.input:
                 return scope.input[name]
@@ -185,121 +187,121 @@ class _Compiler:
                 return scope.input
             raise MissingValueError(f'"{name}" is not in the input')
 
-        return look
+        return evaluate
 
-    def _slice(self, inner: Evaluate, part: ast.Slice) -> Evaluate:
-        if part.step is not None:
-            raise _fault(part.step, "a slice has a start and an end, no step")
-        start = self._node(part.lower) if part.lower is not None else None
-        end = self._node(part.upper) if part.upper is not None else None
+    def _slice(self, inner: Evaluate, node: ast.Slice) -> Evaluate:
+        if node.step is not None:
+            raise _error_at(node.step, "a slice has a start and an end, no step")
+        start = self._node(node.lower) if node.lower is not None else None
+        end = self._node(node.upper) if node.upper is not None else None
 
-        def cut(scope: Evaluation) -> Any:
+        def evaluate(scope: EvaluationScope) -> Any:
             value = inner(scope)
             if not isinstance(value, str | list | tuple):
                 raise ExpressionError(f"a slice needs a text or a list, not {type_name(value)}")
             bounds = [None if bound is None else require_index(bound(scope)) for bound in (start, end)]
-            found = cast("Any", value)[bounds[0] : bounds[1]]
-            scope.spend(len(found) // (16 if isinstance(found, str) else 1) + 1)
-            return found
+            part = cast("Any", value)[bounds[0] : bounds[1]]
+            scope.spend(len(part) // (16 if isinstance(part, str) else 1) + 1)
+            return part
 
-        return cut
+        return evaluate
 
-    def _binary(self, node: ast.AST, left: Evaluate, op: ast.operator, right: Evaluate) -> Evaluate:
+    def _binary(self, node: ast.AST, first: Evaluate, op: ast.operator, second: Evaluate) -> Evaluate:
         if isinstance(op, ast.Add):
-            return lambda scope: add_values(scope, left(scope), right(scope))
+            return lambda scope: add_values(scope, first(scope), second(scope))
         if isinstance(op, ast.Pow):
 
-            def raised(scope: Evaluation) -> Any:
+            def evaluate_power(scope: EvaluationScope) -> Any:
                 scope.spend(1)
-                return power(left(scope), right(scope))
+                return power(first(scope), second(scope))
 
-            return raised
-        if type(op) not in _NUMERIC:
-            raise _fault(node, f"the operator {type(op).__name__} has no place in an expression")
-        sign = _NUMERIC[type(op)]
+            return evaluate_power
+        if type(op) not in _ARITHMETIC_SIGNS:
+            raise _error_at(node, f"the operator {type(op).__name__} is not allowed in an expression")
+        sign = _ARITHMETIC_SIGNS[type(op)]
         compute = OPERATORS[sign]
 
-        def run(scope: Evaluation) -> Any:
+        def evaluate(scope: EvaluationScope) -> Any:
             scope.spend(1)
-            first, second = require_number(left(scope), sign), require_number(right(scope), sign)
+            first_number, second_number = require_number(first(scope), sign), require_number(second(scope), sign)
             try:
-                return require_finite(compute(first, second), sign)
+                return require_finite(compute(first_number, second_number), sign)
             except ZeroDivisionError:
                 raise ExpressionError("division by zero") from None
             except OverflowError:
                 raise ExpressionError(f"{sign} has no finite result") from None
 
-        return run
+        return evaluate
 
-    def _compare(self, node: ast.AST, first: ast.expr, ops: list[ast.cmpop], others: list[ast.expr]) -> Evaluate:
-        left = self._node(first)
-        steps = [(self._comparison(node, op), self._node(other)) for op, other in zip(ops, others, strict=True)]
+    def _compare(self, node: ast.AST, first: ast.expr, ops: list[ast.cmpop], operands: list[ast.expr]) -> Evaluate:
+        evaluate_first = self._node(first)
+        steps = [(self._comparison(node, op), self._node(item)) for op, item in zip(ops, operands, strict=True)]
 
-        def run(scope: Evaluation) -> bool:
+        def evaluate(scope: EvaluationScope) -> bool:
             scope.spend(1)
-            one = left(scope)
-            for test, right in steps:
-                other = right(scope)
-                if not test(scope, one, other):
+            first_value = evaluate_first(scope)
+            for is_fulfilled, evaluate_next in steps:
+                second_value = evaluate_next(scope)
+                if not is_fulfilled(scope, first_value, second_value):
                     return False
-                one = other
+                first_value = second_value
             return True
 
-        return run
+        return evaluate
 
-    def _comparison(self, node: ast.AST, op: ast.cmpop) -> Callable[[Evaluation, Any, Any], bool]:
+    def _comparison(self, node: ast.AST, op: ast.cmpop) -> Callable[[EvaluationScope, Any, Any], bool]:
         match op:
             case ast.Eq() | ast.Is():
                 return is_equal
             case ast.NotEq() | ast.IsNot():
-                return lambda scope, one, other: not is_equal(scope, one, other)
+                return lambda scope, first, second: not is_equal(scope, first, second)
             case ast.In():
-                return lambda scope, one, other: contains(scope, other, one)
+                return lambda scope, first, second: contains(scope, second, first)
             case ast.NotIn():
-                return lambda scope, one, other: not contains(scope, other, one)
+                return lambda scope, first, second: not contains(scope, second, first)
             case _:
-                sign = _ORDER[type(op)]
+                sign = _ORDER_SIGNS[type(op)]
                 compare = OPERATORS[sign]
-                return lambda scope, one, other: check_comparable(one, other, sign) and compare(one, other)
+                return lambda scope, first, second: check_comparable(first, second, sign) and compare(first, second)
 
     def _object(self, node: ast.AST, keys: list[ast.expr | None], values: list[ast.expr]) -> Evaluate:
         pairs: list[tuple[Evaluate, Evaluate]] = []
         for key, value in zip(keys, values, strict=True):
             if key is None:
-                raise _fault(node, "** has no place in an object; name its members")
+                raise _error_at(node, "** is not allowed in an object; name its members")
             pairs.append((self._node(key), self._node(value)))
 
-        def make(scope: Evaluation) -> dict[str, Any]:
+        def evaluate(scope: EvaluationScope) -> dict[str, Any]:
             scope.spend(len(pairs) + 1)
             return {require_text(key(scope), "the name of a member"): value(scope) for key, value in pairs}
 
-        return make
+        return evaluate
 
     def _comprehension(self, generators: list[ast.comprehension], element: ast.expr) -> Evaluate:
-        bound = len(self._bound)
+        outer_count = len(self._bound_names)
         loops: list[Loop] = []
         for generator in generators:
             if not isinstance(generator.target, ast.Name) or generator.is_async:
-                raise _fault(generator.target, "`for` takes one name")
+                raise _error_at(generator.target, "`for` takes one name")
             source = self._node(generator.iter)
-            self._bound.append(generator.target.id)
+            self._bound_names.append(generator.target.id)
             loops.append((generator.target.id, source, [self._node(test) for test in generator.ifs]))
         value = self._node(element)
-        del self._bound[bound:]
+        del self._bound_names[outer_count:]
 
-        def run(scope: Evaluation) -> list[Any]:
-            found: list[Any] = []
-            outer = dict(scope.names)
+        def evaluate(scope: EvaluationScope) -> list[Any]:
+            results: list[Any] = []
+            outer_names = dict(scope.names)
             try:
-                run_loops(scope, loops, 0, value, found)
+                run_loops(scope, loops, 0, value, results)
             finally:
-                scope.names = outer
-            return found
+                scope.names = outer_names
+            return results
 
-        return run
+        return evaluate
 
     def _part(self, node: ast.expr) -> Evaluate:
-        """A piece of an f-string."""
+        """A part of an f-string."""
         if not isinstance(node, ast.FormattedValue):
             return self._node(node)
         inner = self._node(node.value)
@@ -308,8 +310,8 @@ class _Compiler:
         parts = cast("ast.JoinedStr", node.format_spec).values
         spec = parts[0].value if len(parts) == 1 and isinstance(parts[0], ast.Constant) else None
         if not isinstance(spec, str) or not _FORMAT.fullmatch(spec):
-            raise _fault(node, "a format is one such as .2f, ,.2f, d or .1%")
-        # `d` is for whole numbers; a whole number that came as 3.0 is one.
+            raise _error_at(node, "use a format such as .2f, ,.2f, d or .1%")
+        # `d` formats whole numbers; 3.0 is one.
         if spec.endswith("d"):
             return lambda scope: format(require_whole(inner(scope)), spec)
         return lambda scope: format(require_number(inner(scope), "a format"), spec)
@@ -317,55 +319,60 @@ class _Compiler:
     def _call(self, node: ast.Call) -> Evaluate:
         match node.func:
             case ast.Name(id=name):
-                given = node.args
+                argument_nodes = node.args
             case ast.Attribute(value=first, attr=name):
-                given = [first, *node.args]
+                argument_nodes = [first, *node.args]
             case _:
-                raise _fault(node, "only functions can be called, by their names")
-        if node.keywords or any(isinstance(one, ast.Starred) for one in given):
-            raise _fault(node, f"{name} takes its arguments by their places")
-        if name in _SPECIAL:
-            return self._special(node, name, given)
+                raise _error_at(node, "only functions can be called, by name")
+        if node.keywords or any(isinstance(item, ast.Starred) for item in argument_nodes):
+            raise _error_at(node, f"{name} takes positional arguments only")
+        if name in _SPECIAL_FUNCTIONS:
+            return self._special(node, name, argument_nodes)
         function = FUNCTIONS.get(name)
         if function is None:
-            known = did_you_mean(name, (*FUNCTIONS, *_SPECIAL)) or f"; there are {', '.join(FUNCTIONS)}"
-            raise _fault(node, f'there is no function "{name}"{known}')
-        arguments = [self._node(one) for one in given]
+            hint = did_you_mean(name, (*FUNCTIONS, *_SPECIAL_FUNCTIONS)) or f"; there are {', '.join(FUNCTIONS)}"
+            raise _error_at(node, f'there is no function "{name}"{hint}')
+        arguments = [self._node(item) for item in argument_nodes]
 
-        def run(scope: Evaluation) -> Any:
+        def evaluate(scope: EvaluationScope) -> Any:
             scope.spend(1)
             values = [argument(scope) for argument in arguments]
             return function(scope, *values)
 
         _check_count(node, name, function, len(arguments))
-        return run
+        return evaluate
 
-    def _special(self, node: ast.Call, name: str, given: list[ast.expr]) -> Evaluate:
-        """`has(x)`: whether it is in the input. `default(x, y)`: y where x is not there, or null."""
-        if len(given) != (1 if name == "has" else 2):
-            raise _fault(node, "write has(value), or default(value, otherwise)")
-        value = self._node(given[0])
-        otherwise = self._node(given[1]) if name == "default" else None
+    def _special(self, node: ast.Call, name: str, argument_nodes: list[ast.expr]) -> Evaluate:
+        """`has(x)`: whether x is in the input. `default(x, y)`: y if x is missing or null."""
+        if len(argument_nodes) != (1 if name == "has" else 2):
+            raise _error_at(node, "write has(value), or default(value, otherwise)")
+        value = self._node(argument_nodes[0])
+        otherwise = self._node(argument_nodes[1]) if name == "default" else None
 
-        def run(scope: Evaluation) -> Any:
+        def evaluate(scope: EvaluationScope) -> Any:
             scope.spend(1)
             try:
-                found = value(scope)
+                result = value(scope)
             except MissingValueError:
                 return False if otherwise is None else otherwise(scope)
             if otherwise is None:
                 return True
-            return otherwise(scope) if found is None else found
+            return otherwise(scope) if result is None else result
 
-        return run
+        return evaluate
 
 
-def _check_count(node: ast.Call, name: str, function: Callable[..., Any], given: int) -> None:
+def _check_count(node: ast.Call, name: str, function: Callable[..., Any], count: int) -> None:
+    """Raises if a function does not take this number of arguments beside the scope."""
     code = function.__code__
-    least = code.co_argcount - 1 - len(function.__defaults__ or ())
-    most = math.inf if code.co_flags & 0x04 else code.co_argcount - 1  # With *args there is no end.
-    if code.co_flags & 0x04:
-        least = 1
-    if not least <= given <= most:
-        wanted = f"{least}" if least == most else f"at least {least}" if most == math.inf else f"{least} to {most}"
-        raise _fault(node, f"{name} takes {wanted} arguments, not {given}")
+    minimum = code.co_argcount - 1 - len(function.__defaults__ or ())
+    maximum: float = code.co_argcount - 1
+    if code.co_flags & inspect.CO_VARARGS:
+        minimum, maximum = 1, math.inf
+    if not minimum <= count <= maximum:
+        expected = f"{minimum} to {maximum}"
+        if minimum == maximum:
+            expected = f"{minimum}"
+        elif maximum == math.inf:
+            expected = f"at least {minimum}"
+        raise _error_at(node, f"{name} takes {expected} arguments, not {count}")

@@ -1,4 +1,4 @@
-"""The functions that expressions may call. Each says what it costs before it makes anything."""
+"""The functions that expressions may call. Each spends its steps before it creates anything. `compiler` uses it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from toolspace.core import json_text
 from toolspace.providers.expressions.values import (
-    Evaluation,
+    EvaluationScope,
     ExpressionError,
     check_comparable,
     contains,
@@ -24,20 +24,20 @@ from toolspace.providers.expressions.values import (
 )
 
 Function = Callable[..., Any]
-"""Takes the scope and its arguments, all of them values."""
+"""Takes the scope and the values of its arguments."""
 
 
-def _length(scope: Evaluation, value: Any) -> int:
+def _length(scope: EvaluationScope, value: Any) -> int:
     if isinstance(value, str | list | tuple | Mapping):
         return len(cast("Sequence[Any]", value))
     raise ExpressionError(f"len needs a text, a list or an object, not {type_name(value)}")
 
 
-def _sum(scope: Evaluation, values: Any) -> Any:
-    listed = require_list(values, "sum")
-    scope.spend(len(listed))
-    numbers = [require_number(one, "sum") for one in listed]
-    if all(isinstance(one, int) for one in numbers):
+def _sum(scope: EvaluationScope, values: Any) -> Any:
+    items = require_list(values, "sum")
+    scope.spend(len(items))
+    numbers = [require_number(item, "sum") for item in items]
+    if all(isinstance(number, int) for number in numbers):
         return require_finite(sum(numbers), "sum")
     try:
         return require_finite(math.fsum(numbers), "sum")  # 0.1 ten times is 1.0.
@@ -45,220 +45,216 @@ def _sum(scope: Evaluation, values: Any) -> Any:
         raise ExpressionError("sum has no finite result") from None
 
 
-def _average(scope: Evaluation, values: Any) -> Any:
-    listed = require_list(values, "avg")
-    if not listed:
+def _average(scope: EvaluationScope, values: Any) -> Any:
+    items = require_list(values, "avg")
+    if not items:
         raise ExpressionError("avg of nothing has no value")
-    return require_finite(_sum(scope, listed) / len(listed), "avg")
+    return require_finite(_sum(scope, items) / len(items), "avg")
 
 
 def _extreme(name: str, pick: Callable[..., Any]) -> Function:
-    def run(scope: Evaluation, *values: Any) -> Any:
-        listed = require_list(values[0], name) if len(values) == 1 else values
-        if not listed:
+    def run(scope: EvaluationScope, *values: Any) -> Any:
+        items = require_list(values[0], name) if len(values) == 1 else values
+        if not items:
             raise ExpressionError(f"{name} of nothing has no value")
-        scope.spend(len(listed))
-        for one in listed:
-            check_comparable(listed[0], one, name)
-        return pick(listed)
+        scope.spend(len(items))
+        for item in items:
+            check_comparable(items[0], item, name)
+        return pick(items)
 
     return run
 
 
-def _sorted(scope: Evaluation, values: Any) -> list[Any]:
-    listed = require_list(values, "sorted")
-    scope.spend(len(listed) * max(len(listed).bit_length(), 1))
-    for one in listed:
-        check_comparable(listed[0], one, "sorted")
-    return sorted(listed)
+def _sorted(scope: EvaluationScope, values: Any) -> list[Any]:
+    items = require_list(values, "sorted")
+    scope.spend(len(items) * max(len(items).bit_length(), 1))
+    for item in items:
+        check_comparable(items[0], item, "sorted")
+    return sorted(items)
 
 
-def _unique(scope: Evaluation, values: Any) -> list[Any]:
-    found: list[Any] = []
-    for one in require_list(values, "unique"):
-        if not contains(scope, found, one):
-            found.append(one)
-    return found
+def _unique(scope: EvaluationScope, values: Any) -> list[Any]:
+    distinct: list[Any] = []
+    for item in require_list(values, "unique"):
+        if not contains(scope, distinct, item):
+            distinct.append(item)
+    return distinct
 
 
-def _range(scope: Evaluation, *bounds: Any) -> list[int]:
-    whole = [_whole(scope, bound) for bound in bounds]
-    if not 1 <= len(whole) <= 3 or (len(whole) == 3 and whole[2] == 0):
+def _range(scope: EvaluationScope, *bounds: Any) -> list[int]:
+    integers = [_to_integer(scope, bound) for bound in bounds]
+    if not 1 <= len(integers) <= 3 or (len(integers) == 3 and integers[2] == 0):
         raise ExpressionError("range takes an end, a start and an end, or those and a step other than 0")
-    wanted = range(*whole)
-    scope.spend(_count(wanted))
-    return list(wanted)
-
-
-def _count(wanted: range) -> int:
+    numbers = range(*integers)
     try:
-        return len(wanted)
+        scope.spend(len(numbers))
     except OverflowError:
         raise ExpressionError("range is too long") from None
+    return list(numbers)
 
 
-def _round(scope: Evaluation, value: Any, digits: Any = 0) -> Any:
+def _round(scope: EvaluationScope, value: Any, digits: Any = 0) -> Any:
     places = require_number(digits, "round")
     if not isinstance(places, int) or not 0 <= places <= 15:
         raise ExpressionError("round takes 0 to 15 digits")
-    whole = require_number(value, "round")
-    return round(whole) if places == 0 else require_finite(round(whole, places), "round")
+    number = require_number(value, "round")
+    return round(number) if places == 0 else require_finite(round(number, places), "round")
 
 
-def _numeric(name: str, function: Callable[[Any], Any]) -> Function:
-    def run(scope: Evaluation, value: Any) -> Any:
+def _number_function(name: str, function: Callable[[Any], Any]) -> Function:
+    def run(scope: EvaluationScope, value: Any) -> Any:
         return require_finite(function(require_number(value, name)), name)
 
     return run
 
 
-def _whole(scope: Evaluation, value: Any) -> int:
-    """A number without its fraction, or the number that a text writes."""
+def _to_integer(scope: EvaluationScope, value: Any) -> int:
+    """A number without its fraction, or the integer in a text."""
     if isinstance(value, str):
-        value = _parsed(value)
+        value = _parse_number(value)
     if isinstance(value, bool):
         return int(value)
     return int(require_finite(int(require_number(value, "int")), "int"))
 
 
-def _float(scope: Evaluation, value: Any) -> float:
-    return float(_parsed(value) if isinstance(value, str) else require_number(value, "float"))
+def _to_float(scope: EvaluationScope, value: Any) -> float:
+    return float(_parse_number(value) if isinstance(value, str) else require_number(value, "float"))
 
 
-def _parsed(written: str) -> int | float:
-    if len(written) <= 40:
+def _parse_number(text: str) -> int | float:
+    if len(text) <= 40:
         for kind in (int, float):
             try:
-                return require_finite(kind(written), "a number")
+                return require_finite(kind(text), "a number")
             except (ValueError, OverflowError):
                 continue
-    raise ExpressionError(f"{json_text.describe(written)} does not write a number")
+    raise ExpressionError(f"{json_text.describe(text)} is not a number")
 
 
-def to_text(scope: Evaluation, value: Any) -> str:
-    """A text as it is, anything else as JSON."""
+def to_text(scope: EvaluationScope, value: Any) -> str:
+    """A text unchanged, anything else as JSON."""
     if isinstance(value, str):
-        made = value
+        text = value
     else:
         scope.check_text(json_length(value))
-        made = json_text.encode(value)
-    scope.spend_text(len(made))
-    return made
+        text = json_text.encode(value)
+    scope.spend_text(len(text))
+    return text
 
 
-def _join(scope: Evaluation, values: Any, separator: Any = "") -> str:
+def _join(scope: EvaluationScope, values: Any, separator: Any = "") -> str:
     between = require_text(separator, "join")
-    listed = require_list(values, "join")
-    parts = [to_text(scope, one) for one in listed]
+    items = require_list(values, "join")
+    parts = [to_text(scope, item) for item in items]
     scope.spend_text(len(between) * len(parts) + sum(map(len, parts)))
     return between.join(parts)
 
 
-def _split(scope: Evaluation, value: Any, separator: Any = None) -> list[str]:
-    whole = require_text(value, "split")
+def _split(scope: EvaluationScope, value: Any, separator: Any = None) -> list[str]:
+    text = require_text(value, "split")
     if separator is not None and not require_text(separator, "split"):
         raise ExpressionError("split needs a separator that is not empty")
-    scope.spend_text(len(whole))
-    parts = whole.split(separator)
+    scope.spend_text(len(text))
+    parts = text.split(separator)
     scope.spend(len(parts))
     return parts
 
 
-def _replace(scope: Evaluation, value: Any, old: Any, new: Any) -> str:
-    whole, gone, put = require_text(value, "replace"), require_text(old, "replace"), require_text(new, "replace")
-    if not gone:
+def _replace(scope: EvaluationScope, value: Any, old: Any, new: Any) -> str:
+    text, old_text, new_text = (require_text(item, "replace") for item in (value, old, new))
+    if not old_text:
         raise ExpressionError("replace needs a text to look for that is not empty")
-    scope.spend_text(len(whole))
-    scope.spend_text(whole.count(gone) * len(put) + len(whole))
-    return whole.replace(gone, put)
+    scope.spend_text(len(text))
+    scope.spend_text(text.count(old_text) * len(new_text) + len(text))
+    return text.replace(old_text, new_text)
 
 
-def _changed(name: str, change: Callable[[str], str]) -> Function:
-    def run(scope: Evaluation, value: Any) -> str:
-        whole = require_text(value, name)
-        scope.spend_text(len(whole))
-        return change(whole)
+def _text_function(name: str, change: Callable[[str], str]) -> Function:
+    def run(scope: EvaluationScope, value: Any) -> str:
+        text = require_text(value, name)
+        scope.spend_text(len(text))
+        return change(text)
 
     return run
 
 
-def _tested(name: str, test: Callable[[str, str], bool]) -> Function:
-    def run(scope: Evaluation, value: Any, part: Any) -> bool:
+def _text_test(name: str, test: Callable[[str, str], bool]) -> Function:
+    def run(scope: EvaluationScope, value: Any, part: Any) -> bool:
         return test(require_text(value, name), require_text(part, name))
 
     return run
 
 
-def _object(value: Any, what: str) -> Mapping[str, Any]:
+def _require_object(value: Any, what: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         raise ExpressionError(f"{what} needs an object, not {type_name(value)}")
     return cast("Mapping[str, Any]", value)
 
 
-def _keys(scope: Evaluation, value: Any) -> list[str]:
-    found = _object(value, "keys")
-    scope.spend(len(found))
-    return list(found)
+def _keys(scope: EvaluationScope, value: Any) -> list[str]:
+    members = _require_object(value, "keys")
+    scope.spend(len(members))
+    return list(members)
 
 
-def _values(scope: Evaluation, value: Any) -> list[Any]:
-    found = _object(value, "values")
-    scope.spend(len(found))
-    return list(found.values())
+def _values(scope: EvaluationScope, value: Any) -> list[Any]:
+    members = _require_object(value, "values")
+    scope.spend(len(members))
+    return list(members.values())
 
 
-def _count_of(scope: Evaluation, values: Any, wanted: Any) -> int:
-    return sum(is_equal(scope, one, wanted) for one in require_list(values, "count"))
+def _count(scope: EvaluationScope, values: Any, value: Any) -> int:
+    return sum(is_equal(scope, item, value) for item in require_list(values, "count"))
 
 
-def _quantified(name: str, quantify: Callable[[Sequence[Any]], bool]) -> Function:
-    def run(scope: Evaluation, values: Any) -> bool:
-        listed = require_list(values, name)
-        scope.spend(len(listed))
-        return quantify(listed)
+def _list_test(name: str, quantify: Callable[[Sequence[Any]], bool]) -> Function:
+    def run(scope: EvaluationScope, values: Any) -> bool:
+        items = require_list(values, name)
+        scope.spend(len(items))
+        return quantify(items)
 
     return run
 
 
-def _reversed(scope: Evaluation, values: Any) -> Any:
-    listed = require_text(values, "reversed") if isinstance(values, str) else require_list(values, "reversed")
-    scope.spend(len(listed))
-    return listed[::-1] if isinstance(listed, str) else list(reversed(listed))
+def _reversed(scope: EvaluationScope, values: Any) -> Any:
+    items = require_text(values, "reversed") if isinstance(values, str) else require_list(values, "reversed")
+    scope.spend(len(items))
+    return items[::-1] if isinstance(items, str) else list(reversed(items))
 
 
-def _square_root(scope: Evaluation, value: Any) -> float:
-    found = require_number(value, "sqrt")
-    if found < 0:
+def _square_root(scope: EvaluationScope, value: Any) -> float:
+    number = require_number(value, "sqrt")
+    if number < 0:
         raise ExpressionError("sqrt needs a number that is not negative")
-    return math.sqrt(found)
+    return math.sqrt(number)
 
 
-def _bool(scope: Evaluation, value: Any) -> bool:
+def _bool(scope: EvaluationScope, value: Any) -> bool:
     return is_true(value)
 
 
-def _is_number(scope: Evaluation, value: Any) -> bool:
+def _is_number(scope: EvaluationScope, value: Any) -> bool:
     return is_number(value)
 
 
 FUNCTIONS: Mapping[str, Function] = {
-    "abs": _numeric("abs", abs),
-    "all": _quantified("all", all),
-    "any": _quantified("any", any),
+    "abs": _number_function("abs", abs),
+    "all": _list_test("all", all),
+    "any": _list_test("any", any),
     "avg": _average,
     "bool": _bool,
-    "ceil": _numeric("ceil", math.ceil),
+    "ceil": _number_function("ceil", math.ceil),
     "contains": contains,
-    "count": _count_of,
-    "endswith": _tested("endswith", str.endswith),
-    "float": _float,
-    "floor": _numeric("floor", math.floor),
-    "int": _whole,
+    "count": _count,
+    "endswith": _text_test("endswith", str.endswith),
+    "float": _to_float,
+    "floor": _number_function("floor", math.floor),
+    "int": _to_integer,
     "is_number": _is_number,
     "join": _join,
     "keys": _keys,
     "len": _length,
-    "lower": _changed("lower", str.lower),
+    "lower": _text_function("lower", str.lower),
     "max": _extreme("max", max),
     "min": _extreme("min", min),
     "range": _range,
@@ -268,11 +264,11 @@ FUNCTIONS: Mapping[str, Function] = {
     "sorted": _sorted,
     "split": _split,
     "sqrt": _square_root,
-    "startswith": _tested("startswith", str.startswith),
+    "startswith": _text_test("startswith", str.startswith),
     "str": to_text,
-    "strip": _changed("strip", str.strip),
+    "strip": _text_function("strip", str.strip),
     "sum": _sum,
     "unique": _unique,
-    "upper": _changed("upper", str.upper),
+    "upper": _text_function("upper", str.upper),
     "values": _values,
 }

@@ -1,4 +1,7 @@
-"""Values of expressions: JSON and nothing else. What they may be compared and computed with, and what that costs."""
+"""The JSON values of expressions: type checks, operators, and the step budget of an evaluation.
+
+Every operation spends its steps before it creates anything. `compiler` and `functions` use it.
+"""
 
 from __future__ import annotations
 
@@ -10,24 +13,24 @@ from typing import Any, Final, TypeGuard, cast
 from toolspace.core import json_text
 
 STEP_BUDGET: Final = 100_000
-"""Steps of one evaluation: some tens of milliseconds. A step is one operation, one element, or 16 characters made."""
+"""Steps of one evaluation, some tens of milliseconds. One operation, one element or 16 new characters is a step."""
 MAX_RESULT_LENGTH: Final = 8 * 1024 * 1024
-"""Characters of a result: a text that is a thousand times in a list costs few steps, but is written so many times."""
-_CHARACTERS_A_STEP: Final = 16
-_LARGEST: Final = 2**63
-_MOST_BITS: Final = 63
+"""Characters of a result. A text that occurs a thousand times in a list costs few steps, but is written each time."""
+_CHARACTERS_PER_STEP: Final = 16
+_MAX_INTEGER: Final = 2**63
+_MAX_BITS: Final = 63
 
 
 class ExpressionError(ValueError):
-    """An expression that cannot be compiled, or has no value for this input."""
+    """An expression cannot be compiled, or has no value for an input."""
 
 
 class MissingValueError(ExpressionError):
-    """Something that is not in the input."""
+    """A value is not in the input."""
 
 
-class Evaluation:
-    """One evaluation: its input, the names bound on the way, and the steps that are left."""
+class EvaluationScope:
+    """The state of one evaluation: its input, the names that comprehensions bind, and the remaining steps."""
 
     __slots__ = ("input", "names", "remaining_steps")
 
@@ -37,17 +40,18 @@ class Evaluation:
         self.remaining_steps = budget
 
     def spend(self, steps: int) -> None:
+        """Spends steps of the budget. Raises `ExpressionError` if there are too few."""
         self.remaining_steps -= steps
         if self.remaining_steps < 0:
             raise ExpressionError("it takes too many steps for this input")
 
     def spend_text(self, characters: int) -> None:
-        """Said before a text is made: a short input must not become a long one."""
-        self.spend(characters // _CHARACTERS_A_STEP + 1)
+        """Spends the steps of a text. Called before the text is created, so that it cannot grow without limit."""
+        self.spend(characters // _CHARACTERS_PER_STEP + 1)
 
     def check_text(self, characters: int) -> None:
-        """Raises where a text of that length could not be paid for."""
-        if characters // _CHARACTERS_A_STEP > self.remaining_steps:
+        """Raises if a text of this length exceeds the remaining steps."""
+        if characters // _CHARACTERS_PER_STEP > self.remaining_steps:
             self.spend(self.remaining_steps + 1)
 
 
@@ -56,16 +60,16 @@ def is_number(value: object) -> TypeGuard[int | float]:
 
 
 def require_number(value: object, what: str) -> int | float:
-    """The value, if one can compute with it."""
+    """The value, if it is a number in the supported range. `what` names the operation in errors."""
     if not is_number(value):
         raise ExpressionError(f"{what} needs a number, not {type_name(value)}")
-    if isinstance(value, int) and not -_LARGEST <= value < _LARGEST:
+    if isinstance(value, int) and not -_MAX_INTEGER <= value < _MAX_INTEGER:
         raise ExpressionError(f"{what}: the number is too large")
     return value
 
 
 def require_finite(value: Any, what: str) -> int | float:
-    """A result, if it is a number that JSON can carry."""
+    """A result, if it is a number that JSON can represent."""
     if isinstance(value, complex) or (isinstance(value, float) and not math.isfinite(value)):
         raise ExpressionError(f"{what} has no finite result")
     return require_number(value, what)
@@ -101,97 +105,95 @@ def type_name(value: object) -> str:
 
 
 def is_true(value: object) -> bool:
-    """Empty, zero, false and null are false."""
+    """Empty values, zero, false and null are false."""
     return bool(value)
 
 
-def json_length(value: object, _known: dict[int, int] | None = None) -> int:
-    """The characters that its JSON has at least. What is in it many times is looked at once."""
+def json_length(value: object, lengths: dict[int, int] | None = None) -> int:
+    """The minimum length of its JSON text. An object that occurs several times is measured once (`lengths`)."""
     if isinstance(value, str):
         return len(value) + 2
     if not isinstance(value, list | tuple | Mapping):
         return 1
-    known = {} if _known is None else _known
-    found = known.get(id(cast("object", value)))
-    if found is None:
+    lengths = {} if lengths is None else lengths
+    length = lengths.get(id(cast("object", value)))
+    if length is None:
         if isinstance(value, Mapping):
             members = cast("Mapping[str, Any]", value)
-            found = 2 + sum(len(key) + json_length(one, known) for key, one in members.items())
+            length = 2 + sum(len(key) + json_length(item, lengths) for key, item in members.items())
         else:
-            found = 2 + sum(json_length(one, known) for one in cast("Sequence[Any]", value))
-        known[id(cast("object", value))] = found
-    return found
+            length = 2 + sum(json_length(item, lengths) for item in cast("Sequence[Any]", value))
+        lengths[id(cast("object", value))] = length
+    return length
 
 
 def power(base: object, exponent: object) -> int | float:
-    left, right = require_number(base, "**"), require_number(exponent, "**")
-    # Known before it is computed: a large power of a whole number takes long.
-    if isinstance(left, int) and abs(left) > 1 and right * math.log2(abs(left)) > _MOST_BITS:
+    first, second = require_number(base, "**"), require_number(exponent, "**")
+    # Checked before computing: a large power of an integer takes long.
+    if isinstance(first, int) and abs(first) > 1 and second * math.log2(abs(first)) > _MAX_BITS:
         raise ExpressionError("**: the result is too large")
     try:
-        return require_finite(left**right, "**")
+        return require_finite(first**second, "**")
     except (OverflowError, ZeroDivisionError):
         raise ExpressionError("** has no finite result") from None
 
 
-def is_equal(scope: Evaluation, left: object, right: object) -> bool:
-    """Whether two values are the same JSON. Unlike in Python, true is not 1."""
-    pairs: list[tuple[Any, Any]] = [(left, right)]
+def is_equal(scope: EvaluationScope, first: object, second: object) -> bool:
+    """Whether two values are the same JSON. Unlike in Python, true does not equal 1."""
+    pairs: list[tuple[Any, Any]] = [(first, second)]
     scope.spend(1)
     while pairs:
-        one, other = pairs.pop()
-        if isinstance(one, bool) or isinstance(other, bool):
-            if one is not other:
+        first, second = pairs.pop()
+        if isinstance(first, bool) or isinstance(second, bool):
+            if first is not second:
                 return False
-        elif isinstance(one, list | tuple) and isinstance(other, list | tuple):
-            first, second = cast("Sequence[Any]", one), cast("Sequence[Any]", other)
-            scope.spend(len(first))
-            if len(first) != len(second):
+        elif isinstance(first, list | tuple) and isinstance(second, list | tuple):
+            first_items, second_items = cast("Sequence[Any]", first), cast("Sequence[Any]", second)
+            scope.spend(len(first_items))
+            if len(first_items) != len(second_items):
                 return False
-            pairs.extend(zip(first, second, strict=True))
-        elif isinstance(one, Mapping) and isinstance(other, Mapping):
-            these, those = cast("Mapping[str, Any]", one), cast("Mapping[str, Any]", other)
-            scope.spend(len(these))
-            if these.keys() != those.keys():
+            pairs.extend(zip(first_items, second_items, strict=True))
+        elif isinstance(first, Mapping) and isinstance(second, Mapping):
+            first_members, second_members = cast("Mapping[str, Any]", first), cast("Mapping[str, Any]", second)
+            scope.spend(len(first_members))
+            if first_members.keys() != second_members.keys():
                 return False
-            pairs.extend((value, those[key]) for key, value in these.items())
+            pairs.extend((value, second_members[key]) for key, value in first_members.items())
         else:
-            if isinstance(one, str):
-                scope.spend_text(len(one))
-            if one != other:
+            if isinstance(first, str):
+                scope.spend_text(len(first))
+            if first != second:
                 return False
     return True
 
 
-def contains(scope: Evaluation, container: object, wanted: object) -> bool:
-    """Whether a list has an element, an object a key, a text a part."""
+def contains(scope: EvaluationScope, container: object, value: object) -> bool:
+    """Whether a list contains an element, an object a key, or a text another text."""
     if isinstance(container, str):
         scope.spend_text(len(container))
-        return require_text(wanted, "in") in container
+        return require_text(value, "in") in container
     if isinstance(container, Mapping):
-        return isinstance(wanted, str) and wanted in container
-    return any(is_equal(scope, one, wanted) for one in require_list(container, "in"))
+        return isinstance(value, str) and value in container
+    return any(is_equal(scope, item, value) for item in require_list(container, "in"))
 
 
-def check_comparable(left: object, right: object, what: str) -> bool:
-    """Whether one can come before the other: two numbers, or two texts."""
-    if (is_number(left) and is_number(right)) or (isinstance(left, str) and isinstance(right, str)):
+def check_comparable(first: object, second: object, what: str) -> bool:
+    """True if both are numbers or both are texts; raises otherwise."""
+    if (is_number(first) and is_number(second)) or (isinstance(first, str) and isinstance(second, str)):
         return True
-    raise ExpressionError(f"{what} cannot compare {type_name(left)} with {type_name(right)}")
+    raise ExpressionError(f"{what} cannot compare {type_name(first)} with {type_name(second)}")
 
 
-# MERGED from operations: What the pieces of an expression do when it is evaluated. Each takes its steps from the b…
-
-Evaluate = Callable[[Evaluation], Any]
-"""A piece of an expression, compiled."""
+Evaluate = Callable[[EvaluationScope], Any]
+"""A compiled part of an expression."""
 Loop = tuple[str, Evaluate, list[Evaluate]]
-"""One `for` of a comprehension: its name, what it goes through, its conditions."""
+"""One `for` of a comprehension: its name, its list, its conditions."""
 
 OPERATORS: Mapping[str, Callable[[Any, Any], Any]] = {
     "-": operator.sub,
     "*": operator.mul,
-    "/": lambda left, right: left / right,
-    "//": lambda left, right: left // right,
+    "/": lambda first, second: first / second,
+    "//": lambda first, second: first // second,
     "%": operator.mod,
     "<": operator.lt,
     "<=": operator.le,
@@ -200,25 +202,26 @@ OPERATORS: Mapping[str, Callable[[Any, Any], Any]] = {
 }
 
 
-def run_loops(scope: Evaluation, loops: list[Loop], depth: int, value: Evaluate, found: list[Any]) -> None:
+def run_loops(scope: EvaluationScope, loops: list[Loop], depth: int, element: Evaluate, results: list[Any]) -> None:
+    """Runs the loops of a comprehension from `depth` on, and appends each element to `results`."""
     name, source, tests = loops[depth]
-    over = source(scope)
-    if isinstance(over, Mapping):
-        over = list(cast("Mapping[str, Any]", over))  # Its keys.
-    if not isinstance(over, list | tuple):
-        raise ExpressionError(f"`for {name}` needs a list, not {type_name(over)}")
-    for item in cast("list[Any]", over):
+    items = source(scope)
+    if isinstance(items, Mapping):
+        items = list(cast("Mapping[str, Any]", items))  # Its keys.
+    if not isinstance(items, list | tuple):
+        raise ExpressionError(f"`for {name}` needs a list, not {type_name(items)}")
+    for item in cast("list[Any]", items):
         scope.spend(1)
         scope.names[name] = item
         if all(is_true(test(scope)) for test in tests):
             if depth + 1 < len(loops):
-                run_loops(scope, loops, depth + 1, value, found)
+                run_loops(scope, loops, depth + 1, element, results)
             else:
-                found.append(value(scope))
+                results.append(element(scope))
 
 
 def compile_member(inner: Evaluate, name: str) -> Evaluate:
-    def look(scope: Evaluation) -> Any:
+    def evaluate(scope: EvaluationScope) -> Any:
         scope.spend(1)
         value = inner(scope)
         if not isinstance(value, Mapping):
@@ -228,83 +231,85 @@ def compile_member(inner: Evaluate, name: str) -> Evaluate:
             raise MissingValueError(f'"{name}" is not there')
         return members[name]
 
-    return look
+    return evaluate
 
 
 def compile_subscript(inner: Evaluate, index: Evaluate) -> Evaluate:
-    def look(scope: Evaluation) -> Any:
+    def evaluate(scope: EvaluationScope) -> Any:
         scope.spend(1)
-        value, place = inner(scope), index(scope)
+        value, key = inner(scope), index(scope)
         if isinstance(value, Mapping):
             members = cast("Mapping[str, Any]", value)
-            if not isinstance(place, str) or place not in members:
-                raise MissingValueError(f"{json_text.describe(place)} is not there")
-            return members[place]
+            if not isinstance(key, str) or key not in members:
+                raise MissingValueError(f"{json_text.describe(key)} is not there")
+            return members[key]
         if isinstance(value, str | list | tuple):
             try:
-                return cast("Any", value)[require_index(place)]
+                return cast("Any", value)[require_index(key)]
             except IndexError:
-                raise MissingValueError(f"there is no element {place}") from None
+                raise MissingValueError(f"there is no element {key}") from None
         raise MissingValueError(
-            f"{json_text.describe(place)} was looked for in {type_name(value)}, which has no elements"
+            f"{json_text.describe(key)} was looked for in {type_name(value)}, which has no elements"
         )
 
-    return look
+    return evaluate
 
 
 def require_index(value: object) -> int:
     if isinstance(value, int) and not isinstance(value, bool):
         return value
-    raise ExpressionError(f"a place in a list is a whole number, not {type_name(value)}")
+    raise ExpressionError(f"the index of a list is a whole number, not {type_name(value)}")
 
 
 def require_whole(value: object) -> int:
-    found = require_number(value, "the format d")
-    if found != int(found):
+    number = require_number(value, "the format d")
+    if number != int(number):
         raise ExpressionError("the format d needs a whole number")
-    return int(found)
+    return int(number)
 
 
-def add_values(scope: Evaluation, left: object, right: object) -> Any:
+def add_values(scope: EvaluationScope, first: object, second: object) -> Any:
     scope.spend(1)
-    if is_number(left) and is_number(right):
-        return require_finite(require_number(left, "+") + require_number(right, "+"), "+")
-    if isinstance(left, str) and isinstance(right, str):
-        scope.spend_text(len(left) + len(right))
-        return left + right
-    kinds = f"{type_name(left)} and {type_name(right)}"
-    if isinstance(left, list | tuple) and isinstance(right, list | tuple):
-        first, second = cast("list[Any]", left), cast("list[Any]", right)
-        scope.spend(len(first) + len(second))
-        return [*first, *second]
-    raise ExpressionError(f"+ cannot add {kinds}; write str(…) for the text of a value")
+    if is_number(first) and is_number(second):
+        return require_finite(require_number(first, "+") + require_number(second, "+"), "+")
+    if isinstance(first, str) and isinstance(second, str):
+        scope.spend_text(len(first) + len(second))
+        return first + second
+    types = f"{type_name(first)} and {type_name(second)}"
+    if isinstance(first, list | tuple) and isinstance(second, list | tuple):
+        first_items, second_items = cast("list[Any]", first), cast("list[Any]", second)
+        scope.spend(len(first_items) + len(second_items))
+        return [*first_items, *second_items]
+    raise ExpressionError(f"+ cannot add {types}; write str(…) for the text of a value")
 
 
 def compile_boolean(values: list[Evaluate], *, stop: bool) -> Evaluate:
-    def run(scope: Evaluation) -> Any:
-        found: Any = None
+    """`or` stops at the first true value (`stop=True`), `and` at the first false one."""
+
+    def evaluate(scope: EvaluationScope) -> Any:
+        result: Any = None
         for value in values:
             scope.spend(1)
-            found = value(scope)
-            if is_true(found) == stop:
+            result = value(scope)
+            if is_true(result) == stop:
                 break
-        return found
+        return result
 
-    return run
+    return evaluate
 
 
 def compile_list(elements: list[Evaluate]) -> Evaluate:
-    def make(scope: Evaluation) -> list[Any]:
+    def evaluate(scope: EvaluationScope) -> list[Any]:
         scope.spend(len(elements) + 1)
         return [element(scope) for element in elements]
 
-    return make
+    return evaluate
 
 
 def compile_joined_text(parts: list[Evaluate]) -> Evaluate:
-    def make(scope: Evaluation) -> str:
+    def evaluate(scope: EvaluationScope) -> str:
         texts = [part(scope) for part in parts]
         scope.spend_text(sum(map(len, texts)))
         return "".join(texts)
 
-    return make
+    return evaluate
