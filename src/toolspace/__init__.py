@@ -1,4 +1,4 @@
-"""Toolspace: the tool system for AI agents. Names are loaded when they are first used."""
+"""Toolspace: the tool system for AI agents. This package exports the public API; names are imported on first use."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ __all__ = list(_MODULES)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:
-    """Loads what is asked for: `import toolspace` alone costs next to nothing."""
+    """Imports an exported name on first use, so that `import toolspace` alone is fast."""
     module = _MODULES.get(name)
     if module is None:
         raise AttributeError(f"module 'toolspace' has no attribute {name!r}")

@@ -1,18 +1,18 @@
-"""Every exception Toolspace raises, and the kinds of failure a result can carry.
+"""Every exception that Toolspace raises, and the kinds of errors of results.
 
     ToolspaceError
-    ├── ConfigError             the configuration is wrong: names file, line, key and the way out
+    ├── ConfigError             the configuration is wrong: names the file, line, key and how to correct it
     ├── RegistrationError       a tool or provider cannot be registered as it is
     │   ├── ToolDefinitionError the tool itself is wrong: its name, its signature, its schema
-    │   └── ToolNameConflict    two owners offer one name
-    ├── ProviderError           a provider cannot start, or cannot answer now
-    ├── RefusedError            what was asked of the gateway cannot be done: not there, not yours, not now
-    ├── StorageError            what is kept cannot be read or written as asked
-    │   ├── UnkeepableError     a value that no database here can keep
-    │   └── StorageUnavailable  the database does not answer now; trying again later may help
-    │       └── StorageInDoubt  it went away during a commit: what was asked may have happened, or not
-    ├── ModelError              a model did not answer: no key, refused, overloaded; `kind` says which
-    ├── ApiError, Unreachable   what a gateway refused, or did not answer, to a client: `toolspace.client.errors`
+    │   └── ToolNameConflict    two providers offer the same name
+    ├── ProviderError           a provider cannot start, or is not available
+    ├── RefusedError            the gateway refuses a request: not found, forbidden, conflict, …
+    ├── StorageError            stored data cannot be read or written
+    │   ├── UnstorableValueError  a value that no supported database can store
+    │   └── StorageUnavailable  the database does not respond; a later retry may succeed
+    │       └── StorageInDoubt  the connection broke during a commit, which may have happened or not
+    ├── ModelError              a model did not respond: no key, refused, overloaded; `kind` says which
+    ├── ApiError, Unreachable   a gateway refuses or does not respond; in `toolspace.client.errors`
     └── ToolError               one call failed; `result.unwrap()` raises its children
         ├── ToolNotFoundError   unknown_tool
         ├── ToolPermissionError not_permitted
@@ -23,8 +23,8 @@
         ├── ToolTransportError  transport_error
         └── ToolExecutionError  execution_error, internal_error
 
-A failing tool never raises into the model loop: the orchestrator turns a `ToolError` raised inside a tool
-into a result of that kind, and any other exception into `execution_error`.
+A failing tool never raises into the agent loop. The orchestrator turns a `ToolError` that a tool raises into a result
+of that kind, and any other exception into `execution_error`.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ RefusalReason = Literal["invalid", "forbidden", "not_found", "conflict", "unavai
 NOT_EXECUTED: frozenset[ErrorKind] = frozenset(
     ("unknown_tool", "not_permitted", "invalid_parameters", "limit_exceeded", "canceled")
 )
-"""The kinds that mean, unless the result says otherwise, that no effect can have happened."""
+"""The kinds that mean that no effect can have happened, unless the result says otherwise."""
 
 
 class ToolspaceError(Exception):
-    """The root of everything raised here."""
+    """The base of all exceptions of Toolspace."""
 
 
 class ConfigError(ToolspaceError):
-    """The configuration is wrong. The message names the place and the way out."""
+    """The configuration is wrong. The message names the place and how to correct it."""
 
 
 class RegistrationError(ToolspaceError):
@@ -64,19 +64,19 @@ class RegistrationError(ToolspaceError):
 
 
 class ToolDefinitionError(RegistrationError):
-    """A tool's own definition is wrong."""
+    """The definition of a tool is wrong."""
 
 
 class ToolNameConflict(RegistrationError):
-    """Two owners offer one name."""
+    """Two providers offer the same name."""
 
 
 class ProviderError(ToolspaceError):
-    """A provider cannot start, or cannot answer now."""
+    """A provider cannot start, or is not available."""
 
 
 class RefusedError(ToolspaceError):
-    """What was asked of the gateway cannot be done. `reason` says why, `details` what else the caller should know."""
+    """The gateway refuses a request. `reason` is the kind of refusal; `details` are fields for the caller."""
 
     def __init__(self, reason: RefusalReason, message: str, **details: object) -> None:
         super().__init__(message)
@@ -85,30 +85,30 @@ class RefusedError(ToolspaceError):
 
 
 class StorageError(ToolspaceError):
-    """What is kept cannot be read or written as asked."""
+    """Stored data cannot be read or written."""
 
 
 class UnstorableValueError(StorageError):
-    """A value that no database here can keep: a NUL in a text, a lone surrogate, an integer beyond 64 bits."""
+    """A value that no supported database can store: a NUL in a text, a lone surrogate, an integer beyond 64 bits."""
 
 
 class StorageUnavailable(StorageError):
-    """The database does not answer now. Nothing of what was asked is acknowledged; trying again later may help."""
+    """The database does not respond. Nothing was acknowledged; a later retry may succeed."""
 
 
 class StorageInDoubt(StorageUnavailable):
-    """The database went away during a commit: what was asked may have happened, or not. Whoever needs to know looks."""
+    """The connection broke during a commit, which may have happened or not. The caller has to check."""
 
 
 ModelErrorKind = Literal[
     "no_key", "not_permitted", "not_found", "invalid", "too_long", "rate_limited", "overloaded", "unavailable", "broken"
 ]
-"""No key is set; the key is refused; there is no such model; the request is refused; it does not fit the context
-window; too many requests; the provider is busy; it cannot be reached; its answer broke off or makes no sense."""
+"""No key is set; the key is refused; there is no such model; the request is invalid; it does not fit the context
+window; too many requests; the provider is busy; it cannot be reached; its response is incomplete or malformed."""
 
 
 class ModelError(ToolspaceError):
-    """A model did not answer. The message names the model and the way out."""
+    """A model did not respond. The message names the model and what to do."""
 
     def __init__(
         self, kind: ModelErrorKind, message: str, *, status: int | None = None, retry_after: float | None = None
@@ -117,16 +117,16 @@ class ModelError(ToolspaceError):
         self.kind: ModelErrorKind = kind
         self.status = status
         self.retry_after = retry_after
-        """Seconds that the provider asks to wait."""
+        """How many seconds the provider asks to wait."""
 
     @property
     def is_transient(self) -> bool:
-        """Whether the same request may go well later."""
+        """Whether the same request may succeed later."""
         return self.kind in ("rate_limited", "overloaded", "unavailable", "broken")
 
 
 class ToolError(ToolspaceError):
-    """One call failed. Raise a child of it inside a tool to choose the kind of the failure."""
+    """One call failed. A tool raises a subclass to choose the error kind."""
 
     kind: ClassVar[ErrorKind] = "execution_error"
     prefix: ClassVar[str] = ""
@@ -136,7 +136,7 @@ class ToolError(ToolspaceError):
         super().__init__(message if message.startswith(self.prefix) else self.prefix + message)
         self.tool = tool
         self.executed = self.kind not in NOT_EXECUTED if executed is None else executed
-        """Whether an effect may have happened; by the kind of the failure unless the tool knows better."""
+        """Whether an effect may have happened. By default the error kind decides."""
 
 
 class ToolNotFoundError(ToolError):

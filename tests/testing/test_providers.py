@@ -208,18 +208,18 @@ class NoSuper(Sound):
 @pytest.mark.parametrize(
     ("provider", "check", "message"),
     [
-        (Twice, "its_tools_have_names_of_their_own", "two tools of one name"),
-        (Restless, "its_tools_have_names_of_their_own", "asked again, it lists other tools"),
+        (Twice, "tool_names_are_unique_and_stable", "two tools of one name"),
+        (Restless, "tool_names_are_unique_and_stable", "asked again, it lists other tools"),
         (WrongSchema, "its_definitions_are_json_with_valid_schemas", "'echo' is not a valid JSON Schema"),
         (NoObject, "its_definitions_are_json_with_valid_schemas", "arguments are always an object"),
         (NoJson, "its_definitions_are_json_with_valid_schemas", "not JSON serializable"),
         (HasAll, "it_has_the_tools_that_it_lists_and_no_other", "no_tool_has_this_name"),
         (AnswersAll, "an_unknown_tool_fails", "ok"),
-        (NoResult, "a_call_gives_a_result", "isinstance"),
-        (OneResult, "calls_at_once_each_get_a_result", "none is shared"),
+        (NoResult, "a_call_returns_a_result", "isinstance"),
+        (OneResult, "parallel_calls_each_get_a_result", "none is shared"),
         (Stubborn, "cancelling_a_call_stops_the_work", "swallows CancelledError"),
-        (NotReady, "it_can_be_asked_before_it_starts", "not connected"),
-        (NoSuper, "a_change_is_heard_until_the_listener_is_forgotten", "_listeners"),
+        (NotReady, "it_can_be_queried_before_it_starts", "not connected"),
+        (NoSuper, "listeners_are_called_until_they_unsubscribe", "_listeners"),
     ],
 )
 async def test_the_contract_finds(provider: type[ToolProvider], check: str, message: str) -> None:
@@ -237,7 +237,7 @@ async def test_a_list_that_is_there_only_after_the_start_is_taken_over() -> None
 async def test_the_contract_finds_work_that_outlives_its_call(monkeypatch: pytest.MonkeyPatch) -> None:
     from toolspace.testing import provider_contract
 
-    monkeypatch.setattr(provider_contract, "PATIENCE", 0.2)
+    monkeypatch.setattr(provider_contract, "TIMEOUT", 0.2)
 
     class LeavesWork(Sound):
         async def execute(self, name: str, parameters: dict[str, Any], context: ToolContext) -> ToolResult:
@@ -257,8 +257,8 @@ async def test_the_contract_finds_work_that_outlives_its_call(monkeypatch: pytes
 
 async def test_what_is_not_given_is_asked_for_or_skipped() -> None:
     with pytest.raises(pytest.fail.Exception, match="needs a call that succeeds"):
-        await ProviderContract().test_a_call_gives_a_result(Sound())
-    with pytest.raises(pytest.skip.Exception, match="give failing_call"):
+        await ProviderContract().test_a_call_returns_a_result(Sound())
+    with pytest.raises(pytest.skip.Exception, match="set failing_call"):
         await Contract().test_a_failure_says_why(Sound())
 
 

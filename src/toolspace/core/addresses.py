@@ -1,6 +1,6 @@
-"""Says what a host in a URL stands for, which addresses are not public, and what is one origin. Looks nothing up.
+"""Parses hosts and IP addresses, tells which addresses are not public, and compares origins. Resolves no names.
 
-Every address counts as what it is and not as it is spelled.
+The network guards of built-in tools and REST tools use it. Every spelling of an address gives the same address.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
 Host = str | Address
-"""A name in lower-case ASCII, or the address that the text spelled."""
+"""A name in lower-case ASCII, or an address."""
 
-# Written out, not asked of `ipaddress`: what its `is_private` and `is_global` mean differs between Python
-# releases. The first match counts, so the narrow ones stand first.
+# A table, because `is_private` and `is_global` of `ipaddress` differ between Python releases. The first match counts,
+# so narrow networks come first.
 _SPECIAL: tuple[tuple[str, Network], ...] = tuple(
     (kind, ip_network(text))
     for kind, texts in (
-        # Where clouds serve credentials; 168.63.129.16 is in public space, and reachable from inside only.
+        # Where clouds serve credentials. 168.63.129.16 is a public address that is reachable from inside only.
         ("metadata", "169.254.169.254/32 169.254.170.2/32 100.100.100.200/32 168.63.129.16/32"),
         ("metadata", "192.0.0.192/32 fd00:ec2::254/128 fd20:ce::254/128"),
         ("unspecified", "0.0.0.0/8 ::/128"),
@@ -51,17 +51,17 @@ _NUMERIC = re.compile(r"[0-9]+|0x[0-9a-f]*")
 
 
 def canonical_host(text: str) -> Host:
-    """What a host in a URL or a setting stands for. Raises `ValueError` where it is none.
+    """Returns the name or the address of a host in a URL or a setting. Raises `ValueError` if it is neither.
 
-    Every spelling of an address that some resolver understands (`127.1`, `0x7f.1`, `2130706433`,
-    `::ffff:127.0.0.1`, digits of other scripts) gives that address: nobody below sees a spelling again.
+    Every spelling that some resolver understands (`127.1`, `0x7f.1`, `2130706433`, `::ffff:127.0.0.1`, digits of other
+    scripts) becomes the address, so that no other code has to handle spellings.
     """
     if ":" in text:
         if "%" in text:
             raise ValueError(f"{text!r} names a network interface; leave the part from % on away")
         return plain_address(IPv6Address(text))
     if not text.isascii():
-        from yarl import URL  # Here: few hosts are written so, and what looks at addresses need not know URLs.
+        from yarl import URL  # Imported here: few hosts need it.
 
         text = URL.build(scheme="http", host=text).raw_host or ""
     name = text.lower().removesuffix(".")
@@ -74,7 +74,7 @@ def canonical_host(text: str) -> Host:
 
 
 def plain_address(address: Address) -> Address:
-    """The IPv4 address inside `::ffff:a.b.c.d`, where the system would connect to; else the address."""
+    """Returns the IPv4 address inside `::ffff:a.b.c.d`, which the system connects to; else the address itself."""
     if isinstance(address, IPv6Address):
         if address.ipv4_mapped is not None:
             return address.ipv4_mapped
@@ -84,7 +84,7 @@ def plain_address(address: Address) -> Address:
 
 
 def special_kind(address: Address) -> str | None:
-    """Why an address is not a public one: `private`, `loopback`, `metadata`, …; None for a public one."""
+    """Returns why an address is not public: `private`, `loopback`, `metadata`, …; None for a public address."""
     address = plain_address(address)
     for kind, network in _SPECIAL:
         if address in network:
@@ -100,21 +100,21 @@ def special_kind(address: Address) -> str | None:
 
 
 def parse_address(text: str) -> Address:
-    """An address as a resolver gives it. Raises `ValueError` where it is none."""
+    """Returns the address in a text from a resolver. Raises `ValueError` if it is none."""
     return plain_address(ip_address(text))
 
 
 def is_same_origin(source: URL, target: URL) -> bool:
-    """Whether both are one server to whom a key may be shown."""
+    """Whether both URLs are the same server, so that a key for one may be sent to the other."""
     if source.origin() == target.origin():
         return True
-    # The step from http to https of one host: it shows the headers to nobody who has not seen them already.
+    # A redirect from http to https of one host reveals the headers to nobody new.
     upgrade = (source.scheme, source.port, target.scheme, target.port) == ("http", 80, "https", 443)
     return upgrade and source.raw_host == target.raw_host
 
 
 def _ipv4(labels: list[str], text: str) -> IPv4Address:
-    """An address in the forms of `inet_aton`: one to four numbers, the last one filling what is left."""
+    """Parses the forms of `inet_aton`: one to four numbers, of which the last fills the remaining bytes."""
     try:
         *head, tail = [_number(label) for label in labels]
         if len(head) > 3 or any(number > 255 for number in head) or tail >= 256 ** (4 - len(head)):

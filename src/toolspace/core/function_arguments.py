@@ -1,4 +1,7 @@
-"""The schema and the validator of a function's arguments. Plain hints cost no pydantic until the first call."""
+"""Builds the JSON Schema and the validator of a Python function's arguments, with pydantic.
+
+`core.function_tool` uses it. Common type hints need no pydantic before the first call: see `core.type_schema`.
+"""
 
 from __future__ import annotations
 
@@ -29,14 +32,14 @@ if TYPE_CHECKING:
 
 Schema = dict[str, Any]
 
-_MOST_ISSUES = 100
-_TOO_MANY = 10_000
-"""Errors beyond which they are only counted: a hostile caller can make a million of them, and reading takes seconds."""
-_NOT_MENDABLE = frozenset(("missing", "extra_forbidden", "too_short", "too_long", "value_error", "assertion_error"))
+_MAX_ISSUES = 100
+_MAX_ERRORS = 10_000
+"""More errors are only counted: a hostile caller can cause a million of them, and reading those takes seconds."""
+_NOT_COERCIBLE = frozenset(("missing", "extra_forbidden", "too_short", "too_long", "value_error", "assertion_error"))
 
 
 def input_schema(signature: FunctionSignature, tool: str) -> Schema:
-    """JSON Schema of what the caller fills in."""
+    """Returns the JSON Schema of the parameters that the caller sets."""
     properties: dict[str, Schema] = {}
     for parameter in signature.parameters:
         schema = _property(parameter)
@@ -52,86 +55,86 @@ def input_schema(signature: FunctionSignature, tool: str) -> Schema:
 
 
 def output_schema(signature: FunctionSignature, tool: str) -> Schema | None:
-    """JSON Schema of what the function returns, where its hint promises an object with known fields."""
+    """Returns the JSON Schema of the return value, if its hint is an object with known fields; else None."""
     returns = signature.returns
     if not isinstance(returns, type) or returns.__module__ == "builtins":
         return None
-    structured = (
+    is_structured = (
         hasattr(returns, "__pydantic_fields__")
         or hasattr(returns, "__dataclass_fields__")
         or hasattr(returns, "__required_keys__")
     )
-    if not structured:
+    if not is_structured:
         return None
     from pydantic import TypeAdapter
 
     try:
         schema = TypeAdapter(cast("Any", returns)).json_schema(mode="serialization")
     except Exception:
-        return None  # A type that pydantic cannot read promises nothing to a caller, and harms no call.
+        return None  # Pydantic does not support the type. Calls do not need the schema.
     return cast("Schema", _without_titles(schema))
 
 
 class FunctionValidator:
-    """Checks and converts arguments with pydantic, from JSON text without parsing it first."""
+    """Validates and converts arguments with pydantic. JSON text is not parsed separately."""
 
-    __slots__ = ("_check_json", "_check_python", "_defaults", "_fixed", "_schema")
+    __slots__ = ("_bound_names", "_defaults", "_schema", "_validate_json", "_validate_python")
 
     def __init__(self, signature: FunctionSignature, schema: Callable[[], Mapping[str, Any]], tool: str) -> None:
         validator = _adapter(signature, tool).validator
-        self._check_json = validator.validate_json
-        self._check_python = validator.validate_python
+        self._validate_json = validator.validate_json
+        self._validate_python = validator.validate_python
         self._schema = schema
-        # What Python would not fill in by itself: it would pass a `Field(…)` as it is, and a parameter without a
-        # name can only be left out together with all that follow.
+        # Defaults that Python would not apply by itself: it would pass a `Field(…)` unchanged, and a positional-only
+        # parameter can be omitted only together with all that follow.
         self._defaults = {
             parameter.name: parameter
             for parameter in signature.parameters
             if _is_field(parameter.default)
             or (parameter.name in signature.positional_only and parameter.default is not MISSING)
         }
-        self._fixed = signature.bound_names if signature.kwargs_hint is not MISSING else None
+        self._bound_names = signature.bound_names if signature.kwargs_hint is not MISSING else None
 
     def from_json(self, text: str | bytes) -> dict[str, Any]:
         try:
-            values = self._check_json(text)
-        except ValueError as error:  # pydantic's error is one, and so is a surrogate in the text.
-            values = self._mend(text, error)
-        return self._complete(values) if self._defaults or self._fixed else values
+            values = self._validate_json(text)
+        except ValueError as error:  # Pydantic's error is one, and so is a surrogate in the text.
+            values = self._coerce_and_validate(text, error)
+        return self._complete(values) if self._defaults or self._bound_names else values
 
     def from_mapping(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         try:
-            values = self._check_python(arguments)
+            values = self._validate_python(arguments)
         except ValueError as error:
-            values = self._mend(arguments, error)
-        return self._complete(values) if self._defaults or self._fixed else values
+            values = self._coerce_and_validate(arguments, error)
+        return self._complete(values) if self._defaults or self._bound_names else values
 
     def _complete(self, values: dict[str, Any]) -> dict[str, Any]:
-        if self._fixed and (taken := self._fixed & values.keys()):
-            raise InvalidArguments([Issue(name, "no such parameter") for name in sorted(taken)])
+        if self._bound_names and (names := self._bound_names & values.keys()):
+            raise InvalidArguments([Issue(name, "no such parameter") for name in sorted(names)])
         for name, parameter in self._defaults.items():
             if name not in values:
                 values[name] = _default_of(parameter, values)
         return values
 
-    def _mend(self, arguments: Mapping[str, Any] | str | bytes, error: ValueError) -> dict[str, Any]:
-        """Tries once more with the plain misunderstandings mended; the first error is the one to tell."""
+    def _coerce_and_validate(self, arguments: Mapping[str, Any] | str | bytes, error: ValueError) -> dict[str, Any]:
+        """Validates again after coercing obvious mistakes. If that fails too, reports the first error."""
         try:
             parsed = json_text.parse_arguments(arguments)
-        except ValueError as fault:
-            raise InvalidArguments([not_an_object_issue(fault)]) from None
+        except ValueError as parse_error:
+            raise InvalidArguments([not_an_object_issue(parse_error)]) from None
         details = _details(error)
-        places = [_place(detail["loc"], detail["type"], parsed) for detail in details[:_MOST_ISSUES]]
-        wrong: PlaceTree | None = {} if 0 < len(details) <= _MOST_ISSUES else None
+        places = [_place(detail["loc"], detail["type"], parsed) for detail in details[:_MAX_ISSUES]]
+        invalid_places: PlaceTree | None = {} if 0 < len(details) <= _MAX_ISSUES else None
         for detail, place in zip(details, places, strict=False):
-            if detail["type"] not in _NOT_MENDABLE:
-                wrong = add_place(wrong, place)
+            if detail["type"] not in _NOT_COERCIBLE:
+                invalid_places = add_place(invalid_places, place)
         try:
-            return self._check_python(coerce(self._schema(), parsed, wrong))
-        except ValueError as second:
+            return self._validate_python(coerce(self._schema(), parsed, invalid_places))
+        except ValueError as second_error:
             if not details:
-                raise InvalidArguments([Issue("", str(second))]) from None
-        issues = _merged(self._issue(detail, place) for detail, place in zip(details, places, strict=False))
+                raise InvalidArguments([Issue("", str(second_error))]) from None
+        issues = _merge_issues(self._issue(detail, place) for detail, place in zip(details, places, strict=False))
         raise InvalidArguments(issues, more=len(details) - len(places)) from None
 
     def _issue(self, detail: ErrorDetails, place: list[int | str]) -> Issue:
@@ -140,8 +143,8 @@ class FunctionValidator:
             case "missing":
                 return Issue(path, "required, but missing")
             case "extra_forbidden":
-                known = cast("Mapping[str, Any]", self._schema()["properties"])
-                return Issue(path, unknown_parameter_message(path, known) if len(place) == 1 else "no such parameter")
+                names = cast("Mapping[str, Any]", self._schema()["properties"])
+                return Issue(path, unknown_parameter_message(path, names) if len(place) == 1 else "no such parameter")
             case _:
                 return Issue(path, _expected(detail["msg"]), masked_value(path, detail["input"]))
 
@@ -149,18 +152,19 @@ class FunctionValidator:
 def _details(error: ValueError) -> list[ErrorDetails]:
     if not hasattr(error, "errors"):
         return []
-    found = cast("ValidationError", error)
-    if found.error_count() > _TOO_MANY:
-        raise InvalidArguments([Issue("", f"{found.error_count():,} values do not fit the schema")]) from None
-    return found.errors(include_url=False)
+    validation_error = cast("ValidationError", error)
+    count = validation_error.error_count()
+    if count > _MAX_ERRORS:
+        raise InvalidArguments([Issue("", f"{count:,} values do not fit the schema")]) from None
+    return validation_error.errors(include_url=False)
 
 
-def _merged(issues: Iterable[Issue]) -> list[Issue]:
-    """One issue for each place: what each member of a union wanted, together."""
+def _merge_issues(issues: Iterable[Issue]) -> list[Issue]:
+    """Returns one issue for each place: the expectations of all members of a union together."""
     merged: dict[tuple[str, str], dict[str, None]] = {}
     for issue in issues:
         merged.setdefault((issue.path, issue.actual), {})[issue.expected] = None
-    return [Issue(path, _alternatives(list(expected)), given) for (path, given), expected in merged.items()]
+    return [Issue(path, _alternatives(list(expected)), actual) for (path, actual), expected in merged.items()]
 
 
 def _alternatives(expected: list[str]) -> str:
@@ -175,14 +179,14 @@ def _expected(message: str) -> str:
 
 
 def _place(location: tuple[int | str, ...], kind: str, arguments: object) -> list[int | str]:
-    """Without the names of union members and validators that pydantic adds to a location: it is walked to see."""
+    """Returns pydantic's location without the names of union members and validators, which are no keys of the value."""
     place: list[int | str] = []
-    here = arguments
+    value = arguments
     for index, step in enumerate(location):
-        if isinstance(here, Mapping) and step in here:
-            here = cast("Mapping[object, object]", here)[step]
-        elif isinstance(here, list | tuple) and isinstance(step, int) and step < len(cast("list[object]", here)):
-            here = cast("list[object]", here)[step]
+        if isinstance(value, Mapping) and step in value:
+            value = cast("Mapping[object, object]", value)[step]
+        elif isinstance(value, list | tuple) and isinstance(step, int) and step < len(cast("list[object]", value)):
+            value = cast("list[object]", value)[step]
         elif kind != "missing" or index < len(location) - 1:
             continue
         place.append(step)
@@ -190,7 +194,7 @@ def _place(location: tuple[int | str, ...], kind: str, arguments: object) -> lis
 
 
 def _is_field(default: object) -> bool:
-    """Whether it is a pydantic `Field(…)`. By name, because pydantic may not even be loaded."""
+    """Whether it is a pydantic `Field(…)`. Compares the name, because pydantic may not be imported."""
     return type(default).__name__ == "FieldInfo"
 
 
@@ -210,8 +214,8 @@ def _property(parameter: FunctionParameter) -> Schema | None:
 
 def _object(signature: FunctionSignature, properties: Mapping[str, Schema], extra: Schema | bool) -> Schema:
     schema: Schema = {"type": "object", "properties": properties}
-    named = zip(properties, signature.parameters, strict=True)
-    required = [name for name, parameter in named if _is_required(parameter)]
+    parameters = zip(properties, signature.parameters, strict=True)
+    required = [name for name, parameter in parameters if _is_required(parameter)]
     if required:
         schema["required"] = required
     schema["additionalProperties"] = extra
@@ -224,25 +228,25 @@ def _schema_by_pydantic(signature: FunctionSignature, tool: str) -> Schema:
     try:
         schema = _adapter(signature, tool).json_schema()
     except PydanticUserError as error:
-        raise _unusable(tool, error) from error
+        raise _unsupported_type(tool, error) from error
     schema = cast("Schema", _without_titles(schema))
     schema.pop("description", None)
     properties = cast("dict[str, Schema]", schema.get("properties", {}))
-    # In the order of the parameters, under their aliases where they have one.
-    for parameter, described in zip(signature.parameters, properties.values(), strict=True):
-        # A `$ref` beside other keywords is right in 2020-12, and is how pydantic writes it too.
+    # They are in the order of the parameters, under their aliases if they have one.
+    for parameter, property_schema in zip(signature.parameters, properties.values(), strict=True):
+        # A `$ref` with other keywords beside it is valid in 2020-12, and pydantic writes it too.
         if parameter.description is not None:
-            described.setdefault("description", parameter.description)
-        if "default" not in described:
-            described.update(_shown_default(parameter))
+            property_schema.setdefault("description", parameter.description)
+        if "default" not in property_schema:
+            property_schema.update(_default_keyword(parameter))
     ordered = _object(signature, properties, schema.get("additionalProperties", False))
     if "$defs" in schema:
         ordered["$defs"] = schema["$defs"]
     return ordered
 
 
-def _shown_default(parameter: FunctionParameter) -> Schema:
-    """The default as the schema says it: nothing where it is made anew for each call, or where JSON has no word."""
+def _default_keyword(parameter: FunctionParameter) -> Schema:
+    """Returns the keyword `default`; nothing if each call creates the default, or JSON cannot express it."""
     default = parameter.default
     if _is_field(default):
         default = MISSING if default.is_required() or default.default_factory is not None else default.default
@@ -257,7 +261,7 @@ def _shown_default(parameter: FunctionParameter) -> Schema:
 
 
 def _default_of(parameter: FunctionParameter, values: dict[str, Any]) -> Any:
-    """The default, also where it is written as a pydantic `Field(…)`, for a call with these other values."""
+    """Returns the default for a call with these values. Evaluates a pydantic `Field(…)`."""
     default = parameter.default
     return default.get_default(call_default_factory=True, validated_data=values) if _is_field(default) else default
 
@@ -272,7 +276,7 @@ def _is_required(parameter: FunctionParameter) -> bool:
 
 
 def _adapter(signature: FunctionSignature, tool: str) -> TypeAdapter[Any]:
-    """A pydantic adapter of the arguments: a dict of exactly these keys."""
+    """Returns a pydantic adapter of the arguments: a dict with exactly these keys."""
     from typing import NotRequired, Required
 
     from pydantic import ConfigDict, TypeAdapter
@@ -282,12 +286,12 @@ def _adapter(signature: FunctionSignature, tool: str) -> TypeAdapter[Any]:
 
     fields: dict[str, Any] = {}
     for parameter in signature.parameters:
-        hint: Any = _eager(parameter.hint)
+        hint: Any = _list_for_iterable(parameter.hint)
         if _is_field(parameter.default):
             hint = Annotated[hint, _without_default(parameter.default)]
         fields[parameter.name] = Required[hint] if _is_required(parameter) else NotRequired[hint]
     shape: Any = TypedDict(f"{tool}_arguments", fields)  # pyright: ignore
-    # NaN and infinity are no JSON, and do harm in a tool that does not expect them.
+    # JSON has no NaN and no infinity, and few tools expect them.
     config: ConfigDict = {"extra": "forbid", "arbitrary_types_allowed": False, "allow_inf_nan": False}
     if signature.kwargs_hint is not MISSING:
         config["extra"] = "allow"
@@ -295,33 +299,35 @@ def _adapter(signature: FunctionSignature, tool: str) -> TypeAdapter[Any]:
     shape.__pydantic_config__ = config
     try:
         return TypeAdapter(shape)
-    # Beside its own error: a name that nobody defines, and a bound that the type cannot have.
+    # Besides its own error: an undefined name, and a bound that the type does not support.
     except (PydanticUserError, NameError, TypeError, SchemaError) as error:
-        raise _unusable(tool, error) from error
+        raise _unsupported_type(tool, error) from error
 
 
-def _eager(hint: Any) -> Any:
-    """An `Iterable` as a list: pydantic would check its items while the tool runs, which is too late."""
+def _list_for_iterable(hint: Any) -> Any:
+    """Returns the hint with `list` for `Iterable`, whose items pydantic would validate only while the tool runs."""
     origin, parts = get_origin(hint), get_args(hint)
     if origin is Iterable:
         return list[parts]
     if origin is Annotated:
-        return Annotated[(_eager(parts[0]), *parts[1:])]
+        return Annotated[(_list_for_iterable(parts[0]), *parts[1:])]
     if origin is Union or origin is types.UnionType:
-        return Union[tuple(map(_eager, parts))]  # noqa: UP007 - there is no other way to write a computed one
+        return Union[tuple(map(_list_for_iterable, parts))]  # noqa: UP007 - a computed union needs it
     return hint
 
 
 def _without_default(field: Any) -> Any:
     from pydantic import Field
 
-    said = cast("Mapping[str, Any]", field._attributes_set)
-    bare: Any = Field(**{name: value for name, value in said.items() if name not in ("default", "default_factory")})
-    bare.metadata = list(field.metadata)
-    return bare
+    attributes = cast("Mapping[str, Any]", field._attributes_set)
+    copy: Any = Field(
+        **{name: value for name, value in attributes.items() if name not in ("default", "default_factory")}
+    )
+    copy.metadata = list(field.metadata)
+    return copy
 
 
-def _unusable(tool: str, error: Exception) -> ToolDefinitionError:
+def _unsupported_type(tool: str, error: Exception) -> ToolDefinitionError:
     reason = str(error).splitlines()[0]
     return ToolDefinitionError(
         f"a parameter of tool {tool!r} has a type that cannot be checked: {reason}; "
@@ -329,18 +335,20 @@ def _unusable(tool: str, error: Exception) -> ToolDefinitionError:
     )
 
 
-_NAMES = frozenset(("properties", "$defs", "patternProperties"))
-_DATA = frozenset(("default", "const", "enum", "examples"))
+_KEYWORDS_WITH_NAMES = frozenset(("properties", "$defs", "patternProperties"))
+_KEYWORDS_WITH_DATA = frozenset(("default", "const", "enum", "examples"))
 
 
-def _without_titles(schema: object, names: bool = False) -> object:
-    """The schema without the titles that pydantic makes of names: they cost tokens and say nothing."""
+def _without_titles(schema: object, are_names: bool = False) -> object:
+    """Returns the schema without the titles that pydantic derives from names: they only cost tokens."""
     if isinstance(schema, dict):
         items = cast("dict[str, object]", schema).items()
         return {
-            key: value if key in _DATA and not names else _without_titles(value, key in _NAMES and not names)
+            key: value
+            if key in _KEYWORDS_WITH_DATA and not are_names
+            else _without_titles(value, key in _KEYWORDS_WITH_NAMES and not are_names)
             for key, value in items
-            if names or key != "title" or not isinstance(value, str)
+            if are_names or key != "title" or not isinstance(value, str)
         }
     if isinstance(schema, list):
         return [_without_titles(item) for item in cast("list[object]", schema)]

@@ -1,4 +1,4 @@
-"""Makes tools of Python functions: `@tool`. Knows what they take, not when they run."""
+"""Tools that are Python functions: `@tool` and `FunctionTool`. Runs nothing."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from toolspace.core.validation import SchemaValidator, Validator
 
 
 class FunctionTool(Tool):
-    """A tool that is a Python function; it can still be called as one.
+    """A tool that is a Python function. It can still be called like the function.
 
-    Its description, schema and validator come from the signature and the docstring, when first needed.
+    Its description, schema and validator are derived from the signature and the docstring when they are first needed.
     """
 
     __slots__ = ("_namespace", "_own_schema", "_signature", "function", "style")
@@ -54,7 +54,7 @@ class FunctionTool(Tool):
         return self.function(*args, **kwargs)
 
     def __get__(self, instance: object | None, owner: type | None = None) -> FunctionTool:
-        """As with any method: on an instance, `self` is filled in."""
+        """Binds `self`, as any method does."""
         if instance is None:
             return self
         bound = self.replace(function=MethodType(self.function, instance))
@@ -106,7 +106,7 @@ class FunctionTool(Tool):
 
 
 class ToolOptions(TypedDict, total=False):
-    """What `@tool(…)` takes. Durations are seconds."""
+    """The options of `@tool(…)`. Durations are seconds."""
 
     name: str
     description: str
@@ -131,7 +131,7 @@ def tool(**options: Unpack[ToolOptions]) -> Callable[[Callable[..., Any]], Funct
 def tool(
     function: Callable[..., Any] | None = None, /, **options: Unpack[ToolOptions]
 ) -> FunctionTool | Callable[[Callable[..., Any]], FunctionTool]:
-    """Makes a tool of a function: `@tool`, or `@tool(timeout=5, …)`."""
+    """Makes a tool from a function: `@tool`, or `@tool(timeout=5, …)`."""
     if function is not None:
         return FunctionTool(function, namespace=_caller_locals(function), **options)
 
@@ -142,17 +142,17 @@ def tool(
 
 
 def as_tool(item: Tool | Callable[..., Any]) -> Tool:
-    """A tool as it is, or a plain function made one."""
+    """Returns a tool unchanged, and a tool made from a plain function."""
     return item if isinstance(item, Tool) else FunctionTool(item)
 
 
 def _caller_locals(function: Callable[..., Any]) -> Mapping[str, Any] | None:
-    """The names around a function defined inside another, for hints that are written as text."""
+    """Returns the names around a function that is defined inside another, to evaluate hints that are text."""
     if "<locals>" not in getattr(function, "__qualname__", "<locals>") or not has_text_hints(function):
         return None
-    frame = sys._getframe(2)  # pyright: ignore[reportPrivateUsage]: no public way to see them
+    frame = sys._getframe(2)  # pyright: ignore[reportPrivateUsage]: there is no public API
     names = dict(frame.f_locals)
     while not frame.f_code.co_flags & CO_OPTIMIZED and frame.f_locals is not frame.f_globals and frame.f_back:
-        frame = frame.f_back  # The body of a class: a method also sees the names of the function around it.
+        frame = frame.f_back  # The body of a class: its methods also see the names of the function around it.
         names = {**frame.f_locals, **names}
     return names

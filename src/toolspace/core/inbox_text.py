@@ -1,4 +1,4 @@
-"""Inbox events as the lines that a model reads, and such lines read back. Takes nothing out of an inbox."""
+"""Renders inbox events as lines that a model reads, and parses such lines. Does not claim events from an inbox."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from toolspace.core.line_escaping import quote, quote_name, quote_truncated
 from toolspace.core.records import InboxEvent
 
 MAX_EVENT_CHARACTERS = 100_000
-"""Characters of what one event says."""
+"""How much of one event's content a line has."""
 HANDOFF_PREFIX = "handoff:"
-"""How the ids of events begin in which an agent hands on what it was asked."""
-_LONGEST_PREVIEW = 80
+"""The start of the ids of handoff events."""
+_MAX_PREVIEW = 80
 _LINE = re.compile(
     r"\[(?P<type>[a-z_]+) (?P<event>\S+)(?: in (?P<space>\"(?:[^\"\\]|\\.)*\") \((?P<spaceId>\S+)\))?\] "
 )
-_SAID = re.compile(r'(?:"(?:[^"\\]|\\.)*"|[^"():\[\]]*) \([^()]*\)(?: \[replies to \S+\])?: ')
-"""Who says something. A name that is not in quotes holds nothing that could end it."""
+_SENDER = re.compile(r'(?:"(?:[^"\\]|\\.)*"|[^"():\[\]]*) \([^()]*\)(?: \[replies to \S+\])?: ')
+"""The sender of a message. A name without quotes has no character that could end it."""
 
 
 class InboxLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One event, read back from its line."""
+    """One event, parsed from its line."""
 
     type: str
     event_id: str
@@ -37,8 +37,8 @@ class InboxLine(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def message_text(self) -> str:
-        """What was said, of a message."""
-        match = _SAID.match(self.rest)
+        """The text of a message, without its sender."""
+        match = _SENDER.match(self.rest)
         text = self.rest[match.end() :] if match is not None else ""
         try:
             value = json_text.decode(text)
@@ -48,26 +48,26 @@ class InboxLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def render(event: InboxEvent, max_characters: int = MAX_EVENT_CHARACTERS) -> str:
-    """One event as one line, whatever it says. Of contents that are longer, the beginning."""
-    said = _members(event.data)
-    return f"[{event.type} {event.event_id}{_place(said)}] {_body(event, said, max_characters)}"
+    """Returns an event as one line, whatever it contains. Longer content is cut."""
+    data = _as_dict(event.data)
+    return f"[{event.type} {event.event_id}{_space(data)}] {_body(event, data, max_characters)}"
 
 
 def preview(event: InboxEvent) -> str:
-    """A short line: enough to see whether it matters now."""
-    said = _members(event.data)
+    """Returns a short line, enough to see whether the event matters now."""
+    data = _as_dict(event.data)
     if event.type == "space_message":
-        text = said.get("content")
-        text = text if isinstance(text, str) else json_text.encode(text)
-        place = quote_name(said.get("spaceName") or said.get("spaceId"))
-        return f"[{place}] {quote_name(said.get('senderName'))}: {_short(text)}"
-    return f"[{event.type}] {_short(_body(event, said, MAX_EVENT_CHARACTERS), is_quoted=False)}"
+        content = data.get("content")
+        text = content if isinstance(content, str) else json_text.encode(content)
+        space = quote_name(data.get("spaceName") or data.get("spaceId"))
+        return f"[{space}] {quote_name(data.get('senderName'))}: {quote(_shorten(text))}"
+    return f"[{event.type}] {_shorten(_body(event, data, MAX_EVENT_CHARACTERS))}"
 
 
 def parse(text: str) -> list[InboxLine]:
-    """The events in what a model was told; other lines are left out."""
+    """Returns the events in a text that a model was given. Ignores other lines."""
     lines: list[InboxLine] = []
-    for line in text.split("\n"):  # Not by all that ends a line: what people write may hold the others.
+    for line in text.split("\n"):  # Not `splitlines`: content may have other line ends.
         match = _LINE.match(line)
         if match is not None:
             space = match["space"]
@@ -83,55 +83,60 @@ def parse(text: str) -> list[InboxLine]:
     return lines
 
 
-def _members(data: Any) -> dict[str, Any]:
+def _as_dict(data: Any) -> dict[str, Any]:
     return cast("dict[str, Any]", data) if isinstance(data, dict) else {}
 
 
-def _place(data: Mapping[str, Any]) -> str:
+def _space(data: Mapping[str, Any]) -> str:
     space_id = data.get("spaceId")
     if not isinstance(space_id, str) or not is_id(space_id):
         return ""
     return f" in {quote(data.get('spaceName') or space_id)} ({space_id})"
 
 
-def _body(event: InboxEvent, data: Mapping[str, Any], longest: int) -> str:
+def _body(event: InboxEvent, data: Mapping[str, Any], max_characters: int) -> str:
     type = event.type
     if type == "space_message":
-        replied = _replied(data)
-        advice = f" [replies to {replied}]" if replied is not None else ""
-        said = quote_truncated(data.get("content"), longest, "read_messages gives all of it")
-        return f"{quote_name(data.get('senderName'))} ({quote_name(data.get('senderType'))}){advice}: {said}"
+        replied_id = _replied_message_id(data)
+        reply = f" [replies to {replied_id}]" if replied_id is not None else ""
+        content = quote_truncated(data.get("content"), max_characters, "read_messages gives all of it")
+        return f"{quote_name(data.get('senderName'))} ({quote_name(data.get('senderType'))}){reply}: {content}"
     if type == "tool_result":
-        result = quote_truncated(data.get("result"), longest)
-        how = "" if not data.get("isError") else f"{data.get('status', 'failed')}: "
+        result = quote_truncated(data.get("result"), max_characters)
+        status = "" if not data.get("isError") else f"{data.get('status', 'failed')}: "
         task = f", taskId: {data['taskId']}" if "taskId" in data else ""
-        return f"{quote_name(data.get('toolName'))} (callId: {data.get('callId')}{task}): {how}{result}"
+        return f"{quote_name(data.get('toolName'))} (callId: {data.get('callId')}{task}): {status}{result}"
     if type == "plan" and "instruction" in data:
-        instruction = quote_truncated(data.get("instruction"), longest, "get_plans gives all of it")
+        instruction = quote_truncated(data.get("instruction"), max_characters, "get_plans gives all of it")
         return f"{quote_name(data.get('name'))} (planId: {data.get('planId')}): {instruction}"
     if type == "task" and "taskId" in data:
-        result = quote_truncated(data.get("result"), longest, "task_replay gives all of it")
+        result = quote_truncated(data.get("result"), max_characters, "task_replay gives all of it")
         return f"{quote_name(data.get('description'))} (taskId: {data['taskId']}) {data.get('status')}: {result}"
     if type == "service" and event.event_id.startswith(HANDOFF_PREFIX) and isinstance(data.get("handoff"), dict):
-        handed: dict[str, Any] = data["handoff"]
-        advice = f", with the advice {quote_truncated(handed['message'], longest)}" if handed.get("message") else ""
-        heard = data.get("heard")
-        known = (
-            f"what you heard yourself {quote_truncated(heard, longest)}; skip if you have seen to it" if heard else ""
-        )
-        request = quote_truncated(data["request"], longest) if data.get("request") is not None or not known else ""
-        return f"handed on by {quote_name(handed.get('from'))}{advice}: {'; '.join(filter(None, (request, known)))}"
-    return quote_truncated(event.data, longest)
+        return _handoff_body(data, data["handoff"], max_characters)
+    return quote_truncated(event.data, max_characters)
 
 
-def _replied(data: Mapping[str, Any]) -> str | None:
-    """The message that one replies to. What it has of its sender's own under that name is none."""
+def _handoff_body(data: Mapping[str, Any], handoff: Mapping[str, Any], max_characters: int) -> str:
+    message = handoff.get("message")
+    advice = f", with the advice {quote_truncated(message, max_characters)}" if message else ""
+    heard_messages = data.get("heard")  # Messages of the request that this agent got itself, as a member of the space.
+    parts: list[str] = []
+    if data.get("request") is not None or not heard_messages:
+        parts.append(quote_truncated(data["request"], max_characters))
+    if heard_messages:
+        messages = quote_truncated(heard_messages, max_characters)
+        parts.append(f"what you heard yourself {messages}; skip if you have seen to it")
+    return f"handed on by {quote_name(handoff.get('from'))}{advice}: {'; '.join(parts)}"
+
+
+def _replied_message_id(data: Mapping[str, Any]) -> str | None:
+    """Returns the id of the message that this one replies to. Ignores metadata of that name that is no id."""
     metadata = data.get("metadata")
-    replied = cast("dict[str, Any]", metadata).get("replyTo") if isinstance(metadata, dict) else None
-    return replied if isinstance(replied, str) and is_id(replied) else None
+    replied_id = cast("dict[str, Any]", metadata).get("replyTo") if isinstance(metadata, dict) else None
+    return replied_id if isinstance(replied_id, str) and is_id(replied_id) else None
 
 
-def _short(text: str, *, is_quoted: bool = True) -> str:
+def _shorten(text: str) -> str:
     line = " ".join(text.split())
-    cut = line if len(line) <= _LONGEST_PREVIEW else f"{line[:_LONGEST_PREVIEW]}…"
-    return quote(cut) if is_quoted else cut
+    return line if len(line) <= _MAX_PREVIEW else f"{line[:_MAX_PREVIEW]}…"

@@ -1,4 +1,7 @@
-"""JSON in and out: compact text of any Python value, canonical text for keys, and parsed arguments."""
+"""Encodes and decodes JSON: compact text of any Python value, canonical text for keys, arguments of calls.
+
+Everything that writes or reads JSON uses it. It never fails on a value that a tool returns.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,13 @@ from typing import Any, cast
 import msgspec
 
 MAX_STORED_DEPTH = 200
-"""How deeply what is stored is nested at most: it is put into other things, and read back from wherever."""
-_MAX_BITS = 14_000
-"""Python refuses to write longer integers in decimal, because that takes quadratic time."""
+"""How many levels stored data has at most: it becomes part of other data, and other programs read it."""
+_MAX_INTEGER_BITS = 14_000
+"""Python does not write longer integers in decimal, because that takes quadratic time."""
 
 
 def encode(value: object) -> str:
-    """Compact JSON of anything a tool may return."""
+    """Returns compact JSON of anything that a tool may return."""
     return encode_bytes(value).decode()
 
 
@@ -24,43 +27,43 @@ def encode_bytes(value: object) -> bytes:
     try:
         return _encoder.encode(value)
     except Exception:
-        # Rare shapes (integers beyond 64 bits, mixed keys, lone surrogates, cycles, objects that raise when they are
-        # read): slower, but never lost.
+        # Rare values (integers beyond 64 bits, mixed keys, lone surrogates, cycles, objects that raise): slower, but
+        # nothing is lost.
         return _encode_slowly(value).encode("utf-8", "replace")
 
 
 def encode_for_storage(value: object) -> str:
-    """As `encode`, for data that is stored. What is nested so deeply that some reader could not read it is cut off."""
+    """Like `encode`, for data that is stored. Levels below `MAX_STORED_DEPTH` are cut."""
     try:
         text = _encoder.encode(value).decode()
     except Exception:
         text = encode(value)
-    # Each level has two ends: most texts are too short for many, and need not be looked through.
+    # Each level has two brackets, so most texts are too short to be too deep.
     if len(text) > 2 * MAX_STORED_DEPTH and text.count("[") + text.count("{") > MAX_STORED_DEPTH and is_too_deep(value):
-        return encode(_cut(value, MAX_STORED_DEPTH))
+        return encode(_cut_levels(value, MAX_STORED_DEPTH))
     return text
 
 
 def is_too_deep(value: object, levels: int = MAX_STORED_DEPTH) -> bool:
-    """Whether data has more levels than that; without a number, too many to be stored whole."""
-    level = [value]
+    """Whether data has more levels than that; by default, too many to be stored whole."""
+    containers = [value]
     for _ in range(levels):
-        level = [child for one in level for child in _children(one) if isinstance(child, _NESTING)]
-        if not level:
+        containers = [child for item in containers for child in _children(item) if isinstance(child, _CONTAINERS)]
+        if not containers:
             return False
     return True
 
 
 def encode_canonical(value: object) -> bytes:
-    """One text for all equal arguments: keys sorted, no spaces."""
+    """Returns the same text for all equal values: keys are sorted."""
     try:
         return _canonical_encoder.encode(value)
     except Exception:
-        return _encode_slowly(value).encode("utf-8", "surrogatepass")  # Two texts must not become one key.
+        return _encode_slowly(value).encode("utf-8", "surrogatepass")  # Two different texts must not become one key.
 
 
 def encoded_size(value: object) -> int:
-    """The bytes of its JSON. Raises `ValueError` where it has none, because it contains itself."""
+    """Returns how many bytes the JSON of a value has. Raises `ValueError` if the value contains itself."""
     try:
         return len(_encoder.encode(value))
     except RecursionError:
@@ -70,7 +73,7 @@ def encoded_size(value: object) -> int:
 
 
 def decode(text: str | bytes) -> Any:
-    """The value of a JSON text. Raises `ValueError` with the place of the fault."""
+    """Returns the value of a JSON text. Raises `ValueError` with the position of the error."""
     try:
         return _decoder.decode(text)
     except UnicodeDecodeError as error:
@@ -80,7 +83,7 @@ def decode(text: str | bytes) -> Any:
     except msgspec.DecodeError as error:
         if "out of range" not in str(error):
             raise ValueError(str(error)) from None
-        # The standard parser also takes what some versions of msgspec refuse: integers beyond 64 bits.
+        # The standard library also reads integers beyond 64 bits, which some versions of msgspec do not.
         import json
 
         try:
@@ -90,7 +93,7 @@ def decode(text: str | bytes) -> Any:
 
 
 def to_json_data(value: object) -> Any:
-    """The value as JSON data: dicts, lists, strings, numbers, booleans and None."""
+    """Returns the value as JSON data: dicts, lists, strings, numbers, booleans and None."""
     kind = type(value)
     if value is None or kind is bool or (kind is int and cast("int", value).bit_length() < 64):
         return value
@@ -100,7 +103,7 @@ def to_json_data(value: object) -> Any:
 
 
 def valid_text(text: str) -> str:
-    """The text as UTF-8 can carry it: lone surrogates, as undecodable file names have them, become `?`."""
+    """Returns a text that UTF-8 can encode: lone surrogates, as in undecodable file names, become `?`."""
     if text.isascii():
         return text
     try:
@@ -111,12 +114,12 @@ def valid_text(text: str) -> str:
 
 
 def storable_text(text: str) -> str:
-    """The text as every database keeps it: neither lone surrogates nor NUL."""
+    """Returns a text that every database can store: without lone surrogates and NUL."""
     return valid_text(text).replace("\0", "�")
 
 
 def parse_arguments(arguments: Mapping[str, Any] | str | bytes | None) -> dict[str, Any]:
-    """The arguments of a call as a dict. Raises `ValueError` where they are no JSON object."""
+    """Returns the arguments of a call as a dict. Raises `ValueError` if they are no JSON object."""
     if arguments is None:
         return {}
     if isinstance(arguments, str | bytes | bytearray):
@@ -131,14 +134,15 @@ def parse_arguments(arguments: Mapping[str, Any] | str | bytes | None) -> dict[s
 
 
 def describe(value: object, limit: int = 60) -> str:
-    """A short JSON rendering of a value for messages."""
+    """Returns the JSON of a value for a message, cut after `limit` characters."""
     text = encode(value)
     return text if len(text) <= limit else f"{text[:limit]}…"
 
 
-def _hook(value: object) -> object:
+def _encode_hook(value: object) -> object:
+    """Returns a value that msgspec can encode in place of one that it cannot."""
     if isinstance(value, str):
-        return str.__str__(value)  # A subclass of its own, which msgspec does not know.
+        return str.__str__(value)  # A subclass, which msgspec does not support.
     if isinstance(value, int | float):
         return int(value) if isinstance(value, int) else float(value)
     if isinstance(value, Mapping):
@@ -155,7 +159,7 @@ def _hook(value: object) -> object:
     return str(value)
 
 
-_NESTING = (Mapping, list, tuple, msgspec.Struct)
+_CONTAINERS = (Mapping, list, tuple, msgspec.Struct)
 
 
 def _children(value: Any) -> Iterable[Any]:
@@ -168,7 +172,7 @@ def _children(value: Any) -> Iterable[Any]:
     return ()
 
 
-def _cut(value: Any, levels: int) -> Any:
+def _cut_levels(value: Any, levels: int) -> Any:
     if isinstance(value, msgspec.Struct):
         value = _fields(value)
     if not isinstance(value, Mapping | list | tuple):
@@ -176,8 +180,8 @@ def _cut(value: Any, levels: int) -> Any:
     if not levels:
         return "…"
     if isinstance(value, Mapping):
-        return {key: _cut(child, levels - 1) for key, child in cast("Mapping[Any, Any]", value).items()}
-    return [_cut(child, levels - 1) for child in cast("list[Any]", value)]
+        return {key: _cut_levels(child, levels - 1) for key, child in cast("Mapping[Any, Any]", value).items()}
+    return [_cut_levels(child, levels - 1) for child in cast("list[Any]", value)]
 
 
 def _encode_slowly(value: object) -> str:
@@ -186,48 +190,48 @@ def _encode_slowly(value: object) -> str:
     return json.dumps(_jsonable(value, frozenset()), ensure_ascii=False, separators=(",", ":"), sort_keys=True)
 
 
-def _jsonable(value: object, above: frozenset[int]) -> object:
+def _jsonable(value: object, ancestor_ids: frozenset[int]) -> object:
     if value is None or isinstance(value, str | bool):
         return value
     if isinstance(value, int):
-        return value if value.bit_length() <= _MAX_BITS else hex(value)
+        return value if value.bit_length() <= _MAX_INTEGER_BITS else hex(value)
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, bytes | bytearray | memoryview):
         return base64.b64encode(cast("bytes", value)).decode()
-    if id(value) in above or len(above) > 200:
+    if id(value) in ancestor_ids or len(ancestor_ids) > 200:
         return "…"
-    above = above | {id(value)}
+    ancestor_ids = ancestor_ids | {id(value)}
     if isinstance(value, Mapping):
         items = cast("Mapping[object, object]", value).items()
-        return {key if isinstance(key, str) else str(key): _jsonable(item, above) for key, item in items}
+        return {key if isinstance(key, str) else str(key): _jsonable(item, ancestor_ids) for key, item in items}
     if isinstance(value, list | tuple | set | frozenset):
-        return [_jsonable(item, above) for item in cast("list[object]", value)]
+        return [_jsonable(item, ancestor_ids) for item in cast("list[object]", value)]
     if (fields := _fields(value)) is not None:
-        return {name: _jsonable(item, above) for name, item in fields.items()}
-    for convert in (_to_builtins, _hook):
+        return {name: _jsonable(item, ancestor_ids) for name, item in fields.items()}
+    for convert in (_to_builtins, _encode_hook):
         try:
-            return _jsonable(convert(value), above)
-        except Exception:  # Its own code ran, and failed. What remains to say is what it is.
+            return _jsonable(convert(value), ancestor_ids)
+        except Exception:  # Code of the value's class failed: its type has to do.
             continue
     return f"<{type(value).__name__}>"
 
 
 def _fields(value: object) -> dict[str, object] | None:
-    """The fields of a struct or a dataclass, not looked into: they may lead back to it."""
+    """Returns the fields of a struct or a dataclass, unconverted: they may lead back to it. None for other values."""
     if isinstance(value, msgspec.Struct):
         config = value.__struct_config__
         fields: dict[str, object] = {config.tag_field: config.tag} if config.tag_field else {}
         names = zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True)
-        found = {written: getattr(value, name, None) for written, name in names}
-        return fields | {name: one for name, one in found.items() if one is not msgspec.UNSET}
+        values = {encoded_name: getattr(value, name, None) for encoded_name, name in names}
+        return fields | {name: item for name, item in values.items() if item is not msgspec.UNSET}
     if hasattr(value, "__dataclass_fields__") and not isinstance(value, type):
         return {name: getattr(value, name, None) for name in cast("Any", value).__dataclass_fields__}
     return None
 
 
 def _to_builtins(value: object) -> object:
-    return msgspec.to_builtins(value, enc_hook=_hook, str_keys=True)
+    return msgspec.to_builtins(value, enc_hook=_encode_hook, str_keys=True)
 
 
 def _finite(text: str) -> float:
@@ -241,25 +245,23 @@ def _refuse_constant(name: str) -> object:
     raise ValueError(f"{name} is not JSON")
 
 
-_encoder = msgspec.json.Encoder(enc_hook=_hook)
-_canonical_encoder = msgspec.json.Encoder(enc_hook=_hook, order="deterministic")
+_encoder = msgspec.json.Encoder(enc_hook=_encode_hook)
+_canonical_encoder = msgspec.json.Encoder(enc_hook=_encode_hook, order="deterministic")
 _decoder = msgspec.json.Decoder()
 
-
-# MERGED from partial_json: Reads one text member of a JSON object that is still being written. Judges nothing: bad…
 
 _ESCAPES = {'"': '"', "\\": "\\", "/": "/", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
 
 
 class StreamedTextField:
-    """The text of one member of the outermost object, as far as it has come.
+    """Reads one text field of a JSON object that is still being written. Invalid JSON yields less text, no error.
 
-    member = TextMember("text")
-    member.feed('{"text": "Hel')  # "Hel"
-    member.feed('lo"}')  # "lo"
+    field = StreamedTextField("text")
+    field.feed('{"text": "Hel')  # "Hel"
+    field.feed('lo"}')  # "lo"
     """
 
-    __slots__ = ("_depth", "_escape", "_high", "_in_text", "_is_key", "_key", "_name")
+    __slots__ = ("_depth", "_escape", "_high_surrogate", "_in_text", "_is_key", "_key", "_name")
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -268,26 +270,26 @@ class StreamedTextField:
         self._is_key = True
         self._key = ""
         self._escape: str | None = None
-        """What has come of an escape: "" is the backslash alone, `u12` a half of a code."""
-        self._high = ""
+        """The escape sequence so far, without its backslash: `u12` is half of a code. None outside of one."""
+        self._high_surrogate = ""
         """The first half of a character that is written as two escapes."""
 
     def feed(self, piece: str) -> str:
-        """Takes more JSON; gives what of the member's text is in it."""
-        found: list[str] = []
+        """Adds a piece of the JSON. Returns the part of the field's text that it has."""
+        texts: list[str] = []
         for character in piece:
             if not self._in_text:
-                self._outside(character)
+                self._read_outside(character)
                 continue
-            text = self._inside(character)
+            text = self._read_inside(character)
             if text and self._depth == 1:
                 if self._is_key:
                     self._key += text
                 elif self._key == self._name:
-                    found.append(text)
-        return "".join(found)
+                    texts.append(text)
+        return "".join(texts)
 
-    def _outside(self, character: str) -> None:
+    def _read_outside(self, character: str) -> None:
         if character == '"':
             self._in_text = True
             if self._depth == 1 and self._is_key:
@@ -303,7 +305,8 @@ class StreamedTextField:
         elif character == "," and self._depth == 1:
             self._is_key = True
 
-    def _inside(self, character: str) -> str:
+    def _read_inside(self, character: str) -> str:
+        """Reads a character inside a string. Returns the text that it completes."""
         if self._escape is None:
             if character == "\\":
                 self._escape = ""
@@ -324,7 +327,7 @@ class StreamedTextField:
         except ValueError:
             return ""
         if 0xD800 <= code < 0xDC00:
-            self._high = chr(code)
+            self._high_surrogate = chr(code)
             return ""
-        pair, self._high = self._high + chr(code), ""
+        pair, self._high_surrogate = self._high_surrogate + chr(code), ""
         return pair.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

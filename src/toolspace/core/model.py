@@ -1,4 +1,7 @@
-"""What a model is told and what it says, as data that is the same for every provider. Asks no model."""
+"""The interfaces `Model` and `Embedder`, and the data of requests and responses, the same for every provider.
+
+The adapters in `models` implement them; agents use them. Turns are stored as JSON, so field names must stay.
+"""
 
 from __future__ import annotations
 
@@ -13,21 +16,21 @@ from toolspace.core.result import AudioPart, ImagePart, ResourcePart
 from toolspace.core.tool import Tool
 
 FinishReason = Literal["stop", "tools", "length", "filter", "other"]
-"""Why a model stopped: it was done, it wants tools, it ran out of room, its provider objected, or who knows."""
+"""Why a model stopped: done, it calls tools, it reached its token limit, a content filter, or unknown."""
 ToolChoice = Literal["auto", "required", "none"] | str
-"""Any, at least one, none; or the name of the one tool to call."""
+"""Any number of tool calls, at least one, none, or the name of the tool to call."""
 Media = ImagePart | AudioPart | ResourcePart
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """What model requests cost. `input_tokens` counts everything that was read, cached or not."""
+    """Tokens and cost of model requests. `input_tokens` includes cached tokens."""
 
     requests: int = 0
     input_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
     cost: float = 0.0
-    """In US dollars, as far as the price is known."""
+    """In US dollars; 0 for a model whose price is unknown."""
 
     @property
     def tokens(self) -> int:
@@ -47,17 +50,17 @@ NO_USAGE = Usage()
 
 
 class ModelCall(msgspec.Struct, frozen=True, rename="camel"):
-    """A tool call as a model wrote it."""
+    """A tool call, as the model wrote it."""
 
     id: str
-    """The model's own id for it: unique within its turn at best."""
+    """The id that the model chose. It is unique within a turn at best."""
     name: str
     arguments: str
-    """JSON text, as it came: it may be malformed."""
+    """JSON text, which may be malformed."""
 
 
 class ModelToolResult(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """The answer to a model's call, as the model reads it."""
+    """The result of a model's tool call, as the model reads it."""
 
     id: str
     """The `id` of the `ModelCall`."""
@@ -65,18 +68,18 @@ class ModelToolResult(msgspec.Struct, frozen=True, rename="camel", omit_defaults
     text: str
     is_error: bool = False
     media: tuple[Media, ...] = ()
-    """For models that can look at it; the text has a placeholder for each."""
+    """For models that accept media. The text has a placeholder for each."""
 
 
 class UserTurn(msgspec.Struct, frozen=True, tag="user", rename="camel", omit_defaults=True):
-    """What the model is told: events, requests, advice."""
+    """Input for the model: events, requests, advice."""
 
     text: str
     media: tuple[Media, ...] = ()
 
 
 class ModelTurn(msgspec.Struct, frozen=True, kw_only=True, tag="model", rename="camel", omit_defaults=True):
-    """What the model said."""
+    """One response of the model."""
 
     text: str = ""
     calls: tuple[ModelCall, ...] = ()
@@ -84,11 +87,11 @@ class ModelTurn(msgspec.Struct, frozen=True, kw_only=True, tag="model", rename="
     usage: Usage = NO_USAGE
     model: str = ""
     thinking: tuple[Mapping[str, Any], ...] = ()
-    """Whatever its provider wants back unchanged with the next request; opaque."""
+    """Opaque data that the provider needs back, unchanged, with the next request."""
 
 
 class ResultsTurn(msgspec.Struct, frozen=True, tag="results", rename="camel"):
-    """The answers to all calls of the model's turn before, in the order asked."""
+    """The results of all calls of the previous model turn, in the order of the calls."""
 
     results: tuple[ModelToolResult, ...] = msgspec.field(name="answers")
 
@@ -97,12 +100,12 @@ Turn = UserTurn | ModelTurn | ResultsTurn
 
 
 class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How a model is to answer. None: as its provider likes."""
+    """Settings of a request. None: the provider's default."""
 
     temperature: float | None = None
     max_output_tokens: int | None = None
     reasoning: str | None = None
-    """`low`, `medium`, `high`, `none`, or another word that the provider knows."""
+    """`low`, `medium`, `high`, `none`, or another value that the provider accepts."""
     timeout: float = MODEL_TIMEOUT_SECONDS
     """Seconds for one request."""
 
@@ -111,9 +114,9 @@ DEFAULT_SETTINGS = ModelSettings()
 
 
 class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One question to a model.
+    """One request to a model.
 
-    Providers keep what they made of `tools` for the next request that has the very same tuple.
+    Adapters cache what they derive from `tools` for the next request with the same tuple object.
     """
 
     system: str
@@ -130,13 +133,13 @@ class TextDelta(msgspec.Struct, frozen=True):
 
 
 class ThinkingDelta(msgspec.Struct, frozen=True):
-    """A piece of what it thinks before it answers."""
+    """A piece of the model's reasoning before its answer."""
 
     text: str
 
 
 class CallStarted(msgspec.Struct, frozen=True):
-    """The model begins to write a tool call. `index` counts the calls of the turn."""
+    """The model starts to write a tool call. `index` counts the calls of the turn."""
 
     index: int
     id: str
@@ -151,42 +154,36 @@ class CallDelta(msgspec.Struct, frozen=True):
 
 
 class ResponseRestarted(msgspec.Struct, frozen=True):
-    """The answer broke off and is asked for again: forget every piece of this turn so far."""
+    """The response broke off and is requested again. All pieces of this turn so far are void."""
 
 
 ModelStreamPart = TextDelta | ThinkingDelta | CallStarted | CallDelta | ResponseRestarted
 ModelListener = Callable[[ModelStreamPart], None]
-"""Hears the pieces of an answer while the model writes it."""
-
-
-# MERGED from model: A model, whoever serves it.
+"""Receives the pieces of a response while the model writes it."""
 
 
 class Model(ABC):
-    """Answers requests. Holds no conversation: each request brings all of it."""
+    """A language model. It is stateless: each request has the whole conversation."""
 
     name: str = ""
-    """`provider:model`, as people write it: `openai:gpt-5`."""
+    """`provider:model`, for example `openai:gpt-5`."""
     context_window: int | None = None
-    """In tokens, where it is known."""
+    """In tokens; None if unknown."""
 
     @abstractmethod
     async def respond(self, request: ModelRequest, listen: ModelListener | None = None) -> ModelTurn:
-        """The model's whole turn; `listen` hears its pieces as they come. Raises `ModelError`.
+        """Returns the model's response. Calls `listen` with its pieces while they arrive. Raises `ModelError`.
 
         Cancelling it stops the request.
         """
 
     async def aclose(self) -> None:
-        """Lets go of its connections."""
-
-
-# MERGED from embedder: Meaning as numbers, whoever computes them.
+        """Closes its connections."""
 
 
 class Embedder(Protocol):
-    """Turns texts into vectors: the closer their directions, the closer what the texts mean."""
+    """Turns texts into vectors. Texts with similar meanings have vectors with similar directions."""
 
     async def embed(self, texts: Sequence[str]) -> list[list[float]]:
-        """A vector for each text, in their order, all of one length. Raises `ModelError`."""
+        """Returns a vector for each text, in their order, all of the same length. Raises `ModelError`."""
         ...

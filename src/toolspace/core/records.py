@@ -1,6 +1,6 @@
-"""What the gateway keeps, as data: entities, spaces, messages, runs, calls, inbox events, stream events.
+"""The records that the gateway stores: entities, spaces, messages, runs, calls, inbox events, stream events.
 
-Times are Unix milliseconds. On the wire the names are camelCase.
+Storage creates them, the API returns them. Times are Unix milliseconds. On the wire, names are camelCase.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ RunStatus = Literal["queued", "running", "waiting_tool", "completed", "failed", 
 ExecutionTarget = Literal["server", "client", "external"]
 ResultSource = Literal["server", "client"]
 CallStatus = Literal["running", "completed", "failed", "waiting", "pending", "resolved", "expired", "canceled"]
-"""Of a call that runs here: running → completed | failed | canceled. Of one that someone else answers: waiting →
-resolved, waiting → pending → resolved, and expired or canceled."""
+"""A call that runs here: running → completed | failed | canceled. A call whose result someone else submits: waiting →
+resolved, or waiting → pending → resolved, or expired or canceled."""
 InboxType = Literal["space_message", "plan", "service", "tool_result", "task"]
 InboxStatus = Literal["pending", "processing", "processed", "failed"]
 TaskStatus = Literal["running", "completed", "failed", "canceled"]
 DocumentOrigin = Literal["api", "folder"]
-"""Who added a document: someone over the API, or a folder that is configured."""
+"""How a document was added: over the API, or from a configured folder."""
 Visibility = Literal["full", "name", "none"]
-"""What a public reader sees of an event: all of it, the tool's name and the call's id, or nothing."""
+"""What a reader with a public key sees of an event: all of it, the tool's name and the call's id, or nothing."""
 
 OPEN_CALL: frozenset[CallStatus] = frozenset(("waiting", "pending"))
 ENDED_RUN: frozenset[RunStatus] = frozenset(("completed", "failed", "canceled"))
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, rename="camel", eq=False):
-    """A row as programs see it."""
+    """The base of all records."""
 
 
 class Entity(Record, frozen=True):
-    """Someone who can be in a space."""
+    """A human, an agent or a service, which can be a member of spaces."""
 
     id: str
     type: EntityType
@@ -55,7 +55,7 @@ class Space(Record, frozen=True):
 
 
 class Member(Record, frozen=True):
-    """An entity in a space, with what others see of it."""
+    """An entity that is in a space."""
 
     entity_id: str
     type: EntityType
@@ -64,7 +64,7 @@ class Member(Record, frozen=True):
 
 
 class Message(Record, frozen=True):
-    """Something said in a space, or a visible tool call shown there."""
+    """A message in a space, or a visible tool call."""
 
     id: str
     space_id: str
@@ -72,7 +72,7 @@ class Message(Record, frozen=True):
     sender_id: str
     kind: MessageKind
     content: Any
-    """The text; of a tool call `{toolCallId, toolName, input, output?, error?}`."""
+    """The text; for a tool call `{toolCallId, toolName, input, output?, error?}`."""
     metadata: Mapping[str, Any]
     status: MessageStatus
     run_id: str | None
@@ -82,12 +82,12 @@ class Message(Record, frozen=True):
 
 
 class RunRecord(Record, frozen=True):
-    """One think cycle."""
+    """One run of an agent."""
 
     id: str
     agent_entity_id: str
     space_id: str | None
-    """The active space: where visible calls show."""
+    """The active space, in which visible calls appear."""
     status: RunStatus
     trigger: Any
     steps: int
@@ -98,12 +98,12 @@ class RunRecord(Record, frozen=True):
 
 
 class CallRecord(Record, frozen=True):
-    """One tool call and its result; a pending call is one that someone else answers."""
+    """One tool call and its result."""
 
     call_id: str
     run_id: str | None
     seq: int
-    """Its place among the calls of the run."""
+    """Its position among the calls of the run."""
     agent_entity_id: str | None
     space_id: str | None
     tool_name: str
@@ -123,21 +123,21 @@ class CallRecord(Record, frozen=True):
     expires_at: int | None
 
     def wire(self) -> dict[str, Any]:
-        """As the API shows it: under the names of a pending call and of a run's call alike."""
+        """Returns the wire form, with the field names of a pending call and of a run's call."""
         data: dict[str, Any] = msgspec.to_builtins(self)
         data["toolCallId"] = self.call_id
         data["startedAt"], data["completedAt"] = self.created_at, self.resolved_at
         return data
 
     def wire_text(self) -> bytes:
-        """The same as JSON, without the detour: results come in by the thousand."""
+        """Returns the same as JSON, encoded directly: results arrive by the thousand."""
         completed = "null" if self.resolved_at is None else self.resolved_at
-        again = f'{{"startedAt":{self.created_at},"completedAt":{completed},"toolCallId":'.encode()
-        return b"%b%b,%b" % (again, json_text.encode_bytes(self.call_id), json_text.encode_bytes(self)[1:])
+        aliases = f'{{"startedAt":{self.created_at},"completedAt":{completed},"toolCallId":'.encode()
+        return b"%b%b,%b" % (aliases, json_text.encode_bytes(self.call_id), json_text.encode_bytes(self)[1:])
 
 
 class InboxEvent(Record, frozen=True):
-    """Something that an agent should look at."""
+    """An event in the inbox of an agent."""
 
     event_id: str
     agent_entity_id: str
@@ -151,31 +151,31 @@ class InboxEvent(Record, frozen=True):
 
 
 class Document(Record, frozen=True):
-    """Something that an agent can look up, without its text."""
+    """A document that an agent can search, without its text."""
 
     id: str
     entity_id: str
     title: str
     source: str | None
-    """Where it is from: a URL, a path, or whatever whoever added it says."""
+    """Where it is from: a URL, a path, or any text of whoever added it."""
     origin: DocumentOrigin
     size: int
     """Bytes of its text."""
     passages: int
-    """How many passages of it can be found."""
+    """How many passages it has."""
     metadata: Mapping[str, Any]
     created_at: int
     updated_at: int
 
 
 class DocumentWithText(Document, frozen=True):
-    """The same with its text."""
+    """A document with its text."""
 
     text: str
 
 
 class TaskRecord(Record, frozen=True):
-    """Work that an agent has done in the background."""
+    """A background task of an agent."""
 
     id: str
     agent_entity_id: str
@@ -184,9 +184,9 @@ class TaskRecord(Record, frozen=True):
     status: TaskStatus
     run_id: str
     result: Any
-    """What came of it; null while it is under way."""
+    """Its result; null while it is running."""
     reflection: Any
-    """`{assessment, toolCallsCount}`, once someone has looked back on it; `error` where that failed."""
+    """`{assessment, toolCallsCount}` after the task was reviewed, or `{error}` if the review failed."""
     created_at: int
     completed_at: int | None
 
@@ -197,11 +197,11 @@ class TurnCall(Record, frozen=True):
     call_id: str
     name: str
     arguments: Any
-    """As data; as the model's text where that could not be read."""
+    """As data; as the model's text if that is not JSON."""
 
 
 class TurnResult(Record, frozen=True):
-    """What a tool call was answered, as the model read it."""
+    """The result of a tool call in a conversation, as the model read it."""
 
     call_id: str
     name: str
@@ -213,7 +213,7 @@ class TurnRecord(Record, frozen=True, omit_defaults=True):
     """A turn of a conversation with a model."""
 
     role: Literal["user", "assistant", "tool"]
-    """Who spoke: whoever tells the model something, the model, or the tools that it called."""
+    """Whose turn: input for the model, the model, or the results of its tool calls."""
     seq: int
     cycle: int
     run_id: str | None
@@ -230,7 +230,7 @@ class TaskWithMessages(TaskRecord, frozen=True):
 
 
 class AgentHistory(Record, frozen=True):
-    """What an agent has in mind: what is left of earlier cycles, and turns of the latest ones, oldest first."""
+    """The conversation of an agent: a summary of earlier cycles, and turns of the latest ones, oldest first."""
 
     summary: str | None
     items: Sequence[TurnRecord]
@@ -238,7 +238,7 @@ class AgentHistory(Record, frozen=True):
 
 
 class StoredEvent(msgspec.Struct, eq=False):
-    """One event of a stream, as it is stored: its id grows by one within the stream."""
+    """One stored event of a stream. Ids count up by one within a stream."""
 
     stream: str
     id: int
@@ -247,14 +247,14 @@ class StoredEvent(msgspec.Struct, eq=False):
     at: int
     visibility: Visibility = "full"
     frames: dict[object, bytes] = {}
-    """What readers get of it, encoded once for each dialect and projection."""
+    """Its encoded frames, one for each dialect and visibility."""
 
     def __repr__(self) -> str:
         return f"StreamEvent({self.stream}#{self.id} {self.type})"
 
 
 class NewEvent(msgspec.Struct, frozen=True):
-    """An event that is to be appended to a stream; the store gives it its id."""
+    """An event to append to a stream. The store assigns its id."""
 
     type: str
     data: Mapping[str, Any]
@@ -273,14 +273,14 @@ EVENT_TYPES = (
     "run.started",
     "run.done",
 )
-"""What happens in the streams of spaces and runs."""
+"""The types of events in the streams of spaces and runs."""
 
 
 def space_stream(space_id: str) -> str:
-    """The name of the stream of a space's events."""
+    """Returns the name of a space's event stream."""
     return f"space:{space_id}"
 
 
 def run_stream(run_id: str) -> str:
-    """The name of the stream of a run's events."""
+    """Returns the name of a run's event stream."""
     return f"run:{run_id}"

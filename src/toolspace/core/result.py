@@ -1,4 +1,4 @@
-"""What a call gives back: `ToolResult` and its typed content parts. Runs nothing."""
+"""The result of a call, `ToolResult`, and its typed content parts. Runs nothing."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from toolspace.core import json_text
 from toolspace.errors import ERROR_CLASSES, ErrorKind, ToolExecutionError
 
 PENDING_CALL_KEY = "pendingToolCallId"
-"""In the extras of a result that only says that the answer comes later: the id of the call."""
+"""The key in `extras` of the result of a pending call. Its value is the id of the call whose result comes later."""
 
 
 class ContentPart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel", tag_field="type"):
-    """One piece of typed content."""
+    """The base of typed content."""
 
     @property
     def placeholder(self) -> str:
-        """How the part reads for a model that takes text only."""
+        """The text of the part, for models that accept only text."""
         raise NotImplementedError
 
 
@@ -41,7 +41,7 @@ class JsonPart(ContentPart, frozen=True, tag="json"):
 
 class ImagePart(ContentPart, frozen=True, tag="image", omit_defaults=False):
     data: str
-    """Base64, as every model API takes it."""
+    """Base64."""
     mime_type: str = "image/png"
 
     @property
@@ -64,7 +64,7 @@ class ResourcePart(ContentPart, frozen=True, tag="resource"):
     mime_type: str | None = None
     text: str | None = None
     blob: str | None = None
-    """Base64, where the resource is binary and embedded."""
+    """Base64, if the resource is binary and embedded."""
 
     @property
     def placeholder(self) -> str:
@@ -78,10 +78,10 @@ Content = TextPart | JsonPart | ImagePart | AudioPart | ResourcePart
 
 
 class ToolResult(msgspec.Struct, weakref=False, eq=False):
-    """The outcome of one call: a value, or who should act next on its failure.
+    """The result of one call: a value, or an error with its kind.
 
-    Times are Unix milliseconds. `result` holds JSON data; `content` the same as typed parts; `text` is what a
-    model reads.
+    Times are Unix milliseconds. `result` is JSON data, `content` the same as typed parts, and `text` what a model
+    reads.
     """
 
     ok: bool
@@ -89,7 +89,7 @@ class ToolResult(msgspec.Struct, weakref=False, eq=False):
     error: str | None = None
     error_kind: ErrorKind | None = None
     executed: bool = True
-    """Whether the effect may have happened, so that repeating the call might do it twice."""
+    """Whether the effect may have happened, so that a repeated call might cause it twice."""
     started_at: float = 0.0
     completed_at: float = 0.0
     duration_ms: float = 0.0
@@ -98,35 +98,35 @@ class ToolResult(msgspec.Struct, weakref=False, eq=False):
     parts: tuple[Content, ...] = ()
     extras: dict[str, Any] = {}
     tool: str = ""
-    """The tool that ran, under its full name."""
+    """The full name of the tool that ran."""
     call_id: str = ""
     encoded: str | None = None
-    """The text of `result`, once someone asked for it."""
+    """The cached value of `text`."""
 
     @property
     def content(self) -> tuple[Content, ...]:
-        """Typed parts: the ones that the tool gave, else its result as one part."""
+        """The typed parts that the tool returned, else its result as one part."""
         if self.parts or not self.ok:
             return self.parts
         return (TextPart(text=self.result),) if isinstance(self.result, str) else (JsonPart(value=self.result),)
 
     @property
     def text(self) -> str:
-        """What a model that takes text reads: the text, compact JSON, or `(tool failed: …)`."""
+        """What a model reads: the text, compact JSON, or `(tool failed: …)`."""
         if self.encoded is None:
             self.encoded = self._encode()
         return self.encoded
 
     def unwrap(self) -> Any:
-        """The value, or the failure as an exception of its kind."""
+        """Returns the value. Raises the exception of its error kind if the call failed."""
         if self.ok:
             return self.result
-        # A provider may have given a kind that does not exist.
+        # A provider may have set a kind that does not exist.
         error = ERROR_CLASSES.get(self.error_kind or "internal_error", ToolExecutionError)
         raise error(self.error or "unknown error", tool=self.tool, executed=self.executed)
 
     def to_dict(self) -> dict[str, Any]:
-        """The result as it is on the wire: camelCase, JSON data only."""
+        """Returns the wire form: camelCase, JSON data only."""
         wire: dict[str, Any] = {
             "ok": self.ok,
             "result": json_text.to_json_data(self.result),
@@ -161,12 +161,12 @@ class ToolResult(msgspec.Struct, weakref=False, eq=False):
 
 
 def failure_reason(kind: ErrorKind | None, error: str | None) -> str:
-    """What a model reads as the reason: `timeout`, or the error's text."""
+    """Returns the reason that a model reads: `timeout`, or the error's text."""
     return "timeout" if kind == "timeout" else (error or "unknown error")
 
 
 def get_content_parts(value: object) -> tuple[Content, ...]:
-    """The typed parts of a function's return value, where it returned parts; else nothing."""
+    """Returns the typed parts of a return value; empty if it is something else."""
     if isinstance(value, ContentPart):
         return (cast("Content", value),)
     if isinstance(value, list | tuple) and value:
@@ -177,7 +177,7 @@ def get_content_parts(value: object) -> tuple[Content, ...]:
 
 
 def join_parts(parts: Sequence[Content]) -> Any:
-    """The plain value that typed parts stand for: one JSON value, or their text."""
+    """Returns the plain value of typed parts: the value of a single JSON part, else their text."""
     if len(parts) == 1 and isinstance(parts[0], JsonPart):
         return parts[0].value
     return "\n".join(part.placeholder for part in parts)

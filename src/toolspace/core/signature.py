@@ -1,4 +1,8 @@
-"""Reads what a function takes: its parameters, hints, defaults and the argument lines of its docstring."""
+"""Reads the signature of a Python function: parameters, type hints, defaults and docstring. Does not call it.
+
+`core.function_tool` uses it. Docstrings of the Google, NumPy and Sphinx styles are parsed here, because a thousand
+tools are read at start and the libraries for it take longer than everything else.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +16,6 @@ from typing import Annotated, Any, ForwardRef, Literal, NamedTuple, Union, cast,
 
 from toolspace.core.context import ToolContext
 from toolspace.errors import ToolDefinitionError
-
-# MERGED from docstring: Reads the description and the argument lines of a docstring: Google, NumPy and Sphinx styles.
 
 _GOOGLE = re.compile(
     r"^(Args|Arguments|Parameters|Params|Keyword Arg(?:ument)?s|Other Parameters"
@@ -29,59 +31,57 @@ _GOOGLE_ITEM = re.compile(
 _NUMPY_ITEM = re.compile(
     r"^(\*{0,2}\w+(?:, ?\*{0,2}\w+)*)(?:\s*:[^\n]*)?\n((?:[ \t]+.*(?:\n|$)|[ \t]*\n)+)", re.MULTILINE
 )
-_ARGUMENTS = frozenset(
+_ARGUMENT_HEADINGS = frozenset(
     ("args", "arguments", "parameters", "params", "keyword args", "keyword arguments", "other parameters")
 )
 
 
 class Docstring(NamedTuple):
+    """A description, and the description of each argument."""
+
     description: str
     arguments: dict[str, str]
 
 
 def parse_docstring(text: str | None) -> Docstring:
-    """What the function does, and what each argument means."""
+    """Returns the description and the arguments of a docstring."""
     if not text:
         return Docstring("", {})
     text = cleandoc(text).strip()
     if "\n" not in text:
         return Docstring(text, {})
-    if found := _sections(_GOOGLE, text):
-        return _read(text, found, _GOOGLE_ITEM)
-    if found := _sections(_NUMPY, text):
-        return _read(text, found, _NUMPY_ITEM)
+    if headings := list(_GOOGLE.finditer(text)):
+        return _parse_sections(text, headings, _GOOGLE_ITEM)
+    if headings := list(_NUMPY.finditer(text)):
+        return _parse_sections(text, headings, _NUMPY_ITEM)
     if ":param" in text or ":arg" in text:
-        return _read_sphinx(text)
+        return _parse_sphinx(text)
     return Docstring(text, {})
 
 
-def _sections(pattern: re.Pattern[str], text: str) -> list[re.Match[str]]:
-    return list(pattern.finditer(text))
-
-
-def _read(text: str, headings: list[re.Match[str]], item: re.Pattern[str]) -> Docstring:
+def _parse_sections(text: str, headings: list[re.Match[str]], item: re.Pattern[str]) -> Docstring:
     arguments: dict[str, str] = {}
     for index, heading in enumerate(headings):
-        if heading[1].casefold() not in _ARGUMENTS:
+        if heading[1].casefold() not in _ARGUMENT_HEADINGS:
             continue
         end = headings[index + 1].start() if index + 1 < len(headings) else len(text)
         body = cleandoc("\n" + text[heading.end() : end])
         for match in item.finditer(body):
-            arguments.update((name.strip(" *"), _join(match[2])) for name in match[1].split(","))
+            arguments.update((name.strip(" *"), _join_lines(match[2])) for name in match[1].split(","))
     return Docstring(text[: headings[0].start()].strip(), arguments)
 
 
-def _read_sphinx(text: str) -> Docstring:
+def _parse_sphinx(text: str) -> Docstring:
     arguments: dict[str, str] = {}
     first = len(text)
     for match in _SPHINX.finditer(text):
         first = min(first, match.start())
         if match[1] in ("param", "parameter", "arg", "argument") and match[2]:
-            arguments[match[2].split()[-1].lstrip("*")] = _join(match[3])
+            arguments[match[2].split()[-1].lstrip("*")] = _join_lines(match[3])
     return Docstring(text[:first].strip(), arguments)
 
 
-def _join(lines: str) -> str:
+def _join_lines(lines: str) -> str:
     return " ".join(lines.split())
 
 
@@ -100,36 +100,36 @@ class FunctionParameter(NamedTuple):
 
 
 class FunctionSignature(NamedTuple):
-    """What a function takes from its caller, and what the system adds."""
+    """The parameters of a function: those of the caller, and the context that the system adds."""
 
     description: str
     parameters: tuple[FunctionParameter, ...]
     kwargs_hint: Any
-    """The hint of `**kwargs`; `MISSING` where there are none."""
+    """The hint of `**kwargs`; `MISSING` if there are none."""
     returns: Any
     context_parameter: str | None
     """The parameter that gets the `ToolContext`."""
     positional_only: tuple[str, ...]
-    """The parameters that cannot be given by name, in order."""
+    """The parameters that cannot be passed by name, in order."""
     bound_names: frozenset[str]
-    """The parameters that a `partial` has filled in: nobody else may, not even through `**kwargs`."""
+    """The parameters that a `partial` has set. A caller may not set them, not even through `**kwargs`."""
 
 
-class _Raw(NamedTuple):
+class _RawParameter(NamedTuple):
     name: str
     kind: _Kind
     default: Any
     hint: Any = MISSING
-    """Where it is written elsewhere than in `__annotations__`."""
+    """The hint, if it is not in `__annotations__`."""
 
 
 def execution_style(function: Callable[..., Any], tool: str) -> ExecutionStyle:
-    """How the function is run: on the loop, in a thread, or as a stream."""
-    # The outermost wrapper decides; one that is a plain function passes on what it wraps.
-    for layer in (_code_of(function), _target(function)):
-        if inspect.isasyncgenfunction(layer):
+    """Returns how the function runs: on the loop, in a thread, or as a stream."""
+    # The outermost wrapper decides. A plain wrapper returns what the wrapped function returns.
+    for candidate in (_callable_code(function), _target(function)):
+        if inspect.isasyncgenfunction(candidate):
             return "stream"
-        if inspect.iscoroutinefunction(layer):
+        if inspect.iscoroutinefunction(candidate):
             return "async"
     if inspect.isgeneratorfunction(_target(function)):
         raise ToolDefinitionError(
@@ -144,14 +144,14 @@ def function_name(function: Callable[..., Any]) -> str:
 
 
 def check_parameters(function: Callable[..., Any], tool: str) -> None:
-    """Raises at once for what no caller could fill in."""
+    """Raises `ToolDefinitionError` for parameters that no caller can set."""
     _raw_parameters(function, tool)
 
 
 def read_signature(
     function: Callable[..., Any], tool: str, namespace: Mapping[str, Any] | None = None
 ) -> FunctionSignature:
-    """Everything about the function. Costs some microseconds, so it is asked for when first needed."""
+    """Returns the signature of a function. It costs some microseconds, so it is read when first needed."""
     target = _target(function)
     hints = _hints(target, tool, namespace)
     doc = parse_docstring(target.__doc__ or _class_doc(function))
@@ -159,10 +159,10 @@ def read_signature(
     positional: list[str] = []
     extra: Any = MISSING
     context: str | None = None
-    fixed = _fixed(function)
-    for name, kind, default, written in _raw_parameters(function, tool):
-        hint = hints.get(name, Any if written is MISSING or isinstance(written, str) else written)
-        if name in fixed:
+    bound_names = _bound_names(function)
+    for name, kind, default, own_hint in _raw_parameters(function, tool):
+        hint = hints.get(name, Any if own_hint is MISSING or isinstance(own_hint, str) else own_hint)
+        if name in bound_names:
             continue
         if kind == "extra":
             extra = hint
@@ -176,11 +176,13 @@ def read_signature(
         if kind == "positional":
             positional.append(name)
     returns = hints.get("return", MISSING)
-    return FunctionSignature(doc.description, tuple(parameters), extra, returns, context, tuple(positional), fixed)
+    return FunctionSignature(
+        doc.description, tuple(parameters), extra, returns, context, tuple(positional), bound_names
+    )
 
 
 def is_context_hint(hint: object) -> bool:
-    """Whether a hint asks for the context, be it optional or annotated."""
+    """Whether a hint is `ToolContext`, perhaps optional or annotated."""
     if isinstance(hint, type):
         return issubclass(hint, ToolContext)
     origin = get_origin(hint)
@@ -190,30 +192,30 @@ def is_context_hint(hint: object) -> bool:
 
 
 def has_text_hints(function: Callable[..., Any]) -> bool:
-    """Whether a hint of the function is text, whole or in part, so that reading it needs the names around it."""
-    written = cast("Mapping[str, Any]", getattr(_target(function), "__annotations__", None) or {})
-    return any(map(_is_text, written.values()))
+    """Whether a hint of the function is text, wholly or in part, so that evaluating it needs the names around it."""
+    annotations = cast("Mapping[str, Any]", getattr(_target(function), "__annotations__", None) or {})
+    return any(map(_is_text, annotations.values()))
 
 
 def without_first_parameter(signature: FunctionSignature) -> FunctionSignature:
-    """The signature of a method that was read as a function, once it is bound."""
+    """Returns the signature of a bound method from that of its function."""
     first = signature.parameters[0].name
     positional = tuple(name for name in signature.positional_only if name != first)
     return signature._replace(parameters=signature.parameters[1:], positional_only=positional)
 
 
-def _raw_parameters(function: Callable[..., Any], tool: str) -> list[_Raw]:
+def _raw_parameters(function: Callable[..., Any], tool: str) -> list[_RawParameter]:
     if type(function) is types.FunctionType and not ({"__wrapped__", "__signature__"} & function.__dict__.keys()):
         return _from_code(function, tool)
     return _from_inspect(function, tool)
 
 
-def _fixed(function: Callable[..., Any]) -> frozenset[str]:
+def _bound_names(function: Callable[..., Any]) -> frozenset[str]:
     return frozenset(function.keywords) if isinstance(function, functools.partial) else frozenset()
 
 
-def _from_code(function: types.FunctionType, tool: str) -> list[_Raw]:
-    """The same as `inspect.signature` says, at a tenth of its price; starting with 1,000 tools shows it."""
+def _from_code(function: types.FunctionType, tool: str) -> list[_RawParameter]:
+    """Returns the same as `_from_inspect` in a tenth of the time (benchmark `register`)."""
     code = function.__code__
     if code.co_flags & inspect.CO_VARARGS:
         raise _variadic(tool, code.co_varnames[code.co_argcount + code.co_kwonlyargcount])
@@ -223,7 +225,7 @@ def _from_code(function: types.FunctionType, tool: str) -> list[_Raw]:
     named_defaults: Mapping[str, Any] = function.__kwdefaults__ or {}
     first_default = count - len(defaults)
     raw = [
-        _Raw(
+        _RawParameter(
             names[index],
             "positional" if index < code.co_posonlyargcount else "named",
             defaults[index - first_default] if index >= first_default else MISSING,
@@ -231,20 +233,20 @@ def _from_code(function: types.FunctionType, tool: str) -> list[_Raw]:
         for index in range(count)
     ]
     keyword_only = names[count : count + code.co_kwonlyargcount]
-    raw.extend(_Raw(name, "named", named_defaults.get(name, MISSING)) for name in keyword_only)
+    raw.extend(_RawParameter(name, "named", named_defaults.get(name, MISSING)) for name in keyword_only)
     if code.co_flags & inspect.CO_VARKEYWORDS:
-        raw.append(_Raw(names[count + code.co_kwonlyargcount], "extra", MISSING))
+        raw.append(_RawParameter(names[count + code.co_kwonlyargcount], "extra", MISSING))
     return raw
 
 
-def _from_inspect(function: Callable[..., Any], tool: str) -> list[_Raw]:
+def _from_inspect(function: Callable[..., Any], tool: str) -> list[_RawParameter]:
     try:
         signature = inspect.signature(function)
     except (ValueError, TypeError) as error:
         raise ToolDefinitionError(
             f"the parameters of tool {tool!r} cannot be read ({error}); give it an input_schema"
         ) from None
-    raw: list[_Raw] = []
+    raw: list[_RawParameter] = []
     for parameter in signature.parameters.values():
         if parameter.kind is parameter.VAR_POSITIONAL:
             raise _variadic(tool, parameter.name)
@@ -253,7 +255,7 @@ def _from_inspect(function: Callable[..., Any], tool: str) -> list[_Raw]:
             kind = "positional"
         elif parameter.kind is parameter.VAR_KEYWORD:
             kind = "extra"
-        raw.append(_Raw(parameter.name, kind, parameter.default, parameter.annotation))
+        raw.append(_RawParameter(parameter.name, kind, parameter.default, parameter.annotation))
     return raw
 
 
@@ -266,19 +268,18 @@ def _variadic(tool: str, name: str) -> ToolDefinitionError:
 def _hints(target: Any, tool: str, namespace: Mapping[str, Any] | None) -> Mapping[str, Any]:
     if isinstance(target, type) and inspect.isfunction(target.__init__):
         target = target.__init__
-    written = cast("Mapping[str, Any]", getattr(target, "__annotations__", None) or {})
-    if not any(map(_is_text, written.values())):
-        return written
+    annotations = cast("Mapping[str, Any]", getattr(target, "__annotations__", None) or {})
+    if not any(map(_is_text, annotations.values())):
+        return annotations
     names = dict(namespace) if namespace else None
     try:
         return get_type_hints(target, localns=names, include_extras=True)
     except (NameError, TypeError, AttributeError, SyntaxError) as error:
-        if _is_text(written.get("return")):
-            # What a function returns may be known to type checkers only. What it takes may not.
-            rest = {name: hint for name, hint in written.items() if name != "return"}
-            bare = types.FunctionType(_nothing.__code__, getattr(target, "__globals__", {}))
-            bare.__annotations__ = rest
-            return _hints(bare, tool, namespace)
+        if _is_text(annotations.get("return")):
+            # The type of the result may be known to type checkers only; those of the parameters may not.
+            substitute = types.FunctionType(_nothing.__code__, getattr(target, "__globals__", {}))
+            substitute.__annotations__ = {name: hint for name, hint in annotations.items() if name != "return"}
+            return _hints(substitute, tool, namespace)
         raise ToolDefinitionError(
             f"a type hint of tool {tool!r} cannot be resolved: {error}; import its type where the function can "
             "see it when it runs, not only under TYPE_CHECKING"
@@ -286,7 +287,7 @@ def _hints(target: Any, tool: str, namespace: Mapping[str, Any] | None) -> Mappi
 
 
 def _target(function: Callable[..., Any]) -> Any:
-    """The function proper: inside partials and wrappers, or behind the `__call__` of an object."""
+    """Returns the function inside partials and wrappers, or the `__call__` of an object."""
     current: Any = function
     while True:
         if isinstance(current, functools.partial):
@@ -294,11 +295,11 @@ def _target(function: Callable[..., Any]) -> Any:
         elif hasattr(current, "__wrapped__"):
             current = inspect.unwrap(current)
         else:
-            return _code_of(current)
+            return _callable_code(current)
 
 
-def _code_of(function: Callable[..., Any]) -> Any:
-    """What runs when it is called: itself, or the `__call__` of an object. Looks through partials, not wrappers."""
+def _callable_code(function: Callable[..., Any]) -> Any:
+    """Returns what runs when it is called: itself, or the `__call__` of an object. Unwraps partials, not wrappers."""
     current: Any = function
     while isinstance(current, functools.partial):
         current = cast("Any", current).func
@@ -306,13 +307,13 @@ def _code_of(function: Callable[..., Any]) -> Any:
 
 
 def _is_object(function: Any) -> bool:
-    """Whether it is an instance that can be called, rather than a function, a method or a class."""
+    """Whether it is a callable instance, and not a function, a method or a class."""
     return not isinstance(function, types.FunctionType | types.MethodType | type) and not inspect.isbuiltin(function)
 
 
 def _is_text(hint: object) -> bool:
     if type(hint) is type:
-        return False  # Most are plain classes, and a thousand tools have many.
+        return False  # The most common case, first.
     if isinstance(hint, str | ForwardRef):
         return True
     origin = get_origin(hint)

@@ -1,4 +1,4 @@
-"""How often tools were called, how they ended and how long they took, in bounded memory."""
+"""Statistics of calls per tool: counts, failures and durations, in bounded memory."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ import msgspec
 from toolspace.core.tool import Tool
 
 _GROWTH = 1.04
-_FLOOR_MS, _LONGEST_MS = 1e-4, 1e10
-"""What is below the one or above the other is not told apart."""
-_LOWEST = math.ceil(math.log(_FLOOR_MS, _GROWTH))
-_FOLD = 128
+_MIN_MS, _MAX_MS = 1e-4, 1e10
+"""Shorter durations are one bucket, and so are longer ones."""
+_LOWEST_POWER = math.ceil(math.log(_MIN_MS, _GROWTH))
+_FOLD_COUNT = 128
 
 
 class CallStats:
-    """One tool's calls. Durations fall into buckets 4 % apart, so a percentile is right within 2 %."""
+    """Statistics of one tool. Durations are counted in buckets 4 % apart, so a percentile is right within 2 %."""
 
     __slots__ = ("_buckets", "_folded", "_recent", "_total_ms", "failures", "failures_by_kind")
 
     def __init__(self) -> None:
         self.failures = 0
         self.failures_by_kind: Counter[str] = Counter()
-        """The failures by kind, as far as it was said."""
+        """The failures that have a kind, by kind."""
         self._recent: list[float] = []
-        """Durations not in the buckets yet: sorting them in a hundred at a time is cheaper for every call."""
+        """Durations that are not in buckets yet. Adding them by the hundred is cheaper for every call."""
         self._folded = 0
         self._total_ms = 0.0
         self._buckets: Counter[int] = Counter()
@@ -42,7 +42,7 @@ class CallStats:
             self.failures += 1
             if kind is not None:
                 self.failures_by_kind[kind] += 1
-        if len(recent) >= _FOLD:
+        if len(recent) >= _FOLD_COUNT:
             self._fold()
 
     @property
@@ -60,17 +60,17 @@ class CallStats:
         return self._total_ms / self._folded if self._folded else 0.0
 
     def cumulative_counts(self, bounds_ms: Sequence[float]) -> list[int]:
-        """How many calls took no longer than each bound, the bounds in rising order; right within 4 % of the bound."""
+        """Returns how many calls took no longer than each bound, within 4 % of the bound. The bounds must ascend."""
         self._fold()
-        found: list[int] = []
+        counts: list[int] = []
         buckets = sorted(self._buckets)
-        seen = at = 0
+        total = at = 0
         for bound in bounds_ms:
             while at < len(buckets) and _middle_ms(buckets[at]) <= bound:
-                seen += self._buckets[buckets[at]]
+                total += self._buckets[buckets[at]]
                 at += 1
-            found.append(seen)
-        return found
+            counts.append(total)
+        return counts
 
     def _fold(self) -> None:
         recent, self._recent = self._recent, []  # Swapped, not cleared: another thread may be adding.
@@ -78,21 +78,21 @@ class CallStats:
             return
         total = sum(recent)
         if not (min(recent) >= 0.0 and total < math.inf):
-            # A clock that was set back, or a caller's mistake, counts as no time at all.
-            recent = [one if 0.0 <= one < math.inf else 0.0 for one in recent]
+            # A clock that was set back, or a caller's mistake, counts as zero.
+            recent = [duration if 0.0 <= duration < math.inf else 0.0 for duration in recent]
             total = sum(recent)
         self._folded += len(recent)
         self._total_ms += total
-        self._buckets.update(map(_sorter(), recent))
+        self._buckets.update(map(_bucket_finder(), recent))
 
     def percentile(self, share: float) -> float:
-        """The duration in milliseconds that `share` (0 to 1) of the calls did not exceed."""
+        """Returns the duration in milliseconds that `share` (0 to 1) of the calls did not exceed."""
         self._fold()
-        wanted = share * self._folded
-        seen = 0
+        required = share * self._folded
+        total = 0
         for bucket in sorted(self._buckets):
-            seen += self._buckets[bucket]
-            if seen >= wanted:
+            total += self._buckets[bucket]
+            if total >= required:
                 return max(0.0, _middle_ms(bucket))
         return 0.0
 
@@ -107,7 +107,7 @@ class CallStats:
 
 
 class ToolStats(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """What is registered, by category, and how it was used, by tool."""
+    """Registered tools by category, and statistics of their calls by tool."""
 
     total: int
     by_category: dict[str, int]
@@ -120,7 +120,7 @@ class ToolStats(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class StatsCollector:
-    """Collects the calls of all tools."""
+    """Collects statistics of all tools."""
 
     __slots__ = ("_tools",)
 
@@ -131,14 +131,14 @@ class StatsCollector:
         self.for_tool(tool).add(duration_ms, ok)
 
     def for_tool(self, tool: str) -> CallStats:
-        """The page of one tool."""
+        """Returns the statistics of one tool."""
         stats = self._tools.get(tool)
         if stats is None:
             stats = self._tools[tool] = CallStats()
         return stats
 
     def items(self) -> Iterator[tuple[str, CallStats]]:
-        """Every tool that was called, and its page."""
+        """Iterates over the tools that were called, with their statistics."""
         return ((name, stats) for name, stats in tuple(self._tools.items()) if stats.count)
 
     def summary(self, tools: Iterable[Tool]) -> ToolStats:
@@ -157,11 +157,11 @@ class StatsCollector:
 
 
 @cache
-def _sorter() -> Callable[[float], int]:
-    """Gives the bucket of a duration. Their bounds are looked up, not computed: every call pays for this."""
-    highest = math.ceil(math.log(_LONGEST_MS, _GROWTH))
-    return partial(bisect_right, [_GROWTH**power - _FLOOR_MS for power in range(_LOWEST, highest)])
+def _bucket_finder() -> Callable[[float], int]:
+    """Returns a function from duration to bucket. It searches a table: a logarithm for every call would cost more."""
+    highest = math.ceil(math.log(_MAX_MS, _GROWTH))
+    return partial(bisect_right, [_GROWTH**power - _MIN_MS for power in range(_LOWEST_POWER, highest)])
 
 
 def _middle_ms(bucket: int) -> float:
-    return _GROWTH ** (_LOWEST + bucket - 0.5) - _FLOOR_MS
+    return _GROWTH ** (_LOWEST_POWER + bucket - 0.5) - _MIN_MS

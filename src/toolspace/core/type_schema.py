@@ -1,7 +1,7 @@
-"""JSON Schema of plain type hints, without building a validator.
+"""Builds the JSON Schema of common type hints without pydantic, which would have to build a validator first.
 
-Covers what most tools use; anything else is None, and `core.arguments` asks pydantic. It is a second way to
-one answer, so a property test holds both against each other.
+For all other hints it returns None, and `core.function_arguments` uses pydantic. It stays because the benchmark
+`register` needs it; a property test compares both on random hints.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _ARRAYS = frozenset((list, Sequence, Iterable))
 
 
 def schema_of(hint: object) -> Schema | None:
-    """The schema of a hint, or None where only pydantic can tell."""
+    """Returns the schema of a hint, or None if only pydantic supports it."""
     try:
         plain = _PLAIN.get(hint)
     except TypeError:
@@ -71,12 +71,12 @@ def schema_of(hint: object) -> Schema | None:
 
 def _union(arguments: tuple[object, ...]) -> Schema | None:
     options: list[Schema] = []
-    for argument in sorted(arguments, key=lambda one: one is type(None)):  # Null last, as pydantic has it.
+    for argument in sorted(arguments, key=lambda argument: argument is type(None)):  # Null last, as in pydantic.
         option = schema_of(argument)
         if option is None:
             return None
         if option in options:
-            return None  # Pydantic would merge them, each in its own way.
+            return None  # Pydantic merges equal options in its own way.
         options.append(option)
     return {"anyOf": options}
 
@@ -93,7 +93,7 @@ def _choices(values: list[object]) -> Schema | None:
 def _enum(hint: type[enum.Enum]) -> Schema | None:
     values = [member.value for member in hint]
     if hint.__doc__ or not values:
-        return None  # Its docstring is a description that pydantic keeps in a definition of its own.
+        return None  # Pydantic puts a docstring into a separate definition.
     return _choices(values)
 
 
@@ -106,14 +106,14 @@ def _annotated(hint: object) -> Schema | None:
         if isinstance(item, str):
             schema["description"] = item
         elif type(item).__module__ == "pydantic.fields" and type(item).__name__ == "FieldInfo":
-            if not _field(schema, item):
+            if not _add_field(schema, item):
                 return None
-        elif not _constraint(schema, item):
+        elif not _add_constraint(schema, item):
             return None
     return schema
 
 
-_FIELD_SAYS = frozenset(("annotation", "description", "examples"))
+_SUPPORTED_FIELD_ATTRIBUTES = frozenset(("annotation", "description", "examples"))
 _BOUNDS = {
     "Ge": ("ge", "minimum"),
     "Gt": ("gt", "exclusiveMinimum"),
@@ -122,21 +122,22 @@ _BOUNDS = {
 }
 
 
-def _field(schema: Schema, field: Any) -> bool:
-    """Takes a pydantic `Field` over, as long as it says nothing unusual."""
-    said = cast("Mapping[str, object]", field._attributes_set)
-    if not said.keys() <= _FIELD_SAYS:
+def _add_field(schema: Schema, field: Any) -> bool:
+    """Adds a pydantic `Field` to the schema. Returns False if it has unsupported attributes."""
+    attributes = cast("Mapping[str, object]", field._attributes_set)
+    if not attributes.keys() <= _SUPPORTED_FIELD_ATTRIBUTES:
         return False
     if field.description is not None:
         schema["description"] = field.description
     if field.examples is not None:
         schema["examples"] = field.examples
-    return all(_constraint(schema, item) for item in field.metadata)
+    return all(_add_constraint(schema, item) for item in field.metadata)
 
 
-def _constraint(schema: Schema, item: Any) -> bool:
+def _add_constraint(schema: Schema, item: Any) -> bool:
+    """Adds a bound of `annotated_types` to the schema. Returns False if it is not supported."""
     if not schema.keys().isdisjoint(("const", "enum", "format")):
-        return False  # A bound on a choice or a date means something else.
+        return False  # Bounds of choices and dates mean something else.
     kind, name = schema.get("type"), type(item).__name__
     if name in _BOUNDS and kind in ("integer", "number"):
         attribute, keyword = _BOUNDS[name]

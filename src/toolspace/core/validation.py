@@ -1,4 +1,8 @@
-"""What makes arguments right: the issues a check finds, and validators of raw JSON Schemas."""
+"""Validates arguments against JSON Schemas, lists every issue at once, and coerces obvious mistakes.
+
+The stage `validate` uses it through a tool's `validator`. The validator of Python functions is in
+`core.function_arguments`.
+"""
 
 from __future__ import annotations
 
@@ -12,156 +16,353 @@ from toolspace.core.names import did_you_mean
 from toolspace.core.secret_masking import MASK, is_secret_name, mask_secrets
 from toolspace.errors import ToolDefinitionError
 
-# MERGED from coerce: Mends arguments where the schema makes the meaning plain: `"5"` for an integer. Decides nothi…
-
+Schema = Mapping[str, Any]
 PlaceTree = dict[str | int, "PlaceTree | None"]
-"""The places that a check found wrong, as a tree: `{"a": {0: None}}` is `a[0]`. None means all of it."""
+"""Places inside a value, as a tree: `{"a": {0: None}}` is `a[0]`. None means the whole value there."""
+
+_MAX_ISSUES = 8
+_MAX_TEXT = 300
+"""Characters of one part of a message: the caller may send megabytes."""
+_MAX_BYTES_FOR_ALL_ERRORS = 64_000
+"""For larger arguments only the first error is searched: finding each error takes microseconds."""
+_COERCIBLE_ERRORS = frozenset(("type", "enum", "const", "anyOf", "oneOf"))
 
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _BOOLEANS = {"true": True, "false": False}
-_DEPTH = 32
-_STEPS = 50_000
-"""A schema that refers to itself in several ways has more paths than anyone can walk; so has a huge value."""
+_MAX_DEPTH = 32
+_MAX_STEPS = 50_000
+"""A limit on the work of one coercion: a recursive schema has too many paths to visit, and so has a huge value."""
+
+
+class Issue(NamedTuple):
+    """One thing that is wrong with the arguments."""
+
+    path: str
+    expected: str
+    actual: str = ""
+
+    def __str__(self) -> str:
+        actual = f", got {self.actual}" if self.actual else ""
+        expected = _truncate(self.expected)
+        return f"{_truncate(self.path)}: {expected}{actual}" if self.path else f"{expected}{actual}"
+
+
+class InvalidArguments(Exception):
+    """The arguments do not fit the schema. Has every issue, so that a model can correct all of them at once."""
+
+    def __init__(self, issues: Iterable[Issue], *, more: int = 0) -> None:
+        """`more` is how many issues there are besides these."""
+        self.issues = tuple(issues)
+        more += max(0, len(self.issues) - _MAX_ISSUES)
+        super().__init__("; ".join(map(str, self.issues[:_MAX_ISSUES])) + (f"; and {more} more" if more else ""))
+
+
+class Validator(Protocol):
+    """Validates and coerces the arguments of one tool. Raises `InvalidArguments`."""
+
+    def from_json(self, text: str | bytes) -> dict[str, Any]: ...
+    def from_mapping(self, arguments: Mapping[str, Any]) -> dict[str, Any]: ...
+
+
+class SchemaValidator:
+    """Validates arguments against a JSON Schema with jsonschema-rs."""
+
+    __slots__ = ("_schema", "_validator")
+
+    def __init__(self, schema: Schema, *, tool: str) -> None:
+        self._validator = compile_schema(schema, owner=f"tool {tool!r}")
+        self._schema = schema
+
+    def from_json(self, text: str | bytes) -> dict[str, Any]:
+        return self._validate(text)
+
+    def from_mapping(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        return self._validate(arguments)
+
+    def _validate(self, arguments: Mapping[str, Any] | str | bytes) -> dict[str, Any]:
+        try:
+            values = json_text.parse_arguments(arguments)
+        except ValueError as error:
+            raise InvalidArguments([not_an_object_issue(error)]) from None
+        try:
+            return values if self._validator.is_valid(values) else self._coerce(values)
+        except (ValueError, TypeError) as error:  # Bytes, a date, a lone surrogate, or too deep for the library.
+            raise InvalidArguments([Issue("", f"the arguments are not plain JSON: {error}")]) from None
+
+    def _coerce(self, values: dict[str, Any]) -> dict[str, Any]:
+        is_large = json_text.encoded_size(values) > _MAX_BYTES_FOR_ALL_ERRORS
+        errors = _find_errors(self._validator, values, first_only=is_large)
+        coerced = coerce(self._schema, values, None if is_large else _coercible_places(errors))
+        if isinstance(coerced, dict) and self._validator.is_valid(coerced):
+            return cast("dict[str, Any]", coerced)
+        raise InvalidArguments(_unique_issues(errors, cast("Schema", self._schema.get("properties") or {})))
+
+
+def compile_schema(schema: Schema, *, owner: str) -> Any:
+    """Returns a compiled validator. Raises `ToolDefinitionError` that names the owner if the schema is invalid."""
+    import jsonschema_rs  # Imported here: it takes 30 ms, which a toolspace of Python functions never needs.
+
+    try:
+        # Masked: messages must not repeat megabytes of the caller's arguments.
+        return jsonschema_rs.validator_for(dict(schema), retriever=_refuse_remote, mask="it")
+    except jsonschema_rs.ValidationError as error:
+        reason = "; ".join(map(str, _error_issues(error)))
+    except (jsonschema_rs.ReferencingError, ValueError, TypeError) as error:
+        reason = str(error)
+    raise ToolDefinitionError(f"the schema of {owner} is not a valid JSON Schema: {reason}")
+
+
+def find_issues(validator: Any, value: object) -> list[Issue]:
+    """Returns the issues that a compiled validator finds in a value."""
+    is_large = json_text.encoded_size(value) > _MAX_BYTES_FOR_ALL_ERRORS
+    return _unique_issues(_find_errors(validator, value, first_only=is_large))
+
+
+def not_an_object_issue(error: ValueError) -> Issue:
+    """Returns the issue of arguments that are no JSON object."""
+    return Issue("", f"the arguments are not a JSON object: {error}")
+
+
+def format_path(path: Iterable[str | int]) -> str:
+    """Returns a path inside the arguments as messages write it: `filters[0].name`."""
+    text = ""
+    for step in path:
+        text += f"[{step}]" if isinstance(step, int) else (f".{step}" if text else step)
+    return text
+
+
+def masked_value(path: str, value: object) -> str:
+    """Returns a value for a message, without secrets, because messages reach logs."""
+    return MASK if is_secret_name(path) else json_text.describe(mask_secrets([value])[0])
+
+
+def unknown_parameter_message(name: str, parameter_names: Iterable[str]) -> str:
+    """Returns the message for a parameter that does not exist."""
+    names = list(parameter_names)
+    hint = did_you_mean(name, names)
+    if hint:
+        return f"no such parameter{hint}"
+    return f"no such parameter; it takes {', '.join(names)}" if names else "no such parameter; it takes none"
+
+
+def _find_errors(validator: Any, value: object, *, first_only: bool) -> list[Any]:
+    if not first_only:
+        return list(validator.iter_errors(value))
+    try:
+        validator.validate(value)
+    except ValueError as error:
+        return [error]
+    return []
+
+
+def _coercible_places(errors: Iterable[Any]) -> PlaceTree | None:
+    places: PlaceTree | None = {}
+    for error in errors:
+        if error.kind.name in _COERCIBLE_ERRORS:
+            places = add_place(places, error.instance_path)
+    return places
+
+
+def _unique_issues(errors: Iterable[Any], parameter_names: Iterable[str] = ()) -> list[Issue]:
+    """Returns each issue once, however many parts of the schema it violates."""
+    return list(dict.fromkeys(issue for error in errors for issue in _error_issues(error, parameter_names)))
+
+
+def _error_issues(error: Any, parameter_names: Iterable[str] = ()) -> Iterable[Issue]:
+    """Yields the issues of one error of jsonschema-rs."""
+    path = format_path(error.instance_path)
+    kind = error.kind
+    actual = masked_value(path, error.instance)
+    match kind.name:
+        case "required":
+            yield Issue(f"{path}.{kind.property}" if path else kind.property, "required, but missing")
+        case "additionalProperties" | "unevaluatedProperties":
+            for name in kind.unexpected:
+                yield (
+                    Issue(f"{path}.{name}", "no such parameter")
+                    if path
+                    else Issue(name, unknown_parameter_message(name, parameter_names))
+                )
+        case "type":
+            yield Issue(path, f"expected {' or '.join(kind.types)}", actual)
+        case "enum":
+            options = ", ".join(json_text.describe(option, 30) for option in kind.options[:12])
+            yield Issue(path, f"expected one of {options}", actual)
+        case "anyOf" | "oneOf" if all(kind.context):  # An option without errors: more than one option of `oneOf` fits.
+            yield Issue(path, _expected_options(kind.context, path), actual)
+        case _:
+            yield Issue(path, str(error.message), actual)
+
+
+def _expected_options(branches: Iterable[Iterable[Any]], path: str) -> str:
+    """Returns what the options of `anyOf` expect; only those of the right type, if there are any."""
+    options = [[issue for error in branch for issue in _error_issues(error)] for branch in branches]
+    of_right_type = [issues for issues in options if not any(_is_type_issue(issue, path) for issue in issues)]
+    if not of_right_type:
+        types = dict.fromkeys(issue.expected.removeprefix("expected ") for issues in options for issue in issues)
+        return f"expected {' or '.join(types)}"
+    texts = [" and ".join(str(issue) for issue in issues[:_MAX_ISSUES]) for issues in of_right_type[:_MAX_ISSUES]]
+    return f"fits no option ({' | '.join(dict.fromkeys(texts))})"
+
+
+def _is_type_issue(issue: Issue, path: str) -> bool:
+    return issue.path == path and issue.expected.startswith("expected ")
+
+
+def _truncate(text: str) -> str:
+    return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}…"
+
+
+def _refuse_remote(uri: str) -> Any:
+    raise ValueError(f"the reference {uri!r} leaves the schema; put what it points to under $defs")
 
 
 def coerce(schema: Schema, value: object, invalid_places: PlaceTree | None = None) -> object:
-    """The value with every plain misunderstanding mended; the rest is left as it is for the check to name.
+    """Returns the value with every obvious mistake corrected, such as `"5"` for an integer.
 
-    What lies outside the places that are `wrong` is not touched: it is right as it is.
+    Only `invalid_places` are changed; None means everywhere. What cannot be coerced stays, for validation to report.
     """
-    return _Coercion(schema).mend(schema, value, invalid_places, 0)
+    return _Coercion(schema).coerce(schema, value, invalid_places, 0)
 
 
-def add_place(wrong: PlaceTree | None, path: Sequence[str | int]) -> PlaceTree | None:
-    """The tree with one more place in it."""
-    if wrong is None or not path:
+def add_place(places: PlaceTree | None, path: Sequence[str | int]) -> PlaceTree | None:
+    """Adds a place to a tree and returns the tree. An empty path means everywhere, so that returns None."""
+    if places is None or not path:
         return None
-    node = wrong
+    node = places
     for step in path[:-1]:
-        inside = node.setdefault(step, {})
-        if inside is None:
-            return wrong
-        node = inside
+        child = node.setdefault(step, {})
+        if child is None:
+            return places
+        node = child
     node[path[-1]] = None
-    return wrong
+    return places
 
 
 class _Coercion:
-    """Mends one value, within a bounded number of steps."""
+    """Coerces one value, in a bounded number of steps."""
 
     def __init__(self, root: Schema) -> None:
         self._root = root
-        self._left = _STEPS
+        self._remaining_steps = _MAX_STEPS
 
-    def mend(self, schema: object, value: object, wrong: PlaceTree | None, depth: int) -> object:
-        self._left -= 1
-        if not isinstance(schema, Mapping) or depth > _DEPTH or self._left < 0:
+    def coerce(self, schema: object, value: object, places: PlaceTree | None, depth: int) -> object:
+        self._remaining_steps -= 1
+        if not isinstance(schema, Mapping) or depth > _MAX_DEPTH or self._remaining_steps < 0:
             return value
-        here = _follow(cast("Schema", schema), self._root)
+        target = _resolve_reference(cast("Schema", schema), self._root)
         for keyword in ("anyOf", "oneOf"):
-            options = here.get(keyword)
+            options = target.get(keyword)
             if isinstance(options, list):
-                value = self._one_of(cast("list[object]", options), value, wrong, depth)
-        for part in _list(here, "allOf"):
-            value = self.mend(part, value, wrong, depth + 1)
-        wanted = _types(here)
-        if wanted and not _fits(value, wanted):
-            value = _convert(value, wanted)
-            wrong = None
+                value = self._coerce_to_option(cast("list[object]", options), value, places, depth)
+        for part in _get_list(target, "allOf"):
+            value = self.coerce(part, value, places, depth + 1)
+        types = _types(target)
+        if types and not _has_type(value, types):
+            value = _convert(value, types)
+            places = None
         if isinstance(value, dict):
-            return self._object(here, cast("dict[str, object]", value), wrong, depth)
-        if isinstance(value, list) and "items" in here:
-            items, inside = here["items"], cast("list[object]", value)
+            return self._coerce_object(target, cast("dict[str, object]", value), places, depth)
+        if isinstance(value, list) and "items" in target:
+            items, values = target["items"], cast("list[object]", value)
             return [
-                self.mend(items, item, wrong and wrong[index], depth + 1) if wrong is None or index in wrong else item
-                for index, item in enumerate(inside)
+                self.coerce(items, item, places and places[index], depth + 1)
+                if places is None or index in places
+                else item
+                for index, item in enumerate(values)
             ]
         return cast("object", value)
 
-    def _object(
-        self, schema: Schema, value: dict[str, object], wrong: PlaceTree | None, depth: int
+    def _coerce_object(
+        self, schema: Schema, value: dict[str, object], places: PlaceTree | None, depth: int
     ) -> dict[str, object]:
         properties = cast("Mapping[str, object]", schema.get("properties") or {})
-        required = _list(schema, "required")
-        rest = schema.get("additionalProperties")
-        mended: dict[str, object] = {}
+        required = _get_list(schema, "required")
+        additional = schema.get("additionalProperties")
+        coerced: dict[str, object] = {}
         for name, item in value.items():
-            if wrong is not None and name not in wrong:
-                mended[name] = item
+            if places is not None and name not in places:
+                coerced[name] = item
                 continue
-            known = properties.get(name, rest)
-            if item is None and name in properties and name not in required and not _takes_null(known, self._root):
-                continue  # Models write null for "leave it out".
-            mended[name] = self.mend(known, item, wrong and wrong[name], depth + 1)
-        return mended
+            item_schema = properties.get(name, additional)
+            is_optional = name in properties and name not in required
+            if item is None and is_optional and not _accepts_null(item_schema, self._root):
+                continue  # Models write null for a parameter that they leave out.
+            coerced[name] = self.coerce(item_schema, item, places and places[name], depth + 1)
+        return coerced
 
-    def _one_of(self, options: list[object], value: object, wrong: PlaceTree | None, depth: int) -> object:
-        followed = [_follow(cast("Schema", option), self._root) for option in options if isinstance(option, Mapping)]
-        fitting = [option for option in followed if not _types(option) or _fits(value, _types(option))]
-        for option in sorted(fitting, key=lambda option: not _plausible(option, value)) or followed:
-            mended = self.mend(option, value, wrong, depth + 1)
-            types = _types(option)
-            if not types or _fits(mended, types):
-                return mended
+    def _coerce_to_option(self, options: list[object], value: object, places: PlaceTree | None, depth: int) -> object:
+        """Returns the value coerced to the first option that it fits then; unchanged if it fits none."""
+        schemas = [
+            _resolve_reference(cast("Schema", option), self._root) for option in options if isinstance(option, Mapping)
+        ]
+        of_same_type = [schema for schema in schemas if not _types(schema) or _has_type(value, _types(schema))]
+        for schema in sorted(of_same_type, key=lambda schema: not _is_plausible(schema, value)) or schemas:
+            coerced = self.coerce(schema, value, places, depth + 1)
+            types = _types(schema)
+            if not types or _has_type(coerced, types):
+                return coerced
         return value
 
 
-def _plausible(option: Schema, value: object) -> bool:
-    """Whether an object may be meant as this option: what tells the options apart (`kind`) is right."""
+def _is_plausible(option: Schema, value: object) -> bool:
+    """Whether an object may be meant as this option: it has the required fields, and its constants are right."""
     if not isinstance(value, Mapping):
         return True
-    inside = cast("Mapping[object, object]", value)
-    if any(name not in inside for name in _list(option, "required")):
+    fields = cast("Mapping[object, object]", value)
+    if any(name not in fields for name in _get_list(option, "required")):
         return False
     properties = cast("Mapping[str, object]", option.get("properties") or {})
     for name, schema in properties.items():
-        if name in inside and isinstance(schema, Mapping):
-            marks = cast("Schema", schema)
-            if "const" in marks and marks["const"] != inside[name]:
+        if name in fields and isinstance(schema, Mapping):
+            field_schema = cast("Schema", schema)
+            if "const" in field_schema and field_schema["const"] != fields[name]:
                 return False
-            if "enum" in marks and inside[name] not in _list(marks, "enum"):
+            if "enum" in field_schema and fields[name] not in _get_list(field_schema, "enum"):
                 return False
     return True
 
 
-def _convert(value: object, wanted: frozenset[str]) -> object:
+def _convert(value: object, types: frozenset[str]) -> object:
+    """Returns the value as one of the JSON types, if its meaning is obvious; else unchanged."""
     if isinstance(value, str):
         text = value.strip()
-        if "boolean" in wanted and text.lower() in _BOOLEANS:
+        if "boolean" in types and text.lower() in _BOOLEANS:
             return _BOOLEANS[text.lower()]
-        if "integer" in wanted and _INTEGER.fullmatch(text):
+        if "integer" in types and _INTEGER.fullmatch(text):
             return int(text)
-        if "number" in wanted and _NUMBER.fullmatch(text) and math.isfinite(number := float(text)):
+        if "number" in types and _NUMBER.fullmatch(text) and math.isfinite(number := float(text)):
             return number
-        if "null" in wanted and text.lower() in ("null", "none", ""):
+        if "null" in types and text.lower() in ("null", "none", ""):
             return None
-        if (text[:1] == "{" and "object" in wanted) or (text[:1] == "[" and "array" in wanted):
+        if (text[:1] == "{" and "object" in types) or (text[:1] == "[" and "array" in types):
             try:
                 return json_text.decode(text)
             except ValueError:
                 return value
-    elif isinstance(value, float) and "integer" in wanted and value.is_integer() and abs(value) < 2**53:
+    elif isinstance(value, float) and "integer" in types and value.is_integer() and abs(value) < 2**53:
         return int(value)
     return value
 
 
-def _takes_null(schema: object, root: Schema, depth: int = 0) -> bool:
-    if not isinstance(schema, Mapping) or depth > _DEPTH:
+def _accepts_null(schema: object, root: Schema, depth: int = 0) -> bool:
+    if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
         return True
-    here = _follow(cast("Schema", schema), root)
+    target = _resolve_reference(cast("Schema", schema), root)
     for keyword in ("anyOf", "oneOf"):
-        options = here.get(keyword)
+        options = target.get(keyword)
         if isinstance(options, list):
-            return any(_takes_null(option, root, depth + 1) for option in cast("list[object]", options))
-    if "enum" in here:
-        return None in _list(here, "enum")
-    types = _types(here)
+            return any(_accepts_null(option, root, depth + 1) for option in cast("list[object]", options))
+    if "enum" in target:
+        return None in _get_list(target, "enum")
+    types = _types(target)
     return not types or "null" in types
 
 
-def _follow(schema: Schema, root: Schema) -> Schema:
-    for _ in range(_DEPTH):
+def _resolve_reference(schema: Schema, root: Schema) -> Schema:
+    """Follows the `$ref`s of a schema inside its root. Returns the schema itself if one leads nowhere."""
+    for _ in range(_MAX_DEPTH):
         reference = schema.get("$ref")
         if not isinstance(reference, str) or not reference.startswith("#/"):
             return schema
@@ -177,226 +378,33 @@ def _follow(schema: Schema, root: Schema) -> Schema:
     return schema
 
 
-def _list(schema: Schema, keyword: str) -> list[object]:
-    found = schema.get(keyword)
-    return cast("list[object]", found) if isinstance(found, list) else []
+def _get_list(schema: Schema, keyword: str) -> list[object]:
+    value = schema.get(keyword)
+    return cast("list[object]", value) if isinstance(value, list) else []
 
 
 def _types(schema: Schema) -> frozenset[str]:
-    kind = schema.get("type")
-    if isinstance(kind, str):
-        return frozenset((kind,))
-    return frozenset(cast("list[str]", kind)) if isinstance(kind, list) else frozenset()
+    types = schema.get("type")
+    if isinstance(types, str):
+        return frozenset((types,))
+    return frozenset(cast("list[str]", types)) if isinstance(types, list) else frozenset()
 
 
-def _fits(value: object, wanted: frozenset[str]) -> bool:
+def _has_type(value: object, types: frozenset[str]) -> bool:
     match value:
         case None:
-            return "null" in wanted
+            return "null" in types
         case bool():
-            return "boolean" in wanted
+            return "boolean" in types
         case int():
-            return "integer" in wanted or "number" in wanted
+            return "integer" in types or "number" in types
         case float():
-            return "number" in wanted
+            return "number" in types
         case str():
-            return "string" in wanted
+            return "string" in types
         case list():
-            return "array" in wanted
+            return "array" in types
         case Mapping():
-            return "object" in wanted
+            return "object" in types
         case _:
             return False
-
-
-Schema = Mapping[str, Any]
-
-_SHOWN = 8
-_LONGEST = 300
-"""Characters of one part of a message: the rest came from the caller, and may be megabytes."""
-_LARGE = 64_000
-"""Bytes of arguments beyond which only the first error is looked for: finding them all takes microseconds each."""
-_MENDABLE = frozenset(("type", "enum", "const", "anyOf", "oneOf"))
-
-
-class Issue(NamedTuple):
-    """One thing that is wrong with the arguments."""
-
-    path: str
-    expected: str
-    actual: str = ""
-
-    def __str__(self) -> str:
-        given = f", got {self.actual}" if self.actual else ""
-        expected = _cut(self.expected)
-        return f"{_cut(self.path)}: {expected}{given}" if self.path else f"{expected}{given}"
-
-
-class InvalidArguments(Exception):
-    """The arguments do not fit; every issue at once, so that a model can mend all in one go."""
-
-    def __init__(self, issues: Iterable[Issue], *, more: int = 0) -> None:
-        """`more` is how many there are beyond the ones given."""
-        self.issues = tuple(issues)
-        more += max(0, len(self.issues) - _SHOWN)
-        super().__init__("; ".join(map(str, self.issues[:_SHOWN])) + (f"; and {more} more" if more else ""))
-
-
-class Validator(Protocol):
-    """Checks and coerces the arguments of one tool."""
-
-    def from_json(self, text: str | bytes) -> dict[str, Any]: ...
-    def from_mapping(self, arguments: Mapping[str, Any]) -> dict[str, Any]: ...
-
-
-class SchemaValidator:
-    """Checks arguments against a raw JSON Schema, exactly, with jsonschema-rs."""
-
-    __slots__ = ("_check", "_schema")
-
-    def __init__(self, schema: Schema, *, tool: str) -> None:
-        self._check = compile_schema(schema, owner=f"tool {tool!r}")
-        self._schema = schema
-
-    def from_json(self, text: str | bytes) -> dict[str, Any]:
-        return self._checked(text)
-
-    def from_mapping(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        return self._checked(arguments)
-
-    def _checked(self, arguments: Mapping[str, Any] | str | bytes) -> dict[str, Any]:
-        try:
-            values = json_text.parse_arguments(arguments)
-        except ValueError as error:
-            raise InvalidArguments([not_an_object_issue(error)]) from None
-        try:
-            return values if self._check.is_valid(values) else self._mended(values)
-        except (ValueError, TypeError) as error:  # Bytes, a date, a lone surrogate, more levels than it goes down.
-            raise InvalidArguments([Issue("", f"the arguments are not plain JSON: {error}")]) from None
-
-    def _mended(self, values: dict[str, Any]) -> dict[str, Any]:
-        large = json_text.encoded_size(values) > _LARGE
-        errors = _errors(self._check, values, first_only=large)
-        coerced = coerce(self._schema, values, None if large else _wrong(errors))
-        if isinstance(coerced, dict) and self._check.is_valid(coerced):
-            return cast("dict[str, Any]", coerced)
-        raise InvalidArguments(_issues(errors, cast("Schema", self._schema.get("properties") or {})))
-
-
-def compile_schema(schema: Schema, *, owner: str) -> Any:
-    """A compiled checker of a schema; a schema that is none is an error that names its owner."""
-    import jsonschema_rs  # Here: 30 ms that a toolspace of functions never pays.
-
-    try:
-        # Masked: a message must not repeat megabytes of what the caller gave.
-        return jsonschema_rs.validator_for(dict(schema), retriever=_refuse_remote, mask="it")
-    except jsonschema_rs.ValidationError as error:
-        reason = "; ".join(map(str, _read(error)))
-    except (jsonschema_rs.ReferencingError, ValueError, TypeError) as error:
-        reason = str(error)
-    raise ToolDefinitionError(f"the schema of {owner} is not a valid JSON Schema: {reason}")
-
-
-def find_issues(check: Any, instance: object) -> list[Issue]:
-    """What a compiled checker finds wrong, one issue for each place."""
-    large = json_text.encoded_size(instance) > _LARGE
-    return _issues(_errors(check, instance, first_only=large))
-
-
-def not_an_object_issue(error: ValueError) -> Issue:
-    """What to say of arguments that cannot be read."""
-    return Issue("", f"the arguments are not a JSON object: {error}")
-
-
-def format_path(path: Iterable[str | int]) -> str:
-    """`filters[0].name`: how messages write a place inside the arguments."""
-    text = ""
-    for step in path:
-        text += f"[{step}]" if isinstance(step, int) else (f".{step}" if text else step)
-    return text
-
-
-def masked_value(path: str, value: object) -> str:
-    """A value as a message repeats it: messages reach logs, so without secrets."""
-    return MASK if is_secret_name(path) else json_text.describe(mask_secrets([value])[0])
-
-
-def _errors(check: Any, instance: object, *, first_only: bool) -> list[Any]:
-    if not first_only:
-        return list(check.iter_errors(instance))
-    try:
-        check.validate(instance)
-    except ValueError as error:
-        return [error]
-    return []
-
-
-def _wrong(errors: Iterable[Any]) -> PlaceTree | None:
-    """Where mending could help."""
-    wrong: PlaceTree | None = {}
-    for error in errors:
-        if error.kind.name in _MENDABLE:
-            wrong = add_place(wrong, error.instance_path)
-    return wrong
-
-
-def _issues(errors: Iterable[Any], known: Iterable[str] = ()) -> list[Issue]:
-    """Each issue once, however many parts of the schema found it."""
-    return list(dict.fromkeys(issue for error in errors for issue in _read(error, known)))
-
-
-def _read(error: Any, known: Iterable[str] = ()) -> Iterable[Issue]:
-    path = format_path(error.instance_path)
-    kind = error.kind
-    given = masked_value(path, error.instance)
-    match kind.name:
-        case "required":
-            yield Issue(f"{path}.{kind.property}" if path else kind.property, "required, but missing")
-        case "additionalProperties" | "unevaluatedProperties":
-            for name in kind.unexpected:
-                yield (
-                    Issue(f"{path}.{name}", "no such parameter")
-                    if path
-                    else Issue(name, unknown_parameter_message(name, known))
-                )
-        case "type":
-            yield Issue(path, f"expected {' or '.join(kind.types)}", given)
-        case "enum":
-            options = ", ".join(json_text.describe(option, 30) for option in kind.options[:12])
-            yield Issue(path, f"expected one of {options}", given)
-        case "anyOf" | "oneOf" if all(kind.context):  # An option without an error: more than one of `oneOf` fits.
-            yield Issue(path, _expected_options(kind.context, path), given)
-        case _:
-            yield Issue(path, str(error.message), given)
-
-
-def _expected_options(branches: Iterable[Iterable[Any]], path: str) -> str:
-    """What each option wanted; only of the options of the right type, where there are any."""
-    read = [[issue for error in branch for issue in _read(error)] for branch in branches]
-    meant = [issues for issues in read if not any(_is_type(issue, path) for issue in issues)]
-    if not meant:
-        types = dict.fromkeys(issue.expected.removeprefix("expected ") for issues in read for issue in issues)
-        return f"expected {' or '.join(types)}"
-    texts = [" and ".join(str(issue) for issue in issues[:_SHOWN]) for issues in meant[:_SHOWN]]
-    return f"fits no option ({' | '.join(dict.fromkeys(texts))})"
-
-
-def _is_type(issue: Issue, path: str) -> bool:
-    return issue.path == path and issue.expected.startswith("expected ")
-
-
-def unknown_parameter_message(name: str, parameter_names: Iterable[str]) -> str:
-    """What to say of a parameter that does not exist."""
-    names = list(parameter_names)
-    hint = did_you_mean(name, names)
-    if hint:
-        return f"no such parameter{hint}"
-    return f"no such parameter; it takes {', '.join(names)}" if names else "no such parameter; it takes none"
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
-
-
-def _refuse_remote(uri: str) -> Any:
-    raise ValueError(f"the reference {uri!r} leaves the schema; put what it points to under $defs")

@@ -56,8 +56,8 @@ def visible_tools(
     """
     if threshold is None or search_tool is None or costs.total(tools) <= threshold:
         return [tool for tool in tools if tool is not search_tool]
-    shown = [tool for tool in tools if _is_agent_tool(tool) or tool.name in discovered]
-    return [search_tool, *(tool for tool in shown if tool is not search_tool)]
+    selection = [tool for tool in tools if _is_agent_tool(tool) or tool.name in discovered]
+    return [search_tool, *(tool for tool in selection if tool is not search_tool)]
 
 
 def _is_agent_tool(tool: Tool) -> bool:

@@ -1,4 +1,4 @@
-"""What tests of extensions need: a contract for each extension point, and fakes that are real implementations.
+"""Helpers to test extensions: a contract test suite for each extension point, and in-memory implementations.
 
     from toolspace.testing import ProviderContract
 
@@ -9,7 +9,7 @@
         def provider(self) -> ToolProvider:
             return WeatherProvider()
 
-The contracts run under pytest with pytest-asyncio, in either of its modes; the rest needs neither.
+The contracts need pytest and pytest-asyncio, in either of its modes. The rest needs neither.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from toolspace.testing.storage_contracts import CacheContract as CacheContract
     from toolspace.testing.storage_contracts import OutputsContract as OutputsContract
 
-_PLACES = {
+_MODULES = {
     "CacheContract": "toolspace.testing.storage_contracts",
     "FakeClock": "toolspace.testing.doubles",
     "MemoryCache": "toolspace.storage.caches.memory",
@@ -39,21 +39,21 @@ _PLACES = {
     "call": "toolspace.models.scripted",
 }
 
-__all__ = list(_PLACES)  # pyright: ignore[reportUnsupportedDunderAll]
+__all__ = list(_MODULES)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:
-    """Loads what is asked for: only the contracts need pytest."""
-    if name not in _PLACES:
+    """Imports an exported name on first use: only the contracts need pytest."""
+    if name not in _MODULES:
         raise AttributeError(f"module 'toolspace.testing' has no attribute {name!r}")
     from importlib import import_module
 
     try:
         if name.endswith("Contract"):
             import_module("pytest_asyncio")
-            # A failed assertion shows its values, as in the tests of whoever uses it.
-            import_module("pytest").register_assert_rewrite(_PLACES[name])
-        value = getattr(import_module(_PLACES[name]), name)
+            # So that a failed assertion shows its values, as in other tests.
+            import_module("pytest").register_assert_rewrite(_MODULES[name])
+        value = getattr(import_module(_MODULES[name]), name)
     except ModuleNotFoundError as error:
         if error.name not in ("pytest", "pytest_asyncio"):
             raise
@@ -64,4 +64,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_PLACES})
+    return sorted({*globals(), *_MODULES})

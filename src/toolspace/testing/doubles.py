@@ -1,4 +1,4 @@
-"""Keeps the events of a toolspace, and waits for one that is to come. Needs no test framework."""
+"""Test doubles that need no test framework: a recorder of events, and a clock that a test controls."""
 
 from __future__ import annotations
 
@@ -16,60 +16,59 @@ class _HasBus(Protocol):
 
 
 class EventRecorder:
-    """Every event of a toolspace or an orchestrator from now on, in order.
+    """Records every event of a toolspace or an orchestrator from now on, in order.
 
-    seen = Recorder(ts)
+    recorder = EventRecorder(ts)
     task = asyncio.create_task(ts.call("slow"))
-    call = await seen.started("slow")
+    event = await recorder.wait_for_start("slow")
     """
 
     def __init__(self, source: _HasBus, *, timeout: float = 20.0) -> None:
         self.events: list[Event] = []
         self.timeout = timeout
         """Seconds after which waiting for an event fails."""
-        self._arrived = asyncio.Event()
-        self.stop = source.bus.subscribe(self._take)
+        self._changed = asyncio.Event()
+        self.stop = source.bus.subscribe(self._record)
         """Ends the recording."""
 
     def types(self) -> list[str]:
         return [event.type.name for event in self.events]
 
-    def of_type(self, kind: EventType) -> list[Event]:
-        return [event for event in self.events if event.type is kind]
+    def of_type(self, type: EventType) -> list[Event]:
+        return [event for event in self.events if event.type is type]
 
     def of_call(self, call_id: str) -> list[CallEvent]:
         return [event for event in self.events if isinstance(event, CallEvent) and event.call_id == call_id]
 
-    async def wait_for(self, fits: Callable[[Event], bool]) -> Event:
-        """The first event that fits, be it here already or to come. Raises `TimeoutError` where none comes."""
+    async def wait_for(self, matches: Callable[[Event], bool]) -> Event:
+        """Returns the first event that matches, recorded or still to come. Raises `TimeoutError` if there is none."""
         async with asyncio.timeout(self.timeout):
             while True:
                 for event in self.events:
-                    if fits(event):
+                    if matches(event):
                         return event
-                self._arrived.clear()
-                await self._arrived.wait()
+                self._changed.clear()
+                await self._changed.wait()
 
     async def wait_for_start(self, tool: str) -> CallEvent:
-        """The beginning of a call of this tool."""
-        event = await self.wait_for(
-            lambda one: (
-                isinstance(one, CallEvent) and one.type is EventType.TOOL_CALL_REQUESTED and one.tool_name == tool
+        """Returns the event of the start of a call of this tool."""
+
+        def matches(event: Event) -> bool:
+            return (
+                event.type is EventType.TOOL_CALL_REQUESTED and isinstance(event, CallEvent) and event.tool_name == tool
             )
-        )
+
+        event = await self.wait_for(matches)
         assert isinstance(event, CallEvent)
         return event
 
-    def _take(self, event: Event) -> None:
+    def _record(self, event: Event) -> None:
         self.events.append(event)
-        self._arrived.set()
-
-
-# MERGED from clock: A clock that stands still until a test moves it.
+        self._changed.set()
 
 
 class FakeClock:
-    """Give it as `clock=` to whatever takes one: `MemoryCache(clock=clock)`."""
+    """A clock that stands still until a test moves it. Pass it as `clock=`: `MemoryCache(clock=clock)`."""
 
     def __init__(self, now: float = 1_000_000.0) -> None:
         self.now = now

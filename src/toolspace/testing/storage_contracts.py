@@ -1,4 +1,4 @@
-"""What every `OutputStore` does. Subclass `OutputsContract`, give it `outputs`, and pytest runs the rest."""
+"""Contract tests of `OutputStore` and `ResultCache`. Subclass one, add its fixture, and pytest runs the tests."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def all_lines(outputs: OutputStore, output: StoredOutput) -> list[str]:
 
 
 class OutputsContract:
-    """Yours gives the fixture `outputs`: a new store that runs by the fixture `clock` and keeps for `ttl` seconds."""
+    """Tests of an output store. A subclass defines the fixture `outputs`, which uses the fixture `clock` and `ttl`."""
 
     ttl: ClassVar[float] = TTL
 
@@ -40,11 +40,11 @@ class OutputsContract:
 
     @pytest.fixture
     def outputs(self, clock: FakeClock) -> OutputStore:
-        """A new, empty store that runs by the clock and keeps outputs for `ttl` seconds; to be closed afterwards."""
+        """Yields a new, empty store that uses the clock and keeps outputs for `ttl` seconds; closes it afterwards."""
         raise NotImplementedError(f"{type(self).__name__} needs a fixture `outputs` of its own")
 
     @pytest.mark.asyncio
-    async def test_a_stored_output_says_what_it_is(self, outputs: OutputStore, clock: FakeClock) -> None:
+    async def test_a_stored_output_has_its_metadata(self, outputs: OutputStore, clock: FakeClock) -> None:
         output = await store(outputs, "first\nsec", "ond\nπ", owner="ann", is_json=True)
         assert re.fullmatch(r"session-s1/[0-9a-f]{16,}", output.handle)
         assert (output.session, output.owner, output.tool, output.is_json) == ("s1", "ann", "read_file", True)
@@ -53,7 +53,7 @@ class OutputsContract:
         assert (output.created_at, output.expires_at) == (clock.now, clock.now + TTL)
 
     @pytest.mark.asyncio
-    async def test_what_was_stored_is_read_back(self, outputs: OutputStore) -> None:
+    async def test_a_stored_output_can_be_read_back(self, outputs: OutputStore) -> None:
         output = await store(outputs, "first\nsec", "ond\n\nlast")
         assert await outputs.find(output.handle, session="s1", owner=None) == output
         assert await all_lines(outputs, output) == ["first", "second", "", "last"]
@@ -112,7 +112,7 @@ class OutputsContract:
         assert starts == ["", "a", "a", "aπ", "aπ", "aπ", "aπ漢", "aπ漢", "aπ漢", "aπ漢", "aπ漢🎉", "aπ漢🎉z"]
 
     @pytest.mark.asyncio
-    async def test_tokens_are_about_what_one_count_of_the_whole_says(self, outputs: OutputStore) -> None:
+    async def test_tokens_are_about_those_of_the_whole_text(self, outputs: OutputStore) -> None:
         from toolspace.core.tokens import estimate_tokens
 
         text = "The quick brown fox, 1234 times; and so on.\n" * 20_000
@@ -129,7 +129,7 @@ class OutputsContract:
         assert await outputs.find(output.handle, session="s1", owner=None) == output
 
     @pytest.mark.asyncio
-    async def test_a_discarded_output_was_never_there(self, outputs: OutputStore) -> None:
+    async def test_a_discarded_output_does_not_exist(self, outputs: OutputStore) -> None:
         writer = await outputs.create(session="s1", owner=None, tool="t")
         await writer.write("x" * 1_000_000)
         await writer.discard()
@@ -169,8 +169,8 @@ class OutputsContract:
         self, outputs: OutputStore, owner: str | None, reader_session: str, reader: str | None, readable: bool
     ) -> None:
         output = await store(outputs, "private", session="s1", owner=owner)
-        found = await outputs.find(output.handle, session=reader_session, owner=reader)
-        assert found == (output if readable else None)
+        result = await outputs.find(output.handle, session=reader_session, owner=reader)
+        assert result == (output if readable else None)
 
     @pytest.mark.asyncio
     async def test_an_output_expires(self, outputs: OutputStore, clock: FakeClock) -> None:
@@ -198,7 +198,7 @@ class OutputsContract:
             await all_lines(outputs, old[0])
 
     @pytest.mark.parametrize(
-        ("session", "shown"),
+        ("session", "folder_name"),
         [
             ("abc", "session-abc"),
             ("session-abc", "session-abc"),
@@ -217,13 +217,13 @@ class OutputsContract:
     )
     @pytest.mark.asyncio
     async def test_a_session_is_any_text_and_plain_ones_stay_readable(
-        self, outputs: OutputStore, session: str, shown: str | None
+        self, outputs: OutputStore, session: str, folder_name: str | None
     ) -> None:
         output = await store(outputs, "text", session=session, owner="\ud800 owner")
         folder, _, identifier = output.handle.partition("/")
         assert re.fullmatch(r"session-[A-Za-z0-9_-]{1,64}", folder)
         assert re.fullmatch(r"[0-9a-f]{16,}", identifier)
-        assert shown is None or folder == shown
+        assert folder_name is None or folder == folder_name
         assert await outputs.find(output.handle, session=session, owner="\ud800 owner") == output
         assert await outputs.sessions() == [session]
 
@@ -248,28 +248,25 @@ class OutputsContract:
     @pytest.mark.asyncio
     async def test_reading_can_stop_early(self, outputs: OutputStore) -> None:
         output = await store(outputs, "line\n" * 500_000)
-        reading = outputs.lines(output)
-        assert (await anext(reading))[0] == "line"
-        await reading.aclose()  # type: ignore[attr-defined]
+        batches = outputs.lines(output)
+        assert (await anext(batches))[0] == "line"
+        await batches.aclose()  # type: ignore[attr-defined]
         assert len(await all_lines(outputs, output)) == 500_000
 
     @pytest.mark.asyncio
     async def test_many_outputs_are_written_at_once(self, outputs: OutputStore) -> None:
-        async def one(number: int) -> StoredOutput:
+        async def store_number(number: int) -> StoredOutput:
             return await store(outputs, *[f"{number} " * 5_000] * 20, session=f"s{number % 3}")
 
-        written = await asyncio.gather(*(one(number) for number in range(12)))
-        assert len({output.handle for output in written}) == 12
-        for number, output in enumerate(written):
+        results = await asyncio.gather(*(store_number(number) for number in range(12)))
+        assert len({output.handle for output in results}) == 12
+        for number, output in enumerate(results):
             assert await outputs.text(output, limit=1 << 22) == f"{number} " * 100_000
         assert await outputs.sessions() == ["s0", "s1", "s2"]
 
 
-# MERGED from cache_contract: What every `ResultCache` does. Subclass `CacheContract`, give it a `cache`, and pytes…
-
-
 class CacheContract:
-    """Yours gives the fixture `cache`: a new cache that runs by the fixture `clock`."""
+    """Tests of a result cache. A subclass defines the fixture `cache`, which uses the fixture `clock`."""
 
     @pytest.fixture
     def clock(self) -> FakeClock:
@@ -277,11 +274,11 @@ class CacheContract:
 
     @pytest.fixture
     def cache(self, clock: FakeClock) -> ResultCache:
-        """A new, empty cache that runs by the clock, to be closed afterwards."""
+        """Yields a new, empty cache that uses the clock; closes it afterwards."""
         raise NotImplementedError(f"{type(self).__name__} needs a fixture `cache` of its own")
 
     @pytest.mark.asyncio
-    async def test_what_was_kept_is_found_again(self, cache: ResultCache) -> None:
+    async def test_a_cached_result_is_returned(self, cache: ResultCache) -> None:
         await cache.set("a", CachedResult(text=b'{"n":1}', parts=b"[1]"), 60)
         assert await cache.get("a") == CachedResult(text=b'{"n":1}', parts=b"[1]")
 
@@ -290,7 +287,7 @@ class CacheContract:
         assert await cache.get("nothing") is None
 
     @pytest.mark.asyncio
-    async def test_results_without_parts_and_empty_results_are_kept(self, cache: ResultCache) -> None:
+    async def test_results_without_parts_and_empty_results_are_cached(self, cache: ResultCache) -> None:
         await cache.set("null", CachedResult(text=b"null"), 60)
         await cache.set("empty", CachedResult(text=b""), 60)
         assert await cache.get("null") == CachedResult(text=b"null")
@@ -303,7 +300,7 @@ class CacheContract:
         assert await cache.get("a") == CachedResult(text=b"2")
 
     @pytest.mark.asyncio
-    async def test_a_result_is_gone_when_its_time_is_over(self, cache: ResultCache, clock: FakeClock) -> None:
+    async def test_a_result_expires_after_its_ttl(self, cache: ResultCache, clock: FakeClock) -> None:
         await cache.set("short", CachedResult(text=b"1"), 10)
         await cache.set("long", CachedResult(text=b"2"), 100)
         clock.now += 9.5
@@ -313,13 +310,13 @@ class CacheContract:
         assert await cache.get("long") == CachedResult(text=b"2")
 
     @pytest.mark.asyncio
-    async def test_keeping_a_result_for_no_time_forgets_the_key(self, cache: ResultCache) -> None:
+    async def test_a_ttl_of_zero_removes_the_key(self, cache: ResultCache) -> None:
         await cache.set("a", CachedResult(text=b"1"), 60)
         await cache.set("a", CachedResult(text=b"2"), 0)
         assert await cache.get("a") is None
 
     @pytest.mark.asyncio
-    async def test_a_result_kept_again_lives_by_its_new_time(self, cache: ResultCache, clock: FakeClock) -> None:
+    async def test_a_replaced_result_has_its_new_ttl(self, cache: ResultCache, clock: FakeClock) -> None:
         await cache.set("a", CachedResult(text=b"1"), 10)
         clock.now += 8
         await cache.set("a", CachedResult(text=b"2"), 10)
@@ -327,7 +324,7 @@ class CacheContract:
         assert await cache.get("a") == CachedResult(text=b"2")
 
     @pytest.mark.asyncio
-    async def test_clear_forgets_everything(self, cache: ResultCache) -> None:
+    async def test_clear_removes_everything(self, cache: ResultCache) -> None:
         for number in range(5):
             await cache.set(str(number), CachedResult(text=b"x"), 60)
         await cache.clear()
@@ -345,10 +342,10 @@ class CacheContract:
         ]
 
     @pytest.mark.asyncio
-    async def test_many_callers_at_once_each_get_their_own(self, cache: ResultCache) -> None:
-        async def one(number: int) -> CachedResult | None:
+    async def test_parallel_callers_get_their_own_results(self, cache: ResultCache) -> None:
+        async def set_and_get(number: int) -> CachedResult | None:
             await cache.set(f"k{number}", CachedResult(text=str(number).encode()), 60)
             return await cache.get(f"k{number}")
 
-        found = await asyncio.gather(*(one(number) for number in range(100)))
-        assert found == [CachedResult(text=str(number).encode()) for number in range(100)]
+        results = await asyncio.gather(*(set_and_get(number) for number in range(100)))
+        assert results == [CachedResult(text=str(number).encode()) for number in range(100)]
