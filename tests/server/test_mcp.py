@@ -342,9 +342,9 @@ async def test_no_key_takes_the_sessions_of_all_others(door: Door, monkeypatch: 
 def test_sessions_that_nobody_used_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sessions, "MAX_SESSIONS_PER_CALLER", 2)
     kept = sessions.HandshakeSessions(idle_seconds=30)
-    opened = [sessions.HandshakeSession(name, "someone", None, answers=False) for name in (b"one", b"two")]
+    opened = [sessions.HandshakeSession(name, "someone", None, can_answer=False) for name in (b"one", b"two")]
     for session in opened:
-        kept._add(session)
+        kept.add(session)
     assert kept.has_too_many("someone")
     assert not kept.has_too_many("another")
     assert not kept.has_too_many(None)

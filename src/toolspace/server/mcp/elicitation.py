@@ -1,4 +1,8 @@
-"""What a tool asks, put to the MCP client that called it. How a question gets there is each era's own."""
+"""Asks the MCP client that made a call: elicitation, sampling, roots. How a request reaches the client differs by era.
+
+`McpCallerClient` is the `caller_client` in the context of a call over MCP. `sdk_server` sends its requests in the
+handshake era, `suspended_calls` in the stateless era.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +21,14 @@ from toolspace.errors import ToolError
 
 ClientRequest = types.ElicitRequest | types.CreateMessageRequest | types.ListRootsRequest
 ResultT = TypeVar("ResultT", bound=BaseModel)
-STDIO_CLIENT = "pipes"
-"""The client of a server on pipes: there is only one."""
-_NO_FIELDS: dict[str, Any] = {"type": "object", "properties": {}}
-"""Of a question that is answered by accepting it."""
+STDIO_CLIENT = "stdio"
+"""Identifies the only client of a stdio server."""
+_EMPTY_FORM: dict[str, Any] = {"type": "object", "properties": {}}
+"""The form of a question that the user only accepts or declines."""
 
 
 class ClientAbilities(NamedTuple):
-    """What a client says it can be asked."""
+    """The requests that a client declares to support."""
 
     form: bool = False
     url: bool = False
@@ -38,7 +42,7 @@ class ClientAbilities(NamedTuple):
             return NO_ABILITIES
         elicitation, sampling = capabilities.elicitation, capabilities.sampling
         return cls(
-            # Before there were pages to open, all that was said was that it can be asked.
+            # Before URL elicitation existed, an empty capability meant forms.
             form=elicitation is not None and (elicitation.form is not None or elicitation.url is None),
             url=elicitation is not None and elicitation.url is not None,
             sample=sampling is not None,
@@ -55,35 +59,35 @@ _TOOLS = types.ClientCapabilities(sampling=types.SamplingCapability(tools=types.
 _ROOTS = types.ClientCapabilities(roots=types.RootsCapability())
 
 
-class SendQuestion(Protocol):
-    """Puts one question to the client, and waits for the answer. Raises `ToolError` where there will be none."""
+class SendToClient(Protocol):
+    """Sends one request to the client and waits for the result. Raises `ToolError` if there will be none."""
 
-    async def __call__(self, request: ClientRequest, answer: type[ResultT], key: str | None) -> ResultT: ...
+    async def __call__(self, request: ClientRequest, result_type: type[ResultT], key: str | None) -> ResultT: ...
 
 
-class ClientQuestions:
-    """The `questions` of a call that came over MCP.
+class McpCallerClient:
+    """Implements `CallerClient` for a call over MCP.
 
-    Two are equal where they are known to reach the same client: a server behind us that does not say for which call it
-    asks may then be answered all the same.
+    Two are equal if they certainly reach the same client. An MCP server behind Toolspace that does not say for which
+    call it asks can then be answered.
     """
 
-    def __init__(self, abilities: ClientAbilities, ask: SendQuestion, *, client: Hashable | None = None) -> None:
+    def __init__(self, abilities: ClientAbilities, send: SendToClient, *, client: Hashable | None = None) -> None:
         self._abilities = abilities
-        self._ask = ask
+        self._send = send
         self._client = client if client is not None else object()
         self.missing_capability: types.ClientCapabilities | None = None
-        """What the client would have had to declare for something that was asked."""
+        """The capability that the client did not declare, but a question needed."""
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, ClientQuestions) and self._client == other._client
+        return isinstance(other, McpCallerClient) and self._client == other._client
 
     def __hash__(self) -> int:
         return hash(self._client)
 
     def close(self) -> None:
-        """The call is over. Who still remembers it cannot ask, and keeps nothing else of it alive."""
-        self._ask = _ask_too_late
+        """Ends questions after the call, and releases what the call referred to."""
+        self._send = _refuse_after_call
 
     async def elicit(
         self,
@@ -94,60 +98,62 @@ class ClientQuestions:
         key: str | None = None,
     ) -> ElicitationResult:
         if url is not None:
-            self._require("questions with a page to open", self._abilities.url, _URL)
+            self._require("URL elicitation", self._abilities.url, _URL)
             params = types.ElicitRequestURLParams(message=message, url=url, elicitation_id=str(uuid.uuid4()))
         else:
-            self._require("questions to its user", self._abilities.form, _FORM)
-            fields = dict(schema) if schema is not None else _NO_FIELDS
-            params = types.ElicitRequestFormParams(message=message, requested_schema=fields)
-        said = await self._ask(types.ElicitRequest(params=params), types.ElicitResult, key)
-        return ElicitationResult(action=said.action, content=cast("Mapping[str, Any] | None", said.content))
+            self._require("elicitation", self._abilities.form, _FORM)
+            form = dict(schema) if schema is not None else _EMPTY_FORM
+            params = types.ElicitRequestFormParams(message=message, requested_schema=form)
+        result = await self._send(types.ElicitRequest(params=params), types.ElicitResult, key)
+        return ElicitationResult(action=result.action, content=cast("Mapping[str, Any] | None", result.content))
 
     async def sample(self, params: Mapping[str, Any], *, key: str | None = None) -> Mapping[str, Any]:
         try:
-            wanted = types.CreateMessageRequestParams.model_validate(dict(params), by_name=False)
+            sampling_params = types.CreateMessageRequestParams.model_validate(dict(params), by_name=False)
         except ValidationError as error:
-            raise ToolError(f"a model cannot be asked this: {_first(error)}") from None
-        self._require("questions to its model", self._abilities.sample, _SAMPLING)
-        request = types.CreateMessageRequest(params=wanted)
-        if wanted.tools is None and wanted.tool_choice is None:
-            said = await self._ask(request, types.CreateMessageResult, key)
+            raise ToolError(f"the sampling request is invalid: {_first_problem(error)}") from None
+        self._require("sampling", self._abilities.sample, _SAMPLING)
+        request = types.CreateMessageRequest(params=sampling_params)
+        if sampling_params.tools is None and sampling_params.tool_choice is None:
+            result = await self._send(request, types.CreateMessageResult, key)
         else:
-            self._require("tools for its model", self._abilities.sample_with_tools, _TOOLS)
-            said = await self._ask(request, types.CreateMessageResultWithTools, key)
-        return said.model_dump(by_alias=True, mode="json", exclude_none=True)
+            self._require("sampling with tools", self._abilities.sample_with_tools, _TOOLS)
+            result = await self._send(request, types.CreateMessageResultWithTools, key)
+        return result.model_dump(by_alias=True, mode="json", exclude_none=True)
 
     async def roots(self, *, key: str | None = None) -> Sequence[str]:
-        self._require("questions for its folders", self._abilities.roots, _ROOTS)
-        said = await self._ask(types.ListRootsRequest(), types.ListRootsResult, key)
-        return [str(root.uri) for root in said.roots]
+        self._require("roots", self._abilities.roots, _ROOTS)
+        result = await self._send(types.ListRootsRequest(), types.ListRootsResult, key)
+        return [str(root.uri) for root in result.roots]
 
-    def _require(self, what: str, is_able: bool, capability: types.ClientCapabilities) -> None:
-        if not is_able:
+    def _require(self, feature: str, is_supported: bool, capability: types.ClientCapabilities) -> None:
+        if not is_supported:
             self.missing_capability = capability
-            raise ToolError(f"nobody can be asked: the MCP client does not say that it takes {what}")
+            raise ToolError(f"the caller cannot be asked: the MCP client does not support {feature}")
 
 
-class SendQuestionInSession:
-    """Asks in the handshake era: by a request of our own, on the way of the call's answer."""
+class SendInSession:
+    """Sends a question in the handshake era: as a request of the server, on the stream of the call."""
 
     def __init__(self, session: ServerSession, request_id: types.RequestId | None) -> None:
         self._session = session
-        self._related = ServerMessageMetadata(related_request_id=request_id)
+        self._metadata = ServerMessageMetadata(related_request_id=request_id)
 
-    async def __call__(self, request: ClientRequest, answer: type[ResultT], key: str | None) -> ResultT:
+    async def __call__(self, request: ClientRequest, result_type: type[ResultT], key: str | None) -> ResultT:
         try:
-            return await self._session.send_request(request, answer, metadata=self._related)
+            return await self._session.send_request(request, result_type, metadata=self._metadata)
         except MCPError as error:
             raise ToolError(f"the MCP client did not answer {request.method}: {error.message}"[:1_000]) from None
         except ValidationError as error:
-            raise ToolError(f"the MCP client's answer to {request.method} is none: {_first(error)}") from None
+            raise ToolError(
+                f"the MCP client's answer to {request.method} is invalid: {_first_problem(error)}"
+            ) from None
 
 
-async def _ask_too_late(request: ClientRequest, answer: type[ResultT], key: str | None) -> ResultT:
+async def _refuse_after_call(request: ClientRequest, result_type: type[ResultT], key: str | None) -> ResultT:
     raise ToolError("the call that asks is over")
 
 
-def _first(error: ValidationError) -> str:
-    found = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    return f"{'.'.join(map(str, found['loc']))}: {found['msg']}".removeprefix(": ")
+def _first_problem(error: ValidationError) -> str:
+    problem = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    return f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}".removeprefix(": ")

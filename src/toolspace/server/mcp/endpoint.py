@@ -1,4 +1,7 @@
-"""The MCP endpoint as an ASGI application: who may in, how much is read, and which path a request takes."""
+"""The MCP endpoint as an ASGI application: authorizes a request, reads its body, and chooses fast path or SDK.
+
+`toolspace mcp --http` serves it alone; `gateway_mount` serves it in the gateway.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ from toolspace.server.problems import Problem, to_problem
 from toolspace.toolspace import Toolspace
 
 IDLE_SECONDS = 1800.0
-"""How long a session of the handshake era is kept for a client that asks nothing."""
+"""How long a session of the handshake era is kept without a request."""
 
 Authorize = Callable[[Scope], "ToolContext | Awaitable[ToolContext | None] | None"]
 """Authenticates a request: returns the caller's context, or None for any caller. Raises `Problem` to refuse it."""
@@ -44,7 +47,7 @@ class McpEndpoint:
         async with Toolspace.open("toolspace.yaml") as ts, McpEndpoint(ts) as endpoint:
             ...  # endpoint(scope, receive, send)
 
-    It answers to loopback names and to `allowed_hosts`; "*" is for a server behind something that checks.
+    It accepts loopback host names and `allowed_hosts`; "*" accepts all, for a server behind a proxy that checks them.
     """
 
     def __init__(
@@ -59,60 +62,61 @@ class McpEndpoint:
     ) -> None:
         self._service = McpService(toolspace)
         self._changes = ChangeNotifier()
-        self._parking = SuspendedCalls(self._service)
-        self._server = ToolspaceMcpServer(self._service, self._changes, self._parking)
-        check = HostCheck(allowed_hosts, allowed_origins)
-        self._checked = CorsMiddleware(self._serve, check, MCP_CORS, refuse=_refuse)
+        self._suspended_calls = SuspendedCalls(self._service)
+        self._server = ToolspaceMcpServer(self._service, self._changes, self._suspended_calls)
+        host_check = HostCheck(allowed_hosts, allowed_origins)
+        self._app = CorsMiddleware(self._serve, host_check, MCP_CORS, refuse=_refuse)
         self._authorize = authorize
         self._max_body = max_body
         # Body size, Host and Origin are checked here, for both paths.
         self._manager = StreamableHTTPSessionManager(
             self._server, max_request_body_size=max_body, session_idle_timeout=idle_seconds, max_sessions=MAX_SESSIONS
         )
-        self._fast = FastPath(self._service, self._parking, self._server.server_info_stamp)
+        self._fast_path = FastPath(self._service, self._suspended_calls, self._server.server_info_stamp)
         self._sessions = HandshakeSessions(idle_seconds)
-        self._running: asyncio.Task[None] | None = None
-        self._ended = asyncio.Event()
+        self._runner: asyncio.Task[None] | None = None
+        self._stopping = asyncio.Event()
 
     async def __aenter__(self) -> Self:
-        self._service.on_tools_changed = self._tools_changed
+        self._service.on_tools_changed = self._notify_tools_changed
         self._service.on_outputs_changed = self._changes.notify_resources_changed
         started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._running = asyncio.create_task(self._run(started))
-        await asyncio.wait((started, self._running), return_when=asyncio.FIRST_COMPLETED)
-        if self._running.done():
-            await self._running  # It failed, and says so.
+        self._runner = asyncio.create_task(self._run(started))
+        await asyncio.wait((started, self._runner), return_when=asyncio.FIRST_COMPLETED)
+        if self._runner.done():
+            await self._runner  # Raises the reason.
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Ends sessions and streams. Calls under way are left to end, or to the server around to cut off."""
-        self._ended.set()
-        if self._running is not None:
-            await self._running
+        """Ends sessions and streams. Running calls end by themselves, or the web server cancels them."""
+        self._stopping.set()
+        if self._runner is not None:
+            await self._runner
 
     async def _run(self, started: asyncio.Future[None]) -> None:
-        # A task of its own: the library's scopes have to be left by the task that entered them, and whoever opens
-        # and closes us may be two.
-        async with self._service, self._parking, self._manager.run():
+        # In its own task: the SDK's scopes must be left by the task that entered them, and two different tasks may
+        # enter and leave this endpoint.
+        async with self._service, self._suspended_calls, self._manager.run():
             started.set_result(None)
-            await self._ended.wait()
+            await self._stopping.wait()
             await self._changes.aclose()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            raise RuntimeError(f"the MCP endpoint answers HTTP, not {scope['type']}; mount it below an application")
-        if self._running is None or self._ended.is_set():
+            raise RuntimeError(f"the MCP endpoint serves HTTP, not {scope['type']}; mount it below an application")
+        if self._runner is None or self._stopping.is_set():
             await send_error(send, 503, "Service Unavailable: the server is starting or stopping")
             return
-        await self._checked(scope, receive, send)
+        await self._app(scope, receive, send)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves a request whose Host and Origin are allowed."""
-        pairs: list[tuple[bytes, bytes]] = scope["headers"]
-        headers = dict(pairs)
+        header_pairs: list[tuple[bytes, bytes]] = scope["headers"]
+        headers = dict(header_pairs)
+        has_duplicates = len(headers) < len(header_pairs)
         context, owner, body = None, None, b""
         try:
-            if len(headers) < len(pairs) and sum(name == b"mcp-session-id" for name, _ in pairs) > 1:
+            if has_duplicates and sum(name == b"mcp-session-id" for name, _ in header_pairs) > 1:
                 raise Problem(400, "The header Mcp-Session-Id appears more than once; send it once")
             if self._authorize is not None:
                 context = self._authorize(scope)
@@ -124,7 +128,7 @@ class McpEndpoint:
             await _refuse(send, to_problem(error))
             return
         if context is not None:
-            owner = _owner(
+            owner = _hash_caller(
                 context.user_id, context.agent_entity_id, context.agent_id, context.session_id, context.space_id
             )
             scope[CALLER_SCOPE_KEY] = context
@@ -132,41 +136,39 @@ class McpEndpoint:
             if scope["method"] == "DELETE" and (session := self._sessions.remove(headers, owner)) is not None:
                 for call_id in session.running_calls.values():
                     self._service.cancel(call_id)
-            await self._manage(scope, receive, send, owner)
+            await self._serve_by_sdk(scope, receive, send, owner)
             return
-        # A header that is there twice hides one of its values in the mapping: the library looks at each.
-        if len(headers) == len(pairs) and (job := self._job(headers, body, context, owner)) is not None:
-            await job.run(receive, send)
+        # `headers` hides one value of a duplicated header, so the SDK handles such requests.
+        if not has_duplicates and (request := self._match_fast_path(headers, body, context, owner)) is not None:
+            await request.run(receive, send)
             return
         if b"mcp-session-id" in headers:
             send = self._sessions.watch_for_loss(headers, owner, send)
         elif (opening := parse_session_opening(body)) is not None:
             if self._sessions.has_too_many(owner):
-                await send_error(
-                    send, 429, f"Too many sessions: {MAX_SESSIONS_PER_CALLER} are open; end one with DELETE"
-                )
+                message = f"Too many sessions: {MAX_SESSIONS_PER_CALLER} are open; end one with DELETE"
+                await send_error(send, 429, message)
                 return
             send = self._sessions.watch_opening(opening, owner, context, send)
-        # Space around a value is no part of it, but some web servers leave it there.
-        trimmed = {**scope, "headers": [(name, value.strip(b" \t")) for name, value in pairs]}
-        await self._manage(trimmed, _replay(body, receive), send, owner)
+        # Some web servers leave white space around header values.
+        trimmed_scope = {**scope, "headers": [(name, value.strip(b" \t")) for name, value in header_pairs]}
+        await self._serve_by_sdk(trimmed_scope, _replay(body, receive), send, owner)
 
-    async def _manage(self, scope: Scope, receive: Receive, send: Send, owner: str | None) -> None:
-        """Leaves a request to the library."""
+    async def _serve_by_sdk(self, scope: Scope, receive: Receive, send: Send, owner: str | None) -> None:
         if owner is not None:
-            # The caller as the library knows callers: a session is only for the one who opened it.
+            # The SDK lets only the user who opened a session use it.
             scope["user"] = AuthenticatedUser(AccessToken(token="", client_id=owner, scopes=[]))
         await self._manager.handle_request(scope, receive, send)
 
-    def _job(
+    def _match_fast_path(
         self, headers: Mapping[bytes, bytes], body: bytes, context: ToolContext | None, owner: str | None
     ) -> FastRequest | None:
         if b"mcp-session-id" not in headers:
-            return self._fast.match_stateless(headers, body, context)
+            return self._fast_path.match_stateless(headers, body, context)
         session = self._sessions.find(headers, owner)
-        return self._fast.match_in_session(session, headers, body) if session is not None else None
+        return self._fast_path.match_in_session(session, headers, body) if session is not None else None
 
-    def _tools_changed(self) -> None:
+    def _notify_tools_changed(self) -> None:
         self._server.refresh()
         self._changes.notify_tools_changed()
 
@@ -177,20 +179,20 @@ async def _refuse(send: Send, problem: Problem) -> None:
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """Gives the library a body that was read already."""
-    given = False
+    """Returns a `receive` that starts with a body that has already been read."""
+    is_replayed = False
 
-    async def replayed() -> Message:
-        nonlocal given
-        if given:
+    async def replaying_receive() -> Message:
+        nonlocal is_replayed
+        if is_replayed:
             return await receive()
-        given = True
+        is_replayed = True
         return {"type": "http.request", "body": body, "more_body": False}
 
-    return replayed
+    return replaying_receive
 
 
 @lru_cache(maxsize=1024)
-def _owner(*who: str | None) -> str:
-    """One text for one caller. Remembered: it is asked for with every request."""
-    return hashlib.sha256(json_text.encode_bytes(list(who))).hexdigest()
+def _hash_caller(*ids: str | None) -> str:
+    """Cached, because it is needed for every request."""
+    return hashlib.sha256(json_text.encode_bytes(list(ids))).hexdigest()

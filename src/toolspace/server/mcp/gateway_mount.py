@@ -1,4 +1,4 @@
-"""The MCP endpoint inside the gateway: the same keys, the same limits, and per key its own tools and sessions."""
+"""The MCP endpoint inside the gateway, with the gateway's keys and limits: each key has its own tools and sessions."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from toolspace.server.problems import Problem, to_problem
 from toolspace.server.rate_limit import RequestLimiter
 from toolspace.toolspace import Toolspace
 
-_LEAVE: Final = "toolspace.leave"
-_LOOK_SECONDS: Final = 3.0
-"""How often it is looked whether those who are connected for longer may still be."""
+_RELEASE_SCOPE_KEY: Final = "toolspace.release"
+_RECHECK_SECONDS: Final = 3.0
+"""How often the keys of open connections are checked again."""
 
 
 class McpMount:
     """An ASGI application for `/mcp`. Works inside its `async with`.
 
-    Secret keys see every tool, tool keys those that they allow; entities with a public key are refused.
+    Secret keys see every tool, tool keys those that they allow. Entities with a public key are refused.
     """
 
     def __init__(
@@ -50,15 +50,15 @@ class McpMount:
             authorize=self._authorize,
             max_body=server.max_body_bytes,
         )
-        self._changed = asyncio.Event()
-        authenticator.on_change(self._changed.set)
-        self._under_way: dict[asyncio.Task[Any], _Exchange] = {}
+        self._keys_changed = asyncio.Event()
+        authenticator.on_change(self._keys_changed.set)
+        self._requests: dict[asyncio.Task[Any], _OpenRequest] = {}
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
         await self._stack.enter_async_context(self._endpoint)
-        watching = asyncio.create_task(self._watch())
-        self._stack.push_async_callback(_end, watching)
+        watcher = asyncio.create_task(self._watch_keys())
+        self._stack.push_async_callback(_cancel, watcher)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -67,18 +67,18 @@ class McpMount:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         task = asyncio.current_task()
         assert task is not None
-        exchange = self._under_way[task] = _Exchange(scope, send)
+        request = self._requests[task] = _OpenRequest(scope, send)
         try:
-            await self._endpoint(scope, receive, exchange.send)
+            await self._endpoint(scope, receive, request.send)
         except asyncio.CancelledError:
-            if not exchange.cut:
+            if not request.is_revoked:
                 raise
             task.uncancel()
-            await exchange.end()
+            await request.end()
         finally:
-            del self._under_way[task]
-            if (leave := scope.pop(_LEAVE, None)) is not None:
-                leave()
+            del self._requests[task]
+            if (release := scope.pop(_RELEASE_SCOPE_KEY, None)) is not None:
+                release()
 
     def _authorize(self, scope: Scope) -> ToolContext | Awaitable[ToolContext]:
         client = scope.get("client")
@@ -92,58 +92,59 @@ class McpMount:
 
     def _admit(self, scope: Scope, caller: Caller) -> ToolContext:
         if isinstance(caller, EntityCaller):
-            raise Problem(403, "the MCP endpoint takes secret keys and tool keys, no public ones")
-        scope[_LEAVE] = self._limits.admit(caller, stream=scope["method"] == "GET")
+            raise Problem(403, "the MCP endpoint accepts secret keys and tool keys, not public keys")
+        scope[_RELEASE_SCOPE_KEY] = self._limits.admit(caller, stream=scope["method"] == "GET")
         return self._tool_keys.context_for(caller)
 
-    async def _watch(self) -> None:
-        """Ends what those began whose key is revoked meanwhile: a stream may stay open for days."""
+    async def _watch_keys(self) -> None:
+        """Ends requests whose key has been revoked: a stream may stay open for days."""
         while True:
             with suppress(TimeoutError):
-                async with asyncio.timeout(_LOOK_SECONDS):
-                    await self._changed.wait()
-            before = time.monotonic() - (0.0 if self._changed.is_set() else _LOOK_SECONDS)
-            self._changed.clear()
-            for task, exchange in list(self._under_way.items()):
-                if exchange.began_at > before or exchange.cut or _LEAVE not in exchange.scope:
+                async with asyncio.timeout(_RECHECK_SECONDS):
+                    await self._keys_changed.wait()
+            started_before = time.monotonic() - (0.0 if self._keys_changed.is_set() else _RECHECK_SECONDS)
+            self._keys_changed.clear()
+            for task, request in list(self._requests.items()):
+                is_admitted = _RELEASE_SCOPE_KEY in request.scope
+                if request.started_at > started_before or request.is_revoked or not is_admitted:
                     continue
                 try:
-                    holds = await self._authenticator.is_valid(exchange.scope["headers"])
-                except Exception as error:  # The database is away: nobody can say, so nobody is sent away.
+                    is_valid = await self._authenticator.is_valid(request.scope["headers"])
+                except Exception as error:  # The database cannot be reached: all requests stay.
                     to_problem(error)
                     break
-                if not holds and task in self._under_way:
-                    exchange.cut = True
+                if not is_valid and task in self._requests:
+                    request.is_revoked = True
                     task.cancel()
 
 
-class _Exchange:
-    """A request and what was answered so far."""
+class _OpenRequest:
+    """A request, and how much of its response has been sent."""
 
-    __slots__ = ("_begun", "_ended", "_send", "began_at", "cut", "scope")
+    __slots__ = ("_is_ended", "_is_started", "_send", "is_revoked", "scope", "started_at")
 
     def __init__(self, scope: Scope, send: Send) -> None:
         self.scope = scope
-        self.began_at = time.monotonic()
-        self.cut = False
+        self.started_at = time.monotonic()
+        self.is_revoked = False
         self._send = send
-        self._begun = self._ended = False
+        self._is_started = self._is_ended = False
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
-            self._begun = True
+            self._is_started = True
         elif not message.get("more_body", False):
-            self._ended = True
+            self._is_ended = True
         await self._send(message)
 
     async def end(self) -> None:
-        """Answers, or ends the answer, of one who is sent away."""
-        if not self._begun:
+        """Sends 401, or ends the response that has started."""
+        if not self._is_started:
             await self.send({"type": "http.response.start", "status": 401, "headers": [(b"content-length", b"0")]})
-        if not self._ended:
+        if not self._is_ended:
             await self.send({"type": "http.response.body", "body": b""})
 
 
-async def _end(task: asyncio.Task[None]) -> None:
+async def _cancel(task: asyncio.Task[None]) -> None:
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""What running calls say of themselves, led to whoever asked for their progress. Sends nothing itself."""
+"""Collects the progress of running calls for clients that ask for it. Sends nothing itself."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from toolspace.core import json_text
 from toolspace.core.events import CallPartial, CallProgress
 from toolspace.orchestrator.event_bus import EventBus
 
-_MOST_WAITING = 1_000
-_LONGEST_MESSAGE = 2_000
+_MAX_REPORTS = 1_000
+_MAX_MESSAGE_CHARACTERS = 2_000
 
 
 class ProgressReport(NamedTuple):
-    """How far a call is. Each is further than the one before, as MCP demands."""
+    """One progress notification. `progress` grows from report to report, as MCP requires."""
 
     progress: float
     total: float | None
@@ -26,94 +26,92 @@ class ProgressReport(NamedTuple):
 
 
 class ProgressQueue:
-    """The reports of one call that are still to be sent. A reader that is too slow loses the oldest."""
+    """The unsent reports of one call. If the client reads too slowly, the oldest are dropped."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
-        self._waiting: deque[ProgressReport] = deque(maxlen=_MOST_WAITING)
-        self._last = -math.inf
-        self._counts = False
-        """Whether the tool counts itself; where it only streams, its pieces are counted."""
+        self._reports: deque[ProgressReport] = deque(maxlen=_MAX_REPORTS)
+        self._last_progress = -math.inf
+        self._reports_progress = False
+        """Whether the tool reports progress itself. If it only streams partial results, these are counted."""
 
     def drain(self) -> list[ProgressReport]:
-        taken = list(self._waiting)
-        self._waiting.clear()
-        return taken
+        """Removes and returns all reports."""
+        reports = list(self._reports)
+        self._reports.clear()
+        return reports
 
     def add(self, event: CallProgress | CallPartial) -> None:
         if isinstance(event, CallProgress):
-            self._counts = True
-            self._put(event.progress, event.total, event.message)
+            self._reports_progress = True
+            self._append(event.progress, event.total, event.message)
         else:
             value = event.value
             text = value if isinstance(value, str) else json_text.encode(value)
-            pieces = max(self._last, 0.0) + (0 if self._counts else 1)
-            self._put(pieces, None, text)
+            count = max(self._last_progress, 0.0) + (0 if self._reports_progress else 1)
+            self._append(count, None, text)
 
-    def _put(self, progress: float, total: float | None, message: str | None) -> None:
+    def _append(self, progress: float, total: float | None, message: str | None) -> None:
         if not math.isfinite(progress):
-            progress = self._last if math.isfinite(self._last) else 0.0
-        if progress <= self._last:
-            progress = math.nextafter(self._last, math.inf)  # Further, by next to nothing: what it says is kept.
-        self._last = progress
+            progress = self._last_progress if math.isfinite(self._last_progress) else 0.0
+        if progress <= self._last_progress:
+            progress = math.nextafter(self._last_progress, math.inf)  # The smallest growth, to keep the message.
+        self._last_progress = progress
         if total is not None and not math.isfinite(total):
             total = None
         if message is not None:
-            message = json_text.valid_text(message[:_LONGEST_MESSAGE])
-        self._waiting.append(ProgressReport(progress, total, message))
+            message = json_text.valid_text(message[:_MAX_MESSAGE_CHARACTERS])
+        self._reports.append(ProgressReport(progress, total, message))
         self._wake()
 
 
 class ProgressSubscriptions:
-    """Listens to the bus while anyone wants to know: calls that nobody follows pay nothing."""
+    """Subscribes to the event bus while a call is followed, so that other calls cost nothing."""
 
     def __init__(self, bus: EventBus) -> None:
         self._bus = bus
-        self._followed: dict[str, ProgressQueue] = {}
-        self._forget: Callable[[], None] | None = None
+        self._queues: dict[str, ProgressQueue] = {}
+        self._unsubscribe: Callable[[], None] | None = None
 
     @contextmanager
-    def follow(self, call_id: str, reports: ProgressQueue) -> Generator[None]:
-        self._followed[call_id] = reports
-        if self._forget is None:
-            self._forget = self._bus.subscribe(self._heard, CallProgress, CallPartial)
+    def follow(self, call_id: str, queue: ProgressQueue) -> Generator[None]:
+        self._queues[call_id] = queue
+        if self._unsubscribe is None:
+            self._unsubscribe = self._bus.subscribe(self._handle_event, CallProgress, CallPartial)
         try:
             yield
         finally:
-            del self._followed[call_id]
-            if not self._followed:
-                self._forget()
-                self._forget = None
+            del self._queues[call_id]
+            if not self._queues:
+                self._unsubscribe()
+                self._unsubscribe = None
 
-    def _heard(self, event: CallProgress | CallPartial) -> None:
-        reports = self._followed.get(event.call_id)
-        if reports is not None:
-            reports.add(event)
+    def _handle_event(self, event: CallProgress | CallPartial) -> None:
+        queue = self._queues.get(event.call_id)
+        if queue is not None:
+            queue.add(event)
 
 
 class WakeSignal:
     """Wakes the task that sends reports, and tells it when the call is over."""
 
     def __init__(self) -> None:
-        self._changed = asyncio.Event()
+        self._event = asyncio.Event()
         self.is_over = False
 
     def wake(self) -> None:
-        self._changed.set()
+        self._event.set()
 
     def end(self) -> None:
         self.is_over = True
-        self._changed.set()
+        self._event.set()
 
     async def wait(self, seconds: float | None = None) -> bool:
-        """Waits for something to send. False where the time passed first."""
-        if seconds is None:
-            await self._changed.wait()
-        else:
-            try:
-                async with asyncio.timeout(seconds):
-                    await self._changed.wait()
-            except TimeoutError:
-                return False
-        self._changed.clear()
+        """Waits for a wake-up. Returns False if the time has passed first."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._event.wait()
+        except TimeoutError:
+            return False
+        self._event.clear()
         return True

@@ -1,4 +1,7 @@
-"""Results of calls as MCP gives them to clients: content for models, structure for programs. Pure translation."""
+"""Converts call results to MCP: content for models, structured content for programs, stored outputs as resources.
+
+Used by `sdk_server`, `fast_path` and `service`. It stores no output itself.
+"""
 
 from __future__ import annotations
 
@@ -17,66 +20,76 @@ from toolspace.core.interfaces import OutputStore, StoredOutput
 from toolspace.core.result import AudioPart, Content, ImagePart, JsonPart, ResourcePart, TextPart, ToolResult
 
 OUTPUT_URI_PREFIX = "toolspace://outputs/"
+RESOURCE_TEMPLATE = {
+    "uriTemplate": OUTPUT_URI_PREFIX + "{session}/{id}{?offset}",
+    "name": "stored-output",
+    "title": "Stored output",
+    "description": "A result that was too large to be returned whole; offset is the first character to read.",
+}
+_PAGE_CHARACTERS = 256 * 1024
+_LINE_CHARACTERS = 1 << 20
+"""A store returns longer lines in pieces of this size."""
+_MAX_READERS, _MAX_OUTPUTS_PER_READER = 1_000, 200
 _log = logging.getLogger("toolspace.mcp")
 
 
-def build_call_result(result: ToolResult, *, modern: bool, output_schema: bool = False) -> dict[str, Any]:
-    """A result as JSON data."""
-    return json_text.to_json_data(_answer(result, modern=modern, output_schema=output_schema))
+def build_call_result(result: ToolResult, *, modern: bool, has_output_schema: bool = False) -> dict[str, Any]:
+    """Returns a result as JSON data."""
+    return json_text.to_json_data(_build_call_result(result, modern=modern, has_output_schema=has_output_schema))
 
 
-def encode_call_result(result: ToolResult, *, modern: bool, output_schema: bool = False) -> bytes:
-    """The same as JSON text, without the closing brace: the caller has more to say."""
-    return json_text.encode_bytes(_answer(result, modern=modern, output_schema=output_schema))[:-1]
+def encode_call_result(result: ToolResult, *, modern: bool, has_output_schema: bool = False) -> bytes:
+    """Returns a result as JSON without the closing brace, because the caller adds fields."""
+    return json_text.encode_bytes(_build_call_result(result, modern=modern, has_output_schema=has_output_schema))[:-1]
 
 
-def get_result_text(result: ToolResult) -> str:
-    """What the model reads. A fault of ours is logged, and not told."""
+def _build_call_result(result: ToolResult, *, modern: bool, has_output_schema: bool) -> dict[str, Any]:
+    if not result.ok:
+        return {"content": [{"type": "text", "text": _get_error_text(result)}], "isError": True}
+    if not result.parts and not result.extras:
+        content = [{"type": "text", "text": result.text}]
+    else:
+        content = _build_content(result)
+    wire: dict[str, Any] = {"content": content, "isError": False}
+    value = result.result
+    if isinstance(value, dict) or (modern and has_output_schema and (value is not None or not result.parts)):
+        # The text is already the JSON of the value, unless the tool returned parts.
+        wire["structuredContent"] = value if result.parts or isinstance(value, str) else msgspec.Raw(result.text)
+    return wire
+
+
+def _get_error_text(result: ToolResult) -> str:
+    """An internal error is logged, and its details are not sent."""
     if result.error_kind == "internal_error":
         _log.error("tool %s: %s", result.tool, result.error)
         return "(tool failed: internal error)"
     return result.text
 
 
-def _answer(result: ToolResult, *, modern: bool, output_schema: bool) -> dict[str, Any]:
-    if not result.ok:
-        return {"content": [{"type": "text", "text": get_result_text(result)}], "isError": True}
-    if not result.parts and not result.extras:
-        content = [{"type": "text", "text": result.text}]
-    else:
-        content = _content(result)
-    answer: dict[str, Any] = {"content": content, "isError": False}
-    value = result.result
-    if isinstance(value, dict) or (modern and output_schema and (value is not None or not result.parts)):
-        # The text is the value's JSON already, unless the tool said it in parts of its own.
-        answer["structuredContent"] = value if result.parts or isinstance(value, str) else msgspec.Raw(result.text)
-    return answer
-
-
-def _content(result: ToolResult) -> list[dict[str, Any]]:
-    content = [_part(part) for part in result.parts] or [{"type": "text", "text": result.text}]
+def _build_content(result: ToolResult) -> list[dict[str, Any]]:
+    content = [_build_part(part) for part in result.parts] or [{"type": "text", "text": result.text}]
     if result.extras.get("stored") and (handle := result.extras.get("handle")):
-        content.append(build_resource_link(handle, result))
+        content.append(_build_output_link(handle, result))
     return content
 
 
-def build_resource_link(handle: str, result: ToolResult) -> dict[str, Any]:
-    """Where a result that was too large can be read."""
+def _build_output_link(handle: str, result: ToolResult) -> dict[str, Any]:
+    """Links to a stored output."""
     value: Any = result.result
-    facts = value.get("tool_output", {})
-    made: dict[str, Any] = {
+    link: dict[str, Any] = {
         "type": "resource_link",
         "uri": OUTPUT_URI_PREFIX + handle,
         "name": handle.rpartition("/")[2],
         "title": f"Output of {result.tool}",
-        "description": "The whole result, which was too large to be given here.",
+        "description": "The whole result, which was too large to be returned here.",
     }
-    if isinstance(facts.get("bytes"), int):
-        made["size"] = facts["bytes"]
-    return made
+    size = value.get("tool_output", {}).get("bytes")
+    if isinstance(size, int):
+        link["size"] = size
+    return link
 
 
-def _part(part: Content) -> dict[str, Any]:
+def _build_part(part: Content) -> dict[str, Any]:
     match part:
         case TextPart(text=text):
             return {"type": "text", "text": text}
@@ -87,103 +100,89 @@ def _part(part: Content) -> dict[str, Any]:
         case AudioPart(data=data, mime_type=mime_type):
             return {"type": "audio", "data": data, "mimeType": mime_type}
         case ResourcePart():
-            return _resource(part)
+            return _build_resource(part)
 
 
-def _resource(part: ResourcePart) -> dict[str, Any]:
-    known: dict[str, Any] = {"uri": part.uri}
+def _build_resource(part: ResourcePart) -> dict[str, Any]:
+    fields: dict[str, Any] = {"uri": part.uri}
     if part.mime_type is not None:
-        known["mimeType"] = part.mime_type
+        fields["mimeType"] = part.mime_type
     if part.text is not None:
-        return {"type": "resource", "resource": {**known, "text": part.text}}
+        return {"type": "resource", "resource": {**fields, "text": part.text}}
     if part.blob is not None:
-        return {"type": "resource", "resource": {**known, "blob": part.blob}}
-    return {"type": "resource_link", "name": part.name or part.uri.rpartition("/")[2] or part.uri, **known}
-
-
-# MERGED from resources: Stored outputs as MCP resources: which there are for a caller, and their text in pages. St…
-
-RESOURCE_TEMPLATE = {
-    "uriTemplate": OUTPUT_URI_PREFIX + "{session}/{id}{?offset}",
-    "name": "stored-output",
-    "title": "Stored output",
-    "description": "A result that was too large to be given whole; offset is the first character to read.",
-}
-_PAGE = 256 * 1024
-"""Characters of one answer."""
-_PIECE = 1 << 20
-"""A store gives longer lines in pieces of this size."""
-_MOST_READERS, _MOST_EACH = 1_000, 200
+        return {"type": "resource", "resource": {**fields, "blob": part.blob}}
+    return {"type": "resource_link", "name": part.name or part.uri.rpartition("/")[2] or part.uri, **fields}
 
 
 class ResourceNotFound(Exception):
-    """Nothing that this caller may read; whatever the reason, so that nobody learns what others have."""
+    """The caller can read no such resource. The reason is not told, so that nobody learns what others have."""
 
 
 class StoredOutputs:
-    """What callers stored through this server, newest last."""
+    """Stored outputs as MCP resources: lists those of a caller, and reads them in pages."""
 
     def __init__(self, store: OutputStore, session: str) -> None:
         self._store = store
         self._session = session
-        self._seen: OrderedDict[str, OrderedDict[str, str]] = OrderedDict()
+        self._handles: OrderedDict[str, OrderedDict[str, str]] = OrderedDict()
+        """Handles by reader, the newest last."""
 
-    def remember(self, handle: str, context: ToolContext | None) -> bool:
-        """Keeps a handle for `list`. Whether it is the first of this caller."""
+    def add(self, handle: str, context: ToolContext | None) -> bool:
+        """Adds a handle to the list of its reader. Returns whether it is the reader's first."""
         reader = self._reader(context)
-        first = reader not in self._seen
-        seen = self._seen.setdefault(reader, OrderedDict())
-        self._seen.move_to_end(reader)
-        seen[handle] = handle
-        while len(seen) > _MOST_EACH:
-            seen.popitem(last=False)
-        while len(self._seen) > _MOST_READERS:
-            self._seen.popitem(last=False)
-        return first
+        is_first = reader not in self._handles
+        handles = self._handles.setdefault(reader, OrderedDict())
+        self._handles.move_to_end(reader)
+        handles[handle] = handle
+        while len(handles) > _MAX_OUTPUTS_PER_READER:
+            handles.popitem(last=False)
+        while len(self._handles) > _MAX_READERS:
+            self._handles.popitem(last=False)
+        return is_first
 
     async def list_resources(self, context: ToolContext | None) -> list[dict[str, Any]]:
-        handles = list(self._seen.get(self._reader(context), ()))
-        found = [await self._find(handle, context) for handle in handles]
-        return [_described(output) for output in found if output is not None]
+        handles = list(self._handles.get(self._reader(context), ()))
+        outputs = [await self._find(handle, context) for handle in handles]
+        return [_describe_output(output) for output in outputs if output is not None]
 
     async def read_resource(self, uri: str, context: ToolContext | None) -> dict[str, Any]:
-        """One page of an output, as the contents of a resource. Raises `NoSuchResource`."""
-        handle, offset = _parse(uri)
+        """Returns one page of an output as resource contents. Raises `ResourceNotFound`."""
+        handle, offset = _parse_uri(uri)
         output = await self._find(handle, context)
         if output is None:
             raise ResourceNotFound(f"no resource {uri[:200]!r} can be read here; it may have expired")
-        text, more = await self._page(output, offset)
-        whole = offset == 0 and not more
+        text, has_more = await self._read_page(output, offset)
+        is_whole = offset == 0 and not has_more
         contents: dict[str, Any] = {
             "uri": uri,
-            "mimeType": "application/json" if output.is_json and whole else "text/plain",
+            "mimeType": "application/json" if output.is_json and is_whole else "text/plain",
             "text": text,
         }
-        if more:
-            following = OUTPUT_URI_PREFIX + handle + "?" + urlencode({"offset": offset + len(text)})
-            contents["_meta"] = {"toolspace/next": following, "toolspace/bytes": output.bytes}
+        if has_more:
+            next_uri = OUTPUT_URI_PREFIX + handle + "?" + urlencode({"offset": offset + len(text)})
+            contents["_meta"] = {"toolspace/next": next_uri, "toolspace/bytes": output.bytes}
         return contents
 
     async def _find(self, handle: str, context: ToolContext | None) -> StoredOutput | None:
         session, owner = self._identity(context)
         return await self._store.find(handle, session=session, owner=owner)
 
-    async def _page(self, output: StoredOutput, offset: int) -> tuple[str, bool]:
-        """The characters from an offset on, and whether there are more."""
-        pieces: list[str] = []
-        skip, room = offset, _PAGE
-        async with aclosing(_pieces(self._store, output)) as text:
-            async for piece in text:
+    async def _read_page(self, output: StoredOutput, offset: int) -> tuple[str, bool]:
+        """Returns the characters from an offset on, and whether there are more."""
+        page: list[str] = []
+        skip, free = offset, _PAGE_CHARACTERS
+        async with aclosing(_read_text(self._store, output)) as pieces:
+            async for piece in pieces:
                 if skip >= len(piece):
                     skip -= len(piece)
                     continue
                 rest = piece[skip:]
                 skip = 0
-                pieces.append(rest[:room])
-                if len(rest) > room:
-                    return "".join(pieces), True
-                room -= len(rest)
-        return "".join(pieces), False
+                page.append(rest[:free])
+                if len(rest) > free:
+                    return "".join(page), True
+                free -= len(rest)
+        return "".join(page), False
 
     def _identity(self, context: ToolContext | None) -> tuple[str, str | None]:
         if context is None:
@@ -195,20 +194,20 @@ class StoredOutputs:
         return f"user:{owner}" if owner is not None else f"session:{session}"
 
 
-async def _pieces(store: OutputStore, output: StoredOutput) -> AsyncGenerator[str, None]:
-    """The text as it was stored, from the lines that the store gives."""
-    seen = 0
+async def _read_text(store: OutputStore, output: StoredOutput) -> AsyncGenerator[str, None]:
+    """Yields the stored text, from the lines that the store returns."""
+    size = 0
     async for lines in store.lines(output):
         for line in lines:
-            seen += len(line.encode("utf-8", "surrogatepass"))
-            # A piece of an endless line has no end of its own; the last line has one only if there is room for it.
-            ended = len(line) != _PIECE and seen < output.bytes
-            seen += ended
-            yield line + "\n" if ended else line
+            size += len(line.encode("utf-8", "surrogatepass"))
+            # A piece of a longer line has no line break. The last line has one only if the stored size includes it.
+            has_line_break = len(line) != _LINE_CHARACTERS and size < output.bytes
+            size += has_line_break
+            yield line + "\n" if has_line_break else line
 
 
-def _parse(uri: str) -> tuple[str, int]:
-    """Handle and offset. A model may send anything; what is no handle, the store does not find."""
+def _parse_uri(uri: str) -> tuple[str, int]:
+    """Returns handle and offset. The store does not find an invalid handle."""
     if not uri.startswith(OUTPUT_URI_PREFIX):
         raise ResourceNotFound(f"no resource {uri[:200]!r} here; stored outputs are {OUTPUT_URI_PREFIX}<handle>")
     handle, _, query = uri.removeprefix(OUTPUT_URI_PREFIX).partition("?")
@@ -218,7 +217,7 @@ def _parse(uri: str) -> tuple[str, int]:
     return handle, int(offset)
 
 
-def _described(output: StoredOutput) -> dict[str, Any]:
+def _describe_output(output: StoredOutput) -> dict[str, Any]:
     return {
         "uri": OUTPUT_URI_PREFIX + output.handle,
         "name": output.handle.rpartition("/")[2],

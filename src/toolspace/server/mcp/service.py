@@ -1,4 +1,7 @@
-"""What MCP asks of a toolspace, whatever the era and the transport. Knows neither HTTP nor the MCP library."""
+"""Offers a toolspace to MCP clients, independent of protocol era and transport: lists tools, runs calls, notes changes.
+
+`sdk_server` and `fast_path` use it. It knows neither HTTP nor the MCP SDK.
+"""
 
 from __future__ import annotations
 
@@ -22,17 +25,17 @@ from toolspace.server.mcp.tool_definitions import EncodedTool, ToolDefinitions, 
 from toolspace.toolspace import Toolspace
 
 _NOT_OFFERED = frozenset(("agent__final_report", "agent__task_status", "agent__find_tools"))
-"""About a run, which belongs to the client here; and a search, where the client has the whole list."""
-_SETTLE_SECONDS = 0.05
-"""A reload changes the list many times in a row; clients are told once."""
+"""Tools for a run, which the client has itself, and for a search in the list, which the client has completely."""
+_NOTIFY_SECONDS = 0.05
+"""A reload changes the list many times in a row; clients get one notification."""
 
 
 class UnknownToolError(Exception):
-    """The call names no tool. Says which names are near."""
+    """A call names no tool. The message proposes similar names."""
 
 
 class McpService:
-    """One toolspace, offered to any number of clients. `async with` it: it listens for changes."""
+    """One toolspace, offered to any number of clients. Use it with `async with`, because it subscribes to changes."""
 
     def __init__(self, toolspace: Toolspace) -> None:
         self.toolspace = toolspace
@@ -41,43 +44,43 @@ class McpService:
         self.on_tools_changed: Callable[[], None] = lambda: None
         self.on_outputs_changed: Callable[[], None] = lambda: None
         self._definitions = {modern: ToolDefinitions(modern=modern) for modern in (True, False)}
-        self._by_name: dict[str, Tool] | None = None
-        self._forget: Callable[[], None] | None = None
-        self._telling: asyncio.TimerHandle | None = None
+        self._tools_by_name: dict[str, Tool] | None = None
+        self._unsubscribe: Callable[[], None] | None = None
+        self._notification: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def __aenter__(self) -> McpService:
         self._loop = asyncio.get_running_loop()
-        self._forget = self.toolspace.bus.subscribe(self._changed, ToolsChanged)
+        self._unsubscribe = self.toolspace.bus.subscribe(self._handle_change, ToolsChanged)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._forget is not None:
-            self._forget()
+        if self._unsubscribe is not None:
+            self._unsubscribe()
         self._loop = None
-        if self._telling is not None:
-            self._telling.cancel()
+        if self._notification is not None:
+            self._notification.cancel()
 
     # Tools
 
     def list_tools(self, context: ToolContext | None) -> list[Tool]:
-        """The tools that this caller may use."""
+        """Returns the tools that this caller may use."""
         return [tool for tool in self.toolspace.list_tools(context=context) if tool.name not in _NOT_OFFERED]
 
     def list_page(self, cursor: str | None, context: ToolContext | None, *, modern: bool) -> ToolPage:
-        """A page of definitions. Raises `WrongCursor`."""
-        return self._definitions[modern].page(self.list_tools(context), cursor)
+        """Returns a page of tool definitions. Raises `InvalidCursor`."""
+        return self._definitions[modern].get_page(self.list_tools(context), cursor)
 
     def find_tool(self, name: str) -> Tool | None:
-        """The tool of exactly this name. Cheap, also for names that mean nothing."""
-        if self._by_name is None:
-            self._by_name = {tool.name: tool for tool in self.list_tools(None)}
-        tool = self._by_name.get(name)
+        """Returns the tool with exactly this name. Cheap for unknown names, too."""
+        if self._tools_by_name is None:
+            self._tools_by_name = {tool.name: tool for tool in self.list_tools(None)}
+        tool = self._tools_by_name.get(name)
         if tool is None and self.toolspace.orchestrator.policies:
-            # That nobody in particular may use it says nothing of this caller.
-            found = self.toolspace.find_tool(name)
-            if found is not None and found.name == name and name not in _NOT_OFFERED:
-                tool = self._by_name[name] = found
+            # A policy may forbid it to an anonymous caller and allow it to this one.
+            candidate = self.toolspace.find_tool(name)
+            if candidate is not None and candidate.name == name and name not in _NOT_OFFERED:
+                tool = self._tools_by_name[name] = candidate
         return tool
 
     def get_definition(self, tool: Tool, *, modern: bool) -> EncodedTool:
@@ -88,7 +91,7 @@ class McpService:
         return tool.input_schema if tool is not None else None
 
     def may_ask(self, tool: Tool) -> bool:
-        """Whether a call of it could ask its caller something. A function without a context could not."""
+        """Whether a call of the tool could ask its caller something. A function without a context cannot."""
         return not isinstance(tool, FunctionTool) or tool.signature.context_parameter is not None
 
     def instructions(self, context: ToolContext | None = None) -> str | None:
@@ -102,65 +105,66 @@ class McpService:
     async def call(
         self, name: str, arguments: Arguments, *, context: ToolContext | None, call_id: str | None = None
     ) -> ToolResult:
-        """Runs one call. Raises `UnknownTool`; all other failures are results."""
+        """Runs one call. Raises `UnknownToolError`; all other failures are results."""
         if name in _NOT_OFFERED:
             raise UnknownToolError(f'Tool "{name}" not found')
         result = await self.toolspace.call(name, arguments, context=context, call_id=call_id)
         if result.ok:
             if result.extras and result.extras.get("stored"):
-                self._stored(str(result.extras.get("handle")), context)
+                self._add_output(str(result.extras.get("handle")), context)
         elif result.error_kind == "unknown_tool" and result.kind == "none":
-            raise UnknownToolError(self._not_found(name, result, context))
+            raise UnknownToolError(self._describe_unknown_tool(name, result, context))
         return result
 
     def cancel(self, call_id: str) -> bool:
         return self.toolspace.cancel(call_id)
 
-    # Inside
-
-    def _not_found(self, name: str, result: ToolResult, context: ToolContext | None) -> str:
+    def _describe_unknown_tool(self, name: str, result: ToolResult, context: ToolContext | None) -> str:
         if not self.toolspace.orchestrator.policies:
             return result.error or f'Tool "{name}" not found'
-        # Only names that this caller is shown may be proposed.
+        # Proposes only names that this caller may see.
         return f'Tool "{name}" not found{did_you_mean(name, (tool.name for tool in self.list_tools(context)))}'
 
-    def _stored(self, handle: str, context: ToolContext | None) -> None:
-        first = self.outputs.remember(handle, context)
+    def _add_output(self, handle: str, context: ToolContext | None) -> None:
+        is_first = self.outputs.add(handle, context)
         self.on_outputs_changed()
-        if first:
-            self._tell_soon()  # Reading back is offered from now on.
+        if is_first:
+            self._schedule_notification()  # The tool that reads stored outputs is offered from now on.
 
-    def _changed(self, _: ToolsChanged) -> None:
+    # Changes of the tools
+
+    def _handle_change(self, _: ToolsChanged) -> None:
         for definitions in self._definitions.values():
             definitions.clear()
-        self._by_name = None
+        self._tools_by_name = None
         if self._loop is not None:
             if is_running_loop(self._loop):
-                self._tell_soon()
-            else:  # A program may add tools from wherever it likes.
-                self._loop.call_soon_threadsafe(self._tell_soon)
+                self._schedule_notification()
+            else:  # A program may add tools from any thread.
+                self._loop.call_soon_threadsafe(self._schedule_notification)
 
-    def _tell_soon(self) -> None:
-        if self._telling is None and self._loop is not None:
-            self._telling = self._loop.call_later(_SETTLE_SECONDS, self._tell)
+    def _schedule_notification(self) -> None:
+        if self._notification is None and self._loop is not None:
+            self._notification = self._loop.call_later(_NOTIFY_SECONDS, self._notify)
 
-    def _tell(self) -> None:
-        self._telling = None
+    def _notify(self) -> None:
+        self._notification = None
         self.on_tools_changed()
 
 
-def session_context(context: ToolContext | None, session: str | None) -> ToolContext | None:
-    """The context of a caller in one MCP session: what it stores is that session's, unless the caller has one.
+def session_context(context: ToolContext | None, mcp_session_id: str | None) -> ToolContext | None:
+    """Returns the context of a caller in an MCP session. Its outputs belong to that session, unless it has another.
 
-    Hashed: handles show the session, and whoever knows the id of an MCP session can use it.
+    The id is hashed, because handles show it and anyone who knows an MCP session's id can use the session.
     """
-    if session is None or (context is not None and context.session_id is not None):
+    if mcp_session_id is None or (context is not None and context.session_id is not None):
         return context
-    own = ToolContext(session_id=f"session-mcp-{hashlib.blake2s(session.encode(), digest_size=12).hexdigest()}")
-    return own if context is None else context.with_defaults(own)
+    digest = hashlib.blake2s(mcp_session_id.encode(), digest_size=12).hexdigest()
+    defaults = ToolContext(session_id=f"session-mcp-{digest}")
+    return defaults if context is None else context.with_defaults(defaults)
 
 
-def with_questions(context: ToolContext | None, questions: CallerClient) -> ToolContext:
-    """The context of a caller who can be asked, unless who found the caller said otherwise."""
-    own = ToolContext(caller_client=questions)
-    return own if context is None else context.with_defaults(own)
+def with_caller_client(context: ToolContext | None, client: CallerClient) -> ToolContext:
+    """Returns the context with a way to ask the caller, unless it already has one."""
+    defaults = ToolContext(caller_client=client)
+    return defaults if context is None else context.with_defaults(defaults)

@@ -1,4 +1,4 @@
-"""Serves a toolspace to one client on a pair of pipes, by default standard input and output."""
+"""Serves a toolspace to one MCP client over a pair of pipes, usually standard input and output."""
 
 from __future__ import annotations
 
@@ -19,49 +19,49 @@ from toolspace.server.mcp.stdio_pipes import ClaimedPipes, PipeWriter, read_line
 from toolspace.server.mcp.suspended_calls import SuspendedCalls
 from toolspace.toolspace import Toolspace
 
-_LAST_ANSWERS_SECONDS = 1.0
-"""How long calls under way may still be answered once the client has said its last word."""
-_In = MemoryObjectSendStream[SessionMessage | Exception]
-_Out = MemoryObjectReceiveStream[SessionMessage]
+_LAST_RESPONSES_SECONDS = 1.0
+"""How long running calls may still be answered after the client has closed its end."""
+_Incoming = MemoryObjectSendStream[SessionMessage | Exception]
+_Outgoing = MemoryObjectReceiveStream[SessionMessage]
 
 
 async def serve_stdio(toolspace: Toolspace, pipes: ClaimedPipes) -> None:
-    """Serves until the client closes its end. Being cancelled stops it, with the calls that are under way."""
+    """Serves until the client closes its end. Cancelling it cancels the running calls."""
     service = McpService(toolspace)
     changes = ChangeNotifier()
-    parking = SuspendedCalls(service, client=STDIO_CLIENT)
-    server = ToolspaceMcpServer(service, changes, parking)
+    suspended_calls = SuspendedCalls(service, client=STDIO_CLIENT)
+    server = ToolspaceMcpServer(service, changes, suspended_calls)
 
-    def tools_changed() -> None:
+    def notify_tools_changed() -> None:
         server.refresh()
         changes.notify_tools_changed()
 
-    service.on_tools_changed = tools_changed
+    service.on_tools_changed = notify_tools_changed
     service.on_outputs_changed = changes.notify_resources_changed
-    messages_in, to_server = anyio.create_memory_object_stream[SessionMessage | Exception](0)
-    from_server, messages_out = anyio.create_memory_object_stream[SessionMessage](0)
+    incoming, server_reader = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+    server_writer, outgoing = anyio.create_memory_object_stream[SessionMessage](0)
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(service)
-        await stack.enter_async_context(parking)
+        await stack.enter_async_context(suspended_calls)
         stack.push_async_callback(changes.aclose)
         writer = await stack.enter_async_context(PipeWriter(pipes.output))
-        conversation = _Conversation(writer)
+        bridge = _PipeBridge(writer)
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(conversation.hear, pipes.input, messages_in)
-            tasks.start_soon(conversation.speak, messages_out)
-            await server.run(to_server, from_server, server.create_initialization_options())
+            tasks.start_soon(bridge.read, pipes.input, incoming)
+            tasks.start_soon(bridge.write, outgoing)
+            await server.run(server_reader, server_writer, server.create_initialization_options())
             tasks.cancel_scope.cancel()
 
 
-class _Conversation:
-    """Carries messages between the pipes and the library, and knows which requests still wait for an answer."""
+class _PipeBridge:
+    """Moves messages between the pipes and the SDK, and knows which requests have no response yet."""
 
     def __init__(self, writer: PipeWriter) -> None:
         self._writer = writer
-        self._open: set[types.RequestId] = set()
-        self._answered = asyncio.Event()
+        self._open_requests: set[types.RequestId] = set()
+        self._response_sent = asyncio.Event()
 
-    async def hear(self, descriptor: int, messages: _In) -> None:
+    async def read(self, descriptor: int, messages: _Incoming) -> None:
         async with messages:
             async for line in read_lines(descriptor):
                 if line.isspace():
@@ -72,35 +72,36 @@ class _Conversation:
                     await self._reject(line)
                     continue
                 if isinstance(message, types.JSONRPCRequest):
-                    self._open.add(message.id)
+                    self._open_requests.add(message.id)
                 await messages.send(SessionMessage(message))
-            await self._finish()
+            await self._wait_for_responses()
 
-    async def speak(self, messages: _Out) -> None:
+    async def write(self, messages: _Outgoing) -> None:
         async with messages:
             async for item in messages:
                 message = item.message
-                await self._write(message.model_dump_json(by_alias=True, exclude_unset=True).encode())
+                await self._write_line(message.model_dump_json(by_alias=True, exclude_unset=True).encode())
                 if isinstance(message, types.JSONRPCResponse | types.JSONRPCError) and message.id is not None:
-                    self._open.discard(message.id)
-                    self._answered.set()
+                    self._open_requests.discard(message.id)
+                    self._response_sent.set()
 
-    async def _finish(self) -> None:
-        """Lets what was asked be answered, for a while: the library drops it once there is nothing more to hear."""
+    async def _wait_for_responses(self) -> None:
+        """Waits briefly for the open requests: the SDK drops them when the input ends."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(_LAST_ANSWERS_SECONDS):
-                while self._open:
-                    self._answered.clear()
-                    await self._answered.wait()
+            async with asyncio.timeout(_LAST_RESPONSES_SECONDS):
+                while self._open_requests:
+                    self._response_sent.clear()
+                    await self._response_sent.wait()
 
     async def _reject(self, line: bytes) -> None:
         try:
             json_text.decode(line)
         except ValueError:
-            await self._write(json_rpc.encode_error(None, json_rpc.PARSE_ERROR, "Parse error"))
+            error = json_rpc.encode_error(None, json_rpc.PARSE_ERROR, "Parse error")
         else:
-            await self._write(json_rpc.encode_error(None, json_rpc.INVALID_REQUEST, "Not a JSON-RPC message"))
+            error = json_rpc.encode_error(None, json_rpc.INVALID_REQUEST, "Not a JSON-RPC message")
+        await self._write_line(error)
 
-    async def _write(self, message: bytes) -> None:
-        with suppress(OSError):  # Nobody reads: the end of the input says the same, and ends us.
+    async def _write_line(self, message: bytes) -> None:
+        with suppress(OSError):  # The client is gone: the end of the input ends the server.
             await self._writer.write(message + b"\n")

@@ -1,4 +1,7 @@
-"""Standard input and output as asyncio can wait for them: lines in, bytes out, and nobody else's words between."""
+"""Standard input and output for `stdio`: claims them for the server, reads lines and writes bytes without blocking.
+
+Does not import the MCP SDK, so that `toolspace mcp` can claim them before that slow import.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,12 @@ from contextlib import contextmanager, suppress
 from typing import IO, NamedTuple
 
 MAX_LINE_BYTES = 16 * 1024 * 1024
-_LEAVE_SECONDS = 15.0
-"""How long the last answers, and the end of servers that were started, may take once the client is gone."""
+_EXIT_SECONDS = 15.0
+"""How long the last responses and the stop of MCP servers may take after the client is gone."""
 
 
 class ClaimedPipes(NamedTuple):
-    """The descriptors that standard input and output were, now out of everyone else's reach."""
+    """The original standard input and output, under descriptors that nothing else uses."""
 
     input: int
     output: int
@@ -26,47 +29,47 @@ class ClaimedPipes(NamedTuple):
 
 @contextmanager
 def claim_stdio() -> Generator[ClaimedPipes]:
-    """Takes standard input and output for the block: others read nothing there, and write to standard error.
+    """Claims standard input and output for the block. Others then read an empty input and write to standard error.
 
-    On the descriptors, not only in `sys`: tools start programs, and those inherit them.
+    Works on the descriptors and not only in `sys`, because programs that tools start inherit them.
     """
     sys.stdout.flush()
-    claimed = ClaimedPipes(os.dup(0), os.dup(1))
+    pipes = ClaimedPipes(os.dup(0), os.dup(1))
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
     os.dup2(2, 1)
     stdout, sys.stdout = sys.stdout, sys.stderr
     try:
-        yield claimed
+        yield pipes
     finally:
         sys.stdout = stdout
-        for number, own in enumerate(claimed):
+        for number, descriptor in enumerate(pipes):
             with suppress(OSError):
-                os.set_blocking(own, True)  # A terminal is shared with the shell, which expects it so.
-            os.dup2(own, number)
-            os.close(own)
+                os.set_blocking(descriptor, True)  # The shell shares a terminal, and expects it to block.
+            os.dup2(descriptor, number)
+            os.close(descriptor)
 
 
 @contextmanager
-def exit_after_disconnect(descriptor: int, seconds: float = _LEAVE_SECONDS) -> Generator[None]:
-    """Ends the process some time after the other side of a pipe is gone, if the block has not ended by itself.
+def exit_after_disconnect(descriptor: int, seconds: float = _EXIT_SECONDS) -> Generator[None]:
+    """Exits the process if the block still runs some time after the other side of a pipe is gone.
 
-    By a thread: a tool may block the loop, which then hears of no end, and there is nobody left to send a signal.
+    Uses a thread: a tool may block the event loop, and nobody is left to send a signal.
     """
     if not hasattr(select, "poll"):  # Not on Windows.
         yield
         return
-    over = threading.Event()
-    own = os.dup(descriptor)  # The block may close its own while we look at it.
-    woken, wake = os.pipe()
-    watched = select.poll()
-    for one in (own, woken):
-        watched.register(one, 0)  # Nothing but the end, which is always told.
+    is_done = threading.Event()
+    pipe = os.dup(descriptor)  # The block may close the original.
+    wake_reader, wake_writer = os.pipe()
+    poll = select.poll()
+    for polled_descriptor in (pipe, wake_reader):
+        poll.register(polled_descriptor, 0)  # Only the hang-up, which is always reported.
 
     def watch() -> None:
-        watched.poll()
-        if not over.wait(seconds):
+        poll.poll()
+        if not is_done.wait(seconds):
             os._exit(1)
 
     thread = threading.Thread(target=watch, name="toolspace-stdin", daemon=True)
@@ -74,16 +77,16 @@ def exit_after_disconnect(descriptor: int, seconds: float = _LEAVE_SECONDS) -> G
     try:
         yield
     finally:
-        over.set()
-        os.close(wake)
+        is_done.set()
+        os.close(wake_writer)
         thread.join()
-        os.close(own)
-        os.close(woken)
+        os.close(pipe)
+        os.close(wake_reader)
 
 
 async def read_lines(descriptor: int) -> AsyncGenerator[bytes]:
-    """The lines of a descriptor until its end; an empty one in place of one longer than `LONGEST_LINE`."""
-    if _is_plain(descriptor):
+    """Yields the lines of a descriptor. Yields an empty one instead of one longer than `MAX_LINE_BYTES`."""
+    if _is_regular_file(descriptor):
         with os.fdopen(os.dup(descriptor), "rb") as file:
             while line := await asyncio.to_thread(file.readline, MAX_LINE_BYTES):
                 yield line
@@ -103,71 +106,71 @@ async def read_lines(descriptor: int) -> AsyncGenerator[bytes]:
                 return
             yield line
     finally:
-        if not transport.is_closing():  # After the end it is closed already, and must not be again.
+        if not transport.is_closing():  # At the end of the input it is closed already.
             transport.close()
 
 
 class PipeWriter:
-    """Writes to a descriptor without holding the loop up. `write` raises `BrokenPipeError` where nobody reads."""
+    """Writes to a descriptor without blocking the event loop. `write` raises `BrokenPipeError` if nobody reads."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._transport: asyncio.WriteTransport | None = None
         self._file: IO[bytes] | None = None
-        self._state = _State()
+        self._protocol = _WriteProtocol()
 
     async def __aenter__(self) -> PipeWriter:
         file = os.fdopen(os.dup(self._descriptor), "wb", buffering=0)
-        if _is_plain(self._descriptor):
+        if _is_regular_file(self._descriptor):
             self._file = file
         else:
             loop = asyncio.get_running_loop()
-            self._transport, _ = await loop.connect_write_pipe(lambda: self._state, file)
+            self._transport, _ = await loop.connect_write_pipe(lambda: self._protocol, file)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         if self._file is not None:
             self._file.close()
         if self._transport is not None:
-            # What is still to be written gets a moment; nobody may read it.
+            # Unwritten data gets a moment: perhaps nobody reads it.
             self._transport.close()
             with suppress(TimeoutError):
                 async with asyncio.timeout(1):
-                    await self._state.lost.wait()
-            if not self._state.lost.is_set():
+                    await self._protocol.closed.wait()
+            if not self._protocol.closed.is_set():
                 self._transport.abort()
 
     async def write(self, data: bytes) -> None:
         if self._file is not None:
             self._file.write(data)
             return
-        if self._state.lost.is_set() or self._transport is None:
-            raise BrokenPipeError("nobody reads any more")
+        if self._protocol.closed.is_set() or self._transport is None:
+            raise BrokenPipeError("the client has closed its end")
         self._transport.write(data)
-        await self._state.ready.wait()
+        await self._protocol.writable.wait()
 
 
-class _State(asyncio.BaseProtocol):
-    """Whether the other side reads."""
+class _WriteProtocol(asyncio.BaseProtocol):
+    """Knows whether the other side reads."""
 
     def __init__(self) -> None:
-        self.ready = asyncio.Event()
-        self.ready.set()
-        self.lost = asyncio.Event()
+        self.writable = asyncio.Event()
+        self.writable.set()
+        self.closed = asyncio.Event()
 
     def pause_writing(self) -> None:
-        self.ready.clear()
+        self.writable.clear()
 
     def resume_writing(self) -> None:
-        self.ready.set()
+        self.writable.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.lost.set()
-        self.ready.set()
+        self.closed.set()
+        self.writable.set()
 
 
-def _is_plain(descriptor: int) -> bool:
-    """A file or /dev/null: asyncio cannot wait for it, and need not."""
+def _is_regular_file(descriptor: int) -> bool:
+    """Whether it is a file or /dev/null, which asyncio cannot wait for and need not."""
     mode = os.fstat(descriptor).st_mode
-    waits = stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(descriptor)
-    return not waits
+    can_block = stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(descriptor)
+    return not can_block

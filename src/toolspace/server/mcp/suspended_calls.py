@@ -1,7 +1,7 @@
-"""Calls that wait for their client between two requests, which is how the stateless era asks. Knows no HTTP.
+"""Calls that wait for their client's answers between two requests, as the stateless era requires. Knows no HTTP.
 
-A call that asks goes on running; its request is answered with the questions and a state. The client sends the request
-again with the answers and the state, and gets what the same call says next. No call ever runs twice.
+A call that asks something keeps running. Its request is answered with the questions and a state. The client sends the
+request again with the answers and the state, and gets what the same call returns next. No call runs twice.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from toolspace.core.context import ToolContext
 from toolspace.core.result import ToolResult
 from toolspace.errors import ToolCanceledError, ToolError, ToolLimitError
 from toolspace.orchestrator.call import Arguments
-from toolspace.server.mcp.elicitation import ClientAbilities, ClientQuestions, ClientRequest
-from toolspace.server.mcp.service import McpService, with_questions
+from toolspace.server.mcp.elicitation import ClientAbilities, ClientRequest, McpCallerClient
+from toolspace.server.mcp.service import McpService, with_caller_client
 
 EXPIRY_SECONDS = 300.0
-"""How long a call is kept for the answer of its client. The time-out of its tool holds besides."""
+"""How long a call waits for its client. The tool's own time-out applies as well."""
 MAX_SUSPENDED = 1_000
 MAX_PER_CALLER = 50
-_MOST_QUESTIONS = 16
+_MAX_QUESTIONS = 16
 _STATE_BYTES = 32
 ResultT = TypeVar("ResultT", bound=BaseModel)
 
 
 class InvalidRequestState(Exception):
-    """The client gave a state that is not, or not any more, that of a call of its own."""
+    """The client sent a state that belongs to no suspended call of its own."""
 
 
 class MissingClientCapability(Exception):
-    """The call failed because its client did not say that it can be asked."""
+    """The call failed because its client does not support a question that it asked."""
 
     def __init__(self, required: types.ClientCapabilities) -> None:
         self.data: dict[str, Any] = {"requiredCapabilities": required.model_dump(by_alias=True, exclude_none=True)}
@@ -47,7 +47,7 @@ class MissingClientCapability(Exception):
 
 
 class CallIdentity(NamedTuple):
-    """What is called and by whom. A state is good for nothing else."""
+    """Caller, tool and arguments of a call. A state is valid for the same identity only."""
 
     context: ToolContext | None
     name: str
@@ -55,112 +55,111 @@ class CallIdentity(NamedTuple):
 
     @property
     def caller(self) -> tuple[str | None, ...]:
-        who = self.context
-        if who is None:
+        context = self.context
+        if context is None:
             return ()
-        return who.user_id, who.agent_entity_id, who.agent_id, who.session_id, who.space_id
+        return context.user_id, context.agent_entity_id, context.agent_id, context.session_id, context.space_id
 
     @property
     def digest(self) -> bytes:
-        """However the arguments are written."""
-        given = json_text.parse_arguments(self.arguments)
-        return hashlib.sha256(json_text.encode_canonical([self.caller, self.name, given])).digest()
+        """The same for equal arguments, however they are formatted."""
+        arguments = json_text.parse_arguments(self.arguments)
+        return hashlib.sha256(json_text.encode_canonical([self.caller, self.name, arguments])).digest()
 
 
 class InputRequired(NamedTuple):
-    """In place of a result: what the client has to answer first."""
+    """Returned instead of a result: the questions that the client has to answer first."""
 
     wire: dict[str, Any]
 
 
 class _Question(NamedTuple):
     request: ClientRequest
-    answer: type[BaseModel]
-    said: asyncio.Future[Any]
+    result_type: type[BaseModel]
+    result: asyncio.Future[Any]
 
 
 class _Call:
-    """One call, with what it asks just now."""
+    """One call and its open questions."""
 
     def __init__(
-        self, id: str, abilities: ClientAbilities, *, client: Hashable | None, given: Mapping[str, Any]
+        self, id: str, abilities: ClientAbilities, *, client: Hashable | None, early_answers: Mapping[str, Any]
     ) -> None:
         self.id = id
         self.caller: tuple[str | None, ...] = ()
         self.digest = b""
-        """Of what it was called with. The arguments themselves may be large, and are not kept."""
-        self.questions = ClientQuestions(abilities, self._ask, client=client)
+        """The digest of its identity. The arguments may be large and are not kept."""
+        self.caller_client = McpCallerClient(abilities, self._ask, client=client)
         self.expiry: asyncio.TimerHandle | None = None
-        self._given = dict(given)
-        """Answers that came before the questions, by the questions' names."""
-        self._open: dict[str, _Question] = {}
-        self._asked = 0
+        self._early_answers = dict(early_answers)
+        """Answers that came before their questions, by key."""
+        self._questions: dict[str, _Question] = {}
+        self._question_count = 0
         self._changed: asyncio.Future[None] | None = None
         self.task: asyncio.Task[ToolResult] | None = None
 
-    def start(self, work: Awaitable[ToolResult]) -> asyncio.Task[ToolResult]:
+    def start(self, work: Awaitable[ToolResult]) -> None:
         self.task = asyncio.ensure_future(work)
-        self.task.add_done_callback(self._ended)
-        return self.task
+        self.task.add_done_callback(self._handle_end)
 
     @property
     def is_over(self) -> bool:
         return self.task is not None and self.task.done()
 
-    async def settle(self) -> None:
-        """Returns when the call has ended, or waits for an answer."""
-        while not self.is_over and not self._open:
+    async def wait(self) -> None:
+        """Returns when the call has ended or has open questions."""
+        while not self.is_over and not self._questions:
             self._changed = asyncio.get_running_loop().create_future()
             await self._changed
 
-    def requests(self) -> dict[str, Any]:
+    def encode_questions(self) -> dict[str, Any]:
         return {
-            key: {"params": {}, **one.request.model_dump(by_alias=True, mode="json", exclude_none=True)}
-            for key, one in self._open.items()
+            key: {"params": {}, **question.request.model_dump(by_alias=True, mode="json", exclude_none=True)}
+            for key, question in self._questions.items()
         }
 
-    def take(self, answers: Mapping[str, Any]) -> None:
-        """Hands answers on. What is no answer to its question leaves it open, so that it is asked again."""
-        for key, question in list(self._open.items()):
+    def answer(self, answers: Mapping[str, Any]) -> None:
+        """Resolves questions. An invalid answer leaves its question open, so that it is asked again."""
+        for key, question in list(self._questions.items()):
             if key not in answers:
                 continue
             try:
-                said = question.answer.model_validate(answers[key], by_name=False)
+                result = question.result_type.model_validate(answers[key], by_name=False)
             except ValidationError:
                 continue
-            del self._open[key]
-            if not question.said.done():
-                question.said.set_result(said)
+            del self._questions[key]
+            if not question.result.done():
+                question.result.set_result(result)
 
-    def refuse(self, reason: ToolError) -> None:
-        for question in self._open.values():
-            if not question.said.done():
-                question.said.set_exception(reason)
-        self._open.clear()
+    def fail_questions(self, error: ToolError) -> None:
+        for question in self._questions.values():
+            if not question.result.done():
+                question.result.set_exception(error)
+        self._questions.clear()
 
-    async def _ask(self, request: ClientRequest, answer: type[ResultT], key: str | None) -> ResultT:
-        self._asked += 1
-        key = key if key is not None and key not in self._open else f"question-{self._asked}"
-        if key in self._given:
+    async def _ask(self, request: ClientRequest, result_type: type[ResultT], key: str | None) -> ResultT:
+        self._question_count += 1
+        key = key if key is not None and key not in self._questions else f"question-{self._question_count}"
+        if key in self._early_answers:
             try:
-                return answer.model_validate(self._given.pop(key), by_name=False)
+                return result_type.model_validate(self._early_answers.pop(key), by_name=False)
             except ValidationError:
-                pass  # Then it is asked.
-        if len(self._open) >= _MOST_QUESTIONS:
-            raise ToolError(f"a call may ask at most {_MOST_QUESTIONS} questions at once")
-        question = _Question(request, answer, asyncio.get_running_loop().create_future())
-        self._open[key] = question
+                pass  # The question is asked.
+        if len(self._questions) >= _MAX_QUESTIONS:
+            raise ToolError(f"a call may ask at most {_MAX_QUESTIONS} questions at once")
+        question = _Question(request, result_type, asyncio.get_running_loop().create_future())
+        self._questions[key] = question
         self._wake()
         try:
-            return await question.said
+            return await question.result
         finally:
-            if self._open.get(key) is question:
-                del self._open[key]
+            if self._questions.get(key) is question:
+                del self._questions[key]
 
-    def _ended(self, task: asyncio.Task[ToolResult]) -> None:
+    def _handle_end(self, task: asyncio.Task[ToolResult]) -> None:
         if not task.cancelled():
-            task.exception()  # Looked at: its client may never come back for it.
-        self.questions.close()
+            task.exception()  # Marked as retrieved: the client may never come back for it.
+        self.caller_client.close()
         self._wake()
 
     def _wake(self) -> None:
@@ -169,15 +168,16 @@ class _Call:
 
 
 class SuspendedCalls:
-    """The calls of one endpoint that wait for their clients. Ends them when it is left.
+    """The suspended calls of one endpoint. Leaving its `async with` cancels them.
 
-    `client` is the name of its only one, where it cannot have more.
+    `client` identifies the only client of an endpoint that cannot have more than one.
     """
 
     def __init__(self, service: McpService, *, client: Hashable | None = None) -> None:
         self._service = service
         self._client = client
-        self._parked: dict[str, _Call] = {}
+        self._calls: dict[str, _Call] = {}
+        """Suspended calls by state."""
         self._ending: set[asyncio.Task[ToolResult]] = set()
         self._is_open = False
 
@@ -187,99 +187,105 @@ class SuspendedCalls:
 
     async def __aexit__(self, *_: object) -> None:
         self._is_open = False
-        for state in list(self._parked):
+        for state in list(self._calls):
             self._expire(state)
         if self._ending:
             await asyncio.wait(self._ending)
 
     async def start(
-        self, subject: CallIdentity, call_id: str, abilities: ClientAbilities, given: Mapping[str, Any] | None = None
+        self,
+        identity: CallIdentity,
+        call_id: str,
+        abilities: ClientAbilities,
+        early_answers: Mapping[str, Any] | None = None,
     ) -> ToolResult | InputRequired:
-        """Runs a call until it ends or asks. Raises `UnknownTool`, `MissingCapability`."""
-        client = self._client or (subject.caller if any(subject.caller) else None)
-        call = _Call(call_id, abilities, client=client, given=given or {})
-        context = with_questions(subject.context, call.questions)
-        work = self._service.call(subject.name, subject.arguments, context=context, call_id=call_id)
-        if not any(abilities):  # It cannot be asked, so it need not outlive its request.
+        """Runs a call until it ends or asks. Raises `UnknownToolError`, `MissingClientCapability`."""
+        client = self._client or (identity.caller if any(identity.caller) else None)
+        call = _Call(call_id, abilities, client=client, early_answers=early_answers or {})
+        context = with_caller_client(identity.context, call.caller_client)
+        work = self._service.call(identity.name, identity.arguments, context=context, call_id=call_id)
+        if not any(abilities):  # The client cannot be asked, so the call need not outlive its request.
             try:
-                return _judged(call, await work)
+                return _check_result(call, await work)
             finally:
-                call.questions.close()
+                call.caller_client.close()
         call.start(work)
-        return await self._follow(call, subject)
+        return await self._wait_for_call(call, identity)
 
-    def get_call_id(self, state: str, subject: CallIdentity) -> str:
-        """The id of the call that a state stands for. Raises `WrongState`."""
-        return self._find(state, subject).id
+    def get_call_id(self, state: str, identity: CallIdentity) -> str:
+        """Returns the id of a suspended call. Raises `InvalidRequestState`."""
+        return self._get(state, identity).id
 
-    async def resume(self, state: str, subject: CallIdentity, answers: Mapping[str, Any]) -> ToolResult | InputRequired:
-        """Goes on with a call that asked. Raises `WrongState`, and what `begin` does."""
-        call = self._find(state, subject)
-        self._release(state)
-        call.take(answers)
-        return await self._follow(call, subject)
+    async def resume(
+        self, state: str, identity: CallIdentity, answers: Mapping[str, Any]
+    ) -> ToolResult | InputRequired:
+        """Continues a suspended call. Raises `InvalidRequestState`, and the same as `start`."""
+        call = self._get(state, identity)
+        self._remove(state)
+        call.answer(answers)
+        return await self._wait_for_call(call, identity)
 
-    async def _follow(self, call: _Call, subject: CallIdentity) -> ToolResult | InputRequired:
+    async def _wait_for_call(self, call: _Call, identity: CallIdentity) -> ToolResult | InputRequired:
         assert call.task is not None
         while True:
             try:
-                await call.settle()
+                await call.wait()
             except asyncio.CancelledError:
                 self._service.cancel(call.id)
                 await asyncio.wait((call.task,))
                 raise
             if call.is_over:
-                return _judged(call, call.task.result())
+                return _check_result(call, call.task.result())
             try:
-                return self._park(call, subject)
-            except ToolError as reason:
-                call.refuse(reason)
+                return self._suspend(call, identity)
+            except ToolError as error:
+                call.fail_questions(error)
 
-    def _check_room(self, subject: CallIdentity) -> None:
+    def _check_limits(self, identity: CallIdentity) -> None:
         if not self._is_open:
             raise ToolCanceledError("the server is stopping", executed=True)
-        own = sum(one.caller == subject.caller for one in self._parked.values())
-        if len(self._parked) >= MAX_SUSPENDED or own >= MAX_PER_CALLER:
+        caller_count = sum(call.caller == identity.caller for call in self._calls.values())
+        if len(self._calls) >= MAX_SUSPENDED or caller_count >= MAX_PER_CALLER:
             reason = "too many calls wait for the answers of their clients; try again later"
             raise ToolLimitError(reason, executed=True)
 
-    def _park(self, call: _Call, subject: CallIdentity) -> InputRequired:
-        self._check_room(subject)
-        # All that a client can know of a call: nothing to forge, and nothing left of it once it was used.
+    def _suspend(self, call: _Call, identity: CallIdentity) -> InputRequired:
+        self._check_limits(identity)
+        # Random and used once: a client learns nothing else of a call, and can forge nothing.
         state = secrets.token_urlsafe(_STATE_BYTES)
-        wire = {"resultType": "input_required", "inputRequests": call.requests(), "requestState": state}
+        wire = {"resultType": "input_required", "inputRequests": call.encode_questions(), "requestState": state}
         try:
-            asked = InputRequired(methods.serialize_server_result("tools/call", LATEST_MODERN_VERSION, wire))
+            outcome = InputRequired(methods.serialize_server_result("tools/call", LATEST_MODERN_VERSION, wire))
         except ValidationError:
             raise ToolError(
                 'the question cannot be asked over MCP: its schema needs type "object" and properties'
             ) from None
-        call.caller, call.digest = subject.caller, subject.digest
-        self._parked[state] = call
+        call.caller, call.digest = identity.caller, identity.digest
+        self._calls[state] = call
         call.expiry = asyncio.get_running_loop().call_later(EXPIRY_SECONDS, self._expire, state)
-        return asked
+        return outcome
 
-    def _find(self, state: str, subject: CallIdentity) -> _Call:
-        call = self._parked.get(state)
-        if call is None or call.digest != subject.digest:
+    def _get(self, state: str, identity: CallIdentity) -> _Call:
+        call = self._calls.get(state)
+        if call is None or call.digest != identity.digest:
             raise InvalidRequestState("Invalid or expired requestState")
         return call
 
-    def _release(self, state: str) -> _Call:
-        call = self._parked.pop(state)
+    def _remove(self, state: str) -> _Call:
+        call = self._calls.pop(state)
         if call.expiry is not None:
             call.expiry.cancel()
         return call
 
     def _expire(self, state: str) -> None:
-        call = self._release(state)
+        call = self._remove(state)
         if call.task is not None and not call.task.done():
             self._ending.add(call.task)
             call.task.add_done_callback(self._ending.discard)
             self._service.cancel(call.id)
 
 
-def _judged(call: _Call, result: ToolResult) -> ToolResult:
-    if not result.ok and call.questions.missing_capability is not None:
-        raise MissingClientCapability(call.questions.missing_capability)
+def _check_result(call: _Call, result: ToolResult) -> ToolResult:
+    if not result.ok and call.caller_client.missing_capability is not None:
+        raise MissingClientCapability(call.caller_client.missing_capability)
     return result

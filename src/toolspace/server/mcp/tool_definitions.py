@@ -1,4 +1,4 @@
-"""Tools as MCP lists them: each definition is made and encoded once, and given out in pages."""
+"""Converts tools to MCP tool definitions, encodes each of them once, and returns them in pages."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from toolspace.core.validation import InvalidArguments, SchemaValidator
 
 PAGE_TOOLS = 1_000
 PAGE_BYTES = 900_000
-"""Clients refuse a server-sent event above a mebibyte, and a page may have to travel as one."""
-_MIRROR = b'"x-mcp-header"'
-_STORED_SCHEMA: dict[str, Any] = {
+"""Clients refuse a server-sent event above 1 MiB, and a page may be sent as one."""
+_HEADER_ARGUMENT = b'"x-mcp-header"'
+_STORED_OUTPUT_SCHEMA: dict[str, Any] = {
     "type": "object",
-    "description": "In place of a result that is too large: where to read it.",
+    "description": "The handle of a result that is too large.",
     "properties": {"tool_output": {"type": "object"}},
     "required": ["tool_output"],
 }
-_STORED_SAMPLE = {"tool_output": {"handle": "session-x/0", "reason": "size_limit_exceeded", "preview": ""}}
+_STORED_OUTPUT_SAMPLE = {"tool_output": {"handle": "session-x/0", "reason": "size_limit_exceeded", "preview": ""}}
 
 
 class InvalidCursor(Exception):
-    """The client sent a cursor that none of our pages ended with."""
+    """The client sent a cursor that no page ended with."""
 
 
 class EncodedTool(NamedTuple):
-    """One tool on the wire."""
+    """One tool definition as JSON."""
 
     encoded: bytes
     has_header_arguments: bool
-    """Whether arguments of it may be repeated in HTTP headers, which then have to be compared."""
+    """Whether HTTP headers may repeat arguments, which then have to be compared."""
 
     @property
     def wire(self) -> dict[str, Any]:
-        """As data; read back from the text, so that it is JSON for certain."""
+        """The definition as data. Decoded from the JSON, so that it holds nothing but JSON types."""
         return json_text.decode(self.encoded)
 
 
@@ -48,98 +48,100 @@ class ToolPage(NamedTuple):
 
 
 class ToolDefinitions:
-    """The definitions of tools in one era. `clear` when the catalogue changed."""
+    """Caches the definitions of one protocol era. `clear` it when the tools have changed."""
 
     def __init__(self, *, modern: bool) -> None:
         self._modern = modern
-        self._known: dict[Tool, EncodedTool] = {}
+        self._cache: dict[Tool, EncodedTool] = {}
 
     def clear(self) -> None:
-        self._known = {}
+        self._cache = {}
 
     def get(self, tool: Tool) -> EncodedTool:
-        known = self._known.get(tool)
-        if known is None:
-            known = self._known[tool] = _define(tool, modern=self._modern)
-        return known
+        definition = self._cache.get(tool)
+        if definition is None:
+            definition = self._cache[tool] = _encode_tool(tool, modern=self._modern)
+        return definition
 
-    def page(self, tools: Sequence[Tool], cursor: str | None) -> ToolPage:
-        """The page after a cursor. By name: whatever comes and goes between pages, none is skipped or told twice."""
-        after = None if cursor is None else _name_of(cursor)
-        ordered = sorted((tool for tool in tools if after is None or tool.name > after), key=lambda tool: tool.name)
-        shown: list[EncodedTool] = []
-        room = PAGE_BYTES
-        for tool in ordered[:PAGE_TOOLS]:
+    def get_page(self, tools: Sequence[Tool], cursor: str | None) -> ToolPage:
+        """Returns the page after a cursor. Sorted by name, so that changes between pages skip or repeat no tool."""
+        last_name = None if cursor is None else _parse_cursor(cursor)
+        remaining = sorted(
+            (tool for tool in tools if last_name is None or tool.name > last_name), key=lambda tool: tool.name
+        )
+        definitions: list[EncodedTool] = []
+        free_bytes = PAGE_BYTES
+        for tool in remaining[:PAGE_TOOLS]:
             definition = self.get(tool)
-            room -= len(definition.encoded)
-            if room < 0 and shown:
+            free_bytes -= len(definition.encoded)
+            if free_bytes < 0 and definitions:
                 break
-            shown.append(definition)
-        more = len(shown) < len(ordered)
-        return ToolPage(shown, _cursor_after(ordered[len(shown) - 1].name) if more else None)
+            definitions.append(definition)
+        has_more = len(definitions) < len(remaining)
+        return ToolPage(definitions, _build_cursor(remaining[len(definitions) - 1].name) if has_more else None)
 
 
-def _define(tool: Tool, *, modern: bool) -> EncodedTool:
+def _encode_tool(tool: Tool, *, modern: bool) -> EncodedTool:
     (wire,) = export_tools((tool,), "mcp")
-    wire["inputSchema"] = _argument_schema(wire["inputSchema"])
-    output = wire.pop("outputSchema", None)
-    if output is not None and (modern or output.get("type") == "object"):
-        relaxed = output if tool.has_small_results else _or_stored(output)
-        if relaxed is not None:
-            wire["outputSchema"] = relaxed
+    wire["inputSchema"] = _repair_input_schema(wire["inputSchema"])
+    output_schema = wire.pop("outputSchema", None)
+    if output_schema is not None and (modern or output_schema.get("type") == "object"):
+        widened_schema = output_schema if tool.has_small_results else _allow_stored_output(output_schema)
+        if widened_schema is not None:
+            wire["outputSchema"] = widened_schema
     encoded = json_text.encode_bytes(wire)
-    return EncodedTool(encoded, _MIRROR in encoded)
+    return EncodedTool(encoded, _HEADER_ARGUMENT in encoded)
 
 
-def _argument_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema as every client can read it: one that is oddly shaped must not spoil the list of all others."""
-    shaped = {**schema, "type": "object"}
+def _repair_input_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a schema that every client can read: one odd schema must not make the whole list unreadable."""
+    repaired = {**schema, "type": "object"}
     properties: Any = schema.get("properties")
     if isinstance(properties, Mapping):
-        given = cast("Mapping[str, Any]", properties)
-        shaped["properties"] = {
-            str(name): value if isinstance(value, Mapping | bool) else {} for name, value in given.items()
+        repaired["properties"] = {
+            str(name): value if isinstance(value, Mapping | bool) else {}
+            for name, value in cast("Mapping[str, Any]", properties).items()
         }
     else:
-        shaped.pop("properties", None)
+        repaired.pop("properties", None)
     required: Any = schema.get("required")
-    if not (isinstance(required, list) and all(isinstance(one, str) for one in cast("list[Any]", required))):
-        shaped.pop("required", None)
+    if not (isinstance(required, list) and all(isinstance(name, str) for name in cast("list[Any]", required))):
+        repaired.pop("required", None)
     if not isinstance(schema.get("$schema"), str):
-        shaped.pop("$schema", None)
-    return shaped
+        repaired.pop("$schema", None)
+    return repaired
 
 
-def _or_stored(schema: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """A schema that also allows the handle of a stored result; None where it cannot be widened.
+def _allow_stored_output(schema: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Returns a schema that also allows the handle of a stored output; None if it cannot be widened.
 
-    Clients hold results against the schema, and any result may turn out too large.
+    Clients validate results against the schema, and any result may be too large.
     """
     try:
-        SchemaValidator(schema, tool="").from_mapping(dict(_STORED_SAMPLE))
+        SchemaValidator(schema, tool="").from_mapping(dict(_STORED_OUTPUT_SAMPLE))
         return schema
     except InvalidArguments:
         pass
-    except Exception:  # No schema at all: better promise nothing.
+    except Exception:  # Not a valid schema: better none at all.
         return None
     if b'"#"' in (text := json_text.encode_bytes(schema)) or text.count(b'"#/') > text.count(b'"#/$defs/'):
-        return None  # It refers to its own root, which would be another one.
-    own = {key: value for key, value in schema.items() if key not in ("$defs", "$schema")}
-    widened: dict[str, Any] = {"anyOf": [own, _STORED_SCHEMA]}
-    if own.get("type") == "object":
+        return None  # It refers to its root, which would change.
+    own_schema = {key: value for key, value in schema.items() if key not in ("$defs", "$schema")}
+    widened: dict[str, Any] = {"anyOf": [own_schema, _STORED_OUTPUT_SCHEMA]}
+    if own_schema.get("type") == "object":
         widened["type"] = "object"
     return {**widened, "$defs": schema["$defs"]} if "$defs" in schema else widened
 
 
-def _cursor_after(name: str) -> str:
+def _build_cursor(name: str) -> str:
     return base64.urlsafe_b64encode(f"after:{name}".encode()).decode()
 
 
-def _name_of(cursor: str) -> str:
+def _parse_cursor(cursor: str) -> str:
     try:
         kind, _, name = base64.b64decode(cursor.encode(), altchars=b"-_", validate=True).decode().partition(":")
     except (binascii.Error, ValueError):
         kind = name = ""
     if kind != "after" or not name:
-        raise InvalidCursor(f"unknown cursor {cursor[:80]!r}; leave it out to begin anew")
+        raise InvalidCursor(f"unknown cursor {cursor[:80]!r}; omit it to start with the first page")
     return name
