@@ -8,9 +8,9 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from toolspace.agents.agent import Agent as Agent
+    from toolspace.agents.agent import LoopSettings as LoopSettings
+    from toolspace.agents.agent import RunLimits as RunLimits
     from toolspace.agents.agent_request import AgentResult as AgentResult
-    from toolspace.agents.loop import LoopSettings as LoopSettings
-    from toolspace.agents.run_budget import RunLimits as RunLimits
     from toolspace.client.client import ToolspaceClient as ToolspaceClient
     from toolspace.client.worker import ToolWorker as ToolWorker
     from toolspace.core.context import ToolContext as ToolContext
@@ -86,7 +86,7 @@ _MODULES = {
     "FunctionTool": "toolspace.core.function_tool",
     "ImagePart": "toolspace.core.result",
     "JsonPart": "toolspace.core.result",
-    "LoopSettings": "toolspace.agents.loop",
+    "LoopSettings": "toolspace.agents.agent",
     "McpCallbacks": "toolspace.providers.mcp.callbacks",
     "McpProvider": "toolspace.providers.mcp.provider",
     "OpenApiProvider": "toolspace.providers.openapi.provider",
@@ -101,7 +101,7 @@ _MODULES = {
     "RestSpec": "toolspace.providers.rest.provider",
     "ResultCache": "toolspace.core.interfaces",
     "Run": "toolspace.orchestrator.run",
-    "RunLimits": "toolspace.agents.run_budget",
+    "RunLimits": "toolspace.agents.agent",
     "ServerSpec": "toolspace.providers.mcp.spec",
     "ServerStatus": "toolspace.providers.mcp.status",
     "Settings": "toolspace.toolspace",

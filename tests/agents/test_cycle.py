@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.agents.village import agent, village
+from tests.agents.agent_harness import agent, village
 from toolspace.core.model import UserTurn
 from toolspace.errors import ModelError
 from toolspace.models.scripted import ScriptedModel, call

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.agents.agent_harness import Village, agent, village
 from tests.agents.chaos.storm import Storm
-from tests.agents.village import Village, agent, village
 from toolspace import tool
 from toolspace.agents import cycle as cycles
 from toolspace.agents import cycle_transactions

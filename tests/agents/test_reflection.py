@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.agents.village import Village, agent, village
-from tests.agents.workers import Workers, at_rest
+from tests.agents.agent_harness import Village, agent, village
+from tests.agents.scripted_sessions import Workers, at_rest
 from toolspace.builtin.catalog import reflection_tools
 from toolspace.builtin.memory import memory_tools
 from toolspace.config.agent_settings import AgentLoopSettings

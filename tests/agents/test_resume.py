@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from tests.agents.chaos import books
-from tests.agents.chaos.clerk import KINDS, Clerk, clerks_tools
-from tests.agents.mortal import Mortal
-from tests.agents.village import Village, agent, village
+from tests.agents.agent_harness import Village, agent, village
+from tests.agents.chaos import checks
+from tests.agents.chaos.job_agent import KINDS, Clerk, clerks_tools
+from tests.agents.crashing_database import Mortal
 from toolspace import tool
 from toolspace.agents import live_output, subagent_runs
 from toolspace.agents.host import entity_id_for
@@ -74,7 +74,7 @@ class Lives:
 
     async def finished(self, *, plans: bool = False) -> None:
         """Waits until every job is done; also those planned for later, if they are meant."""
-        while not await books.settled(self.database, self.jobs, plans=plans):  # noqa: ASYNC110 - in whichever process
+        while not await checks.settled(self.database, self.jobs, plans=plans):  # noqa: ASYNC110 - in whichever process
             await asyncio.sleep(0.005)
 
     async def _answer_as_boss(self, town: Village) -> None:
@@ -103,7 +103,7 @@ async def _either(*waiting: Awaitable[Any]) -> None:
 async def test_a_process_that_dies_with_any_of_its_writes_leaves_nothing_undone_or_done_twice(
     database: Database, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live_output, "_FLUSH_SECONDS", 0)  # Each word that is said is a write of its own.
+    monkeypatch.setattr(live_output, "FLUSH_SECONDS", 0)  # Each word that is said is a write of its own.
     lives = Lives(database, tmp_path)
     deaths, alive = 0, False
     while not alive:
@@ -120,7 +120,7 @@ async def test_a_process_that_dies_with_any_of_its_writes_leaves_nothing_undone_
     assert deaths > 10
     async with lives.life():
         await asyncio.wait_for(lives.finished(plans=True), 10)
-    await books.check(database, lives.jobs, lives.book, town.agent)
+    await checks.check(database, lives.jobs, lives.book, town.agent)
 
 
 @pytest.mark.spec("6.4")
@@ -140,7 +140,7 @@ async def test_a_result_that_the_next_process_found_does_not_come_by_inbox_too(
     await Sweeper(Ledger(database)).clean_up_dead_nodes(now_ms() + 1)  # The dead are noticed after the run has ended.
     async with lives.life():
         await asyncio.wait_for(lives.finished(), 10)
-    await books.check(database, lives.jobs, lives.book, town.agent)
+    await checks.check(database, lives.jobs, lives.book, town.agent)
 
 
 class Cut:
@@ -327,7 +327,7 @@ async def test_a_run_that_was_canceled_while_its_process_was_dead_leaves_nothing
 async def test_an_agent_that_another_called_leaves_no_run_open_where_both_die(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(subagent_runs, "_ATTEMPTS", 1)  # The dead need not try again.
+    monkeypatch.setattr(subagent_runs, "MAX_CLOSE_ATTEMPTS", 1)  # The dead need not try again.
     cut = Cut(database, tmp_path)
 
     async def dies(request: ModelRequest) -> str:

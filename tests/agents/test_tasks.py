@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from tests.agents.chaos.clerk import elsewhere
-from tests.agents.mortal import Mortal
-from tests.agents.village import Village, agent, village
-from tests.agents.workers import Workers, at_rest, kind_of, the_tasks
+from tests.agents.agent_harness import Village, agent, village
+from tests.agents.chaos.job_agent import elsewhere
+from tests.agents.crashing_database import Mortal
+from tests.agents.scripted_sessions import Workers, at_rest, kind_of, the_tasks
 from toolspace import tool
 from toolspace.agents import tasks as work
 from toolspace.agents.tasks import MAX_RUNNING_TASKS, NewTask
@@ -532,7 +532,7 @@ async def test_only_a_task_of_the_agent_that_runs_can_be_canceled(sqlite: Databa
     async with village(sqlite, ada, bob, folder=tmp_path, owns=False) as town:
         await town.push("begin")
         (task,) = await at_rest(town)
-        with pytest.raises(RefusedError, match="has ended already: it is completed"):
+        with pytest.raises(RefusedError, match="has already ended: it is completed"):
             await town.ledger.commit(work.cancel, town.agent, task.id)
         with pytest.raises(RefusedError, match="has no task"):
             await town.ledger.commit(work.cancel, town.agents[1], task.id)

@@ -1,21 +1,59 @@
-"""An agent as a program or a configuration describes it: who it is, what it thinks with, what it may use. Runs none."""
+"""Describes an agent: its instructions, model, tools, settings and limits. Opens nothing and runs nothing.
+
+Programs create an `Agent`; configuration becomes one through `Agent.from_spec`. `registry.py` opens what it needs.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, Literal
 
-from toolspace.agents.loop import LoopSettings
-from toolspace.agents.run_budget import RunLimits
-from toolspace.config.agent_settings import AgentModelSettings
+import msgspec
+
+from toolspace.config.agent_settings import AgentLimits, AgentModelSettings
 from toolspace.config.configuration import AgentSpec
-from toolspace.core.model import Model, ModelSettings
+from toolspace.core.ids import derived_id
+from toolspace.core.model import DEFAULT_SETTINGS, Model, ModelSettings, ToolChoice
 from toolspace.core.names import agent_name_problem
 from toolspace.core.tool import Tool
 from toolspace.errors import RegistrationError
 
+DEFAULT_MAX_STEPS = 20
+DEFAULT_MAX_DEPTH = 8
+
+
+class LoopSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How the model and its tools take turns in one run."""
+
+    max_steps: int = DEFAULT_MAX_STEPS
+    tool_choice: ToolChoice = "auto"
+    max_tool_calls_per_turn: int | None = None
+    """None: the limit of the toolspace."""
+    review: Literal["rules", "model"] = "rules"
+    """Who decides after a failed call whether the run continues."""
+    model_settings: ModelSettings = DEFAULT_SETTINGS
+
+
+class RunLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """What one run may use, including the runs of the agents that it calls. None: unlimited."""
+
+    max_tokens: int | None = None
+    max_cost: float | None = None
+    """US dollars."""
+    timeout: float | None = None
+    """Seconds."""
+    max_depth: int = DEFAULT_MAX_DEPTH
+    """How many agents a chain of calls may have, this one included."""
+
+
+def entity_id_for(name: str) -> str:
+    """The id of an agent's entity on every gateway."""
+    return derived_id("ent", "agent", name)
+
+
 _DEFAULT_SETTINGS = LoopSettings()
 _DEFAULT_LIMITS = RunLimits()
+_DEFAULT_CYCLE_LIMITS = AgentLimits()
 
 
 class Agent:
@@ -23,9 +61,9 @@ class Agent:
 
         Agent("researcher", system="You find things out.", model="openai:gpt-5", tools=[search])
 
-    `model` is `provider:name`, a `Model`, or nothing: then it is one whose key is in the environment. `tools` are its
-    own, beside those of the toolspace that it is in. `agents` are those that it may call, by name or as they are;
-    `destinations` those that it may hand what it was asked to.
+    `model` is `provider:name`, a `Model`, or None: then the provider whose API key is in the environment. `tools` are
+    private to the agent; it can also use the tools of its toolspace. `agents` are the agents that it may call, and
+    `destinations` the agents that it may hand a request off to: `Agent` objects or names.
     """
 
     __slots__ = (
@@ -57,8 +95,8 @@ class Agent:
         limits: RunLimits = _DEFAULT_LIMITS,
         spec: AgentSpec | None = None,
     ) -> None:
-        if (fault := agent_name_problem(name)) is not None:
-            raise RegistrationError(f'"{name}" {fault}')
+        if (problem := agent_name_problem(name)) is not None:
+            raise RegistrationError(f'"{name}" {problem}')
         self.name = name
         self.description = description
         """What other agents read about it."""
@@ -71,15 +109,15 @@ class Agent:
         self.subagents = _names(self._agents)
         """The names of the agents that it may call."""
         self.destinations = _names(self._destinations)
-        """The names of the agents that it may hand its request to."""
+        """The names of the agents that it may hand its request off to."""
         self.settings = settings
         self.limits = limits
         self.spec = spec
-        """The configuration that describes it, where one does."""
+        """The configuration that it was created from; None for an agent of a program."""
 
     @classmethod
     def from_spec(cls, spec: AgentSpec) -> Agent:
-        """The agent that configuration describes."""
+        """Creates the agent that configuration describes."""
         model, loop, limits = spec.model, spec.loop, spec.limits
         return cls(
             spec.name,
@@ -111,16 +149,21 @@ class Agent:
 
     @property
     def has_own_tools(self) -> bool:
-        """Whether it has tools, or settings of tools, that are its alone."""
+        """Whether it has tools, or settings of tools, that no other agent has."""
         return bool(self.tools) or (self.spec is not None and self.spec.has_own_tools)
 
+    @property
+    def cycle_limits(self) -> AgentLimits:
+        """How often it may run, and how many inbox events one cycle takes."""
+        return self.spec.limits if self.spec is not None else _DEFAULT_CYCLE_LIMITS
+
     def referenced_agents(self) -> Iterator[Agent]:
-        """The agents that were given with it, as agents and not by name."""
-        return (one for one in (*self._agents, *self._destinations) if isinstance(one, Agent))
+        """The agents that were passed to it as objects, not by name."""
+        return (agent for agent in (*self._agents, *self._destinations) if isinstance(agent, Agent))
 
     def __repr__(self) -> str:
         return f"Agent({self.name!r})"
 
 
 def _names(agents: tuple[Agent | str, ...]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(one if isinstance(one, str) else one.name for one in agents))
+    return tuple(dict.fromkeys(agent if isinstance(agent, str) else agent.name for agent in agents))

@@ -1,6 +1,7 @@
-"""An agent answers a request, here and in memory: for programs, and for agents that call it. Keeps nothing.
+"""Runs an agent to answer one request of a program or of another agent, in this process.
 
-Follows hand-offs: whoever the request is handed to answers it in the place of the one that was asked.
+`Toolspace.run_agent` and the tools `agent__{name}` use it. Follows handoffs: the agent that gets the request answers
+it. Stores nothing itself; on the gateway, a `RunRecorder` stores the run.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from typing import Any, Literal, cast
 
 import msgspec
 
+from toolspace.agents.agent_run import AgentRun, Handoff, PreparedAgent, find_agent_run
 from toolspace.agents.loop import AgentLoop, EndReason, RunOutcome, is_prebuilt_action
-from toolspace.agents.registry import AgentRegistry, AgentResources, FinalRunStatus, RunRecorder
-from toolspace.agents.run_budget import AgentRun, find_agent_run
+from toolspace.agents.registry import AgentRegistry, FinalRunStatus, RunRecorder
 from toolspace.core import json_text
 from toolspace.core.context import ToolContext
 from toolspace.core.interfaces import Allow, Decision, Deny
@@ -27,7 +28,7 @@ from toolspace.orchestrator.run import Run
 from toolspace.orchestrator.trace import Span
 
 _log = logging.getLogger("toolspace.agents")
-_INHERITED = (
+_INHERITED_FIELDS = (
     "task_id",
     "user_id",
     "allowed_paths",
@@ -40,76 +41,59 @@ _INHERITED = (
     "tasks",
     "caller_client",
 )
-"""What holds for an agent as it does for whoever asks it, unless that is only how its toolspace has it."""
+"""Fields of the caller's context that also hold for the agent, unless they are the defaults of the caller's
+toolspace."""
 _CANCELED = "the run was canceled"
-_DONE: frozenset[str] = frozenset(("answered", "reported", "skipped"))
+_SUCCESSFUL_ENDS: frozenset[str] = frozenset(("answered", "reported", "skipped"))
 
 AgentEndReason = EndReason | Literal["failed"]
-"""How it ended: as a loop does, or because its model did not answer."""
+"""Why the run of an agent ended: as a loop does, or because of an error."""
 
 
 class AgentResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of a request to an agent."""
+    """The result of a request to an agent."""
 
     ok: bool
     text: str = ""
-    """The answer: the content of the final report, else what the model said last."""
+    """The answer: the content of the final report, else the model's last text."""
     report: Mapping[str, Any] | None = None
-    """The final report, where it gave one."""
+    """The final report; None if the agent gave none."""
     end: AgentEndReason = "answered"
     error: str | None = None
-    """Why there is no answer, or not a whole one."""
+    """Why the answer is missing or incomplete."""
     error_kind: ErrorKind | None = None
     agent: str = ""
-    """Who answered."""
+    """The agent that answered."""
     path: tuple[str, ...] = ()
-    """Who had the request, in order: the last one answered, the others handed it on."""
+    """The agents that had the request, in order: the last one answered, the others handed it off."""
     usage: Usage = NO_USAGE
-    """Of all of them, and of the agents that they called."""
+    """Of all agents in the path, and of the agents that they called."""
     steps: int = 0
     turns: Sequence[Turn] = ()
-    """What the one that answered was told and has said."""
+    """The conversation of the agent that answered."""
     run_id: str = ""
     trace: Span | None = None
-    """What it did, as a tree: turns, calls, and the runs of agents that it called."""
+    """The operation tree: turns, calls, and the runs of called agents."""
 
     @property
     def value(self) -> Any:
-        """The answer as data: what a report in JSON has, else the text."""
+        """The answer as data: the JSON content of the report, else the text."""
         if self.report is not None and "content_json" in self.report:
             return self.report["content_json"]
         return self.text
 
 
 class AgentRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request to an agent, and who asks."""
+    """A request to an agent."""
 
     prompt: str
     caller: ToolContext
     parent: AgentRun | None = None
-    """The agent that waits for the answer."""
+    """The run that waits for the answer; None: a program waits."""
     listener: ModelListener | None = None
-    """Hears the model write."""
+    """Receives the model's output while the model writes it."""
     max_steps: int | None = None
-    """None: as the agent's own ways say."""
-
-
-async def run_request(crew: AgentRegistry, name: str, errand: AgentRequest) -> AgentResult:
-    """Has an agent answer. What goes wrong is in the result; raises only where there is no such agent."""
-    crew.get(name)
-    path: tuple[str, ...] = ()
-    advice: list[str] = []
-    usage, steps = NO_USAGE, 0
-    while True:
-        leg = await _answer(crew, name, errand, path, advice)
-        path = (*path, name)
-        usage, steps = usage + leg.usage, steps + leg.steps
-        handoff = leg.handoff
-        if handoff is None:
-            return msgspec.structs.replace(leg.result, path=path, usage=usage, steps=steps)
-        if handoff.message:
-            advice.append(f"ADVICE from router: {handoff.message}")
-        name = handoff.agent
+    """None: the agent's own setting."""
 
 
 async def run_agent(
@@ -121,10 +105,13 @@ async def run_agent(
     listen: ModelListener | None = None,
     max_steps: int | None = None,
 ) -> AgentResult:
-    """For programs: as `ask`. In a tool that an agent called, the answer is a part of that agent's run."""
+    """Runs an agent for a program. Errors are in the result; raises `ToolNotFoundError` if there is no such agent.
+
+    Called in a tool that an agent has called, the new run is part of that agent's run.
+    """
     call = current_call.get()
     caller = call.context if call is not None else ToolContext()
-    errand = AgentRequest(
+    request = AgentRequest(
         prompt=json_text.valid_text(prompt),
         caller=caller if context is None else context.with_defaults(caller),
         parent=find_agent_run(caller),
@@ -133,121 +120,112 @@ async def run_agent(
     )
     agents.get(name)
     try:
-        if errand.parent is not None:
-            errand.parent.check_depth(name)
+        if request.parent is not None:
+            request.parent.check_depth(name)
     except ToolError as error:
-        return _failed(name, error)
-    return await run_request(agents, name, errand)
+        return _error_result(name, error)
+    return await run_request(agents, name, request)
 
 
-class _OnAnErrand:
-    """What an agent may not do in a run that answers another: its inbox is for the cycles of its own."""
-
-    rule = "an agent that answers another has no inbox"
-
-    def decide(self, tool: Tool, context: ToolContext) -> Decision:
-        if is_prebuilt_action(tool, "peek_inbox") or is_prebuilt_action(tool, "skip"):
-            return Deny(f'"{tool.name}" is for an agent\'s own cycles; this run answers a request')
-        return Allow()
-
-
-_ON_AN_ERRAND = _OnAnErrand()
-
-
-class _Leg(msgspec.Struct, frozen=True):
-    """One agent's part of an errand."""
-
-    result: AgentResult
-    frame: AgentRun | None = None
-
-    @property
-    def handoff(self) -> Any:
-        return self.frame.handoff if self.frame is not None and self.result.end == "handed_off" else None
-
-    @property
-    def usage(self) -> Usage:
-        return self.frame.usage if self.frame is not None else NO_USAGE
-
-    @property
-    def steps(self) -> int:
-        return self.result.steps
+async def run_request(agents: AgentRegistry, name: str, request: AgentRequest) -> AgentResult:
+    """Runs an agent, and the agents that it hands the request off to. Errors are in the result; raises
+    `ToolNotFoundError` if there is no such agent."""
+    agents.get(name)
+    path: tuple[str, ...] = ()
+    advice: list[str] = []
+    usage, steps = NO_USAGE, 0
+    while True:
+        result, run = await _run_one(agents, name, request, path, advice)
+        path = (*path, name)
+        steps += result.steps
+        handoff: Handoff | None = None
+        if run is not None:
+            usage += run.budget.usage
+            handoff = run.handoff if result.end == "handed_off" else None
+        if handoff is None:
+            return msgspec.structs.replace(result, path=path, usage=usage, steps=steps)
+        if handoff.message:
+            advice.append(f"ADVICE from router: {handoff.message}")
+        name = handoff.agent
 
 
-async def _answer(
-    crew: AgentRegistry, name: str, errand: AgentRequest, before: tuple[str, ...], advice: Sequence[str]
-) -> _Leg:
+async def _run_one(
+    agents: AgentRegistry, name: str, request: AgentRequest, path: tuple[str, ...], advice: Sequence[str]
+) -> tuple[AgentResult, AgentRun | None]:
+    """Runs one agent of the path. Returns no run if it could not start."""
     try:
-        async with crew.acquire(name) as member:
-            frame = member.new_run(errand.prompt, parent=errand.parent, before=before)
-            return _Leg(await _work(crew, member, frame, errand, advice), frame)
+        async with agents.acquire(name) as prepared:
+            if request.max_steps is not None:
+                settings = msgspec.structs.replace(prepared.settings, max_steps=request.max_steps)
+                prepared = msgspec.structs.replace(prepared, settings=settings)
+            run = AgentRun(prepared.agent, request=request.prompt, parent=request.parent, previous_agents=path)
+            run.turns.append(UserTurn("\n\n".join((request.prompt, *advice))))
+            return await _run_prepared(agents, prepared, run, request), run
     except (ModelError, ToolError, RefusedError, StorageError) as error:
-        return _Leg(_failed(name, error))
-    except Exception as error:  # Of the toolspace that is its own: whoever asked is to hear of it, and go on.
-        _log.exception('the agent "%s" could not begin', name)
-        return _Leg(_failed(name, error))
+        return _error_result(name, error), None
+    except Exception as error:  # From the agent's own toolspace: the caller gets it as a result and continues.
+        _log.exception('agent "%s": the run could not start', name)
+        return _error_result(name, error), None
 
 
-async def _work(
-    crew: AgentRegistry, member: AgentResources, frame: AgentRun, errand: AgentRequest, advice: Sequence[str]
+async def _run_prepared(
+    agents: AgentRegistry, prepared: PreparedAgent, run: AgentRun, request: AgentRequest
 ) -> AgentResult:
-    context = _context_of(frame, errand.caller)
-    if crew.run_recorders is not None:
-        home = await crew.run_recorders.open(frame, errand.caller, context, member.tools)
+    context = _build_context(run, request.caller)
+    if agents.run_recorders is not None:
+        recorder = await agents.run_recorders.open(run, request.caller, context, prepared.tools)
     else:
-        home = RunRecorder(context, listen=errand.listener)
-    context = home.context
-    run = _run_of(member, frame, home, errand.caller)
-    loop = AgentLoop(
-        member.model,
-        member.tools,
-        run,
-        agent_run=frame,
-        system=request_system_prompt(member, frame, context),
-        turns=[UserTurn("\n\n".join((errand.prompt, *advice)))],
+        recorder = RunRecorder(context, listen=request.listener)
+    context = recorder.context
+    tool_run = prepared.open_tool_run(
+        id=recorder.run_id,
         context=context,
-        settings=_ways(member, errand),
-        reviewer=member.new_reviewer(),
-        hooks=home,
+        policy=_NO_INBOX,
+        session=context.session_id,
+        seconds=min(run.budget.remaining_seconds, request.caller.remaining_seconds),
     )
+    tool_run.trace.attributes["agent"] = run.name
+    system = request_system_prompt(prepared, run, context)
+    loop = AgentLoop(prepared, run, tool_run, system=system, context=context, hooks=recorder)
     try:
-        result = await _think(loop, frame, home)
-    except BaseException:  # Whoever waits was canceled. What is kept of the run has to end all the same.
-        run.trace.end("canceled")
-        crew.run_in_background(home.close("canceled", frame.usage, _CANCELED))
+        result = await _run_loop(loop, recorder)
+    except BaseException:  # The caller was canceled: the stored run must end all the same.
+        tool_run.trace.end("canceled")
+        agents.run_in_background(recorder.close("canceled", run.budget.usage, _CANCELED))
         raise
-    _end_trace(run, frame, result)
-    await asyncio.shield(
-        crew.run_in_background(home.close(_status(result), frame.usage, None if result.ok else result.error))
-    )
+    _end_trace(tool_run, run, result)
+    error = None if result.ok else result.error
+    await asyncio.shield(agents.run_in_background(recorder.close(_run_status(result), run.budget.usage, error)))
     return result
 
 
-async def _think(loop: AgentLoop, frame: AgentRun, home: RunRecorder) -> AgentResult:
+async def _run_loop(loop: AgentLoop, recorder: RunRecorder) -> AgentResult:
+    run = loop.agent_run
     scope = asyncio.timeout(None)
     try:
         async with scope:
-            home.stop_run = lambda: scope.reschedule(0)
+            recorder.stop_run = lambda: scope.reschedule(0)
             try:
-                return _result(await loop.run(), loop, frame)
+                return _result(await loop.run(), loop)
             finally:
-                home.stop_run = None
+                recorder.stop_run = None
     except ModelError as error:
-        failed = _failed(frame.name, error)
-        if (reason := frame.exhausted_reason()) is not None:
-            failed = msgspec.structs.replace(failed, end="limit", error=reason, error_kind="limit_exceeded")
+        result = _error_result(run.name, error)
+        if (reason := run.budget.exhausted_reason()) is not None:
+            result = msgspec.structs.replace(result, end="limit", error=reason, error_kind="limit_exceeded")
     except Exception as error:
         if scope.expired():
-            failed = AgentResult(ok=False, end="stopped", error=_CANCELED, error_kind="canceled", agent=frame.name)
-        else:  # A model is another's code.
-            _log.exception('the agent "%s" broke off', frame.name)
-            failed = _failed(frame.name, error)
-    said = next((turn.text for turn in reversed(loop.turns) if isinstance(turn, ModelTurn) and turn.text), "")
-    return msgspec.structs.replace(failed, text=said, **_books(loop))
+            result = AgentResult(ok=False, end="stopped", error=_CANCELED, error_kind="canceled", agent=run.name)
+        else:  # A model is code of others and may raise anything.
+            _log.exception('agent "%s": the run failed', run.name)
+            result = _error_result(run.name, error)
+    text = next((turn.text for turn in reversed(run.turns) if isinstance(turn, ModelTurn) and turn.text), "")
+    return msgspec.structs.replace(result, text=text, **_run_fields(loop))
 
 
-def _result(outcome: RunOutcome, loop: AgentLoop, frame: AgentRun) -> AgentResult:
+def _result(outcome: RunOutcome, loop: AgentLoop) -> AgentResult:
     report = outcome.report
-    ok, error, kind = outcome.end in _DONE, outcome.reason, None
+    ok, error, kind = outcome.end in _SUCCESSFUL_ENDS, outcome.reason, None
     if report is not None and report.get("status") == "failure":
         ok, error = False, outcome.answer or "it reported a failure"
     elif outcome.end == "stopped":
@@ -263,16 +241,12 @@ def _result(outcome: RunOutcome, loop: AgentLoop, frame: AgentRun) -> AgentResul
         end=outcome.end,
         error=error,
         error_kind=cast("ErrorKind | None", kind),
-        agent=frame.name,
-        **_books(loop),
+        agent=loop.agent_run.name,
+        **_run_fields(loop),
     )
 
 
-def _books(loop: AgentLoop) -> dict[str, Any]:
-    return {"steps": loop.steps, "turns": tuple(loop.turns), "run_id": loop.tool_run.id, "trace": loop.tool_run.trace}
-
-
-def _failed(name: str, error: Exception) -> AgentResult:
+def _error_result(name: str, error: Exception) -> AgentResult:
     text = json_text.valid_text(str(error)) or type(error).__name__
     kind: ErrorKind = "execution_error"
     if isinstance(error, ModelError):
@@ -282,60 +256,64 @@ def _failed(name: str, error: Exception) -> AgentResult:
     return AgentResult(ok=False, end="failed", error=text, error_kind=kind, agent=name)
 
 
-def _context_of(frame: AgentRun, caller: ToolContext) -> ToolContext:
-    """The context of an agent's calls. What the caller narrowed for this call stays narrow."""
+def _run_fields(loop: AgentLoop) -> dict[str, Any]:
+    """The fields of a result that tell what the run did."""
+    run, tool_run = loop.agent_run, loop.tool_run
+    return {"steps": run.steps, "turns": tuple(run.turns), "run_id": tool_run.id, "trace": tool_run.trace}
+
+
+def _build_context(run: AgentRun, caller: ToolContext) -> ToolContext:
+    """The context of the agent's calls. What the caller has restricted for this call stays restricted."""
     call = current_call.get()
-    usual = cast("ToolOrchestrator", call.owner).context if call is not None else ToolContext()
-    given = {field: getattr(caller, field) for field in _INHERITED}
-    own = {field: value for field, value in given.items() if value is not None and value != getattr(usual, field)}
-    # The same session: what its tools store away can be read by whoever gets its answer.
-    return ToolContext(**own, session_id=caller.session_id, agent_id=frame.name, agent=frame)
+    defaults = cast("ToolOrchestrator", call.owner).context if call is not None else ToolContext()
+    values = {field: getattr(caller, field) for field in _INHERITED_FIELDS}
+    inherited = {
+        field: value for field, value in values.items() if value is not None and value != getattr(defaults, field)
+    }
+    # The caller's session: the caller can read the outputs that the agent's tools store.
+    return ToolContext(**inherited, session_id=caller.session_id, agent_id=run.name, agent=run)
 
 
-def _run_of(member: AgentResources, frame: AgentRun, home: RunRecorder, caller: ToolContext) -> Run:
-    seconds = min(frame.remaining_seconds, caller.remaining_seconds)
-    run = member.tools.run(
-        id=home.run_id,
-        context=home.context,
-        policy=_ON_AN_ERRAND,
-        session=home.context.session_id,
-        deadline=None if seconds == float("inf") else seconds,
-        **member.run_options(),
-    )
-    run.trace.attributes["agent"] = frame.name
-    return run
-
-
-def _ways(member: AgentResources, errand: AgentRequest) -> Any:
-    ways = member.agent.settings
-    return ways if errand.max_steps is None else msgspec.structs.replace(ways, max_steps=errand.max_steps)
-
-
-def request_system_prompt(member: AgentResources, frame: AgentRun, context: ToolContext) -> str:
-    """What the model is told before the conversation."""
-    if frame.parent is not None:
-        reader = (
-            f'You were called by the agent "{frame.parent.name}": your answer goes to it, not to a person. '
+def request_system_prompt(prepared: PreparedAgent, run: AgentRun, context: ToolContext) -> str:
+    """The system prompt of a run that answers a request."""
+    if run.parent is not None:
+        recipient = (
+            f'You were called by the agent "{run.parent.name}": your answer goes to it, not to a person. '
             "Answer with what it asked for and nothing else; say what you could not find out."
         )
     else:
-        reader = "What you say last, or your final report, is the answer."
-    tools = member.tools.instructions(context=context)
+        recipient = "What you say last, or your final report, is the answer."
+    tool_instructions = prepared.tools.instructions(context=context)
     parts = (
-        member.agent.system.strip(),
-        f'You are the agent "{frame.name}". {reader}',
-        f"TOOLS:\n{tools}" if tools else "",
+        prepared.agent.system.strip(),
+        f'You are the agent "{run.name}". {recipient}',
+        f"TOOLS:\n{tool_instructions}" if tool_instructions else "",
     )
     return "\n\n".join(filter(None, parts))
 
 
-def _end_trace(run: Run, frame: AgentRun, result: AgentResult) -> None:
-    run.trace.attributes["usage"] = msgspec.to_builtins(frame.usage)
-    run.trace.attributes["end"] = result.end
-    run.trace.end("ok" if result.ok or result.end == "handed_off" else _status(result))
+def _end_trace(tool_run: Run, run: AgentRun, result: AgentResult) -> None:
+    tool_run.trace.attributes["usage"] = msgspec.to_builtins(run.budget.usage)
+    tool_run.trace.attributes["end"] = result.end
+    status = _run_status(result)
+    tool_run.trace.end("ok" if status == "completed" else status)
 
 
-def _status(result: AgentResult) -> FinalRunStatus:
+def _run_status(result: AgentResult) -> FinalRunStatus:
     if result.ok or result.end == "handed_off":
         return "completed"
     return "canceled" if result.error_kind == "canceled" else "failed"
+
+
+class _NoInboxPolicy:
+    """Denies the inbox tools: the inbox belongs to the agent's own cycles."""
+
+    rule = "an agent that answers another has no inbox"
+
+    def decide(self, tool: Tool, context: ToolContext) -> Decision:
+        if is_prebuilt_action(tool, "peek_inbox", "skip"):
+            return Deny(f'"{tool.name}" is for an agent\'s own cycles; this run answers a request')
+        return Allow()
+
+
+_NO_INBOX = _NoInboxPolicy()

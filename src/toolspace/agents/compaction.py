@@ -1,4 +1,7 @@
-"""Keeps what an agent has in mind within bounds: older cycles are summarised, and archived to a file that it reads."""
+"""Limits the stored conversation of an agent: archives its older cycles to a file and replaces them by a summary.
+
+The cycle runner calls it after each cycle, while it has the session's lease. `session_archive_read` reads the files.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from toolspace.agents import cycle_transactions
-from toolspace.agents.cycle_transactions import LeaseLost, SessionLease
+from toolspace.agents.cycle_transactions import SessionLease
+from toolspace.agents.history import render_transcript, shorten_middle, shorten_text
+from toolspace.config.agent_settings import ConsciousnessSettings
 from toolspace.core import json_text
 from toolspace.core.model import (
     DEFAULT_SETTINGS,
@@ -29,15 +34,15 @@ from toolspace.storage.queries import sessions
 from toolspace.storage.queries.sessions import HistoryTurn
 
 _log = logging.getLogger("toolspace.agents")
-_LONGEST_TRANSCRIPT = 200_000
-"""Characters that a model is given to summarise at once."""
-_LONGEST_SUMMARY = 12_000
-_MOST_ARCHIVES = 50
+_MAX_TRANSCRIPT = 200_000
+"""Characters that a model gets to summarize at once."""
+_MAX_SUMMARY = 12_000
+_MAX_ARCHIVES = 50
 _ARCHIVES = "\n\nARCHIVES of those cycles, for session_archive_read: "
-_LONGEST_RESULT = 2_000
-"""Characters of one result in a transcript that is to be summarised; the archive has all of it."""
+_MAX_RESULT = 2_000
+"""Characters of one result in the transcript that is summarized; the archive has all of it."""
 
-_SUMMARISE = """\
+_SUMMARIZE = """\
 You keep the memory of an agent. Below is what it went through, in cycles, and the summary of what was before. Write \
 the summary that replaces both: facts, decisions, promises, open questions, names and ids that it will need again, \
 results that matter. Leave out what is settled and will not come up again. Plain text, at most 800 words."""
@@ -45,128 +50,101 @@ results that matter. Leave out what is settled and will not come up again. Plain
 
 async def compact(
     ledger: Ledger,
-    hold: SessionLease,
+    lease: SessionLease,
     model: Model,
+    limits: ConsciousnessSettings,
     *,
-    max_tokens: int,
-    min_recent_cycles: int,
-    folder: Path,
+    archive_dir: Path,
     settings: ModelSettings = DEFAULT_SETTINGS,
 ) -> bool:
-    """Condenses what a session remembers, if it is too much. Whether it did."""
-    if await ledger.read(sessions.count_tokens, hold.session_id) <= max_tokens:
+    """Compacts the conversation of a session if it is longer than `limits.max_tokens`. Returns whether it did."""
+    if await ledger.read(sessions.count_tokens, lease.session_id) <= limits.max_tokens:
         return False
-    rows = await ledger.read(sessions.list_turns, hold.session_id)
-    # What a run that waits for a result was told and has said, it will need again, and not in other words.
-    open_runs = await ledger.read(run_rows.list_open_of_agent, hold.agent_entity_id)
-    old = _older([row for row in rows if row.run_id not in open_runs], min_recent_cycles)
-    if not old:
+    rows = await ledger.read(sessions.list_turns, lease.session_id)
+    # A run that waits for a result needs its turns unchanged.
+    open_runs = await ledger.read(run_rows.list_open_of_agent, lease.agent_entity_id)
+    old_rows = _select_old([row for row in rows if row.run_id not in open_runs], limits.min_recent_cycles)
+    if not old_rows:
         return False
-    session = await ledger.read(sessions.find, hold.session_id)
-    before, archives = _parts(session.summary if session is not None else None)
-    name = f"cycles-{old[0].cycle:06d}-{old[-1].cycle:06d}.md"
+    session = await ledger.read(sessions.find, lease.session_id)
+    previous_summary, archives = _split_summary(session.summary if session is not None else None)
+    name = f"cycles-{old_rows[0].cycle:06d}-{old_rows[-1].cycle:06d}.md"
     try:
-        # The file first: whoever is cut off here writes the same file again.
-        await asyncio.to_thread(_write, folder, name, render_transcript(old))
+        # The file comes first: after an interruption here, the same file is written again.
+        await asyncio.to_thread(_write_archive, archive_dir, name, render_transcript(old_rows))
     except OSError as error:
-        _log.warning("what an agent went through could not be archived, and stays as it is: %s", error)
+        _log.warning("session %s: its older cycles could not be archived and stay: %s", lease.session_id, error)
         return False
-    names = [*(one for one in archives if one != name), name][-_MOST_ARCHIVES:]
-    summary = f"{await _summary(model, settings, before, old)}{_ARCHIVES}{', '.join(names)}"
-    await ledger.commit(_condense, hold, old[-1].seq + 1, summary, open_runs)
-    _log.info("session %s: cycles up to %d were condensed", hold.session_id, old[-1].cycle)
+    names = [*(archive for archive in archives if archive != name), name][-_MAX_ARCHIVES:]
+    summary = f"{await _summarize(model, settings, previous_summary, old_rows)}{_ARCHIVES}{', '.join(names)}"
+    await ledger.commit(_replace_by_summary, lease, old_rows[-1].seq + 1, summary, open_runs)
+    _log.info("session %s: cycles up to %d were compacted", lease.session_id, old_rows[-1].cycle)
     return True
 
 
-def render_transcript(rows: Sequence[HistoryTurn], *, longest_result: int | None = None) -> str:
-    """What happened, for people and models to read."""
-    parts: list[str] = []
-    for cycle, turns in itertools.groupby(rows, key=lambda row: row.cycle):
-        parts.append(f"## Cycle {cycle}")
-        for row in turns:
-            turn = row.stored.turn
-            if isinstance(turn, UserTurn):
-                parts.append(turn.text)
-            elif isinstance(turn, ModelTurn):
-                said = [turn.text] if turn.text else []
-                parts.append("\n".join([*said, *(f"→ {one.name} {one.arguments}" for one in turn.calls)]))
-            else:
-                parts.append("\n".join(f"← {one.name}: {_cut(one.text, longest_result)}" for one in turn.results))
-    return "\n\n".join(filter(None, parts)) + "\n"
-
-
-def _older(rows: Sequence[HistoryTurn], min_recent_cycles: int) -> list[HistoryTurn]:
+def _select_old(rows: Sequence[HistoryTurn], min_recent_cycles: int) -> list[HistoryTurn]:
+    """The turns before the recent cycles."""
     cycles = list(dict.fromkeys(row.cycle for row in rows))
-    recent = set(cycles[-min_recent_cycles:]) if min_recent_cycles else set[int]()
-    # What one run is about stays together, also where it went on in a later cycle.
-    runs = {row.run_id for row in rows if row.cycle in recent and row.run_id is not None}
-    old: list[HistoryTurn] = []
+    recent_cycles = set(cycles[-min_recent_cycles:]) if min_recent_cycles else set[int]()
+    # The turns of one run stay together, even if it continued in a later cycle.
+    recent_runs = {row.run_id for row in rows if row.cycle in recent_cycles and row.run_id is not None}
+    old_rows: list[HistoryTurn] = []
     for row in rows:
-        if row.cycle in recent or row.run_id in runs:
+        if row.cycle in recent_cycles or row.run_id in recent_runs:
             break
-        old.append(row)
-    # Calls and their answers are not torn apart.
-    while old and isinstance(old[-1].stored.turn, ModelTurn) and len(old) < len(rows):
-        following = rows[len(old)].stored.turn
-        if not isinstance(following, ResultsTurn):
+        old_rows.append(row)
+    # Calls and their results stay together.
+    while old_rows and isinstance(old_rows[-1].stored.turn, ModelTurn) and len(old_rows) < len(rows):
+        next_turn = rows[len(old_rows)].stored.turn
+        if not isinstance(next_turn, ResultsTurn):
             break
-        old.pop()
-    return old
+        old_rows.pop()
+    return old_rows
 
 
-def _parts(summary: str | None) -> tuple[str, list[str]]:
-    """A summary without its last line, and the archives that are named there."""
+def _split_summary(summary: str | None) -> tuple[str, list[str]]:
+    """The text of a stored summary, and the names of the archives after it."""
     if summary is None or _ARCHIVES not in summary:
         return summary or "", []
     text, _, names = summary.rpartition(_ARCHIVES)
     return text, names.split(", ")
 
 
-async def _summary(model: Model, settings: ModelSettings, before: str, rows: Sequence[HistoryTurn]) -> str:
-    text = render_transcript(rows, longest_result=_LONGEST_RESULT)
-    if len(text) > _LONGEST_TRANSCRIPT:
-        text = f"{text[: _LONGEST_TRANSCRIPT // 2]}\n…\n{text[-_LONGEST_TRANSCRIPT // 2 :]}"
-    told = f"SUMMARY SO FAR:\n{before}\n\n{text}" if before else text
+async def _summarize(model: Model, settings: ModelSettings, previous_summary: str, rows: Sequence[HistoryTurn]) -> str:
+    transcript = shorten_middle(render_transcript(rows, max_result=_MAX_RESULT), _MAX_TRANSCRIPT)
+    prompt = f"SUMMARY SO FAR:\n{previous_summary}\n\n{transcript}" if previous_summary else transcript
     try:
-        turn = await model.respond(ModelRequest(system=_SUMMARISE, turns=[UserTurn(told)], settings=settings))
-        said = turn.text.strip()
+        turn = await model.respond(ModelRequest(system=_SUMMARIZE, turns=[UserTurn(prompt)], settings=settings))
+        summary = turn.text.strip()
     except ModelError as error:
-        _log.warning("no model could summarise what an agent went through: %s", error)
-        said = ""
-    if not said:
-        # Without a model: how each cycle began is better than nothing.
-        firsts = [rows_[0] for rows_ in _by_cycle(rows)]
-        lines = [f"- cycle {row.cycle}: {_cut(_text(row), 200)}" for row in firsts]
-        said = "\n".join([*([before] if before else []), *lines])
-    return json_text.storable_text(said[-_LONGEST_SUMMARY:])
+        _log.warning("%s could not summarize older cycles; keeping their first lines: %s", model.name, error)
+        summary = ""
+    if not summary:
+        first_rows = [next(group) for _, group in itertools.groupby(rows, key=lambda row: row.cycle)]
+        lines = [f"- cycle {row.cycle}: {shorten_text(_one_line(row), 200)}" for row in first_rows]
+        summary = "\n".join([*([previous_summary] if previous_summary else []), *lines])
+    return json_text.storable_text(summary[-_MAX_SUMMARY:])
 
 
-def _by_cycle(rows: Sequence[HistoryTurn]) -> list[list[HistoryTurn]]:
-    return [list(group) for _, group in itertools.groupby(rows, key=lambda row: row.cycle)]
-
-
-def _text(row: HistoryTurn) -> str:
+def _one_line(row: HistoryTurn) -> str:
     turn = row.stored.turn
     return " ".join((turn.text if isinstance(turn, UserTurn | ModelTurn) else "").split())
 
 
-def _cut(text: str, longest: int | None) -> str:
-    return text if longest is None or len(text) <= longest else f"{text[:longest]}…"
+def _replace_by_summary(
+    effects: Effects, lease: SessionLease, before: int, summary: str, open_runs: Sequence[str]
+) -> Program[None]:
+    yield from cycle_transactions.renew(lease)
+    yield from sessions.replace_by_summary(lease.session_id, before=before, summary=summary, except_runs=open_runs)
 
 
-def _condense(effects: Effects, hold: SessionLease, before: int, summary: str, besides: Sequence[str]) -> Program[None]:
-    if not (yield from sessions.renew_lease(hold.session_id, hold.token, lease_ms=cycle_transactions.LEASE_MS)):
-        raise LeaseLost(f'the session "{hold.session_id}" is held by another process')
-    yield from sessions.replace_by_summary(hold.session_id, before=before, summary=summary, except_runs=besides)
-
-
-def _write(folder: Path, name: str, text: str) -> None:
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    beside = folder / f".{name}.{os.getpid()}"
-    # Private: it has all that was said.
-    file = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with open(file, "w", encoding="utf-8", errors="replace") as opened:
-        opened.write(text)
-        opened.flush()
-        os.fsync(opened.fileno())
-    beside.replace(folder / name)
+def _write_archive(archive_dir: Path, name: str, text: str) -> None:
+    archive_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    temporary = archive_dir / f".{name}.{os.getpid()}"
+    # Readable by the owner only: it contains the whole conversation.
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with open(descriptor, "w", encoding="utf-8", errors="replace") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(archive_dir / name)

@@ -1,319 +1,244 @@
-"""One cycle of one session: a run of the loop, each step of it kept before it has an effect.
+"""Runs one cycle of one session: the loop, with each step stored before it has an effect.
 
-A cycle that was cut off goes on where its last step was kept: calls that ended are not made again.
+The cycle runner (`cycle_runner.py`) starts it and stores its end. A cycle that was interrupted continues from its last
+stored step and does not repeat calls that have ended: docs/internals/agents.md lists the cases.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, cast
 
 import msgspec
 
 from toolspace.agents import cycle_transactions
+from toolspace.agents.agent_run import AgentRun, Handoff, PreparedAgent, TaskInstructions
 from toolspace.agents.cycle_transactions import CycleStep, LeaseLost, SessionLease, StartedCycle
-from toolspace.agents.failure_review import ModelReviewer, RuleReviewer
-from toolspace.agents.handoff import handoff_path
 from toolspace.agents.history import RestoredConversation, restore, shorten
 from toolspace.agents.live_output import LiveOutput
-from toolspace.agents.loop import AgentLoop, LoopHooks, LoopSettings, PlannedCall, RunOutcome, is_prebuilt_action
+from toolspace.agents.loop import AgentLoop, LoopHooks, PlannedCall, RunOutcome, changes_space, is_prebuilt_action
 from toolspace.agents.prompt_builder import build_system_prompt, load_prompt_context
-from toolspace.agents.run_budget import AgentRun, Handoff, RunLimits
 from toolspace.core import json_text
-from toolspace.core.context import TaskHost, ToolContext
+from toolspace.core.context import ToolContext
 from toolspace.core.ids import new_id
 from toolspace.core.interfaces import Allow, Decision, Deny
-from toolspace.core.model import Model, ModelListener, ModelTurn, ResultsTurn, Turn, Usage, UserTurn
+from toolspace.core.model import ModelListener, ModelTurn, ResultsTurn, Turn, Usage, UserTurn
 from toolspace.core.records import OPEN_CALL, CallRecord
 from toolspace.core.result import PENDING_CALL_KEY, ToolResult
 from toolspace.core.tool import Tool
 from toolspace.errors import ErrorKind, ModelError
-from toolspace.orchestrator.orchestrator import ToolOrchestrator
 from toolspace.spaces import call_transactions, messaging, runs
 from toolspace.spaces.call_host import GatewayCallHost
 from toolspace.spaces.call_recorder import build_new_call
 from toolspace.spaces.ledger import Ledger
 from toolspace.spaces.pending_calls import PendingCalls
-from toolspace.storage.queries import sessions
 from toolspace.storage.queries.calls import NewCall
 
 _log = logging.getLogger("toolspace.agents")
 now = time.monotonic
 _FINAL_REPORT = "agent__final_report"
 _HANDOFF = "router__handoff-to"
-_SHORTENED_AT_MOST = 12
-
-
-class PreparedAgent(msgspec.Struct, frozen=True, kw_only=True):
-    """An agent, ready to think."""
-
-    name: str
-    entity_id: str
-    system: str
-    model: Model
-    tools: ToolOrchestrator
-    settings: LoopSettings = LoopSettings()
-    limits: RunLimits = RunLimits()
-    subagents: tuple[str, ...] = ()
-    destinations: tuple[str, ...] = ()
-    session_dir: Path | None = None
-    task_service: TaskHost | None = None
-    tool_filter: Callable[[Tool], bool] | None = None
-    """Which of the tools it is given; None: all."""
-    task_prompt: str | None = None
-    """What it is told in place of who it is and what it has in mind, where it does a piece of work and nothing else:
-    then its agent's inbox is not its concern either."""
-    task_id: str = ""
-
-
-class _ToolFilterPolicy:
-    """Lets a run use some of the tools alone, however it got to know of others."""
-
-    rule = "tools for this kind of work"
-
-    def __init__(self, offered: Callable[[Tool], bool]) -> None:
-        self._offered = offered
-
-    def decide(self, tool: Tool, context: ToolContext) -> Decision:
-        return Allow() if self._offered(tool) else Deny(f'"{tool.name}" is not for this kind of work')
+_MAX_SHORTENINGS = 12
 
 
 class Cycle(LoopHooks):
-    """One run of an agent, or of one of its tasks."""
+    """One run of an agent, or of one of its background tasks."""
 
     def __init__(
-        self,
-        desk: PendingCalls,
-        prepared: PreparedAgent,
-        lease: SessionLease,
-        started: StartedCycle,
-        *,
-        about: str = "",
+        self, pending_calls: PendingCalls, prepared: PreparedAgent, lease: SessionLease, started: StartedCycle
     ) -> None:
-        self._desk = desk
-        self._ledger: Ledger = desk.ledger
-        self._prepared = prepared
-        self._lease = lease
-        self.agent_entity_id = lease.agent_entity_id
-        self._cycle = started.cycle
+        self._ledger: Ledger = pending_calls.ledger
+        self.prepared = prepared
+        self.lease = lease
+        self.started = started
         self.run_id = started.run.id
-        self._run = started.run
-        self._is_new = bool(started.events)
-        self._about = about
-        self._room = GatewayCallHost(
-            desk,
+        self.agent_run = AgentRun(prepared.agent, steps=started.run.steps)
+        if started.run.usage:
+            self.agent_run.budget.usage = msgspec.convert(started.run.usage, Usage)
+        self.lease_confirmed_at = now()
+        """When this process last knew that it has the lease."""
+        self._call_host = GatewayCallHost(
+            pending_calls,
             run_id=started.run.id,
             agent_entity_id=lease.agent_entity_id,
             space_id=started.run.space_id,
             confirms_delivery=False,
         )
-        self.agent_run = AgentRun(
-            prepared.name,
-            limits=prepared.limits,
-            subagents=prepared.subagents,
-            destinations=prepared.destinations,
-        )
-        if started.run.usage:
-            self.agent_run.usage = msgspec.convert(started.run.usage, Usage)
-        self._steps = started.run.steps
         self._planned: Sequence[PlannedCall] = ()
-        self._loop: AgentLoop | None = None
-        self._writer: LiveOutput | None = None
-        self._news = True
+        """The calls of the model's last turn."""
+        self._output: LiveOutput | None = None
+        self._has_new_events = True
         self._preview: UserTurn | None = None
-        self.lease_confirmed_at = now()
-        """When this process last knew that the session is its own."""
 
     async def run(self) -> RunOutcome:
-        """Runs the cycle to its end. Raises `ModelError`, `LeaseLost`, `RunOver`, `StorageError`."""
-        if not self._is_new:
-            # What was being said when it was cut off is said anew, or not at all.
+        """Runs the cycle to its end. Raises `ModelError`, `LeaseLost`, `RunEnded`, `StorageError`."""
+        if not self.started.events:
+            # A message that was being written when the cycle was interrupted is written again, or not at all.
             await self._ledger.commit(messaging.abandon_messages_of_run, self.run_id)
-        recalled = await self._recall()
-        forget = self._ledger.waiters.listen(f"inbox:{self._lease.agent_entity_id}", self._hear)
+        conversation = await self._load_conversation()
+        stop_listening = self._ledger.waiters.listen(f"inbox:{self.lease.agent_entity_id}", self._on_inbox_event)
         try:
-            loop = self._loop = await self._make_loop(recalled.turns)
+            loop = await self._create_loop()
             unfinished = None
-            if recalled.unfinished is not None:
-                unfinished = (recalled.unfinished, recalled.call_ids)
-                loop.turns.append(recalled.unfinished)
-                self._planned = loop.plan_calls(recalled.unfinished, recalled.call_ids)
-                await self._see_to_calls(loop, recalled.unfinished, recalled.call_ids)
-            return await self._turn(loop, unfinished)
+            if (turn := conversation.unfinished) is not None:
+                self.agent_run.turns.append(turn)
+                self._planned = loop.plan_calls(turn, conversation.call_ids)
+                await self._adopt_calls(loop)
+                unfinished = (turn, self._planned)
+            return await self._run_loop(loop, unfinished)
         finally:
-            forget()
-            if self._writer is not None:
-                await self._writer.abort()
-
-    @property
-    def prepared(self) -> PreparedAgent:
-        return self._prepared
+            stop_listening()
+            if self._output is not None:
+                await self._output.abort()
 
     def detach(self) -> None:
-        """Another process goes on with it: what is cut off now is left as it is."""
-        self._room.run_moves_on = True
-
-    @property
-    def is_waiting_for_model(self) -> bool:
-        """Whether the model is being asked now."""
-        return self._loop is not None and self._loop.is_waiting_for_model
+        """Leaves the run to another process: calls that are canceled from now on stay open for it."""
+        self._call_host.run_moves_on = True
 
     def unsaved_step(self) -> CycleStep:
-        """What the loop has said that was not kept yet."""
-        turns = list(self._loop.unsaved_turns) if self._loop is not None else []
+        """The turns that are not stored yet."""
         return CycleStep(
             run_id=self.run_id,
-            cycle=self._cycle,
-            turns=[self._awaiting(turn) for turn in turns],
-            number=self._loop.steps if self._loop is not None else self._steps,
-            usage=self.agent_run.usage,
+            cycle=self.started.cycle,
+            turns=[self._mark_awaited_results(turn) for turn in self.agent_run.unsaved_turns],
+            number=self.agent_run.steps,
+            usage=self.agent_run.budget.usage,
         )
 
-    # What the loop asks of its keeper
+    # The hooks of the loop
 
     async def preview_inbox(self) -> UserTurn | None:
-        if self._news and self._prepared.task_prompt is None:
-            self._news = False
-            self._preview = await self._ledger.read(cycle_transactions.inbox_preview, self._lease.agent_entity_id)
+        if self._has_new_events and self.prepared.task is None:
+            self._has_new_events = False
+            self._preview = await self._ledger.read(cycle_transactions.inbox_preview, self.lease.agent_entity_id)
         return self._preview
 
     def new_listener(self) -> ModelListener | None:
-        self._writer = LiveOutput(
-            self._room, self._prepared.tools.find, guard=partial(cycle_transactions.renew, self._lease)
-        )
-        return self._writer
+        check_lease = partial(cycle_transactions.renew, self.lease)
+        self._output = LiveOutput(self._call_host, self.prepared.tools.find, check_lease=check_lease)
+        return self._output
 
     def get_call_id(self, index: int) -> str:
-        return self._writer.call_id(index) if self._writer is not None else new_id("call")
+        return self._output.call_id(index) if self._output is not None else new_id("call")
 
     async def save_step(self, turns: Sequence[Turn], planned: Sequence[PlannedCall], step: int) -> None:
-        writer = self._writer
+        output = self._output
         self._planned = planned
-        self._news = self._news or any(
-            one.tool is not None and is_prebuilt_action(one.tool, "peek_inbox") for one in planned
-        )
-        kept = CycleStep(
+        if any(plan.tool is not None and is_prebuilt_action(plan.tool, "peek_inbox") for plan in planned):
+            self._has_new_events = True
+        new_step = CycleStep(
             run_id=self.run_id,
-            cycle=self._cycle,
+            cycle=self.started.cycle,
             turns=turns,
             planned_calls=planned,
             number=step,
-            usage=self.agent_run.usage,
-            new_calls=self._written_ahead(planned),
-            write_stream=await writer.finish() if writer is not None else None,
+            usage=self.agent_run.budget.usage,
+            new_calls=self._build_new_calls(planned),
+            write_stream=await output.finish() if output is not None else None,
         )
-        asked_at = now()
-        self._room.stored_calls.update(await self._ledger.commit(cycle_transactions.save_step, self._lease, kept))
-        self.lease_confirmed_at, self._writer = asked_at, None
+        started_at = now()
+        calls = await self._ledger.commit(cycle_transactions.save_step, self.lease, new_step)
+        self._call_host.stored_calls.update(calls)
+        self.lease_confirmed_at, self._output = started_at, None
 
     async def before_call(self) -> None:
-        asked_at = now()
-        if asked_at - self.lease_confirmed_at > cycle_transactions.LEASE_MS / 1000:
-            # It was away for that long, and others may have taken it for dead: what it does now, they do too.
-            await self._ledger.write(cycle_transactions.renew, self._lease)
-            self.lease_confirmed_at = asked_at
+        started_at = now()
+        if started_at - self.lease_confirmed_at > cycle_transactions.LEASE_MS / 1000:
+            # The lease has expired, so another process may execute this call, too: check before doing it.
+            await self._ledger.write(cycle_transactions.renew, self.lease)
+            self.lease_confirmed_at = started_at
 
     def after_call(self, call: PlannedCall) -> None:
-        if self._room.duplicate_call_id == call.call_id:
-            # The process that was taken for dead made it, after it was looked at what that had left: so look again.
-            raise LeaseLost(f'the call "{call.call_id}" was made by another process')
+        if self._call_host.duplicate_call_id == call.call_id:
+            # The process that had the lease before has executed it after this one had read the state of its calls.
+            raise LeaseLost(f'the call "{call.call_id}" was executed by another process')
 
     # The parts of a cycle
 
-    async def _recall(self) -> RestoredConversation:
-        session = await self._ledger.read(sessions.find, self._lease.session_id)
-        rows = await self._ledger.read(sessions.list_turns, self._lease.session_id)
-        first = next((row.stored.turn for row in rows if row.run_id == self.run_id), None)
-        self.agent_run.previous_agents = await self._ledger.read(handoff_path, self._run)
-        self.agent_run.request = self._about or (first.text if isinstance(first, UserTurn) else "")
-        return restore(rows, run_id=self.run_id, summary=session.summary if session is not None else None)
+    async def _load_conversation(self) -> RestoredConversation:
+        run = self.agent_run
+        summary, rows, path = await self._ledger.read(
+            cycle_transactions.load_conversation, self.lease, self.started.run
+        )
+        first_turn = next((row.stored.turn for row in rows if row.run_id == self.run_id), None)
+        run.previous_agents = path
+        run.request = first_turn.text if isinstance(first_turn, UserTurn) else ""
+        conversation = restore(rows, run_id=self.run_id, summary=summary)
+        run.turns = conversation.turns
+        return conversation
 
-    async def _make_loop(self, turns: list[Turn]) -> AgentLoop:
-        thinker = self._prepared
+    async def _create_loop(self) -> AgentLoop:
+        prepared, task = self.prepared, self.prepared.task
         context = ToolContext(
-            agent_id=thinker.name,
-            agent_entity_id=self._lease.agent_entity_id,
+            agent_id=prepared.agent.name,
+            agent_entity_id=self.lease.agent_entity_id,
             run_id=self.run_id,
-            task_id=thinker.task_id,
-            session_dir=thinker.session_dir,
-            tasks=thinker.task_service,
-            host=self._room,
+            task_id=task.task_id if task is not None else "",
+            session_dir=prepared.session_dir,
+            tasks=prepared.task_service,
+            host=self._call_host,
             agent=self.agent_run,
         )
-        seconds = self.agent_run.remaining_seconds
-        run = thinker.tools.run(
+        tool_run = prepared.open_tool_run(
             id=self.run_id,
             context=context,
-            session=f"session-{self._lease.session_id}",  # What one cycle stored, the next can read.
-            policy=_ToolFilterPolicy(thinker.tool_filter) if thinker.tool_filter is not None else None,
-            deadline=None if seconds == float("inf") else seconds,
-            **({} if thinker.settings.max_tool_calls_per_turn is None
-               else {"max_tool_calls_per_turn": thinker.settings.max_tool_calls_per_turn}),
-        )  # fmt: skip
-        return AgentLoop(
-            thinker.model,
-            thinker.tools,
-            run,
-            agent_run=self.agent_run,
-            system=thinker.task_prompt if thinker.task_prompt is not None else await self._system(context),
-            turns=turns,
-            context=context,
-            settings=thinker.settings,
-            reviewer=(
-                ModelReviewer(thinker.model, thinker.settings.model_settings)
-                if thinker.settings.review == "model"
-                else RuleReviewer()
-            ),
-            hooks=self,
-            steps=self._steps,
+            policy=_TaskToolPolicy(task) if task is not None else None,
+            session=f"session-{self.lease.session_id}",  # The next cycle can read the outputs that this one stores.
+            seconds=self.agent_run.budget.remaining_seconds,
         )
+        system = task.prompt if task is not None else await self._build_system_prompt(context)
+        return AgentLoop(prepared, self.agent_run, tool_run, system=system, context=context, hooks=self)
 
-    async def _system(self, context: ToolContext) -> str:
-        thinker = self._prepared
+    async def _build_system_prompt(self, context: ToolContext) -> str:
+        entity_id = self.lease.agent_entity_id
         return build_system_prompt(
-            thinker.name,
-            thinker.system,
-            await self._ledger.read(load_prompt_context, self._lease.agent_entity_id),
-            tools=thinker.tools.instructions(context=context),
-            entity_id=self._lease.agent_entity_id,
+            self.prepared.agent,
+            await self._ledger.read(load_prompt_context, entity_id),
+            tool_instructions=self.prepared.tools.instructions(context=context),
+            entity_id=entity_id,
         )
 
-    async def _turn(self, loop: AgentLoop, unfinished: tuple[ModelTurn, Sequence[str]] | None) -> RunOutcome:
-        shortened = 0
+    async def _run_loop(
+        self, loop: AgentLoop, unfinished: tuple[ModelTurn, Sequence[PlannedCall]] | None
+    ) -> RunOutcome:
+        """Runs the loop; shortens the conversation and tries again if it is too long for the model."""
+        turns, shortenings = self.agent_run.turns, 0
         while True:
             try:
                 return await loop.run(unfinished)
             except ModelError as error:
-                shortened += 1
-                if error.kind != "too_long" or shortened > _SHORTENED_AT_MOST or not shorten(loop.turns, keep=2):
+                shortenings += 1
+                if error.kind != "too_long" or shortenings > _MAX_SHORTENINGS or not shorten(turns, keep=2):
                     raise
                 _log.info(
-                    "%s: the conversation was too long for %s, and is shortened", loop.agent_run.name, loop.model.name
+                    'agent "%s": the conversation is too long for %s; shortening it and asking again',
+                    self.agent_run.name,
+                    self.prepared.model.name,
                 )
-                unfinished = None  # Its calls are made: what failed is the request after them.
+                unfinished = None  # Its calls have been executed: the request after them failed.
 
-    async def _see_to_calls(self, loop: AgentLoop, turn: ModelTurn, call_ids: Sequence[str]) -> None:
-        """Finds out what became of the calls of a turn that was cut off."""
-        found = await self._ledger.commit(cycle_transactions.adopt_calls, self._lease, call_ids, self._ledger.node_id)
-        for call_id, call in zip(call_ids, turn.calls, strict=True):
-            if call_id not in found:
-                continue  # It was not begun: it is made now.
-            record, is_inboxs = found[call_id]
-            tool = self._prepared.tools.find(call.name)
-            if record.status == "running" and tool is not None and is_repeatable(tool):
-                self._room.stored_calls[call_id] = call_transactions.StartedCall(record, is_new=True)
-                continue
+    async def _adopt_calls(self, loop: AgentLoop) -> None:
+        """Finds out which calls of the interrupted turn have ended, and which must be executed."""
+        adopted = await self._ledger.commit(
+            cycle_transactions.adopt_calls, self.lease, [plan.call_id for plan in self._planned], self._ledger.node_id
+        )
+        for plan in self._planned:
+            if plan.call_id not in adopted:
+                continue  # It was not started: the loop executes it.
+            record, goes_to_inbox = adopted[plan.call_id]
             if record.status == "running":
-                record = await self._ledger.commit(runs.interrupt_call, call_id) or record
-            loop.known_results[call_id] = result_from_record(record, is_inboxs=is_inboxs)
-            self._restore(loop, record)
+                if plan.tool is not None and is_repeatable(plan.tool):
+                    self._call_host.stored_calls[plan.call_id] = call_transactions.StartedCall(record, is_new=True)
+                    continue
+                record = await self._ledger.commit(runs.interrupt_call, plan.call_id) or record
+            loop.known_results[plan.call_id] = result_from_record(record, goes_to_inbox=goes_to_inbox)
+            self._restore_decision(loop, record)
 
-    def _restore(self, loop: AgentLoop, call: CallRecord) -> None:
-        """What a call that ended had decided for its run."""
+    def _restore_decision(self, loop: AgentLoop, call: CallRecord) -> None:
+        """Restores the final report or the handoff that a call has set before the interruption."""
         if call.is_error or call.status in OPEN_CALL:
             return
         result, args = cast("Mapping[str, Any]", call.result), cast("Mapping[str, Any]", call.args)
@@ -322,47 +247,59 @@ class Cycle(LoopHooks):
         elif call.tool_name == _HANDOFF:
             self.agent_run.handoff = Handoff(str(args.get("agent")), args.get("message"))
 
-    def _written_ahead(self, planned: Sequence[PlannedCall]) -> list[NewCall]:
-        """The calls that can be written down with the step: all that run here, up to one that changes the space."""
-        found: list[NewCall] = []
-        for one in planned:
-            if one.tool is None:
+    def _build_new_calls(self, planned: Sequence[PlannedCall]) -> list[NewCall]:
+        """The calls to store with the step: those that run in this process, up to one that changes the space."""
+        new_calls: list[NewCall] = []
+        for plan in planned:
+            if plan.tool is None:
                 continue
-            new = build_new_call(one.tool, one.call.arguments or "{}", one.call_id, self._room, self._ledger.node_id)
-            if new is not None:
-                found.append(new)
-            if is_prebuilt_action(one.tool, "enter_space") or is_prebuilt_action(one.tool, "leave_space"):
+            arguments = plan.call.arguments or "{}"
+            call = build_new_call(plan.tool, arguments, plan.call_id, self._call_host, self._ledger.node_id)
+            if call is not None:
+                new_calls.append(call)
+            if changes_space(plan.tool):
                 break
-        return found
+        return new_calls
 
-    def _awaiting(self, turn: Turn) -> Turn:
-        """Marks the answers that are not there yet, where the run waits for them."""
+    def _mark_awaited_results(self, turn: Turn) -> Turn:
+        """Marks the missing results of calls that pause the run: the results will be inserted there."""
         if not isinstance(turn, ResultsTurn) or len(turn.results) != len(self._planned):
             return turn
-        answers = tuple(
-            msgspec.structs.replace(answer, text=f"{cycle_transactions.AWAITING_RESULT} {answer.text}")
-            if one.tool is not None and one.tool.pauses_run and not answer.is_error
-            else answer
-            for one, answer in zip(self._planned, turn.results, strict=True)
+        results = tuple(
+            msgspec.structs.replace(result, text=f"{cycle_transactions.AWAITING_RESULT} {result.text}")
+            if plan.tool is not None and plan.tool.pauses_run and not result.is_error
+            else result
+            for plan, result in zip(self._planned, turn.results, strict=True)
         )
-        return ResultsTurn(answers)
+        return ResultsTurn(results)
 
-    def _hear(self, _: Any) -> None:
-        self._news = True
+    def _on_inbox_event(self, _: Any) -> None:
+        self._has_new_events = True
+
+
+class _TaskToolPolicy:
+    """Denies a background task the tools that it must not use, even if it knows their names."""
+
+    rule = "tools for this kind of work"
+
+    def __init__(self, task: TaskInstructions) -> None:
+        self._is_allowed = task.is_allowed_tool
+
+    def decide(self, tool: Tool, context: ToolContext) -> Decision:
+        return Allow() if self._is_allowed(tool) else Deny(f'"{tool.name}" is not for this kind of work')
 
 
 def is_repeatable(tool: Tool) -> bool:
-    """Whether a call of it that was cut off may be made again: the second time changes nothing more."""
+    """Whether an interrupted call of the tool may be executed again without another effect."""
     return bool(tool.annotations.read_only or tool.annotations.idempotent)
 
 
-def result_from_record(call: CallRecord, *, is_inboxs: bool) -> ToolResult:
-    """The result of a call that was made before, as its caller gets it."""
-    if is_inboxs or call.status in OPEN_CALL:
-        pending = {"status": "pending", PENDING_CALL_KEY: call.call_id}
-        return ToolResult(
-            True, pending, extras={PENDING_CALL_KEY: call.call_id}, tool=call.tool_name, call_id=call.call_id
-        )
+def result_from_record(call: CallRecord, *, goes_to_inbox: bool) -> ToolResult:
+    """The result that the caller of a stored call would have received."""
+    if goes_to_inbox or call.status in OPEN_CALL:
+        value = {"status": "pending", PENDING_CALL_KEY: call.call_id}
+        extras = {PENDING_CALL_KEY: call.call_id}
+        return ToolResult(True, value, extras=extras, tool=call.tool_name, call_id=call.call_id)
     if not call.is_error:
         return ToolResult(True, call.result, tool=call.tool_name, call_id=call.call_id)
     text = call.result if isinstance(call.result, str) else json_text.describe(call.result, 500)

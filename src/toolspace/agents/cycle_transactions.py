@@ -1,6 +1,7 @@
-"""What happens to sessions, each as one transaction: a cycle begins, takes a step, pauses, ends. Asks no model.
+"""The transactions of a session: a cycle begins, saves a step, pauses, ends. Asks no model.
 
-Each names the token under which the session is held: whoever lost it changes nothing any more.
+The scheduler, the cycle runner and the cycle commit them. Each one checks the lease first, so a process that lost the
+session to another one changes nothing more.
 """
 
 from __future__ import annotations
@@ -22,41 +23,40 @@ from toolspace.core.tokens import estimate_tokens
 from toolspace.errors import ToolspaceError
 from toolspace.spaces import call_transactions, messaging, runs
 from toolspace.spaces.ledger import Effects
-from toolspace.spaces.messaging import add_space_names
 from toolspace.storage.database import Program
 from toolspace.storage.queries import calls as call_rows
 from toolspace.storage.queries import inbox, sessions
 from toolspace.storage.queries import runs as run_rows
 from toolspace.storage.queries.calls import NewCall
-from toolspace.storage.queries.sessions import NewTurn, SessionRecord, StoredTurn
+from toolspace.storage.queries.sessions import HistoryTurn, NewTurn, SessionRecord, StoredTurn
 
 LEASE_MS = 6_000
-"""How long a process may be silent before another takes its sessions over."""
-_FOREVER_MS = 20 * 365 * 86_400_000
-"""The events of a cycle are its own until it ends: a cycle that is cut off goes on, and has them still."""
-_SHOWN_IN_PREVIEW = 8
-_LONGEST_INBOX, _LEAST_OF_AN_EVENT = 300_000, 2_000
-"""Characters that a cycle is told at once, about; and of one event, however many there are."""
-_LONGEST_CONTINUED = 2_000
-"""Characters of a result that has come to its place in the conversation, and is named again."""
-_LONGEST_ERROR = 10_000
+"""How long a process may be silent before another one takes its sessions over."""
+_CLAIM_MS = 20 * 365 * 86_400_000
+"""The claim on a cycle's events does not expire: a cycle that is interrupted continues, and still needs them."""
+_PREVIEWED_EVENTS = 8
+_MAX_INBOX_TEXT, _MIN_EVENT_TEXT = 300_000, 2_000
+"""Characters of one cycle's inbox text, about; and of one event, however many there are."""
+_MAX_CONTINUED_RESULT = 2_000
+"""Characters of a late result that the CONTINUE note repeats."""
+_MAX_ERROR = 10_000
 AWAITING_RESULT = "(no result yet: the run waits for it)"
+"""Marks a result in the stored conversation that the run waits for."""
+
+WriteProgram = Callable[[Effects], Program[None]]
+"""Writes that are committed together with something else."""
 
 
 class LeaseLost(ToolspaceError):
-    """Another process thinks for this agent now."""
+    """Another process has the lease of the session now."""
 
 
 class RunEnded(ToolspaceError):
-    """The run was ended by someone else: canceled, or its agent removed."""
-
-
-WriteProgram = Callable[[Effects], Program[None]]
-"""Something that happens together with something else."""
+    """The run was ended from outside: canceled, or its agent was removed."""
 
 
 class SessionLease(msgspec.Struct, frozen=True):
-    """A session, as whoever holds it names it."""
+    """The right to run a session. Every write names the token; it is void once another process has a higher one."""
 
     session_id: str
     agent_entity_id: str
@@ -64,102 +64,17 @@ class SessionLease(msgspec.Struct, frozen=True):
 
 
 class StartedCycle(msgspec.Struct, frozen=True, kw_only=True):
-    """A cycle that is under way."""
+    """A cycle under way."""
 
     run: RunRecord
     cycle: int
+    """Its number in the session."""
     events: Sequence[InboxEvent] = ()
-    """What it is about, where it has just begun."""
-
-
-def acquire(effects: Effects, session_id: str, node_id: str) -> Program[SessionRecord | None]:
-    """Holds a session, if nobody else does."""
-    return (yield from sessions.acquire_lease(session_id, node_id, lease_ms=LEASE_MS))
-
-
-def release(effects: Effects, hold: SessionLease) -> Program[None]:
-    """Lets go of it. Where its run is to go on, others take it at once."""
-    if (yield from sessions.release_lease(hold.session_id, hold.token)):
-        effects.wake_keys.append("sessions")
-
-
-def renew(hold: SessionLease) -> Program[None]:
-    """Raises where the session is another's by now."""
-    yield from _guard(hold)
-
-
-def begin(
-    effects: Effects, hold: SessionLease, *, batch: int, max_agent_turns: int, is_router: bool = False
-) -> Program[StartedCycle | Literal[False] | None]:
-    """Takes what the inbox has, and opens a run for it; None where it has nothing, and the session is let go then.
-
-    False where there is nothing left to think about: results went to the runs that waited for them, agents have talked
-    enough among themselves, or all there is are the answers of those whom it has handed requests on to (`is_router`).
-    """
-    yield from _guard(hold)
-    session = yield from sessions.find(hold.session_id)
-    if session is None:
-        raise LeaseLost(f'the session "{hold.session_id}" is gone')
-    run_id = new_id("run")
-    claim = f"run:{run_id}"
-    agent = hold.agent_entity_id
-    events = yield from inbox.claim(agent, claim, count=batch, lease_ms=_FOREVER_MS)
-    if not events:
-        yield from sessions.release_lease(hold.session_id, hold.token)
-        return None
-    events, resumed = yield from _settle_awaited(effects, hold, claim, events)
-    if resumed is not None:
-        yield from inbox.undo_claim(agent, claim, [event.event_id for event in events])
-        return (yield from _resume(effects, hold, resumed))
-    if not events:
-        return False
-    from_agents = all(_is_from_agent(event) for event in events)
-    told = NewTurn(stored=StoredTurn(inbox_turn((yield from add_space_names(events)))), tokens=0, run_id=None)
-    is_enough = from_agents and session.agent_turns >= max_agent_turns
-    # Woken by them, a router would hand the answer to the one who gave it.
-    if is_enough or (from_agents and is_router and (yield from _are_answers(agent, events))):
-        yield from sessions.append_turns(hold.session_id, session.cycle, [_weighed(told)])
-        yield from inbox.acknowledge(agent, claim, [event.event_id for event in events])
-        return False
-    trigger = {"type": events[0].type, "events": [event.event_id for event in events]}
-    run = yield from runs.open_run(effects, agent, run_id=run_id, trigger=trigger)
-    cycle = yield from sessions.start_cycle(
-        hold.session_id, run_id, agent_turns=session.agent_turns + 1 if from_agents else 0
-    )
-    told = msgspec.structs.replace(told, run_id=run_id)
-    yield from sessions.append_turns(hold.session_id, cycle, [_weighed(told)])
-    return StartedCycle(run=run, cycle=cycle, events=events)
-
-
-def reopen(effects: Effects, hold: SessionLease, over: WriteProgram | None = None) -> Program[StartedCycle | None]:
-    """The cycle that is under way already; None where there is none, or its run was ended by someone else.
-
-    `over`: what else happens then.
-    """
-    yield from _guard(hold)
-    session = yield from sessions.find(hold.session_id)
-    if session is None or session.run_id is None:
-        return None
-    run = yield from run_rows.find(session.run_id)
-    if run is None or run.status in ENDED_RUN:
-        yield from close_left_open(effects, session.run_id)
-        yield from _close(effects, hold, session.run_id, done=True)
-        if over is not None:
-            yield from over(effects)
-        return None
-    yield from _fill_in(session.id, run.id)
-    return StartedCycle(run=run, cycle=session.cycle)
-
-
-def close_left_open(effects: Effects, run_id: str) -> Program[None]:
-    """Ends what a run has left open that is over, and whose process is gone: nobody else would."""
-    yield from messaging.abandon_messages_of_run(effects, run_id)
-    for call_id in (yield from call_rows.list_open_of_run(run_id)):
-        yield from runs.interrupt_call(effects, call_id)  # Those that others answer stay open: that comes by inbox.
+    """The inbox events of a new cycle; empty for a cycle that continues."""
 
 
 class CycleStep(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be kept of a step before its calls are made."""
+    """What is stored of a step, before its calls are executed."""
 
     run_id: str
     cycle: int
@@ -168,129 +83,151 @@ class CycleStep(msgspec.Struct, frozen=True, kw_only=True):
     number: int = 0
     usage: Usage | None = None
     new_calls: Sequence[NewCall] = ()
-    """Calls that run here, and can be written down at once."""
-    write_stream: Callable[[Effects], Program[None]] | None = None
-    """What the model wrote that readers have not seen yet."""
+    """Calls of this process that can be stored together with the step."""
+    write_stream: WriteProgram | None = None
+    """Publishes the output of the model that subscribers have not received yet."""
 
 
-def save_step(
-    effects: Effects, hold: SessionLease, step: CycleStep
-) -> Program[Mapping[str, call_transactions.StartedCall]]:
-    """Keeps a step. Gives the calls that were written down with it, by their ids."""
-    yield from _guard(hold)
-    moved = yield from run_rows.record_step(step.run_id, step.number, encode_usage(step.usage))
-    if not moved:
-        raise RunEnded(f'the run "{step.run_id}" has ended')
-    yield from sessions.append_turns(hold.session_id, step.cycle, new_turns(step))
-    if step.write_stream is not None:
-        yield from step.write_stream(effects)
-    begun: dict[str, call_transactions.StartedCall] = {}
-    for new in step.new_calls:
-        begun[new.call_id] = yield from call_transactions.start(effects, new)
-    return begun
+# The lease
 
 
-def end(
-    effects: Effects,
-    hold: SessionLease,
-    step: CycleStep,
-    *,
-    status: Literal["completed", "failed"],
-    error: str | None = None,
-    retried: bool = False,
-) -> Program[None]:
-    """Ends a run. `retried`: its events come again later, because it could not do with them what it should."""
-    yield from _guard(hold)
-    if error is not None:
-        error = json_text.storable_text(error)[:_LONGEST_ERROR]  # What a model or a provider says has any characters.
-    if step.turns:
-        yield from sessions.append_turns(hold.session_id, step.cycle, new_turns(step))
-    run = yield from runs.get_run(step.run_id)
-    if retried and run.steps == 0:
-        # Nothing came of it: what it was told, it is told again.
-        yield from sessions.delete_turns_of_run(hold.session_id, step.run_id)
-    if run.status not in ENDED_RUN:
-        usage = None if step.usage is None else _usage(step.usage)
-        yield from runs.close_run(effects, step.run_id, status, error=error, usage=usage)
-    yield from _close(effects, hold, step.run_id, done=not retried, error=error)
+def acquire(effects: Effects, session_id: str, node_id: str) -> Program[SessionRecord | None]:
+    """Acquires the lease of a session. Returns None if another process has it."""
+    return (yield from sessions.acquire_lease(session_id, node_id, lease_ms=LEASE_MS))
 
 
-def pause(effects: Effects, hold: SessionLease, step: CycleStep) -> Program[bool]:
-    """A run waits for a result, and its agent is free for other things until that comes.
+def release(effects: Effects, lease: SessionLease) -> Program[None]:
+    """Releases the lease. If a run of the session is under way, other processes are notified."""
+    if (yield from sessions.release_lease(lease.session_id, lease.token)):
+        effects.wake_keys.append("sessions")
 
-    False where it has come already: then the run stays under way, and goes on.
+
+def renew(lease: SessionLease) -> Program[None]:
+    """Renews the lease. Raises `LeaseLost` if another process has it."""
+    if not (yield from sessions.renew_lease(lease.session_id, lease.token, lease_ms=LEASE_MS)):
+        raise LeaseLost(f"session {lease.session_id}: another process has the lease; stopping here")
+
+
+# The start of a cycle
+
+
+def begin(
+    effects: Effects, lease: SessionLease, *, batch: int, max_agent_turns: int, is_router: bool = False
+) -> Program[StartedCycle | Literal[False] | None]:
+    """Claims the events of the inbox and opens a run for them. Returns None, and releases the lease, if there are none.
+
+    Returns False if the events need no run: they were results for runs that wait for them, agents have answered one
+    another `max_agent_turns` times, or they are answers to requests that a router (`is_router`) has handed off.
     """
-    yield from _guard(hold)
-    run = yield from run_rows.find(step.run_id)
-    if run is None or run.status in ENDED_RUN:
-        raise RunEnded(f'the run "{step.run_id}" has ended')
-    yield from sessions.append_turns(hold.session_id, step.cycle, new_turns(step))
-    if run.status == "running":
-        return False
-    yield from _close(effects, hold, step.run_id, done=True)
-    return True
-
-
-def postpone(
-    effects: Effects, hold: SessionLease, step: CycleStep, delays: Sequence[int], *, at_least: int = 0
-) -> Program[int | None]:
-    """Leaves a run that cannot go on now for later; says in how many milliseconds someone takes it up.
-
-    None where it was put off as often as there are `delays`, and no step came of it: then it has failed.
-    """
-    yield from _guard(hold)
-    session = yield from sessions.find(hold.session_id)
-    attempts = 0 if step.turns or session is None else session.attempts
-    if attempts >= len(delays):
+    yield from renew(lease)
+    session = yield from sessions.find(lease.session_id)
+    if session is None:
+        raise LeaseLost(f"session {lease.session_id} does not exist any more")
+    run_id = new_id("run")
+    claim = f"run:{run_id}"
+    agent_id = lease.agent_entity_id
+    events = yield from inbox.claim(agent_id, claim, count=batch, lease_ms=_CLAIM_MS)
+    if not events:
+        yield from sessions.release_lease(lease.session_id, lease.token)
         return None
-    if step.turns:
-        yield from sessions.append_turns(hold.session_id, step.cycle, new_turns(step))
-    delay = max(delays[attempts], at_least)
-    yield from sessions.postpone(hold.session_id, hold.token, now_ms() + delay)
-    return delay
-
-
-def abandon(effects: Effects, hold: SessionLease, run_id: str, reason: str) -> Program[bool]:
-    """Ends what a canceled run left open, and forgets that it was under way. False where it is not over."""
-    yield from _guard(hold)
-    run = yield from run_rows.find(run_id)
-    if run is not None and run.status not in ENDED_RUN:
+    events, resumed_run_id = yield from _deliver_awaited_results(effects, lease, claim, events)
+    if resumed_run_id is not None:
+        yield from inbox.undo_claim(agent_id, claim, [event.event_id for event in events])
+        return (yield from _resume(effects, lease, resumed_run_id))
+    if not events:
         return False
-    yield from messaging.abandon_messages_of_run(effects, run_id, reason)
-    yield from _close(effects, hold, run_id, done=True)
-    return True
+    is_from_agents = all(_is_from_agent(event) for event in events)
+    turn = inbox_turn((yield from messaging.add_space_names(events)))
+    has_talked_enough = is_from_agents and session.agent_turns >= max_agent_turns
+    # A router that ran for such an answer would hand it off to the agent that gave it.
+    if has_talked_enough or (is_from_agents and is_router and (yield from _are_handoff_answers(agent_id, events))):
+        yield from sessions.append_turns(lease.session_id, session.cycle, [new_turn(turn)])
+        yield from inbox.acknowledge(agent_id, claim, [event.event_id for event in events])
+        return False
+    trigger = {"type": events[0].type, "events": [event.event_id for event in events]}
+    run = yield from runs.open_run(effects, agent_id, run_id=run_id, trigger=trigger)
+    agent_turns = session.agent_turns + 1 if is_from_agents else 0
+    cycle = yield from sessions.start_cycle(lease.session_id, run_id, agent_turns=agent_turns)
+    yield from sessions.append_turns(lease.session_id, cycle, [new_turn(turn, run_id)])
+    return StartedCycle(run=run, cycle=cycle, events=events)
+
+
+def reopen(effects: Effects, lease: SessionLease, on_ended: WriteProgram | None = None) -> Program[StartedCycle | None]:
+    """Returns the cycle that is under way in the session. None: there is none, or its run was ended from outside.
+
+    `on_ended` is committed if the run was ended from outside.
+    """
+    yield from renew(lease)
+    session = yield from sessions.find(lease.session_id)
+    if session is None or session.run_id is None:
+        return None
+    run = yield from run_rows.find(session.run_id)
+    if run is None or run.status in ENDED_RUN:
+        yield from close_left_open(effects, session.run_id)
+        yield from _close(effects, lease, session.run_id)
+        if on_ended is not None:
+            yield from on_ended(effects)
+        return None
+    yield from _insert_awaited_results(session.id, run.id)
+    return StartedCycle(run=run, cycle=session.cycle)
+
+
+def load_conversation(
+    lease: SessionLease, run: RunRecord
+) -> Program[tuple[str | None, list[HistoryTurn], tuple[str, ...]]]:
+    """Reads what a cycle continues from: the session's summary, its turns, and who handed the request off before."""
+    session = yield from sessions.find(lease.session_id)
+    turns = yield from sessions.list_turns(lease.session_id)
+    path = yield from handoff.handoff_path(run)
+    return session.summary if session is not None else None, turns, path
 
 
 def adopt_calls(
-    effects: Effects, hold: SessionLease, call_ids: Sequence[str], node_id: str
+    effects: Effects, lease: SessionLease, call_ids: Sequence[str], node_id: str
 ) -> Program[dict[str, tuple[CallRecord, bool]]]:
-    """What became of the calls of a turn: each that was begun, and whether its result goes to the inbox.
-
-    Those that ran in a process that is gone are this one's now.
-    """
-    yield from _guard(hold)
-    found: dict[str, tuple[CallRecord, bool]] = {}
+    """Takes over the calls of an interrupted turn. Returns those that were started, each with whether its result goes
+    to the inbox."""
+    yield from renew(lease)
+    adopted: dict[str, tuple[CallRecord, bool]] = {}
     for call_id in call_ids:
         yield from call_rows.adopt(call_id, node_id)
-        known = yield from call_rows.find_for_caller(call_id)
-        if known is not None and known[0].status == "waiting":
-            # Whoever waited is gone; what comes now comes to the inbox.
-            parked, mine = yield from call_transactions.make_pending(effects, call_id)
-            known = (parked, not mine)
-        if known is not None:
-            found[call_id] = known
-            yield from call_rows.mark_delivered(
-                [call_id]
-            )  # Where it was for who waited, it need not come by inbox, too.
-    return found
+        match = yield from call_rows.find_for_caller(call_id)
+        if match is not None and match[0].status == "waiting":
+            # The process that waited for the result is gone, so the result will come to the inbox.
+            record, is_inline = yield from call_transactions.make_pending(effects, call_id)
+            match = (record, not is_inline)
+        if match is not None:
+            adopted[call_id] = match
+            # A result that was meant for the waiting process is in the conversation now, so not in the inbox, too.
+            yield from call_rows.mark_delivered([call_id])
+    return adopted
+
+
+# Its steps
+
+
+def save_step(
+    effects: Effects, lease: SessionLease, step: CycleStep
+) -> Program[Mapping[str, call_transactions.StartedCall]]:
+    """Stores a step. Returns the calls that were stored with it, by id. Raises `RunEnded`."""
+    yield from renew(lease)
+    if not (yield from run_rows.record_step(step.run_id, step.number, encode_usage(step.usage))):
+        raise RunEnded(f'the run "{step.run_id}" has ended')
+    yield from sessions.append_turns(lease.session_id, step.cycle, new_turns(step))
+    if step.write_stream is not None:
+        yield from step.write_stream(effects)
+    started: dict[str, call_transactions.StartedCall] = {}
+    for call in step.new_calls:
+        started[call.call_id] = yield from call_transactions.start(effects, call)
+    return started
 
 
 def inbox_preview(agent_entity_id: str) -> Program[UserTurn | None]:
-    """What has arrived meanwhile, in short, oldest first."""
-    events, total = yield from inbox.list_waiting(agent_entity_id, limit=_SHOWN_IN_PREVIEW)
+    """A short note about the events that have arrived during the cycle, oldest first. None if there are none."""
+    events, total = yield from inbox.list_waiting(agent_entity_id, limit=_PREVIEWED_EVENTS)
     if not total:
         return None
-    events = yield from add_space_names(events)
+    events = yield from messaging.add_space_names(events)
     lines = [f"[INBOX PREVIEW — {total} waiting]", *(f"  {inbox_text.preview(event)}" for event in events)]
     if total > len(events):
         lines.append(f"  … and {total - len(events)} more")
@@ -298,34 +235,125 @@ def inbox_preview(agent_entity_id: str) -> Program[UserTurn | None]:
     return UserTurn("\n".join(lines))
 
 
+# Its end
+
+
+def end(
+    effects: Effects,
+    lease: SessionLease,
+    step: CycleStep,
+    *,
+    status: Literal["completed", "failed"],
+    error: str | None = None,
+    retries_events: bool = False,
+    also: WriteProgram | None = None,
+) -> Program[None]:
+    """Ends a run, and commits `also` with it. `retries_events`: its events return to the inbox and are tried again."""
+    yield from renew(lease)
+    if error is not None:
+        error = json_text.storable_text(error)[:_MAX_ERROR]  # Models and providers may send any characters.
+    if step.turns:
+        yield from sessions.append_turns(lease.session_id, step.cycle, new_turns(step))
+    run = yield from runs.get_run(step.run_id)
+    if retries_events and run.steps == 0:
+        # The model never answered: the next run tells it the same events again.
+        yield from sessions.delete_turns_of_run(lease.session_id, step.run_id)
+    if run.status not in ENDED_RUN:
+        usage = None if step.usage is None else _usage_to_builtins(step.usage)
+        yield from runs.close_run(effects, step.run_id, status, error=error, usage=usage)
+    yield from _close(effects, lease, step.run_id, acknowledges=not retries_events, error=error)
+    if also is not None:
+        yield from also(effects)
+
+
+def pause(effects: Effects, lease: SessionLease, step: CycleStep) -> Program[bool]:
+    """Stores that a run waits for a result; its session is free for other cycles until then.
+
+    Returns False if the result has already come: the run continues at once. Raises `RunEnded`.
+    """
+    yield from renew(lease)
+    run = yield from run_rows.find(step.run_id)
+    if run is None or run.status in ENDED_RUN:
+        raise RunEnded(f'the run "{step.run_id}" has ended')
+    yield from sessions.append_turns(lease.session_id, step.cycle, new_turns(step))
+    if run.status == "running":
+        return False
+    yield from _close(effects, lease, step.run_id)
+    return True
+
+
+def postpone(
+    effects: Effects, lease: SessionLease, step: CycleStep, delays: Sequence[int], *, at_least: int = 0
+) -> Program[int | None]:
+    """Releases the session and schedules its run to continue later. Returns the delay in milliseconds.
+
+    Returns None, and changes nothing, if the run was postponed `len(delays)` times without a step: it has failed.
+    """
+    yield from renew(lease)
+    session = yield from sessions.find(lease.session_id)
+    attempts = 0 if step.turns or session is None else session.attempts
+    if attempts >= len(delays):
+        return None
+    if step.turns:
+        yield from sessions.append_turns(lease.session_id, step.cycle, new_turns(step))
+    delay = max(delays[attempts], at_least)
+    yield from sessions.postpone(lease.session_id, lease.token, now_ms() + delay)
+    return delay
+
+
+def abandon(
+    effects: Effects, lease: SessionLease, run_id: str, reason: str, also: WriteProgram | None = None
+) -> Program[bool]:
+    """Cleans up after a run that was ended from outside, and commits `also`. Returns False if the run has not ended."""
+    yield from renew(lease)
+    run = yield from run_rows.find(run_id)
+    if run is not None and run.status not in ENDED_RUN:
+        return False
+    yield from messaging.abandon_messages_of_run(effects, run_id, reason)
+    yield from _close(effects, lease, run_id)
+    if also is not None:
+        yield from also(effects)
+    return True
+
+
+def end_without_agent(
+    effects: Effects, lease: SessionLease, run_id: str, reason: str, also: WriteProgram | None
+) -> Program[None]:
+    """Cancels an interrupted run whose agent no process has any more, and commits `also`."""
+    run = yield from run_rows.find(run_id)
+    if run is not None and run.status not in ENDED_RUN:
+        yield from runs.cancel_run(effects, run_id)
+    yield from close_left_open(effects, run_id)
+    yield from abandon(effects, lease, run_id, reason, also)
+
+
+def close_left_open(effects: Effects, run_id: str) -> Program[None]:
+    """Ends the messages and calls that an ended run left open in a process that is gone."""
+    yield from messaging.abandon_messages_of_run(effects, run_id)
+    for call_id in (yield from call_rows.list_open_of_run(run_id)):
+        # Calls whose results others submit stay open: those results come to the inbox.
+        yield from runs.interrupt_call(effects, call_id)
+
+
+# Turns as they are stored
+
+
 def inbox_turn(events: Sequence[InboxEvent]) -> UserTurn:
-    """What a cycle is about, as the model reads it."""
-    longest = min(inbox_text.MAX_EVENT_CHARACTERS, max(_LEAST_OF_AN_EVENT, _LONGEST_INBOX // max(1, len(events))))
-    return UserTurn("\n".join(["INBOX:", *(inbox_text.render(event, longest) for event in events)]))
+    """The events of a cycle as the model reads them."""
+    per_event = max(_MIN_EVENT_TEXT, _MAX_INBOX_TEXT // max(1, len(events)))
+    limit = min(inbox_text.MAX_EVENT_CHARACTERS, per_event)
+    return UserTurn("\n".join(["INBOX:", *(inbox_text.render(event, limit) for event in events)]))
+
+
+def new_turn(turn: Turn, run_id: str | None = None, call_ids: tuple[str, ...] = ()) -> NewTurn:
+    """A turn to be stored, with the number of tokens that it takes."""
+    return NewTurn(stored=StoredTurn(turn, call_ids), tokens=estimate_turn_tokens(turn), run_id=run_id)
 
 
 def new_turns(step: CycleStep) -> list[NewTurn]:
-    """The turns of a step as they are kept: the model's with the ids of its calls."""
-    ids = tuple(one.call_id for one in step.planned_calls)
-    return [
-        _weighed(
-            NewTurn(stored=StoredTurn(turn, ids if isinstance(turn, ModelTurn) else ()), tokens=0, run_id=step.run_id)
-        )
-        for turn in step.turns
-    ]
-
-
-def encode_usage(usage: Usage | None) -> str | None:
-    return None if usage is None else json_text.encode(_usage(usage))
-
-
-def _usage(usage: Usage) -> dict[str, Any]:
-    return cast("dict[str, Any]", msgspec.to_builtins(usage))
-
-
-def _weighed(turn: NewTurn) -> NewTurn:
-    """With what it will cost the model to read it: about."""
-    return msgspec.structs.replace(turn, tokens=estimate_turn_tokens(turn.stored.turn))
+    """The turns of a step to be stored: the model's turn with the ids of its calls."""
+    ids = tuple(plan.call_id for plan in step.planned_calls)
+    return [new_turn(turn, step.run_id, ids if isinstance(turn, ModelTurn) else ()) for turn in step.turns]
 
 
 def estimate_turn_tokens(turn: Turn) -> int:
@@ -333,114 +361,132 @@ def estimate_turn_tokens(turn: Turn) -> int:
     if isinstance(turn, UserTurn):
         return estimate_tokens(turn.text) + 4
     if isinstance(turn, ResultsTurn):
-        return sum(estimate_tokens(one.text) + 8 for one in turn.results)
-    return estimate_tokens(turn.text) + sum(estimate_tokens(one.arguments) + 12 for one in turn.calls) + 4
+        return sum(estimate_tokens(result.text) + 8 for result in turn.results)
+    return estimate_tokens(turn.text) + sum(estimate_tokens(call.arguments) + 12 for call in turn.calls) + 4
 
 
-def _guard(hold: SessionLease) -> Program[None]:
-    if not (yield from sessions.renew_lease(hold.session_id, hold.token, lease_ms=LEASE_MS)):
-        raise LeaseLost(f'the session "{hold.session_id}" is held by another process')
+def encode_usage(usage: Usage | None) -> str | None:
+    return None if usage is None else json_text.encode(_usage_to_builtins(usage))
 
 
-def _close(effects: Effects, hold: SessionLease, run_id: str, *, done: bool, error: str | None = None) -> Program[None]:
-    """No run is under way any more. Its events are done with, or come again."""
-    yield from sessions.clear_run(hold.session_id)
+def _usage_to_builtins(usage: Usage) -> dict[str, Any]:
+    return cast("dict[str, Any]", msgspec.to_builtins(usage))
+
+
+def _close(
+    effects: Effects, lease: SessionLease, run_id: str, *, acknowledges: bool = True, error: str | None = None
+) -> Program[None]:
+    """Marks that the session has no run under way. Acknowledges the run's events, or returns them to the inbox."""
+    yield from sessions.clear_run(lease.session_id)
     claim = f"run:{run_id}"
-    events = yield from inbox.list_claimed(hold.agent_entity_id, claim)
-    if done:
-        yield from inbox.acknowledge(hold.agent_entity_id, claim, events)
+    events = yield from inbox.list_claimed(lease.agent_entity_id, claim)
+    if acknowledges:
+        yield from inbox.acknowledge(lease.agent_entity_id, claim, events)
     elif events:
-        yield from inbox.release(hold.agent_entity_id, claim, events, error=error)
-        effects.notify_inbox(hold.agent_entity_id)
+        yield from inbox.release(lease.agent_entity_id, claim, events, error=error)
+        effects.notify_inbox(lease.agent_entity_id)
 
 
-def _settle_awaited(
-    effects: Effects, hold: SessionLease, claim: str, events: Sequence[InboxEvent]
+# Results that a paused run waits for
+
+
+def _deliver_awaited_results(
+    effects: Effects, lease: SessionLease, claim: str, events: Sequence[InboxEvent]
 ) -> Program[tuple[list[InboxEvent], str | None]]:
-    """Gives results to the runs that wait for them. What else there is, and the run of this session that can go on."""
-    others: list[InboxEvent] = []
-    resumed: str | None = None
+    """Delivers results to the runs that wait for them. Returns the other events, and the run of this session that can
+    continue, if there is one."""
+    remaining: list[InboxEvent] = []
+    resumed_run_id: str | None = None
     for event in events:
-        call = yield from _awaited_call(event)
+        call = yield from _find_awaited_call(event)
         run = (yield from run_rows.find(call.run_id)) if call is not None and call.run_id is not None else None
         session_id = (yield from sessions.find_id_by_run(run.id)) if run is not None else None
         if call is None or run is None or session_id is None:
-            others.append(event)
+            remaining.append(event)
             continue
-        own = session_id == hold.session_id
-        if own and run.status == "running" and resumed not in (None, run.id):
-            others.append(event)  # One after the other: it is that run's turn next.
+        is_own = session_id == lease.session_id
+        if is_own and run.status == "running" and resumed_run_id not in (None, run.id):
+            remaining.append(event)  # Another run of this session continues first.
             continue
-        filled = yield from _fill_in(session_id, run.id)
-        if run.status in ENDED_RUN and (call.call_id in filled or event.attempts > 1):
-            others.append(event)  # Nothing waits for it any more: it comes as any late result does.
-        elif own and run.status == "running":
-            resumed = run.id
-            # The event is that run's now: should it fail, the result comes again.
-            yield from inbox.transfer_claim(hold.agent_entity_id, claim, [event.event_id], f"run:{run.id}")
+        delivered = yield from _insert_awaited_results(session_id, run.id)
+        if run.status in ENDED_RUN and (call.call_id in delivered or event.attempts > 1):
+            remaining.append(event)  # The run has ended: its result comes as any late result does.
+        elif is_own and run.status == "running":
+            resumed_run_id = run.id
+            # The run claims the event: if it fails, the result comes again.
+            yield from inbox.transfer_claim(lease.agent_entity_id, claim, [event.event_id], f"run:{run.id}")
         else:
-            yield from inbox.acknowledge(hold.agent_entity_id, claim, [event.event_id])
+            yield from inbox.acknowledge(lease.agent_entity_id, claim, [event.event_id])
             if run.status == "running":
                 yield from sessions.set_run(session_id, run.id)
                 effects.wake_keys.append("sessions")
-    return others, resumed
+    return remaining, resumed_run_id
 
 
-def _resume(effects: Effects, hold: SessionLease, run_id: str) -> Program[StartedCycle]:
-    """A run that waited for a result goes on."""
-    session = yield from sessions.find(hold.session_id)
+def _resume(effects: Effects, lease: SessionLease, run_id: str) -> Program[StartedCycle]:
+    """Continues a run of this session that has waited for a result."""
+    session = yield from sessions.find(lease.session_id)
     assert session is not None
-    yield from sessions.set_run(hold.session_id, run_id)
-    turns = yield from sessions.list_turns_of_run(hold.session_id, run_id)
+    yield from sessions.set_run(lease.session_id, run_id)
+    turns = yield from sessions.list_turns_of_run(lease.session_id, run_id)
     if turns and turns[-1].seq != session.last_seq:
-        # Other cycles came in between: the model is told what this is about.
-        last = turns[-1].stored.turn
-        answers = last.results if isinstance(last, ResultsTurn) else ()
-        results = [f"{quote_name(one.name)}: {quote_truncated(one.text, _LONGEST_CONTINUED)}" for one in answers]
-        told = UserTurn("\n".join(["CONTINUE: the result of an earlier call has come; go on with that.", *results]))
-        kept = _weighed(NewTurn(stored=StoredTurn(told), tokens=0, run_id=run_id))
-        yield from sessions.append_turns(hold.session_id, session.cycle, [kept])
+        # Other cycles ran in between: the model is reminded of the calls.
+        last_turn = turns[-1].stored.turn
+        results = last_turn.results if isinstance(last_turn, ResultsTurn) else ()
+        lines = [
+            "CONTINUE: the result of an earlier call has come; go on with that.",
+            *(
+                f"{quote_name(result.name)}: {quote_truncated(result.text, _MAX_CONTINUED_RESULT)}"
+                for result in results
+            ),
+        ]
+        note = new_turn(UserTurn("\n".join(lines)), run_id)
+        yield from sessions.append_turns(lease.session_id, session.cycle, [note])
     run = yield from runs.get_run(run_id)
     return StartedCycle(run=run, cycle=session.cycle)
 
 
-def _awaited_call(event: InboxEvent) -> Program[CallRecord | None]:
-    """The call whose result an event brings, where its run waits for that."""
+def _find_awaited_call(event: InboxEvent) -> Program[CallRecord | None]:
+    """The call whose result an event contains, if its run waits for that result."""
     data: Any = event.data
     if event.type != "tool_result" or not isinstance(data, dict):
         return None
-    found = yield from call_rows.find_with_submission(str(cast("dict[str, Any]", data).get("callId")))
-    return found[0] if found is not None and found[3] else None
+    match = yield from call_rows.find_with_submission(str(cast("dict[str, Any]", data).get("callId")))
+    return match[0] if match is not None and match[3] else None
 
 
-def _fill_in(session_id: str, run_id: str) -> Program[set[str]]:
-    """Puts the results of a run that have come into the place where they were awaited. Says of which calls."""
+def _insert_awaited_results(session_id: str, run_id: str) -> Program[set[str]]:
+    """Replaces the marks in a run's conversation by the results that have come. Returns the ids of their calls."""
     turns = yield from sessions.list_turns_of_run(session_id, run_id)
-    filled: set[str] = set()
-    for asked, answered in itertools.pairwise(turns):
-        turn = answered.stored.turn
-        if not isinstance(turn, ResultsTurn) or not any(one.text.startswith(AWAITING_RESULT) for one in turn.results):
+    delivered: set[str] = set()
+    for model_row, results_row in itertools.pairwise(turns):
+        turn = results_row.stored.turn
+        if not isinstance(turn, ResultsTurn) or not any(_is_awaited(result) for result in turn.results):
             continue
-        answers = list(turn.results)
-        for index, call_id in enumerate(asked.stored.call_ids):
-            call = (yield from call_rows.find(call_id)) if answers[index].text.startswith(AWAITING_RESULT) else None
+        results = list(turn.results)
+        for index, call_id in enumerate(model_row.stored.call_ids):
+            call = (yield from call_rows.find(call_id)) if _is_awaited(results[index]) else None
             if call is not None and call.status not in OPEN_CALL:
-                answers[index] = answer_from_record(answers[index], call)
-                filled.add(call_id)
-        yield from sessions.replace_turn(session_id, answered.seq, StoredTurn(ResultsTurn(tuple(answers))))
-    return filled
+                results[index] = _result_of(call, results[index])
+                delivered.add(call_id)
+        yield from sessions.replace_turn(session_id, results_row.seq, StoredTurn(ResultsTurn(tuple(results))))
+    return delivered
 
 
-def answer_from_record(answer: ModelToolResult, call: CallRecord) -> ModelToolResult:
-    """A call that has ended, as the model reads it."""
+def _is_awaited(result: ModelToolResult) -> bool:
+    return result.text.startswith(AWAITING_RESULT)
+
+
+def _result_of(call: CallRecord, mark: ModelToolResult) -> ModelToolResult:
+    """The result of an ended call as the model reads it, in place of its mark."""
     value = call.result if isinstance(call.result, str) else json_text.encode(call.result)
     text = f"(tool failed: {value})" if call.is_error else value
-    return ModelToolResult(answer.id, answer.name, text, call.is_error)
+    return ModelToolResult(mark.id, mark.name, text, call.is_error)
 
 
-def _are_answers(agent: str, events: Sequence[InboxEvent]) -> Program[bool]:
+def _are_handoff_answers(agent_entity_id: str, events: Sequence[InboxEvent]) -> Program[bool]:
     for event in events:
-        if not (yield from handoff.is_answer_to_handoff(agent, event)):
+        if not (yield from handoff.is_answer_to_handoff(agent_entity_id, event)):
             return False
     return True
 

@@ -1,7 +1,11 @@
-"""What a session remembers, as the conversation that its model is given. Reads no database."""
+"""Converts the stored turns of a session: to the conversation that a model gets, and to records that people read.
+
+Cycles restore and shorten conversations with it; task tools and API routes list turns. Reads no database.
+"""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,150 +17,185 @@ from toolspace.core.records import TurnCall, TurnRecord, TurnResult
 from toolspace.storage.queries.sessions import HistoryTurn
 
 _NO_RESULT = "(no result: the run ended before there was one)"
-_KEPT_OF_A_RESULT, _KEPT_OF_A_TEXT = 400, 4_000
-"""Characters that stay where the whole conversation is too long for the model, with what is said of the rest."""
+_MAX_RESULT, _MAX_TEXT = 400, 4_000
+"""Characters that remain of a result and of a text in a conversation that is too long, with the mark."""
 _MARK = "… (left out: too long)"
 _NO_ARGUMENTS = '{"…": "left out: too long"}'
 _LEFT_OUT = UserTurn("(The beginning of this conversation was left out: it was too long.)")
 
 
+# For the model
+
+
 class RestoredConversation(msgspec.Struct, frozen=True):
-    """A conversation, and the turn of it that was kept last: its calls have to be made or seen to, or it was the last
-    word of its run."""
+    """A conversation, without its last turn if that is the model's and has no results yet."""
 
     turns: list[Turn]
     unfinished: ModelTurn | None = None
+    """The last turn, if it is the model's and of the run that continues: its calls must be executed or adopted."""
     call_ids: tuple[str, ...] = ()
-    """Of the unfinished turn."""
+    """The ids of the calls of the unfinished turn."""
 
 
 def restore(rows: Sequence[HistoryTurn], *, run_id: str, summary: str | None) -> RestoredConversation:
-    """The conversation of a run: all that is remembered, in a form that every model takes.
+    """Restores the conversation of a run, in a form that every model accepts: each call is followed by its result.
 
-    Each call has an answer behind it: one of a run that was ended in between has been given none.
+    Calls of runs that ended before their results came get a result that says so.
     """
     turns: list[Turn] = []
     if summary:
         turns.append(UserTurn(f"SUMMARY OF EARLIER CYCLES:\n{summary}"))
-    for place, row in enumerate(rows):
+    for index, row in enumerate(rows):
         turn = row.stored.turn
         turns.append(turn)
         if not isinstance(turn, ModelTurn):
             continue
-        following = rows[place + 1].stored.turn if place + 1 < len(rows) else None
-        if following is None and row.run_id == run_id:
+        next_turn = rows[index + 1].stored.turn if index + 1 < len(rows) else None
+        if next_turn is None and row.run_id == run_id:
             turns.pop()
             return RestoredConversation(turns, turn, row.stored.call_ids)
-        if isinstance(following, ResultsTurn) or not turn.calls:
+        if isinstance(next_turn, ResultsTurn) or not turn.calls:
             continue
-        turns.append(ResultsTurn(tuple(ModelToolResult(one.id, one.name, _NO_RESULT, True) for one in turn.calls)))
+        turns.append(ResultsTurn(tuple(ModelToolResult(call.id, call.name, _NO_RESULT, True) for call in turn.calls)))
     return RestoredConversation(turns)
 
 
 def shorten(turns: list[Turn], *, keep: int) -> bool:
-    """Makes a conversation shorter that is too long for its model. Whether anything was left out.
+    """Shortens a conversation that is too long for its model, in place. Returns whether it could.
 
-    What is said at length before the last `keep` turns goes first, then the older half of the turns; and where that
-    was not enough, what is said at length in the others.
+    First it truncates long texts before the last `keep` turns, then it drops the older half of the turns, then it
+    truncates long texts everywhere.
     """
-    return _cut_long(turns, len(turns) - keep) or _leave_out(turns) or _cut_long(turns, len(turns))
+    return _truncate_turns(turns, len(turns) - keep) or _drop_older_half(turns) or _truncate_turns(turns, len(turns))
 
 
-def _cut_long(turns: list[Turn], end: int) -> bool:
-    """Cuts what is said at length before a place."""
-    shortened = False
-    for place, turn in enumerate(turns[: max(end, 0)]):
-        cut = _shortened(turn)
-        if cut is not turn:
-            turns[place] = cut
-            shortened = True
-    return shortened
+def _truncate_turns(turns: list[Turn], end: int) -> bool:
+    """Truncates the turns before index `end`. Returns whether one was too long."""
+    has_changed = False
+    for index, turn in enumerate(turns[: max(end, 0)]):
+        short_turn = _truncate_turn(turn)
+        if short_turn is not turn:
+            turns[index] = short_turn
+            has_changed = True
+    return has_changed
 
 
-def _shortened(turn: Turn) -> Turn:
-    """A turn without what takes much room; the same where nothing does."""
+def _truncate_turn(turn: Turn) -> Turn:
+    """A turn without long texts and media; the same object if it has none."""
     if isinstance(turn, ResultsTurn):
-        if not any(len(one.text) > _KEPT_OF_A_RESULT or one.media for one in turn.results):
+        if not any(len(result.text) > _MAX_RESULT or result.media for result in turn.results):
             return turn
-        return ResultsTurn(
-            tuple(
-                msgspec.structs.replace(one, text=_cut(one.text, _KEPT_OF_A_RESULT), media=()) for one in turn.results
-            )
+        results = (
+            msgspec.structs.replace(result, text=_truncate(result.text, _MAX_RESULT), media=())
+            for result in turn.results
         )
+        return ResultsTurn(tuple(results))
     if isinstance(turn, UserTurn):
-        if len(turn.text) <= _KEPT_OF_A_TEXT and not turn.media:
+        if len(turn.text) <= _MAX_TEXT and not turn.media:
             return turn
-        return UserTurn(_cut(turn.text, _KEPT_OF_A_TEXT))
-    if len(turn.text) <= _KEPT_OF_A_TEXT and not any(len(one.arguments) > _KEPT_OF_A_TEXT for one in turn.calls):
+        return UserTurn(_truncate(turn.text, _MAX_TEXT))
+    if len(turn.text) <= _MAX_TEXT and not any(len(call.arguments) > _MAX_TEXT for call in turn.calls):
         return turn
     calls = tuple(
-        one if len(one.arguments) <= _KEPT_OF_A_TEXT else ModelCall(one.id, one.name, _NO_ARGUMENTS)
-        for one in turn.calls
+        call if len(call.arguments) <= _MAX_TEXT else ModelCall(call.id, call.name, _NO_ARGUMENTS)
+        for call in turn.calls
     )
-    return msgspec.structs.replace(turn, text=_cut(turn.text, _KEPT_OF_A_TEXT), calls=calls)
+    return msgspec.structs.replace(turn, text=_truncate(turn.text, _MAX_TEXT), calls=calls)
 
 
-def _leave_out(turns: list[Turn]) -> bool:
-    """Leaves the older half out, where a conversation can begin: not between calls and their answers."""
+def _drop_older_half(turns: list[Turn]) -> bool:
+    """Drops the turns before a user turn in the middle: calls and their results stay together."""
     half = max(len(turns) // 2, 1)
-    start = next((at for at in range(half, len(turns)) if isinstance(turns[at], UserTurn)), None)
+    start = next((index for index in range(half, len(turns)) if isinstance(turns[index], UserTurn)), None)
     if start is None or (start == 1 and turns[0] == _LEFT_OUT):
         return False
     turns[:start] = [_LEFT_OUT]
     return True
 
 
-def _cut(text: str, kept: int) -> str:
-    return text if len(text) <= kept else f"{text[: kept - len(_MARK)]}{_MARK}"
+def _truncate(text: str, limit: int) -> str:
+    return text if len(text) <= limit else f"{text[: limit - len(_MARK)]}{_MARK}"
 
 
-# MERGED from transcript: A conversation as people and agents look back on it: who said what, called what and was a…
+# For people and agents that look back
+
+
+def render_transcript(rows: Sequence[HistoryTurn], *, max_result: int | None = None) -> str:
+    """Renders turns as text, by cycle. `max_result` limits the characters of each result."""
+    parts: list[str] = []
+    for cycle, cycle_rows in itertools.groupby(rows, key=lambda row: row.cycle):
+        parts.append(f"## Cycle {cycle}")
+        for row in cycle_rows:
+            turn = row.stored.turn
+            if isinstance(turn, UserTurn):
+                parts.append(turn.text)
+            elif isinstance(turn, ModelTurn):
+                text = [turn.text] if turn.text else []
+                parts.append("\n".join([*text, *(f"→ {call.name} {call.arguments}" for call in turn.calls)]))
+            else:
+                results = (f"← {result.name}: {shorten_text(result.text, max_result)}" for result in turn.results)
+                parts.append("\n".join(results))
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def shorten_text(text: str, limit: int | None) -> str:
+    """The first `limit` characters of a text, with an ellipsis if there are more."""
+    return text if limit is None or len(text) <= limit else f"{text[:limit]}…"
+
+
+def shorten_middle(text: str, limit: int) -> str:
+    """The first and the last `limit / 2` characters of a longer text."""
+    half = limit // 2
+    return text if len(text) <= limit else f"{text[:half]}\n…\n{text[-half:]}"
 
 
 def to_turn_records(rows: Sequence[HistoryTurn]) -> list[TurnRecord]:
-    """The turns of a conversation, oldest first. The answers of a turn bear the ids of the calls before it."""
+    """Converts turns to records, oldest first. Results have the ids of the calls in the turn before."""
     turns: list[TurnRecord] = []
-    asked: tuple[str, ...] = ()
+    call_ids: tuple[str, ...] = ()
     for row in rows:
-        turns.append(_turn(row, asked))
-        asked = row.stored.call_ids
+        turns.append(_to_turn_record(row, call_ids))
+        call_ids = row.stored.call_ids
     return turns
 
 
 def to_messages(rows: Sequence[HistoryTurn]) -> list[dict[str, Any]]:
-    """The same as a tool tells it: `{role, text?, calls?, results?}` each."""
-    told = msgspec.to_builtins(to_turn_records(rows))
-    return [{key: turn[key] for key in ("role", "text", "calls", "results") if key in turn} for turn in told]
+    """Converts turns to what `task_replay` returns: `{role, text?, calls?, results?}` each."""
+    turns = msgspec.to_builtins(to_turn_records(rows))
+    return [{key: turn[key] for key in ("role", "text", "calls", "results") if key in turn} for turn in turns]
 
 
-def _turn(row: HistoryTurn, asked: tuple[str, ...]) -> TurnRecord:
+def _to_turn_record(row: HistoryTurn, previous_call_ids: tuple[str, ...]) -> TurnRecord:
     turn = row.stored.turn
-    place: dict[str, Any] = {"seq": row.seq, "cycle": row.cycle, "run_id": row.run_id, "at": row.at}
+    fields: dict[str, Any] = {"seq": row.seq, "cycle": row.cycle, "run_id": row.run_id, "at": row.at}
     if isinstance(turn, UserTurn):
-        return TurnRecord(role="user", text=turn.text, **place)
+        return TurnRecord(role="user", text=turn.text, **fields)
     if isinstance(turn, ModelTurn):
         ids = row.stored.call_ids
         calls = tuple(
-            TurnCall(call_id=_id(ids, at, one.id), name=one.name, arguments=_arguments(one.arguments))
-            for at, one in enumerate(turn.calls)
+            TurnCall(call_id=_call_id(ids, index, call.id), name=call.name, arguments=_decode(call.arguments))
+            for index, call in enumerate(turn.calls)
         )
-        return TurnRecord(role="assistant", text=turn.text, calls=calls, **place)
-    return TurnRecord(role="tool", results=_results(turn, asked), **place)
-
-
-def _results(turn: ResultsTurn, asked: tuple[str, ...]) -> tuple[TurnResult, ...]:
-    return tuple(
-        TurnResult(call_id=_id(asked, at, one.id), name=one.name, text=one.text, is_error=one.is_error)
-        for at, one in enumerate(turn.results)
+        return TurnRecord(role="assistant", text=turn.text, calls=calls, **fields)
+    results = tuple(
+        TurnResult(
+            call_id=_call_id(previous_call_ids, index, result.id),
+            name=result.name,
+            text=result.text,
+            is_error=result.is_error,
+        )
+        for index, result in enumerate(turn.results)
     )
+    return TurnRecord(role="tool", results=results, **fields)
 
 
-def _id(ids: tuple[str, ...], at: int, said: str) -> str:
-    return ids[at] if at < len(ids) else said
+def _call_id(ids: tuple[str, ...], index: int, model_id: str) -> str:
+    """The stored id of a call; the model's own id if none is stored."""
+    return ids[index] if index < len(ids) else model_id
 
 
-def _arguments(text: str) -> Any:
+def _decode(arguments: str) -> Any:
     try:
-        return json_text.decode(text or "{}")
+        return json_text.decode(arguments or "{}")
     except ValueError:
-        return text
+        return arguments

@@ -1,4 +1,8 @@
-"""Shows what a model writes while it writes it: the arguments of its calls, and what it says in a space."""
+"""Publishes a model's turn while the model writes it: the arguments of its calls, and the text of its messages.
+
+Cycles and stored runs give a `LiveOutput` to the model as its listener. The step that stores the turn publishes the
+rest, so subscribers receive every part once.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from toolspace.agents.loop import is_prebuilt_action
+from toolspace.agents.cycle_transactions import WriteProgram
+from toolspace.agents.loop import changes_space, is_prebuilt_action
 from toolspace.core.ids import new_id
 from toolspace.core.json_text import StreamedTextField
 from toolspace.core.model import CallDelta, CallStarted, ModelStreamPart, ResponseRestarted, TextDelta
@@ -21,160 +26,161 @@ from toolspace.spaces.ledger import Effects
 from toolspace.storage.database import Program
 
 _log = logging.getLogger("toolspace.agents")
-_FLUSH_SECONDS = 0.05
-_MOST_SHOWN = 1024 * 1024
-"""Characters of one turn that are shown early; calls and messages show whole when the model is done."""
-_MOST_CALLS = 1_000
-"""Calls of one turn that are shown early."""
-
-WriteProgram = Callable[[Effects], Program[None]]
+FLUSH_SECONDS = 0.05
+_MAX_STREAMED = 1024 * 1024
+"""Characters of one turn that are streamed; calls and messages are complete when the turn is stored."""
+_MAX_STREAMED_CALLS = 1_000
 
 
 class LiveOutput:
-    """Hears one turn of a model. What is not shown when the turn ends goes with whatever keeps it."""
+    """The listener of one turn of a model."""
 
     def __init__(
         self,
-        room: GatewayCallHost,
-        find: Callable[[str], Tool | None],
+        call_host: GatewayCallHost,
+        find_tool: Callable[[str], Tool | None],
         *,
-        guard: Callable[[], Program[None]] | None = None,
+        check_lease: Callable[[], Program[None]] | None = None,
     ) -> None:
-        """`guard` raises where nothing is to be shown any more, because another process goes on with it."""
-        self._room = room
-        self._find = find
-        self._guard = guard
+        """`check_lease` raises if another process has the session now: then nothing is published."""
+        self._call_host = call_host
+        self._find_tool = find_tool
+        self._check_lease = check_lease
         self._calls: list[_StreamedCall] = []
         self._text: list[str] = []
         self._text_id: str | None = None
-        self._heard = 0
+        self._received = 0
         self._timer: asyncio.TimerHandle | None = None
-        self._writing: asyncio.Task[None] | None = None
-        self._moves = False
-        """Whether the agent is about to be in another space: what it says after that is not said here."""
+        self._publishing: asyncio.Task[None] | None = None
+        self._is_finished = False
+        self._changes_space = False
+        """Whether the turn has a call that changes the space: later calls of the turn do not belong to this space."""
 
     def __call__(self, part: ModelStreamPart) -> None:
         if isinstance(part, CallDelta):
-            self._heard += len(part.text)
-            if self._heard <= _MOST_SHOWN and 0 <= part.index < len(self._calls):
-                self._calls[part.index].take(part.text)
+            self._received += len(part.text)
+            if self._received <= _MAX_STREAMED and 0 <= part.index < len(self._calls):
+                self._calls[part.index].add(part.text)
         elif isinstance(part, CallStarted):
-            while len(self._calls) <= part.index < _MOST_CALLS:
-                self._calls.append(self._begin(part.name))
+            while len(self._calls) <= part.index < _MAX_STREAMED_CALLS:
+                self._calls.append(self._start_call(part.name))
         elif isinstance(part, TextDelta):
-            self._heard += len(part.text)
-            if self._heard <= _MOST_SHOWN:
+            self._received += len(part.text)
+            if self._received <= _MAX_STREAMED:
                 self._text.append(part.text)
         elif isinstance(part, ResponseRestarted):
             self._restart()
         else:
             return
-        if self._timer is None and self._writing is None:
-            self._set_timer()
+        self._schedule()
 
     def call_id(self, index: int) -> str:
         """The id of a call of this turn."""
         return self._calls[index].call_id if index < len(self._calls) else new_id("call")
 
     async def finish(self) -> WriteProgram | None:
-        """The turn is complete: what readers have not seen of it, for whoever keeps it to write."""
-        await self._rest()
-        shown = self._collect()
-        return (lambda effects: _show(effects, shown)) if shown else None
+        """Ends the streaming of a complete turn. Returns the writes that publish the rest of it."""
+        await self._stop_publishing()
+        writes = self._collect()
+        return partial(_publish, writes=writes) if writes else None
 
     async def abort(self) -> None:
-        """The turn will not be completed: ends what was begun in the open."""
-        await self._rest()
-        begun = [call.message_id for call in self._calls if call.is_message and call.begun]
-        if begun:
+        """Ends the streaming of a turn that will not be completed. Its messages end with an error."""
+        await self._stop_publishing()
+        message_ids = [call.message_id for call in self._calls if call.is_message and call.is_started]
+        if message_ids:
             try:
-                await self._room.ledger.commit(_abandon, begun)
+                await self._call_host.ledger.commit(_abandon_messages, message_ids)
             except StorageError as error:
-                _log.warning("a message that was being written is left open for now: %s", error)
+                _log.warning("messages %s stay open until the session continues: %s", message_ids, error)
 
-    async def _rest(self) -> None:
-        """Shows nothing more by itself; what is being shown comes first."""
+    async def _stop_publishing(self) -> None:
+        self._is_finished = True
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_later(0, _nothing)  # None is set again.
-        while self._writing is not None:
-            await asyncio.shield(self._writing)
+        while self._publishing is not None:
+            await asyncio.shield(self._publishing)
 
-    def _begin(self, name: str) -> _StreamedCall:
-        tool = self._find(name)
-        space_id = self._room.space_id if not self._moves else None
-        if tool is not None and (is_prebuilt_action(tool, "enter_space") or is_prebuilt_action(tool, "leave_space")):
-            self._moves = True
-        says = tool is not None and is_prebuilt_action(tool, "send_message") and space_id is not None
-        return _StreamedCall(name, tool, room=self._room, space_id=space_id, is_message=says)
+    def _start_call(self, name: str) -> _StreamedCall:
+        tool = self._find_tool(name)
+        space_id = self._call_host.space_id if not self._changes_space else None
+        if tool is not None and changes_space(tool):
+            self._changes_space = True
+        is_message = tool is not None and is_prebuilt_action(tool, "send_message") and space_id is not None
+        return _StreamedCall(name, tool, call_host=self._call_host, space_id=space_id, is_message=is_message)
 
     def _restart(self) -> None:
-        # The calls keep their ids: what was shown of them is void, which readers are told.
+        # The calls keep their ids; subscribers are told to discard what they have received of them.
         for call in self._calls:
             call.restart()
         self._text.clear()
-        self._heard = 0
+        self._received = 0
 
-    def _set_timer(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(_FLUSH_SECONDS, self._flush)
+    def _schedule(self) -> None:
+        if self._timer is None and self._publishing is None and not self._is_finished:
+            self._timer = asyncio.get_running_loop().call_later(FLUSH_SECONDS, self._flush)
 
     def _flush(self) -> None:
         self._timer = None
-        if shown := self._collect():
-            self._writing = asyncio.get_running_loop().create_task(self._write(shown))
+        if writes := self._collect():
+            self._publishing = asyncio.get_running_loop().create_task(self._publish_now(writes))
 
-    async def _write(self, shown: Sequence[WriteProgram]) -> None:
+    async def _publish_now(self, writes: Sequence[WriteProgram]) -> None:
         try:
-            await self._room.ledger.commit(_show, shown, self._guard)
+            await self._call_host.ledger.commit(_publish, writes, self._check_lease)
         except ToolspaceError as error:
-            _log.warning("what a model writes is not shown while it does: %s", error)
+            _log.warning("run %s: a part of the live output was not published: %s", self._call_host.run_id, error)
         finally:
-            self._writing = None
-        if self._timer is None and (self._text or any(call.has_more for call in self._calls)):
-            self._set_timer()
+            self._publishing = None
+        if self._text or any(call.has_more for call in self._calls):
+            self._schedule()
 
     def _collect(self) -> list[WriteProgram]:
-        """What has come since the last time, as programs that may be tried more than once."""
-        shown: list[WriteProgram] = []
-        if self._text and self._room.run_id is not None:
+        """The output since the last time, as programs that can be tried again."""
+        writes: list[WriteProgram] = []
+        if self._text and self._call_host.run_id is not None:
             text = "".join(self._text)
             self._text.clear()
-            first, self._text_id = self._text_id is None, self._text_id or new_id("msg")
-            shown.append(partial(_show_text, room=self._room, message_id=self._text_id, text=text, first=first))
-        shown.extend(call.collect() for call in self._calls if call.has_more)
-        return shown
+            is_first, self._text_id = self._text_id is None, self._text_id or new_id("msg")
+            writes.append(
+                partial(
+                    _publish_text, call_host=self._call_host, message_id=self._text_id, text=text, is_first=is_first
+                )
+            )
+        writes.extend(call.collect() for call in self._calls if call.has_more)
+        return writes
 
 
 class _StreamedCall:
-    """A call that is being written."""
+    """A call that the model is writing."""
 
     __slots__ = (
-        "_member",
+        "_call_host",
+        "_is_restarted",
         "_name",
         "_pending",
-        "_restarted",
-        "_room",
         "_space_id",
+        "_text_field",
         "_tool",
-        "begun",
         "call_id",
         "is_message",
+        "is_started",
     )
 
     def __init__(
-        self, name: str, tool: Tool | None, *, room: GatewayCallHost, space_id: str | None, is_message: bool
+        self, name: str, tool: Tool | None, *, call_host: GatewayCallHost, space_id: str | None, is_message: bool
     ) -> None:
         self.call_id = new_id("call")
         self.is_message = is_message
-        self.begun = False
-        """Whether readers know of it."""
-        self._room = room
+        self.is_started = False
+        """Whether subscribers have received a part of it."""
+        self._call_host = call_host
         self._space_id = space_id
         self._pending: list[str] = []
         self._name = name
         self._tool = tool
-        self._member = StreamedTextField("text")
-        self._restarted = False
+        self._text_field = StreamedTextField("text")
+        self._is_restarted = False
 
     @property
     def message_id(self) -> str:
@@ -184,78 +190,77 @@ class _StreamedCall:
     def has_more(self) -> bool:
         return bool(self._pending)
 
-    def take(self, piece: str) -> None:
-        text = self._member.feed(piece) if self.is_message else piece
+    def add(self, piece: str) -> None:
+        text = self._text_field.feed(piece) if self.is_message else piece
         if text:
             self._pending.append(text)
 
     def restart(self) -> None:
         self._pending.clear()
-        self._member = StreamedTextField("text")
-        self._restarted = self.begun
+        self._text_field = StreamedTextField("text")
+        self._is_restarted = self.is_started
 
     def collect(self) -> WriteProgram:
-        piece, first, restarted = "".join(self._pending), not self.begun, self._restarted
+        piece, is_first, is_restarted = "".join(self._pending), not self.is_started, self._is_restarted
         self._pending.clear()
-        self.begun, self._restarted = True, False
+        self.is_started, self._is_restarted = True, False
         if self.is_message:
-            return partial(self._say, piece=piece, first=first, restarted=restarted)
-        return partial(self._show_arguments, piece=piece, restarted=restarted)
+            return partial(self._extend_message, piece=piece, is_first=is_first, is_restarted=is_restarted)
+        return partial(self._publish_arguments, piece=piece, is_restarted=is_restarted)
 
-    def _say(self, effects: Effects, *, piece: str, first: bool, restarted: bool) -> Program[None]:
-        room = self._room
+    def _extend_message(self, effects: Effects, *, piece: str, is_first: bool, is_restarted: bool) -> Program[None]:
+        host = self._call_host
         assert self._space_id is not None
-        assert room.agent_entity_id is not None
-        if first:
+        assert host.agent_entity_id is not None
+        if is_first:
             try:
                 yield from messaging.start_message(
-                    effects, self._space_id, room.agent_entity_id, self.message_id, room.run_id
+                    effects, self._space_id, host.agent_entity_id, self.message_id, host.run_id
                 )
             except RefusedError:
-                return  # The space is gone, or the agent from it: the call will say so.
-        yield from messaging.append_to_message(effects, self.message_id, piece, restart=restarted)
+                return  # The space is gone, or the agent is not a member any more: the call will report it.
+        yield from messaging.append_to_message(effects, self.message_id, piece, restart=is_restarted)
 
-    def _show_arguments(self, effects: Effects, *, piece: str, restarted: bool) -> Program[None]:
-        tool, room = self._tool, self._room
-        prebuilt = tool is not None and tool.execution_type == "prebuilt"
-        visible = tool is not None and tool.visible and not prebuilt
-        exposure: Visibility = "full" if visible else "name" if prebuilt else "none"
+    def _publish_arguments(self, effects: Effects, *, piece: str, is_restarted: bool) -> Program[None]:
+        tool, host = self._tool, self._call_host
+        is_prebuilt = tool is not None and tool.execution_type == "prebuilt"
+        is_visible = tool is not None and tool.visible and not is_prebuilt
+        visibility: Visibility = "full" if is_visible else "name" if is_prebuilt else "none"
         data: dict[str, Any] = {"toolCallId": self.call_id, "toolName": self._name, "inputDelta": piece}
-        if restarted:
+        if is_restarted:
             data["restart"] = True
-        event = NewEvent("tool.streaming", data, exposure)
-        if room.run_id is not None:
-            effects.emit(run_stream(room.run_id), event)
-        if self._space_id is not None and exposure != "none":
+        event = NewEvent("tool.streaming", data, visibility)
+        if host.run_id is not None:
+            effects.emit(run_stream(host.run_id), event)
+        if self._space_id is not None and visibility != "none":
             effects.emit(space_stream(self._space_id), event)
         return
-        yield  # A program, though it asks for nothing itself.
+        yield  # Makes this a program, though it runs no statement.
 
 
-def _show(
-    effects: Effects, shown: Sequence[WriteProgram], guard: Callable[[], Program[None]] | None = None
+def _publish(
+    effects: Effects, writes: Sequence[WriteProgram], check_lease: Callable[[], Program[None]] | None = None
 ) -> Program[None]:
-    if guard is not None:
-        yield from guard()
-    for write in shown:
+    if check_lease is not None:
+        yield from check_lease()
+    for write in writes:
         yield from write(effects)
 
 
-def _show_text(effects: Effects, *, room: GatewayCallHost, message_id: str, text: str, first: bool) -> Program[None]:
-    """What the model says to itself, for whoever may read a run's every word."""
-    assert room.run_id is not None
-    stream = run_stream(room.run_id)
-    if first:
-        ids = {"messageId": message_id, "spaceId": None, "senderId": room.agent_entity_id, "seq": 0}
-        effects.emit(stream, NewEvent("message.started", {**ids, "runId": room.run_id}, "none"))
+def _publish_text(
+    effects: Effects, *, call_host: GatewayCallHost, message_id: str, text: str, is_first: bool
+) -> Program[None]:
+    """Publishes the model's own text on the run's stream, for holders of the secret key."""
+    assert call_host.run_id is not None
+    stream = run_stream(call_host.run_id)
+    if is_first:
+        ids = {"messageId": message_id, "spaceId": None, "senderId": call_host.agent_entity_id, "seq": 0}
+        effects.emit(stream, NewEvent("message.started", {**ids, "runId": call_host.run_id}, "none"))
     effects.emit(stream, NewEvent("message.delta", {"messageId": message_id, "delta": text}, "none"))
     return
-    yield  # A program, though it asks for nothing itself.
+    yield  # Makes this a program, though it runs no statement.
 
 
-def _abandon(effects: Effects, message_ids: Sequence[str]) -> Program[None]:
+def _abandon_messages(effects: Effects, message_ids: Sequence[str]) -> Program[None]:
     for message_id in message_ids:
         yield from messaging.abandon_message(effects, message_id, "its writer was interrupted")
-
-
-def _nothing() -> None: ...

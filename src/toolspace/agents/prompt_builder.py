@@ -1,4 +1,7 @@
-"""What an agent is told of itself before each cycle: its instructions, and what it has in mind. Takes no decisions."""
+"""Builds the system prompt of a cycle: the agent's instructions, memories, goals, plans and spaces.
+
+Cycles and background tasks use it.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +10,20 @@ from collections.abc import Sequence
 
 import msgspec
 
+from toolspace.agents.agent import Agent
 from toolspace.core import json_text
 from toolspace.core.line_escaping import quote_name, single_line
 from toolspace.core.records import Space
-from toolspace.spaces.plans import describe as shown_plan
+from toolspace.spaces.plans import describe as describe_plan
 from toolspace.storage.database import Program
 from toolspace.storage.queries import entities, goals_and_memories, plans
 from toolspace.storage.queries.goals_and_memories import Goal, Memory
 from toolspace.storage.queries.plans import Plan
 
-_MOST_SPACES = 50
-_MOST_VALUE = 2_000
-_MOST_SECTION = 60_000
-"""Characters of what an agent has in mind of one kind: all of it is in each request."""
+_MAX_SPACES = 50
+_MAX_VALUE = 2_000
+_MAX_SECTION = 60_000
+"""Characters of one section: every request contains all sections."""
 
 CYCLE_INSTRUCTIONS = """\
 You live in cycles. Each begins with your inbox: messages from spaces, results of tools that took long, plans that are \
@@ -31,7 +35,7 @@ Where nothing needs to be done, call skip."""
 
 
 class PromptContext(msgspec.Struct, frozen=True, kw_only=True):
-    """What an agent has in mind, whatever it is asked."""
+    """What an agent has stored, and where it is a member: a part of each of its prompts."""
 
     memories: Sequence[Memory] = ()
     goals: Sequence[Goal] = ()
@@ -40,73 +44,71 @@ class PromptContext(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def load_prompt_context(agent_entity_id: str) -> Program[PromptContext]:
-    """What an agent has in mind now."""
     return PromptContext(
         memories=(yield from goals_and_memories.list_memories(agent_entity_id)),
         goals=(yield from goals_and_memories.list_goals(agent_entity_id)),
         plans=(yield from plans.list_plans(agent_entity_id, status="active")),
-        spaces=(yield from entities.list_spaces(member=agent_entity_id, limit=_MOST_SPACES)),
+        spaces=(yield from entities.list_spaces(member=agent_entity_id, limit=_MAX_SPACES)),
     )
 
 
 def build_system_prompt(
-    name: str, instructions: str, mind: PromptContext, *, tools: str = "", entity_id: str = ""
+    agent: Agent, context: PromptContext, *, tool_instructions: str = "", entity_id: str = ""
 ) -> str:
-    """All that a model is told before the conversation. `tools` are instructions of servers and services."""
+    """Builds the system prompt of a cycle. `tool_instructions` are those of MCP servers and services."""
     now = datetime.datetime.now(datetime.UTC).replace(microsecond=0).isoformat()
     parts = [
-        instructions.strip(),
-        f'You are the agent "{name}" ({entity_id}). This cycle began at {now}.',
+        agent.system.strip(),
+        f'You are the agent "{agent.name}" ({entity_id}). This cycle began at {now}.',
         CYCLE_INSTRUCTIONS,
-        render_section("MEMORIES", render_memories(mind)),
-        render_section("GOALS", _within([_goal(one) for one in mind.goals], "get_goals")),
-        render_section("PLANS", _within([_plan(one) for one in mind.plans], "get_plans")),
-        render_section("SPACES", [f"- {quote_name(one.name)} (spaceId: {one.id})" for one in mind.spaces]),
-        render_section("TOOLS", [tools]),
+        render_section("MEMORIES", render_memories(context)),
+        render_section("GOALS", _limit_lines([_render_goal(goal) for goal in context.goals], "get_goals")),
+        render_section("PLANS", _limit_lines([_render_plan(plan) for plan in context.plans], "get_plans")),
+        render_section("SPACES", [f"- {quote_name(space.name)} (spaceId: {space.id})" for space in context.spaces]),
+        render_section("TOOLS", [tool_instructions]),
     ]
     return "\n\n".join(filter(None, parts))
 
 
 def render_section(title: str, lines: Sequence[str]) -> str:
-    """A part of a prompt; nothing where there is nothing to say in it."""
-    said = [line for line in lines if line]
-    return f"{title}:\n" + "\n".join(said) if said else ""
+    """Renders a section of a prompt; an empty text if it has no lines."""
+    text = "\n".join(filter(None, lines))
+    return f"{title}:\n{text}" if text else ""
 
 
-def render_memories(mind: PromptContext) -> list[str]:
-    """What an agent remembers, as a prompt has it."""
-    return _within([f"- {single_line(one.key)}: {_value(one.value)}" for one in mind.memories], "get_memories")
+def render_memories(context: PromptContext) -> list[str]:
+    lines = [f"- {single_line(memory.key)}: {_render_value(memory.value)}" for memory in context.memories]
+    return _limit_lines(lines, "get_memories")
 
 
-def _within(lines: Sequence[str], tool: str) -> list[str]:
-    """As many lines as there is room for; the rest is left to a tool."""
-    room, shown = _MOST_SECTION, list[str]()
-    for line in lines:
-        room -= len(line)
-        if room < 0:
-            return [*shown, f"… and {len(lines) - len(shown)} more ({tool} has all of them)"]
-        shown.append(line)
-    return shown
+def _limit_lines(lines: Sequence[str], tool: str) -> list[str]:
+    """The first lines of a section, and a note that names the tool for the rest."""
+    available = _MAX_SECTION
+    for index, line in enumerate(lines):
+        available -= len(line)
+        if available < 0:
+            return [*lines[:index], f"… and {len(lines) - index} more ({tool} has all of them)"]
+    return list(lines)
 
 
-def _value(value: object) -> str:
-    text = value if isinstance(value, str) else json_text.encode(value)
-    return _cut(text, "get_memories")
+def _render_value(value: object) -> str:
+    return _shorten(value if isinstance(value, str) else json_text.encode(value), "get_memories")
 
 
-def _cut(text: str, tool: str) -> str:
-    # What an agent noted may be what somebody else said: it stays in its line.
-    cut = single_line(text, _MOST_VALUE)
-    return cut if len(text) <= _MOST_VALUE else f"{cut} ({tool} has all of it)"
+def _shorten(text: str, tool: str) -> str:
+    # One line: what an agent stores may come from others, and must not look like another part of the prompt.
+    line = single_line(text, _MAX_VALUE)
+    return line if len(text) <= _MAX_VALUE else f"{line} ({tool} has all of it)"
 
 
-def _goal(goal: Goal) -> str:
+def _render_goal(goal: Goal) -> str:
     kind = "long-term, " if goal.is_long_term else ""
-    description = _cut(goal.description, "get_goals")
+    description = _shorten(goal.description, "get_goals")
     return f"- [{goal.id}] {description} ({kind}{quote_name(goal.status)}, priority {goal.priority:g})"
 
 
-def _plan(plan: Plan) -> str:
-    when = shown_plan(plan).get("nextRunAt")
-    how = f", {plan.cron}" if plan.cron else ""
-    return f"- [{plan.id}] {quote_name(plan.name)}: {_cut(plan.instruction, 'get_plans')} (next {when}{how})"
+def _render_plan(plan: Plan) -> str:
+    next_run = describe_plan(plan).get("nextRunAt")
+    schedule = f", {plan.cron}" if plan.cron else ""
+    instruction = _shorten(plan.instruction, "get_plans")
+    return f"- [{plan.id}] {quote_name(plan.name)}: {instruction} (next {next_run}{schedule})"

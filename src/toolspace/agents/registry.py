@@ -1,6 +1,7 @@
-"""All agents by name, and what each works with once it works: its model, and the orchestrator of its tools.
+"""Holds all agents of a toolspace by name, and opens the model and the tools of an agent when it first runs.
 
-Asks no model and calls no tool. An agent that never works costs nothing but its description.
+The toolspace owns the registry; requests, cycles and the agents' tools read it. Runs no agent. An agent that never
+runs costs only its description.
 """
 
 from __future__ import annotations
@@ -13,10 +14,9 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iter
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from toolspace.agents.agent import Agent
-from toolspace.agents.failure_review import ModelReviewer, Reviewer, RuleReviewer
+from toolspace.agents.agent_run import AgentRun, PreparedAgent
 from toolspace.agents.loop import LoopHooks
 from toolspace.agents.model_usage import ModelUsageCounter
-from toolspace.agents.run_budget import AgentRun
 from toolspace.config.agent_files import find_reference_cycles
 from toolspace.config.agent_settings import AgentModelSettings
 from toolspace.core.context import ToolContext
@@ -34,7 +34,7 @@ _log = logging.getLogger("toolspace.agents")
 
 
 class AgentToolspace(Protocol):
-    """A toolspace that is one agent's alone."""
+    """A toolspace that only one agent uses."""
 
     @property
     def orchestrator(self) -> ToolOrchestrator: ...
@@ -44,107 +44,84 @@ class AgentToolspace(Protocol):
     async def aclose(self) -> None: ...
 
     async def renew(self, agent: Agent, /) -> None:
-        """The agent is described otherwise now. What has not changed goes on."""
+        """Applies the agent's new description. What has not changed stays open."""
         ...
 
 
 class RunRecorder(LoopHooks):
-    """Where one run of an agent lives that a program or another agent asked for. This one keeps nothing of it."""
+    """The hooks of a run that answers a request of a program or of another agent. This base class stores nothing."""
 
     def __init__(self, context: ToolContext, *, run_id: str | None = None, listen: ModelListener | None = None) -> None:
         self.run_id = run_id
-        """None: as whoever opens the run likes."""
+        """None: the orchestrator chooses it."""
         self.context = context
-        """Of its calls."""
+        """The context of the run's calls."""
         self.stop_run: Callable[[], None] | None = None
-        """Stops the run, where someone else ends it."""
+        """Stops the run; set while the run is under way."""
         self._listen = listen
 
     def new_listener(self) -> ModelListener | None:
         return self._listen
 
     async def close(self, status: FinalRunStatus, usage: Usage, error: str | None) -> None:
-        """The run has ended."""
+        """Stores the end of the run."""
 
 
 class RunRecorders(Protocol):
-    """Who keeps the runs of agents that are asked for."""
+    """Stores the runs that answer requests. The gateway has one; without it, such runs are in memory only."""
 
     async def open(
         self, agent_run: AgentRun, caller: ToolContext, context: ToolContext, tools: ToolOrchestrator
     ) -> RunRecorder:
-        """Begins a run, asked for by the call of `caller`. The context of its calls is made of `context`."""
+        """Stores the start of a run for a call with the context `caller`. `context` is that of the run's calls; the
+        recorder completes it."""
         ...
 
 
-class AgentResources:
-    """An agent that works, and what it works with."""
+class _OpenAgent:
+    """An agent whose tools are open."""
 
-    __slots__ = ("active_runs", "agent", "is_retired", "model", "own_toolspace", "tools")
+    __slots__ = ("active_runs", "agent", "is_retired", "own_toolspace", "tools")
 
-    def __init__(self, agent: Agent, model: Model, tools: ToolOrchestrator, own: AgentToolspace | None = None) -> None:
-        self.own_toolspace = own
-        """Its own toolspace; None where it uses the shared one."""
+    def __init__(self, agent: Agent, tools: ToolOrchestrator, own_toolspace: AgentToolspace | None = None) -> None:
         self.agent = agent
-        self.model = model
         self.tools = tools
-        """The orchestrator of all tools that it may use."""
+        self.own_toolspace = own_toolspace
+        """None: it uses the shared tools."""
         self.active_runs = 0
-        """How many runs it is in."""
         self.is_retired = False
-
-    def new_run(self, request: str = "", *, parent: AgentRun | None = None, before: tuple[str, ...] = ()) -> AgentRun:
-        """A frame for one run of it. `before` had the request and handed it on."""
-        agent = self.agent
-        return AgentRun(
-            agent.name,
-            limits=agent.limits,
-            request=request,
-            parent=parent,
-            subagents=agent.subagents,
-            destinations=agent.destinations,
-            previous_agents=before,
-        )
-
-    def new_reviewer(self) -> Reviewer:
-        """Who decides for one run of it whether to go on after a failure."""
-        ways = self.agent.settings
-        return ModelReviewer(self.model, ways.model_settings) if ways.review == "model" else RuleReviewer()
-
-    def run_options(self) -> dict[str, Any]:
-        """What `tools.run` is to be told of its bounds; what it does not say is as the toolspace has it."""
-        limit = self.agent.settings.max_tool_calls_per_turn
-        return {} if limit is None else {"max_tool_calls_per_turn": limit}
+        """Whether its toolspace closes after the last active run."""
 
 
 class AgentRegistry:
-    """The agents of a toolspace. Opens what they work with when they first work, and closes it."""
+    """The agents of a toolspace."""
 
     def __init__(
         self,
-        shared: ToolOrchestrator,
+        shared_tools: ToolOrchestrator,
         *,
         make_tools: Callable[[Agent], AgentToolspace] | None = None,
         environ: Mapping[str, str] = os.environ,
     ) -> None:
-        self.shared_tools = shared
+        self.shared_tools = shared_tools
         self.run_recorders: RunRecorders | None = None
-        """Who keeps the runs of agents that agents call; None: nobody."""
+        """Stores the runs that answer requests; None: they are in memory only."""
+        self.model_usage = ModelUsageCounter()
+        """Counts the requests to the models that the registry opens."""
         self._make_tools = make_tools
         self._environ = environ
         self._agents: dict[str, Agent] = {}
-        self._listeners: list[Callable[[], Awaitable[object] | None]] = []
-        self._settling: Sequence[Awaitable[object]] = ()
-        self._members: dict[str, AgentResources] = {}
+        self._change_listeners: list[Callable[[], Awaitable[object] | None]] = []
+        self._pending_updates: Sequence[Awaitable[object]] = ()
+        """What the listeners of the last change still do."""
+        self._open_agents: dict[str, _OpenAgent] = {}
         self._opening: dict[str, asyncio.Lock] = {}
         self._models: dict[object, Model] = {}
-        self.model_usage = ModelUsageCounter()
-        """What the models that it opens were asked."""
         self._http: ModelHttpClient | None = None
-        self._closing: set[asyncio.Task[None]] = set()
-        self._closed = False
+        self._background: set[asyncio.Task[None]] = set()
+        self._is_closed = False
 
-    # Who there is
+    # The agents
 
     def __iter__(self) -> Iterator[Agent]:
         return iter(self._agents.values())
@@ -155,189 +132,196 @@ class AgentRegistry:
     def __contains__(self, name: object) -> bool:
         return name in self._agents
 
+    def find(self, name: str) -> Agent | None:
+        return self._agents.get(name)
+
     def get(self, name: str) -> Agent:
-        """An agent by its name. Raises `ToolNotFoundError` where there is none."""
-        found = self._agents.get(name)
-        if found is None:
-            near = did_you_mean(name, self._agents)
-            known = near or (f"; there are {', '.join(self._agents)}" if 0 < len(self._agents) <= 20 else "")
-            raise ToolNotFoundError(f'there is no agent "{name}"{known or "; none is configured"}')
-        return found
+        """Returns an agent by name. Raises `ToolNotFoundError`."""
+        agent = self._agents.get(name)
+        if agent is None:
+            hint = did_you_mean(name, self._agents)
+            if not self._agents:
+                hint = "; none is configured"
+            elif not hint and len(self._agents) <= 20:
+                hint = f"; there are {', '.join(self._agents)}"
+            raise ToolNotFoundError(f'there is no agent "{name}"{hint}')
+        return agent
 
     def add(self, agents: Iterable[Agent]) -> None:
-        """Takes agents in, with those that they were given. Raises `RegistrationError`; then none of them is taken."""
+        """Adds agents, and the agents that they refer to. Raises `RegistrationError`, and then adds none."""
         self.replace([*self._agents.values(), *agents])
 
     def replace(self, agents: Iterable[Agent]) -> None:
-        """Puts these in the place of all. Raises as `add` does. Those that work are told by `renew`."""
-        self._agents = _checked(agents)
-        told = [listener() for listener in self._listeners]
-        self._settling = [one for one in told if one is not None]
+        """Replaces all agents. Raises `RegistrationError`, and then changes nothing. `reload` updates the open ones."""
+        self._agents = _validate(agents)
+        updates = [listener() for listener in self._change_listeners]
+        self._pending_updates = [update for update in updates if update is not None]
 
     def on_change(self, listener: Callable[[], Awaitable[object] | None]) -> None:
-        """Asks to be told when there are other agents. What it gives back, `renew` waits for."""
-        self._listeners.append(listener)
+        """Calls `listener` whenever the agents change. `reload` waits for the awaitable that it returns."""
+        self._change_listeners.append(listener)
 
     async def reload(self) -> None:
-        """Has the agents that work go on as they are described now; those that are gone end with their last run."""
-        for name, member in list(self._members.items()):
+        """Applies changed descriptions to open agents. The tools of a removed agent close after its last run."""
+        for name, open_agent in list(self._open_agents.items()):
             agent = self._agents.get(name)
-            if agent is member.agent:
+            if agent is open_agent.agent:
                 continue
-            if agent is None or agent.has_own_tools != (member.own_toolspace is not None):
+            own_toolspace = open_agent.own_toolspace
+            if agent is None or agent.has_own_tools != (own_toolspace is not None):
                 self._retire(name)
                 continue
             try:
-                model = self._model_of(agent)
-                if member.own_toolspace is not None:
-                    await member.own_toolspace.renew(agent)
-            except Exception as error:  # Whatever is wrong with it, the others go on; who needs it is told why.
-                _log.warning('the agent "%s" cannot go on as it is described now: %s', name, error)
+                self._get_model(agent)
+                if own_toolspace is not None:
+                    await own_toolspace.renew(agent)
+            except Exception as error:  # One faulty agent must not stop the reload; its next run reports the error.
+                _log.warning('agent "%s": its new configuration cannot be used: %s', name, error)
                 self._retire(name)
             else:
-                member.agent, member.model = agent, model
-        await asyncio.gather(*self._settling, return_exceptions=True)
+                open_agent.agent = agent
+        await asyncio.gather(*self._pending_updates, return_exceptions=True)
 
-    # At work
+    # Running agents
 
     @contextlib.asynccontextmanager
-    async def acquire(self, name: str) -> AsyncGenerator[AgentResources]:
-        """What an agent works with, for one run. Raises `ToolNotFoundError`, or `ModelError` where it has no model."""
-        member = await self._member(name)
-        member.model = self._model_of(member.agent)  # A program may have given it another.
-        member.active_runs += 1
+    async def acquire(self, name: str) -> AsyncGenerator[PreparedAgent]:
+        """Opens what an agent needs, for one run. Raises `ToolNotFoundError`, or `ModelError` if it has no model."""
+        open_agent = await self._get_open_agent(name)
+        agent = open_agent.agent
+        model = self._get_model(agent)  # Not stored: a program may have set another one.
+        open_agent.active_runs += 1
         try:
-            yield member
+            yield PreparedAgent(agent=agent, model=model, tools=open_agent.tools, settings=agent.settings)
         finally:
-            member.active_runs -= 1
-            if member.is_retired and not member.active_runs:
-                self._close_behind(member)
+            open_agent.active_runs -= 1
+            if open_agent.is_retired and not open_agent.active_runs:
+                self._close_toolspace(open_agent)
 
-    async def _member(self, name: str) -> AgentResources:
+    async def _get_open_agent(self, name: str) -> _OpenAgent:
         agent = self.get(name)
-        member = self._members.get(name)
-        if member is not None:
-            return member
+        open_agent = self._open_agents.get(name)
+        if open_agent is not None:
+            return open_agent
         if not agent.has_own_tools or self._make_tools is None:
-            member = AgentResources(agent, self._model_of(agent), self.shared_tools)
-            self._members[name] = member
-            return member
+            self._get_model(agent)  # Raises before the agent counts as open.
+            open_agent = self._open_agents[name] = _OpenAgent(agent, self.shared_tools)
+            return open_agent
         async with self._opening.setdefault(name, asyncio.Lock()):
-            if (member := self._members.get(name)) is not None:
-                return member
+            if (open_agent := self._open_agents.get(name)) is not None:
+                return open_agent
             agent = self.get(name)
-            model = self._model_of(agent)
-            own = self._make_tools(agent)
-            # Outside the call that needs it first: it stays open for others.
-            await asyncio.get_running_loop().create_task(own.__aenter__(), context=context_without_call())
-            member = AgentResources(agent, model, own.orchestrator, own)
-            if self._closed:
-                await own.aclose()
-                raise ToolNotFoundError(f'the agent "{name}" cannot work: the toolspace is closed')
-            self._members[name] = member
+            self._get_model(agent)
+            toolspace = self._make_tools(agent)
+            # Not in the context of the call that needs it first: it stays open for other calls.
+            await asyncio.get_running_loop().create_task(toolspace.__aenter__(), context=context_without_call())
+            if self._is_closed:
+                await toolspace.aclose()
+                raise ToolNotFoundError(f'the agent "{name}" cannot run: the toolspace is closed')
+            open_agent = self._open_agents[name] = _OpenAgent(agent, toolspace.orchestrator, toolspace)
         self._opening.pop(name, None)
-        return member
+        return open_agent
 
-    def _model_of(self, agent: Agent) -> Model:
-        wanted = agent.model
-        if isinstance(wanted, Model):
-            return wanted
-        key = _key(wanted)
-        found = self._models.get(key)
-        if found is None:
-            found = self._models[key] = self.model_usage.wrap(self._open(wanted))
-        return found
+    def _get_model(self, agent: Agent) -> Model:
+        settings = agent.model
+        if isinstance(settings, Model):
+            return settings
+        key = _model_key(settings)
+        model = self._models.get(key)
+        if model is None:
+            model = self._models[key] = self.model_usage.wrap(self._open_model(settings))
+        return model
 
-    def _open(self, wanted: AgentModelSettings | str | None) -> Model:
-        from toolspace.models.registry import DEMO, open_model  # Here: scripted agents need no provider.
+    def _open_model(self, settings: AgentModelSettings | str | None) -> Model:
+        from toolspace.models.registry import DEMO, open_model  # Imported here: scripted agents need no provider.
 
-        if not isinstance(wanted, AgentModelSettings):
-            provider, colon, name = (wanted or "").partition(":")
-            wanted = AgentModelSettings(provider=provider if colon else None, name=name if colon else provider)
-        if self._http is None and wanted.provider != DEMO:
+        if not isinstance(settings, AgentModelSettings):
+            provider, colon, name = (settings or "").partition(":")
+            settings = AgentModelSettings(provider=provider if colon else None, name=name if colon else provider)
+        if self._http is None and settings.provider != DEMO:
             from toolspace.models.http import ModelHttpClient
 
             self._http = ModelHttpClient()
         return open_model(
-            wanted.provider,
-            wanted.name,
-            base_url=wanted.base_url,
-            api_key=wanted.api_key,
-            headers=wanted.headers,
+            settings.provider,
+            settings.name,
+            base_url=settings.base_url,
+            api_key=settings.api_key,
+            headers=settings.headers,
             environ=self._environ,
-            retries=wanted.retries,
+            retries=settings.retries,
             http=self._http,
         )
 
     def _retire(self, name: str) -> None:
-        member = self._members.pop(name)
-        member.is_retired = True
-        if not member.active_runs:
-            self._close_behind(member)
+        open_agent = self._open_agents.pop(name)
+        open_agent.is_retired = True
+        if not open_agent.active_runs:
+            self._close_toolspace(open_agent)
 
-    def _close_behind(self, member: AgentResources) -> None:
-        if member.own_toolspace is not None:
-            self.run_in_background(member.own_toolspace.aclose())
+    def _close_toolspace(self, open_agent: _OpenAgent) -> None:
+        if open_agent.own_toolspace is not None:
+            self.run_in_background(open_agent.own_toolspace.aclose())
 
     def run_in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Does something beside, to its end: whoever wants it done may be canceled, or need not wait."""
-        task = asyncio.get_running_loop().create_task(_safely(work), context=context_without_call())
-        self._closing.add(task)
-        task.add_done_callback(self._closing.discard)
+        """Runs work to its end, even if its caller is canceled. `aclose` waits for it."""
+        task = asyncio.get_running_loop().create_task(_log_failure(work), context=context_without_call())
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
         return task
 
     async def aclose(self) -> None:
-        """Closes the toolspaces and the models that it opened."""
-        self._closed = True
-        members, self._members = list(self._members.values()), {}
-        await asyncio.gather(
-            *(_safely(one.own_toolspace.aclose()) for one in members if one.own_toolspace is not None), *self._closing
-        )
+        """Closes the toolspaces and models that the registry opened."""
+        self._is_closed = True
+        open_agents, self._open_agents = list(self._open_agents.values()), {}
+        toolspaces = [agent.own_toolspace for agent in open_agents if agent.own_toolspace is not None]
+        await asyncio.gather(*(_log_failure(toolspace.aclose()) for toolspace in toolspaces), *self._background)
         models, self._models = list(self._models.values()), {}
         for model in models:
-            await _safely(model.aclose())
+            await _log_failure(model.aclose())
         if self._http is not None:
             await self._http.aclose()
 
 
-async def _safely(work: Coroutine[Any, Any, None]) -> None:
+async def _log_failure(work: Coroutine[Any, Any, None]) -> None:
     try:
         await work
-    except Exception:  # Nobody is there to be told.
-        _log.exception("what an agent left behind did not end well")
+    except Exception:  # No caller is left to receive it.
+        _log.exception("cleaning up after an agent failed")
 
 
-def _checked(agents: Iterable[Agent]) -> dict[str, Agent]:
-    """All of them by name, with those that they were given, if they hang together."""
-    found: dict[str, Agent] = {}
-    by_tool: dict[str, str] = {}
-    waiting = list(agents)[::-1]
-    while waiting:
-        agent = waiting.pop()
-        known = found.setdefault(agent.name, agent)
-        if known is not agent:
+def _validate(agents: Iterable[Agent]) -> dict[str, Agent]:
+    """Returns all agents by name, with those that they refer to. Raises `RegistrationError` if they contradict."""
+    by_name: dict[str, Agent] = {}
+    names_by_tool: dict[str, str] = {}
+    queue = list(agents)[::-1]
+    while queue:
+        agent = queue.pop()
+        if by_name.setdefault(agent.name, agent) is not agent:
             raise RegistrationError(f'there are two agents "{agent.name}"; rename one')
-        tool = agent_tool_name(agent.name)
-        other = by_tool.setdefault(tool.casefold(), agent.name)
-        if other != agent.name:
-            raise RegistrationError(f'the agents "{other}" and "{agent.name}" would be one tool, {tool}; rename one')
-        waiting += [one for one in agent.referenced_agents() if found.get(one.name) is not one]
-    for agent in found.values():
-        for what, names in (("agents", agent.subagents), ("destinations", agent.destinations)):
+        tool_name = agent_tool_name(agent.name)
+        other_name = names_by_tool.setdefault(tool_name.casefold(), agent.name)
+        if other_name != agent.name:
+            raise RegistrationError(
+                f'the agents "{other_name}" and "{agent.name}" would be one tool, {tool_name}; rename one'
+            )
+        queue += [other for other in agent.referenced_agents() if by_name.get(other.name) is not other]
+    for agent in by_name.values():
+        for setting, names in (("agents", agent.subagents), ("destinations", agent.destinations)):
             for name in names:
-                if name not in found:
-                    near = did_you_mean(name, found)
-                    raise RegistrationError(f'{what} of the agent "{agent.name}": there is no agent "{name}"{near}')
-    routes = {name: agent.destinations for name, agent in found.items() if agent.destinations}
-    for circle in find_reference_cycles(routes):
-        line = " → ".join((*circle, circle[0]))
-        raise RegistrationError(f"agents would hand requests round in a circle: {line}; take a destination out")
-    return found
+                if name not in by_name:
+                    hint = did_you_mean(name, by_name)
+                    raise RegistrationError(f'{setting} of the agent "{agent.name}": there is no agent "{name}"{hint}')
+    destinations = {name: agent.destinations for name, agent in by_name.items() if agent.destinations}
+    for cycle in find_reference_cycles(destinations):
+        path = " → ".join((*cycle, cycle[0]))
+        raise RegistrationError(f"requests could be handed off in a circle: {path}; remove a destination")
+    return by_name
 
 
-def _key(model: AgentModelSettings | str | None) -> object:
-    """What agents have to agree in to share one model: settings of a request are not a part of it."""
-    if not isinstance(model, AgentModelSettings):
-        return model
-    headers = tuple(sorted(model.headers.items()))
-    return (model.provider, model.name, model.base_url, model.api_key, headers, model.retries)
+def _model_key(settings: AgentModelSettings | str | None) -> object:
+    """Agents with the same key share one model. The settings of single requests are not part of it."""
+    if not isinstance(settings, AgentModelSettings):
+        return settings
+    headers = tuple(sorted(settings.headers.items()))
+    return (settings.provider, settings.name, settings.base_url, settings.api_key, headers, settings.retries)

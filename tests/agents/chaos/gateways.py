@@ -15,8 +15,8 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from tests.agents.chaos import books
-from tests.agents.chaos.clerk import KINDS, decide, effects_in
+from tests.agents.chaos import checks
+from tests.agents.chaos.job_agent import KINDS, decide, effects_in
 from tests.agents.chaos.process import Place, open_database
 from tests.models.servers import called, completion, said
 from tests.server.chaos.storm import KEY, Process
@@ -173,7 +173,7 @@ class GatewayStorm:
         place = Place(folder=self._folder / "state", socket=self._folder, log=self._folder, url=self._url)
         database, wakeups = await open_database(place)
         try:
-            await books.check(database, self.jobs, self._folder / "book", entity_id_for("clerk"))
+            await checks.check(database, self.jobs, self._folder / "book", entity_id_for("clerk"))
         finally:
             await database.aclose()
             if wakeups is not None:
@@ -228,4 +228,4 @@ class GatewayStorm:
         page = await self._ask("GET", f"/api/spaces/{ROOM}/messages?limit=500")
         texts = {one["content"] for one in page["items"] if isinstance(one["content"], str)}
         runs = await self._ask("GET", f"/api/agents/{agent}/runs")
-        return set(books.wanted(self.jobs)) <= texts and all(one["status"] == "completed" for one in runs["items"])
+        return set(checks.wanted(self.jobs)) <= texts and all(one["status"] == "completed" for one in runs["items"])

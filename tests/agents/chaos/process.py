@@ -15,10 +15,10 @@ from typing import Any
 
 import msgspec
 
-from tests.agents.chaos import books
-from tests.agents.chaos.clerk import Clerk, clerks_tools
-from tests.agents.village import Village, agent, village
-from toolspace.agents import cycle_transactions, scheduler
+from tests.agents.agent_harness import Village, agent, village
+from tests.agents.chaos import checks
+from tests.agents.chaos.job_agent import Clerk, clerks_tools
+from toolspace.agents import cycle_transactions
 from toolspace.agents.host import entity_id_for
 from toolspace.config.agent_settings import AgentLimits, AgentLoopSettings
 from toolspace.core.records import Message
@@ -54,7 +54,6 @@ def live(place: Place) -> None:
     """Runs until SIGTERM."""
     logging.basicConfig(filename=place.log, level=logging.INFO, format="%(process)d %(asctime)s %(name)s %(message)s")
     cycle_transactions.LEASE_MS = place.lease_ms
-    scheduler._BEAT_SECONDS = place.lease_ms / 3000  # pyright: ignore[reportPrivateUsage]
     asyncio.run(_live(place))
 
 
@@ -141,8 +140,8 @@ class _Desk:
             await self._town.ledger.commit(_say_once, asked["space"], self._town.person, asked["job"], asked["id"])
             return True
         if "jobs" in asked:
-            return await books.settled(self._database, asked["jobs"])
-        return len(await books.said(self._database))
+            return await checks.settled(self._database, asked["jobs"])
+        return len(await checks.said(self._database))
 
 
 def _say_once(effects: Effects, space_id: str, sender: str, text: str, message_id: str) -> Program[Message | None]:

@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
-from tests.agents.chaos import books
-from tests.agents.chaos.clerk import KINDS
+from tests.agents.chaos import checks
+from tests.agents.chaos.job_agent import KINDS
 from tests.agents.chaos.process import Place, live, open_database, space_of
 from toolspace.agents.host import entity_id_for
 
@@ -112,7 +112,7 @@ class Storm:
         database, wakeups = await open_database(self.place)
         try:
             agents = [entity_id_for(name) for name in self.place.clerks]
-            await books.check(database, self.jobs, self.place.folder / "book", *agents, stalled=self._stalls)
+            await checks.check(database, self.jobs, self.place.folder / "book", *agents, stalled=self._stalls)
         finally:
             await database.aclose()
             if wakeups is not None:

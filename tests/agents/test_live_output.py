@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.agents.village import Village, agent, village
+from tests.agents.agent_harness import Village, agent, village
 from toolspace import Tool
 from toolspace.core.json_text import StreamedTextField
 from toolspace.core.model import (

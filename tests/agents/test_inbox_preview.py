@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.agents.chaos.clerk import elsewhere
-from tests.agents.village import agent, village
+from tests.agents.agent_harness import agent, village
+from tests.agents.chaos.job_agent import elsewhere
 from toolspace import tool
 from toolspace.core.model import ModelCall, ModelRequest, ResultsTurn, UserTurn
 from toolspace.models.scripted import ScriptedModel, call

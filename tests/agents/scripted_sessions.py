@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from tests.agents.village import Village
+from tests.agents.agent_harness import Village
 from toolspace.core.model import ModelRequest
 from toolspace.core.records import TaskRecord
 from toolspace.errors import ModelError

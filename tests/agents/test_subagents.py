@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from toolspace import Agent, LoopSettings, RunLimits, Settings, ToolContext, ToolProvider, Toolspace, tool
-from toolspace.agents.run_budget import AgentRun
+from toolspace.agents.agent_run import AgentRun
 from toolspace.agents.subagents import AgentProvider
 from toolspace.core.model import ModelRequest, ResultsTurn, Usage, UserTurn
 from toolspace.errors import ModelError
@@ -123,8 +123,8 @@ async def test_recursion_through_ancestors_is_refused() -> None:
             "Recursion detected: b → c → b)",
             "Recursion detected: c → c)",
         ]
-        frame = AgentRun("b", limits=RunLimits(), parent=AgentRun("a", limits=RunLimits()))
-        refused = await ts.call("agent__a", {"prompt": "x"}, context=ToolContext(agent=frame))
+        run = AgentRun(Agent("b", agents=["a"]), parent=AgentRun(Agent("a")))
+        refused = await ts.call("agent__a", {"prompt": "x"}, context=ToolContext(agent=run))
         assert (refused.error, refused.error_kind) == ("Recursion detected: a → b → a", "not_permitted")
         assert not refused.executed
 
@@ -135,7 +135,7 @@ async def test_the_line_of_agents_is_eight_long_at_most() -> None:
     agents = [Agent(f"n{n}", model=model, agents=[f"n{n + 1}"] if n < 8 else []) for n, model in enumerate(models)]
     async with Toolspace(agents=agents) as ts:
         assert (await ts.run_agent("n0", "Go.")).text == "0 done"
-    assert "at most 8 may stand in one (limits.maxDepth)" in heard(models[7])[0]
+    assert "at most 8 agents may call one another (limits.maxDepth)" in heard(models[7])[0]
     assert models[8].requests == []
 
 
@@ -147,7 +147,7 @@ async def test_the_smallest_depth_of_the_line_holds() -> None:
     ]
     async with Toolspace(agents=agents) as ts:
         await ts.run_agent("a", "Go.")
-    assert "number 2 in the line a; at most 1" in heard(model)[0]
+    assert "number 2 in the chain a; at most 1" in heard(model)[0]
 
 
 async def test_an_agent_calls_only_those_that_it_may() -> None:
@@ -233,7 +233,7 @@ async def test_a_child_that_fails_is_a_failed_call_with_what_there_is() -> None:
         direct = await ts.call("agent__endless", {"prompt": "x"})
     assert heard(parent) == [
         '(tool failed: the agent "broken" did not finish: busy)',
-        '(tool failed: the agent "endless" did not finish: it took 2 steps, and no more are allowed (loop.maxSteps))',
+        '(tool failed: the agent "endless" did not finish: it reached the maximum of 2 steps (loop.maxSteps))',
         '(tool failed: the agent "honest" did not finish: No.)',
     ]
     assert (direct.error_kind, direct.executed, direct.extras["end"]) == ("limit_exceeded", True, "max_steps")

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.agents.village import Village, agent, village
-from tests.agents.workers import at_rest
+from tests.agents.agent_harness import Village, agent, village
+from tests.agents.scripted_sessions import at_rest
 from toolspace import tool
 from toolspace.config.agent_settings import AgentLoopSettings
 from toolspace.core.model import ModelRequest, Turn, Usage, UserTurn

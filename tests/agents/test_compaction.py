@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from tests.agents.chaos.clerk import elsewhere
-from tests.agents.mortal import Mortal
-from tests.agents.village import Village, agent, village
-from tests.agents.workers import at_rest
+from tests.agents.agent_harness import Village, agent, village
+from tests.agents.chaos.job_agent import elsewhere
+from tests.agents.crashing_database import Mortal
+from tests.agents.scripted_sessions import at_rest
 from toolspace import tool
 from toolspace.agents import compaction, cycle_transactions
 from toolspace.agents.agent import Agent
@@ -177,13 +177,12 @@ async def test_who_is_killed_while_condensing_condenses_again(database: Database
     async def settle(ledger: Ledger) -> bool:
         session = await Ledger(database).commit(cycle_transactions.acquire, town.agent, ledger.node_id)
         assert session is not None
-        hold = SessionLease(town.agent, town.agent, session.token)
+        lease = SessionLease(town.agent, town.agent, session.token)
         try:
-            return await compaction.compact(
-                ledger, hold, ada.model, max_tokens=1, min_recent_cycles=2, folder=tmp_path / "ada"
-            )
+            limits = ConsciousnessSettings(max_tokens=1, min_recent_cycles=2)
+            return await compaction.compact(ledger, lease, ada.model, limits, archive_dir=tmp_path / "ada")
         finally:
-            await Ledger(database).commit(cycle_transactions.release, hold)
+            await Ledger(database).commit(cycle_transactions.release, lease)
 
     mortal = Mortal(database)
     mortal.die_at(1, lost=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.agents.village import agent, village
+from tests.agents.agent_harness import agent, village
 from toolspace import tool
 from toolspace.agents.host import entity_id_for
 from toolspace.core.model import ModelRequest, ResultsTurn, Usage

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import pytest
 
-from tests.agents.village import Village, agent, village
+from tests.agents.agent_harness import Village, agent, village
 from toolspace.agents import scheduler
 from toolspace.agents.agent import Agent
 from toolspace.agents.host import entity_id_for

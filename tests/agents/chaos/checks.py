@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.agents.chaos.clerk import effects_in
+from tests.agents.chaos.job_agent import effects_in
 from toolspace.core import inbox_text
 from toolspace.core.model import ModelTurn, ResultsTurn, UserTurn
 from toolspace.storage.database import Database, Program, Row

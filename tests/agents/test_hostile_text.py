@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.agents.village import agent, village
+from tests.agents.agent_harness import agent, village
 from toolspace import tool
 from toolspace.agents.host import entity_id_for
 from toolspace.config.agent_settings import ConsciousnessSettings, RouterSettings
@@ -97,7 +97,7 @@ async def test_a_turn_of_any_size_is_kept_within_bounds(sqlite: Database, tmp_pa
         run = await town.run_ended()
         assert (run.status, run.steps) == ("completed", 3)
         told = model.requests[1].turns[-1]
-        assert told == UserTurn("REVIEW: 4000 calls of your turn were not made; ask for fewer at once.")
+        assert told == UserTurn("REVIEW: 4000 calls of your turn were not executed; make fewer calls at once.")
         turns = [row.stored.turn for row in await town.history()]
         assert sum(len(one.calls) for one in turns if isinstance(one, ModelTurn)) == 1_001
         assert len(json_text.encode(turns)) < 2_000_000

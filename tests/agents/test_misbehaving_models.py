@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.agents.chaos.clerk import elsewhere
-from tests.agents.village import Village, agent, village
+from tests.agents.agent_harness import Village, agent, village
+from tests.agents.chaos.job_agent import elsewhere
 from toolspace import tool
 from toolspace.agents import live_output
 from toolspace.config.agent_settings import AgentLimits, AgentLoopSettings
@@ -474,7 +474,7 @@ async def test_a_space_that_goes_while_something_is_said_in_it(database: Databas
 async def test_a_space_that_went_before_anything_was_shown_there(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live_output, "_FLUSH_SECONDS", 3600)
+    monkeypatch.setattr(live_output, "FLUSH_SECONDS", 3600)
 
     async def goes() -> None:
         await town.ledger.commit(deletion.delete_space, town.space)

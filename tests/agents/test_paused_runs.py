@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.agents.chaos.clerk import elsewhere
-from tests.agents.mortal import Mortal
-from tests.agents.village import Village, agent, village
+from tests.agents.agent_harness import Village, agent, village
+from tests.agents.chaos.job_agent import elsewhere
+from tests.agents.crashing_database import Mortal
 from toolspace import Tool, tool
 from toolspace.config.agent_settings import ConsciousnessSettings
 from toolspace.core.context import ToolContext

@@ -1,0 +1,352 @@
+"""Runs one cycle of a leased session and stores how it ended: completed, paused, postponed, failed or canceled.
+
+The scheduler decides which session runs and has its lease; `cycle.py` is the cycle itself. Background tasks and
+reflections are sessions, too: they differ in their preparation and in what is written when they end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import Counter
+from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from toolspace.agents import compaction, cycle_transactions, handoff, reflection, tasks
+from toolspace.agents.agent import Agent, entity_id_for
+from toolspace.agents.agent_run import PreparedAgent
+from toolspace.agents.cycle import Cycle
+from toolspace.agents.cycle_transactions import (
+    CycleStep,
+    LeaseLost,
+    RunEnded,
+    SessionLease,
+    StartedCycle,
+    WriteProgram,
+)
+from toolspace.agents.loop import RunOutcome
+from toolspace.agents.registry import AgentRegistry
+from toolspace.agents.task_tools import TaskService
+from toolspace.config.agent_settings import ConsciousnessSettings
+from toolspace.core import json_text
+from toolspace.core.line_escaping import single_line
+from toolspace.core.names import sanitise
+from toolspace.core.records import ENDED_RUN
+from toolspace.core.secret_masking import mask_secrets
+from toolspace.errors import ModelError, StorageError, ToolspaceError
+from toolspace.orchestrator.call import context_without_call
+from toolspace.spaces.pending_calls import PendingCalls
+from toolspace.storage.queries import runs as run_rows
+from toolspace.storage.queries.sessions import SessionRecord
+
+_log = logging.getLogger("toolspace.agents")
+RETRY_DELAYS_MS = (1_000, 5_000, 30_000, 120_000)
+"""When a run continues whose model did not answer; after the last delay it has failed."""
+_MAX_RETRY_MS = 600_000
+_MAX_LOGGED = 2_000
+
+
+class ActiveSession:
+    """A session that this process runs now."""
+
+    __slots__ = ("cycle", "is_lost", "is_stopping", "lease", "run_id", "task")
+
+    task: asyncio.Task[None]
+
+    def __init__(self) -> None:
+        self.lease: SessionLease | None = None
+        """None: not acquired yet, or already released."""
+        self.run_id: str | None = None
+        """The run under way; None if canceling it must not interrupt the session."""
+        self.cycle: Cycle | None = None
+        self.is_stopping = False
+        self.is_lost = False
+        """Whether another process has the lease now."""
+
+    def stop(self) -> None:
+        """Stops before the next step."""
+        self.is_stopping = True
+        if self.cycle is not None:
+            self.cycle.should_stop = True
+            if self.cycle.agent_run.is_waiting_for_model:
+                self.interrupt()  # Nothing of the response is stored: the next process asks the model again.
+
+    def interrupt(self) -> None:
+        """Stops now, in the middle of a step. Another process continues the run."""
+        if self.cycle is not None:
+            self.cycle.detach()
+        self.task.cancel()
+
+
+class CycleRunner:
+    """Runs the cycles of all sessions of one process."""
+
+    def __init__(
+        self,
+        pending_calls: PendingCalls,
+        agents: AgentRegistry,
+        agent_names: Mapping[str, str],
+        *,
+        session_dir: Path,
+        retry_delays: Sequence[int] = RETRY_DELAYS_MS,
+    ) -> None:
+        """`agent_names`: the names of this process's agents by entity id. `session_dir`: where archives are, unless an
+        agent's configuration names another directory."""
+        self._pending_calls = pending_calls
+        self._ledger = pending_calls.ledger
+        self._agents = agents
+        self._agent_names = agent_names
+        self._session_dir = session_dir
+        self._retry_delays = retry_delays
+        self.cycle_counts: Counter[str] = Counter()
+        """How many cycles ended, by reason: that of their loop, `failed` or `canceled`."""
+        self._checks: set[asyncio.Task[Any]] = set()
+        self._final_writes: set[asyncio.Task[Any]] = set()
+
+    async def aclose(self) -> None:
+        """Waits for the writes that must not be lost."""
+        await asyncio.gather(*self._final_writes, return_exceptions=True)
+        for task in self._checks:
+            task.cancel()
+        await asyncio.gather(*self._checks, return_exceptions=True)
+
+    def find_agent(self, session: SessionRecord) -> Agent | None:
+        """The agent of a session; None if this process does not have it."""
+        name = self._agent_names.get(session.agent_entity_id)
+        return self._agents.find(name) if name is not None else None
+
+    async def reopen(self, session: SessionRecord, lease: SessionLease) -> StartedCycle | None:
+        """Returns the cycle that is under way in the session; None if its run has ended."""
+        return await self._ledger.commit(cycle_transactions.reopen, lease, self._completion(session))
+
+    async def run(self, session: SessionRecord, active: ActiveSession, started: StartedCycle) -> float | None:
+        """Runs a cycle until it ends, pauses or is postponed. Raises `LeaseLost` and `StorageError`.
+
+        Returns None if the session is free for its next cycle. Otherwise returns the seconds after which the same run
+        continues: 0 is at once; for a longer time, the lease has been released.
+        """
+        assert active.lease is not None
+        lease, run_id = active.lease, started.run.id
+        active.run_id = run_id
+        stop_listening = self._ledger.waiters.listen(f"run:{run_id}", lambda _: self._check_run(active, run_id))
+        cycle: Cycle | None = None
+        try:
+            async with self._prepare(session) as prepared:
+                cycle = active.cycle = Cycle(self._pending_calls, prepared, lease, started)
+                if active.is_stopping:
+                    return None
+                outcome = await cycle.run()
+                active.run_id = None  # From here on, a canceled run must not interrupt the writes of its end.
+                stop_listening()
+                continues = await self._end(session, cycle, outcome)
+                if outcome.end not in ("stopped", "paused"):
+                    await self._compact(session, cycle)
+                return 0.0 if continues else None
+        except asyncio.CancelledError:
+            if active.is_lost or active.is_stopping:
+                raise  # Another process continues the run.
+            task = asyncio.current_task()
+            if task is None or not task.cancelling():
+                # Not this task was canceled, but something that the run waited for.
+                await self._fail(session, lease, started, cycle, "what the run waited for was canceled")
+                return None
+            task.uncancel()  # The run was canceled, not the session.
+            has_ended = await asyncio.shield(self._finish_write(self._abandon(session, lease, run_id)))
+            return None if has_ended else 0.0
+        except RunEnded:
+            return None if await self._abandon(session, lease, run_id) else 0.0
+        except (LeaseLost, StorageError):
+            raise
+        except ToolspaceError as error:
+            delay = await self._postpone(session, lease, started, cycle, error)
+            if delay is None:
+                await self._fail(session, lease, started, cycle, str(error))
+            else:
+                active.lease = None  # Postponing has released it.
+            return delay
+        except Exception as error:
+            _log.exception("session %s: a cycle failed", session.id)
+            await self._fail(session, lease, started, cycle, f"internal error: {error!r}")
+            return None
+        finally:
+            active.run_id, active.cycle = None, None
+            stop_listening()
+
+    async def end_without_agent(self, session: SessionRecord, lease: SessionLease, run_id: str) -> None:
+        """Ends an interrupted run whose agent no process has any more."""
+        reason = "no process has this agent any more"
+        await self._ledger.commit(
+            cycle_transactions.end_without_agent, lease, run_id, reason, self._completion(session)
+        )
+
+    async def release(self, lease: SessionLease) -> None:
+        """Releases a lease, even if the caller is canceled meanwhile."""
+        await asyncio.shield(self._finish_write(self._release(lease)))
+
+    # Before a cycle
+
+    @contextlib.asynccontextmanager
+    async def _prepare(self, session: SessionRecord) -> AsyncGenerator[PreparedAgent]:
+        """Prepares the agent of a session. Raises `ModelError` or another `ToolspaceError` if it cannot run."""
+        entity_id = session.agent_entity_id
+        async with self._agents.acquire(self._agent_names[entity_id]) as acquired:
+            prepared = msgspec.structs.replace(
+                acquired,
+                session_dir=self._archive_dir(acquired.agent),
+                task_service=TaskService(self._ledger, entity_id, is_task=session.kind != "agent"),
+            )
+            if session.kind == "task":
+                prepared = await tasks.prepare(self._ledger, prepared, session)
+            elif session.kind == "reflection":
+                prepared = await reflection.prepare(prepared, session)
+            yield prepared
+
+    def _archive_dir(self, agent: Agent) -> Path:
+        spec = agent.spec
+        own_dir = spec.config.tools.session_dir if spec is not None and spec.config is not None else None
+        return (own_dir or self._session_dir) / sanitise(agent.name)
+
+    # After a cycle
+
+    def _completion(
+        self, session: SessionRecord, outcome: RunOutcome | None = None, cycle: Cycle | None = None
+    ) -> WriteProgram | None:
+        """The writes that are committed together with the end of a run. No outcome: the run failed or was canceled."""
+        if session.kind == "reflection":
+            return reflection.completion(session.id, outcome)
+        if session.kind == "task":
+            reflects = cycle is not None and reflection.is_possible(cycle.prepared.tools)
+            return tasks.completion(session.id, outcome, reflection.start if reflects else None)
+        if outcome is None or outcome.handoff is None or cycle is None:
+            return None
+        return handoff.build_handoff(
+            cycle.agent_run,
+            outcome.handoff,
+            run_id=cycle.run_id,
+            agent_id=session.agent_entity_id,
+            destination_id=entity_id_for(outcome.handoff.agent),
+        )
+
+    async def _end(self, session: SessionRecord, cycle: Cycle, outcome: RunOutcome) -> bool:
+        """Stores the end of a cycle. Returns whether its run continues at once."""
+        self.cycle_counts[outcome.end] += 1
+        step = cycle.unsaved_step()
+        if outcome.end == "stopped":
+            if step.turns:
+                await self._ledger.commit(cycle_transactions.save_step, cycle.lease, step)
+            return False
+        if outcome.end == "paused":
+            return not await self._ledger.commit(cycle_transactions.pause, cycle.lease, step)
+        await self._ledger.commit(
+            cycle_transactions.end,
+            cycle.lease,
+            step,
+            status="failed" if outcome.end in ("max_steps", "limit", "gave_up") else "completed",
+            error=outcome.reason,
+            also=self._completion(session, outcome, cycle),
+        )
+        return False
+
+    async def _compact(self, session: SessionRecord, cycle: Cycle) -> None:
+        """Compacts the conversation of an agent. Those of tasks stay as they are, for `task_replay`."""
+        prepared = cycle.prepared
+        agent = self._agents.find(prepared.agent.name)
+        if session.kind != "agent" or agent is None or prepared.session_dir is None:
+            return
+        await compaction.compact(
+            self._ledger,
+            cycle.lease,
+            prepared.model,
+            agent.spec.consciousness if agent.spec is not None else ConsciousnessSettings(),
+            archive_dir=prepared.session_dir,
+            settings=prepared.settings.model_settings,
+        )
+
+    async def _postpone(
+        self,
+        session: SessionRecord,
+        lease: SessionLease,
+        started: StartedCycle,
+        cycle: Cycle | None,
+        error: ToolspaceError,
+    ) -> float | None:
+        """Postpones a run whose model did not answer. Returns the seconds until it continues, or None if it has failed.
+
+        A run of an agent without a step fails instead: its events return to the inbox and are tried again.
+        """
+        step = _unsaved_step(started, cycle)
+        if not isinstance(error, ModelError) or not error.is_transient:
+            return None
+        if session.kind == "agent" and not step.number:
+            return None
+        at_least = min(round((error.retry_after or 0) * 1000), _MAX_RETRY_MS)
+        delay = await self._ledger.commit(
+            cycle_transactions.postpone, lease, step, self._retry_delays, at_least=at_least
+        )
+        if delay is None:
+            return None
+        _log.warning("session %s: its run continues in %d ms: %s", session.id, delay, error)
+        return max(delay, 1) / 1000
+
+    async def _fail(
+        self, session: SessionRecord, lease: SessionLease, started: StartedCycle, cycle: Cycle | None, error: str
+    ) -> None:
+        self.cycle_counts["failed"] += 1
+        error = str(mask_secrets(json_text.storable_text(error)))  # Errors of libraries may contain secrets.
+        _log.warning("session %s: its run %s failed: %s", session.id, started.run.id, single_line(error, _MAX_LOGGED))
+        await self._ledger.commit(
+            cycle_transactions.end,
+            lease,
+            _unsaved_step(started, cycle),
+            status="failed",
+            error=error,
+            retries_events=session.kind == "agent",
+            also=self._completion(session, None, cycle),
+        )
+
+    async def _abandon(self, session: SessionRecord, lease: SessionLease, run_id: str) -> bool:
+        """Cleans up after a run that was ended from outside. Returns whether it has ended."""
+        self.cycle_counts["canceled"] += 1
+        with contextlib.suppress(LeaseLost):
+            return await self._ledger.commit(
+                cycle_transactions.abandon, lease, run_id, "the run was canceled", self._completion(session)
+            )
+        return True
+
+    async def _release(self, lease: SessionLease) -> None:
+        with contextlib.suppress(StorageError):
+            await self._ledger.commit(cycle_transactions.release, lease)
+
+    # Background work
+
+    def _check_run(self, active: ActiveSession, run_id: str) -> None:
+        task = asyncio.get_running_loop().create_task(
+            self._interrupt_if_ended(active, run_id), context=context_without_call()
+        )
+        self._checks.add(task)
+        task.add_done_callback(self._checks.discard)
+
+    async def _interrupt_if_ended(self, active: ActiveSession, run_id: str) -> None:
+        """Interrupts the session if its run was ended from outside."""
+        with contextlib.suppress(StorageError):
+            record = await self._ledger.read(run_rows.find, run_id)
+            if (record is None or record.status in ENDED_RUN) and active.run_id == run_id:
+                active.task.cancel()
+
+    def _finish_write(self, write: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Runs a write to its end, even if its caller is canceled or the process is stopping."""
+        task = asyncio.get_running_loop().create_task(write)
+        self._final_writes.add(task)
+        task.add_done_callback(self._final_writes.discard)
+        return task
+
+
+def _unsaved_step(started: StartedCycle, cycle: Cycle | None) -> CycleStep:
+    """The turns of a run that are not stored yet."""
+    return (
+        cycle.unsaved_step() if cycle is not None else CycleStep(run_id=started.run.id, cycle=started.cycle, turns=())
+    )
