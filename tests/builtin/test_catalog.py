@@ -113,7 +113,7 @@ async def test_without_an_agent_the_task_tools_say_so(tool: Any) -> None:
     known = tool.input_schema["properties"]
     async with Toolspace(tools=[tool]) as ts:
         result = await ts.call(tool.name, {name: value for name, value in arguments.items() if name in known})
-    assert "inside a running agent only" in (result.error or "")
+    assert "only in calls of a running agent" in (result.error or "")
 
 
 async def test_a_session_archive_is_read_from_its_folder_only(tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ async def test_a_missing_file_is_an_error_and_is_not_made(tools: Any, work: Path
 async def test_edits_that_would_fill_the_memory_are_refused(tools: Any, work: Path) -> None:
     (work / "a.txt").write_text("a" * 1000)
     grow = {"old": "a", "new": "a" * 1000, "replaceAll": True}
-    await tools.call_fails("edit_file", edit(*[grow] * 20), "invalid_parameters", "edits[1]", "grow")
+    await tools.call_fails("edit_file", edit(*[grow] * 20), "invalid_parameters", "edits[1]", "would have more than")
     assert (work / "a.txt").read_text() == "a" * 1000
 
 

@@ -666,7 +666,7 @@ async def test_links_in_a_circle_are_refused(tools: Any, work: Path) -> None:
     for action in ("read_file", "write_file", "list_files", "get_file_info"):
         result = await attempt(tools, action, "a")
         assert result.error_kind == "not_permitted", result
-        assert "circle" in result.error
+        assert "circular" in result.error
 
 
 @quick

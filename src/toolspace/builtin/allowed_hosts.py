@@ -1,7 +1,7 @@
-"""Says which hosts and addresses a tool may reach. Looks nothing up and connects to nothing.
+"""Decides which hosts and addresses the network tools may reach. Resolves no names and opens no connections.
 
-Whoever writes the URL may be a model that read a hostile page, so every address counts as what it is and not
-as it is spelled, and whatever is not plainly a public address is refused unless `allowedHosts` names it.
+The URL may come from a model that read a hostile page. So addresses are compared by value, not by spelling, and every
+address that is not public is refused unless `allowedHosts` names it. `http_client` uses it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from ipaddress import IPv4Network, IPv6Network, ip_network
 from toolspace.core.addresses import Address, Host, Network, canonical_host, special_kind
 from toolspace.errors import ConfigError, ToolPermissionError
 
-_METADATA_NAMES = frozenset(
+_METADATA_HOSTS = frozenset(
     (
         "instance-data",
         "instance-data.ec2.internal",
@@ -25,7 +25,7 @@ _METADATA_NAMES = frozenset(
 
 
 class AllowedHosts:
-    """The entries of `allowedHosts`: `host`, `host:port`, `*.domain`, an address, a network, `*` for all."""
+    """The entries of `allowedHosts`: `host`, `host:port`, `*.domain`, an address, a network, or `*` for all."""
 
     __slots__ = ("_names", "_networks", "_suffixes")
 
@@ -42,16 +42,16 @@ class AllowedHosts:
                 ) from None
 
     def allows_name(self, host: Host, port: int) -> bool:
-        """Whether an entry names this host, so that it may be reached wherever it is."""
+        """Whether an entry names this host. Then it may be reached at any address."""
         if not isinstance(host, str):
             return False
         if (host, None) in self._names or (host, port) in self._names:
             return True
-        return any(host.endswith(suffix) and only in (None, port) for suffix, only in self._suffixes)
+        return any(host.endswith(suffix) and entry_port in (None, port) for suffix, entry_port in self._suffixes)
 
     def allows_address(self, address: Address, port: int) -> bool:
-        """Whether an entry names this very address, or a network that it is in."""
-        return any(address in network and only in (None, port) for network, only in self._networks)
+        """Whether an entry names this address, or a network that contains it."""
+        return any(address in network and entry_port in (None, port) for network, entry_port in self._networks)
 
     def _add(self, entry: str) -> None:
         if "//" in entry:
@@ -68,15 +68,15 @@ class AllowedHosts:
                 raise ValueError("for several addresses write a network such as 10.0.0.0/8")
             self._suffixes.append((f".{domain}", port))
         else:
-            named = canonical_host(host)
-            if isinstance(named, str):
-                self._names.add((named, port))
+            name_or_address = canonical_host(host)
+            if isinstance(name_or_address, str):
+                self._names.add((name_or_address, port))
             else:
-                self._networks.append((ip_network(named), port))
+                self._networks.append((ip_network(name_or_address), port))
 
 
 class HostGuard:
-    """Refuses hosts and addresses that are neither public nor allowed."""
+    """Refuses hosts and addresses that are neither public nor in `allowedHosts`."""
 
     __slots__ = ("_allowed",)
 
@@ -84,25 +84,25 @@ class HostGuard:
         self._allowed = AllowedHosts(allowed_hosts or ())
 
     def check_name(self, host: Host, port: int) -> None:
-        """Refuses a name that is known to lead to credentials, before anyone looks it up."""
-        if host in _METADATA_NAMES and not self._allowed.allows_name(host, port):
+        """Raises for the host name of a metadata service, before it is resolved."""
+        if host in _METADATA_HOSTS and not self._allowed.allows_name(host, port):
             raise ToolPermissionError(f"{host} is a metadata service; add the host to allowedHosts to allow it")
 
     def filter_addresses(self, host: Host, port: int, addresses: Sequence[Address]) -> list[Address]:
-        """Those of a host's addresses that may be connected to; raises where there is none."""
+        """The addresses of a host that may be reached. Raises `ToolPermissionError` if none of them may."""
         if self._allowed.allows_name(host, port):
             return list(addresses)
-        admitted = [
+        permitted = [
             address
             for address in addresses
             if special_kind(address) is None or self._allowed.allows_address(address, port)
         ]
-        if not admitted and addresses:
-            raise ToolPermissionError(_refusal(host, addresses[0]))
-        return admitted
+        if not permitted and addresses:
+            raise ToolPermissionError(_explain_refusal(host, addresses[0]))
+        return permitted
 
 
-def _refusal(host: Host, address: Address) -> str:
+def _explain_refusal(host: Host, address: Address) -> str:
     kind = special_kind(address)
     if isinstance(host, str):
         return f"{host} resolves to the {kind} address {address}; add the host to allowedHosts to allow it"

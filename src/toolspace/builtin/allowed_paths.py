@@ -1,8 +1,8 @@
-"""Opens files inside allowed folders and nowhere else. Knows nothing of what they hold.
+"""Opens files and folders inside allowed folders and nowhere else. Knows nothing of their content.
 
-A path is resolved twice. First as text, through every symbolic link, to learn where it leads and whether that is
-allowed. Then for real: folder by folder from the allowed root, following no link at all. Whatever is swapped in
-between, the second walk stays inside the root: a link that was not there the first time stops it.
+A path is resolved twice. First as text, through every symbolic link, to find out whether its target is allowed. Then by
+opening folder after folder from the allowed root, without following any link. A link that appears between the two steps
+is not followed, so the second step cannot leave the root.
 """
 
 from __future__ import annotations
@@ -20,51 +20,49 @@ from typing import NamedTuple
 from toolspace.core.context import ToolContext
 from toolspace.errors import ToolExecutionError, ToolPermissionError, ToolValidationError
 
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# Non-blocking, because opening a pipe would else wait for its other end; no terminal may become ours.
-_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-_LONGEST = 4096
-_ATTEMPTS = 4
-
-
-_CONFIGURES = frozenset(f"toolspace.{ending}" for ending in ("yaml", "yml", "json", "toml"))
-"""Names that a toolspace is configured by. A tool that could write one could give itself every right."""
+_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# Non-blocking, because opening a pipe would otherwise wait for its other end. No terminal becomes the controlling one.
+_FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_MAX_PATH_BYTES = 4096
+_MAX_ATTEMPTS = 4
+_CONFIGURATION_NAMES = frozenset(f"toolspace.{suffix}" for suffix in ("yaml", "yml", "json", "toml"))
+"""Configuration files. A tool that could write one could give itself every permission."""
 
 
 class FileMissingError(ToolExecutionError):
-    """There is nothing at a path."""
+    """There is no file at a path."""
 
 
-class _Swapped(OSError):
-    """A link stands where the first look saw none."""
+class _LinkAppearedError(OSError):
+    """A symbolic link was created after the path was resolved."""
 
     def __init__(self) -> None:
         super().__init__(errno.ELOOP, os.strerror(errno.ELOOP))
 
 
 class FileLocation(NamedTuple):
-    """The last step to a file: an open folder inside the bounds, and a name in it that is no link to follow."""
+    """A name in an open folder. The name is not a link, or it is used without following it."""
 
     folder_fd: int
-    """A file descriptor."""
+    """The descriptor of the open folder."""
     name: str
     path: str
     """As the caller wrote it, for messages."""
     real_path: str
 
     def status(self) -> os.stat_result | None:
-        """What is there now; None if nothing is."""
+        """The status of the file or folder; None if there is none."""
         try:
             return os.stat(self.name, dir_fd=self.folder_fd, follow_symlinks=False)
         except FileNotFoundError:
             return None
 
     def open(self) -> BufferedReader:
-        """The regular file that is there, to read its bytes."""
+        """Opens a regular file for reading."""
         self.check_file(self.status())
-        file = os.fdopen(os.open(self.name, _FILE, dir_fd=self.folder_fd), "rb")
+        file = os.fdopen(os.open(self.name, _FILE_FLAGS, dir_fd=self.folder_fd), "rb")
         try:
-            # Once more on what was opened: the first look is only there to leave pipes and devices untouched.
+            # Checked again on the open file: the first check only avoids opening pipes and devices.
             self.check_file(os.fstat(file.fileno()))
         except BaseException:
             file.close()
@@ -73,198 +71,204 @@ class FileLocation(NamedTuple):
 
     @contextmanager
     def open_folder(self) -> Generator[int]:
-        """The folder that is there, as a descriptor."""
-        folder = os.open(self.name, _FOLDER, dir_fd=self.folder_fd)
+        """Opens a folder; yields its descriptor."""
+        folder_fd = os.open(self.name, _FOLDER_FLAGS, dir_fd=self.folder_fd)
         try:
-            yield folder
+            yield folder_fd
         finally:
-            os.close(folder)
+            os.close(folder_fd)
 
     def check_file(self, status: os.stat_result | None) -> os.stat_result:
-        """Raises unless it is a regular file."""
+        """Raises unless the status is that of a regular file."""
         if status is None:
             raise missing_error(self.path)
         if stat.S_ISDIR(status.st_mode):
-            raise ToolExecutionError(f"{self.path!r} is a folder, not a file; list_files shows what is in it")
+            raise ToolExecutionError(f"{self.path!r} is a folder, not a file; use list_files to list it")
         if not stat.S_ISREG(status.st_mode):
             raise ToolExecutionError(f"{self.path!r} is a {file_kind(status)}; only regular files are read and written")
         return status
 
 
 class AllowedPaths:
-    """The folders that calls may touch. Relative paths start at `base`."""
+    """The folders that a call may access. Relative paths start at `base`."""
 
     def __init__(
         self, roots: Sequence[str | Path], *, base: str, setting: str, protected: Sequence[str | Path] = ()
     ) -> None:
+        """`setting` names the setting in error messages. `protected` files can be read, but not changed."""
         self._base = base
         self._setting = setting
-        written = [os.path.join(base, os.path.expanduser(root)) for root in roots]
-        self._roots = sorted({os.path.realpath(root) for root in written}, key=len, reverse=True)
+        root_paths = [os.path.join(base, os.path.expanduser(root)) for root in roots]
+        self._roots = sorted({os.path.realpath(root) for root in root_paths}, key=len, reverse=True)
         self._protected = {os.path.realpath(file) for file in protected}
-        self._pinned = {*self._roots, *map(os.path.normpath, written)}
+        self._immovable = {*self._roots, *map(os.path.normpath, root_paths)}
 
     @classmethod
     def from_context(cls, context: ToolContext) -> AllowedPaths:
-        """Where the file tools of this call may work: `allowed_paths`, else the current folder."""
+        """The paths that the file tools of a call may access: `allowed_paths`, otherwise the current folder."""
         with translate_os_errors("."):
-            here = os.getcwd()
-        roots = [here] if context.allowed_paths is None else context.allowed_paths
-        return cls(roots, base=here, setting="allowedPaths", protected=context.protected_paths or ())
+            current = os.getcwd()
+        roots = [current] if context.allowed_paths is None else context.allowed_paths
+        return cls(roots, base=current, setting="allowedPaths", protected=context.protected_paths or ())
 
     @contextmanager
     def locate(
         self, path: str, *, follow: bool = True, create: bool = False, write: bool = False
     ) -> Generator[FileLocation]:
-        """The place that a path names. With `follow` a link at its end is resolved too; `create` makes missing
-        folders on the way; `write` says that it is going to be changed. Errors of the operating system inside the
-        block come out as errors of the tool."""
+        """Opens the folder of a path. The file itself may not exist.
+
+        `follow` resolves a link at the end of the path; `create` creates missing folders; `write` announces a change,
+        which protected files do not allow. Operating system errors inside the block become tool errors.
+        """
         check_path_text(path)
         with translate_os_errors(path):
-            place = self._locate(path, follow, create)
+            location = self._locate(path, follow, create)
             try:
                 if write:
-                    self._check_unprotected(place)
-                yield place
+                    self._check_writable(location)
+                yield location
             finally:
-                os.close(place.folder_fd)
+                os.close(location.folder_fd)
 
     def search_roots(self) -> list[str]:
-        """Where to begin when no path is said: the current folder, else every root."""
-        real = os.path.realpath(self._base)
-        inside = any(real == root or real.startswith(root.rstrip("/") + "/") for root in self._roots)
-        return ["."] if inside else sorted(root for root in self._roots if os.path.exists(root))
+        """Where a search without a path starts: the current folder if it is allowed, otherwise every root."""
+        real_base = os.path.realpath(self._base)
+        is_allowed = any(_is_inside(real_base, root) for root in self._roots)
+        return ["."] if is_allowed else sorted(root for root in self._roots if os.path.exists(root))
 
-    def check_movable(self, place: FileLocation) -> None:
-        """Raises for a folder that bounds hang on: with it replaced, they would mean something else."""
-        prefix = place.real_path.rstrip("/") + "/"
-        if any(root == place.real_path or root.startswith(prefix) for root in self._pinned):
+    def check_movable(self, location: FileLocation) -> None:
+        """Raises for an allowed root and the folders above it: moving one would change what is allowed."""
+        if any(_is_inside(root, location.real_path) for root in self._immovable):
             raise ToolPermissionError(
-                f"{place.path!r} is one of the allowed folders, or holds one; it stays where it is"
+                f"{location.path!r} is one of the allowed folders, or contains one; it cannot be moved"
             )
 
-    def _check_unprotected(self, place: FileLocation) -> None:
-        prefix = place.real_path.rstrip("/") + "/"
-        folder, name = os.path.split(place.real_path)
-        configures = name.casefold() in _CONFIGURES or any(
-            file == place.real_path or file.startswith(prefix) for file in self._protected
-        )
-        if not configures and name.endswith(".py"):
-            # Beside code that is loaded, any module can be imported in another's place.
-            configures = any(file.endswith(".py") and os.path.dirname(file) == folder for file in self._protected)
-        if configures:
-            raise ToolPermissionError(
-                f"{place.path!r} is, or holds, what configures a toolspace; tools may read it, not change or make it"
-            )
-
-    def folders_above(self, place: FileLocation) -> Iterator[tuple[int, str]]:
-        """The folders from the allowed root down to the one that holds the place, each open while it is current."""
-        root = self._root_of(place.path, place.real_path)
-        if place.real_path == root:
+    def folders_above(self, location: FileLocation) -> Iterator[tuple[int, str]]:
+        """The folders from the allowed root to the location's folder: descriptor and path. Only the current is open."""
+        root = self._find_root(location.path, location.real_path)
+        if location.real_path == root:
             return
-        *parts, _ = _below(root, place.real_path)
-        folder, path = os.open(root, _FOLDER), root
+        *parts, _ = _path_parts(root, location.real_path)
+        folder_fd, path = os.open(root, _FOLDER_FLAGS), root
         try:
-            yield folder, path
+            yield folder_fd, path
             for part in parts:
-                below = _step(folder, part, create=False)
-                os.close(folder)
-                folder, path = below, os.path.join(path, part)
-                yield folder, path
+                inner_fd = _open_subfolder(folder_fd, part, create=False)
+                os.close(folder_fd)
+                folder_fd, path = inner_fd, os.path.join(path, part)
+                yield folder_fd, path
         finally:
-            os.close(folder)
+            os.close(folder_fd)
+
+    def _check_writable(self, location: FileLocation) -> None:
+        folder, name = os.path.split(location.real_path)
+        is_protected = name.casefold() in _CONFIGURATION_NAMES or any(
+            _is_inside(file, location.real_path) for file in self._protected
+        )
+        if not is_protected and name.endswith(".py"):
+            # A module beside loaded code could be imported in place of another.
+            is_protected = any(file.endswith(".py") and os.path.dirname(file) == folder for file in self._protected)
+        if is_protected:
+            raise ToolPermissionError(
+                f"{location.path!r} is, or contains, configuration of a toolspace; tools may read it, but not change it"
+            )
 
     def _locate(self, path: str, follow: bool, create: bool) -> FileLocation:
-        for _ in range(_ATTEMPTS):
-            real = self._resolve(path, follow)
-            root = self._root_of(path, real)
+        for _ in range(_MAX_ATTEMPTS):
+            real_path = self._resolve(path, follow)
+            root = self._find_root(path, real_path)
             try:
-                if real == root:
-                    folder, name = os.open(os.path.dirname(root), _FOLDER), os.path.basename(root) or "."
+                if real_path == root:
+                    folder_fd, name = os.open(os.path.dirname(root), _FOLDER_FLAGS), os.path.basename(root) or "."
                 else:
-                    *parts, name = _below(root, real)
-                    folder = _descend(root, parts, create=create)
-                place = FileLocation(folder, name, path, real)
+                    *parts, name = _path_parts(root, real_path)
+                    folder_fd = _open_from_root(root, parts, create=create)
+                location = FileLocation(folder_fd, name, path, real_path)
                 try:
-                    status = place.status()
+                    status = location.status()
                     if follow and status is not None and stat.S_ISLNK(status.st_mode):
-                        raise _Swapped
+                        raise _LinkAppearedError
                 except BaseException:
-                    os.close(folder)
+                    os.close(folder_fd)
                     raise
-                return place
-            except _Swapped:
+                return location
+            except _LinkAppearedError:
                 continue
-        raise ToolPermissionError(f"{path!r} leads through symbolic links that go in a circle or keep changing")
+        raise ToolPermissionError(f"{path!r} leads through symbolic links that are circular or keep changing")
 
     def _resolve(self, path: str, follow: bool) -> str:
-        whole = os.path.join(self._base, path)
-        head, tail = os.path.split(whole)
+        full_path = os.path.join(self._base, path)
+        head, tail = os.path.split(full_path)
         if follow or tail in ("", ".", ".."):
-            return os.path.realpath(whole)
+            return os.path.realpath(full_path)
         return os.path.join(os.path.realpath(head), tail)
 
-    def _root_of(self, path: str, real: str) -> str:
+    def _find_root(self, path: str, real_path: str) -> str:
         for root in self._roots:
-            if real == root or real.startswith(root.rstrip("/") + "/"):
+            if _is_inside(real_path, root):
                 return root
         roots = ", ".join(map(repr, reversed(self._roots))) or "none"
-        # The same words whether the file exists or not: what lies outside is nobody's business.
+        # The same message whether the file exists or not: callers must not learn what lies outside.
         raise ToolPermissionError(
-            f"{path!r} leads outside the allowed folders ({roots}); use a path inside them, or set {self._setting}"
+            f"{path!r} is outside the allowed folders ({roots}); use a path inside them, or set {self._setting}"
         )
 
 
-def _below(root: str, real: str) -> list[str]:
-    return real[len(root) :].strip("/").split("/")
+def _is_inside(path: str, folder: str) -> bool:
+    """Whether a path is a folder or lies below it."""
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
-def _descend(root: str, parts: Sequence[str], *, create: bool) -> int:
-    """Opens the folder at `parts` below the root, one step at a time. The caller closes it."""
+def _path_parts(root: str, real_path: str) -> list[str]:
+    return real_path[len(root) :].strip("/").split("/")
+
+
+def _open_from_root(root: str, parts: Sequence[str], *, create: bool) -> int:
+    """Opens the folder at `parts` below a root, part by part. The caller closes it."""
     try:
-        folder = os.open(root, _FOLDER)
+        folder_fd = os.open(root, _FOLDER_FLAGS)
     except FileNotFoundError:
         if not create:
             raise
         os.makedirs(root, exist_ok=True)
-        folder = os.open(root, _FOLDER)
-    return open_below(folder, parts, create=create)
+        folder_fd = os.open(root, _FOLDER_FLAGS)
+    return open_below(folder_fd, parts, create=create)
 
 
-def open_below(folder: int, parts: Sequence[str], *, create: bool = False) -> int:
-    """Goes down from an open folder without following links. Closes it, and gives the last one open."""
+def open_below(folder_fd: int, parts: Sequence[str], *, create: bool = False) -> int:
+    """Opens a folder below an open one without following links. Closes the given descriptor, returns the new one."""
     for part in parts:
         try:
-            below = _step(folder, part, create)
+            inner_fd = _open_subfolder(folder_fd, part, create)
         finally:
-            os.close(folder)
-        folder = below
-    return folder
+            os.close(folder_fd)
+        folder_fd = inner_fd
+    return folder_fd
 
 
-def _step(folder: int, part: str, create: bool) -> int:
+def _open_subfolder(folder_fd: int, name: str, create: bool) -> int:
     try:
-        return os.open(part, _FOLDER, dir_fd=folder)
+        return os.open(name, _FOLDER_FLAGS, dir_fd=folder_fd)
     except FileNotFoundError:
         if not create:
             raise
-        with suppress(FileExistsError):  # Someone else was quicker; what they made is checked like any step.
-            os.mkdir(part, dir_fd=folder)
-        return os.open(part, _FOLDER, dir_fd=folder)
+        with suppress(FileExistsError):  # Another process created it; opening it checks that it is no link.
+            os.mkdir(name, dir_fd=folder_fd)
+        return os.open(name, _FOLDER_FLAGS, dir_fd=folder_fd)
     except OSError as error:
         if error.errno not in (errno.ELOOP, errno.ENOTDIR):
             raise
-        if stat.S_ISLNK(os.stat(part, dir_fd=folder, follow_symlinks=False).st_mode):
-            raise _Swapped from None
+        if stat.S_ISLNK(os.stat(name, dir_fd=folder_fd, follow_symlinks=False).st_mode):
+            raise _LinkAppearedError from None
         raise
 
 
-def open_file(folder: int, name: str) -> BufferedReader | None:
-    """A regular file in an open folder; None where it is anything else, or cannot be read."""
+def open_file(folder_fd: int, name: str) -> BufferedReader | None:
+    """Opens a regular file in an open folder; None if it is not a regular file, or not readable."""
     try:
-        if not stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+        if not stat.S_ISREG(os.stat(name, dir_fd=folder_fd, follow_symlinks=False).st_mode):
             return None
-        file = os.fdopen(os.open(name, _FILE, dir_fd=folder), "rb")
+        file = os.fdopen(os.open(name, _FILE_FLAGS, dir_fd=folder_fd), "rb")
     except OSError:
         return None
     if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -273,16 +277,78 @@ def open_file(folder: int, name: str) -> BufferedReader | None:
     return None
 
 
+class FolderVisit(NamedTuple):
+    """One folder of a walk. It is open until the next visit."""
+
+    folder_fd: int
+    path: str
+    """Relative to the start of the walk; empty for the start."""
+    entries: list[os.DirEntry[str]]
+    """Sorted by name."""
+    pending_folders: deque[str]
+    """The folders to visit next. The visitor appends them."""
+
+    def entry_path(self, name: str) -> str:
+        """The path of an entry, relative to the start of the walk."""
+        return f"{self.path}/{name}" if self.path else name
+
+
+def walk_folder(start_fd: int, context: ToolContext) -> Generator[FolderVisit]:
+    """Visits an open folder, then the folders that the visitor appends to `pending_folders`, in that order.
+
+    Only one folder besides the first is open at a time. Folders that vanished, became links or cannot be read are
+    skipped. Follows no links.
+    """
+    pending_folders: deque[str] = deque([""])
+    while pending_folders:
+        context.check_canceled()
+        path = pending_folders.popleft()
+        folder_fd = os.dup(start_fd) if not path else _try_open_below(start_fd, path)
+        if folder_fd is None:
+            continue
+        try:
+            entries = _list_entries(folder_fd, is_start=not path)
+            if entries is not None:
+                yield FolderVisit(folder_fd, path, entries, pending_folders)
+        finally:
+            os.close(folder_fd)
+
+
+def path_prefix(path: str) -> str:
+    """The prefix that turns a path inside a folder into a path that the other file tools accept."""
+    folder = path.removeprefix("./").rstrip("/")
+    if folder in ("", "."):
+        return "/" if path.startswith("/") else ""
+    return folder + "/"
+
+
+def _try_open_below(start_fd: int, path: str) -> int | None:
+    try:
+        return open_below(os.dup(start_fd), path.split("/"))
+    except OSError:
+        return None
+
+
+def _list_entries(folder_fd: int, *, is_start: bool) -> list[os.DirEntry[str]] | None:
+    try:
+        with os.scandir(folder_fd) as entries:
+            return sorted(entries, key=lambda entry: entry.name)
+    except OSError:
+        if is_start:
+            raise
+        return None
+
+
 @contextmanager
 def translate_os_errors(path: str) -> Generator[None]:
-    """Turns errors of the operating system into ones that name the path and the way out."""
+    """Turns operating system errors into tool errors that name the path and say what to do."""
     try:
         yield
     except OSError as error:
-        raise _explain(error, path) from error
+        raise _translate(error, path) from error
 
 
-def _explain(error: OSError, path: str) -> Exception:
+def _translate(error: OSError, path: str) -> Exception:
     match error.errno:
         case errno.ENOENT:
             return missing_error(path)
@@ -291,9 +357,9 @@ def _explain(error: OSError, path: str) -> Exception:
         case errno.ENOTDIR:
             return FileMissingError(f"{path!r} not found: a part of it is a file, not a folder")
         case errno.EISDIR:
-            return ToolExecutionError(f"{path!r} is a folder, not a file; list_files shows what is in it")
+            return ToolExecutionError(f"{path!r} is a folder, not a file; use list_files to list it")
         case errno.ENAMETOOLONG:
-            return ToolValidationError(f"path: {_short(path)!r} is longer than the file system allows; shorten it")
+            return ToolValidationError(f"path: {_shorten(path)!r} is longer than the file system allows; shorten it")
         case errno.ELOOP:
             return ToolPermissionError(f"{path!r} became a symbolic link while it was opened; try again")
         case _:
@@ -301,28 +367,30 @@ def _explain(error: OSError, path: str) -> Exception:
 
 
 def check_path_text(path: str) -> None:
-    """Raises for text that cannot be a path, or would not mean what its writer thinks."""
+    """Raises for a text that cannot be a path, or that a shell would read differently."""
     if not path.strip():
         raise ToolValidationError('path: it is empty; use "." for the current folder')
     if "\0" in path:
-        raise ToolValidationError(f"path: {_short(path)!r} holds a null character, which no path can")
+        raise ToolValidationError(f"path: {_shorten(path)!r} contains a null character")
     if path == "~" or path.startswith("~/"):
-        raise ToolValidationError(f"path: ~ is not expanded ({_short(path)!r}); give the whole path, or a relative one")
+        raise ToolValidationError(
+            f"path: ~ is not expanded ({_shorten(path)!r}); give the whole path, or a relative one"
+        )
     try:
         length = len(os.fsencode(path))
     except UnicodeEncodeError:
-        raise ToolValidationError(f"path: {_short(path)!r} holds half a character, which no path can") from None
-    if length > _LONGEST:
-        raise ToolValidationError(f"path: {_short(path)!r} has {length} bytes; at most {_LONGEST} are allowed")
+        raise ToolValidationError(f"path: {_shorten(path)!r} contains half of a surrogate pair") from None
+    if length > _MAX_PATH_BYTES:
+        raise ToolValidationError(f"path: {_shorten(path)!r} has {length} bytes; at most {_MAX_PATH_BYTES} are allowed")
 
 
 def missing_error(path: str) -> FileMissingError:
-    start = "" if os.path.isabs(path) else "; relative paths start at the current folder"
-    return FileMissingError(f"{path!r} not found{start}; list_files shows what is there")
+    hint = "" if os.path.isabs(path) else "; relative paths start at the current folder"
+    return FileMissingError(f"{path!r} not found{hint}; use list_files to see what exists")
 
 
 def file_kind(status: os.stat_result) -> str:
-    """`file`, `directory`, `symlink`, or what else it is."""
+    """`file`, `directory`, `symlink`, `pipe`, `socket` or `device`."""
     mode = status.st_mode
     if stat.S_ISREG(mode):
         return "file"
@@ -336,78 +404,9 @@ def file_kind(status: os.stat_result) -> str:
 
 
 def display_name(name: str) -> str:
-    """A file name as text that JSON can carry, whatever bytes it is made of."""
+    """A file name as valid text, whatever bytes it has."""
     return os.fsencode(name).decode("utf-8", "replace")
 
 
-def _short(path: str) -> str:
+def _shorten(path: str) -> str:
     return path if len(path) <= 80 else f"{path[:80]}…"
-
-
-# MERGED from walking: Walks through a folder and what is below it, from open folder to open folder. Follows no link.
-
-
-class FolderVisit(NamedTuple):
-    """One folder of a walk; open until the next one is asked for."""
-
-    folder_fd: int
-    path: str
-    """Relative to where the walk began; empty there."""
-    entries: list[os.DirEntry[str]]
-    """Sorted by name."""
-    pending_folders: deque[str]
-    """Folders still to visit. The visitor adds those that are worth it."""
-
-    def entry_path(self, name: str) -> str:
-        """The path of an entry."""
-        return f"{self.path}/{name}" if self.path else name
-
-
-def walk_folder(start: int, context: ToolContext) -> Generator[FolderVisit]:
-    """Visits a folder, then those that the visitor added to `ahead`, the nearest first.
-
-    Only one folder besides the first is open at a time, however deep the tree. A folder that vanished, was replaced
-    by a link or cannot be read is left out.
-    """
-    pending_folders: deque[str] = deque([""])
-    while pending_folders:
-        context.check_canceled()
-        path = pending_folders.popleft()
-        folder = os.dup(start) if not path else _open_folder(start, path)
-        if folder is None:
-            continue
-        try:
-            entries = _list_entries(folder, optional=bool(path))
-            if entries is not None:
-                yield FolderVisit(folder, path, entries, pending_folders)
-        finally:
-            os.close(folder)
-
-
-def path_prefix(path: str) -> str:
-    """What to put before a path inside a folder, so that the other file tools find it."""
-    plain = path.removeprefix("./").rstrip("/")
-    if plain in ("", "."):
-        return "/" if path.startswith("/") else ""
-    return plain + "/"
-
-
-def _open_folder(start: int, path: str) -> int | None:
-    try:
-        return open_below(os.dup(start), path.split("/"))
-    except OSError:
-        return None
-
-
-def _list_entries(folder: int, *, optional: bool) -> list[os.DirEntry[str]] | None:
-    try:
-        with os.scandir(folder) as found:
-            return sorted(found, key=_entry_name)
-    except OSError:
-        if optional:
-            return None
-        raise
-
-
-def _entry_name(entry: os.DirEntry[str]) -> str:
-    return entry.name

@@ -1,4 +1,4 @@
-"""All built-in tools, and the collections of them that different agents are given."""
+"""All built-in tools, and the named collections that agents get."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from toolspace.builtin.tasks import agent_tools, session_tools, task_tools
 from toolspace.core.function_tool import FunctionTool
 
 builtin_tools: tuple[FunctionTool, ...] = (*system_tools, *file_tools, *network_tools, *data_tools, *memory_tools)
-"""What works anywhere; the task tools are added where an agent runs."""
+"""The tools that work without an agent. Agents get the task tools too."""
 
-_everything = {made.name: made for made in (*builtin_tools, *task_tools, *session_tools, *agent_tools)}
-for _made in _everything.values():
-    _made.visible = False  # Built-ins are never shown in a space.
+_tools_by_name = {tool.name: tool for tool in (*builtin_tools, *task_tools, *session_tools, *agent_tools)}
+for _tool in _tools_by_name.values():
+    _tool.visible = False  # Built-in tools are never shown in a space.
 
 
-def _named(names: str) -> tuple[FunctionTool, ...]:
-    return tuple(_everything[name] for name in names.split())
+def _select(names: str) -> tuple[FunctionTool, ...]:
+    return tuple(_tools_by_name[name] for name in names.split())
 
 
 all_task_tools: tuple[FunctionTool, ...] = (*builtin_tools, *task_tools)
-"""For a task: everything but speaking to people and starting more tasks."""
+"""For a background task: everything except talking to people and starting more tasks."""
 
-main_agent_tools: tuple[FunctionTool, ...] = _named(
+main_agent_tools: tuple[FunctionTool, ...] = _select(
     "current_time memory_list memory_read task_list task_replay session_archive_read spawn_task reply"
 )
-"""For the agent that people talk to: it looks things up, and leaves the work to tasks."""
+"""For the agent that people talk to: it looks things up and starts tasks for the work."""
 
-reflection_tools: tuple[FunctionTool, ...] = _named("memory_read memory_write memory_patch memory_append")
-"""For looking back on a task: the memory index is in the prompt already."""
+reflection_tools: tuple[FunctionTool, ...] = _select("memory_read memory_write memory_patch memory_append")
+"""For reflecting on a finished task. The prompt already contains the memory index."""
 
 tool_collections: dict[str, tuple[FunctionTool, ...]] = {
     "allTaskTools": all_task_tools,
@@ -39,4 +39,4 @@ tool_collections: dict[str, tuple[FunctionTool, ...]] = {
     "reflectionTools": reflection_tools,
     "sessionTools": session_tools,
 }
-"""By the names that configuration uses."""
+"""The collections by the names that the configuration uses."""

@@ -1,4 +1,4 @@
-"""The data tools: JSON and base64, in and out."""
+"""The data tools: parse and write JSON, encode and decode base64."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from toolspace.core.tool import Annotations
 from toolspace.errors import ToolValidationError
 
 _PURE = Annotations(read_only=True, idempotent=True, open_world=False)
-_NOT_BASE64 = re.compile(r"[^A-Za-z0-9+/]")
+_NON_BASE64_CHARACTER = re.compile(r"[^A-Za-z0-9+/]")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -25,14 +25,14 @@ def json_parse(text: str) -> dict[str, Any]:
         text: The JSON text.
     """
     try:
-        data = json.loads(text.removeprefix("\ufeff"), parse_constant=_no_constant, parse_float=_finite)
+        data = json.loads(text.removeprefix("\ufeff"), parse_constant=_reject_constant, parse_float=_parse_finite)
     except json.JSONDecodeError as error:
-        near = f", at {error.doc[error.pos : error.pos + 20]!r}" if error.pos < len(error.doc) else ", at the end"
+        excerpt = repr(error.doc[error.pos : error.pos + 20]) if error.pos < len(error.doc) else "the end"
         raise ToolValidationError(
-            f"text: not JSON: {error.msg} in line {error.lineno}, column {error.colno}{near}"
+            f"text: not JSON: {error.msg} in line {error.lineno}, column {error.colno}, at {excerpt}"
         ) from None
     except RecursionError:
-        raise ToolValidationError("text: not parsed: it is nested too deeply") from None
+        raise ToolValidationError("text: nested too deeply to be parsed") from None
     except ValueError as error:
         raise ToolValidationError(f"text: not JSON: {error}") from None
     return {"data": data}
@@ -44,7 +44,7 @@ def json_stringify(data: Any, pretty: bool = False) -> dict[str, Any]:
 
     Args:
         data: Any JSON value.
-        pretty: Whether to indent it over several lines.
+        pretty: Whether to indent it on several lines.
     """
     indent, separators = (2, (",", ": ")) if pretty else (None, (",", ":"))
     try:
@@ -53,13 +53,13 @@ def json_stringify(data: Any, pretty: bool = False) -> dict[str, Any]:
         raise ToolValidationError("data: nested too deeply to be written as JSON") from None
     except (ValueError, TypeError) as error:
         raise ToolValidationError(f"data: cannot be written as JSON: {error}") from None
-    # Half of a surrogate pair is a legal escape in JSON but no legal character of a text.
-    return {"text": _SURROGATE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)}
+    # JSON may escape half of a surrogate pair, but text cannot contain it.
+    return {"text": _SURROGATE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)}
 
 
 @tool(category="data", annotations=_PURE)
 def base64_encode(text: str) -> dict[str, Any]:
-    """Encodes text (as UTF-8) in base64.
+    """Encodes text as base64 of its UTF-8 bytes.
 
     Args:
         text: The text to encode.
@@ -68,13 +68,13 @@ def base64_encode(text: str) -> dict[str, Any]:
         return {"encoded": base64.b64encode(text.encode()).decode("ascii")}
     except UnicodeEncodeError as error:
         raise ToolValidationError(
-            f"text: character {error.start} is half of a surrogate pair, which UTF-8 cannot carry; leave it out"
+            f"text: character {error.start} is half of a surrogate pair, which UTF-8 cannot encode; leave it out"
         ) from None
 
 
 @tool(category="data", annotations=_PURE)
 def base64_decode(encoded: str) -> dict[str, Any]:
-    """Decodes base64 that holds UTF-8 text.
+    """Decodes base64 of UTF-8 text.
 
     Args:
         encoded: Base64, standard or URL-safe, with or without padding.
@@ -84,7 +84,7 @@ def base64_decode(encoded: str) -> dict[str, Any]:
         return {"decoded": data.decode()}
     except UnicodeDecodeError as error:
         raise ToolValidationError(
-            f"encoded: holds {len(data)} bytes that are not UTF-8 text (byte {error.start} is "
+            f"encoded: it contains {len(data)} bytes that are not UTF-8 text (byte {error.start} is "
             f"0x{data[error.start]:02x}); to save them as a file, use write_file with encoding base64"
         ) from None
 
@@ -93,21 +93,23 @@ data_tools = (json_parse, json_stringify, base64_encode, base64_decode)
 
 
 def decode_base64(text: str, parameter: str) -> bytes:
-    """The bytes behind base64 of either alphabet, padded or not. Raises an error that names the parameter."""
-    plain = "".join(text.split()).replace("-", "+").replace("_", "/")
-    bare = plain.rstrip("=")
-    if wrong := _NOT_BASE64.search(bare):
-        raise ToolValidationError(f"{parameter}: not base64: {wrong[0]!r} is not one of its characters")
-    if len(bare) % 4 == 1 or len(plain) - len(bare) > 2:
-        raise ToolValidationError(f"{parameter}: not base64: {len(plain)} characters are no whole number of bytes")
-    return base64.b64decode(bare + "=" * (-len(bare) % 4))
+    """Decodes base64 of either alphabet, padded or not. Raises `ToolValidationError` that names the parameter."""
+    standard = "".join(text.split()).replace("-", "+").replace("_", "/")
+    unpadded = standard.rstrip("=")
+    if match := _NON_BASE64_CHARACTER.search(unpadded):
+        raise ToolValidationError(f"{parameter}: not base64: {match[0]!r} is not one of its characters")
+    if len(unpadded) % 4 == 1 or len(standard) - len(unpadded) > 2:
+        raise ToolValidationError(
+            f"{parameter}: not base64: {len(standard)} characters do not encode a whole number of bytes"
+        )
+    return base64.b64decode(unpadded + "=" * (-len(unpadded) % 4))
 
 
-def _no_constant(name: str) -> NoReturn:
+def _reject_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a JSON value; use null")
 
 
-def _finite(digits: str) -> float:
+def _parse_finite(digits: str) -> float:
     number = float(digits)
     if math.isinf(number):
         raise ValueError(f"the number {digits[:40]} is too large")

@@ -1,4 +1,7 @@
-"""Matches relative paths against globs such as `*.ts`, `src/**/*.py` and `*.{js,jsx}`. Never takes one for a regex."""
+"""Matches relative paths against globs such as `*.ts`, `src/**/*.py` and `*.{js,jsx}`. Reads no files.
+
+The file tools use it for `pattern` and `glob`; `grep` uses it for `.gitignore` rules too.
+"""
 
 from __future__ import annotations
 
@@ -9,137 +12,141 @@ from functools import lru_cache
 
 from toolspace.errors import ToolValidationError
 
-_ALTERNATIVES = 64
-_LONGEST = 1000
+_MAX_ALTERNATIVES = 64
+_MAX_GLOB_LENGTH = 1000
 
 
 class Glob:
-    """A compiled glob. Without a `/` it is held against the name, at any depth; with one, against the whole path."""
+    """A compiled glob. Without a `/` it matches names at any depth; with one it matches whole paths."""
 
     def __init__(self, pattern: str, parameter: str) -> None:
-        if not pattern or len(pattern) > _LONGEST or "\0" in pattern:
+        """Raises `ToolValidationError` that names the parameter."""
+        if not pattern or len(pattern) > _MAX_GLOB_LENGTH or "\0" in pattern:
             raise ToolValidationError(
-                f"{parameter}: expected a glob such as *.py of at most {_LONGEST} characters, got {pattern[:60]!r}"
+                f"{parameter}: expected a glob such as *.py of at most {_MAX_GLOB_LENGTH} characters, "
+                f"got {pattern[:60]!r}"
             )
-        plain = pattern.removeprefix("./")
-        self.has_folders = "/" in plain.rstrip("/")
-        self._options = [PathPattern(option) for option in _expand(plain, parameter)]
+        relative = pattern.removeprefix("./")
+        self.has_folders = "/" in relative.rstrip("/")
+        self._alternatives = [PathPattern(text) for text in _expand_braces(relative, parameter)]
 
     def matches(self, path: str) -> bool:
         parts = path.split("/") if self.has_folders else [path.rpartition("/")[2]]
-        return any(option.matches(parts) for option in self._options)
+        return any(alternative.matches(parts) for alternative in self._alternatives)
 
     def can_match_below(self, folder: str) -> bool:
-        """Whether a path below the folder could match; what cannot need not be looked into."""
-        return not self.has_folders or any(option.can_match_below(folder.split("/")) for option in self._options)
+        """Whether a path below the folder could match. If not, the folder need not be visited."""
+        parts = folder.split("/")
+        return not self.has_folders or any(alternative.can_match_below(parts) for alternative in self._alternatives)
 
 
 class PathPattern:
-    """One glob without braces, as its steps between slashes.
+    """One glob without braces, as steps between slashes.
 
-    All positions in the glob are followed at once, step by step, so no glob takes more than the product of both
-    lengths; backtracking over `**` would let a short hostile glob run for years.
+    All positions in the glob are followed at the same time, so matching takes at most the product of both lengths.
+    Backtracking over `**` would take exponential time for a short hostile glob.
     """
 
     def __init__(self, pattern: str) -> None:
         steps = [step for step in pattern.split("/") if step not in ("", ".")]
         if steps and steps[-1] == "**":
-            steps.append("*")  # `a/**` is what lies inside `a`, not `a` itself.
-        self._steps = [None if step == "**" else _compile(step) for step in steps]
+            steps.append("*")  # `a/**` matches what is inside `a`, not `a` itself.
+        self._steps = [None if step == "**" else _compile_step(step) for step in steps]
 
     def matches(self, parts: Iterable[str]) -> bool:
-        return len(self._steps) in self._after(parts)
+        return len(self._steps) in self._positions_after(parts)
 
     def can_match_below(self, parts: Iterable[str]) -> bool:
-        return any(position < len(self._steps) for position in self._after(parts))
+        """Whether a path that continues with more parts could match."""
+        return any(position < len(self._steps) for position in self._positions_after(parts))
 
-    def _after(self, parts: Iterable[str]) -> set[int]:
-        at = self._spread({0})
+    def _positions_after(self, parts: Iterable[str]) -> set[int]:
+        positions = self._skip_wildcards({0})
         for part in parts:
-            at = self._spread(self._advance(at, part))
-            if not at:
+            positions = self._skip_wildcards(self._advance(positions, part))
+            if not positions:
                 break
-        return at
+        return positions
 
-    def _advance(self, at: set[int], part: str) -> set[int]:
-        following: set[int] = set()
-        for position in at:
+    def _advance(self, positions: set[int], part: str) -> set[int]:
+        next_positions: set[int] = set()
+        for position in positions:
             if position == len(self._steps):
                 continue
             step = self._steps[position]
             if step is None:
-                following.add(position)
+                next_positions.add(position)
             elif step.match(part):
-                following.add(position + 1)
-        return following
+                next_positions.add(position + 1)
+        return next_positions
 
-    def _spread(self, at: set[int]) -> set[int]:
-        """`**` also matches no folder at all."""
-        for position in sorted(at):
+    def _skip_wildcards(self, positions: set[int]) -> set[int]:
+        """Adds the positions after `**`, which also matches no folder at all."""
+        for position in sorted(positions):
             while position < len(self._steps) and self._steps[position] is None:
                 position += 1
-                at.add(position)
-        return at
+                positions.add(position)
+        return positions
 
 
 @lru_cache(maxsize=1024)
-def _compile(step: str) -> re.Pattern[str]:
-    # The standard translation is free of exponential backtracking (atomic groups, since Python 3.11).
-    return re.compile(fnmatch.translate(_standard(step)))
+def _compile_step(step: str) -> re.Pattern[str]:
+    # The standard translation has no exponential backtracking (atomic groups, since Python 3.11).
+    return re.compile(fnmatch.translate(_to_fnmatch(step)))
 
 
-def _standard(step: str) -> str:
-    """The step in fnmatch's dialect, which knows neither `\\*` nor `[^a]`."""
+def _to_fnmatch(step: str) -> str:
+    """The step in the syntax of `fnmatch`, which supports neither `\\*` nor `[^a]`."""
     out: list[str] = []
-    at = 0
-    while at < len(step):
-        here = step[at]
-        if here == "\\" and at + 1 < len(step):
-            at += 1
-            out.append(f"[{step[at]}]" if step[at] in "*?[" else step[at])
-        elif here == "[" and step.startswith("[^", at) and "]" in step[at + 3 :]:
+    position = 0
+    while position < len(step):
+        character = step[position]
+        if character == "\\" and position + 1 < len(step):
+            position += 1
+            out.append(f"[{step[position]}]" if step[position] in "*?[" else step[position])
+        elif character == "[" and step.startswith("[^", position) and "]" in step[position + 3 :]:
             out.append("[!")
-            at += 1
+            position += 1
         else:
-            out.append(here)
-        at += 1
+            out.append(character)
+        position += 1
     return "".join(out)
 
 
-def _expand(pattern: str, parameter: str) -> list[str]:
-    """`a.{b,c}` as `a.b` and `a.c`. A brace without its partner, or without a comma, is an ordinary character."""
-    options = [pattern]
-    done: list[str] = []
-    while options:
-        option = options.pop()
-        split = _first_braces(option)
-        if split is None:
-            done.append(option)
+def _expand_braces(pattern: str, parameter: str) -> list[str]:
+    """`a.{b,c}` as `a.b` and `a.c`. A brace that is not closed, or has no comma, is an ordinary character."""
+    pending = [pattern]
+    expanded: list[str] = []
+    while pending:
+        text = pending.pop()
+        braces = _split_first_braces(text)
+        if braces is None:
+            expanded.append(text)
         else:
-            head, choices, tail = split
-            options.extend(head + choice + tail for choice in choices)
-        if len(options) + len(done) > _ALTERNATIVES:
+            head, choices, tail = braces
+            pending.extend(head + choice + tail for choice in choices)
+        if len(pending) + len(expanded) > _MAX_ALTERNATIVES:
             raise ToolValidationError(
-                f"{parameter}: {pattern[:60]!r} stands for more than {_ALTERNATIVES} globs; use fewer braces"
+                f"{parameter}: {pattern[:60]!r} stands for more than {_MAX_ALTERNATIVES} globs; use fewer braces"
             )
-    return done
+    return expanded
 
 
-def _first_braces(pattern: str) -> tuple[str, list[str], str] | None:
+def _split_first_braces(pattern: str) -> tuple[str, list[str], str] | None:
     for start in (index for index, character in enumerate(pattern) if character == "{"):
-        depth, choices, begin = 0, list[str](), start + 1
+        depth, choices, choice_start = 0, list[str](), start + 1
         for index in range(start, len(pattern)):
             character = pattern[index]
             if character == "{":
                 depth += 1
             elif character == "," and depth == 1:
-                choices.append(pattern[begin:index])
-                begin = index + 1
+                choices.append(pattern[choice_start:index])
+                choice_start = index + 1
             elif character == "}":
                 depth -= 1
                 if depth == 0:
                     if choices:
-                        choices.append(pattern[begin:index])
+                        choices.append(pattern[choice_start:index])
                         return pattern[:start], choices, pattern[index + 1 :]
                     break
     return None

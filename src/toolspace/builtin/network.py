@@ -1,4 +1,4 @@
-"""The built-in network tools: HTTP requests and web search. Says what they take, not how they are done."""
+"""The network tools: HTTP requests and web search. `http_client` and `web_search` do the work."""
 
 from __future__ import annotations
 
@@ -11,19 +11,18 @@ from toolspace.core.function_tool import tool
 from toolspace.core.tool import Annotations
 from toolspace.errors import ToolValidationError
 
-# The client and the search providers are imported by the calls that need them: importing aiohttp takes longer
-# than all of `toolspace list` may take.
+# The first call imports the client and the search services: importing aiohttp takes longer than `toolspace list` may.
 
 
 @tool(category="network", annotations=Annotations(read_only=True, open_world=True))
 async def http_get(url: str, headers: dict[str, str] | None = None, *, context: ToolContext) -> dict[str, Any]:
-    """Fetches a URL with GET. Returns {status, headers, body} for any status; follows redirects.
+    """Fetches a URL with GET. Returns {status, headers, body} for any status. Follows redirects.
 
-    The body is text; a binary body is base64, marked by "encoding": "base64".
+    The body is text. A binary body is base64, marked by "encoding": "base64".
 
     Args:
         url: An http:// or https:// URL.
-        headers: Request headers.
+        headers: The request headers.
     """
     return await _fetch("GET", url, None, headers, context)
 
@@ -36,14 +35,14 @@ async def http_post(
     *,
     context: ToolContext,
 ) -> dict[str, Any]:
-    """Sends a POST request. Returns {status, headers, body} for any status; follows redirects.
+    """Sends a POST request. Returns {status, headers, body} for any status. Follows redirects.
 
-    The body is text; a binary body is base64, marked by "encoding": "base64".
+    The body is text. A binary body is base64, marked by "encoding": "base64".
 
     Args:
         url: An http:// or https:// URL.
-        body: An object or array is sent as JSON, a string as it is.
-        headers: Request headers.
+        body: An object or array is sent as JSON, a string unchanged.
+        headers: The request headers.
     """
     return await _fetch("POST", url, body, headers, context)
 
@@ -57,31 +56,31 @@ async def http_request(
     *,
     context: ToolContext,
 ) -> dict[str, Any]:
-    """Sends an HTTP request of any method. Returns {status, headers, body} for any status; follows redirects.
+    """Sends an HTTP request with any method. Returns {status, headers, body} for any status. Follows redirects.
 
-    The body is text; a binary body is base64, marked by "encoding": "base64".
+    The body is text. A binary body is base64, marked by "encoding": "base64".
 
     Args:
         method: GET, HEAD, POST, PUT, PATCH, DELETE or OPTIONS.
         url: An http:// or https:// URL.
-        body: An object or array is sent as JSON, a string as it is.
-        headers: Request headers.
+        body: An object or array is sent as JSON, a string unchanged.
+        headers: The request headers.
     """
     return await _fetch(method, url, body, headers, context)
 
 
 @tool(category="network", annotations=Annotations(read_only=True, open_world=True))
 async def web_search(query: str, limit: int | None = None, *, context: ToolContext) -> dict[str, Any]:
-    """Searches the web. Returns {results: [{title, url, snippet}]}, the best first.
+    """Searches the web. Returns {results: [{title, url, snippet}]}, best results first.
 
     Args:
-        query: What to look for.
-        limit: How many results at most.
+        query: The search query.
+        limit: The maximum number of results.
     """
     from toolspace.builtin.web_search import WebSearchClient
 
     if not query.strip():
-        raise ToolValidationError("query: it is empty; say what to look for")
+        raise ToolValidationError("query: it is empty; give a search query")
     if limit is not None and limit < 1:
         raise ToolValidationError(f"limit: expected 1 or more, got {limit}")
     search = WebSearchClient(context.web_search, allowed_hosts=context.allowed_hosts)
@@ -98,10 +97,10 @@ async def _fetch(
 
     from toolspace.builtin.http_client import GuardedHttpClient, decode_body, parse_url
 
-    headers, content = _with_content(headers or {}, body)
+    headers, content = _encode_body(headers or {}, body)
     response = await GuardedHttpClient(context.allowed_hosts).send(method, url, headers=headers, body=content)
     result: dict[str, Any] = {"status": response.status, "headers": dict(response.headers)}
-    text = decode_body(response.body, response.headers.get("content-type", ""), cut=response.truncated)
+    text = decode_body(response.body, response.headers.get("content-type", ""), truncated=response.truncated)
     if text is not None:
         result["body"] = text
     else:
@@ -110,30 +109,30 @@ async def _fetch(
     if response.truncated:
         result["truncated"] = True
     if response.url != parse_url(url):
-        result["url"] = str(response.url)  # Links on the page are relative to where it came from.
+        result["url"] = str(response.url)  # Links on the page are relative to this URL.
     return result
 
 
-def _with_content(headers: Mapping[str, str], body: object) -> tuple[Mapping[str, str], bytes | None]:
-    """The body as bytes, and the headers with its type where the caller gave none."""
+def _encode_body(headers: Mapping[str, str], body: object) -> tuple[Mapping[str, str], bytes | None]:
+    """The headers, with a content type if the caller gave none, and the body as bytes."""
     if body is None:
         return headers, None
     if isinstance(body, str):
         try:
             content = body.encode()
         except UnicodeEncodeError:
-            raise ToolValidationError("body: it holds half of a surrogate pair, which no text can") from None
-        kind = "application/json" if _is_json(body) else "text/plain; charset=utf-8"
+            raise ToolValidationError("body: it contains half of a surrogate pair, which cannot be encoded") from None
+        content_type = "application/json" if _is_json(body) else "text/plain; charset=utf-8"
     else:
         content = json_text.encode_bytes(body)
-        kind = "application/json"
+        content_type = "application/json"
     if any(name.lower() == "content-type" for name in headers):
         return headers, content
-    return {**headers, "Content-Type": kind}, content
+    return {**headers, "Content-Type": content_type}, content
 
 
 def _is_json(text: str) -> bool:
-    """Whether a string is a JSON object or array: models often write a JSON body so."""
+    """Whether a string is a JSON object or array, as models often write a JSON body."""
     if not text.lstrip().startswith(("{", "[")):
         return False
     try:

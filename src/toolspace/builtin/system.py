@@ -1,4 +1,4 @@
-"""The system tools: the time, waiting, and the environment variables that a call may see."""
+"""The system tools: current time, sleep, and environment variables within `allowedEnv`."""
 
 from __future__ import annotations
 
@@ -17,65 +17,27 @@ from toolspace.core.names import did_you_mean
 from toolspace.core.tool import Annotations
 from toolspace.errors import ToolPermissionError, ToolValidationError
 
-HARMLESS = ("HOME", "LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE", "LC_TIME", "SHELL", "TERM", "TZ", "USER")
-"""What may be read where `allowedEnv` is not set."""
+HARMLESS_VARIABLES = ("HOME", "LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE", "LC_TIME", "SHELL", "TERM", "TZ", "USER")
+"""The variables that can be read if `allowedEnv` is not set."""
 
-# Whoever sets one of these decides what code runs, or whom it trusts, in every process started from now on.
-_POWERFUL = (
-    *(
-        "PATH",
-        "HOME",
-        "SHELL",
-        "USER",
-        "IFS",
-        "ENV",
-        "BASH_*",
-        "PROMPT_COMMAND",
-        "PAGER",
-        "EDITOR",
-        "VISUAL",
-        "BROWSER",
-    ),
-    *(
-        "LD_*",
-        "DYLD_*",
-        "GLIBC_*",
-        "GCONV_PATH",
-        "PYTHON*",
-        "VIRTUAL_ENV",
-        "NODE_*",
-        "NPM_*",
-        "PERL*",
-        "RUBY*",
-        "GEM_*",
-    ),
-    *(
-        "JAVA_*",
-        "_JAVA_OPTIONS",
-        "JDK_*",
-        "CLASSPATH",
-        "GIT_*",
-        "SSH_*",
-        "PIP_*",
-        "UV_*",
-        "XDG_*",
-        "TMPDIR",
-        "TEMP",
-        "TMP",
-    ),
-    *("SSL_*", "*_CA_BUNDLE", "*_PROXY", "DOCKER_*", "AWS_*", "TOOLSPACE_*"),
-)
-_LONGEST_SLEEP = 86_400.0
+# Setting one of these decides which code runs, or whom it trusts, in every process that is started later.
+_POWERFUL_VARIABLES = (
+    "PATH", "HOME", "SHELL", "USER", "IFS", "ENV", "BASH_*", "PROMPT_COMMAND", "PAGER", "EDITOR", "VISUAL",
+    "BROWSER", "LD_*", "DYLD_*", "GLIBC_*", "GCONV_PATH", "PYTHON*", "VIRTUAL_ENV", "NODE_*", "NPM_*", "PERL*",
+    "RUBY*", "GEM_*", "JAVA_*", "_JAVA_OPTIONS", "JDK_*", "CLASSPATH", "GIT_*", "SSH_*", "PIP_*", "UV_*", "XDG_*",
+    "TMPDIR", "TEMP", "TMP", "SSL_*", "*_CA_BUNDLE", "*_PROXY", "DOCKER_*", "AWS_*", "TOOLSPACE_*",
+)  # fmt: skip
+_MAX_SLEEP = 86_400.0
 
 
 @tool(category="system", annotations=Annotations(read_only=True, open_world=False))
 def current_time(timezone: str | None = None) -> dict[str, Any]:
-    """Tells the current date and time.
+    """Returns the current date and time.
 
     Args:
-        timezone: IANA name such as Europe/Berlin; the machine's own when left out.
+        timezone: An IANA name such as Europe/Berlin; without it, the machine's time zone.
     """
-    zone, name = _local_zone() if timezone is None else _named_zone(timezone)
+    zone, name = _local_zone() if timezone is None else _find_zone(timezone)
     now = datetime.now(zone)
     return {
         "timestamp": int(now.timestamp() * 1000),
@@ -86,30 +48,31 @@ def current_time(timezone: str | None = None) -> dict[str, Any]:
 
 @tool(category="system", annotations=Annotations(read_only=True, idempotent=True, open_world=False))
 async def sleep(duration: float) -> dict[str, Any]:
-    """Waits for some seconds.
+    """Waits for a number of seconds.
 
     Args:
-        duration: Seconds.
+        duration: The number of seconds.
     """
     if not math.isfinite(duration) or duration < 0:
-        raise ToolValidationError(f"duration: expected a number of seconds from 0 up, got {duration}")
-    if duration > _LONGEST_SLEEP:
+        raise ToolValidationError(f"duration: expected 0 or more seconds, got {duration}")
+    if duration > _MAX_SLEEP:
         raise ToolValidationError(f"duration: {duration:g} s is longer than a day; use a plan for that")
     await asyncio.sleep(duration)
     return {"slept": duration}
 
 
-# Both on the loop: they are quicker than the way to a thread, and the environment is not safe to change from several.
+# Asynchronous, so that they run on the event loop: starting a thread takes longer, and threads must not change the
+# environment at the same time.
 @tool(category="system", annotations=Annotations(read_only=True, idempotent=True, open_world=False))
 async def get_env(key: str, *, context: ToolContext) -> dict[str, Any]:
-    """Reads an environment variable; null if it is not set.
+    """Reads an environment variable. The value is null if it is not set.
 
     Args:
-        key: Its name.
+        key: The name of the variable.
     """
     _check_allowed(key, context)
     value = os.environ.get(key)
-    return {"value": None if value is None else _text(value)}
+    return {"value": None if value is None else _valid_text(value)}
 
 
 @tool(
@@ -117,23 +80,25 @@ async def get_env(key: str, *, context: ToolContext) -> dict[str, Any]:
     annotations=Annotations(read_only=False, destructive=True, idempotent=True, open_world=False),
 )
 async def set_env(key: str, value: str, *, context: ToolContext) -> dict[str, Any]:
-    """Sets an environment variable of this process, and tells the previous value.
+    """Sets an environment variable of this process and returns the previous value.
 
     Args:
-        key: Its name.
+        key: The name of the variable.
         value: The new value.
     """
     _check_allowed(key, context)
-    if key not in (context.allowed_env or ()) and _is_one_of(key.upper(), _POWERFUL):
+    if key not in (context.allowed_env or ()) and _matches_any(key.upper(), _POWERFUL_VARIABLES):
         raise ToolPermissionError(
-            f"the environment variable {key!r} decides how other programs run; it is set only where allowedEnv "
+            f"the environment variable {key!r} affects how other programs run; it can be set only if allowedEnv "
             "names it exactly"
         )
     if "\0" in value or any("\ud800" <= character <= "\udfff" for character in value):
-        raise ToolValidationError("value: it holds a null or half a character, which the environment cannot carry")
+        raise ToolValidationError(
+            "value: it contains a null character or half of a surrogate pair, which the environment cannot store"
+        )
     previous = os.environ.get(key)
     os.environ[key] = value
-    return {"previous": None if previous is None else _text(previous)}
+    return {"previous": None if previous is None else _valid_text(previous)}
 
 
 system_tools = (current_time, sleep, get_env, set_env)
@@ -142,40 +107,40 @@ system_tools = (current_time, sleep, get_env, set_env)
 def _check_allowed(key: str, context: ToolContext) -> None:
     if not key or "=" in key or "\0" in key or not key.isprintable():
         raise ToolValidationError(f"key: {key[:60]!r} cannot name an environment variable")
-    allowed = HARMLESS if context.allowed_env is None else context.allowed_env
-    if not _is_one_of(key, allowed):
-        # The same words whether it is set or not: its very presence may be a secret.
+    allowed = HARMLESS_VARIABLES if context.allowed_env is None else context.allowed_env
+    if not _matches_any(key, allowed):
+        # The same message whether it is set or not: its existence may be a secret.
         names = ", ".join(allowed) or "none"
         raise ToolPermissionError(f"the environment variable {key[:60]!r} is not in allowedEnv ({names}); add it there")
 
 
-def _is_one_of(name: str, patterns: Sequence[str]) -> bool:
+def _matches_any(name: str, patterns: Sequence[str]) -> bool:
     return any(name == pattern or fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _text(value: str) -> str:
-    """A value of the environment as text that JSON can carry, whatever bytes it is made of."""
+def _valid_text(value: str) -> str:
+    """A value of the environment as valid text, whatever bytes it has."""
     return value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
-def _named_zone(name: str) -> tuple[tzinfo, str]:
+def _find_zone(name: str) -> tuple[tzinfo, str]:
     if name.upper() in ("UTC", "Z"):
-        return UTC, "UTC"  # Known even where no time zone database is installed.
+        return UTC, "UTC"  # Works without a time zone database.
     try:
         return zoneinfo.ZoneInfo(name), name
     except (KeyError, ValueError, OSError):
-        pass  # Unknown, no name at all ("../x"), or a folder of the database ("America").
-    known = zoneinfo.available_timezones()
-    if not known:
+        pass  # Unknown, not a name ("../x"), or a folder of the database ("America").
+    names = zoneinfo.available_timezones()
+    if not names:
         raise ToolValidationError(
-            f'timezone: {name[:60]!r} cannot be looked up: this machine has no time zone database; install "tzdata"'
+            f'timezone: {name[:60]!r} is not available: this machine has no time zone database; install "tzdata"'
         )
-    hint = did_you_mean(name[:60], sorted(known)) or "; use an IANA name such as Europe/Berlin or UTC"
+    hint = did_you_mean(name[:60], sorted(names)) or "; use an IANA name such as Europe/Berlin or UTC"
     raise ToolValidationError(f"timezone: {name[:60]!r} is not a time zone{hint}")
 
 
 def _local_zone() -> tuple[tzinfo | None, str]:
-    """The machine's zone under its IANA name if that can be told, else under the system's own abbreviation."""
+    """The machine's time zone with its IANA name, or with the system's abbreviation if that name is unknown."""
     for name in (
         os.environ.get("TZ", "").removeprefix(":"),
         os.path.realpath("/etc/localtime").partition("zoneinfo/")[2],

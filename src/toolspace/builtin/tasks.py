@@ -1,4 +1,4 @@
-"""The task and session tools. Tasks belong to the agent around the call; without one these tools say so."""
+"""The task and session tools. They work only in calls of a running agent, which implements `TaskHost`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from toolspace.errors import ToolExecutionError, ToolValidationError
 
 _READS = Annotations(read_only=True, idempotent=True, open_world=False)
 _ADDS = Annotations(read_only=False, destructive=False, idempotent=True)
-"""Idempotent: a call that is made again under its id does nothing more, and is answered as before."""
+"""Idempotent: a repeated call with the same id has no further effect and returns the same result."""
 
 
 @tool(category="data", annotations=_READS)
@@ -23,7 +23,7 @@ async def task_list(date: str | None = None, *, context: ToolContext) -> list[di
     """Lists earlier tasks.
 
     Args:
-        date: The day, as YYYY-MM-DD; all days where it is left out.
+        date: The day as YYYY-MM-DD; without it, all days.
     """
     if date is not None:
         try:
@@ -35,7 +35,7 @@ async def task_list(date: str | None = None, *, context: ToolContext) -> list[di
 
 @tool(category="data", annotations=_READS)
 async def task_replay(taskId: str, *, context: ToolContext) -> list[dict[str, Any]]:
-    """Shows the conversation of an earlier task.
+    """Returns the conversation of an earlier task.
 
     Args:
         taskId: The task's id, from task_list.
@@ -48,46 +48,47 @@ def session_archive_read(file: str, *, context: ToolContext) -> str:
     """Reads an archived part of this session.
 
     Args:
-        file: The archive's file name.
+        file: The file name of the archive.
     """
     if context.session_dir is None:
         raise ToolExecutionError("there is no archive: tools.sessionDir is not set")
     root = os.path.realpath(context.session_dir)
     try:
-        with AllowedPaths([root], base=root, setting="sessionDir").locate(file) as place, place.open() as opened:
-            size = os.fstat(opened.fileno()).st_size
-            return text_files.decode_text(text_files.read_all(opened, file, size), file)
+        with AllowedPaths([root], base=root, setting="sessionDir").locate(file) as location, location.open() as archive:
+            size = os.fstat(archive.fileno()).st_size
+            return text_files.decode_text(text_files.read_all(archive, file, size), file)
     except FileMissingError:
-        known = "the summary of earlier cycles names those there are"
-        raise FileMissingError(f"there is no archive {file!r}; {known}") from None
+        raise FileMissingError(
+            f"there is no archive {file!r}; the summary of earlier cycles lists the existing ones"
+        ) from None
 
 
 @tool(category="system", annotations=_ADDS)
 async def spawn_task(description: str, input: str, *, context: ToolContext) -> dict[str, Any]:
-    """Starts a background task. Its end is reported to you later.
+    """Starts a background task. Its result is reported to you later.
 
     Args:
-        description: What the task is, in a few words.
-        input: Everything the task needs to know.
+        description: A short description of the task.
+        input: All information that the task needs.
     """
     return {"taskId": await _host(context, "spawn_task").spawn_task(description, input, context)}
 
 
 @tool(category="system", annotations=_ADDS)
 async def reply(text: str, channelId: str, replyTo: str | None = None, *, context: ToolContext) -> dict[str, Any]:
-    """Says something to the user. Nothing else you write is seen.
+    """Sends a message to the user. The user sees nothing else that you write.
 
     Args:
-        text: What to say.
-        channelId: The channel to say it in.
-        replyTo: The message that it answers.
+        text: The message.
+        channelId: The channel to send it to.
+        replyTo: The id of the message that it answers.
     """
     return dict(await _host(context, "reply").reply(text, channelId, replyTo, context))
 
 
 def _host(context: ToolContext, name: str) -> TaskHost:
     if context.tasks is None:
-        raise ToolExecutionError(f'"{name}" works inside a running agent only; this call has none around it')
+        raise ToolExecutionError(f'"{name}" works only in calls of a running agent; this call has none')
     return context.tasks
 
 

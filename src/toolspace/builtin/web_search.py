@@ -1,4 +1,4 @@
-"""Searches the web through tavily, google, bing or duckduckgo, as configured. Knows nothing of tools."""
+"""Searches the web with Tavily, Google, Bing or DuckDuckGo, as `tools.webSearch` configures. Knows nothing of tools."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from toolspace.core import json_text
 from toolspace.errors import ToolError, ToolExecutionError, ToolValidationError
 
 DEFAULT_PROVIDER = "duckduckgo"
-"""It needs no key."""
+"""It needs no API key."""
 DEFAULT_MAX_RESULTS = 10
 MAX_PAGE_BYTES = 2_000_000
 
@@ -25,12 +25,12 @@ SearchResult = dict[str, str]
 
 
 class UnreadableResults(Exception):
-    """An answer that does not look like one of this provider's."""
+    """A response does not have the format of the service."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchSettings:
-    """`tools.webSearch`, read. The key is kept out of every message."""
+    """The parsed `tools.webSearch`. No message contains the key."""
 
     provider: str
     key: str
@@ -46,19 +46,19 @@ class SearchSettings:
             raise ToolExecutionError(
                 f"tools.webSearch.provider is {provider!r}; use one of {', '.join(SEARCH_SERVICES)}"
             )
-        most = values.get("maxResults")
-        most = DEFAULT_MAX_RESULTS if most is None else most
-        if not isinstance(most, int) or isinstance(most, bool) or most < 1:
-            raise ToolExecutionError(f"tools.webSearch.maxResults is {most!r}; use a whole number from 1 on")
+        max_results = values.get("maxResults")
+        max_results = DEFAULT_MAX_RESULTS if max_results is None else max_results
+        if not isinstance(max_results, int) or isinstance(max_results, bool) or max_results < 1:
+            raise ToolExecutionError(f"tools.webSearch.maxResults is {max_results!r}; use a whole number from 1 on")
         try:
             url = parse_url(str(values["url"])) if values.get("url") else None
         except ToolValidationError as error:
             raise ToolExecutionError(f"tools.webSearch.url: {str(error).removeprefix(error.prefix)}") from None
         return SearchSettings(
             provider=provider,
-            key=str(values.get("apiKey") or "").strip(),  # Keys from files end in a line break.
+            key=str(values.get("apiKey") or "").strip(),  # A key from a file ends with a line break.
             engine_id=str(values.get("cx") or values.get("searchEngineId") or ""),
-            max_results=most,
+            max_results=max_results,
             url=url,
         )
 
@@ -69,19 +69,19 @@ class SearchSettings:
 
 
 class SearchService(ABC):
-    """One search service: how to ask it, and how to read what it says."""
+    """One search service: builds its requests and reads its responses."""
 
     endpoint: ClassVar[URL]
     needs_key: ClassVar[bool] = True
     max_results_per_request: ClassVar[int]
-    """How many results it gives to one question."""
+    """The maximum number of results of one request."""
 
     @abstractmethod
     def request(self, endpoint: URL, query: str, limit: int, settings: SearchSettings) -> GuardedRequest: ...
 
     @abstractmethod
     def results(self, response: GuardedResponse) -> list[SearchResult]:
-        """Raises `UnknownShape` where the answer is not one of this service's."""
+        """The results of a response. Raises `UnreadableResults` if it does not have the format of the service."""
 
 
 class Tavily(SearchService):
@@ -94,8 +94,8 @@ class Tavily(SearchService):
         return GuardedRequest(method="POST", url=endpoint, headers=headers, body=body)
 
     def results(self, response: GuardedResponse) -> list[SearchResult]:
-        items = _items(_json_object(response).get("results"))
-        return _results(items, title="title", url="url", snippet="content")
+        items = _list_objects(_parse_object(response).get("results"))
+        return _build_results(items, title="title", url="url", snippet="content")
 
 
 class Google(SearchService):
@@ -104,20 +104,20 @@ class Google(SearchService):
 
     def request(self, endpoint: URL, query: str, limit: int, settings: SearchSettings) -> GuardedRequest:
         if not settings.engine_id:
-            raise ToolExecutionError("tools.webSearch.cx is not set; google needs the id of a search engine there")
+            raise ToolExecutionError("tools.webSearch.cx is not set; google needs the id of a search engine")
         parameters = {"key": settings.key, "cx": settings.engine_id, "q": query, "num": limit}
         return GuardedRequest(method="GET", url=endpoint.update_query(parameters), headers={})
 
     def results(self, response: GuardedResponse) -> list[SearchResult]:
-        answer = _json_object(response)
-        if "items" not in answer and not {"kind", "searchInformation", "queries"} & answer.keys():
+        data = _parse_object(response)
+        if "items" not in data and not {"kind", "searchInformation", "queries"} & data.keys():
             raise UnreadableResults
-        # Where nothing was found there is no list at all.
-        return _results(_items(answer.get("items", [])), title="title", url="link", snippet="snippet")
+        # Without results there is no list.
+        return _build_results(_list_objects(data.get("items", [])), title="title", url="link", snippet="snippet")
 
 
 _NO_PAGES: dict[str, list[object]] = {"value": []}
-"""What bing means where it found nothing: it leaves the whole part out."""
+"""The pages of a response without results: Bing omits them."""
 
 
 class Bing(SearchService):
@@ -129,18 +129,18 @@ class Bing(SearchService):
         return GuardedRequest(method="GET", url=endpoint.update_query({"q": query, "count": limit}), headers=headers)
 
     def results(self, response: GuardedResponse) -> list[SearchResult]:
-        answer = _json_object(response)
-        if "webPages" not in answer and answer.get("_type") != "SearchResponse":
+        data = _parse_object(response)
+        if "webPages" not in data and data.get("_type") != "SearchResponse":
             raise UnreadableResults
-        pages = answer.get("webPages", _NO_PAGES)
+        pages = data.get("webPages", _NO_PAGES)
         if not isinstance(pages, dict):
             raise UnreadableResults
-        items = _items(cast("dict[str, object]", pages).get("value"))
-        return _results(items, title="name", url="url", snippet="snippet")
+        items = _list_objects(cast("dict[str, object]", pages).get("value"))
+        return _build_results(items, title="name", url="url", snippet="snippet")
 
 
 class DuckDuckGo(SearchService):
-    """The page for browsers without scripts, since there is no API; the `lite` page is read as well."""
+    """Reads the result page for browsers without scripts, because there is no API. Also reads the `lite` page."""
 
     endpoint = URL("https://html.duckduckgo.com/html/")
     needs_key = False
@@ -152,16 +152,16 @@ class DuckDuckGo(SearchService):
 
     def results(self, response: GuardedResponse) -> list[SearchResult]:
         page = _ResultPage()
-        page.feed(_text(response))
+        page.feed(_decode_text(response))
         page.close()
-        if page.challenge or (response.status == 202 and not page.found):
+        if page.has_challenge or (response.status == 202 and not page.results):
             raise ToolExecutionError(
-                "duckduckgo takes this machine for a robot and wants a puzzle solved; wait a while, "
+                "duckduckgo takes this machine for a robot and asks for a captcha; wait a while, "
                 "or set another tools.webSearch.provider"
             )
-        if not page.found and not page.is_result_page:
+        if not page.results and not page.is_result_page:
             raise UnreadableResults
-        return _results(page.found, title="title", url="url", snippet="snippet")
+        return _build_results(page.results, title="title", url="url", snippet="snippet")
 
 
 SEARCH_SERVICES: Mapping[str, SearchService] = {
@@ -173,20 +173,20 @@ SEARCH_SERVICES: Mapping[str, SearchService] = {
 
 
 class WebSearchClient:
-    """A `SearchProvider` for the configured service. Asks with one request, and keeps nothing."""
+    """Searches with the configured service. Each search is one request."""
 
     def __init__(
         self, settings: Mapping[str, Any] | None = None, *, allowed_hosts: Sequence[str] | None = None
     ) -> None:
         self._settings = SearchSettings.read(settings)
         self.name = self._settings.provider
-        self._provider = SEARCH_SERVICES[self.name]
-        self._endpoint = self._settings.url or self._provider.endpoint
+        self._service = SEARCH_SERVICES[self.name]
+        self._endpoint = self._settings.url or self._service.endpoint
         allowed = list(allowed_hosts or ())
         if self._settings.url is not None:
-            # Who wrote the URL into the configuration meant it, wherever it leads.
-            allowed.append(f"{_bracketed(self._endpoint)}:{self._endpoint.port}")
-        # No redirects: they would carry the key to who knows where.
+            # The operator configured the URL, so its host is allowed.
+            allowed.append(f"{_url_host(self._endpoint)}:{self._endpoint.port}")
+        # No redirects: they would send the key to another host.
         self._client = GuardedHttpClient(allowed, max_redirects=0, max_body_bytes=MAX_PAGE_BYTES)
 
     @property
@@ -194,73 +194,73 @@ class WebSearchClient:
         return self._settings.max_results
 
     async def __call__(self, query: str, limit: int) -> Sequence[SearchResult]:
-        """The best results, at most `limit` of them."""
+        """The best results, at most `limit`."""
         settings = self._settings
-        if self._provider.needs_key and not settings.key:
+        if self._service.needs_key and not settings.key:
             raise ToolExecutionError(
                 f"tools.webSearch.apiKey is not set, but {self.name} needs a key; "
                 f"the provider {DEFAULT_PROVIDER} needs none"
             )
         query = query.encode("utf-8", "replace").decode()
         limit = min(limit, settings.max_results)
-        asked = self._provider.request(
-            self._endpoint, query, min(limit, self._provider.max_results_per_request), settings
+        request = self._service.request(
+            self._endpoint, query, min(limit, self._service.max_results_per_request), settings
         )
         try:
-            response = await self._client.send(asked.method, asked.url, headers=asked.headers, body=asked.body)
+            response = await self._client.send(request.method, request.url, headers=request.headers, body=request.body)
             if not 200 <= response.status < 300:
-                raise ToolExecutionError(self._rejection(response))
-            return self._provider.results(response)[:limit]
+                raise ToolExecutionError(self._describe_failure(response))
+            return self._service.results(response)[:limit]
         except ToolValidationError:
-            # Only the key can be wrong in a request that this module wrote.
-            raise ToolExecutionError("tools.webSearch.apiKey holds characters that no key has") from None
+            # Only the key can be invalid in a request that this module builds.
+            raise ToolExecutionError("tools.webSearch.apiKey contains invalid characters") from None
         except ToolError as error:
             raise type(error)(settings.hide_key(str(error))) from None
         except UnreadableResults:
             raise ToolExecutionError(
-                f"{self.name} answered with something that is not its list of results; "
+                f"the response of {self.name} is not a list of results; "
                 "check tools.webSearch.url, or set another tools.webSearch.provider"
             ) from None
 
-    def _rejection(self, response: GuardedResponse) -> str:
-        said = _complaint(response)
-        message = f"{self.name} answered {response.status}{f' ({said})' if said else ''}"
+    def _describe_failure(self, response: GuardedResponse) -> str:
+        reason = _find_error_message(response)
+        message = f"{self.name} answered {response.status}{f' ({reason})' if reason else ''}"
         if response.status == 429:
             return f"{message}: too many searches; wait a while"
         if 300 <= response.status < 400:
-            return f"{message}: a redirect, which is not followed; check tools.webSearch.url"
+            return f"{message}: redirects are not followed; check tools.webSearch.url"
         if response.status >= 500:
-            return f"{message}: it has a fault of its own; try again later"
-        return f"{message}; check tools.webSearch.apiKey" if self._provider.needs_key else message
+            return f"{message}: the service failed; try again later"
+        return f"{message}; check tools.webSearch.apiKey" if self._service.needs_key else message
 
 
 class _ResultPage(HTMLParser):
-    """Collects the links and snippets of a result page, without advertisements."""
+    """Collects the titles, links and snippets of a result page, without advertisements."""
 
     def __init__(self) -> None:
         super().__init__(convert_charrefs=True)
-        self.found: list[dict[str, str]] = []
-        self.challenge = False
+        self.results: list[dict[str, str]] = []
+        self.has_challenge = False
         self.is_result_page = False
         self._collecting: tuple[str, str] | None = None
-        """The tag that ends what is being collected, and what that is."""
-        self._skipping = False
-        """Whether the last link was an advertisement, whose snippet is none of ours."""
+        """The open tag whose text is collected, and the field of the result that gets it."""
+        self._skips_snippet = False
+        """Whether the last link was an advertisement, whose snippet is skipped."""
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         attributes = {name: value or "" for name, value in attrs}
         classes = set(attributes.get("class", "").split())
         if any(name.startswith("anomaly-modal") for name in classes):
-            self.challenge = True
+            self.has_challenge = True
         if attributes.get("id") == "links" or {"no-results", "no-result"} & classes:
             self.is_result_page = True
         if tag == "a" and classes & {"result__a", "result-link"}:
-            url = _unwrapped(attributes.get("href", ""))
-            self._skipping = url is None
+            url = _find_target(attributes.get("href", ""))
+            self._skips_snippet = url is None
             if url is not None:
-                self.found.append({"title": "", "url": url, "snippet": ""})
+                self.results.append({"title": "", "url": url, "snippet": ""})
                 self._collecting = (tag, "title")
-        elif classes & {"result__snippet", "result-snippet"} and self.found and not self._skipping:
+        elif classes & {"result__snippet", "result-snippet"} and self.results and not self._skips_snippet:
             self._collecting = (tag, "snippet")
 
     def handle_endtag(self, tag: str) -> None:
@@ -269,11 +269,11 @@ class _ResultPage(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         if self._collecting is not None:
-            self.found[-1][self._collecting[1]] += data
+            self.results[-1][self._collecting[1]] += data
 
 
-def _unwrapped(href: str) -> str | None:
-    """Where a link of a result page leads; None for an advertisement and for what leads nowhere."""
+def _find_target(href: str) -> str | None:
+    """The target of a link on a result page; None for an advertisement or an invalid link."""
     try:
         url = URL("https://duckduckgo.com/").join(URL(href))
     except ValueError:
@@ -285,26 +285,28 @@ def _unwrapped(href: str) -> str | None:
     return href
 
 
-def _results(items: Sequence[Mapping[str, object]], *, title: str, url: str, snippet: str) -> list[SearchResult]:
+def _build_results(items: Sequence[Mapping[str, object]], *, title: str, url: str, snippet: str) -> list[SearchResult]:
     results: list[SearchResult] = []
     for item in items:
         link = item.get(url)
         if isinstance(link, str) and link.startswith(("http://", "https://")):
-            results.append({"title": _line(item.get(title)), "url": link, "snippet": _line(item.get(snippet))})
+            results.append(
+                {"title": _single_line(item.get(title)), "url": link, "snippet": _single_line(item.get(snippet))}
+            )
     return results
 
 
-def _line(value: object) -> str:
+def _single_line(value: object) -> str:
     return " ".join(value.split()) if isinstance(value, str) else ""
 
 
-def _items(value: object) -> list[Mapping[str, object]]:
+def _list_objects(value: object) -> list[Mapping[str, object]]:
     if not isinstance(value, list):
         raise UnreadableResults
     return [cast("Mapping[str, object]", item) for item in cast("list[object]", value) if isinstance(item, dict)]
 
 
-def _json_object(response: GuardedResponse) -> dict[str, object]:
+def _parse_object(response: GuardedResponse) -> dict[str, object]:
     try:
         value = json_text.decode(response.body)
     except (ValueError, RecursionError):
@@ -314,15 +316,15 @@ def _json_object(response: GuardedResponse) -> dict[str, object]:
     return cast("dict[str, object]", value)
 
 
-def _text(response: GuardedResponse) -> str:
-    text = decode_body(response.body, response.headers.get("content-type", ""), cut=response.truncated)
+def _decode_text(response: GuardedResponse) -> str:
+    text = decode_body(response.body, response.headers.get("content-type", ""), truncated=response.truncated)
     if text is None:
         raise UnreadableResults
     return text
 
 
-def _complaint(response: GuardedResponse) -> str:
-    """What a service says is wrong, wherever in its answer it says so."""
+def _find_error_message(response: GuardedResponse) -> str:
+    """The error message in a response, wherever the service puts it."""
     try:
         value: object = json_text.decode(response.body)
     except (ValueError, RecursionError):
@@ -331,11 +333,11 @@ def _complaint(response: GuardedResponse) -> str:
         if isinstance(value, list):
             value = next(iter(cast("list[object]", value)), "")
         elif isinstance(value, dict):
-            known = cast("dict[str, object]", value)
-            value = next((known[key] for key in ("message", "error", "errors", "detail") if key in known), "")
-    return _line(cast("object", value))[:200]
+            members = cast("dict[str, object]", value)
+            value = next((members[key] for key in ("message", "error", "errors", "detail") if key in members), "")
+    return _single_line(cast("object", value))[:200]
 
 
-def _bracketed(url: URL) -> str:
+def _url_host(url: URL) -> str:
     host = url.raw_host or ""
     return f"[{host}]" if ":" in host else host

@@ -1,11 +1,10 @@
-"""Rules for HTTP messages that every HTTP client of this process shares: names, headers, charsets, URLs in errors.
+"""Rules for HTTP messages that every HTTP client of this process shares: methods, names, headers, URLs in errors.
 
 The REST and OpenAPI providers and the built-in network tools use it. It sends nothing and does not import aiohttp.
 """
 
 from __future__ import annotations
 
-import codecs
 import re
 from base64 import b64encode
 from collections.abc import Iterable
@@ -35,8 +34,6 @@ _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _MAX_HEADER_NAME = 200
 _USER_INFO = re.compile(r"^([^/]*//)[^/]*@")
 _MAX_URL_TEXT = 200
-# Decoders that take quadratic time or interpret escapes. Real text does not use them; an attacker may declare them.
-_REFUSED_CODECS = frozenset(("idna", "punycode", "raw-unicode-escape", "undefined", "unicode-escape"))
 
 
 def is_method(text: str) -> bool:
@@ -73,13 +70,3 @@ def display_url(url: URL | str) -> str:
     text = _USER_INFO.sub(r"\1", re.split("[?#]", str(url), maxsplit=1)[0])
     text = repr(text) if isinstance(url, str) else text
     return text if len(text) <= _MAX_URL_TEXT else f"{text[:_MAX_URL_TEXT]}…"
-
-
-def find_codec(charset: str) -> str | None:
-    """The name of Python's codec for a charset. None if there is none for text, or it is unsafe to use."""
-    try:
-        b"x".decode(charset, "replace")  # Not empty: Python does not look up the codec to decode nothing.
-        name = codecs.lookup(charset).name
-    except (LookupError, ValueError):
-        return None
-    return None if name in _REFUSED_CODECS else name
