@@ -71,7 +71,7 @@ class Streams:
                     self.hub,
                     scope["path"].lstrip("/"),
                     reading,
-                    audience=audience,
+                    viewer=audience,
                     allowed=self.allowed,
                     expires_at=self.expires_at,
                 )

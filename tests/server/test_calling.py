@@ -36,7 +36,7 @@ async def api(gateway: Gateway) -> AsyncIterator[ApiClient]:
 async def _waiting(gateway: Gateway, call_id: str) -> None:
     """Waits until someone waits for a call."""
     offered = gateway.waiters.register("offers:fetch")
-    if call_id not in gateway.pending_calls._waiting:  # pyright: ignore[reportPrivateUsage]
+    if not gateway.pending_calls.waiting_count:
         await offered
 
 

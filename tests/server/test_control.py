@@ -156,7 +156,7 @@ async def test_whatever_is_sent_gets_a_short_answer_and_hurts_nobody(
         writer.close()
         [status] = await control_socket.ask_processes(state, config, ControlRequest("status"))
 
-    assert answer == b"" or json.loads(answer) == {"pid": os.getpid(), "error": "that is no request"}
+    assert answer == b"" or json.loads(answer) == {"pid": os.getpid(), "error": "invalid request"}
     assert status.servers[0].state == "ready"
 
 

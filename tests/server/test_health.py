@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from toolspace.server.routes.health_and_metrics import NO_DATABASE, NO_WRITES, STARTING, STOPPING, Readiness
+from toolspace.server.routes.health_and_metrics import DATABASE_DOWN, DATABASE_READ_ONLY, STARTING, STOPPING, Readiness
 from toolspace.storage.database import Program
 from toolspace.storage.queries import presence, statistics
 from toolspace.storage.sqlite.database import SqliteDatabase
@@ -25,11 +25,11 @@ async def test_it_is_ready_from_its_start_to_its_end(tmp_path: Path) -> None:
     database = await SqliteDatabase.open(tmp_path / "toolspace.db")
     readiness = Readiness(lambda: database.read(statistics.count_open_work), lambda: database.run(_keep))
 
-    assert await readiness.reasons() == [STARTING]
+    assert await readiness.list_reasons() == [STARTING]
     readiness.started = True
-    assert await readiness.reasons() == []
+    assert await readiness.list_reasons() == []
     readiness.stopping = True
-    assert await readiness.reasons() == [STOPPING]
+    assert await readiness.list_reasons() == [STOPPING]
 
     await readiness.aclose()
     await database.aclose()
@@ -42,20 +42,20 @@ async def test_without_its_database_it_is_not_ready(tmp_path: Path) -> None:
     readiness.started = True
     await database.aclose()
 
-    assert await readiness.reasons() == [NO_DATABASE]
+    assert await readiness.list_reasons() == [DATABASE_DOWN]
 
 
 @pytest.mark.spec("15.3")
 async def test_where_nothing_can_be_written_it_is_not_ready(tmp_path: Path) -> None:
     database = await SqliteDatabase.open(tmp_path / "toolspace.db")
-    readiness = Readiness(lambda: database.read(statistics.count_open_work), lambda: database.run(_keep), seconds=0.2)
+    readiness = Readiness(lambda: database.read(statistics.count_open_work), lambda: database.run(_keep), timeout=0.2)
     readiness.started = True
     with closing(sqlite3.connect(tmp_path / "toolspace.db")) as other:
         other.execute("BEGIN IMMEDIATE")
-        assert await readiness.reasons() == [NO_WRITES]
+        assert await readiness.list_reasons() == [DATABASE_READ_ONLY]
         other.rollback()
     async with asyncio.timeout(30):
-        while await readiness.reasons():  # noqa: ASYNC110 - an answer holds for a while
+        while await readiness.list_reasons():  # noqa: ASYNC110 - an answer holds for a while
             await asyncio.sleep(0.05)
     await readiness.aclose()
     await database.aclose()
@@ -69,13 +69,13 @@ async def test_a_database_that_hangs_keeps_nobody_waiting_and_is_asked_once_by_m
         asked += 1
         await asyncio.Event().wait()
 
-    readiness = Readiness(hang, hang, seconds=0.05)
+    readiness = Readiness(hang, hang, timeout=0.05)
     readiness.started = True
-    first = asyncio.create_task(readiness.reasons())
-    others = [asyncio.create_task(readiness.reasons()) for _ in range(50)]
+    first = asyncio.create_task(readiness.list_reasons())
+    others = [asyncio.create_task(readiness.list_reasons()) for _ in range(50)]
     await asyncio.sleep(0)
     first.cancel()
 
-    assert await asyncio.gather(*others) == [[NO_DATABASE]] * 50
+    assert await asyncio.gather(*others) == [[DATABASE_DOWN]] * 50
     assert asked == 1
     await readiness.aclose()

@@ -130,13 +130,12 @@ def test_an_address_with_many_wrong_credentials_has_to_wait() -> None:
     failures.check("192.0.2.1")
 
 
-def test_the_table_of_callers_stays_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("toolspace.server.rate_limit._MOST_REMEMBERED", 100)
+def test_the_table_of_callers_stays_bounded() -> None:
     clock = Clock()
-    buckets = TokenBuckets(RateSetting(count=1, seconds=1.0), burst=1, clock=clock)
+    buckets = TokenBuckets(RateSetting(count=1, seconds=1.0), burst=1, clock=clock, max_buckets=100)
     for number in range(1000):
         assert buckets.take(f"one-{number}") == 0
-    assert len(buckets._full_at) <= 100
+    assert len(buckets) <= 100
     assert buckets.take("one-999") > 0
 
 

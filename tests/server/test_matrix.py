@@ -208,7 +208,7 @@ async def status_of(made: TwoSpaces, who: str, method: str, path: str, body: Any
 def routes_of(made: TwoSpaces) -> list[Route]:
     app: Any = made.gateway.app
     while not hasattr(app, "routes"):
-        app = app._app
+        app = app.app
     return list(app.routes)
 
 

@@ -272,7 +272,7 @@ async def test_nobody_else_gets_in(door: Door) -> None:
     assert "public" in answer["error"]["message"]
     revoked = await door.key()
     (record,) = await door.ledger.read(key_rows.list_keys)
-    await keys.revoke_key(door.ledger, record.id, another_way_in=True)
+    await keys.revoke_key(door.ledger, record.id, has_other_access=True)
     assert (await door.ask(revoked, "tools/list"))[0] == 401
 
 
@@ -283,7 +283,7 @@ async def test_a_stream_ends_when_its_key_is_revoked(door: Door, monkeypatch: py
     session.pop("said")
     async with door.http.get(door.url, headers={**session, "accept": "text/event-stream"}) as stream:
         assert stream.status == 200
-        await keys.revoke_key(door.ledger, record.id, another_way_in=True)
+        await keys.revoke_key(door.ledger, record.id, has_other_access=True)
         door.authenticator.invalidate()
         async with asyncio.timeout(15):
             await stream.content.read()

@@ -21,7 +21,6 @@ from schemathesis.specs.openapi import checks as openapi_checks
 from tests.server.gateway_api import SECRET, ApiClient, open_api, write_config
 from toolspace.core.ids import is_id
 from toolspace.server.authorization import Access
-from toolspace.server.field_descriptions import GLOSSARY
 from toolspace.server.gateway import Gateway
 from toolspace.server.openapi import encode_document
 from toolspace.server.routes import ROUTES
@@ -82,7 +81,6 @@ def test_every_member_and_parameter_says_what_it_is() -> None:
         for operation in operations.values():
             silent += [f"{path} {one['name']}" for one in operation.get("parameters", ()) if not one.get("description")]
     assert not silent
-    assert set(GLOSSARY) <= _names(described)  # Nothing is explained that is not there any more.
 
 
 def _members(schema: dict[str, Any]) -> dict[str, Any]:
@@ -91,14 +89,6 @@ def _members(schema: dict[str, Any]) -> dict[str, Any]:
 
 def _says(schema: dict[str, Any]) -> bool:
     return "description" in schema or any("description" in one for one in schema.get("anyOf", ()))
-
-
-def _names(described: dict[str, Any]) -> set[str]:
-    schemas = described["components"]["schemas"].items()
-    members = {(name, one) for name, schema in schemas for one in _members(schema)}
-    operations = [operation for path in described["paths"].values() for operation in path.values()]
-    parameters = {one["name"] for operation in operations for one in operation.get("parameters", ())}
-    return {name for _, name in members} | {f"{schema}.{name}" for schema, name in members} | parameters
 
 
 def test_what_calls_answer_is_described_by_its_members() -> None:

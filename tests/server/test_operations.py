@@ -33,7 +33,7 @@ async def test_it_is_not_ready_while_it_stops(gateway: Gateway, api: ApiClient) 
     assert reply.status == 503
     assert reply.headers["content-type"] == "application/problem+json"
     assert reply.headers["retry-after"] == "1"
-    assert reply.data["reasons"] == ["it is stopping"]
+    assert reply.data["reasons"] == ["the gateway is stopping"]
     assert (await api.get("/health")).status == 200
 
 
@@ -42,7 +42,7 @@ async def test_it_is_not_ready_while_the_disk_is_full(api: ApiClient, monkeypatc
     with monkeypatch.context() as full:
         full.setattr(files, "LEAST_ROOM", 1 << 62)
         reply = await ready_says(api, 503)
-        assert reply.data["reasons"] == ["the database takes nothing in"]
+        assert reply.data["reasons"] == ["the database cannot be written"]
     await ready_says(api, 200)
 
 
@@ -124,8 +124,8 @@ async def test_while_the_database_is_away_it_says_so_lives_and_recovers_by_itsel
             after = await api.get(f"/api/entities/{before['id']}")
 
     assert lost.status == 503
-    assert "the database does not answer" in lost.detail
-    assert away.data["reasons"] == ["the database does not answer"]
+    assert "The database is unavailable" in lost.detail
+    assert away.data["reasons"] == ["the database does not respond"]
     assert "postgres" not in away.body.decode() + lost.body.decode()
     assert lives.status == 200
     assert figures["toolspace_database_up"] == "0"

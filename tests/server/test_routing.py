@@ -60,17 +60,13 @@ def test_bytes_that_are_no_text_lead_nowhere() -> None:
     assert found("/api/tools/?", b"/api/tools/%ff") is None
 
 
-def test_paths_that_were_asked_for_are_found_again_and_do_not_pile_up() -> None:
-    for number in range(3_000):
-        assert found(f"/api/tools/t{number}") == ({"/api/tools/{name}"}, (f"t{number}",))
-    assert len(ROUTER._remembered) <= 1024
+def test_the_same_path_leads_to_the_same_route_every_time() -> None:
     for _ in range(2):
         assert found("/api/tools/echo/call") == ({"/api/tools/{name}/call"}, ("echo",))
         assert found("/api/tools/a/call", b"/api/tools/a%2Fcall") == ({"/api/tools/{name}"}, ("a/call",))
         assert found("/api/tools/a/call") == ({"/api/tools/{name}/call"}, ("a",))
     long = "x" * 100_000
     assert found(f"/api/tools/{long}") == ({"/api/tools/{name}"}, (long,))
-    assert max(map(len, ROUTER._remembered)) <= 200
 
 
 def test_two_routes_for_one_address_are_refused() -> None:

@@ -134,13 +134,13 @@ async def test_messages_are_read_backwards_and_forwards(anywhere: ApiClient) -> 
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        ({"content": "x"}, "entityId is needed"),
+        ({"content": "x"}, "entityId is required"),
         ({"content": "", "entityId": "ann"}, "length >= 1"),
         ({"content": "a\0b", "entityId": "ann"}, "NUL"),
         ({"content": "x" * 100_001, "entityId": "ann"}, "length <= 100000"),
         ({"content": {"a": 1}, "entityId": "ann"}, "expected `str`"),
         ({"content": "x", "entityId": "ann", "metadata": {"replyTo": 7}}, "id of a message"),
-        ({"content": "x", "entityId": "ann", "replyTo": "m1", "metadata": {"replyTo": "m2"}}, "two messages"),
+        ({"content": "x", "entityId": "ann", "replyTo": "m1", "metadata": {"replyTo": "m2"}}, "are different"),
     ],
 )
 async def test_what_cannot_be_said_is_named(api: ApiClient, body: object, words: str) -> None:

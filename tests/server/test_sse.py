@@ -86,7 +86,7 @@ async def test_an_id_that_is_none_is_refused(streams: Streams, session: aiohttp.
     async with session.get(f"{streams.url}/space:a", params={"lastEventId": place}) as response:
         assert response.status == 400
         problem = await response.json(content_type="application/problem+json")
-    assert "is no id of an event" in problem["detail"]
+    assert "is not an event id" in problem["detail"]
 
 
 async def test_an_unknown_format_is_refused_with_the_three_there_are(
@@ -95,7 +95,7 @@ async def test_an_unknown_format_is_refused_with_the_three_there_are(
     async with session.get(f"{streams.url}/space:a", params={"format": "xml"}) as response:
         assert response.status == 400
         detail = (await response.json(content_type="application/problem+json"))["detail"]
-    assert detail == 'the format "xml" is not known; there are "native", "ui-message-stream", "ag-ui"'
+    assert detail == 'Unknown format "xml"; known: "native", "ui-message-stream", "ag-ui"'
 
 
 @pytest.mark.spec("7.4")

@@ -144,12 +144,12 @@ async def test_tool_that_is_not_there_is_a_warning(api: ApiClient) -> None:
     [
         ("tools=hello", '"hello" is not for workers: its executionType is "static"'),
         ("tools=", "tools"),
-        ("tools=,", "tools names none"),
+        ("tools=,", "tools is empty"),
         ("", "tools"),
         ("tools=move&concurrency=0", "concurrency"),
         ("tools=move&concurrency=1000000", "concurrency"),
         ("tools=move&workerId=a/b", "workerId"),
-        ("tools=a%01b", "no name of a tool"),
+        ("tools=a%01b", "not a tool name"),
         ("tools=move&tool=x", '"tool"'),
     ],
 )

@@ -1,4 +1,4 @@
-"""The parts that bodies, queries and answers of several routes are made of, and how large each may be."""
+"""Types that the bodies, queries and responses of several routes share, with their size limits."""
 
 from __future__ import annotations
 
@@ -17,88 +17,94 @@ MAX_NAME: Final = 200
 MAX_TEXT: Final = 100_000
 """Characters of a message."""
 MAX_METADATA: Final = 64 * 1024
-"""Bytes of JSON that an entity, a space or a message may carry beside what it is."""
+"""Bytes of JSON in the metadata of an entity, a space or a message."""
 MAX_DATA: Final = 256 * 1024
 """Bytes of JSON of an inbox event, a trigger or a usage report."""
 DEFAULT_PAGE_SIZE: Final = 100
 MAX_PAGE_SIZE: Final = 500
 
 NEW_ID_PATTERN: Final = "^[A-Za-z0-9_][A-Za-z0-9_.:@~-]{0,99}$"
-"""An id that someone may choose: one that an address can carry as it is, so none that begins with a dot, and one that
-other ids can be made of."""
+"""An id that a client may choose: a URL can carry it unescaped, so it starts with no dot, and it is short enough to
+derive other ids from it."""
 
 
 def full_match_pattern(pattern: str) -> str:
-    """A pattern that ends in `$`, for Python: there `$` alone would also take a line break behind the text."""
+    """Converts a JSON Schema pattern that ends in `$` for Python, where `$` would also match before a line break."""
     return pattern.removesuffix("$") + "(?!\\n)$"
 
 
 Id = Annotated[str, Meta(pattern=full_match_pattern(ID_PATTERN), examples=["spc_01k9x3v7m2q8r4t6w0y5z1a3b7"])]
 NewId = Annotated[
     str,
-    Meta(pattern=full_match_pattern(NEW_ID_PATTERN), description="An id of your own; one is made where none is given."),
+    Meta(
+        pattern=full_match_pattern(NEW_ID_PATTERN),
+        description="An id of your choice; the server creates one if it is missing.",
+    ),
 ]
 ONE_LINE: Final = full_match_pattern("^[^\\u0000-\\u001f\\u007f]+$")
 Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME, pattern=ONE_LINE, examples=["Support"])]
 Text = Annotated[
-    str, Meta(min_length=1, max_length=MAX_TEXT, description="Without NUL characters.", examples=["Hello!"])
+    str, Meta(min_length=1, max_length=MAX_TEXT, description="Text without NUL characters.", examples=["Hello!"])
 ]
 Metadata = Annotated[
-    dict[str, Any], Meta(description=f"Anything, up to {MAX_METADATA} bytes of JSON.", examples=[{"ticket": 4711}])
+    dict[str, Any],
+    Meta(description=f"Any JSON object of up to {MAX_METADATA} bytes.", examples=[{"ticket": 4711}]),
 ]
-Limit = Annotated[int, Meta(ge=1, le=MAX_PAGE_SIZE, description="How many at most.")]
+Limit = Annotated[int, Meta(ge=1, le=MAX_PAGE_SIZE, description="Maximum number of items.")]
 Milliseconds = Annotated[int, Meta(description="Unix milliseconds.")]
 
 
 class JsonRequestBody(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
-    """What a request brings. A member that is not known is refused: it would be a wish that nobody hears."""
+    """The body of a request. Unknown fields are refused, because they would have no effect."""
 
 
 class QueryParameters(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
-    """What a request asks in its address."""
+    """The query of a request."""
 
 
 class PageQuery(QueryParameters, frozen=True, kw_only=True):
-    """A part of a list."""
+    """Selects a page of a list."""
 
     limit: Limit = DEFAULT_PAGE_SIZE
-    cursor: Annotated[str, Meta(max_length=300, description="Where to go on: `next` of the page before.")] | None = None
+    cursor: Annotated[str, Meta(max_length=300)] | None = None
+    """Where to continue: `next` of the previous page."""
 
 
 class ResponseBody(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """An answer, or a part of one."""
+    """A response, or a part of one."""
 
 
 class ResultPage(ResponseBody, Generic[T], frozen=True, kw_only=True):
-    """A part of a list, and where the next part begins; null where this was the last."""
+    """A page of a list."""
 
     items: Sequence[T]
+    """The items of this page."""
     next: str | None
+    """The `cursor` of the next page; null on the last page."""
 
 
 def check_no_nul(name: str, value: str) -> None:
-    """Raises `ValueError` where a text has a NUL, which not every database and no terminal takes."""
+    """Raises `ValueError` if a text has a NUL character, which PostgreSQL cannot store."""
     if "\0" in value:
-        raise ValueError(f"`{name}` has a NUL character; leave it out")
+        raise ValueError(f"`{name}` contains a NUL character")
 
 
 def check_json_size(name: str, value: Any, limit: int) -> None:
-    """Raises `ValueError` where a value is larger than what is kept. For `__post_init__`: it becomes a problem."""
+    """Raises `ValueError` if a value is too large to store. In `__post_init__` this becomes a problem."""
     if value is not None and value is not msgspec.UNSET and (size := json_text.encoded_size(value)) > limit:
-        raise ValueError(f"`{name}` has {size} bytes of JSON; at most {limit} are kept")
+        raise ValueError(f"`{name}` has {size} bytes of JSON; at most {limit} are accepted")
 
 
 def build_page(items: Sequence[T], limit: int, cursor: Callable[[T], str]) -> ResultPage[T]:
-    """A page of what was read with one more than asked for: that one says whether there is a next page.
+    """Builds a page from up to `limit + 1` items; the extra item shows that there is a next page.
 
-    `cursor` makes the cursor behind an item.
+    `cursor` returns the cursor that continues after an item.
     """
     if len(items) <= limit:
         return ResultPage(items=items, next=None)
-    shown = items[:limit]
-    return ResultPage(items=shown, next=cursor(shown[-1]))
+    page_items = items[:limit]
+    return ResultPage(items=page_items, next=cursor(page_items[-1]))
 
 
 def unset_to_none(value: T | msgspec.UnsetType) -> T | None:
-    """What a change brings; None where it says nothing."""
     return None if isinstance(value, msgspec.UnsetType) else value

@@ -1,7 +1,7 @@
-"""Tells who calls, from the headers of a request. Which things of the gateway are theirs, `membership` tells.
+"""Authentication: identifies the caller from the headers of a request. `authorization` decides what the caller may do.
 
-The way of most requests is one lookup: what was verified once holds for a few seconds, then it is looked up again, so
-that a key which was revoked in another process ends soon. One that is revoked here ends at once.
+Most requests take one dictionary lookup. A verified caller is cached for `CACHE_SECONDS`, so that a key which another
+process revoked stops working soon; a key which this process revokes stops working at once.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from toolspace.storage.queries import keys as key_rows
 from toolspace.storage.queries.keys import KeyKind, KeyRecord
 
 CACHE_SECONDS: Final = 3.0
-"""How long what was verified holds. A key that is revoked by another process works here no longer than that."""
-_KNOWN_SECONDS: Final = 3600.0
-"""How long credentials that were good are not slowed down by the failures of others at the same address."""
-_MOST_KNOWN: Final = 20_000
-_LONGEST_KNOWN: Final = 4_096
-"""Bytes of credentials that are remembered. Longer ones are good too, but spaces in front of a key make many of one."""
-_LOCAL: Final = "key_local"
-_WAYS: Final = (
+"""How long a verified caller is cached, and a key that another process revoked still works here."""
+_TRUSTED_SECONDS: Final = 3600.0
+"""How long valid credentials are exempt from the limit on failed logins from the same address."""
+_MAX_CACHED: Final = 20_000
+_MAX_CACHED_LENGTH: Final = 4_096
+"""Bytes of credentials that are cached. Longer ones work too, but padding could create many entries for one key."""
+_LOCAL_KEY_ID: Final = "key_local"
+_HOW_TO_AUTHENTICATE: Final = (
     "send a secret key (x-secret-key, or Authorization: Bearer sk_…), "
     "or a public key (x-public-key) with a token (Authorization: Bearer …)"
 )
@@ -39,47 +39,50 @@ _WAYS: Final = (
 HeaderPairs = Iterable[tuple[bytes, bytes]]
 
 
-class _Given(NamedTuple):
-    """The headers that say who calls, as they came."""
+class _Credentials(NamedTuple):
+    """The headers with credentials, as they were sent."""
 
     authorization: bytes | None
-    secret: bytes | None
-    public: bytes | None
+    secret_key: bytes | None
+    public_key: bytes | None
 
 
-class _Known(NamedTuple):
+_NO_CREDENTIALS: Final = _Credentials(None, None, None)
+
+
+class _CachedCaller(NamedTuple):
     caller: Caller
-    fresh_until: float
-    known_until: float
+    valid_until: float
+    trusted_until: float
 
 
 class Authenticator:
-    """Knows callers by their keys and tokens. `open` one; it looks up what it has not seen lately."""
+    """Identifies callers by their keys and tokens. Create one with `open`."""
 
     def __init__(self, ledger: Ledger, server: ServerSettings, tokens: EntityTokens) -> None:
         self.tokens = tokens
         self.on_key_used: Callable[[str], None] = lambda key_id: None
-        """Hears now and then, by its id, that a key is in use."""
+        """Called with the id of a key each time the key is verified."""
         self._ledger = ledger
-        self._failures = FailedLoginLimiter(server.failed_login_limit)
-        self._known: dict[_Given, _Known] = {}
+        self._failed_logins = FailedLoginLimiter(server.failed_login_limit)
+        self._cache: dict[_Credentials, _CachedCaller] = {}
         self._changes = 0
         self._listeners: list[Callable[[], None]] = []
-        self._configured: dict[KeyKind, str] = {}
-        """Hashes of the keys that are no rows: as configured."""
+        self._configured_hashes: dict[KeyKind, str] = {}
+        """Hashes of the keys from the configuration, which have no database row."""
         if server.secret_key is not None:
-            self._configured["secret"] = hash_key(server.secret_key)
+            self._configured_hashes["secret"] = hash_key(server.secret_key)
         if server.public_key is not None:
-            self._configured["public"] = hash_key(server.public_key)
-        self._local: set[str] = set()
+            self._configured_hashes["public"] = hash_key(server.public_key)
+        self._local_hashes: set[str] = set()
 
     @classmethod
     async def open(cls, ledger: Ledger, server: ServerSettings) -> Authenticator:
-        """With what configuration says, and the secret for tokens that was made on the first start."""
-        issuer = IssuerKeys(server.jwks_url) if server.jwks_url is not None else None
+        """Creates an authenticator from the configuration and the stored JWT secret."""
+        issuer_keys = IssuerKeys(server.jwks_url) if server.jwks_url is not None else None
         tokens = EntityTokens(
             secret=await load_jwt_secret(ledger, server),
-            issuer_keys=issuer,
+            issuer_keys=issuer_keys,
             claim=server.jwt_claim,
             audience=server.jwt_audience,
             issuer=server.jwt_issuer,
@@ -91,103 +94,111 @@ class Authenticator:
 
     @property
     def has_configured_secret_key(self) -> bool:
-        """Whether someone gets in whatever keys are revoked."""
-        return "secret" in self._configured
+        """Whether access remains even if all stored keys are revoked."""
+        return "secret" in self._configured_hashes
+
+    @property
+    def cached_count(self) -> int:
+        return len(self._cache)
 
     def create_local_key(self) -> str:
-        """A secret key that lives as long as this process, for those who may ask it directly."""
+        """Creates a secret key that is valid while this process runs. Commands of the same user get it."""
         key = generate_key("secret")
-        self._local.add(hash_key(key))
+        self._local_hashes.add(hash_key(key))
         return key
 
     def invalidate(self) -> None:
-        """Keys or entities changed here: everyone is looked up anew."""
+        """Verifies all callers again, because keys or entities changed."""
         self._changes += 1
-        self._known = {given: known._replace(fresh_until=0.0) for given, known in self._known.items()}
+        self._cache = {credentials: entry._replace(valid_until=0.0) for credentials, entry in self._cache.items()}
         for listener in self._listeners:
             listener()
 
     def on_change(self, listener: Callable[[], None]) -> None:
-        """Whom to tell that those who were let in may not be any more."""
+        """Registers a function that is called when callers may have lost their access."""
         self._listeners.append(listener)
 
     def authenticate(self, pairs: HeaderPairs, address: str) -> Caller | Awaitable[Caller]:
-        """Who calls: at once where that is known, else it has to be awaited. Raises `Problem` 401, 429 or 503."""
-        given = _read(pairs)
-        known = self._known.get(given)
+        """Returns the caller if it is cached, else an awaitable. Raises `Problem` 401, 429 or 503."""
+        credentials = _read_credentials(pairs)
+        entry = self._cache.get(credentials)
         now = time.monotonic()
-        if known is not None and now < known.fresh_until:
-            return known.caller
-        if (known is None or now > known.known_until) and not self._is_beyond_guessing(given):
-            self._failures.check(address)
-        return self._look_up(given, address)
+        if entry is not None and now < entry.valid_until:
+            return entry.caller
+        if (entry is None or now > entry.trusted_until) and not self._is_unguessable(credentials):
+            self._failed_logins.check(address)
+        return self._verify_and_cache(credentials, address)
 
     async def is_valid(self, pairs: HeaderPairs) -> bool:
-        """Whether credentials that opened a stream are still good. Unknown while the database is away: raises."""
-        given = _read(pairs)
-        known = self._known.get(given)
-        if known is not None and time.monotonic() < known.fresh_until:
+        """Whether the credentials of an open stream are still valid. Raises if the database is unavailable."""
+        credentials = _read_credentials(pairs)
+        entry = self._cache.get(credentials)
+        if entry is not None and time.monotonic() < entry.valid_until:
             return True
         try:
-            await self._look_up(given, None)
+            await self._verify_and_cache(credentials, None)
         except Problem as problem:
             if problem.status == 401:
                 return False
             raise
         return True
 
-    async def _look_up(self, given: _Given, address: str | None) -> Caller:
+    async def _verify_and_cache(self, credentials: _Credentials, address: str | None) -> Caller:
         changes = self._changes
         try:
-            caller, seconds = await self._verify(given)
+            caller, seconds = await self._verify(credentials)
         except Problem as problem:
-            self._known.pop(given, None)
-            if problem.status == 401 and address is not None and given.public is None and given != _NOTHING:
-                self._failures.record(address)
+            self._cache.pop(credentials, None)
+            is_guess = credentials.public_key is None and credentials != _NO_CREDENTIALS
+            if problem.status == 401 and address is not None and is_guess:
+                self._failed_logins.record(address)
             raise
         if isinstance(caller, SecretKeyCaller | EntityCaller | ToolKeyCaller):
             self.on_key_used(caller.key_id)
         if changes != self._changes:
-            seconds = 0.0  # What was read may be from before the change.
-        if sum(len(value) for value in given if value is not None) > _LONGEST_KNOWN:
+            seconds = 0.0  # The caller may have been read before the change.
+        if sum(len(value) for value in credentials if value is not None) > _MAX_CACHED_LENGTH:
             return caller
         now = time.monotonic()
-        while len(self._known) >= _MOST_KNOWN:
-            self._known.pop(next(iter(self._known)))
-        self._known.pop(given, None)  # To the end: the oldest go first.
-        self._known[given] = _Known(caller, now + min(seconds, CACHE_SECONDS), now + _KNOWN_SECONDS)
+        while len(self._cache) >= _MAX_CACHED:
+            self._cache.pop(next(iter(self._cache)))
+        self._cache.pop(credentials, None)  # Moves it to the end: the oldest entries are dropped first.
+        self._cache[credentials] = _CachedCaller(caller, now + min(seconds, CACHE_SECONDS), now + _TRUSTED_SECONDS)
         return caller
 
-    def _is_beyond_guessing(self, given: _Given) -> bool:
-        """Nobody guesses a signature, and new tokens come all the time, also to addresses at which someone else guesses
-        keys, or has one that expired. Nor the key of this very process, by which its operator looks into it."""
-        if given.public is not None or not self._local:
-            return given.public is not None
-        key = given.secret or (given.authorization or b"").rpartition(b" ")[2]
-        return hash_key(key.decode("latin-1")) in self._local
+    def _is_unguessable(self, credentials: _Credentials) -> bool:
+        """Whether the limit on failed logins does not apply.
 
-    async def _verify(self, given: _Given) -> tuple[Caller, float]:
-        """The caller, and for how many seconds that holds at most."""
-        bearer = _bearer(given.authorization)
-        if given.public is not None:
-            if given.secret is not None:
-                raise _unknown("x-secret-key and x-public-key are two different credentials; send one of them")
-            return await self._verify_public(_text(given.public, "x-public-key"), bearer)
-        key = _text(given.secret, "x-secret-key") if given.secret is not None else None
+        A token has a signature, and new tokens also come from addresses where another client guesses keys. The local
+        key belongs to the operator of this process.
+        """
+        if credentials.public_key is not None or not self._local_hashes:
+            return credentials.public_key is not None
+        key = credentials.secret_key or (credentials.authorization or b"").rpartition(b" ")[2]
+        return hash_key(key.decode("latin-1")) in self._local_hashes
+
+    async def _verify(self, credentials: _Credentials) -> tuple[Caller, float]:
+        """Returns the caller, and for how many seconds it may be cached."""
+        bearer = _parse_bearer(credentials.authorization)
+        if credentials.public_key is not None:
+            if credentials.secret_key is not None:
+                raise _unauthorized("x-secret-key and x-public-key are different credentials; send one of them")
+            return await self._verify_entity(_parse_key(credentials.public_key, "x-public-key"), bearer)
+        key = None if credentials.secret_key is None else _parse_key(credentials.secret_key, "x-secret-key")
         if key is not None and bearer is not None and not hmac.compare_digest(key.encode(), bearer.encode()):
-            raise _unknown("x-secret-key and Authorization are two different credentials; send one of them")
+            raise _unauthorized("x-secret-key and Authorization are different credentials; send one of them")
         key = key if key is not None else bearer
         if key is None:
-            raise _unknown(f"credentials are needed: {_WAYS}")
+            raise _unauthorized(f"Credentials are required: {_HOW_TO_AUTHENTICATE}")
         return await self._verify_key(key), CACHE_SECONDS
 
     async def _verify_key(self, key: str) -> Caller:
-        digest = hash_key(key)
-        if digest in self._local:
-            return SecretKeyCaller(key_id=_LOCAL)
-        if self._is_configured("secret", digest):
+        hash = hash_key(key)
+        if hash in self._local_hashes:
+            return SecretKeyCaller(key_id=_LOCAL_KEY_ID)
+        if self._is_configured("secret", hash):
             return SecretKeyCaller(key_id=CONFIGURED_KEY_ID)
-        record = await self._find(digest) if key.startswith((PREFIXES["secret"], PREFIXES["tools"])) else None
+        record = await self._find(hash) if key.startswith((PREFIXES["secret"], PREFIXES["tools"])) else None
         if record is not None and record.kind == "secret":
             return SecretKeyCaller(key_id=record.id)
         if record is not None and record.kind == "tools":
@@ -199,40 +210,40 @@ class Authenticator:
                 agent_entity_id=scope.agent_entity_id,
             )
         if key.startswith(PREFIXES["public"]):
-            raise _unknown("a public key goes into x-public-key, with a token beside it (Authorization: Bearer …)")
+            raise _unauthorized("Send a public key as x-public-key, with a token (Authorization: Bearer …)")
         if key.count(".") == 2:
-            raise _unknown("a token needs the public key beside it (x-public-key: pk_…)")
-        raise _unknown("the key is unknown or was revoked")
+            raise _unauthorized("A token requires the public key (x-public-key: pk_…)")
+        raise _unauthorized("The key is unknown or was revoked")
 
-    async def _verify_public(self, key: str, token: str | None) -> tuple[Caller, float]:
+    async def _verify_entity(self, key: str, token: str | None) -> tuple[Caller, float]:
         if token is None:
-            raise _unknown("a public key needs a token that names an entity (Authorization: Bearer …)")
+            raise _unauthorized("A public key requires a token of an entity (Authorization: Bearer …)")
         if token.startswith((PREFIXES["secret"], PREFIXES["tools"])):
-            raise _unknown("x-public-key and the key in Authorization are two different credentials; send one of them")
-        digest = hash_key(key)
+            raise _unauthorized("x-public-key and the key in Authorization are different credentials; send one of them")
+        hash = hash_key(key)
         key_id = CONFIGURED_KEY_ID
-        if not self._is_configured("public", digest):
-            record = await self._find(digest)
+        if not self._is_configured("public", hash):
+            record = await self._find(hash)
             if record is None or record.kind != "public":
-                raise _unknown("the public key is unknown or was revoked")
+                raise _unauthorized("The public key is unknown or was revoked")
             key_id = record.id
         try:
-            named = await self.tokens.verify(token)
+            claims = await self.tokens.verify(token)
         except InvalidToken as error:
-            raise _unknown(str(error)) from None
+            raise _unauthorized(str(error)) from None
         except IssuerUnavailable as error:
             raise unavailable(f"{error}; try again") from None
-        if await self._ledger.read(entities.find_entity, named.entity_id) is None:
-            raise _unknown(f'the token names "{named.entity_id}", which is no entity here')
-        caller = EntityCaller(entity_id=named.entity_id, key_id=key_id, expires_at=named.expires_at)
-        return caller, named.expires_at / 1000 - time.time()
+        if await self._ledger.read(entities.find_entity, claims.entity_id) is None:
+            raise _unauthorized(f'The entity "{claims.entity_id}" of the token does not exist')
+        caller = EntityCaller(entity_id=claims.entity_id, key_id=key_id, expires_at=claims.expires_at)
+        return caller, claims.expires_at / 1000 - time.time()
 
-    async def _find(self, digest: str) -> KeyRecord | None:
-        return await self._ledger.read(key_rows.find_by_hash, digest)
+    async def _find(self, hash: str) -> KeyRecord | None:
+        return await self._ledger.read(key_rows.find_by_hash, hash)
 
-    def _is_configured(self, kind: KeyKind, digest: str) -> bool:
-        wanted = self._configured.get(kind)
-        return wanted is not None and hmac.compare_digest(wanted, digest)
+    def _is_configured(self, kind: KeyKind, hash: str) -> bool:
+        configured = self._configured_hashes.get(kind)
+        return configured is not None and hmac.compare_digest(configured, hash)
 
 
 def require_bearer_token(token: str) -> Callable[[Scope], None]:
@@ -242,56 +253,53 @@ def require_bearer_token(token: str) -> Callable[[Scope], None]:
     expected = token.encode()
 
     def check(scope: Scope) -> None:
-        authorization = _read(scope["headers"]).authorization or b""
+        authorization = _read_credentials(scope["headers"]).authorization or b""
         scheme, _, value = authorization.partition(b" ")
         if scheme.lower() != b"bearer" or not hmac.compare_digest(value.strip(), expected):
-            raise _unknown("A bearer token is required (Authorization: Bearer ...)")
+            raise _unauthorized("A bearer token is required (Authorization: Bearer …)")
 
     return check
 
 
-def _read(pairs: HeaderPairs) -> _Given:
-    authorization = secret = public = None
+def _read_credentials(pairs: HeaderPairs) -> _Credentials:
+    authorization = secret_key = public_key = None
     for name, value in pairs:
         if name == b"authorization":
             if authorization is not None:
-                raise _twice("Authorization")
+                raise _repeated("Authorization")
             authorization = value
         elif name == b"x-secret-key":
-            if secret is not None:
-                raise _twice("x-secret-key")
-            secret = value
+            if secret_key is not None:
+                raise _repeated("x-secret-key")
+            secret_key = value
         elif name == b"x-public-key":
-            if public is not None:
-                raise _twice("x-public-key")
-            public = value
-    return _Given(authorization, secret, public)
+            if public_key is not None:
+                raise _repeated("x-public-key")
+            public_key = value
+    return _Credentials(authorization, secret_key, public_key)
 
 
-_NOTHING: Final = _Given(None, None, None)
-
-
-def _bearer(authorization: bytes | None) -> str | None:
+def _parse_bearer(authorization: bytes | None) -> str | None:
     if authorization is None:
         return None
-    scheme, _, rest = authorization.strip(b" \t").partition(b" ")
+    scheme, _, value = authorization.strip(b" \t").partition(b" ")
     if scheme.lower() != b"bearer":
-        raise _unknown(f"Authorization has to be Bearer and a key or token; {_WAYS}")
-    return _text(rest, "Authorization: Bearer")
+        raise _unauthorized(f"Authorization must be Bearer with a key or a token; {_HOW_TO_AUTHENTICATE}")
+    return _parse_key(value, "Authorization: Bearer")
 
 
-def _text(value: bytes, name: str) -> str:
+def _parse_key(value: bytes, header: str) -> str:
     text = value.strip(b" \t").decode("latin-1")
     if not text:
-        raise _unknown(f"{name} is empty; {_WAYS}")
+        raise _unauthorized(f"{header} is empty; {_HOW_TO_AUTHENTICATE}")
     if not text.isascii() or " " in text:
-        raise _unknown(f"{name} is no key or token; {_WAYS}")
+        raise _unauthorized(f"{header} is not a key or a token; {_HOW_TO_AUTHENTICATE}")
     return text
 
 
-def _twice(name: str) -> Problem:
-    return _unknown(f"{name} is there more than once; send it once")
+def _repeated(header: str) -> Problem:
+    return _unauthorized(f"The header {header} appears more than once; send it once")
 
 
-def _unknown(detail: str) -> Problem:
+def _unauthorized(detail: str) -> Problem:
     return Problem(401, detail, headers=((b"www-authenticate", b"Bearer"),))

@@ -1,7 +1,8 @@
-"""What is a caller's own: which spaces, agents, runs and calls it may see. 404 for what is not there, 403 for the rest.
+"""Decides what a caller may do: the kinds of callers, the access level of a route, and who may see which resource.
 
-A secret key sees everything that exists. An entity sees the spaces that it is a member of, and through them the
-others there, the runs that are active there and the calls that show there.
+`authentication` creates the callers. A secret key sees everything. An entity sees the spaces of which it is a member,
+and through them the other members, the runs that are active there and the visible calls. A missing resource is 404, one
+that the caller may not see is 403.
 """
 
 from __future__ import annotations
@@ -14,26 +15,26 @@ from typing import ClassVar, Final
 import msgspec
 
 from toolspace.core.records import CallRecord, Entity, RunRecord, Space
-from toolspace.server.problems import Problem
+from toolspace.server.problems import Problem, not_found
 from toolspace.spaces.ledger import Ledger
 from toolspace.storage.database import Program
 from toolspace.storage.queries import calls, entities, runs
 
-# MERGED from callers: Who calls, as data, and who a route is for. Verifies nothing.
-
-CONFIGURED_KEY_ID = "key_configured"
-"""The id of a key that is written in the configuration: it has no row."""
+CONFIGURED_KEY_ID: Final = "key_configured"
+"""The id of a key from the configuration, which has no database row."""
+_CACHE_SECONDS: Final = 1.0
+_MAX_CACHED_SPACES: Final = 10_000
 
 
 class Access(enum.Enum):
-    """Who may use a route. Which spaces, agents and calls of it are someone's own, its handler looks up."""
+    """Which callers may use a route. Its handler checks whether they may see the resource."""
 
     OPEN = "open"
-    """Anyone; credentials are not looked at."""
+    """Everyone; credentials are ignored."""
     ANY = "any"
-    """Whoever has valid credentials of any kind."""
+    """All valid credentials."""
     SECRET = "secret"
-    """Secret keys alone."""
+    """Secret keys."""
     MEMBER = "member"
     """Secret keys, and entities with a public key and a token."""
     TOOLS = "tools"
@@ -41,18 +42,18 @@ class Access(enum.Enum):
 
 
 class Caller(msgspec.Struct, frozen=True, kw_only=True):
-    """Whoever makes a request."""
+    """Who sends a request."""
 
     kind: ClassVar[str] = ""
 
     @property
     def subject(self) -> str:
-        """One text for one caller: limits, repeated requests and what is stored for it go by this."""
+        """Identifies the caller for rate limits, idempotency keys and stored data."""
         raise NotImplementedError
 
 
 class AnonymousCaller(Caller, frozen=True, kw_only=True):
-    """Someone of whom nothing is known, on an open route."""
+    """A caller without credentials, on an open route."""
 
     kind = "anonymous"
 
@@ -62,7 +63,7 @@ class AnonymousCaller(Caller, frozen=True, kw_only=True):
 
 
 class SecretKeyCaller(Caller, frozen=True, kw_only=True):
-    """The holder of a secret key: a backend, an operator. May do everything."""
+    """A backend or an operator with a secret key. May do everything."""
 
     kind = "secret"
 
@@ -74,14 +75,14 @@ class SecretKeyCaller(Caller, frozen=True, kw_only=True):
 
 
 class EntityCaller(Caller, frozen=True, kw_only=True):
-    """An entity, proved by a token beside a public key: sees its own spaces, and nothing else."""
+    """An entity with a public key and a token. Sees its own spaces and nothing else."""
 
     kind = "public"
 
     entity_id: str
     key_id: str = CONFIGURED_KEY_ID
     expires_at: int
-    """Unix milliseconds: when the token ends. A stream that was opened with it ends then too."""
+    """Unix milliseconds: when the token expires. Streams that were opened with it end then."""
 
     @property
     def subject(self) -> str:
@@ -89,23 +90,23 @@ class EntityCaller(Caller, frozen=True, kw_only=True):
 
 
 class ToolKeyCaller(Caller, frozen=True, kw_only=True):
-    """The holder of a key for tools alone: lists and calls those that it allows."""
+    """A program with a tool key. Lists and calls the tools that the key allows."""
 
     kind = "tools"
 
     key_id: str
     tools_allowed: tuple[str, ...] | None = None
-    """Patterns of names; None: all that are not denied."""
+    """Name patterns; None allows all tools that are not denied."""
     tools_denied: tuple[str, ...] = ()
     agent_entity_id: str | None = None
-    """The agent in whose name it calls."""
+    """The agent on whose behalf the key calls tools."""
 
     @property
     def subject(self) -> str:
         return self.key_id
 
 
-_KINDS: dict[Access, tuple[type[Caller], ...]] = {
+_ADMITTED: Final[dict[Access, tuple[type[Caller], ...]]] = {
     Access.OPEN: (AnonymousCaller, SecretKeyCaller, EntityCaller, ToolKeyCaller),
     Access.ANY: (SecretKeyCaller, EntityCaller, ToolKeyCaller),
     Access.SECRET: (SecretKeyCaller,),
@@ -115,150 +116,143 @@ _KINDS: dict[Access, tuple[type[Caller], ...]] = {
 
 
 def is_admitted(access: Access, caller: Caller) -> bool:
-    """Whether a route of this access is for this kind of caller."""
-    return isinstance(caller, _KINDS[access])
-
-
-_FRESH_SECONDS: Final = 1.0
-_MOST_SPACES: Final = 10_000
+    """Whether a route with this access level admits this kind of caller."""
+    return isinstance(caller, _ADMITTED[access])
 
 
 async def get_visible_space(ledger: Ledger, caller: Caller, space_id: str) -> Space:
-    """The space, if the caller may see it."""
-    space, own = await ledger.read(_space, space_id, _entity_of(caller))
+    """Returns the space. Raises `Problem` 404, or 403 if the caller is not a member."""
+    space, is_visible = await ledger.read(_find_space, space_id, _entity_id(caller))
     if space is None:
-        raise _missing("space", space_id)
-    if not own:
-        raise Problem(403, f'you are not a member of the space "{space_id}"')
+        raise not_found("Space", space_id)
+    if not is_visible:
+        raise Problem(403, f'You are not a member of space "{space_id}"')
     return space
 
 
 async def get_visible_entity(ledger: Ledger, caller: Caller, entity_id: str) -> Entity:
-    """The entity, if it is the caller or shares a space with it."""
-    entity, own = await ledger.read(_entity, entity_id, _entity_of(caller))
+    """Returns the entity. Raises `Problem` 404, or 403 unless it is the caller or shares a space with the caller."""
+    entity, is_visible = await ledger.read(_find_entity, entity_id, _entity_id(caller))
     if entity is None:
-        raise _missing("entity", entity_id)
-    if not own:
-        raise Problem(403, f'you share no space with the entity "{entity_id}"')
+        raise not_found("Entity", entity_id)
+    if not is_visible:
+        raise Problem(403, f'You share no space with entity "{entity_id}"')
     return entity
 
 
 async def get_visible_agent(ledger: Ledger, caller: Caller, agent_id: str) -> Entity:
-    """The agent, if it shares a space with the caller."""
-    agent, own = await ledger.read(_entity, agent_id, _entity_of(caller))
+    """Returns the agent. Raises `Problem` 404, or 403 if it shares no space with the caller."""
+    agent, is_visible = await ledger.read(_find_entity, agent_id, _entity_id(caller))
     if agent is None or agent.type != "agent":
-        raise _missing("agent", agent_id)
-    if not own:
-        raise Problem(403, f'you share no space with the agent "{agent_id}"')
+        raise not_found("Agent", agent_id)
+    if not is_visible:
+        raise Problem(403, f'You share no space with agent "{agent_id}"')
     return agent
 
 
 async def get_visible_run(ledger: Ledger, caller: Caller, run_id: str) -> RunRecord:
-    """The run, if it is active in a space of the caller, and was never active in one that is not."""
-    run, own = await ledger.read(_run, run_id, _entity_of(caller))
+    """Returns the run. Raises `Problem` 404, or 403 unless all spaces in which it was active are the caller's."""
+    run, is_visible = await ledger.read(_find_run, run_id, _entity_id(caller))
     if run is None:
-        raise _missing("run", run_id)
-    if not own:
-        raise Problem(403, f'the run "{run_id}" is in no space of yours')
+        raise not_found("Run", run_id)
+    if not is_visible:
+        raise Problem(403, f'Run "{run_id}" is not in one of your spaces')
     return run
 
 
 async def get_visible_call(ledger: Ledger, caller: Caller, call_id: str) -> CallRecord:
-    """The call, if it shows in a space of the caller."""
-    call, own = await ledger.read(_call, call_id, _entity_of(caller))
+    """Returns the call. Raises `Problem` 404, or 403 unless it is visible in a space of the caller."""
+    call, is_visible = await ledger.read(_find_call, call_id, _entity_id(caller))
     if call is None:
-        raise _missing("call", call_id)
-    if not own:
-        raise Problem(403, f'the call "{call_id}" shows in no space of yours')
+        raise not_found("Call", call_id)
+    if not is_visible:
+        raise Problem(403, f'Call "{call_id}" is not visible in one of your spaces')
     return call
 
 
 class MembershipCache:
-    """Who is in which space, for streams: they ask before they write, many of them about one space.
+    """Caches the members of spaces. Streams check the membership of their subscribers before they send.
 
-    Looked up once a second for each space; forgotten at once where it changes here.
+    Entries are valid for a second. A change in this process invalidates them at once.
     """
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._known: dict[str, tuple[frozenset[str], float]] = {}
+        self._cache: dict[str, tuple[frozenset[str], float]] = {}
+        """Space id → the members, and until when the entry is valid."""
         self._changes = 0
         self._listeners: list[Callable[[], None]] = []
 
     def on_change(self, listener: Callable[[], None]) -> None:
-        """Whom to tell that someone may not be a member any more."""
+        """Registers a function that is called when a membership may have ended."""
         self._listeners.append(listener)
 
     async def is_member(self, space_id: str, entity_id: str) -> bool:
-        known = self._known.get(space_id)
-        if known is None or time.monotonic() > known[1]:
-            known = await self._look_up(space_id)
-        return entity_id in known[0]
+        entry = self._cache.get(space_id)
+        if entry is None or time.monotonic() > entry[1]:
+            entry = await self._load(space_id)
+        return entity_id in entry[0]
 
     def invalidate(self, space_id: str) -> None:
-        """Its members changed."""
+        """Drops the entry of a space whose members changed."""
         self._changes += 1
-        self._known.pop(space_id, None)
+        self._cache.pop(space_id, None)
         for listener in self._listeners:
             listener()
 
-    async def _look_up(self, space_id: str) -> tuple[frozenset[str], float]:
+    async def _load(self, space_id: str) -> tuple[frozenset[str], float]:
         changes = self._changes
         members = await self._ledger.read(entities.list_members, space_id)
-        found = frozenset(member.entity_id for member in members), time.monotonic() + _FRESH_SECONDS
-        if changes == self._changes:  # Else it may be from before the change.
-            if len(self._known) >= _MOST_SPACES:
-                self._known.clear()
-            self._known[space_id] = found
-        return found
+        entry = frozenset(member.entity_id for member in members), time.monotonic() + _CACHE_SECONDS
+        if changes == self._changes:  # Else the members may have been read before the change.
+            if len(self._cache) >= _MAX_CACHED_SPACES:
+                self._cache.clear()
+            self._cache[space_id] = entry
+        return entry
 
 
-def _entity_of(caller: Caller) -> str | None:
-    """Whose things to look for; None: everyone's."""
+def _entity_id(caller: Caller) -> str | None:
+    """Returns the entity whose resources are visible; None if all are."""
     if isinstance(caller, SecretKeyCaller):
         return None
     if isinstance(caller, EntityCaller):
         return caller.entity_id
-    raise Problem(403, f"{caller.kind} credentials are not for this; use a secret key, or a public key with a token")
+    raise Problem(403, f"{caller.kind} credentials are not accepted; use a secret key, or a public key with a token")
 
 
-def _space(space_id: str, entity_id: str | None) -> Program[tuple[Space | None, bool]]:
+def _find_space(space_id: str, entity_id: str | None) -> Program[tuple[Space | None, bool]]:
     space = yield from entities.find_space(space_id)
     if space is None or entity_id is None:
         return space, True
     return space, (yield from entities.is_member(space_id, entity_id))
 
 
-def _entity(wanted: str, entity_id: str | None) -> Program[tuple[Entity | None, bool]]:
-    entity = yield from entities.find_entity(wanted)
-    if entity is None or entity_id is None or wanted == entity_id:
+def _find_entity(id: str, entity_id: str | None) -> Program[tuple[Entity | None, bool]]:
+    entity = yield from entities.find_entity(id)
+    if entity is None or entity_id is None or id == entity_id:
         return entity, True
-    return entity, (yield from entities.share_space(wanted, entity_id))
+    return entity, (yield from entities.share_space(id, entity_id))
 
 
-def _run(run_id: str, entity_id: str | None) -> Program[tuple[RunRecord | None, bool]]:
+def _find_run(run_id: str, entity_id: str | None) -> Program[tuple[RunRecord | None, bool]]:
     run = yield from runs.find(run_id)
     if run is None or entity_id is None:
         return run, True
     if run.space_id is None or not (yield from entities.is_member(run.space_id, entity_id)):
         return run, False
-    # A run may have been elsewhere before; what it did there is not for everyone who is where it is now.
-    elsewhere = yield (
+    # A run can move between spaces. The members of its present space may not see what it did in another one.
+    foreign_calls = yield (
         "SELECT 1 FROM calls WHERE run_id = ? AND space_id IS NOT NULL AND space_id NOT IN "
         "(SELECT space_id FROM members WHERE entity_id = ?) LIMIT 1",
         (run_id, entity_id),
     )
-    return run, not elsewhere
+    return run, not foreign_calls
 
 
-def _call(call_id: str, entity_id: str | None) -> Program[tuple[CallRecord | None, bool]]:
+def _find_call(call_id: str, entity_id: str | None) -> Program[tuple[CallRecord | None, bool]]:
     call = yield from calls.find(call_id)
     if call is None or entity_id is None:
         return call, True
     if call.space_id is None or not call.visible:
         return call, False
     return call, (yield from entities.is_member(call.space_id, entity_id))
-
-
-def _missing(kind: str, id: str) -> Problem:
-    return Problem(404, f'there is no {kind} "{id}"')

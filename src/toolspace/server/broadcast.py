@@ -1,6 +1,6 @@
-"""Events as bytes: what readers of one stream, one dialect and one audience share, so that each event is encoded once.
+"""Encodes the events of a stream as server-sent events, once for all subscribers with the same dialect and viewer.
 
-Where readers are at the same place, which they nearly always are, they share the joined bytes too.
+Subscribers at the same position, which nearly all are, also share the joined bytes. `sse` sends them.
 """
 
 from __future__ import annotations
@@ -25,122 +25,123 @@ from toolspace.storage.streams.subscriptions import (
     encode_data,
 )
 
-_MOST_BYTES: Final = 64 * 1024
-"""What is written at once, about: as much as a server buffers before it says that a reader is slow."""
-_SLICES: Final = 8
-_WINDOW: Final = 1_000
-"""How many events a translator looks back to know what is open."""
-_LOOK: Final = 32
-"""How many of them it looks at at once: each may be large."""
+_CHUNK_BYTES: Final = 64 * 1024
+"""About how much is written at once: as much as uvicorn buffers before a write waits for the client."""
+_MAX_CHUNKS: Final = 8
+_REPLAYED_EVENTS: Final = 1_000
+"""How many events a translator replays to know which messages and calls are open."""
+_REPLAY_PAGE: Final = 32
+"""How many of them are loaded at once: each may be large."""
 
 
 class SharedFeed:
-    """What the readers of one stream, dialect and audience share."""
+    """What the subscribers of one stream with the same dialect and viewer share: encoded events and a translator."""
 
-    def __init__(self, hub: Hub, stream: str, dialect: Dialect, audience: Viewer) -> None:
+    def __init__(self, hub: Hub, stream: str, dialect: Dialect, viewer: Viewer) -> None:
         self.hub = hub
         self.stream = stream
         self.dialect = dialect
-        self.viewer: Viewer = audience
+        self.viewer: Viewer = viewer
         self.reader_count = 0
         self.opening = asyncio.Lock()
-        self._key = (dialect.name, audience)
-        self._slices: OrderedDict[int, tuple[int, bytes]] = OrderedDict()
+        self._key = (dialect.name, viewer)
+        self._chunks: OrderedDict[int, tuple[int, bytes]] = OrderedDict()
+        """Cursor → the cursor after the chunk, and its bytes."""
         self._translator: Translator | None = None
         self._position = -1
-        """The event up to which the shared translator has come."""
+        """The last event that the shared translator has translated."""
 
     def encode(self, event: StoredEvent, translator: Translator | None) -> list[bytes]:
-        """The frames of an event: none where the audience may not see it."""
-        seen = redact_event(event, self.viewer)
-        if seen is None:
+        """Returns the frames of an event; none if the viewer may not see it."""
+        redacted = redact_event(event, self.viewer)
+        if redacted is None:
             return []
         if translator is None:
-            return [b"id: %d\nevent: %b\ndata: %b\n\n" % (seen.id, seen.type.encode(), encode_data(seen))]
-        return _numbered(event.id, translator.translate(seen))
+            return [b"id: %d\nevent: %b\ndata: %b\n\n" % (redacted.id, redacted.type.encode(), encode_data(redacted))]
+        return _encode_payloads(event.id, translator.translate(redacted))
 
-    def slice(self, ring: Ring, cursor: int) -> tuple[int, bytes]:
-        """What comes behind a place, joined, as much as is written at once; and how far that goes."""
-        found = self._slices.get(cursor)
-        if found is None:
-            found = join_frames(cursor, self._sharable(ring.list_after(cursor, PAGE)), self._shared)
-            self._slices[cursor] = found
-            if len(self._slices) > _SLICES:
-                self._slices.popitem(last=False)
-        return found
+    def read_chunk(self, ring: Ring, cursor: int) -> tuple[int, bytes]:
+        """Returns the cursor after the next chunk, and the bytes of the chunk."""
+        chunk = self._chunks.get(cursor)
+        if chunk is None:
+            chunk = join_frames(cursor, self._shareable(ring.list_after(cursor, PAGE)), self._encode_shared)
+            self._chunks[cursor] = chunk
+            if len(self._chunks) > _MAX_CHUNKS:
+                self._chunks.popitem(last=False)
+        return chunk
 
-    def slice_until(self, ring: Ring, cursor: int, last: str) -> tuple[int, bytes, bool]:
-        """As `slice`, but not beyond an event of this type; says whether it was there."""
-        events = self.up_to(self._sharable(ring.list_after(cursor, PAGE)), last)
-        end, data = join_frames(cursor, events, self._shared)
-        return end, data, self.ends(events, end, last)
+    def read_chunk_until(self, ring: Ring, cursor: int, last_type: str) -> tuple[int, bytes, bool]:
+        """Like `read_chunk`, but stops after an event of this type; also returns whether it was reached."""
+        events = self.take_until(self._shareable(ring.list_after(cursor, PAGE)), last_type)
+        end, data = join_frames(cursor, events, self._encode_shared)
+        return end, data, self.is_end(events, end, last_type)
 
-    def up_to(self, events: Iterable[StoredEvent], last: str | None) -> list[StoredEvent]:
-        """The events up to the first of a type that the audience sees, and that one."""
-        wanted: list[StoredEvent] = []
+    def take_until(self, events: Iterable[StoredEvent], last_type: str | None) -> list[StoredEvent]:
+        """Returns the events up to and including the first visible one of a type."""
+        taken_events: list[StoredEvent] = []
         for event in events:
-            wanted.append(event)
-            if self._is_last(event, last):
+            taken_events.append(event)
+            if self._is_last(event, last_type):
                 break
-        return wanted
+        return taken_events
 
-    def ends(self, events: list[StoredEvent], end: int, last: str | None) -> bool:
-        """Whether what was written up to an id ends with the event that was wanted last."""
-        return end == events[-1].id and self._is_last(events[-1], last)
+    def is_end(self, events: list[StoredEvent], end: int, last_type: str | None) -> bool:
+        """Whether the bytes up to the event id `end` include the last event of the stream."""
+        return end == events[-1].id and self._is_last(events[-1], last_type)
 
-    def _is_last(self, event: StoredEvent, last: str | None) -> bool:
-        # One that is not shown must not show by the end of the stream either.
-        return event.type == last and redact_event(event, self.viewer) is not None
+    def _is_last(self, event: StoredEvent, last_type: str | None) -> bool:
+        # A hidden event must not become visible by ending the stream.
+        return event.type == last_type and redact_event(event, self.viewer) is not None
 
     def can_continue_at(self, ring: Ring, cursor: int) -> bool:
-        """Whether the shared translator can say what comes behind a place in the ring."""
+        """Whether the shared translator can encode the events after a cursor in the ring."""
         if self.dialect.translator is None:
             return True
         if self._position < cursor and self._translator is not None and ring.has_all_after(self._position):
             for event in ring.list_after(self._position, cursor - self._position):
-                self._shared(event)
+                self._encode_shared(event)
         if self._position == cursor:
             return True
         following = ring.list_after(cursor, 1)
         return bool(following) and self._key in following[0].frames
 
-    def _sharable(self, events: list[StoredEvent]) -> Iterable[StoredEvent]:
-        """Those that were said before, and those that the shared translator comes to next."""
+    def _shareable(self, events: list[StoredEvent]) -> Iterable[StoredEvent]:
+        """Yields the leading events that are encoded already, or that the shared translator encodes next."""
         if self.dialect.translator is None:
             return events
         return takewhile(lambda event: self._key in event.frames or event.id == self._position + 1, events)
 
     def adopt(self, translator: Translator, cursor: int) -> bool:
-        """Takes a reader's translator for the shared one, if it has come further."""
+        """Makes a subscriber's translator the shared one if it is further ahead."""
         if cursor <= self._position:
             return False
         self._translator, self._position = translator, cursor
-        self._slices.clear()
+        self._chunks.clear()
         return True
 
     def join_point(self, cursor: int) -> tuple[int, list[Payload]] | None:
-        """Where a new reader can join at once, and what opens the stream for it; None where nobody knows yet."""
+        """Returns the cursor and the opening payloads for a new subscriber; None if the translator is not there yet."""
         if self._translator is None or self._position < cursor:
             return None
         return self._position, self._translator.opening()
 
     async def replay_translator(self, cursor: int) -> Translator | None:
-        """A translator that has seen what is stored up to a place."""
+        """Returns a translator that has translated the stored events up to a cursor."""
         if self.dialect.translator is None:
             return None
         translator = self.dialect.translator(self.stream)
-        after = max(0, cursor - _WINDOW)
+        after = max(0, cursor - _REPLAYED_EVENTS)
         while after < cursor:
-            events = await self.hub.load(self.stream, after, min(_LOOK, cursor - after))
+            events = await self.hub.load(self.stream, after, min(_REPLAY_PAGE, cursor - after))
             for event in events:
-                if event.id <= cursor and (seen := redact_event(event, self.viewer)) is not None:
-                    translator.translate(seen)
+                if event.id <= cursor and (redacted := redact_event(event, self.viewer)) is not None:
+                    translator.translate(redacted)
             if not events:
                 break
             after = events[-1].id
         return translator
 
-    def _shared(self, event: StoredEvent) -> bytes:
+    def _encode_shared(self, event: StoredEvent) -> bytes:
         frame = event.frames.get(self._key)
         if frame is None:
             frame = event.frames[self._key] = b"".join(self.encode(event, self._translator))
@@ -149,44 +150,44 @@ class SharedFeed:
 
 
 class StreamEventSource:
-    """One reader of a feed: first what is stored, then what is shared."""
+    """One subscriber of a feed: first the stored events, then the shared ones."""
 
     def __init__(self, feed: SharedFeed, subscription: Subscription, *, until: str | None = None) -> None:
         self._feed = feed
         self._subscription = subscription
         self._until = until
-        self._own: Translator | None = None
-        """Where the shared translator is elsewhere: one that has come as far as this reader."""
+        self._translator: Translator | None = None
+        """This subscriber's own translator, while the shared one is at another position."""
         self.is_complete = False
-        """Whether the event came that the reader wanted to read up to."""
+        """Whether the event of the type `until` was returned."""
 
     @property
     def has_lost_events(self) -> bool:
         return self._subscription.has_fallen_behind
 
     async def first_frames(self, *, replays: bool, skip: int) -> bytes:
-        """What a reader gets first. One that comes new is told what is open; one that comes back knows.
+        """Returns the first bytes. A new subscriber gets what is open; one that resumes has it already.
 
-        `skip` frames of the event behind the cursor were read before.
+        The client has received `skip` frames of the event after the cursor.
         """
         subscription, feed = self._subscription, self._feed
-        said: list[bytes] = []
+        frames: list[bytes] = []
         if feed.dialect.translator is not None:
             if not replays:
-                said = await self._join()
+                frames = await self._join()
             elif subscription.reset_id is not None:
-                self._own = feed.dialect.translator(feed.stream)
+                self._translator = feed.dialect.translator(feed.stream)
             elif not feed.can_continue_at(subscription.ring, subscription.cursor):
-                self._own = await feed.replay_translator(subscription.cursor)
+                self._translator = await feed.replay_translator(subscription.cursor)
         if subscription.reset_id is not None:
-            said += self._reset(subscription.reset_id)
+            frames += self._encode_reset(subscription.reset_id)
         elif skip:
-            said += await self._rest(skip)
-        # Whoever is cut off before the first event comes back to this place.
-        return b"retry: 1000\n\n" + b"".join(said) + b"id: %d\n\n" % subscription.cursor
+            frames += await self._encode_rest(skip)
+        # The id: a client that is disconnected before the first event resumes here.
+        return b"retry: 1000\n\n" + b"".join(frames) + b"id: %d\n\n" % subscription.cursor
 
     async def next(self) -> bytes:
-        """What to write next; empty where there was nothing to see. Raises as a subscription does."""
+        """Returns the next bytes; none if no event was visible. Raises what the subscription raises."""
         subscription, feed = self._subscription, self._feed
         if self.is_complete:
             raise StreamClosed(f"{feed.stream}: complete")
@@ -194,19 +195,19 @@ class StreamEventSource:
             return await self._replay() if subscription.needs_replay else b""
         ring, cursor = subscription.ring, subscription.cursor
         if not feed.can_continue_at(ring, cursor):
-            if self._own is None:
-                self._own = await feed.replay_translator(cursor)
-            if self._own is not None and not feed.adopt(self._own, cursor):
-                return self._alone(ring.list_after(cursor, PAGE))
-        self._own = None
+            if self._translator is None:
+                self._translator = await feed.replay_translator(cursor)
+            if self._translator is not None and not feed.adopt(self._translator, cursor):
+                return self._encode_own(ring.list_after(cursor, PAGE))
+        self._translator = None
         if self._until is None:
-            subscription.cursor, data = feed.slice(ring, cursor)
+            subscription.cursor, data = feed.read_chunk(ring, cursor)
         else:
-            subscription.cursor, data, self.is_complete = feed.slice_until(ring, cursor, self._until)
+            subscription.cursor, data, self.is_complete = feed.read_chunk_until(ring, cursor, self._until)
         return data
 
     def ping(self) -> bytes:
-        # With the place: what is not shown to this reader moves it too.
+        # With the id: hidden events move the cursor too.
         return b": ping\nid: %d\n\n" % self._subscription.cursor
 
     def final_frame(self) -> bytes:
@@ -220,70 +221,70 @@ class StreamEventSource:
 
     async def _join(self) -> list[bytes]:
         feed, subscription = self._feed, self._subscription
-        async with feed.opening:  # Many who come at once wait for one look back.
+        async with feed.opening:  # Subscribers that join at once share one replay.
             feed.can_continue_at(subscription.ring, subscription.cursor)
             if feed.join_point(subscription.cursor) is None:
-                folded = await feed.replay_translator(subscription.cursor)
-                assert folded is not None
-                feed.adopt(folded, subscription.cursor)
-            joined = feed.join_point(subscription.cursor)
-        assert joined is not None
-        subscription.cursor, opening = joined
-        return [_unnumbered(payload) for payload in opening]
+                translator = await feed.replay_translator(subscription.cursor)
+                assert translator is not None
+                feed.adopt(translator, subscription.cursor)
+            join_point = feed.join_point(subscription.cursor)
+        assert join_point is not None
+        subscription.cursor, opening = join_point
+        return [_encode_payload(payload) for payload in opening]
 
-    async def _rest(self, skip: int) -> list[bytes]:
-        """What is left of an event in the middle of which the reader was cut off."""
+    async def _encode_rest(self, skip: int) -> list[bytes]:
+        """Returns the remaining frames of an event of which the client received a part."""
         feed, subscription = self._feed, self._subscription
         events = await feed.hub.load(feed.stream, subscription.cursor, 1)
         if not events:
             return []
-        if feed.dialect.translator is not None and self._own is None:
-            self._own = await feed.replay_translator(subscription.cursor)
-        frames = feed.encode(events[0], self._own)
+        if feed.dialect.translator is not None and self._translator is None:
+            self._translator = await feed.replay_translator(subscription.cursor)
+        frames = feed.encode(events[0], self._translator)
         subscription.cursor = events[0].id
         return frames[skip:]
 
-    def _reset(self, oldest: int) -> list[bytes]:
-        """Says that something is missing before what comes."""
+    def _encode_reset(self, oldest: int) -> list[bytes]:
+        """Returns the frames that tell the client that events are missing."""
         event = StoredEvent(self._feed.stream, oldest - 1, "stream.reset", {"oldest": oldest}, at=0)
-        if self._own is None:
+        if self._translator is None:
             return [b"event: stream.reset\ndata: %b\n\n" % encode_data(event)]
-        return [_unnumbered(payload) for payload in self._own.translate(event)]
+        return [_encode_payload(payload) for payload in self._translator.translate(event)]
 
     async def _replay(self) -> bytes:
-        if self._own is None:
-            self._own = await self._feed.replay_translator(self._subscription.cursor)
-        return self._alone(await self._subscription.replay())
+        if self._translator is None:
+            self._translator = await self._feed.replay_translator(self._subscription.cursor)
+        return self._encode_own(await self._subscription.replay())
 
-    def _alone(self, events: list[StoredEvent]) -> bytes:
-        """Events that are not shared with other readers."""
+    def _encode_own(self, events: list[StoredEvent]) -> bytes:
+        """Encodes events that are not shared with other subscribers."""
         if not events:
             return b""
-        events = self._feed.up_to(events, self._until)
+        events = self._feed.take_until(events, self._until)
         cursor = self._subscription.cursor
-        end, data = join_frames(cursor, events, lambda event: b"".join(self._feed.encode(event, self._own)))
+        end, data = join_frames(cursor, events, lambda event: b"".join(self._feed.encode(event, self._translator)))
         self._subscription.cursor = end
-        self.is_complete = self._feed.ends(events, end, self._until)
+        self.is_complete = self._feed.is_end(events, end, self._until)
         return data
 
 
 class FirehoseEventSource:
-    """A reader of all streams, from now on, as its operator sees them. It cannot come back to a place."""
+    """A subscriber of all streams, from the present on, for operators. It cannot resume."""
 
     is_complete = False
 
-    def __init__(self, follower: AllStreamsSubscription) -> None:
-        self._follower = follower
+    def __init__(self, subscription: AllStreamsSubscription) -> None:
+        self._subscription = subscription
 
     @property
     def has_lost_events(self) -> bool:
-        return self._follower.has_fallen_behind
+        return self._subscription.has_fallen_behind
 
     async def first_frames(self) -> bytes:
         return b"retry: 1000\n\n"
 
     async def next(self) -> bytes:
-        return b"".join(map(_tailed, await self._follower.next_batch()))
+        return b"".join(map(_encode_firehose, await self._subscription.next_batch()))
 
     def ping(self) -> bytes:
         return b": ping\n\n"
@@ -292,14 +293,14 @@ class FirehoseEventSource:
         return b""
 
     def wake(self) -> None:
-        self._follower.wake()
+        self._subscription.wake()
 
     def close(self) -> None:
-        self._follower.close()
+        self._subscription.close()
 
 
 def join_frames(end: int, events: Iterable[StoredEvent], encode: Callable[[StoredEvent], bytes]) -> tuple[int, bytes]:
-    """The frames of events, as many as are written at once, and the id of the last; `end` where there is none."""
+    """Joins the frames of events, up to one chunk. Returns the id of the last event, or `end`, and the bytes."""
     parts: list[bytes] = []
     size = 0
     for event in events:
@@ -307,29 +308,27 @@ def join_frames(end: int, events: Iterable[StoredEvent], encode: Callable[[Store
         parts.append(frame)
         size += len(frame)
         end = event.id
-        if size >= _MOST_BYTES:
+        if size >= _CHUNK_BYTES:
             break
     return end, b"".join(parts)
 
 
-def _numbered(id: int, payloads: list[Payload]) -> list[bytes]:
-    """Frames of one event. All but the last have a number within it, so that a reader can come back to the middle."""
+def _encode_payloads(id: int, payloads: list[Payload]) -> list[bytes]:
+    """Encodes the payloads of one event. All but the last have ids such as `7.0`, so that clients can resume there."""
     last = len(payloads) - 1
     return [
-        b"id: %b\ndata: %b\n\n" % (b"%d" % id if place == last else b"%d.%d" % (id, place), _json(payload))
-        for place, payload in enumerate(payloads)
+        b"id: %b\ndata: %b\n\n"
+        % (b"%d" % id if index == last else b"%d.%d" % (id, index), json_text.encode_bytes(payload))
+        for index, payload in enumerate(payloads)
     ]
 
 
-def _unnumbered(payload: Payload) -> bytes:
-    return b"data: %b\n\n" % _json(payload)
+def _encode_payload(payload: Payload) -> bytes:
+    """Encodes a payload without an id."""
+    return b"data: %b\n\n" % json_text.encode_bytes(payload)
 
 
-def _json(payload: Payload) -> bytes:
-    return json_text.encode_bytes(payload)
-
-
-def _tailed(event: StoredEvent) -> bytes:
+def _encode_firehose(event: StoredEvent) -> bytes:
     frame = event.frames.get("tail")
     if frame is None:
         head = json_text.encode_bytes({"stream": event.stream, "id": event.id, "type": event.type, "at": event.at})

@@ -1,8 +1,8 @@
-"""How one command asks a running toolspace of the same configuration: its servers' state, to restart one, its gateway.
+"""The control socket: lets a command ask a running process of the same configuration for its MCP servers or gateway.
 
-A long-running process listens on a socket file in the state folder, which only its own user can reach; one line of JSON
-asks, one line answers. It calls no tools. The one secret that it tells is a gateway's key that is good for as long as
-that process lives, to the user whose process it is. Without Unix sockets, nobody listens and nobody is found.
+A long-running process listens on a Unix socket in the state directory that only its own user can open. A request is one
+line of JSON, and so is the response. No tools can be called. The only secret that it returns is the local key of a
+gateway, which is valid while that process runs. Without Unix sockets, no process listens and none is found.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from toolspace.toolspace import Toolspace
 
 _log = logging.getLogger("toolspace.server.control_socket")
 _FOLDER = "run"
-_REQUEST_BYTES, _ANSWER_BYTES = 64 * 1024, 16 * 1024 * 1024
-_REQUEST_SECONDS = 5.0
-_ANSWER_SECONDS = {"status": 5.0, "restart": 120.0, "gateway": 5.0}
-"""A server may have to be downloaded before it starts."""
-_MOST_PEERS = 64
-_numbers = itertools.count()
+_MAX_REQUEST_BYTES, _MAX_RESPONSE_BYTES = 64 * 1024, 16 * 1024 * 1024
+_REQUEST_TIMEOUT = 5.0
+_RESPONSE_TIMEOUTS = {"status": 5.0, "restart": 120.0, "gateway": 5.0}
+"""A restart may have to download the MCP server."""
+_MAX_PROCESSES = 64
+_socket_numbers = itertools.count()
 
 
 class ServerReport(ServerStatus, frozen=True, kw_only=True, rename="camel"):
-    """A server's status, and what its tools cost a model."""
+    """The status of an MCP server, and how many tokens its tool definitions cost."""
 
     tokens: int = 0
 
 
 class LocalGateway(msgspec.Struct, frozen=True):
-    """Where a gateway answers on this machine, and a secret key that only its process's memory has."""
+    """The URL of a gateway on this machine, and its local secret key, which is stored nowhere."""
 
     url: str
     key: str
@@ -59,7 +59,7 @@ class ControlRequest(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ControlResponse(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What one running toolspace says."""
+    """The response of one running process."""
 
     pid: int
     servers: tuple[ServerReport, ...] = ()
@@ -68,11 +68,11 @@ class ControlResponse(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def report_servers(ts: Toolspace) -> tuple[ServerReport, ...]:
-    """Every MCP server of a toolspace as it is now."""
+    """Returns the status of every MCP server of a toolspace."""
     tokens: dict[str, int] = {}
     for tool in ts.list_tools():
-        if (found := ts.orchestrator.explain(tool.name)) is not None:
-            namespace = sanitise(found[0].provider.namespace)
+        if (entry := ts.orchestrator.explain(tool.name)) is not None:
+            namespace = sanitise(entry[0].provider.namespace)
             tokens[namespace] = tokens.get(namespace, 0) + ts.orchestrator.token_cost(tool)
     return tuple(
         ServerReport(**msgspec.structs.asdict(status), tokens=tokens.get(sanitise(status.name), 0))
@@ -82,32 +82,32 @@ def report_servers(ts: Toolspace) -> tuple[ServerReport, ...]:
 
 @asynccontextmanager
 async def serve_control_socket(ts: Toolspace, gateway: LocalGateway | None = None) -> AsyncGenerator[None]:
-    """Answers other commands while the block runs. That it cannot is no reason for the program to fail.
+    """Serves the control socket while the block runs. If that is impossible, the program continues without it.
 
-    `gateway`: the door of the gateway that this process is, if it is one.
+    `gateway` is the gateway of this process, if it has one.
     """
     async with AsyncExitStack() as stack:
         try:
-            door = stack.enter_context(_bound(ts.state_dir, ts.config_path))
-            if door is not None:
-                await stack.enter_async_context(_serving(ts, gateway, door))
+            bound = stack.enter_context(_bind(ts.state_dir, ts.config_path))
+            if bound is not None:
+                await stack.enter_async_context(_listen(ts, gateway, bound))
         except (_Unavailable, OSError) as error:
-            _log.info("other commands cannot ask this process: %s", error.__cause__ or error)
+            _log.info("control socket disabled: %s", error.__cause__ or error)
         yield
 
 
 async def ask_processes(state_dir: Path, config_path: Path | None, request: ControlRequest) -> list[ControlResponse]:
-    """What every running toolspace of this configuration answers; nothing where none runs."""
+    """Returns the responses of all running processes of this configuration."""
     return await _ask_all(state_dir, _prefix(config_path), request)
 
 
 async def find_gateway(state_dir: Path, config_path: Path | None) -> LocalGateway | None:
-    """The running gateway of this configuration, else another one that keeps its state in the same folder."""
+    """Returns the running gateway of this configuration, else another one with the same state directory, or None."""
     request = ControlRequest("gateway")
     for prefix in (_prefix(config_path), ""):
-        for answer in await _ask_all(state_dir, prefix, request):
-            if answer.gateway is not None:
-                return answer.gateway
+        for response in await _ask_all(state_dir, prefix, request):
+            if response.gateway is not None:
+                return response.gateway
     return None
 
 
@@ -121,39 +121,41 @@ async def _ask_all(state_dir: Path, prefix: str, request: ControlRequest) -> lis
                 for name in os.listdir(folder)
                 if name.startswith(prefix) and name.endswith(".sock") and not name.startswith(".")
             )
-            answers = await asyncio.gather(*(_ask(folder, state_dir, name, request) for name in names[-_MOST_PEERS:]))
+            responses = await asyncio.gather(
+                *(_ask(folder, state_dir, name, request) for name in names[-_MAX_PROCESSES:])
+            )
     except _Unavailable:
         return []
-    return [answer for answer in answers if answer is not None]
+    return [response for response in responses if response is not None]
 
 
-# Where the sockets are
+# The socket files
 
 
 class _Unavailable(Exception):
-    """There is no place for sockets here; the cause says why."""
+    """The socket folder cannot be used; the cause says why."""
 
 
-class _Door(NamedTuple):
-    """A bound socket, and how its file is called."""
+class _BoundSocket(NamedTuple):
+    """A bound socket and the names of its file."""
 
     socket: socket.socket
     folder: int
     hidden: str
-    """Its name until it listens, so that nobody takes it for a dead one."""
+    """The name until it listens, so that no other process takes it for a dead socket and deletes it."""
     name: str
     path: Path
 
 
 def _prefix(config_path: Path | None) -> str:
-    # Resolved: the same file may be reached through links.
+    # Resolved, because symbolic links may lead to the same file.
     text = "" if config_path is None else str(config_path.resolve())
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:12] + "-"
 
 
 @contextmanager
 def _folder(state_dir: Path, *, create: bool) -> Generator[int]:
-    """The descriptor of the folder of the sockets, which is ours and nobody else's."""
+    """Yields the descriptor of the folder of the sockets, which only this user can open."""
     from toolspace.storage import private_files  # Here: it needs POSIX.
 
     root = folder = -1
@@ -167,48 +169,48 @@ def _folder(state_dir: Path, *, create: bool) -> Generator[int]:
             raise _Unavailable from error
         yield folder
     finally:
-        for one in (folder, root):
-            if one >= 0:
-                os.close(one)
+        for descriptor in (folder, root):
+            if descriptor >= 0:
+                os.close(descriptor)
 
 
 def _address(folder: int, state_dir: Path, name: str) -> str:
-    # Through the descriptor where that goes: a socket's path has room for a hundred characters only.
-    through = f"/proc/self/fd/{folder}"
-    return f"{through}/{name}" if os.path.isdir(through) else str(state_dir / _FOLDER / name)
+    # Through the descriptor if possible: the path of a Unix socket is limited to about 100 characters.
+    folder_path = f"/proc/self/fd/{folder}"
+    return f"{folder_path}/{name}" if os.path.isdir(folder_path) else str(state_dir / _FOLDER / name)
 
 
 @contextmanager
-def _bound(state_dir: Path, config_path: Path | None) -> Generator[_Door | None]:
+def _bind(state_dir: Path, config_path: Path | None) -> Generator[_BoundSocket | None]:
     if not hasattr(socket, "AF_UNIX"):
         yield None
         return
-    with _folder(state_dir, create=True) as folder, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
-        name = f"{_prefix(config_path)}{os.getpid()}-{next(_numbers)}.sock"
+    with _folder(state_dir, create=True) as folder, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as unix_socket:
+        name = f"{_prefix(config_path)}{os.getpid()}-{next(_socket_numbers)}.sock"
         hidden = f".{name}"
         try:
-            for old in (hidden, name):  # Of a dead process that had our number.
+            for stale in (hidden, name):  # Left by a dead process with the same process id.
                 with suppress(FileNotFoundError):
-                    os.unlink(old, dir_fd=folder)
-            door.bind(_address(folder, state_dir, hidden))
+                    os.unlink(stale, dir_fd=folder)
+            unix_socket.bind(_address(folder, state_dir, hidden))
             os.chmod(hidden, 0o600, dir_fd=folder)
         except OSError as error:
             raise _Unavailable from error
         try:
-            yield _Door(door, folder, hidden, name, (state_dir / _FOLDER / name).absolute())
+            yield _BoundSocket(unix_socket, folder, hidden, name, (state_dir / _FOLDER / name).absolute())
         finally:
-            for made in (hidden, name):
+            for file_name in (hidden, name):
                 with suppress(FileNotFoundError):
-                    os.unlink(made, dir_fd=folder)
+                    os.unlink(file_name, dir_fd=folder)
 
 
-# The side that answers
+# The server
 
 
 @asynccontextmanager
-async def _serving(ts: Toolspace, gateway: LocalGateway | None, door: _Door) -> AsyncGenerator[None]:
+async def _listen(ts: Toolspace, gateway: LocalGateway | None, bound: _BoundSocket) -> AsyncGenerator[None]:
     from toolspace.providers.mcp.transports.orphan_cleanup import (
-        get_orphan_cleanup,  # Here: short commands never listen.
+        get_orphan_cleanup,  # Here: short commands do not listen.
     )
 
     tasks: set[asyncio.Task[None]] = set()
@@ -222,14 +224,14 @@ async def _serving(ts: Toolspace, gateway: LocalGateway | None, door: _Door) -> 
         finally:
             tasks.discard(task)
 
-    server = await asyncio.start_unix_server(serve, sock=door.socket, limit=_REQUEST_BYTES)
+    server = await asyncio.start_unix_server(serve, sock=bound.socket, limit=_MAX_REQUEST_BYTES)
     try:
-        os.rename(door.hidden, door.name, src_dir_fd=door.folder, dst_dir_fd=door.folder)
-        get_orphan_cleanup().add_file(door.path)
+        os.rename(bound.hidden, bound.name, src_dir_fd=bound.folder, dst_dir_fd=bound.folder)
+        get_orphan_cleanup().add_file(bound.path)
         try:
             yield
         finally:
-            get_orphan_cleanup().remove_file(door.path)
+            get_orphan_cleanup().remove_file(bound.path)
     finally:
         server.close()
         for task in tuple(tasks):
@@ -240,28 +242,28 @@ async def _serving(ts: Toolspace, gateway: LocalGateway | None, door: _Door) -> 
 async def _serve(
     ts: Toolspace, gateway: LocalGateway | None, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 ) -> None:
-    """One request and its answer. Whatever the other side does, it ends."""
+    """Handles one request. It ends in bounded time whatever the client does."""
     try:
         if not _is_own_user(writer):
             return
-        answer = await _answer(ts, gateway, reader)
-        writer.write(msgspec.json.encode(answer) + b"\n")
-        async with asyncio.timeout(_REQUEST_SECONDS):
+        response = await _respond(ts, gateway, reader)
+        writer.write(msgspec.json.encode(response) + b"\n")
+        async with asyncio.timeout(_REQUEST_TIMEOUT):
             await writer.drain()
     except (OSError, TimeoutError):
-        pass  # Whoever asked is gone, or never asked.
+        pass  # The client disconnected or sent nothing.
     finally:
         writer.close()
 
 
-async def _answer(ts: Toolspace, gateway: LocalGateway | None, reader: asyncio.StreamReader) -> ControlResponse:
+async def _respond(ts: Toolspace, gateway: LocalGateway | None, reader: asyncio.StreamReader) -> ControlResponse:
     pid = os.getpid()
     try:
-        async with asyncio.timeout(_REQUEST_SECONDS):
+        async with asyncio.timeout(_REQUEST_TIMEOUT):
             line = await reader.readline()
         request = msgspec.json.decode(line, type=ControlRequest)
     except (ValueError, msgspec.MsgspecError):
-        return ControlResponse(pid, error="that is no request")
+        return ControlResponse(pid, error="invalid request")
     try:
         if request.do == "gateway":
             return ControlResponse(pid, gateway=gateway)
@@ -271,12 +273,12 @@ async def _answer(ts: Toolspace, gateway: LocalGateway | None, reader: asyncio.S
     except ToolspaceError as error:
         return ControlResponse(pid, report_servers(ts), error=str(error))
     except Exception:
-        _log.exception("a request could not be answered: %s", request.do)
-        return ControlResponse(pid, error="internal error; the log of that process has more")
+        _log.exception("control request %s failed", request.do)
+        return ControlResponse(pid, error="internal error; the log of that process has the details")
 
 
 def _is_own_user(writer: asyncio.StreamWriter) -> bool:
-    """Whether the same user asks, or root. Elsewhere than on Linux the folder's mode alone has to do."""
+    """Whether the client is the same user or root. Only Linux tells; elsewhere the mode of the folder protects it."""
     if not hasattr(socket, "SO_PEERCRED"):
         return True
     peer = writer.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
@@ -284,14 +286,16 @@ def _is_own_user(writer: asyncio.StreamWriter) -> bool:
     return uid in (os.geteuid(), 0)
 
 
-# The side that asks
+# The client
 
 
 async def _ask(folder: int, state_dir: Path, name: str, request: ControlRequest) -> ControlResponse | None:
     pid = _pid(name)
     try:
-        async with asyncio.timeout(_ANSWER_SECONDS[request.do]):
-            reader, writer = await asyncio.open_unix_connection(_address(folder, state_dir, name), limit=_ANSWER_BYTES)
+        async with asyncio.timeout(_RESPONSE_TIMEOUTS[request.do]):
+            reader, writer = await asyncio.open_unix_connection(
+                _address(folder, state_dir, name), limit=_MAX_RESPONSE_BYTES
+            )
             try:
                 writer.write(msgspec.json.encode(request) + b"\n")
                 line = await reader.readline()
@@ -299,14 +303,14 @@ async def _ask(folder: int, state_dir: Path, name: str, request: ControlRequest)
                 writer.close()
         return msgspec.json.decode(line, type=ControlResponse) if line else None
     except ConnectionRefusedError:
-        # Nobody listens any more, and nobody will: it got this name only once it listened.
+        # The process is dead: a socket gets this name only while it listens.
         with suppress(OSError):
             os.unlink(name, dir_fd=folder)
         return None
     except TimeoutError:
-        return ControlResponse(pid, error=f"process {pid} does not answer; if it hangs, end it")
+        return ControlResponse(pid, error=f"process {pid} does not respond; if it hangs, stop it")
     except (OSError, ValueError, msgspec.MsgspecError):
-        return None  # It ended just now, or is of another version.
+        return None  # The process just ended, or has another version.
 
 
 def _pid(name: str) -> int:

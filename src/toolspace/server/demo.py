@@ -1,4 +1,4 @@
-"""The first minute without a configuration: an agent, a person and a space for them, with a folder of sample files."""
+"""The demo for a start without configuration: an agent, a person, a space for them, and a folder of sample files."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ _FOLDER_VARIABLE: Final = "DEMO_FOLDER"
 
 
 def demo_agent(config: Config, environ: Mapping[str, str]) -> AgentSpec | None:
-    """The agent to try things out with; None where others are configured, or none is wanted.
+    """Returns the demo agent; None if agents are configured or the demo is disabled.
 
-    It thinks with the model whose key is in the environment; without a key, by rules. Its files are copied from the
-    sample once; what becomes of them then is between it and people.
+    It uses the model whose key is in the environment; without a key it answers by rules. The sample files are copied
+    once and never overwritten.
     """
     if config.agents or not config.demo:
         return None
     folder = _sample_folder(config.state_dir)
-    described = load_config(_DESCRIPTION, environ={_FOLDER_VARIABLE: str(folder)})
-    assert described.agent is not None
+    demo_config = load_config(_DESCRIPTION, environ={_FOLDER_VARIABLE: str(folder)})
+    assert demo_config.agent is not None
     provider, name = find_default_model(environ) or (DEMO, None)
-    own = msgspec.structs.replace(
-        described,
+    merged_config = msgspec.structs.replace(
+        demo_config,
         agents={},
         agent=None,
         defaults=config.defaults,
@@ -50,20 +50,22 @@ def demo_agent(config: Config, environ: Mapping[str, str]) -> AgentSpec | None:
         state_dir=config.state_dir,
         parent=config,
     )
-    return msgspec.structs.replace(described.agent, model=AgentModelSettings(provider=provider, name=name), config=own)
+    return msgspec.structs.replace(
+        demo_config.agent, model=AgentModelSettings(provider=provider, name=name), config=merged_config
+    )
 
 
 async def set_up_demo(ledger: Ledger) -> None:
-    """Makes the lobby, and puts the agent and a person into it. Again on every start: what is there stays as it is."""
-    await ledger.write(_set_up)
+    """Creates the lobby space with the agent and a person. Runs on every start; existing records stay unchanged."""
+    await ledger.write(_create_lobby)
 
 
 def uses_model(spec: AgentSpec) -> bool:
-    """Whether the agent has a model, and not just rules."""
+    """Whether the agent uses a model rather than rules."""
     return spec.model.provider != DEMO
 
 
-def _set_up() -> Program[None]:
+def _create_lobby() -> Program[None]:
     yield from entities.create_entity(DEMO_AGENT_ID, "agent", "Demo", {})
     yield from entities.create_entity(YOU_ENTITY_ID, "human", "You", {})
     yield from entities.create_space(LOBBY_SPACE_ID, "Lobby", {})
@@ -72,21 +74,21 @@ def _set_up() -> Program[None]:
 
 
 def _sample_folder(state_dir: Path) -> Path:
-    """The folder of the sample files. Made as a whole, so that no start finds half of it."""
+    """Returns the folder of the sample files. It is created by a rename, so that it is never incomplete."""
     folder = state_dir.absolute() / "demo"
     if folder.is_dir():
         return folder
     state_dir.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".demo-", dir=state_dir, ignore_cleanup_errors=True) as scratch:
-        made = Path(scratch) / "demo"
+        new_folder = Path(scratch) / "demo"
         for file in sorted(_SAMPLE.rglob("*")):
             if file.is_file():
-                target = made / file.relative_to(_SAMPLE)
+                target = new_folder / file.relative_to(_SAMPLE)
                 target.parent.mkdir(parents=True, exist_ok=True)
-                target.write_bytes(file.read_bytes())  # Without its mode: an installed one may be read-only.
+                target.write_bytes(file.read_bytes())  # Without the mode: installed files may be read-only.
         try:
-            os.rename(made, folder)
+            os.rename(new_folder, folder)
         except OSError:
-            if not folder.is_dir():  # Else another process was faster.
+            if not folder.is_dir():  # Otherwise another process created it first.
                 raise
     return folder

@@ -1,4 +1,7 @@
-"""The gateway, put together: a toolspace, what is kept, who may do what, and the application that serves it."""
+"""The gateway: opens the database, the toolspace, the agents and the HTTP application, and closes them in order.
+
+`toolspace serve` and `toolspace chat` open one. It handles no requests itself; `app` does.
+"""
 
 from __future__ import annotations
 
@@ -51,37 +54,13 @@ from toolspace.storage.streams.hub import Hub
 from toolspace.storage.streams.waiters import Waiters
 from toolspace.toolspace import Toolspace
 
-# MERGED from database_setup: Opens the database that configuration names, and what carries news between the proces…
-
-
-async def open_database(config: Config) -> tuple[Database, WakeUps | None]:
-    """SQLite in the state folder, unless `storage.url` says otherwise. Raises `StorageError`."""
-    url = config.storage.url
-    file = find_database_file(url, config.state_dir)
-    if file is not None:
-        from toolspace.storage.sqlite.database import SqliteDatabase
-
-        return await SqliteDatabase.open(file), None
-    from toolspace.storage.postgres.database import PostgresDatabase  # asyncpg is an extra.
-    from toolspace.storage.postgres.wakeups import PostgresWakeUps
-
-    assert url is not None  # Without one it is a file.
-    database = await PostgresDatabase.open(url)
-    try:
-        wakeups = await PostgresWakeUps.open(url)
-    except BaseException:
-        await database.aclose()
-        raise
-    return database, wakeups
-
-
 _log = logging.getLogger("toolspace.server")
 
 
 class Gateway:
-    """Everything that one process of the gateway has. `async with Gateway.open(path) as gateway`.
+    """All parts of one gateway process. `async with Gateway.open(path) as gateway`.
 
-    `gateway.app` is an ASGI application for whatever serves it; it works until the block ends.
+    `gateway.app` is an ASGI application that works until the block ends.
     """
 
     toolspace: Toolspace
@@ -91,9 +70,9 @@ class Gateway:
     workers: Workers
     authenticator: Authenticator
     first_keys: InitialKeys | None
-    """The keys that were made on this start, to be shown once."""
+    """The keys that this start created, to be shown once."""
     demo_agent: AgentSpec | None = None
-    """The agent that is there to try things out with, where none is configured."""
+    """The demo agent, if no agent is configured."""
     streams: StreamRegistry
     readiness: Readiness
     agent_host: AgentHost
@@ -110,9 +89,9 @@ class Gateway:
 
     @classmethod
     def open(cls, path: str | Path | None = None, *, environ: Mapping[str, str] = os.environ) -> Self:
-        """A gateway from a configuration file; on its defaults where none is given. Raises `ConfigError`."""
-        found = Path(path) if path is not None else None
-        return cls(load_config(found, environ=environ), path=found, environ=environ)
+        """Creates a gateway from a configuration file, or from the defaults. Raises `ConfigError`."""
+        config_path = Path(path) if path is not None else None
+        return cls(load_config(config_path, environ=environ), path=config_path, environ=environ)
 
     async def __aenter__(self) -> Self:
         try:
@@ -127,10 +106,11 @@ class Gateway:
 
     async def _start(self, stack: AsyncExitStack) -> None:
         config, server = self.config, self.config.server
-        database, wakeups = await open_database(config)
-        self.ledger = self._ledger(database, wakeups)
-        stack.push_async_callback(self.ledger.aclose)  # The last thing to close.
-        # Closed after all that writes: until then others must not take this process for dead, nor it say goodbye.
+        database, wakeups = await _open_database(config)
+        self.metrics.observe_database(database)
+        self.ledger = Ledger(database, wakeups)
+        stack.push_async_callback(self.ledger.aclose)  # Closed last.
+        # Closed after everything that writes: until then this process must send heartbeats.
         self.sweeper = await stack.enter_async_context(
             Sweeper(
                 self.ledger,
@@ -139,11 +119,11 @@ class Gateway:
                 retention=server.retention,
             )
         )
-        self.readiness = Readiness(lambda: self.ledger.read(presence.list_topics), self._keep_something)
+        self.readiness = Readiness(lambda: self.ledger.read(presence.list_topics), self._check_writable)
         stack.push_async_callback(self.readiness.aclose)
         self.pending_calls = PendingCalls(self.ledger, ttl=config.defaults.pending_call_ttl)
         self.pending_calls.on_timer_started = self.sweeper.wake
-        stack.push_async_callback(self.pending_calls.aclose)  # Before the sweeper looks for what nobody was told.
+        stack.push_async_callback(self.pending_calls.aclose)
         self.tool_key_policy.pending_calls = self.pending_calls
         self.toolspace = Toolspace.open(self._path, environ=self.environ, callbacks=ASK_SPACE_MEMBERS)
         self.toolspace.orchestrator.register(PrebuiltProvider())
@@ -158,19 +138,19 @@ class Gateway:
         self.ledger.on_stop_call = self.toolspace.cancel
         self.open_runs = OpenRuns(self.ledger, self.toolspace.run)
         stack.push_async_callback(self.open_runs.aclose)
-        await self._house_agents(stack)
+        await self._start_agents(stack)
         self.workers = await stack.enter_async_context(Workers(self.ledger, grace=server.worker_grace))
         self.subscribers = StreamSubscribers(self.ledger)
         self.sweeper.on_declared_dead = self.subscribers.register_again
         self.memberships = MembershipCache(self.ledger)
         self.streams = StreamRegistry(heartbeat=server.heartbeat)
         stack.push_async_callback(self.streams.aclose)
-        # Late: keys that are made are shown once, by whoever gets to the end of this.
+        # Late, because new keys are shown once: a start that fails before must not create them.
         self.first_keys = await create_missing_keys(self.ledger, server)
         self.authenticator = await Authenticator.open(self.ledger, server)
         stack.push_async_callback(self.authenticator.aclose)
         self.authenticator.on_key_used = usage.record_use
-        # Who reads while a right is taken away reads no further.
+        # Subscribers that lose a permission receive nothing more.
         self.authenticator.on_change(self.streams.recheck_permissions)
         self.memberships.on_change(self.streams.recheck_permissions)
         mcp = await stack.enter_async_context(
@@ -193,28 +173,28 @@ class Gateway:
         check = HostCheck(allowed_hosts(server), server.allowed_origins)
         self.app = CorsMiddleware(app, check, API_CORS, excluded_paths=MCP_PATHS)
 
-    async def _house_agents(self, stack: AsyncExitStack) -> None:
-        """Gives the agents that are configured, or the one of the demonstration, all that they live from."""
-        config, crew = self.config, self.toolspace.agents
-        crew.run_recorders = StoredRunRecorders(self.pending_calls)
+    async def _start_agents(self, stack: AsyncExitStack) -> None:
+        """Starts the configured agents, or the demo agent."""
+        config, agents = self.config, self.toolspace.agents
+        agents.run_recorders = StoredRunRecorders(self.pending_calls)
         self.demo_agent = demo_agent(config, self.environ)
         if self.demo_agent is not None:
             await set_up_demo(self.ledger)
-            crew.add([Agent.from_spec(self.demo_agent)])
+            agents.add([Agent.from_spec(self.demo_agent)])
         self.library = DocumentLibrary(self.ledger, self._open_embedder(stack))
         self.pending_calls.services = services = AgentServices(
             self.library, notifier=ConfiguredNotifier.from_config(config.notifications)
         )
 
-        def give_notifiers() -> None:
-            services.notifiers = _notifiers(crew)
+        def update_notifiers() -> None:
+            services.notifiers = _create_notifiers(agents)
 
-        give_notifiers()
-        crew.on_change(give_notifiers)
+        update_notifiers()
+        agents.on_change(update_notifiers)
         self.agent_host = await stack.enter_async_context(
             AgentHost(
                 self.pending_calls,
-                crew,
+                agents,
                 library=self.library,
                 session_dir=config.tools.session_dir or config.state_dir / "sessions",
                 max_active=config.server.max_active_agents,
@@ -222,22 +202,22 @@ class Gateway:
         )
 
     def _open_embedder(self, stack: AsyncExitStack) -> Embedder | None:
-        """Who orders by meaning what `search_knowledge` finds. Without a key, words have to do, as where it is down."""
-        said = self.config.embeddings
-        if said is None:
+        """Opens the configured embedder. Without one, `search_knowledge` searches by words alone."""
+        settings = self.config.embeddings
+        if settings is None:
             return None
-        from toolspace.models.embeddings import open_embedder  # Here: few configure one.
+        from toolspace.models.embeddings import open_embedder  # Here: few configurations have one.
 
         try:
             embedder = open_embedder(
-                said.model,
+                settings.model,
                 environ=self.environ,
-                base_url=said.base_url,
-                api_key=said.api_key,
-                headers=said.headers,
+                base_url=settings.base_url,
+                api_key=settings.api_key,
+                headers=settings.headers,
             )
         except ModelError as error:
-            _log.warning("embeddings are not in effect: %s", error)
+            _log.warning("embeddings are disabled; searching by words: %s", error)
             return None
         stack.push_async_callback(embedder.aclose)
         return embedder
@@ -250,25 +230,21 @@ class Gateway:
     def waiters(self) -> Waiters:
         return self.ledger.waiters
 
-    def _ledger(self, database: Database, wakeups: WakeUps | None) -> Ledger:
-        self.metrics.observe_database(database)
-        return Ledger(database, wakeups)
-
-    async def _keep_something(self) -> None:
-        """Raises where nothing can be written. What is small may find room where most does not."""
+    async def _check_writable(self) -> None:
+        """Raises if the database cannot be written. On a nearly full disk a small write may still succeed."""
         self.ledger.database.check_free_space()
         await self.sweeper.send_heartbeat()
 
     def authenticate(self, request: Request) -> Caller | Awaitable[Caller]:
-        """Who makes a request. Raises `Problem` where that is not known."""
+        """Returns the caller of a request, or an awaitable of it. Raises `Problem` 401, 429 or 503."""
         return self.authenticator.authenticate(request.scope["headers"], request.address)
 
     def admit(self, request: Request) -> Callable[[], None]:
-        """Lets a request in, or raises `Problem`. The answer is called when it has ended."""
+        """Admits a request and returns a function to call when it has ended. Raises `Problem` 429 or 503."""
         return self.limiter.admit(request.caller, stream=request.route.is_stream)
 
     def count_live(self) -> LiveCounts:
-        """What is open at this moment."""
+        """Counts what is open now, for the metrics."""
         return LiveCounts(
             readers=self.ledger.hub.subscription_count,
             streams=self.ledger.hub.stream_count,
@@ -282,10 +258,10 @@ class Gateway:
         )
 
     async def drain(self, timeout: float) -> None:
-        """Ends what would not end by itself: streams, waiting calls, and after `timeout` seconds what still runs."""
+        """Ends streams and waiting calls, and cancels calls that still run after `timeout` seconds."""
         self.streams.close_all()
         self.workers.disconnect_all()
-        self.ledger.waiters.wake_all()  # Whoever waits for an inbox sees that it is time to go.
+        self.ledger.waiters.wake_all()  # Ends long polls of inboxes.
         stopping = asyncio.create_task(self.agent_host.scheduler.drain(timeout))
         await self.pending_calls.drain()
         await stopping
@@ -297,11 +273,32 @@ class Gateway:
             await self.toolspace.orchestrator.wait_until_idle()
 
 
-def _notifiers(crew: AgentRegistry) -> dict[str, Notifier]:
-    """How each agent reaches people, where configuration says so."""
-    found = {
-        entity_id_for(one.name): ConfiguredNotifier.from_config(one.spec.notifications)
-        for one in crew
-        if one.spec is not None
+async def _open_database(config: Config) -> tuple[Database, WakeUps | None]:
+    """Opens SQLite in the state directory, or PostgreSQL if `storage.url` names it. Raises `StorageError`."""
+    url = config.storage.url
+    file = find_database_file(url, config.state_dir)
+    if file is not None:
+        from toolspace.storage.sqlite.database import SqliteDatabase
+
+        return await SqliteDatabase.open(file), None
+    from toolspace.storage.postgres.database import PostgresDatabase  # asyncpg is an optional dependency.
+    from toolspace.storage.postgres.wakeups import PostgresWakeUps
+
+    assert url is not None
+    database = await PostgresDatabase.open(url)
+    try:
+        wakeups = await PostgresWakeUps.open(url)
+    except BaseException:
+        await database.aclose()
+        raise
+    return database, wakeups
+
+
+def _create_notifiers(agents: AgentRegistry) -> dict[str, Notifier]:
+    """Returns the notifier of each agent that has one configured, by entity id."""
+    notifiers = {
+        entity_id_for(agent.name): ConfiguredNotifier.from_config(agent.spec.notifications)
+        for agent in agents
+        if agent.spec is not None
     }
-    return {entity_id: notifier for entity_id, notifier in found.items() if notifier is not None}
+    return {entity_id: notifier for entity_id, notifier in notifiers.items() if notifier is not None}

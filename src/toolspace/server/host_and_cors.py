@@ -121,7 +121,7 @@ class CorsMiddleware:
         refuse: Callable[[Send, Problem], Awaitable[None]] = send_problem,
         excluded_paths: Iterable[str] = (),
     ) -> None:
-        self._app = app
+        self.app = app
         self._check = check
         self._policy = policy
         self._refuse = refuse
@@ -129,7 +129,7 @@ class CorsMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] in self._excluded_paths:
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
         host = origin = None
         is_repeated = False
@@ -148,11 +148,11 @@ class CorsMiddleware:
         elif (problem := self._check.check(host, origin)) is not None:
             await self._refuse(send, problem)
         elif origin is None:
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
         elif is_preflight and scope["method"] == "OPTIONS":
             await _send_preflight(send, origin, self._policy)
         else:
-            await self._app(scope, receive, _add_cors_headers(send, origin, self._policy))
+            await self.app(scope, receive, _add_cors_headers(send, origin, self._policy))
 
 
 async def _send_preflight(send: Send, origin: bytes, policy: CorsPolicy) -> None:

@@ -1,11 +1,11 @@
-"""Requests that may come twice: an `Idempotency-Key` lets the second find what the first was answered."""
+"""`Idempotency-Key`: a request that is sent again gets the first response again, and its effect happens once."""
 
 from __future__ import annotations
 
 import hashlib
 import re
 from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from toolspace.core import json_text
 from toolspace.core.ids import derived_id
@@ -16,49 +16,45 @@ from toolspace.spaces.ledger import Effects
 from toolspace.storage.database import Program, is_long_running, long_running
 from toolspace.storage.queries import idempotency
 
-T = TypeVar("T")
-
 HEADER: Final = "Idempotency-Key"
-_KEY: Final = re.compile(r"[!-~]{1,200}")
+_KEY_PATTERN: Final = re.compile(r"[!-~]{1,200}")
 
 
-async def run_once(
-    request: Request, program: Callable[[Effects], Program[T]], *, show: Callable[[T], Any] = lambda result: result
-) -> Response:
-    """Runs a program once for each key that the caller gives, and answers with what it gives; without a key, always.
+async def run_once(request: Request, program: Callable[[Effects], Program[Any]]) -> Response:
+    """Runs a program once per idempotency key and responds with its result. Without a key the program always runs.
 
-    The answer is kept in the transaction that does the work: there is no moment at which one is there without the
-    other. A program that refuses leaves nothing behind, so its key is free again.
+    The response is stored in the same transaction as the work, so neither exists without the other. A program that
+    raises stores nothing, and its key can be used again. Raises `Problem` 422 if the key was used with another body.
     """
     status = request.route.status
-    key = idempotency_key(request)
+    key = storage_key(request)
     ledger = request.gateway.ledger
     if key is None:
-        return Response(show(await ledger.commit(program)), status=status)
+        return Response(await ledger.commit(program), status=status)
     fingerprint = hashlib.sha256(await request.body()).hexdigest()
 
-    def keeping(effects: Effects) -> Program[tuple[idempotency.StoredResponse, bool]]:
-        kept = yield from idempotency.claim_key(key, fingerprint, ledger.node_id)
-        if kept is not None:
-            return kept, True
-        body = json_text.encode(show((yield from program(effects))))
+    def run_and_save(effects: Effects) -> Program[tuple[idempotency.StoredResponse, bool]]:
+        stored = yield from idempotency.claim_key(key, fingerprint, ledger.node_id)
+        if stored is not None:
+            return stored, True
+        body = json_text.encode((yield from program(effects)))
         yield from idempotency.save_response(key, status, body)
         return idempotency.StoredResponse(fingerprint, status, body), False
 
-    kept, repeated = await ledger.commit(long_running(keeping) if is_long_running(program) else keeping)
-    if kept.fingerprint != fingerprint:
-        raise Problem(422, f"this {HEADER} was used for a request with another body; take a new key for a new request")
-    if kept.status is None or kept.body is None:
-        raise Problem(409, f"the first request with this {HEADER} has not been answered yet; try again")
-    headers = ((b"idempotency-replayed", b"true"),) if repeated else ()
-    return Response(kept.body, status=kept.status, media_type="application/json", headers=headers)
+    stored, is_replay = await ledger.commit(long_running(run_and_save) if is_long_running(program) else run_and_save)
+    if stored.fingerprint != fingerprint:
+        raise Problem(422, f"This {HEADER} was used with a different body; use a new key for a new request")
+    if stored.status is None or stored.body is None:
+        raise Problem(409, f"The first request with this {HEADER} is still running; try again")
+    headers = ((b"idempotency-replayed", b"true"),) if is_replay else ()
+    return Response(stored.body, status=stored.status, media_type="application/json", headers=headers)
 
 
-def idempotency_key(request: Request) -> str | None:
-    """What the caller's key stands for: one thing for each caller and each address. None where there is no key."""
-    given = request.header(HEADER)
-    if given is None:
+def storage_key(request: Request) -> str | None:
+    """Returns the key under which the response is stored: one per caller, method, path and header value."""
+    value = request.header(HEADER)
+    if value is None:
         return None
-    if _KEY.fullmatch(given) is None:
-        raise Problem(400, f"{HEADER} has 1 to 200 printable characters and no spaces")
-    return derived_id("idk", request.caller.subject, request.method, request.path, given)
+    if _KEY_PATTERN.fullmatch(value) is None:
+        raise Problem(400, f"{HEADER} must have 1 to 200 printable characters and no spaces")
+    return derived_id("idk", request.caller.subject, request.method, request.path, value)

@@ -1,4 +1,7 @@
-"""Keys: how they look, how they are kept, and the first ones. Knows nothing of requests."""
+"""API keys: creates and revokes them, restricts tool keys to their tools, and counts their calls.
+
+`authentication` verifies keys; this module knows nothing of requests.
+"""
 
 from __future__ import annotations
 
@@ -30,14 +33,24 @@ from toolspace.spaces.pending_calls import PendingCalls
 from toolspace.storage.queries import keys as rows
 from toolspace.storage.queries.keys import KeyKind, KeyRecord, KeyScope, KeyUse, NewKey, Revocation
 
+_log = logging.getLogger("toolspace.access")
+
 PREFIXES: Final[dict[KeyKind, str]] = {"secret": "sk_", "public": "pk_", "tools": "tk_"}
 _ALPHABET: Final = string.ascii_letters + string.digits
-_LENGTH: Final = 40
+_KEY_LENGTH: Final = 40
 _JWT_SECRET: Final = "jwt_secret"
+_JWT_SECRET_LENGTH: Final = 64
+_SECRET_USER: Final = "key/"
+_TOOLS_USER: Final = "tools/"
+"""Prefixes of user ids. The user of a call in a run is its agent; ids have no slash, so no agent looks like a key."""
+_SEARCH_TOOL: Final = "agent__find_tools"
+_MAX_CACHED: Final = 10_000
+_ALLOW: Final = Allow()
+_FLUSH_SECONDS: Final = 10.0
 
 
 class InitialKeys(msgspec.Struct, frozen=True):
-    """What was made on the first start, to be shown once; None for what was configured or made before."""
+    """The keys that the first start created, to be shown once; None for keys that existed before."""
 
     secret: str | None
     public: str | None
@@ -45,203 +58,176 @@ class InitialKeys(msgspec.Struct, frozen=True):
 
 
 def generate_key(kind: KeyKind) -> str:
-    """A key that nobody guesses: 238 bits of chance behind the prefix of its kind."""
-    return PREFIXES[kind] + _chance(_LENGTH)
+    """Returns a random key: the prefix of its kind and 238 bits."""
+    return PREFIXES[kind] + _random_text(_KEY_LENGTH)
 
 
 def hash_key(key: str) -> str:
-    """What is kept of a key. One round is enough: there is no dictionary of keys made by chance."""
+    """Returns the stored form of a key. One round of SHA-256 is enough, because keys are random."""
     return hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def key_hint(key: str) -> str:
-    """What may be shown of a key later: `sk_…a1b2`."""
+    """Returns the part of a key that may be shown later: `sk_…a1b2`."""
     return f"{key[:3]}…{key[-4:]}"
 
 
 async def create_key(ledger: Ledger, kind: KeyKind, name: str, scope: KeyScope | None = None) -> tuple[KeyRecord, str]:
-    """Makes a key. The text is given this once: only its hash is kept."""
-    text = generate_key(kind)
-    return await ledger.write(rows.create, _new(kind, text, name, scope or KeyScope())), text
+    """Creates a key. Returns the record and the key itself, of which only the hash is stored."""
+    key = generate_key(kind)
+    return await ledger.write(rows.create, _new_record(kind, key, name, scope or KeyScope())), key
 
 
-async def revoke_key(ledger: Ledger, key_id: str, *, another_way_in: bool) -> Revocation:
-    """Ends a key. The last secret one stays, unless there is another way in, such as a configured key."""
-    return await ledger.write(rows.revoke, key_id, spare_last_secret=not another_way_in)
+async def revoke_key(ledger: Ledger, key_id: str, *, has_other_access: bool) -> Revocation:
+    """Revokes a key. The last secret key is kept unless there is other access, such as a configured key."""
+    return await ledger.write(rows.revoke, key_id, spare_last_secret=not has_other_access)
 
 
 async def create_missing_keys(ledger: Ledger, server: ServerSettings) -> InitialKeys | None:
-    """Makes the keys that are missing on a first start; None where nothing had to be made.
+    """Creates the keys that are missing on the first start. Returns None if nothing was missing.
 
-    Of several processes that start at once, one makes them and gets them back.
+    If several processes start at once, one of them creates the keys and gets them.
     """
-    wanted: list[KeyKind] = []
+    missing_kinds: list[KeyKind] = []
     if server.secret_key is None:
-        wanted.append("secret")
+        missing_kinds.append("secret")
     if server.public_key is None:
-        wanted.append("public")
-    texts: dict[KeyKind, str] = {kind: generate_key(kind) for kind in wanted}
-    made = await ledger.write(
-        rows.create_first, [_new(kind, text, "first", KeyScope()) for kind, text in texts.items()]
-    )
+        missing_kinds.append("public")
+    keys: dict[KeyKind, str] = {kind: generate_key(kind) for kind in missing_kinds}
+    records = [_new_record(kind, key, "first", KeyScope()) for kind, key in keys.items()]
+    created_kinds = await ledger.write(rows.create_first, records)
     jwt_secret = None
     if server.jwt_secret is None and server.jwks_url is None:
-        kept, new = await ledger.write(rows.get_or_create_secret, _JWT_SECRET, _chance(64))
-        jwt_secret = kept if new else None
-    if not made and jwt_secret is None:
+        secret, is_new = await ledger.write(rows.get_or_create_secret, _JWT_SECRET, _random_text(_JWT_SECRET_LENGTH))
+        jwt_secret = secret if is_new else None
+    if not created_kinds and jwt_secret is None:
         return None
-    shown = {kind: texts[kind] for kind in made}
-    return InitialKeys(secret=shown.get("secret"), public=shown.get("public"), jwt_secret=jwt_secret)
+    created = {kind: keys[kind] for kind in created_kinds}
+    return InitialKeys(secret=created.get("secret"), public=created.get("public"), jwt_secret=jwt_secret)
 
 
 async def load_jwt_secret(ledger: Ledger, server: ServerSettings) -> str | None:
-    """What tokens are signed with: as configured, else as made on the first start; none where an issuer signs them."""
+    """Returns the configured JWT secret, else the stored one; None if an issuer signs the tokens."""
     if server.jwt_secret is not None or server.jwks_url is not None:
         return server.jwt_secret
-    kept, _ = await ledger.write(rows.get_or_create_secret, _JWT_SECRET, _chance(64))
-    return kept
-
-
-def _new(kind: KeyKind, text: str, name: str, scope: KeyScope) -> NewKey:
-    return NewKey(id=new_id("key"), kind=kind, hash=hash_key(text), name=name, hint=key_hint(text), scope=scope)
-
-
-def _chance(length: int) -> str:
-    return "".join(secrets.choice(_ALPHABET) for _ in range(length))
-
-
-# MERGED from tool_keys: What a key may do with tools: in whose name its calls run, and which tools it is shown and…
-
-_SECRET_USER: Final = "key/"
-_TOOLS_USER: Final = "tools/"
-"""Calls in runs have their agent as user. No id has a slash, so no agent is ever taken for a key."""
-_SEARCH: Final = "agent__find_tools"
-_ALLOW: Final = Allow()
+    secret, _ = await ledger.write(rows.get_or_create_secret, _JWT_SECRET, _random_text(_JWT_SECRET_LENGTH))
+    return secret
 
 
 def find_key_id(user_id: str) -> str | None:
-    """The id of the key that a user is; None for other users."""
+    """Returns the id of the key whose user this is; None for other users."""
     kind, slash, key_id = user_id.partition("/")
     return key_id if slash and kind in ("key", "tools") else None
 
 
 class ToolKeyPolicy:
-    """The policy that holds tool keys to their tools. Give it to the orchestrator, and ask it for contexts.
+    """The orchestrator's policy that restricts tool keys to their tools. It also creates the contexts of calls.
 
-    Calls of one key run as a user of their own: what one of them stored, cached or opened, no other key reads. The
-    policy goes by that user, so it holds for calls inside calls too.
+    Each key has its own user id, so no key reads what calls of another key stored, cached or opened. The policy
+    identifies the key by the user id, and therefore also covers calls that a tool makes.
     """
 
     rule = "what the key allows (toolsAllowed, toolsDenied)"
 
     def __init__(self) -> None:
         self.pending_calls: PendingCalls | None = None
-        """Hands out calls that someone else answers; without one such calls fail."""
+        """Handles pending calls. Without it, tools whose result comes later fail."""
         self._contexts: dict[Caller, ToolContext] = {}
-        self._keys: dict[str, _Filter] = {}
+        self._filters: dict[str, _ToolFilter] = {}
 
     def context_for(self, caller: Caller) -> ToolContext:
-        """The context of calls that this caller makes outside of a run. The same one every time."""
-        known = self._contexts.get(caller)
-        if known is None:
-            known = self._make(caller)
-            if len(self._contexts) < 10_000:
-                self._contexts[caller] = known
-        return known
+        """Returns the context of calls that this caller makes outside a run, the same one every time."""
+        context = self._contexts.get(caller)
+        if context is None:
+            context = self._create_context(caller)
+            if len(self._contexts) < _MAX_CACHED:
+                self._contexts[caller] = context
+        return context
 
-    def may_use(self, caller: Caller, name: str) -> bool:
-        """Whether this caller may use the tool of this full name, as far as its key says."""
-        return not isinstance(caller, ToolKeyCaller) or self._filter(caller).refusal(name) is None
+    def may_use(self, caller: Caller, tool_name: str) -> bool:
+        """Whether the caller's key allows the tool with this full name."""
+        return not isinstance(caller, ToolKeyCaller) or self._filter(caller).find_reason(tool_name) is None
 
     def decide(self, tool: Tool, context: ToolContext) -> Decision:
         user = context.user_id
         if user is None or not user.startswith(_TOOLS_USER):
             return _ALLOW
-        known = self._keys.get(user)
-        if known is None:
-            return Deny("the key of this call is not known any more")
-        return known.decide(tool.name)
+        tool_filter = self._filters.get(user)
+        if tool_filter is None:
+            return Deny("the key of this call is unknown")
+        return tool_filter.decide(tool.name)
 
-    def _make(self, caller: Caller) -> ToolContext:
+    def _create_context(self, caller: Caller) -> ToolContext:
         if isinstance(caller, ToolKeyCaller):
             self._filter(caller)
-            user, agent = _TOOLS_USER + caller.key_id, caller.agent_entity_id
+            user, agent_id = _TOOLS_USER + caller.key_id, caller.agent_entity_id
         elif isinstance(caller, SecretKeyCaller):
-            user, agent = _SECRET_USER + caller.key_id, None
+            user, agent_id = _SECRET_USER + caller.key_id, None
         else:
-            raise Problem(403, f"{caller.kind} credentials call no tools; use a secret key or a tool key")
-        return ToolContext(
-            user_id=user, session_id=f"session-{caller.key_id}", agent_entity_id=agent, host=self._room(agent)
-        )
+            raise Problem(403, f"{caller.kind} credentials cannot call tools; use a secret key or a tool key")
+        host = None
+        if self.pending_calls is not None:
+            host = GatewayCallHost(self.pending_calls, agent_entity_id=agent_id, confirms_delivery=False)
+        return ToolContext(user_id=user, session_id=f"session-{caller.key_id}", agent_entity_id=agent_id, host=host)
 
-    def _room(self, agent_entity_id: str | None) -> GatewayCallHost | None:
-        if self.pending_calls is None:
-            return None
-        return GatewayCallHost(self.pending_calls, agent_entity_id=agent_entity_id, confirms_delivery=False)
-
-    def _filter(self, key: ToolKeyCaller) -> _Filter:
-        user = _TOOLS_USER + key.key_id
-        known = self._keys.get(user)
-        if known is None:
-            known = self._keys[user] = _Filter(key)
-        return known
+    def _filter(self, caller: ToolKeyCaller) -> _ToolFilter:
+        user = _TOOLS_USER + caller.key_id
+        tool_filter = self._filters.get(user)
+        if tool_filter is None:
+            tool_filter = self._filters[user] = _ToolFilter(caller)
+        return tool_filter
 
 
-class _Filter:
-    """One key's patterns, each tool looked at once."""
+class _ToolFilter:
+    """Matches tool names against the patterns of one key, and caches the decisions."""
 
     def __init__(self, key: ToolKeyCaller) -> None:
         self._allowed = None if key.tools_allowed is None else tuple(map(str.casefold, key.tools_allowed))
         self._denied = tuple(map(str.casefold, key.tools_denied))
-        self._known: dict[str, Decision] = {}
+        self._decisions: dict[str, Decision] = {}
 
     def decide(self, name: str) -> Decision:
-        decision = self._known.get(name)
+        decision = self._decisions.get(name)
         if decision is None:
-            reason = self.refusal(name)
+            reason = self.find_reason(name)
             decision = _ALLOW if reason is None else Deny(reason)
-            if len(self._known) > 10_000:
-                self._known.clear()
-            self._known[name] = decision
+            if len(self._decisions) > _MAX_CACHED:
+                self._decisions.clear()
+            self._decisions[name] = decision
         return decision
 
-    def refusal(self, name: str) -> str | None:
-        """Why the key may not use a tool, or None. Deny wins."""
+    def find_reason(self, name: str) -> str | None:
+        """Returns why the key may not use a tool, or None. A denied pattern wins over an allowed one."""
         folded = name.casefold()
         if any(fnmatch.fnmatchcase(folded, pattern) for pattern in self._denied):
             return f'this key may not use the tool "{name}" (toolsDenied)'
         if self._allowed is not None and not any(fnmatch.fnmatchcase(folded, pattern) for pattern in self._allowed):
             return f'this key may not use the tool "{name}" (toolsAllowed)'
-        if name == _SEARCH and (self._denied or self._allowed is not None):
+        if name == _SEARCH_TOOL and (self._denied or self._allowed is not None):
             return f'this key may not use the tool "{name}": it would describe tools that the key may not use'
         return None
 
 
-# MERGED from key_usage: What is done with each key: counted as it happens, written down now and then. Decides noth…
-
-_log = logging.getLogger("toolspace.access")
-_WRITE_SECONDS: Final = 10.0
-
-
 class KeyUsage:
-    """Counts the calls of each key. Give `stage` to the orchestrator; inside `async with` it writes down what it has.
+    """Counts the calls of each key and stores the counts every 10 seconds. `stage` is a stage of the orchestrator.
 
-    What was counted since the last time is lost where the process is killed: the calls themselves have rows.
+    A killed process loses the counts since the last flush; the calls themselves are stored.
     """
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._counts: dict[str, list[int]] = {}
-        self._writing: asyncio.Task[None] | None = None
+        """Key id → calls, failed calls, and when the key was last used (Unix milliseconds)."""
+        self._flushing: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        self._writing = asyncio.create_task(self._write_now_and_then())
+        self._flushing = asyncio.create_task(self._flush_periodically())
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._writing is not None:
-            self._writing.cancel()
-            await asyncio.gather(self._writing, return_exceptions=True)
+        if self._flushing is not None:
+            self._flushing.cancel()
+            await asyncio.gather(self._flushing, return_exceptions=True)
         await self.flush()
 
     def stage(self, plan: StageContext, next: CallHandler, /) -> CallHandler:
@@ -254,16 +240,16 @@ class KeyUsage:
                 or (key_id := find_key_id(user)) is None
             ):
                 return next(call)
-            return counted(call, key_id)
+            return run_and_count(call, key_id)
 
-        async def counted(call: Call, key_id: str) -> ToolResult:
+        async def run_and_count(call: Call, key_id: str) -> ToolResult:
             try:
                 result = await next(call)
             except BaseException:
                 self._count(key_id, failed=1)
                 raise
-            if (mine := counts.get(key_id)) is not None and result.ok:
-                mine[0] += 1
+            if (key_counts := counts.get(key_id)) is not None and result.ok:
+                key_counts[0] += 1
             else:
                 self._count(key_id, failed=not result.ok)
             return result
@@ -271,26 +257,27 @@ class KeyUsage:
         return run
 
     def record_use(self, key_id: str) -> None:
-        """The key was shown just now."""
+        """Records that the key authenticated a request now."""
         self._counts.setdefault(key_id, [0, 0, 0])[2] = now_ms()
 
     async def flush(self) -> None:
-        """Writes down what was counted."""
-        counted = {key_id: tuple(counts) for key_id, counts in self._counts.items() if any(counts)}
-        if not counted:
+        """Stores the counts."""
+        snapshot = {key_id: tuple(counts) for key_id, counts in self._counts.items() if any(counts)}
+        if not snapshot:
             return
         now = now_ms()
         try:
-            uses = {key_id: KeyUse(calls, failed, at or now) for key_id, (calls, failed, at) in counted.items()}
+            uses = {key_id: KeyUse(calls, failed, at or now) for key_id, (calls, failed, at) in snapshot.items()}
             await self._ledger.write(rows.record_use, uses)
         except StorageError as error:
-            _log.warning("what was done with keys is written down later: %s", error)
+            _log.warning("key usage not stored, retrying in %d s: %s", _FLUSH_SECONDS, error)
             return
-        for key_id, written in counted.items():
+        for key_id, stored in snapshot.items():
             counts = self._counts[key_id]
-            for place in (0, 1):
-                counts[place] -= written[place]
-            counts[2] = 0 if counts[2] == written[2] else counts[2]
+            counts[0] -= stored[0]
+            counts[1] -= stored[1]
+            if counts[2] == stored[2]:
+                counts[2] = 0
             if not any(counts):
                 del self._counts[key_id]
 
@@ -299,7 +286,15 @@ class KeyUsage:
         counts[0] += 1
         counts[1] += failed
 
-    async def _write_now_and_then(self) -> None:
+    async def _flush_periodically(self) -> None:
         while True:
-            await asyncio.sleep(_WRITE_SECONDS)
+            await asyncio.sleep(_FLUSH_SECONDS)
             await self.flush()
+
+
+def _new_record(kind: KeyKind, key: str, name: str, scope: KeyScope) -> NewKey:
+    return NewKey(id=new_id("key"), kind=kind, hash=hash_key(key), name=name, hint=key_hint(key), scope=scope)
+
+
+def _random_text(length: int) -> str:
+    return "".join(secrets.choice(_ALPHABET) for _ in range(length))

@@ -1,7 +1,8 @@
-"""What `/metrics` shows: what is counted while the gateway works, and what is looked up when someone asks.
+"""Metrics in the Prometheus text format. `GET /metrics` renders them.
 
-Counting is a dictionary and an addition, so that it costs a request nothing; tools are counted by the orchestrator's
-books alone. Labels are names that the configuration or the table of routes gives, never what a caller sends.
+Some are counted while the gateway works, which costs a dictionary lookup and an addition; the others are read on
+request. Tool calls are counted by the orchestrator. Label values come from the configuration and the routes, never from
+requests.
 """
 
 from __future__ import annotations
@@ -25,219 +26,178 @@ from toolspace.providers.mcp.status import ServerState
 from toolspace.server.asgi import Application, Message, Receive, Scope, Send
 from toolspace.server.routing import Route
 from toolspace.storage.database import Database, OperationKind
-from toolspace.storage.queries.statistics import OpenWorkCounts as Counts
+from toolspace.storage.queries.statistics import OpenWorkCounts
 from toolspace.toolspace import Toolspace
-
-# MERGED from prometheus: Counters, histograms and figures as Prometheus reads them. Knows nothing of what is measu…
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 BUCKET_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-"""Bounds that suit what takes from half a millisecond to a minute."""
+_BUCKET_MS = tuple(bound * 1000 for bound in BUCKET_SECONDS)
+_OTHER = "other"
+_MAX_TOOLS = 300
+"""Tools with their own label; the tools with fewer calls are counted together as `other`."""
+_METHODS = ("GET", "POST", "DELETE", "OPTIONS", "HEAD")
+_SERVER_STATES: tuple[str, ...] = get_args(ServerState)
 
 Labels = tuple[str, ...]
 
 
 class Counter:
-    """Counts by labels. Beyond `most` sets of labels everything counts as `other`: nobody fills memory by asking."""
+    """Counts by label values. Beyond `max_label_sets` all are counted as `other`, which bounds the memory."""
 
     kind = "counter"
 
-    def __init__(self, name: str, text: str, *labels: str, max_label_sets: int = 2_000) -> None:
+    def __init__(self, name: str, help: str, *labels: str, max_label_sets: int = 2_000) -> None:
         self.name = name
-        self.text = text
+        self.help = help
         self.labels = labels
-        self._most = max_label_sets
+        self._max_label_sets = max_label_sets
         self._counts: dict[Labels, float] = {}
 
     def add(self, values: Labels = (), amount: float = 1) -> None:
         counts = self._counts
-        if values not in counts and len(counts) >= self._most:
-            values = (_REST,) * len(self.labels)
+        if values not in counts and len(counts) >= self._max_label_sets:
+            values = (_OTHER,) * len(self.labels)
         counts[values] = counts.get(values, 0) + amount
 
     def lines(self) -> Iterator[str]:
         for values, count in sorted(self._counts.items()):
-            yield f"{self.name}{_labels(self.labels, values)} {_number(count)}"
+            yield f"{self.name}{_format_labels(self.labels, values)} {_format_number(count)}"
 
 
 class Histogram:
-    """How long things took, by labels."""
+    """Counts durations by label values and buckets."""
 
     kind = "histogram"
 
     def __init__(
-        self, name: str, text: str, *labels: str, bounds: Sequence[float] = BUCKET_SECONDS, max_label_sets: int = 500
+        self, name: str, help: str, *labels: str, bounds: Sequence[float] = BUCKET_SECONDS, max_label_sets: int = 500
     ) -> None:
         self.name = name
-        self.text = text
+        self.help = help
         self.labels = labels
         self._bounds = bounds
-        self._most = max_label_sets
-        self._found: dict[Labels, tuple[list[int], list[float]]] = {}
-        """How many fell between two bounds, and the sum of all."""
+        self._max_label_sets = max_label_sets
+        self._series: dict[Labels, tuple[list[int], list[float]]] = {}
+        """Label values → the count of each bucket, and the sum of all durations."""
 
     def add(self, seconds: float, values: Labels = ()) -> None:
-        counts, total = self._found.get(values) or self._begin(values)
+        counts, total = self._series.get(values) or self._create_series(values)
         counts[bisect_left(self._bounds, seconds)] += 1
         total[0] += seconds
 
-    def add_all(self, many: Iterable[float], values: Labels = ()) -> None:
-        """The same for several at once."""
-        counts, total = self._found.get(values) or self._begin(values)
+    def add_all(self, durations: Iterable[float], values: Labels = ()) -> None:
+        counts, total = self._series.get(values) or self._create_series(values)
         bounds = self._bounds
-        for seconds in many:
+        for seconds in durations:
             counts[bisect_left(bounds, seconds)] += 1
             total[0] += seconds
 
-    def _begin(self, values: Labels) -> tuple[list[int], list[float]]:
-        if len(self._found) >= self._most:
-            values = (_REST,) * len(self.labels)
-        return self._found.setdefault(values, ([0] * (len(self._bounds) + 1), [0.0]))
+    def _create_series(self, values: Labels) -> tuple[list[int], list[float]]:
+        if len(self._series) >= self._max_label_sets:
+            values = (_OTHER,) * len(self.labels)
+        return self._series.setdefault(values, ([0] * (len(self._bounds) + 1), [0.0]))
 
     def lines(self) -> Iterator[str]:
-        for values, (counts, total) in sorted(self._found.items()):
-            below = 0
-            within: list[int] = []
+        for values, (counts, total) in sorted(self._series.items()):
+            cumulative = 0
+            cumulative_counts: list[int] = []
             for count in counts[:-1]:
-                below += count
-                within.append(below)
-            yield from histogram_lines(
-                self.name, self.labels, values, self._bounds, within, count=sum(counts), total=total[0]
+                cumulative += count
+                cumulative_counts.append(cumulative)
+            yield from _histogram_lines(
+                self.name, self.labels, values, self._bounds, cumulative_counts, count=sum(counts), total=total[0]
             )
 
 
 class MetricSamples:
-    """Numbers that were looked up just now."""
+    """Samples of one metric that are read when they are rendered."""
 
-    def __init__(self, name: str, kind: str, text: str, *labels: str) -> None:
+    def __init__(self, name: str, kind: str, help: str, *labels: str) -> None:
         self.name = name
         self.kind = kind
-        self.text = text
+        self.help = help
         self.labels = labels
-        self._rows: list[str] = []
+        self._lines: list[str] = []
 
     def add(self, value: float, *values: str) -> None:
-        self._rows.append(f"{self.name}{_labels(self.labels, values)} {_number(value)}")
+        self._lines.append(f"{self.name}{_format_labels(self.labels, values)} {_format_number(value)}")
 
     def add_histogram(
-        self, values: Labels, bounds: Sequence[float], within: Sequence[int], *, count: int, total: float
+        self, values: Labels, bounds: Sequence[float], cumulative_counts: Sequence[int], *, count: int, total: float
     ) -> None:
-        self._rows += histogram_lines(self.name, self.labels, values, bounds, within, count=count, total=total)
+        self._lines += _histogram_lines(
+            self.name, self.labels, values, bounds, cumulative_counts, count=count, total=total
+        )
 
     def lines(self) -> Iterator[str]:
-        return iter(self._rows)
+        return iter(self._lines)
 
 
 MetricFamily = Counter | Histogram | MetricSamples
 
 
-def gauge(name: str, text: str, values: Mapping[str, float] | float, label: str = "") -> MetricSamples:
-    """Figures of one label, or one figure without."""
-    made = MetricSamples(name, "gauge", text, *((label,) if label else ()))
+def gauge(name: str, help: str, values: Mapping[str, float] | float, label: str = "") -> MetricSamples:
+    """Returns a gauge with one label, or without labels."""
+    samples = MetricSamples(name, "gauge", help, *((label,) if label else ()))
     if isinstance(values, Mapping):
         for key, value in values.items():
-            made.add(value, key)
+            samples.add(value, key)
     else:
-        made.add(values)
-    return made
+        samples.add(values)
+    return samples
 
 
 def format_prometheus(families: Iterable[MetricFamily]) -> bytes:
-    """The text that Prometheus reads."""
+    """Renders metrics in the text format that Prometheus reads."""
     lines: list[str] = []
     for family in families:
-        lines += (f"# HELP {family.name} {family.text}", f"# TYPE {family.name} {family.kind}", *family.lines())
+        lines += (f"# HELP {family.name} {family.help}", f"# TYPE {family.name} {family.kind}", *family.lines())
     return ("\n".join(lines) + "\n").encode("utf-8", "replace")
 
 
-def histogram_lines(
-    name: str,
-    labels: Labels,
-    values: Labels,
-    bounds: Sequence[float],
-    within: Sequence[int],
-    *,
-    count: int,
-    total: float,
-) -> Iterator[str]:
-    named = (*labels, "le")
-    for bound, below in zip(bounds, within, strict=True):
-        yield f"{name}_bucket{_labels(named, (*values, _number(bound)))} {below}"
-    yield f"{name}_bucket{_labels(named, (*values, '+Inf'))} {count}"
-    yield f"{name}_sum{_labels(labels, values)} {_number(total)}"
-    yield f"{name}_count{_labels(labels, values)} {count}"
-
-
-def _labels(names: Labels, values: Labels) -> str:
-    if not names:
-        return ""
-    pairs = (f'{name}="{_escaped(value)}"' for name, value in zip(names, values, strict=True))
-    return "{" + ",".join(pairs) + "}"
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-
-
-def _number(value: float) -> str:
-    if math.isnan(value):
-        return "NaN"
-    if math.isinf(value):
-        return "+Inf" if value > 0 else "-Inf"
-    return str(int(value)) if value == int(value) and abs(value) < 2**53 else repr(float(value))
-
-
-_MOST_TOOLS = 300
-"""Tools with lines of their own, those with the most calls; the others are one together."""
-_REST = "other"
-_METHODS = ("GET", "POST", "DELETE", "OPTIONS", "HEAD")
-_STATES: tuple[str, ...] = get_args(ServerState)
-
-
 class Metrics:
-    """What is counted here, in this process, since it started."""
+    """What this process counts since its start."""
 
     def __init__(self) -> None:
-        self.requests = Counter(
-            "toolspace_http_requests_total", "Requests that were answered.", "method", "route", "status"
-        )
+        self.requests = Counter("toolspace_http_requests_total", "HTTP requests.", "method", "route", "status")
         self.request_seconds = Histogram(
-            "toolspace_http_request_duration_seconds", "How long an answer took, streams aside.", "route"
+            "toolspace_http_request_duration_seconds", "Duration of HTTP requests, without streams.", "route"
         )
         self.database_seconds = Histogram(
-            "toolspace_database_seconds", "How long the database took, with waiting for it.", "kind"
+            "toolspace_database_seconds",
+            "Duration of database operations, including the wait for a connection.",
+            "kind",
         )
-        self.database_errors = Counter("toolspace_database_errors_total", "What the database did not do.", "kind")
-        self.started = time.time()
+        self.database_errors = Counter("toolspace_database_errors_total", "Failed database operations.", "kind")
+        self.started_at = time.time()
 
     def observe(self, route: Route | None, status: int, seconds: float) -> None:
-        """Counts an answer. What fits no route is one together: its path is the caller's invention."""
+        """Counts a response. Requests without a route are counted together, because clients invent the paths."""
         if route is None:
-            self.requests.add((_REST, _REST, str(status)))
+            self.requests.add((_OTHER, _OTHER, str(status)))
             return
         self.requests.add((route.method, route.path, str(status)))
         if not route.is_stream:
             self.request_seconds.add(seconds, (route.path,))
 
     def count_requests(self, path: str, app: Application) -> Application:
-        """An application that is mounted at a path, with its answers counted."""
+        """Wraps an application that is mounted at a path, and counts its responses."""
 
-        async def counted(scope: Scope, receive: Receive, send: Send) -> None:
-            async def noted(message: Message) -> None:
+        async def counting_app(scope: Scope, receive: Receive, send: Send) -> None:
+            async def counting_send(message: Message) -> None:
                 if message["type"] == "http.response.start":
-                    method = scope["method"] if scope["method"] in _METHODS else _REST
+                    method = scope["method"] if scope["method"] in _METHODS else _OTHER
                     self.requests.add((method, path, str(message["status"])))
                 await send(message)
 
-            await app(scope, receive, noted)
+            await app(scope, receive, counting_send)
 
-        return counted
+        return counting_app
 
     def observe_database(self, database: Database) -> None:
-        """Counts what a database does."""
-        database.observer = self._count_programs
+        database.observer = self._count_operations
 
-    def _count_programs(self, kind: OperationKind, seconds: Sequence[float], errors: Sequence[BaseException]) -> None:
+    def _count_operations(self, kind: OperationKind, seconds: Sequence[float], errors: Sequence[BaseException]) -> None:
         self.database_seconds.add_all(seconds, (kind,))
         for error in errors:
             if isinstance(error, StorageError):
@@ -245,125 +205,124 @@ class Metrics:
 
 
 class LiveCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a gateway has open at this moment."""
+    """What a gateway process has open now, and some totals since its start."""
 
     readers: int = 0
+    """Open event streams."""
     streams: int = 0
-    """Streams that someone reads."""
+    """Streams with at least one subscriber."""
     events: int = 0
-    """Events that were stored, since the start."""
+    """Events stored since the start."""
     workers: Mapping[str, int] = {}
-    """Tool → workers that serve it here."""
+    """Tool → connected workers that serve it."""
     waiting: int = 0
     """Requests that wait for a result."""
     requests: int = 0
-    """Requests under way."""
+    """Running requests."""
     agents: int = 0
-    """Agents that think."""
+    """Agents and background tasks that run."""
     cycles: Mapping[str, int] = {}
-    """How many cycles ended in which way, since the start."""
+    """Outcome → cycles since the start."""
     models: Mapping[str, ModelUsage] = {}
-    """What was asked of which model, since the start."""
+    """Model → usage since the start."""
 
 
-def render_metrics(metrics: Metrics, ts: Toolspace, live: LiveCounts, counts: Counts | None) -> bytes:
-    """All of it. `counts` is None where the database does not answer: that it does not is a figure too."""
+def render_metrics(metrics: Metrics, ts: Toolspace, live: LiveCounts, counts: OpenWorkCounts | None) -> bytes:
+    """Renders all metrics. `counts` is None if the database is unavailable, which is a metric itself."""
     return format_prometheus(
         (
-            *_build(),
-            *_tools(ts),
-            *_servers(ts),
-            gauge("toolspace_stream_readers", "Event streams that are open here.", live.readers),
-            gauge("toolspace_streams", "Streams that someone reads here.", live.streams),
-            _count("toolspace_events_total", "Events that were stored here.", live.events),
-            gauge("toolspace_workers", "Workers that are connected here, by tool.", _bounded(live.workers), "tool"),
-            gauge("toolspace_waiting_requests", "Requests that wait here for a result.", live.waiting),
-            gauge("toolspace_http_requests_running", "Requests that are under way here.", live.requests),
-            *_agents(live),
-            gauge("toolspace_database_up", "Whether the database answered just now.", int(counts is not None)),
-            *(_open(counts) if counts is not None else ()),
+            *_build_info(),
+            *_tool_metrics(ts),
+            *_server_metrics(ts),
+            gauge("toolspace_stream_readers", "Event streams that are open in this process.", live.readers),
+            gauge("toolspace_streams", "Streams with subscribers in this process.", live.streams),
+            _counter("toolspace_events_total", "Events that this process stored.", live.events),
+            gauge(
+                "toolspace_workers",
+                "Workers that are connected to this process, by tool.",
+                _limit_tools(live.workers),
+                "tool",
+            ),
+            gauge("toolspace_waiting_requests", "Requests that wait for a result in this process.", live.waiting),
+            gauge("toolspace_http_requests_running", "HTTP requests that run in this process.", live.requests),
+            *_agent_metrics(live),
+            gauge("toolspace_database_up", "1 if the database responds.", int(counts is not None)),
+            *(_open_work_metrics(counts) if counts is not None else ()),
             metrics.requests,
             metrics.request_seconds,
             metrics.database_seconds,
             metrics.database_errors,
-            *_process(metrics.started),
+            *_process_metrics(metrics.started_at),
         )
     )
 
 
-def _count(name: str, text: str, value: float) -> MetricSamples:
-    made = MetricSamples(name, "counter", text)
-    made.add(value)
-    return made
+def _counter(name: str, help: str, value: float) -> MetricSamples:
+    samples = MetricSamples(name, "counter", help)
+    samples.add(value)
+    return samples
 
 
-def _build() -> Iterator[MetricFamily]:
-    info = MetricSamples("toolspace_build_info", "gauge", "Which version this is.", "version", "python")
+def _build_info() -> Iterator[MetricFamily]:
+    info = MetricSamples("toolspace_build_info", "gauge", "The version of Toolspace.", "version", "python")
     info.add(1, __version__, platform.python_version())
     yield info
 
 
-def _tools(ts: Toolspace) -> Iterator[MetricFamily]:
-    books = ts.orchestrator.call_log
-    calls = MetricSamples(
-        "toolspace_tool_calls_total", "counter", "Calls that ended here.", "tool", "status", "error_kind"
-    )
-    seconds = MetricSamples("toolspace_tool_call_duration_seconds", "histogram", "How long calls took.", "tool")
-    for name, pages in _by_tool(books.stats.items()):
-        good = sum(page.count - page.failures for page in pages)
-        if good:
-            calls.add(good, name, "ok", "")
-        kinds: dict[str, int] = {}
-        for page in pages:
-            known = page.failures_by_kind
-            for kind, number in (*known.items(), ("unknown", page.failures - known.total())):
-                kinds[kind] = kinds.get(kind, 0) + number
-        for kind, number in sorted(kinds.items()):
+def _tool_metrics(ts: Toolspace) -> Iterator[MetricFamily]:
+    call_log = ts.orchestrator.call_log
+    calls = MetricSamples("toolspace_tool_calls_total", "counter", "Tool calls.", "tool", "status", "error_kind")
+    durations = MetricSamples("toolspace_tool_call_duration_seconds", "histogram", "Duration of tool calls.", "tool")
+    for tool, all_stats in _group_by_tool(call_log.stats.items()):
+        successes = sum(stats.count - stats.failures for stats in all_stats)
+        if successes:
+            calls.add(successes, tool, "ok", "")
+        failures: dict[str, int] = {}
+        for stats in all_stats:
+            by_kind = stats.failures_by_kind
+            for kind, number in (*by_kind.items(), ("unknown", stats.failures - by_kind.total())):
+                failures[kind] = failures.get(kind, 0) + number
+        for kind, number in sorted(failures.items()):
             if number > 0:
-                calls.add(number, name, "failed", kind)
-        _put_durations(seconds, (name,), pages)
+                calls.add(number, tool, "failed", kind)
+        _add_durations(durations, (tool,), all_stats)
     waits = MetricSamples(
-        "toolspace_tool_queue_wait_seconds", "histogram", "How long calls waited for their turn, of those that had to."
+        "toolspace_tool_queue_wait_seconds", "histogram", "Wait of tool calls in their queue, if they had to wait."
     )
-    _put_durations(waits, (), [books.queue_waits])
-    yield from (calls, seconds, waits)
+    _add_durations(waits, (), [call_log.queue_waits])
+    yield from (calls, durations, waits)
 
 
-def _by_tool(pages: Iterable[tuple[str, CallStats]]) -> Iterator[tuple[str, list[CallStats]]]:
-    """The tools that are called most, and the others as one."""
-    ranked = sorted(pages, key=lambda page: -page[1].count)
-    yield from ((name, [page]) for name, page in ranked[:_MOST_TOOLS])
-    if rest := [page for _, page in ranked[_MOST_TOOLS:]]:
-        yield _REST, rest
+def _group_by_tool(stats: Iterable[tuple[str, CallStats]]) -> Iterator[tuple[str, list[CallStats]]]:
+    """Yields the statistics of the tools with the most calls, and those of all other tools together."""
+    ranked = sorted(stats, key=lambda item: -item[1].count)
+    yield from ((tool, [tool_stats]) for tool, tool_stats in ranked[:_MAX_TOOLS])
+    if rest := [tool_stats for _, tool_stats in ranked[_MAX_TOOLS:]]:
+        yield _OTHER, rest
 
 
-_BOUNDS_MS = tuple(bound * 1000 for bound in BUCKET_SECONDS)
+def _add_durations(samples: MetricSamples, labels: Labels, all_stats: list[CallStats]) -> None:
+    columns = zip(*(stats.cumulative_counts(_BUCKET_MS) for stats in all_stats), strict=True)
+    total = sum(stats.total_ms for stats in all_stats) / 1000
+    count = sum(stats.count for stats in all_stats)
+    samples.add_histogram(labels, BUCKET_SECONDS, [sum(column) for column in columns], count=count, total=total)
 
 
-def _put_durations(into: MetricSamples, labels: tuple[str, ...], pages: list[CallStats]) -> None:
-    columns = zip(*(page.cumulative_counts(_BOUNDS_MS) for page in pages), strict=True)
-    total = sum(page.total_ms for page in pages) / 1000
-    count = sum(page.count for page in pages)
-    into.add_histogram(labels, BUCKET_SECONDS, [sum(column) for column in columns], count=count, total=total)
-
-
-def _servers(ts: Toolspace) -> Iterator[MetricFamily]:
+def _server_metrics(ts: Toolspace) -> Iterator[MetricFamily]:
     states = MetricSamples(
-        "toolspace_mcp_server_state", "gauge", "1 for the state that a server is in.", "server", "state"
+        "toolspace_mcp_server_state", "gauge", "1 for the present state of the MCP server.", "server", "state"
     )
-    restarts = MetricSamples(
-        "toolspace_mcp_server_restarts_total", "counter", "How often a server was restarted.", "server"
-    )
+    restarts = MetricSamples("toolspace_mcp_server_restarts_total", "counter", "Restarts of the MCP server.", "server")
     for server in ts.list_servers():
-        for state in _STATES:
+        for state in _SERVER_STATES:
             states.add(int(server.state == state), server.name, state)
         restarts.add(server.restarts, server.name)
     yield from (states, restarts)
 
 
-def _agents(live: LiveCounts) -> Iterator[MetricFamily]:
-    yield gauge("toolspace_agents_active", "Agents that think here now, and tasks of theirs.", live.agents)
-    cycles = MetricSamples("toolspace_agent_cycles_total", "counter", "Cycles that ended here.", "outcome")
+def _agent_metrics(live: LiveCounts) -> Iterator[MetricFamily]:
+    yield gauge("toolspace_agents_active", "Agents and background tasks that run in this process.", live.agents)
+    cycles = MetricSamples("toolspace_agent_cycles_total", "counter", "Cycles of agents.", "outcome")
     for outcome, number in sorted(live.cycles.items()):
         cycles.add(number, outcome)
     requests = MetricSamples("toolspace_model_requests_total", "counter", "Requests to models.", "model", "status")
@@ -371,12 +330,12 @@ def _agents(live: LiveCounts) -> Iterator[MetricFamily]:
         "toolspace_model_tokens_total", "counter", "Tokens that models read and wrote.", "model", "kind"
     )
     cost = MetricSamples(
-        "toolspace_model_cost_dollars_total", "counter", "What that cost, as far as it is known.", "model"
+        "toolspace_model_cost_dollars_total", "counter", "Cost of models whose price is known.", "model"
     )
-    for model, spent in sorted(live.models.items()):
-        for status, number in sorted(spent.requests.items()):
+    for model, model_usage in sorted(live.models.items()):
+        for status, number in sorted(model_usage.requests.items()):
             requests.add(number, model, status)
-        usage = spent.usage
+        usage = model_usage.usage
         tokens.add(usage.input_tokens, model, "input")
         tokens.add(usage.cached_tokens, model, "cached")
         tokens.add(usage.output_tokens, model, "output")
@@ -384,29 +343,29 @@ def _agents(live: LiveCounts) -> Iterator[MetricFamily]:
     yield from (cycles, requests, tokens, cost)
 
 
-def _bounded(figures: Mapping[str, int]) -> dict[str, float]:
-    ranked = sorted(figures.items(), key=lambda one: (-one[1], one[0]))
-    found: dict[str, float] = dict(ranked[:_MOST_TOOLS])
-    if rest := sum(number for _, number in ranked[_MOST_TOOLS:]):
-        found[_REST] = rest
-    return found
+def _limit_tools(counts: Mapping[str, int]) -> dict[str, float]:
+    ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    limited: dict[str, float] = dict(ranked[:_MAX_TOOLS])
+    if rest := sum(number for _, number in ranked[_MAX_TOOLS:]):
+        limited[_OTHER] = rest
+    return limited
 
 
-def _open(counts: Counts) -> Iterator[MetricFamily]:
+def _open_work_metrics(counts: OpenWorkCounts) -> Iterator[MetricFamily]:
     yield gauge("toolspace_calls_open", "Calls without a result, in all processes.", counts.calls, "status")
-    yield gauge("toolspace_inbox_events", "Events in inboxes, in all processes.", counts.inbox, "status")
-    yield gauge("toolspace_runs_open", "Runs that have not ended, in all processes.", counts.runs, "status")
+    yield gauge("toolspace_inbox_events", "Inbox events, in all processes.", counts.inbox, "status")
+    yield gauge("toolspace_runs_open", "Open runs, in all processes.", counts.runs, "status")
     yield gauge("toolspace_nodes", "Processes that share the database.", counts.nodes)
 
 
-def _process(started: float) -> Iterator[MetricFamily]:
+def _process_metrics(started_at: float) -> Iterator[MetricFamily]:
     times = os.times()
-    yield _count("process_cpu_seconds_total", "Time that the processor spent on this.", times.user + times.system)
-    yield gauge("process_start_time_seconds", "When the process started.", started)
+    yield _counter("process_cpu_seconds_total", "CPU time of the process.", times.user + times.system)
+    yield gauge("process_start_time_seconds", "Start time of the process.", started_at)
     if (resident := _resident_bytes()) is not None:
-        yield gauge("process_resident_memory_bytes", "Memory in use.", resident)
-    with suppress(OSError):  # Elsewhere than on Linux there is no such folder.
-        yield gauge("process_open_fds", "Files and sockets that are open.", len(os.listdir("/proc/self/fd")))
+        yield gauge("process_resident_memory_bytes", "Resident memory of the process.", resident)
+    with suppress(OSError):  # Only Linux has it.
+        yield gauge("process_open_fds", "Open file descriptors of the process.", len(os.listdir("/proc/self/fd")))
 
 
 def _resident_bytes() -> int | None:
@@ -415,3 +374,40 @@ def _resident_bytes() -> int | None:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):
         return None
+
+
+def _histogram_lines(
+    name: str,
+    labels: Labels,
+    values: Labels,
+    bounds: Sequence[float],
+    cumulative_counts: Sequence[int],
+    *,
+    count: int,
+    total: float,
+) -> Iterator[str]:
+    bucket_labels = (*labels, "le")
+    for bound, cumulative in zip(bounds, cumulative_counts, strict=True):
+        yield f"{name}_bucket{_format_labels(bucket_labels, (*values, _format_number(bound)))} {cumulative}"
+    yield f"{name}_bucket{_format_labels(bucket_labels, (*values, '+Inf'))} {count}"
+    yield f"{name}_sum{_format_labels(labels, values)} {_format_number(total)}"
+    yield f"{name}_count{_format_labels(labels, values)} {count}"
+
+
+def _format_labels(names: Labels, values: Labels) -> str:
+    if not names:
+        return ""
+    pairs = (f'{name}="{_escape(value)}"' for name, value in zip(names, values, strict=True))
+    return "{" + ",".join(pairs) + "}"
+
+
+def _escape(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def _format_number(value: float) -> str:
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "+Inf" if value > 0 else "-Inf"
+    return str(int(value)) if value == int(value) and abs(value) < 2**53 else repr(float(value))

@@ -1,4 +1,4 @@
-"""Every failure as `application/problem+json`: the only place where an exception becomes an answer."""
+"""Problem details (RFC 9457): the one place where an exception becomes an HTTP error response."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _log = logging.getLogger("toolspace.server")
 
 MEDIA_TYPE: Final = b"application/problem+json"
 RETRY_SECONDS: Final = 1
-"""When to try again while the database does not answer."""
-_LONGEST: Final = 500
-_REFUSED: Final[Mapping[RefusalReason, int]] = {
+"""`Retry-After` while the database is unavailable."""
+_MAX_QUOTED_LENGTH: Final = 500
+_STATUSES: Final[Mapping[RefusalReason, int]] = {
     "invalid": 400,
     "forbidden": 403,
     "not_found": 404,
@@ -31,57 +31,62 @@ Headers = Sequence[tuple[bytes, bytes]]
 
 
 class ProblemBody(msgspec.Struct, frozen=True, rename={"error_id": "errorId"}, omit_defaults=True, kw_only=True):
-    """What went wrong, as RFC 9457 has it. Other members say more, depending on the problem."""
+    """An error, as RFC 9457 defines it. Some problems have further members."""
 
     type: str
+    """`about:blank`: the status says what kind of problem it is."""
     title: str
+    """The reason phrase of the status."""
     status: int
+    """The HTTP status of the response."""
     detail: str
+    """What is wrong, with the value, and how to fix it."""
     path: str | None = None
-    """Where in the body or the query the wrong value is, as `$.members[0].entityId`."""
+    """Where in the body or the query the invalid value is, such as `$.members[0]`."""
     error_id: str | None = None
-    """Under which the log says more."""
+    """The id under which the server's log has the exception."""
 
 
 class Problem(Exception):
-    """A request that is answered with an error. `detail` names the value and the way out; `more` are further members.
+    """Ends a request with an error response. `detail` names the value and the way out.
 
-    raise Problem(404, f'there is no space "{space_id}"')
+    raise Problem(404, f'Space "{space_id}" not found')
     """
 
     def __init__(
-        self, status: int, detail: str, *, title: str | None = None, headers: Headers = (), **more: Any
+        self, status: int, detail: str, *, title: str | None = None, headers: Headers = (), **extra_members: Any
     ) -> None:
         super().__init__(detail)
         self.status = status
         self.detail = detail
-        self.title = title or _phrase(status)
+        self.title = title or _reason_phrase(status)
         self.headers = headers
-        self.extra_members: Mapping[str, Any] = more
+        self.extra_members: Mapping[str, Any] = extra_members
 
     def body(self) -> bytes:
-        shown = {"type": "about:blank", "title": self.title, "status": self.status, "detail": self.detail}
-        return json_text.encode_bytes({**shown, **self.extra_members, **shown})  # In this order, and these as they are.
+        members = {"type": "about:blank", "title": self.title, "status": self.status, "detail": self.detail}
+        # Twice: the standard members come first, and extra members cannot replace them.
+        return json_text.encode_bytes({**members, **self.extra_members, **members})
 
 
 def to_problem(error: BaseException) -> Problem:
-    """The problem that an exception is. What nobody expected is logged under an id, and its text stays here."""
+    """Converts an exception to a problem. An unexpected one is logged under an id, and its text is not sent."""
     if isinstance(error, Problem):
         return error
     if isinstance(error, RefusedError):
-        problem = Problem(_REFUSED[error.reason], str(error))
-        problem.extra_members = error.details  # Whatever they are called: what every problem has wins.
+        problem = Problem(_STATUSES[error.reason], str(error))
+        problem.extra_members = error.details
         return problem
     if isinstance(error, msgspec.ValidationError):
         return invalid_input(error)
     if isinstance(error, UnstorableValueError):
         return Problem(400, str(error))
     if isinstance(error, StorageUnavailable):
-        _log.warning("the database does not answer: %s", error)
-        return unavailable("the database does not answer now, so nothing is promised of what was asked; try again")
+        _log.warning("database unavailable; answering 503: %s", error)
+        return unavailable("The database is unavailable; the request may or may not have taken effect. Try again")
     error_id = new_id("err")
     _log.error("request failed, error %s", error_id, exc_info=error)
-    return Problem(500, "something went wrong here; the server's log says more under the errorId", errorId=error_id)
+    return Problem(500, "Internal error; the server's log has the details under the errorId", errorId=error_id)
 
 
 def unavailable(detail: str, *, retry_seconds: int = RETRY_SECONDS) -> Problem:
@@ -89,21 +94,24 @@ def unavailable(detail: str, *, retry_seconds: int = RETRY_SECONDS) -> Problem:
 
 
 def invalid_input(error: Exception, *, place: Literal["body", "query"] = "body") -> Problem:
-    """A body or a query that is not as it should be: names the place and what was expected there."""
-    text = str(error)
-    expected, _, path = text.partition(" - at `")
-    path = _short(path.rstrip("`") or "$")
-    expected = _short(expected)
-    where = f"the {place}" if path == "$" else f"{place} {path}"
-    return Problem(400, f"{where}: {expected[:1].lower()}{expected[1:]}", path=path)
+    """A body or a query that does not match its schema. The problem names the place and what was expected."""
+    expected, _, path = str(error).partition(" - at `")
+    path = _shorten(path.rstrip("`") or "$")
+    expected = _shorten(expected)
+    location = f"the {place}" if path == "$" else f"{place} {path}"
+    return Problem(400, f"Invalid {location}: {expected[:1].lower()}{expected[1:]}", path=path)
 
 
-def _short(text: str) -> str:
-    """Some messages have in them what was sent, which may be long."""
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+def not_found(kind: str, id: str) -> Problem:
+    return Problem(404, f'{kind} "{id[:200]}" not found')
 
 
-def _phrase(status: int) -> str:
+def _shorten(text: str) -> str:
+    """Shortens a message, which may quote a long value from the request."""
+    return text if len(text) <= _MAX_QUOTED_LENGTH else f"{text[:_MAX_QUOTED_LENGTH]}…"
+
+
+def _reason_phrase(status: int) -> str:
     try:
         return HTTPStatus(status).phrase
     except ValueError:

@@ -1,4 +1,4 @@
-"""What a reader may see of an event, a call or a run. The one place where what is private is taken out."""
+"""Redaction: what a viewer may see of an event, a call or a run. The one place that removes private fields."""
 
 from __future__ import annotations
 
@@ -7,54 +7,66 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from toolspace.core.records import CallRecord, RunRecord, StoredEvent, Visibility
+from toolspace.core.records import CallRecord, Entity, RunRecord, StoredEvent, Visibility
+from toolspace.server.authorization import Caller, EntityCaller
 
 Viewer = Literal["secret", "public"]
-"""Who reads: the holder of a secret key, who sees everything; or a member of the space, who does not."""
+"""`secret` sees everything; `public`, a member of the space, does not."""
 
-_NAMED: Final = frozenset(("tool.started", "tool.done", "tool.error"))
-"""The events of which the name of the tool is shown, where no more may be."""
-_OPERATORS: Final[dict[str, frozenset[str]]] = {"run.done": frozenset(("usage", "error"))}
-"""What of an event that members see is only for those who operate the agent."""
-_OPERATORS_OF_RUN: Final = frozenset(("trigger", "usage", "error"))
+_NAMED_EVENTS: Final = frozenset(("tool.started", "tool.done", "tool.error"))
+"""Events of which a member sees the name of the tool if the call is not visible."""
+_OPERATOR_EVENT_FIELDS: Final[dict[str, frozenset[str]]] = {"run.done": frozenset(("usage", "error"))}
+_OPERATOR_RUN_FIELDS: Final = frozenset(("trigger", "usage", "error"))
 
 
-def redact_event(event: StoredEvent, audience: Viewer) -> StoredEvent | None:
-    """The event as that audience may see it, or None."""
-    if audience == "secret":
+def viewer_of(caller: Caller) -> Viewer:
+    return "public" if isinstance(caller, EntityCaller) else "secret"
+
+
+def redact_event(event: StoredEvent, viewer: Viewer) -> StoredEvent | None:
+    """Returns the event as the viewer may see it, or None."""
+    if viewer == "secret":
         return event
     if event.visibility == "full":
-        hidden = _OPERATORS.get(event.type)
-        if hidden is None:
+        hidden_fields = _OPERATOR_EVENT_FIELDS.get(event.type)
+        if hidden_fields is None:
             return event
-        return _with(event, {key: value for key, value in event.data.items() if key not in hidden})
-    if event.visibility == "name" and event.type in _NAMED:
-        return _with(event, {"toolCallId": event.data.get("toolCallId"), "toolName": event.data.get("toolName")})
+        return _replace_data(event, {key: value for key, value in event.data.items() if key not in hidden_fields})
+    if event.visibility == "name" and event.type in _NAMED_EVENTS:
+        return _replace_data(
+            event, {"toolCallId": event.data.get("toolCallId"), "toolName": event.data.get("toolName")}
+        )
     return None
 
 
-def redact_call(call: CallRecord, exposure: Visibility, audience: Viewer) -> dict[str, Any] | None:
-    """The call as that audience may see it, or None. The exposure is the one that its events have."""
-    if audience == "secret" or exposure == "full":
+def redact_calls(calls: Iterable[tuple[CallRecord, Visibility]], viewer: Viewer) -> list[dict[str, Any]]:
+    """Returns the calls that the viewer may see. The visibility is the one of the call's events."""
+    redacted = (_redact_call(call, visibility, viewer) for call, visibility in calls)
+    return [call for call in redacted if call is not None]
+
+
+def redact_run(run: RunRecord, viewer: Viewer) -> dict[str, Any]:
+    """Returns the run; for members without its trigger, usage and error."""
+    data: dict[str, Any] = msgspec.to_builtins(run)
+    if viewer == "secret":
+        return data
+    return {key: value for key, value in data.items() if key not in _OPERATOR_RUN_FIELDS}
+
+
+def redact_entity(entity: Entity, caller: Caller) -> Entity:
+    """Returns the entity; without its metadata if the caller is another entity."""
+    if isinstance(caller, EntityCaller) and caller.entity_id != entity.id:
+        return msgspec.structs.replace(entity, metadata={})
+    return entity
+
+
+def _redact_call(call: CallRecord, visibility: Visibility, viewer: Viewer) -> dict[str, Any] | None:
+    if viewer == "secret" or visibility == "full":
         return call.wire()
-    if exposure == "name":
+    if visibility == "name":
         return {"toolCallId": call.call_id, "toolName": call.tool_name}
     return None
 
 
-def redact_calls(calls: Iterable[tuple[CallRecord, Visibility]], audience: Viewer) -> list[dict[str, Any]]:
-    """The calls that the audience may see, each as far as it may."""
-    seen = (redact_call(call, exposure, audience) for call, exposure in calls)
-    return [call for call in seen if call is not None]
-
-
-def redact_run(run: RunRecord, audience: Viewer) -> dict[str, Any]:
-    """The run; for members without what began it, what it cost and why it failed."""
-    data: dict[str, Any] = msgspec.to_builtins(run)
-    if audience == "secret":
-        return data
-    return {key: value for key, value in data.items() if key not in _OPERATORS_OF_RUN}
-
-
-def _with(event: StoredEvent, data: dict[str, Any]) -> StoredEvent:
+def _replace_data(event: StoredEvent, data: dict[str, Any]) -> StoredEvent:
     return StoredEvent(event.stream, event.id, event.type, data, event.at, event.visibility)

@@ -1,16 +1,16 @@
-"""One request as handlers see it: parameters, query, headers, a body that is read once and bounded, and who asks."""
+"""One request as handlers see it: path parameters, query, headers, JSON body and caller. Knows no resources."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 from urllib.parse import parse_qsl
 
 import msgspec
 
 from toolspace.core import json_text
 from toolspace.core.names import did_you_mean
-from toolspace.server.asgi import MAX_BODY_BYTES, Receive, Scope, read_body
+from toolspace.server.asgi import MAX_BODY_BYTES, Receive, Scope, read_body, wait_for_disconnect
 from toolspace.server.authorization import AnonymousCaller, Caller
 from toolspace.server.problems import Problem, invalid_input
 from toolspace.server.routing import Route
@@ -21,29 +21,28 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MAX_DEPTH: Final = 100
-"""Levels of a body. What is stored is put into events and messages, and must still be readable inside them."""
-_MOST_PARAMETERS: Final = 50
-_LONGEST_SHOWN: Final = 200
-"""Characters of what was sent that an answer says again."""
-_NOBODY: Final = AnonymousCaller()
+"""Nesting levels of a body. Stored values are put into events and messages and must stay readable inside them."""
+_MAX_QUERY_PARAMETERS: Final = 50
+_MAX_QUOTED_LENGTH: Final = 200
+_ANONYMOUS: Final = AnonymousCaller()
 
 
-class _Names(dict[str, bytes]):
-    """Names of headers that handlers ask for, as they come on the wire."""
+class _HeaderNames(dict[str, bytes]):
+    """Caches header names in the form that ASGI uses."""
 
     def __missing__(self, name: str) -> bytes:
-        wanted = self[name] = name.lower().encode("latin-1")
-        return wanted
+        encoded = self[name] = name.lower().encode("latin-1")
+        return encoded
 
 
-_names = _Names()
+_header_names = _HeaderNames()
 _decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
 
 
 class Request:
-    """What was asked. Headers, query and body are looked at when a handler wants them, not before."""
+    """An HTTP request. Headers, query and body are parsed when a handler asks for them."""
 
-    __slots__ = ("_body", "_headers", "_limit", "caller", "gateway", "params", "receive", "route", "scope")
+    __slots__ = ("_body", "_headers", "_max_body", "caller", "gateway", "params", "receive", "route", "scope")
 
     def __init__(
         self,
@@ -60,10 +59,10 @@ class Request:
         self.scope = scope
         self.receive = receive
         self.params = params
-        """The values of the parameters in the path, by name."""
-        self.caller: Caller = _NOBODY
+        """The values of the path parameters, by name."""
+        self.caller: Caller = _ANONYMOUS
         self._headers: dict[bytes, bytes] | None = None
-        self._limit = max_body
+        self._max_body = max_body
         self._body: bytes | None = None
 
     @property
@@ -76,53 +75,55 @@ class Request:
 
     @property
     def address(self) -> str:
-        """Where the connection comes from."""
+        """The client's IP address."""
         client = self.scope.get("client")
         return client[0] if client else ""
 
     def header(self, name: str) -> str | None:
-        """The value of a header. One that is there twice means two things, so it is refused."""
+        """Returns the value of a header. Raises `Problem` 400 if the request has it more than once."""
         headers = self._headers
         if headers is None:
             headers = self._headers = dict(self.scope["headers"])
-        found = headers.get(_names[name])
-        if found is None:
+        value = headers.get(_header_names[name])
+        if value is None:
             return None
         pairs = self.scope["headers"]
-        if len(pairs) > len(headers) and sum(key == _names[name] for key, _ in pairs) > 1:
-            raise Problem(400, f"the header {name} is there more than once; send it once")
-        return found.decode("latin-1").strip(" \t")
+        if len(pairs) > len(headers) and sum(key == _header_names[name] for key, _ in pairs) > 1:
+            raise Problem(400, f"The header {name} appears more than once; send it once")
+        return value.decode("latin-1").strip(" \t")
 
     def query(self, kind: type[T]) -> T:
-        """The query as this struct."""
+        """Returns the query parameters as a struct. Raises `Problem` 400."""
         text: bytes = self.scope["query_string"]
         values: dict[str, str] = {}
         if text:
             try:
-                pairs = parse_qsl(text.decode("ascii"), True, errors="strict", max_num_fields=_MOST_PARAMETERS)
+                pairs = parse_qsl(text.decode("ascii"), True, errors="strict", max_num_fields=_MAX_QUERY_PARAMETERS)
             except ValueError as error:
-                raise Problem(400, f"the query cannot be read: {error}") from None
+                raise Problem(400, f"Invalid query string: {error}") from None
             for name, value in pairs:
                 if name in values:
-                    raise Problem(400, f'the query has "{name}" more than once; give it once', path=f"$.{name}")
+                    raise Problem(
+                        400, f'The query parameter "{name}" appears more than once; send it once', path=f"$.{name}"
+                    )
                 if "\0" in value:
-                    raise Problem(400, f'"{name}" has a NUL character; leave it out', path=f"$.{name}")
+                    raise Problem(400, f'The query parameter "{name}" contains a NUL character', path=f"$.{name}")
                 values[name] = value
         try:
             return msgspec.convert(values, kind, strict=False)
         except msgspec.ValidationError as error:
-            raise _explained(error, kind, "query") from None
+            raise _explain(error, kind, "query") from None
 
     async def body(self) -> bytes:
-        """The whole body. Raises `Problem` where it is too large, too slow, or ends in the middle."""
+        """Returns the whole body. Raises `Problem` if it is too large, too slow or incomplete."""
         if self._body is None:
-            content_length = self.header("content-length")
-            declared = None if content_length is None else content_length.encode("latin-1")
-            self._body = await read_body(self.receive, declared, limit=self._limit)
+            value = self.header("content-length")
+            content_length = None if value is None else value.encode("latin-1")
+            self._body = await read_body(self.receive, content_length, limit=self._max_body)
         return self._body
 
     async def json(self, kind: type[T]) -> T:
-        """The body as this struct. No body at all is an empty object."""
+        """Returns the JSON body as a struct; a missing body counts as `{}`. Raises `Problem`."""
         body = await self.body()
         if not body:
             body = b"{}"
@@ -134,60 +135,69 @@ class Request:
         try:
             value = decoder.decode(body)
         except msgspec.ValidationError as error:
-            raise _explained(error, kind, "body") from None
+            raise _explain(error, kind, "body") from None
         except RecursionError:
-            raise Problem(400, "the body is nested too deeply") from None
+            raise _too_deep() from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise Problem(400, f"the body cannot be read: {error}") from None
+            raise Problem(400, f"The body is not valid JSON: {error}") from None
+        # Counting brackets is cheap; the depth is measured only if there are enough of them.
         if len(body) > MAX_DEPTH < body.count(b"[") + body.count(b"{") and json_text.is_too_deep(value, MAX_DEPTH):
-            raise Problem(400, f"the body is nested too deeply; at most {MAX_DEPTH} levels are taken")
+            raise _too_deep()
         return value
 
     async def wait_for_disconnect(self) -> None:
-        """Waits until the client has gone away."""
+        """Returns when the client has disconnected."""
         if self._body is None:
             await self.body()
-        while (await self.receive())["type"] != "http.disconnect":
-            pass
+        await wait_for_disconnect(self.receive)
 
     def _check_media_type(self) -> None:
         value = self.header("content-type")
         if value is None or value == "application/json":
             return
-        essence, _, parameters = value.lower().partition(";")
-        essence = essence.strip()
-        if essence != "application/json" and not (essence.startswith("application/") and essence.endswith("+json")):
+        media_type, _, parameters = value.lower().partition(";")
+        media_type = media_type.strip()
+        is_json = media_type.startswith("application/") and media_type.endswith("+json")
+        if media_type != "application/json" and not is_json:
             raise Problem(
-                415, f'the body is "{value}"; send JSON, with "content-type: application/json" (curl: --json \'{{…}}\')'
+                415,
+                f'Content-Type "{value}" not supported; send JSON with "content-type: application/json" '
+                "(curl: --json '{…}')",
             )
         charset = parameters.partition("charset=")[2].strip(' "')
         if charset not in ("", "utf-8", "utf8"):
-            raise Problem(415, f'JSON is UTF-8 here, not "{charset}"')
+            raise Problem(415, f'Charset "{charset}" not supported; send UTF-8')
 
 
-def _explained(error: msgspec.ValidationError, kind: Any, place: Any) -> Problem:
+def _too_deep() -> Problem:
+    return Problem(400, f"The body is nested too deeply; at most {MAX_DEPTH} levels are accepted")
+
+
+def _explain(error: msgspec.ValidationError, kind: Any, place: Literal["body", "query"]) -> Problem:
+    """Adds to a validation error the names or values that would be valid."""
     problem = invalid_input(error, place=place)
-    _, unknown, rest = str(error).partition("unknown field `")
-    if unknown and problem.extra_members["path"] == "$":
-        known: tuple[str, ...] = getattr(kind, "__struct_encode_fields__", ())
+    path = problem.extra_members["path"]
+    _, is_unknown_field, rest = str(error).partition("unknown field `")
+    if is_unknown_field and path == "$":
+        fields: tuple[str, ...] = getattr(kind, "__struct_encode_fields__", ())
         name = rest.partition("`")[0]
-        name = name if len(name) <= _LONGEST_SHOWN else f"{name[:_LONGEST_SHOWN]}…"
-        near = did_you_mean(name, known) or (f"; known are {', '.join(known)}" if known else "")
-        return Problem(400, f'the {place} has "{name}", which means nothing here{near}', path=f"$.{name}")
-    if "enum value" in problem.detail and (choices := _choices(kind, problem.extra_members["path"])):
-        return Problem(
-            400, f"{problem.detail}; expected one of {', '.join(choices)}", path=problem.extra_members["path"]
-        )
+        name = name if len(name) <= _MAX_QUOTED_LENGTH else f"{name[:_MAX_QUOTED_LENGTH]}…"
+        hint = did_you_mean(name, fields) or (f"; known: {', '.join(fields)}" if fields else "")
+        noun = "field" if place == "body" else "parameter"
+        return Problem(400, f'Unknown {noun} "{name}" in the {place}{hint}', path=f"$.{name}")
+    if "enum value" in problem.detail and (choices := _choices(kind, path)):
+        return Problem(400, f"{problem.detail}; expected one of {', '.join(choices)}", path=path)
     return problem
 
 
 def _choices(kind: Any, path: str) -> list[str]:
-    """What a member of a struct may be, where it is one of a few texts."""
-    shape = msgspec.inspect.type_info(kind)
-    if not isinstance(shape, msgspec.inspect.StructType):
+    """Returns the texts that a field of a struct may have, if it is one of a few."""
+    struct = msgspec.inspect.type_info(kind)
+    if not isinstance(struct, msgspec.inspect.StructType):
         return []
-    for field in shape.fields:
+    for field in struct.fields:
         if path == f"$.{field.encode_name}":
-            types = field.type.types if isinstance(field.type, msgspec.inspect.UnionType) else (field.type,)
-            return [str(v) for one in types if isinstance(one, msgspec.inspect.LiteralType) for v in one.values]
+            options = field.type.types if isinstance(field.type, msgspec.inspect.UnionType) else (field.type,)
+            literals = (option for option in options if isinstance(option, msgspec.inspect.LiteralType))
+            return [str(value) for literal in literals for value in literal.values]
     return []

@@ -1,23 +1,21 @@
-"""What a handler gives back, as bytes on the wire. Knows no routes."""
+"""Responses that handlers return, and how they are sent. Knows no routes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 from toolspace.core import json_text
 from toolspace.server.asgi import Receive, Scope, Send
-from toolspace.server.problems import MEDIA_TYPE, Problem
+from toolspace.server.problems import MEDIA_TYPE, Headers, Problem
 
-Headers = Sequence[tuple[bytes, bytes]]
-
-_COMMON: Final = ((b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff"))
-_JSON: Final = [(b"content-type", b"application/json"), *_COMMON]
-_PROBLEM: Final = [(b"content-type", MEDIA_TYPE), *_COMMON]
+_COMMON_HEADERS: Final = ((b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff"))
+_JSON_HEADERS: Final = [(b"content-type", b"application/json"), *_COMMON_HEADERS]
+_PROBLEM_HEADERS: Final = [(b"content-type", MEDIA_TYPE), *_COMMON_HEADERS]
 
 
 class Response:
-    """An answer with a status or headers of its own. `body` is encoded as JSON, unless it is bytes of `media_type`."""
+    """A response with its own status or headers. `body` is encoded as JSON, unless there is a `media_type`."""
 
     __slots__ = ("body", "headers", "media_type", "on_sent", "status")
 
@@ -35,19 +33,20 @@ class Response:
         self.headers = headers
         self.media_type = media_type
         self.on_sent = on_sent
-        """Called once the whole answer was handed to the connection."""
+        """Called once the whole response was passed to the connection."""
 
     def encode(self) -> tuple[list[tuple[bytes, bytes]], bytes]:
+        """Returns the headers and the body."""
         if self.status in (204, 304):
-            return [*_COMMON, *self.headers], b""
+            return [*_COMMON_HEADERS, *self.headers], b""
         if self.media_type is not None:
             body = self.body if isinstance(self.body, bytes) else str(self.body).encode("utf-8", "replace")
-            return [(b"content-type", self.media_type.encode("latin-1")), *_COMMON, *self.headers], body
-        return [*_JSON, *self.headers], json_text.encode_bytes(self.body)
+            return [(b"content-type", self.media_type.encode("latin-1")), *_COMMON_HEADERS, *self.headers], body
+        return [*_JSON_HEADERS, *self.headers], json_text.encode_bytes(self.body)
 
 
 class StreamingResponse(Protocol):
-    """An answer that writes itself, as server-sent events do."""
+    """A response that sends itself, as server-sent events do."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
 
@@ -56,23 +55,23 @@ NO_CONTENT: Final = Response(status=204)
 
 
 async def send_response(
-    send: Send, status: int, headers: list[tuple[bytes, bytes]], body: bytes, *, head: bool
+    send: Send, status: int, headers: list[tuple[bytes, bytes]], body: bytes, *, head_only: bool
 ) -> None:
-    """One whole answer. The length is that of the body also where only the head is asked for."""
+    """Sends a whole response. `head_only` leaves out the body but keeps its content-length."""
     if status not in (204, 304):
         headers.append((b"content-length", b"%d" % len(body)))
     await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": b"" if head else body})
+    await send({"type": "http.response.body", "body": b"" if head_only else body})
 
 
-async def send_json(send: Send, value: Any, *, status: int = 200, head: bool = False) -> None:
-    await send_response(send, status, _JSON.copy(), json_text.encode_bytes(value), head=head)
+async def send_json(send: Send, value: Any, *, status: int = 200, head_only: bool = False) -> None:
+    await send_encoded_json(send, json_text.encode_bytes(value), status=status, head_only=head_only)
 
 
-async def send_encoded_json(send: Send, text: bytes, *, status: int = 200, head: bool = False) -> None:
-    """As `respond_json`, of what is JSON already."""
-    await send_response(send, status, _JSON.copy(), text, head=head)
+async def send_encoded_json(send: Send, body: bytes, *, status: int = 200, head_only: bool = False) -> None:
+    await send_response(send, status, _JSON_HEADERS.copy(), body, head_only=head_only)
 
 
-async def send_problem(send: Send, problem: Problem, *, head: bool = False) -> None:
-    await send_response(send, problem.status, [*_PROBLEM, *problem.headers], problem.body(), head=head)
+async def send_problem(send: Send, problem: Problem, *, head_only: bool = False) -> None:
+    headers = [*_PROBLEM_HEADERS, *problem.headers]
+    await send_response(send, problem.status, headers, problem.body(), head_only=head_only)

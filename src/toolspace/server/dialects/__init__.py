@@ -1,4 +1,7 @@
-"""The languages in which a stream can be read: our own events, the AI SDK's parts, AG-UI's events. Writes no bytes."""
+"""The dialects of streams: native events, the AI SDK's UI message stream, and AG-UI. They translate; they send nothing.
+
+`broadcast` and `sse` use them. They import core records only.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,6 @@ AG_UI: Final = Dialect("ag-ui", translator=AgUiTranslator)
 DIALECTS: Final[Mapping[str, Dialect]] = {
     dialect.name: dialect for dialect in (NATIVE, UI_MESSAGE_STREAM, AG_UI)
 }  # fmt: skip
-"""By the name that `?format=` takes."""
+"""Dialects by the value of `?format=`."""
 
 __all__ = ["AG_UI", "DIALECTS", "NATIVE", "UI_MESSAGE_STREAM", "Dialect", "Payload", "Translator"]

@@ -1,7 +1,7 @@
-"""The AI SDK's UI message stream: events as the parts that `readUIMessageStream` and `useChat` take.
+"""Translates events to the AI SDK's UI message stream, for `readUIMessageStream` and `useChat`.
 
-A whole stream is one UI message, named after its space or run: a message that began anew with every run would lose the
-tool parts whose results come later. What has no part of its own is a `data-…` part.
+A whole stream is one UI message with the id of its space or run: a new message for each run would lose the tool parts
+whose results come later. An event without an equivalent becomes a `data-…` part.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ _FINISH_REASONS = {"completed": "stop", "failed": "error"}
 
 
 class _Call:
-    """A tool call whose output is to come."""
+    """A tool call without output."""
 
-    __slots__ = ("asks", "data", "deltas", "name")
+    __slots__ = ("data", "deltas", "name", "needs_approval")
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.data: Data | None = None
-        """Of its `tool.started`."""
+        """The data of `tool.started`."""
         self.deltas: list[str] = []
-        self.asks = False
-        """Whether a person was asked."""
+        self.needs_approval = False
+        """Whether a person has to approve it."""
 
 
 class _Text:
-    """A message that is being said."""
+    """A message that is being written."""
 
     __slots__ = ("deltas", "metadata")
 
@@ -42,12 +42,14 @@ class _Text:
 
 
 class UiMessageStreamTranslator:
+    """A `Translator` to AI SDK parts."""
+
     def __init__(self, stream: str) -> None:
         self._message_id = stream_id(stream)
-        self._begun = False
+        self._is_started = False
         self._calls: OpenParts[_Call] = OpenParts()
         self._texts: OpenParts[_Text] = OpenParts()
-        self._say: Mapping[str, Callable[[StoredEvent, Data], list[Payload]]] = {
+        self._handlers: Mapping[str, Callable[[StoredEvent, Data], list[Payload]]] = {
             "run.started": self._run_started,
             "run.done": self._run_done,
             "message.started": self._message_started,
@@ -60,23 +62,23 @@ class UiMessageStreamTranslator:
         }
 
     def translate(self, event: StoredEvent) -> list[Payload]:
-        say = self._say.get(event.type)
-        parts = [_data_part(event)] if say is None else say(event, event.data)
-        if parts and not self._begun:
-            self._begun = True
+        handler = self._handlers.get(event.type)
+        parts = [_data_part(event)] if handler is None else handler(event, event.data)
+        if parts and not self._is_started:
+            self._is_started = True
             if parts[0]["type"] != "start":
                 parts.insert(0, self._start())
         return parts
 
     def opening(self) -> list[Payload]:
-        parts: list[Payload] = [self._start()] if self._begun else []
+        parts: list[Payload] = [self._start()] if self._is_started else []
         for id, text in self._texts:
             parts.append(_text_start(id, text.metadata))
             if text.deltas:
                 parts.append({"type": "text-delta", "id": id, "delta": "".join(text.deltas)})
         for id, call in self._calls:
             if call.data is not None:
-                parts += _input(id, call.data, streamed=False, asks=call.asks)
+                parts += _input(id, call.data, was_streamed=False, needs_approval=call.needs_approval)
             else:
                 parts.append({"type": "tool-input-start", "toolCallId": id, "toolName": call.name})
                 parts.append({"type": "tool-input-delta", "toolCallId": id, "inputTextDelta": "".join(call.deltas)})
@@ -105,8 +107,8 @@ class UiMessageStreamTranslator:
         id, delta = str(data.get("messageId")), str(data.get("delta") or "")
         text = self._texts.get(id)
         if text is None:
-            return []  # Its beginning is not known any more; the whole text comes at its end.
-        parts = self._void(id, text) if data.get("restart") else []
+            return []  # The start of the message is not cached; the whole text comes with message.done.
+        parts = self._discard_text(id, text) if data.get("restart") else []
         if delta:
             text.deltas.append(delta)
             self._texts.put(id, text, len(delta))
@@ -117,47 +119,47 @@ class UiMessageStreamTranslator:
         message = _mapping(data.get("message"))
         id, content = str(message.get("id")), message.get("content")
         text = self._texts.pop(id)
-        end = {"type": "text-end", "id": id, "providerMetadata": _ours(_without(message, "content"))}
+        end = {"type": "text-end", "id": id, "providerMetadata": _toolspace_metadata(_without(message, "content"))}
         if not isinstance(content, str):
             return [*([end] if text else []), {"type": "data-message", "id": id, "data": message}]
         if message.get("status") == "error":
-            return [end] if text else []  # What there is of it was never said.
+            return [end] if text else []  # The text was not posted.
         parts: list[Payload] = []
         if text is None:
             parts.append(_text_start(id, _pick(message, "spaceId", "senderId", "seq", "runId")))
-        so_far = "".join(text.deltas) if text else ""
-        if text and not content.startswith(so_far):
-            parts += self._void(id, text)
-            so_far = ""
-        if rest := content[len(so_far) :]:
+        text_so_far = "".join(text.deltas) if text else ""
+        if text and not content.startswith(text_so_far):
+            parts += self._discard_text(id, text)
+            text_so_far = ""
+        if rest := content[len(text_so_far) :]:
             parts.append({"type": "text-delta", "id": id, "delta": rest})
         return [*parts, end]
 
-    def _void(self, id: str, text: _Text) -> list[Payload]:
-        """What was written so far does not count. A part cannot be taken back, so it is marked, and another begins."""
+    def _discard_text(self, id: str, text: _Text) -> list[Payload]:
+        """Marks a text part whose text so far is invalid, and starts another: parts cannot be withdrawn."""
         if not text.deltas:
             return []
         text.deltas.clear()
-        void = {"type": "text-end", "id": id, "providerMetadata": _ours({"messageId": id, "void": True})}
-        return [void, _text_start(id, text.metadata)]
+        end = {"type": "text-end", "id": id, "providerMetadata": _toolspace_metadata({"messageId": id, "void": True})}
+        return [end, _text_start(id, text.metadata)]
 
     def _tool_started(self, event: StoredEvent, data: Data) -> list[Payload]:
         id = str(data.get("toolCallId"))
         call = self._calls.get(id) or _Call(str(data.get("toolName")))
         call.data = data
-        call.asks = data.get("executionType") == "space" and data.get("status") == "requires_action"
+        call.needs_approval = data.get("executionType") == "space" and data.get("status") == "requires_action"
         self._calls.put(id, call, len(encode_data(event)))
-        return _input(id, data, streamed=bool(call.deltas), asks=call.asks)
+        return _input(id, data, was_streamed=bool(call.deltas), needs_approval=call.needs_approval)
 
     def _tool_streaming(self, event: StoredEvent, data: Data) -> list[Payload]:
         id, delta = str(data.get("toolCallId")), data.get("inputDelta")
         call = self._calls.get(id)
         if not isinstance(delta, str):
-            if call is None or call.asks or "output" not in data:
+            if call is None or call.needs_approval or "output" not in data:
                 return [_data_part(event)]
             return [{"type": "tool-output-available", "toolCallId": id, "output": data["output"], "preliminary": True}]
         if call is not None and call.data is not None:
-            return []  # The whole input is known already.
+            return []  # tool.started had the whole input.
         parts: list[Payload] = []
         if call is None:
             call = _Call(str(data.get("toolName")))
@@ -171,10 +173,10 @@ class UiMessageStreamTranslator:
         call = self._calls.pop(id)
         if call is None:
             return [_data_part(event)]
-        if call.asks and _mapping(output).get("approved") is False:
-            return [_answered(id, approved=False), {"type": "tool-output-denied", "toolCallId": id}]
+        if call.needs_approval and _mapping(output).get("approved") is False:
+            return [_approval_response(id, approved=False), {"type": "tool-output-denied", "toolCallId": id}]
         done = {"type": "tool-output-available", "toolCallId": id, "output": output}
-        return [_answered(id), done] if call.asks else [done]
+        return [_approval_response(id), done] if call.needs_approval else [done]
 
     def _tool_error(self, event: StoredEvent, data: Data) -> list[Payload]:
         id = str(data.get("toolCallId"))
@@ -182,38 +184,38 @@ class UiMessageStreamTranslator:
         if call is None:
             return [_data_part(event)]
         failed = {"type": "tool-output-error", "toolCallId": id, "errorText": str(data.get("error", "the tool failed"))}
-        return [_answered(id), failed] if call.asks else [failed]
+        return [_approval_response(id), failed] if call.needs_approval else [failed]
 
 
-def _input(id: str, data: Data, *, streamed: bool, asks: bool) -> list[Payload]:
-    """A call's input as it became known; who executes it; and whether a person is asked."""
-    named: dict[str, Any] = {"toolCallId": id, "toolName": str(data.get("toolName"))}
+def _input(id: str, data: Data, *, was_streamed: bool, needs_approval: bool) -> list[Payload]:
+    """Returns the parts for the input of a call and for the approval that it may need."""
+    header: dict[str, Any] = {"toolCallId": id, "toolName": str(data.get("toolName"))}
     if data.get("executionTarget") != "client":
-        named["providerExecuted"] = True  # Else the reader's own handlers would take it for theirs to execute.
-    parts: list[Payload] = [] if streamed else [{"type": "tool-input-start", **named}]
+        header["providerExecuted"] = True  # Otherwise the client's own tool handlers would execute it.
+    parts: list[Payload] = [] if was_streamed else [{"type": "tool-input-start", **header}]
     if "input" in data:
-        parts.append({"type": "tool-input-available", **named, "input": data["input"]})
-    if asks:
+        parts.append({"type": "tool-input-available", **header, "input": data["input"]})
+    if needs_approval:
         parts.append({"type": "tool-approval-request", "approvalId": id, "toolCallId": id})
     return parts
 
 
-def _answered(id: str, *, approved: bool = True) -> Payload:
-    """The person answered: the SDK wants to hear that before the output."""
+def _approval_response(id: str, *, approved: bool = True) -> Payload:
+    """Returns the part that the SDK requires before the output of a call with approval."""
     return {"type": "tool-approval-response", "approvalId": id, "approved": approved}
 
 
 def _text_start(id: str, metadata: Data) -> Payload:
-    return {"type": "text-start", "id": id, "providerMetadata": _ours(metadata)}
+    return {"type": "text-start", "id": id, "providerMetadata": _toolspace_metadata(metadata)}
 
 
 def _data_part(event: StoredEvent) -> Payload:
     part: dict[str, Any] = {"type": f"data-{event.type.replace('.', '-')}", "data": event.data}
     id = event.data.get("toolCallId") or event.data.get("messageId")
-    return {**part, "id": id} if isinstance(id, str) else part  # The next of one id takes its place.
+    return {**part, "id": id} if isinstance(id, str) else part  # The next part with the same id replaces it.
 
 
-def _ours(metadata: Data) -> Data:
+def _toolspace_metadata(metadata: Data) -> Data:
     return {"toolspace": metadata}
 
 

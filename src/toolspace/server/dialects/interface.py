@@ -1,4 +1,4 @@
-"""What a dialect is: a translator of events that remembers what is open, and how a stream of it begins and ends."""
+"""The interface of a dialect: a translator of events, and the headers and the end of its streams."""
 
 from __future__ import annotations
 
@@ -10,40 +10,43 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 from toolspace.core.records import StoredEvent
 
 Payload = Mapping[str, Any]
-"""What one frame carries, as JSON."""
+"""The JSON of one frame."""
 T = TypeVar("T")
 
-_MOST_OPEN: Final = 256
-_MOST_BYTES: Final = 1024 * 1024
+_MAX_PARTS: Final = 256
+_MAX_BYTES: Final = 1024 * 1024
 
 
 class Translator(Protocol):
-    """Says events in another language, which has rules about their order: what is not open cannot be continued.
+    """Translates the events of one stream to another protocol.
 
-    What it remembers is a function of the events alone, the same for every reader, so that all share what it says.
+    Such a protocol requires an order: only an open message or call can be continued. The translator's state depends on
+    the events alone, so all subscribers can share its output.
     """
 
     def translate(self, event: StoredEvent) -> list[Payload]:
-        """What to say for the next event of the stream."""
+        """Returns the payloads for the next event of the stream."""
         ...
 
     def opening(self) -> list[Payload]:
-        """What to say to a reader who comes now: it opens what others saw being opened."""
+        """Returns the payloads for a new subscriber: they open what is open for the others."""
         ...
 
 
 @dataclass(frozen=True)
 class Dialect:
+    """The wire format of a stream."""
+
     name: str
     translator: Callable[[str], Translator] | None = None
-    """Makes one for a stream. None: events are said as they are."""
+    """Creates a translator for a stream; None for native events."""
     headers: tuple[tuple[bytes, bytes], ...] = ()
     ending: bytes = b""
-    """What is written where a stream is complete."""
+    """Sent at the end of a complete stream."""
 
 
 class OpenParts(Generic[T]):
-    """What has begun and has not ended, by id, oldest first: as much as fits."""
+    """Open messages or calls by id, oldest first. Drops the oldest beyond a number and a size."""
 
     def __init__(self) -> None:
         self._parts: OrderedDict[str, tuple[T, int]] = OrderedDict()
@@ -59,25 +62,25 @@ class OpenParts(Generic[T]):
         return iter([(id, part) for id, (part, _) in self._parts.items()])
 
     def get(self, id: str) -> T | None:
-        found = self._parts.get(id)
-        return None if found is None else found[0]
+        entry = self._parts.get(id)
+        return None if entry is None else entry[0]
 
     def put(self, id: str, part: T, size: int) -> None:
-        """Opens a part, or says that it has grown by so many bytes."""
+        """Adds a part, or adds to its size in bytes."""
         self._bytes += size
         self._parts[id] = (part, self._parts.get(id, (part, 0))[1] + size)
-        while len(self._parts) > 1 and (len(self._parts) > _MOST_OPEN or self._bytes > _MOST_BYTES):
+        while len(self._parts) > 1 and (len(self._parts) > _MAX_PARTS or self._bytes > _MAX_BYTES):
             self._bytes -= self._parts.popitem(last=False)[1][1]
 
     def pop(self, id: str) -> T | None:
-        """Ends a part; None where it was not open."""
-        found = self._parts.pop(id, None)
-        if found is None:
+        """Removes and returns a part; None if it was not open."""
+        entry = self._parts.pop(id, None)
+        if entry is None:
             return None
-        self._bytes -= found[1]
-        return found[0]
+        self._bytes -= entry[1]
+        return entry[0]
 
 
 def stream_id(stream: str) -> str:
-    """The id of the space or the run whose stream it is."""
+    """Returns the id of the space or run of a stream."""
     return stream.partition(":")[2] or stream

@@ -21,7 +21,6 @@ from toolspace.server.routes import (
     spaces,
     streams,
     tasks,
-    tool_calls,
     tools,
     workers,
 )
@@ -39,7 +38,6 @@ ROUTES: Final[tuple[Route, ...]] = (
     *tasks.ROUTES,
     *runs.ROUTES,
     *calls.ROUTES,
-    *tool_calls.ROUTES,
     *tools.ROUTES,
     *workers.ROUTES,
     *servers.ROUTES,

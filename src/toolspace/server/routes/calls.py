@@ -1,79 +1,128 @@
-"""Routes that show calls: all of them, those of a run, one. Calling and answering is in `calling`."""
+"""Routes of calls: list them, submit their results, cancel them. Calls are made in `tools`."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, Literal, get_args
 
+import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from toolspace.core import json_text
 from toolspace.core.records import CallRecord, CallStatus, ExecutionTarget, ResultSource, Visibility
+from toolspace.errors import RefusedError
 from toolspace.server.api_types import Id, Limit, PageQuery, QueryParameters, ResponseBody, ResultPage
 from toolspace.server.authorization import Access, EntityCaller, get_visible_call, get_visible_run
 from toolspace.server.problems import Problem
-from toolspace.server.redaction import redact_calls
+from toolspace.server.redaction import redact_calls, viewer_of
 from toolspace.server.requests import Request
 from toolspace.server.routing import Route
+from toolspace.spaces.call_transactions import Submission
 from toolspace.storage.database import Program, read_page
 from toolspace.storage.queries import calls
 
 _STATUSES: tuple[str, ...] = get_args(CallStatus)
-_MOST = 2**53
-
-_Exposed = tuple[CallRecord, Visibility]
+_MAX_SEQ = 2**53
+_MAX_KEY_LENGTH = 255
 
 ToolName = Annotated[str, Meta(min_length=1, max_length=256)]
 
 
 class CallResponse(CallRecord, frozen=True, kw_only=True):
-    """One tool call and its result. `toolCallId`, `startedAt` and `completedAt` say again what is there already."""
+    """A tool call and its result. `toolCallId`, `startedAt` and `completedAt` repeat other fields."""
 
     tool_call_id: str
+    """The id of the call."""
     started_at: int
+    """When the call was made, in Unix milliseconds."""
     completed_at: int | None
+    """When the call ended, in Unix milliseconds; null before."""
 
 
 class RunCallResponse(ResponseBody, frozen=True, kw_only=True):
-    """A call of a run. Of one that is the agent's own, members see the first two."""
+    """A call of a run. Members see only the first two fields of calls that are not visible."""
 
     tool_call_id: str
+    """The id of the call."""
     tool_name: str
+    """The name of the tool."""
     call_id: str | UnsetType = UNSET
+    """The id of the call."""
     seq: int | UnsetType = UNSET
+    """The number of the call in the run, from 1."""
     args: Any = UNSET
+    """The arguments."""
     execution_type: str | UnsetType = UNSET
+    """How the tool is executed."""
     execution_target: ExecutionTarget | UnsetType = UNSET
+    """Who executes the call: `server`, `client` (a person in the space) or `external` (a worker)."""
     status: CallStatus | UnsetType = UNSET
+    """The status of the call."""
     result: Any = UNSET
+    """The result: any JSON; `null` and `false` are results too."""
     is_error: bool | UnsetType = UNSET
+    """Whether the result is an error."""
     source: ResultSource | UnsetType | None = UNSET
+    """Who submitted the result."""
     started_at: int | UnsetType = UNSET
+    """When the call was made, in Unix milliseconds."""
     completed_at: int | UnsetType | None = UNSET
+    """When the call ended, in Unix milliseconds; null before."""
 
 
 class CallListQuery(PageQuery, frozen=True, kw_only=True):
-    status: (
-        Annotated[str, Meta(max_length=200, description="One or more, with commas.", examples=["pending"])] | None
-    ) = None
+    status: Annotated[str, Meta(max_length=200, examples=["pending"])] | None = None
+    """Only calls with one of these statuses, separated by commas."""
     run_id: Id | None = None
+    """Only calls of this run."""
     agent_entity_id: Id | None = None
+    """Only calls of this agent."""
     space_id: Id | None = None
+    """Only calls in this space."""
     tool_name: ToolName | None = None
+    """Only calls of this tool."""
 
 
 class RunCallListQuery(QueryParameters, frozen=True, kw_only=True):
     limit: Limit = 100
-    cursor: Annotated[int, Meta(ge=0, le=_MOST, description="`next` of the page before.")] = 0
+    cursor: Annotated[int, Meta(ge=0, le=_MAX_SEQ)] = 0
+    """Where to continue: `next` of the previous page."""
+
+
+class ResultBody(msgspec.Struct, kw_only=True, rename="camel", forbid_unknown_fields=True):
+    """The result of a call that was executed elsewhere."""
+
+    result: Any
+    """The result: any JSON; `null` and `false` are results too."""
+    is_error: bool = False
+    """Whether the result is an error."""
+    source: Literal["client", "server"] = "client"
+    """Who submits the result; with a token always `client`."""
+
+
+class RunResultBody(ResultBody, kw_only=True, rename="camel", forbid_unknown_fields=True):
+    """The result of a call of a run."""
+
+    call_id: Id
+    """The id of the call."""
+
+
+class SpaceResultBody(ResultBody, kw_only=True, rename="camel", forbid_unknown_fields=True):
+    """The result of a call that is visible in a space."""
+
+    run_id: Id
+    """The run of the call."""
+    tool_call_id: Id
+    """The id of the call."""
 
 
 async def list_calls(request: Request) -> dict[str, Any]:
     query = request.query(CallListQuery)
     caller = request.caller
-    wanted = _statuses(query.status)
+    statuses = _parse_statuses(query.status)
 
     def read(last: CallRecord | None, limit: int) -> Program[list[CallRecord]]:
         return calls.list_calls(
-            statuses=wanted,
+            statuses=statuses,
             run_id=query.run_id,
             agent_entity_id=query.agent_entity_id,
             space_id=query.space_id,
@@ -83,41 +132,92 @@ async def list_calls(request: Request) -> dict[str, Any]:
             limit=limit,
         )
 
-    shown, more = await request.gateway.ledger.read(read_page, read, _size, query.limit)
-    return {"items": [call.wire() for call in shown], "next": shown[-1].call_id if more else None}
+    records, has_more = await request.gateway.ledger.read(read_page, read, _size, query.limit)
+    return {"items": [call.wire() for call in records], "next": records[-1].call_id if has_more else None}
 
 
 async def get_call(request: Request) -> dict[str, Any]:
     return (await get_visible_call(request.gateway.ledger, request.caller, request.params["callId"])).wire()
 
 
-async def list_calls_of_run(request: Request) -> dict[str, Any]:
+async def list_run_calls(request: Request) -> dict[str, Any]:
     query = request.query(RunCallListQuery)
     run = await get_visible_run(request.gateway.ledger, request.caller, request.params["runId"])
 
-    def read(last: _Exposed | None, limit: int) -> Program[list[_Exposed]]:
+    def read(last: tuple[CallRecord, Visibility] | None, limit: int) -> Program[list[tuple[CallRecord, Visibility]]]:
         return calls.list_of_run(run.id, after=query.cursor if last is None else last[0].seq, limit=limit)
 
-    shown, more = await request.gateway.ledger.read(read_page, read, lambda one: _size(one[0]), query.limit)
-    following = str(shown[-1][0].seq) if more else None
-    audience = "public" if isinstance(request.caller, EntityCaller) else "secret"
-    return {"items": redact_calls(shown, audience), "next": following}
+    records, has_more = await request.gateway.ledger.read(read_page, read, lambda item: _size(item[0]), query.limit)
+    next_cursor = str(records[-1][0].seq) if has_more else None
+    return {"items": redact_calls(records, viewer_of(request.caller)), "next": next_cursor}
+
+
+async def submit_run_result(request: Request) -> bytes:
+    body = await request.json(RunResultBody)
+    return await _submit(request, body.call_id, body, run_id=request.params["runId"])
+
+
+async def submit_space_result(request: Request) -> bytes:
+    body = await request.json(SpaceResultBody)
+    return await _submit(request, body.tool_call_id, body, run_id=body.run_id, space_id=request.params["spaceId"])
+
+
+async def submit_call_result(request: Request) -> bytes:
+    body = await request.json(ResultBody)
+    return await _submit(request, request.params["callId"], body)
+
+
+async def cancel_call(request: Request) -> dict[str, Any]:
+    gateway = request.gateway
+    call_id = request.params["callId"]
+    try:
+        return (await gateway.pending_calls.cancel(call_id)).wire()
+    except RefusedError as error:
+        # A call outside a run is not stored; if it runs in this process, it is canceled.
+        if error.reason == "not_found" and gateway.toolspace.cancel(call_id):
+            return {"callId": call_id, "status": "canceled"}
+        raise
+
+
+async def _submit(
+    request: Request, call_id: str, body: ResultBody, *, run_id: str | None = None, space_id: str | None = None
+) -> bytes:
+    caller = request.caller
+    entity_id = caller.entity_id if isinstance(caller, EntityCaller) else None
+    key = request.header("idempotency-key")
+    if key is not None:
+        if not 0 < len(key) <= _MAX_KEY_LENGTH:
+            raise Problem(400, f"Idempotency-Key must have 1 to {_MAX_KEY_LENGTH} characters, not {len(key)}")
+        key = f"{caller.subject} {key}"
+    submission = Submission(
+        call_id=call_id,
+        result=body.result,
+        is_error=body.is_error,
+        source=body.source if entity_id is None else "client",
+        run_id=run_id,
+        space_id=space_id,
+        entity_id=entity_id,
+        key=key,
+    )
+    return (await request.gateway.pending_calls.submit(submission)).wire_text()
 
 
 def _size(call: CallRecord) -> int:
     return json_text.encoded_size(call.args) + json_text.encoded_size(call.result)
 
 
-def _statuses(text: str | None) -> list[str]:
+def _parse_statuses(text: str | None) -> list[str]:
     if text is None:
         return []
-    wanted = list(dict.fromkeys(text.split(",")))
-    for status in wanted:
+    statuses = list(dict.fromkeys(text.split(",")))
+    for status in statuses:
         if status not in _STATUSES:
-            known = ", ".join(_STATUSES)
-            raise Problem(400, f'"{status}" is no status of a call; there are {known}', path="$.status")
-    return wanted
+            raise Problem(400, f'Unknown status "{status}"; known: {", ".join(_STATUSES)}', path="$.status")
+    return statuses
 
+
+_SUBMIT_ERRORS = (403, 404, 409)
+_SUBMIT_HEADERS = {"Idempotency-Key": "A submission with the same key gets the first response again."}
 
 ROUTES = [
     Route(
@@ -127,8 +227,8 @@ ROUTES = [
         access=Access.MEMBER,
         tag="calls",
         summary="List calls, newest first",
-        description="With a token: visible ones in spaces of the entity. "
-        "What waits for someone: `?status=waiting,pending`.",
+        description="With a token: the visible calls in the spaces of the entity. "
+        "Pending calls: `?status=waiting,pending`.",
         query=CallListQuery,
         response=ResultPage[CallResponse],
     ),
@@ -138,18 +238,64 @@ ROUTES = [
         handler=get_call,
         access=Access.MEMBER,
         tag="calls",
-        summary="One call and its result",
+        summary="Get a call and its result",
         response=CallResponse,
     ),
     Route(
         method="GET",
         path="/api/runs/{runId}/calls",
-        handler=list_calls_of_run,
+        handler=list_run_calls,
         access=Access.MEMBER,
         tag="runs",
-        summary="The calls of a run, in their order",
-        description="With a token: of calls that are the agent's own, the id and the tool's name alone.",
+        summary="List the calls of a run, in order",
+        description="With a token: only the id and the tool name of calls that are not visible.",
         query=RunCallListQuery,
         response=ResultPage[RunCallResponse],
+    ),
+    Route(
+        method="POST",
+        path="/api/runs/{runId}/tool-results",
+        handler=submit_run_result,
+        access=Access.MEMBER,
+        tag="runs",
+        summary="Submit the result of a call of a run",
+        body=RunResultBody,
+        response=CallResponse,
+        error_statuses=_SUBMIT_ERRORS,
+        headers=_SUBMIT_HEADERS,
+    ),
+    Route(
+        method="POST",
+        path="/api/spaces/{spaceId}/tool-results",
+        handler=submit_space_result,
+        access=Access.MEMBER,
+        tag="spaces",
+        summary="Submit the result of a call that is visible in a space",
+        body=SpaceResultBody,
+        response=CallResponse,
+        error_statuses=_SUBMIT_ERRORS,
+        headers=_SUBMIT_HEADERS,
+    ),
+    Route(
+        method="POST",
+        path="/api/calls/{callId}/result",
+        handler=submit_call_result,
+        access=Access.MEMBER,
+        tag="calls",
+        summary="Submit the result of a call",
+        body=ResultBody,
+        response=CallResponse,
+        error_statuses=_SUBMIT_ERRORS,
+        headers=_SUBMIT_HEADERS,
+    ),
+    Route(
+        method="POST",
+        path="/api/calls/{callId}/cancel",
+        handler=cancel_call,
+        access=Access.SECRET,
+        tag="calls",
+        summary="Cancel a call",
+        response=dict[str, Any],
+        error_statuses=(404, 409),
     ),
 ]

@@ -1,4 +1,4 @@
-"""Routes for what agents can look up: the documents that are given to them, for whoever operates them."""
+"""Routes of documents: the texts in which an agent searches with `search_knowledge`."""
 
 from __future__ import annotations
 
@@ -28,11 +28,12 @@ from toolspace.server.api_types import (
     check_no_nul,
     full_match_pattern,
 )
-from toolspace.server.authorization import Access, get_visible_agent
+from toolspace.server.authorization import Access
 from toolspace.server.idempotency import run_once
-from toolspace.server.problems import Problem
+from toolspace.server.problems import Problem, not_found
 from toolspace.server.requests import Request
 from toolspace.server.responses import NO_CONTENT, Response
+from toolspace.server.routes.agents import get_agent_id
 from toolspace.server.routing import Route
 from toolspace.spaces.ledger import Effects
 from toolspace.storage.database import Program, long_running
@@ -41,25 +42,27 @@ from toolspace.storage.queries import documents
 _DOCUMENTS = "/api/agents/{agentId}/documents"
 _DOCUMENT = _DOCUMENTS + "/{documentId}"
 _TAG = "documents"
-_ID = re.compile(full_match_pattern(NEW_ID_PATTERN))
+_NEW_ID = re.compile(full_match_pattern(NEW_ID_PATTERN))
 
 
 class DocumentBody(JsonRequestBody, frozen=True, kw_only=True):
-    """Something that an agent can look up."""
+    """A document for an agent."""
 
     title: Name
+    """The title."""
     text: Annotated[
         str,
         Meta(
             min_length=1,
             max_length=documents.MAX_DOCUMENT_BYTES,
-            description=f"Up to {documents.MAX_DOCUMENT_BYTES:,} bytes.",
+            description=f"The text; up to {documents.MAX_DOCUMENT_BYTES:,} bytes.",
         ),
     ]
     source: (
         Annotated[str, Meta(min_length=1, max_length=1_000, pattern=ONE_LINE, examples=["https://example.com/faq"])]
         | None
     ) = None
+    """Where the text comes from. The agent can cite it."""
     metadata: Metadata = msgspec.field(default_factory=dict[str, Any])
 
     def __post_init__(self) -> None:
@@ -68,56 +71,58 @@ class DocumentBody(JsonRequestBody, frozen=True, kw_only=True):
 
 
 class NewDocumentBody(DocumentBody, frozen=True, kw_only=True):
+    """A document to add."""
+
     id: NewId | None = None
 
 
 async def list_documents(request: Request) -> ResultPage[Document]:
     query = request.query(PageQuery)
-    agent_id = await _agent(request)
-    found = await request.gateway.ledger.read(
+    agent_id = await get_agent_id(request)
+    records = await request.gateway.ledger.read(
         documents.list_documents, agent_id, after=query.cursor or "", limit=query.limit + 1
     )
-    return build_page(found, query.limit, lambda document: document.id)
+    return build_page(records, query.limit, lambda document: document.id)
 
 
-async def add_document(request: Request) -> Response:
+async def create_document(request: Request) -> Response:
     body = await request.json(NewDocumentBody)
-    agent_id = await _agent(request)
+    agent_id = await get_agent_id(request)
     document_id = body.id or new_id("doc")
-    return await run_once(request, await _putting(agent_id, document_id, body, replaces=False))
+    return await run_once(request, await _prepare_save(agent_id, document_id, body, replaces=False))
 
 
 async def get_document(request: Request) -> DocumentWithText:
-    agent_id = await _agent(request)
+    agent_id = await get_agent_id(request)
     document_id = request.params["documentId"]
-    found = await request.gateway.ledger.read(documents.find, agent_id, document_id)
-    if found is None:
-        raise _missing(document_id)
-    return found
+    document = await request.gateway.ledger.read(documents.find, agent_id, document_id)
+    if document is None:
+        raise not_found("Document", document_id)
+    return document
 
 
 async def put_document(request: Request) -> Document:
     body = await request.json(DocumentBody)
-    agent_id = await _agent(request)
+    agent_id = await get_agent_id(request)
     document_id = request.params["documentId"]
-    if _ID.fullmatch(document_id) is None:
-        raise Problem(400, f'"{document_id}" cannot be an id of your own; use up to 100 letters and digits')
-    return await request.gateway.ledger.commit(await _putting(agent_id, document_id, body, replaces=True))
+    if _NEW_ID.fullmatch(document_id) is None:
+        raise Problem(400, f'"{document_id}" is not a valid new id; use up to 100 letters, digits and _.:@~-')
+    return await request.gateway.ledger.commit(await _prepare_save(agent_id, document_id, body, replaces=True))
 
 
 async def delete_document(request: Request) -> Response:
-    agent_id = await _agent(request)
+    agent_id = await get_agent_id(request)
     document_id = request.params["documentId"]
     if not await request.gateway.ledger.write(documents.delete, agent_id, [document_id]):
-        raise _missing(document_id)
+        raise not_found("Document", document_id)
     return NO_CONTENT
 
 
-async def _putting(
+async def _prepare_save(
     agent_id: str, document_id: str, body: DocumentBody, *, replaces: bool
 ) -> Callable[[Effects], Program[Document]]:
-    """What keeps a document. Made ready in a thread: nobody else waits for that."""
-    new = await asyncio.to_thread(
+    """Returns a program that saves a document. The text is split in a thread, so that other requests do not wait."""
+    document = await asyncio.to_thread(
         documents.prepare,
         document_id,
         title=body.title,
@@ -127,21 +132,12 @@ async def _putting(
     )
 
     @long_running
-    def putting(_: Effects) -> Program[Document]:
+    def save(_: Effects) -> Program[Document]:
         if not replaces and (yield from documents.exists(agent_id, document_id)):
-            raise RefusedError("conflict", f'there is a document "{document_id}" already; PUT replaces it')
-        return (yield from documents.save(agent_id, new))
+            raise RefusedError("conflict", f'Document "{document_id}" exists already; PUT replaces it')
+        return (yield from documents.save(agent_id, document))
 
-    return putting
-
-
-async def _agent(request: Request) -> str:
-    agent = await get_visible_agent(request.gateway.ledger, request.caller, request.params["agentId"])
-    return agent.id
-
-
-def _missing(document_id: str) -> Problem:
-    return Problem(404, f'the agent has no document "{document_id}"')
+    return save
 
 
 ROUTES = [
@@ -151,18 +147,18 @@ ROUTES = [
         handler=list_documents,
         access=Access.SECRET,
         tag=_TAG,
-        summary="The documents of an agent, by id, without their texts",
+        summary="List the documents of an agent, ordered by id, without their texts",
         query=PageQuery,
         response=ResultPage[Document],
     ),
     Route(
         method="POST",
         path=_DOCUMENTS,
-        handler=add_document,
+        handler=create_document,
         access=Access.SECRET,
         tag=_TAG,
-        summary="Give an agent a document to look things up in",
-        description="`search_knowledge` finds passages of it from then on.",
+        summary="Add a document for an agent",
+        description="The agent finds its passages with `search_knowledge`.",
         body=NewDocumentBody,
         response=Document,
         status=201,
@@ -174,7 +170,7 @@ ROUTES = [
         handler=get_document,
         access=Access.SECRET,
         tag=_TAG,
-        summary="One document of an agent, with its text",
+        summary="Get a document of an agent, with its text",
         response=DocumentWithText,
     ),
     Route(
@@ -183,8 +179,8 @@ ROUTES = [
         handler=put_document,
         access=Access.SECRET,
         tag=_TAG,
-        summary="Add a document of an agent, or replace it",
-        description="One that comes from a folder is changed there: 409.",
+        summary="Add or replace a document of an agent",
+        description="A document from a configured folder cannot be replaced here: 409.",
         body=DocumentBody,
         response=Document,
     ),
@@ -194,8 +190,8 @@ ROUTES = [
         handler=delete_document,
         access=Access.SECRET,
         tag=_TAG,
-        summary="Take a document from an agent",
-        description="One that comes from a folder is there again when the folder is next read.",
+        summary="Delete a document of an agent",
+        description="A document from a configured folder returns when the folder is read again.",
         status=204,
     ),
 ]

@@ -1,8 +1,7 @@
-"""Routes for entities: the people, agents and services that can be in a space."""
+"""Routes of entities: the people, agents and services that can be members of a space."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -22,9 +21,10 @@ from toolspace.server.api_types import (
     check_json_size,
     unset_to_none,
 )
-from toolspace.server.authorization import Access, Caller, EntityCaller, get_visible_entity
+from toolspace.server.authorization import Access, get_visible_entity
 from toolspace.server.idempotency import run_once
-from toolspace.server.problems import Problem
+from toolspace.server.problems import not_found
+from toolspace.server.redaction import redact_entity
 from toolspace.server.requests import Request
 from toolspace.server.responses import NO_CONTENT, Response
 from toolspace.server.routing import Route
@@ -34,10 +34,12 @@ from toolspace.storage.queries import entities
 
 
 class NewEntity(JsonRequestBody, frozen=True, kw_only=True):
-    """Someone who can be in a space."""
+    """A person, an agent or a service to create."""
 
     type: EntityType
+    """The type of the entity."""
     name: Name
+    """The display name."""
     metadata: Metadata = msgspec.field(default_factory=dict[str, Any])
     id: NewId | None = None
 
@@ -46,9 +48,10 @@ class NewEntity(JsonRequestBody, frozen=True, kw_only=True):
 
 
 class EntityChange(JsonRequestBody, frozen=True, kw_only=True):
-    """What is to be different; what is left out stays. The metadata is replaced as a whole."""
+    """New values for an entity. Missing fields stay unchanged; the metadata is replaced as a whole."""
 
     name: Name | msgspec.UnsetType = msgspec.UNSET
+    """The display name."""
     metadata: Metadata | msgspec.UnsetType = msgspec.UNSET
 
     def __post_init__(self) -> None:
@@ -57,58 +60,51 @@ class EntityChange(JsonRequestBody, frozen=True, kw_only=True):
 
 class EntityListQuery(PageQuery, frozen=True, kw_only=True):
     type: EntityType | None = None
-
-
-def redact_entity(caller: Caller, entity: Entity) -> Entity:
-    """An entity as others see it: what is noted about it is its own, and the operator's."""
-    if isinstance(caller, EntityCaller) and caller.entity_id != entity.id:
-        return msgspec.structs.replace(entity, metadata={})
-    return entity
+    """Only entities of this type."""
 
 
 async def list_entities(request: Request) -> ResultPage[Entity]:
     query = request.query(EntityListQuery)
-    found = await request.gateway.ledger.read(
+    records = await request.gateway.ledger.read(
         entities.list_entities, type=query.type, after=query.cursor or "", limit=query.limit + 1
     )
-    return build_page(found, query.limit, lambda entity: entity.id)
+    return build_page(records, query.limit, lambda entity: entity.id)
 
 
 async def create_entity(request: Request) -> Response:
     body = await request.json(NewEntity)
     entity_id = body.id or new_id("ent")
-    return await run_once(request, lambda _: _add(entity_id, body.type, body.name, body.metadata))
+    return await run_once(request, lambda _: _create(entity_id, body))
 
 
 async def get_entity(request: Request) -> Entity:
     entity = await get_visible_entity(request.gateway.ledger, request.caller, request.params["entityId"])
-    return redact_entity(request.caller, entity)
+    return redact_entity(entity, request.caller)
 
 
-async def change_entity(request: Request) -> Entity:
+async def update_entity(request: Request) -> Entity:
     body = await request.json(EntityChange)
     entity_id = request.params["entityId"]
-    changed = await request.gateway.ledger.write(
+    entity = await request.gateway.ledger.write(
         entities.update_entity, entity_id, name=unset_to_none(body.name), metadata=unset_to_none(body.metadata)
     )
-    if changed is None:
-        raise Problem(404, f'there is no entity "{entity_id}"')
-    return changed
+    if entity is None:
+        raise not_found("Entity", entity_id)
+    return entity
 
 
-async def remove_entity(request: Request) -> Response:
+async def delete_entity(request: Request) -> Response:
     entity_id = request.params["entityId"]
     if not await request.gateway.ledger.commit(deletion.delete_entity, entity_id):
-        raise Problem(404, f'there is no entity "{entity_id}"')
-    request.gateway.authenticator.invalidate()  # Its tokens are nobody's from now on.
-    request.gateway.streams.recheck_permissions()
+        raise not_found("Entity", entity_id)
+    request.gateway.authenticator.invalidate()  # Its tokens are no longer valid.
     return NO_CONTENT
 
 
-def _add(entity_id: str, type: EntityType, name: str, metadata: Mapping[str, Any]) -> Program[Entity]:
-    entity = yield from entities.create_entity(entity_id, type, name, metadata)
+def _create(entity_id: str, body: NewEntity) -> Program[Entity]:
+    entity = yield from entities.create_entity(entity_id, body.type, body.name, body.metadata)
     if entity is None:
-        raise RefusedError("conflict", f'there is an entity "{entity_id}" already; leave the id out, or take another')
+        raise RefusedError("conflict", f'Entity "{entity_id}" exists already; omit the id or choose another')
     return entity
 
 
@@ -119,7 +115,7 @@ ROUTES = [
         handler=list_entities,
         access=Access.SECRET,
         tag="entities",
-        summary="List entities, by id",
+        summary="List entities, ordered by id",
         query=EntityListQuery,
         response=ResultPage[Entity],
     ),
@@ -141,28 +137,28 @@ ROUTES = [
         handler=get_entity,
         access=Access.MEMBER,
         tag="entities",
-        summary="One entity",
-        description="With a token: oneself, and whoever shares a space; the metadata of others is left out.",
+        summary="Get an entity",
+        description="With a token: the entity itself, and entities that share a space with it, without their metadata.",
         response=Entity,
     ),
     Route(
         method="PATCH",
         path="/api/entities/{entityId}",
-        handler=change_entity,
+        handler=update_entity,
         access=Access.SECRET,
         tag="entities",
-        summary="Change an entity's name or metadata",
+        summary="Update the name or metadata of an entity",
         body=EntityChange,
         response=Entity,
     ),
     Route(
         method="DELETE",
         path="/api/entities/{entityId}",
-        handler=remove_entity,
+        handler=delete_entity,
         access=Access.SECRET,
         tag="entities",
-        summary="Remove an entity, its memberships and its runs",
-        description="What it said stays.",
+        summary="Delete an entity, its memberships and its runs",
+        description="Its messages stay.",
         status=204,
     ),
 ]

@@ -1,4 +1,4 @@
-"""The routes for whoever operates a gateway: does it live, can it work, how is it doing."""
+"""Routes for operators: `/health`, `/ready` and `/metrics`. `Readiness` decides whether the process is ready."""
 
 from __future__ import annotations
 
@@ -19,17 +19,84 @@ from toolspace.server.responses import Response
 from toolspace.server.routing import Route
 from toolspace.storage.queries import statistics
 
-_RETRY = ((b"retry-after", b"1"),)
+_log = logging.getLogger("toolspace.server")
+
+STOPPING = "the gateway is stopping"
+STARTING = "the gateway is starting"
+DATABASE_DOWN = "the database does not respond"
+DATABASE_READ_ONLY = "the database cannot be written"
+_CHECK_SECONDS = 2.0
+"""How long the database may take to respond to a check."""
+_CACHE_SECONDS = 0.5
+"""How long a check is cached: anyone may ask, as often as they like."""
 _COUNT_SECONDS = 5.0
-"""How long the database may take to count."""
+"""How long the database may take to count open work."""
+
+
+class Readiness:
+    """Whether this process can serve requests: it is started, and its database can be read and written.
+
+    `read` and `write` try the database and raise if it fails; a full disk can still be read.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[], Awaitable[object]],
+        write: Callable[[], Awaitable[object]],
+        *,
+        timeout: float = _CHECK_SECONDS,
+    ) -> None:
+        self.started = False
+        self.stopping = False
+        self._checks = ((read, DATABASE_DOWN), (write, DATABASE_READ_ONLY))
+        self._timeout = timeout
+        self._checking: asyncio.Task[str | None] | None = None
+        self._checked_at = -1e9
+
+    async def list_reasons(self) -> list[str]:
+        """Returns why the process is not ready; nothing if it is ready."""
+        reasons = [STOPPING] if self.stopping else [] if self.started else [STARTING]
+        if not self.stopping and (reason := await self._check_database()) is not None:
+            reasons.append(reason)
+        return reasons
+
+    async def aclose(self) -> None:
+        if self._checking is not None:
+            self._checking.cancel()
+            await asyncio.gather(self._checking, return_exceptions=True)
+
+    async def _check_database(self) -> str | None:
+        now = time.monotonic()
+        checking = self._checking
+        if checking is None or (checking.done() and now - self._checked_at > _CACHE_SECONDS):
+            self._checked_at = now
+            checking = self._checking = asyncio.create_task(self._run_checks())
+        # Shielded: several requests share the check, and one that is canceled must not cancel it for the others.
+        return await asyncio.shield(checking)
+
+    async def _run_checks(self) -> str | None:
+        for check, reason in self._checks:
+            try:
+                async with asyncio.timeout(self._timeout):
+                    await check()
+            except Exception as error:  # Any failure makes the process not ready.
+                _log.warning("not ready: %s: %s", reason, error or "timeout")
+                return reason
+        return None
 
 
 class Health(msgspec.Struct, frozen=True):
+    """The process is alive."""
+
     status: Literal["ok"] = "ok"
+    """Always `ok`."""
 
 
 class Ready(msgspec.Struct, frozen=True):
+    """The process can serve requests."""
+
     status: Literal["ready"] = "ready"
+    """Always `ready`."""
 
 
 async def get_health(_: Request) -> Health:
@@ -37,8 +104,8 @@ async def get_health(_: Request) -> Health:
 
 
 async def get_ready(request: Request) -> Ready:
-    if reasons := await request.gateway.readiness.reasons():
-        raise Problem(503, f"not ready: {'; '.join(reasons)}", headers=_RETRY, reasons=reasons)
+    if reasons := await request.gateway.readiness.list_reasons():
+        raise Problem(503, f"Not ready: {'; '.join(reasons)}", headers=((b"retry-after", b"1"),), reasons=reasons)
     return Ready()
 
 
@@ -49,7 +116,7 @@ async def get_metrics(request: Request) -> Response:
         async with asyncio.timeout(_COUNT_SECONDS):
             counts = await gateway.ledger.read(statistics.count_open_work)
     except (StorageError, TimeoutError):
-        counts = None  # The rest is worth knowing then, too.
+        counts = None  # The other metrics are useful without the database.
     text = render_metrics(gateway.metrics, gateway.toolspace, gateway.count_live(), counts)
     return Response(text, media_type=CONTENT_TYPE)
 
@@ -61,7 +128,7 @@ ROUTES = [
         handler=get_health,
         access=Access.OPEN,
         tag="operations",
-        summary="Whether the process lives",
+        summary="Check that the process is alive",
         response=Health,
     ),
     Route(
@@ -70,8 +137,8 @@ ROUTES = [
         handler=get_ready,
         access=Access.OPEN,
         tag="operations",
-        summary="Whether it can take requests",
-        description="503 with `reasons` while it starts, while it stops, and while the database does not answer.",
+        summary="Check that the process can serve requests",
+        description="503 with `reasons` while it starts or stops, and while the database is unavailable.",
         response=Ready,
         error_statuses=(503,),
     ),
@@ -81,72 +148,7 @@ ROUTES = [
         handler=get_metrics,
         access=Access.SECRET,
         tag="operations",
-        summary="Figures, as Prometheus reads them",
+        summary="Get metrics in the Prometheus format",
         media_type="text/plain",
     ),
 ]
-
-
-# MERGED from health: Whether this process can take requests: its database answers and keeps what it is given, and …
-
-_log = logging.getLogger("toolspace.server")
-_SECONDS = 2.0
-"""How long the database may take. Whoever asks wants to know soon."""
-_FRESH_SECONDS = 0.5
-"""How long an answer holds. Anyone may ask, as often as they like: the database hears of it this often at most."""
-
-STOPPING = "it is stopping"
-STARTING = "it is starting"
-NO_DATABASE = "the database does not answer"
-NO_WRITES = "the database takes nothing in"
-
-
-class Readiness:
-    """What stands against sending requests here."""
-
-    def __init__(
-        self,
-        look: Callable[[], Awaitable[object]],
-        write: Callable[[], Awaitable[object]],
-        *,
-        seconds: float = _SECONDS,
-    ) -> None:
-        self.started = False
-        self.stopping = False
-        self._tries = ((look, NO_DATABASE), (write, NO_WRITES))
-        """Asks the database for anything, and has it keep something: a full disk can be read. They raise where it
-        cannot be done."""
-        self._seconds = seconds
-        self._looking: asyncio.Task[str | None] | None = None
-        self._looked_at = -1e9
-
-    async def reasons(self) -> list[str]:
-        """Why not; nothing where it is ready."""
-        found = [STOPPING] if self.stopping else [] if self.started else [STARTING]
-        if not self.stopping and (fault := await self._fault()) is not None:
-            found.append(fault)
-        return found
-
-    async def aclose(self) -> None:
-        if self._looking is not None:
-            self._looking.cancel()
-            await asyncio.gather(self._looking, return_exceptions=True)
-
-    async def _fault(self) -> str | None:
-        now = time.monotonic()
-        looking = self._looking
-        if looking is None or (looking.done() and now - self._looked_at > _FRESH_SECONDS):
-            self._looked_at = now
-            looking = self._looking = asyncio.create_task(self._look_once())
-        # Shielded: one who stops waiting must not take the answer away from the others.
-        return await asyncio.shield(looking)
-
-    async def _look_once(self) -> str | None:
-        for attempt, fault in self._tries:
-            try:
-                async with asyncio.timeout(self._seconds):
-                    await attempt()
-            except Exception as error:  # Whatever it is: it could not be done.
-                _log.warning("%s: %s", fault, error or "it took too long")
-                return fault
-        return None

@@ -1,4 +1,4 @@
-"""Routes for agents' inboxes: look, push, take under a lease, be done, give back, try again."""
+"""Routes of the inbox of an agent: list, push, claim, acknowledge, release and retry events."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ from toolspace.server.api_types import (
     ResultPage,
     check_json_size,
 )
-from toolspace.server.authorization import Access, get_visible_agent
+from toolspace.server.authorization import Access
 from toolspace.server.idempotency import run_once
 from toolspace.server.requests import Request
 from toolspace.server.responses import Response
+from toolspace.server.routes.agents import get_agent_id
 from toolspace.server.routing import Route
 from toolspace.spaces.ledger import Effects
 from toolspace.storage.database import Program
@@ -33,193 +34,209 @@ from toolspace.storage.queries import inbox
 T = TypeVar("T")
 
 MAX_WAIT = 60
-"""Seconds that one request may wait for something new."""
-_MAX_TAKEN = 100
-_MAX_LEASE = 3600
+"""Seconds that a request may wait for an event."""
+_MAX_EVENTS = 100
+_MAX_LEASE_SECONDS = 3600
 
-Wait = Annotated[float, Meta(ge=0, le=MAX_WAIT, description="Seconds to wait while there is nothing.")]
-EventIds = Annotated[list[Id], Meta(min_length=1, max_length=_MAX_TAKEN)]
+Wait = Annotated[float, Meta(ge=0, le=MAX_WAIT, description="Seconds to wait if there is no event.")]
+EventIds = Annotated[list[Id], Meta(min_length=1, max_length=_MAX_EVENTS)]
 
 
 class InboxListQuery(QueryParameters, frozen=True, kw_only=True):
     status: InboxStatus | None = None
+    """Only events with this status."""
     limit: Limit = 100
     wait: Wait = 0
 
 
 class NewInboxEvent(JsonRequestBody, frozen=True, kw_only=True):
-    """News from a service for an agent."""
+    """An event from a service for an agent."""
 
-    data: Annotated[Any, Meta(description=f"Up to {MAX_DATA} bytes of JSON.", examples=[{"order": 4711}])]
-    event_id: Annotated[Id, Meta(description="One that the agent was told of before changes nothing.")] | None = None
+    data: Annotated[
+        Any, Meta(description=f"What happened; up to {MAX_DATA} bytes of JSON.", examples=[{"order": 4711}])
+    ]
+    event_id: Id | None = None
+    """An id of your choice. An event whose id the inbox already has is ignored."""
 
     def __post_init__(self) -> None:
         check_json_size("data", self.data, MAX_DATA)
 
 
 class PushResponse(ResponseBody, frozen=True, kw_only=True):
+    """The result of a push."""
+
     event_id: str
+    """The id of the event."""
     fresh: bool
-    """Whether the agent had not been told of it already."""
+    """False if the inbox already had an event with this id."""
 
 
 class ClaimBody(JsonRequestBody, frozen=True, kw_only=True):
-    """How much to take, and for how long."""
+    """How many events to claim, and for how long."""
 
-    count: Annotated[int, Meta(ge=1, le=_MAX_TAKEN)] = 1
-    lease_seconds: Annotated[float, Meta(ge=1, le=_MAX_LEASE, description="After which it is given to others.")] = 60
-    types: Annotated[list[InboxType], Meta(max_length=10, description="Only of these.")] | None = None
+    count: Annotated[int, Meta(ge=1, le=_MAX_EVENTS)] = 1
+    """Maximum number of events."""
+    lease_seconds: Annotated[float, Meta(ge=1, le=_MAX_LEASE_SECONDS)] = 60
+    """After this time others can claim the events again."""
+    types: Annotated[list[InboxType], Meta(max_length=10)] | None = None
+    """Only events of these types."""
     wait: Wait = 0
 
 
 class ClaimResponse(ResponseBody, frozen=True, kw_only=True):
-    """What was taken: say how it ended, under the same claim, before the lease ends."""
+    """Claimed events. Acknowledge or release them before the lease ends."""
 
     claim: str
+    """The id of the claim, for `done` and `return`."""
     lease_until: int
+    """When the lease ends, in Unix milliseconds."""
     items: Sequence[InboxEvent]
+    """The claimed events."""
 
 
 class AcknowledgeBody(JsonRequestBody, frozen=True, kw_only=True):
-    """Events that were looked after."""
+    """Events that were handled."""
 
     event_ids: EventIds
-    claim: Annotated[Id, Meta(description="Under which they were taken; any, where it is left out.")] | None = None
+    """The ids of the events."""
+    claim: Id | None = None
+    """The claim that holds the events; any claim if it is missing."""
 
 
 class ReleaseBody(AcknowledgeBody, frozen=True, kw_only=True):
-    """Events that could not be looked after, and why."""
+    """Events that were not handled."""
 
     error: Annotated[str, Meta(max_length=10_000, pattern="^[^\\u0000]*$")] | None = None
+    """Why they were not handled."""
 
 
 class AcknowledgeResponse(ResponseBody, frozen=True, kw_only=True):
+    """The result of an acknowledgement."""
+
     done: Sequence[str]
+    """The events that are acknowledged."""
     not_held: Sequence[str]
-    """Not in the claim's hands any more, or never: the lease ended, or someone else was faster."""
+    """Events that the claim does not hold, for example because its lease ended. They are unchanged."""
 
 
 class ReleaseResponse(ResponseBody, frozen=True, kw_only=True):
+    """The result of a release."""
+
     items: Sequence[InboxEvent]
-    """As they are now: pending, or failed after the last attempt."""
+    """The released events: pending, or failed after the last attempt."""
     not_held: Sequence[str]
+    """Events that the claim does not hold. They are unchanged."""
 
 
 async def list_inbox(request: Request) -> ResultPage[InboxEvent]:
     query = request.query(InboxListQuery)
-    agent_id = await _agent(request)
+    agent_id = await get_agent_id(request)
     ledger = request.gateway.ledger
 
-    async def look() -> list[InboxEvent]:
+    async def read() -> list[InboxEvent]:
         return await ledger.read(inbox.list_events, agent_id, status=query.status, limit=query.limit)
 
-    return ResultPage(items=await _patiently(request, agent_id, query.wait, look), next=None)
+    return ResultPage(items=await _poll(request, agent_id, query.wait, read), next=None)
 
 
 async def push_event(request: Request) -> Response:
     body = await request.json(NewInboxEvent)
-    agent_id = await _agent(request)
+    agent_id = await get_agent_id(request)
     event_id = body.event_id or new_id("evt")
 
-    def pushing(effects: Effects) -> Program[PushResponse]:
-        fresh = yield from inbox.add(agent_id, event_id, "service", body.data, priority=inbox.PLAN_OR_SERVICE)
-        if fresh:
+    def push(effects: Effects) -> Program[PushResponse]:
+        is_new = yield from inbox.add(agent_id, event_id, "service", body.data, priority=inbox.PLAN_OR_SERVICE)
+        if is_new:
             effects.notify_inbox(agent_id)
-        return PushResponse(event_id=event_id, fresh=fresh)
+        return PushResponse(event_id=event_id, fresh=is_new)
 
-    return await run_once(request, pushing)
+    return await run_once(request, push)
 
 
 async def claim_events(request: Request) -> ClaimResponse:
     body = await request.json(ClaimBody)
-    agent_id = await _agent(request)
-    lease_ms, name = round(body.lease_seconds * 1000), new_id("clm")
-    until = 0
+    agent_id = await get_agent_id(request)
+    lease_ms, claim_id = round(body.lease_seconds * 1000), new_id("clm")
+    lease_until = 0
 
-    async def take() -> list[InboxEvent]:
-        nonlocal until
-        until = now_ms() + lease_ms
+    async def claim() -> list[InboxEvent]:
+        nonlocal lease_until
+        lease_until = now_ms() + lease_ms
         return await request.gateway.ledger.write(
-            inbox.claim, agent_id, name, count=body.count, lease_ms=lease_ms, types=body.types or ()
+            inbox.claim, agent_id, claim_id, count=body.count, lease_ms=lease_ms, types=body.types or ()
         )
 
-    taken = await _patiently(request, agent_id, body.wait, take)
-    return ClaimResponse(claim=name, lease_until=until, items=taken)
+    events = await _poll(request, agent_id, body.wait, claim)
+    return ClaimResponse(claim=claim_id, lease_until=lease_until, items=events)
 
 
 async def acknowledge_events(request: Request) -> AcknowledgeResponse:
     body = await request.json(AcknowledgeBody)
-    agent_id = await _agent(request)
-    ended = await request.gateway.ledger.write(inbox.acknowledge, agent_id, body.claim, body.event_ids)
-    return AcknowledgeResponse(done=ended, not_held=_rest(body.event_ids, ended))
+    agent_id = await get_agent_id(request)
+    acknowledged = await request.gateway.ledger.write(inbox.acknowledge, agent_id, body.claim, body.event_ids)
+    return AcknowledgeResponse(done=acknowledged, not_held=_remaining(body.event_ids, acknowledged))
 
 
 async def release_events(request: Request) -> ReleaseResponse:
     body = await request.json(ReleaseBody)
-    agent_id = await _agent(request)
-    back = await request.gateway.ledger.commit(_give_back, agent_id, body)
-    return ReleaseResponse(items=back, not_held=_rest(body.event_ids, [event.event_id for event in back]))
+    agent_id = await get_agent_id(request)
+    events = await request.gateway.ledger.commit(_release, agent_id, body)
+    return ReleaseResponse(items=events, not_held=_remaining(body.event_ids, [event.event_id for event in events]))
 
 
 async def retry_event(request: Request) -> InboxEvent:
-    agent_id = await _agent(request)
+    agent_id = await get_agent_id(request)
     return await request.gateway.ledger.commit(_retry, agent_id, request.params["eventId"])
 
 
-async def _agent(request: Request) -> str:
-    return (await get_visible_agent(request.gateway.ledger, request.caller, request.params["agentId"])).id
-
-
-async def _patiently(
-    request: Request, agent_id: str, seconds: float, look: Callable[[], Awaitable[list[T]]]
-) -> list[T]:
-    """What there is; where that is nothing, what comes while someone waits for it."""
+async def _poll(request: Request, agent_id: str, seconds: float, read: Callable[[], Awaitable[list[T]]]) -> list[T]:
+    """Returns what `read` returns; if that is nothing, waits up to `seconds` for events."""
     if not seconds:
-        return await look()
+        return await read()
     ledger, key = request.gateway.ledger, f"inbox:{agent_id}"
     loop = asyncio.get_running_loop()
-    end = loop.time() + seconds
-    gone = asyncio.ensure_future(request.wait_for_disconnect())
+    deadline = loop.time() + seconds
+    disconnect = asyncio.ensure_future(request.wait_for_disconnect())
     try:
         while True:
-            news = ledger.waiters.register(key)  # Before looking: nothing may fall in between.
-            looked_at = now_ms()
+            wake_up = ledger.waiters.register(key)  # Before reading, so that no event is missed in between.
+            read_at = now_ms()
             try:
-                found = await look()
-                left = end - loop.time()
-                if found or left <= 0:
-                    return found
-                # What was given back is there again at its time, and nobody says so then.
-                next_at = await ledger.read(inbox.find_next_available, agent_id, after=looked_at)
+                items = await read()
+                remaining = deadline - loop.time()
+                if items or remaining <= 0:
+                    return items
+                # A released event becomes available again after a delay, without a wake-up.
+                next_at = await ledger.read(inbox.find_next_available, agent_id, after=read_at)
                 if next_at is not None:
-                    left = min(left, max((next_at - now_ms()) / 1000, 0.0))
-                await asyncio.wait((news, gone), timeout=left, return_when=asyncio.FIRST_COMPLETED)
-                if gone.done() or request.gateway.readiness.stopping:
-                    return []  # Nothing more is taken for someone who is not there to get it.
+                    remaining = min(remaining, max((next_at - now_ms()) / 1000, 0.0))
+                await asyncio.wait((wake_up, disconnect), timeout=remaining, return_when=asyncio.FIRST_COMPLETED)
+                if disconnect.done() or request.gateway.readiness.stopping:
+                    return []  # Events must not be claimed for a client that does not get them.
             finally:
-                ledger.waiters.unregister(key, news)
+                ledger.waiters.unregister(key, wake_up)
     finally:
-        gone.cancel()
+        disconnect.cancel()
 
 
-def _rest(named: Sequence[str], moved: Sequence[str]) -> list[str]:
-    held = frozenset(moved)
-    return [event_id for event_id in dict.fromkeys(named) if event_id not in held]
+def _remaining(event_ids: Sequence[str], handled_ids: Sequence[str]) -> list[str]:
+    handled = frozenset(handled_ids)
+    return [event_id for event_id in dict.fromkeys(event_ids) if event_id not in handled]
 
 
-def _give_back(effects: Effects, agent_id: str, body: ReleaseBody) -> Program[list[InboxEvent]]:
-    back = yield from inbox.release(agent_id, body.claim, body.event_ids, error=body.error)
+def _release(effects: Effects, agent_id: str, body: ReleaseBody) -> Program[list[InboxEvent]]:
+    events = yield from inbox.release(agent_id, body.claim, body.event_ids, error=body.error)
     effects.notify_inbox(agent_id)
-    return back
+    return events
 
 
 def _retry(effects: Effects, agent_id: str, event_id: str) -> Program[InboxEvent]:
-    moved = yield from inbox.retry(agent_id, event_id)
+    is_retried = yield from inbox.retry(agent_id, event_id)
     event = yield from inbox.find(agent_id, event_id)
     if event is None:
-        raise RefusedError("not_found", f'the agent "{agent_id}" has no inbox event "{event_id}"')
-    if not moved:
-        raise RefusedError("conflict", f'the event "{event_id}" is {event.status}; only failed ones are tried again')
+        raise RefusedError("not_found", f'Inbox event "{event_id}" of agent "{agent_id}" not found')
+    if not is_retried:
+        raise RefusedError("conflict", f'Inbox event "{event_id}" is {event.status}; only failed events can be retried')
     effects.notify_inbox(agent_id)
     return event
 
@@ -231,7 +248,7 @@ ROUTES = [
         handler=list_inbox,
         access=Access.SECRET,
         tag="inbox",
-        summary="What is in an agent's inbox, in the order in which it is looked at",
+        summary="List the inbox events of an agent, in the order in which they are handled",
         query=InboxListQuery,
         response=ResultPage[InboxEvent],
     ),
@@ -241,7 +258,7 @@ ROUTES = [
         handler=push_event,
         access=Access.SECRET,
         tag="inbox",
-        summary="Tell an agent something, as a service",
+        summary="Push an event from a service to an agent",
         body=NewInboxEvent,
         response=PushResponse,
         status=201,
@@ -253,8 +270,8 @@ ROUTES = [
         handler=claim_events,
         access=Access.SECRET,
         tag="inbox",
-        summary="Take the next events",
-        description="They are the claim's until the lease ends; then they are there for others again.",
+        summary="Claim the next inbox events",
+        description="The claim holds the events until its lease ends; then others can claim them.",
         body=ClaimBody,
         response=ClaimResponse,
     ),
@@ -264,7 +281,7 @@ ROUTES = [
         handler=acknowledge_events,
         access=Access.SECRET,
         tag="inbox",
-        summary="Events were looked after",
+        summary="Acknowledge claimed inbox events",
         body=AcknowledgeBody,
         response=AcknowledgeResponse,
     ),
@@ -274,8 +291,8 @@ ROUTES = [
         handler=release_events,
         access=Access.SECRET,
         tag="inbox",
-        summary="Give events back",
-        description="They are there again after a while that grows with each attempt; after the last one they failed.",
+        summary="Release claimed inbox events",
+        description="They become pending again after a delay that grows with each attempt, or fail after the last.",
         body=ReleaseBody,
         response=ReleaseResponse,
     ),
@@ -285,7 +302,7 @@ ROUTES = [
         handler=retry_event,
         access=Access.SECRET,
         tag="inbox",
-        summary="Try a failed event again",
+        summary="Retry a failed inbox event",
         response=InboxEvent,
         error_statuses=(409,),
     ),

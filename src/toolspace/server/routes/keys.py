@@ -1,4 +1,4 @@
-"""The routes for keys and tokens, and for asking who one is."""
+"""Routes of keys and tokens, and of the caller's own identity."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from toolspace.server.api_types import (
     build_page,
 )
 from toolspace.server.authorization import Access, EntityCaller, SecretKeyCaller, ToolKeyCaller
-from toolspace.server.problems import Problem
+from toolspace.server.problems import Problem, not_found
 from toolspace.server.requests import Request
 from toolspace.server.responses import NO_CONTENT, Response
 from toolspace.server.routing import Route
@@ -35,7 +35,7 @@ Pattern = Annotated[
         min_length=1,
         max_length=200,
         pattern=ONE_LINE,
-        description="A tool's name, `*` and `?` in it stand for any characters.",
+        description="The name of a tool; `*` and `?` match any characters.",
         examples=["notes__*"],
     ),
 ]
@@ -43,94 +43,123 @@ Patterns = Annotated[tuple[Pattern, ...], Meta(max_length=500)]
 
 
 class NewKeyBody(JsonRequestBody, frozen=True, kw_only=True):
-    """A key to make."""
+    """A key to create."""
 
     kind: KeyKind
+    """The kind of the key."""
     name: Name = "unnamed"
+    """What the key is for."""
     tools_allowed: Patterns | None = None
-    """Of a tool key: the tools that it may use; all where it is left out."""
+    """The tools that a tool key may use; all if it is missing."""
     tools_denied: Patterns = ()
+    """The tools that a tool key may not use, even if they are allowed."""
     agent_entity_id: Id | None = None
-    """Of a tool key: the agent in whose name its calls run."""
+    """The agent on whose behalf a tool key calls tools."""
 
 
 class KeyShape(ResponseBody, frozen=True, kw_only=True):
-    """A key, without what opens doors."""
+    """A key. Only the response that creates it has the key itself."""
 
     id: str
+    """The id of the key."""
     kind: KeyKind
+    """The kind of the key."""
     name: str
+    """What the key is for."""
     hint: Annotated[str, Meta(examples=["sk_…a1b2"])]
+    """The prefix and the last characters of the key."""
     tools_allowed: tuple[str, ...] | None
+    """The tools that a tool key may use; null for all."""
     tools_denied: tuple[str, ...]
+    """The tools that a tool key may not use, even if they are allowed."""
     agent_entity_id: str | None
+    """The agent on whose behalf a tool key calls tools."""
     created_at: Milliseconds
+    """When the key was created, in Unix milliseconds."""
     revoked_at: Milliseconds | None
+    """When the key was revoked, in Unix milliseconds; null if it is valid."""
     last_used_at: Milliseconds | None
+    """When the key was last used, in Unix milliseconds; null for never."""
     calls: int
+    """How many tool calls were made with the key."""
     failed: int
+    """How many of these calls failed."""
     key: str | UnsetType = UNSET
-    """The key itself: in the answer that makes it, and never again."""
+    """The key itself, only in the response that creates it."""
 
 
 class TokenBody(JsonRequestBody, frozen=True, kw_only=True):
-    """How long a token is to be good."""
+    """A token to create."""
 
-    expires_in: Annotated[int, Meta(ge=1, le=MAX_TOKEN_SECONDS, description="Seconds.")] = 3600
+    expires_in: Annotated[int, Meta(ge=1, le=MAX_TOKEN_SECONDS)] = 3600
+    """How many seconds the token is valid."""
 
 
 class TokenShape(ResponseBody, frozen=True, kw_only=True):
+    """A token of an entity."""
+
     token: str
+    """The token, for `Authorization: Bearer` together with a public key."""
     entity_id: str
+    """The entity that the token names."""
     expires_at: Milliseconds
+    """When the token expires, in Unix milliseconds."""
 
 
 class CallerResponse(ResponseBody, frozen=True, kw_only=True):
-    """Who asks."""
+    """The caller, as its credentials identify it."""
 
     kind: Literal["secret", "public", "tools"]
+    """The kind of the key."""
     key_id: str
+    """The id of the key."""
     entity: Entity | None = None
+    """The entity that the token names."""
     expires_at: Milliseconds | None = None
-    """When the token ends."""
+    """When the token expires, in Unix milliseconds."""
     tools_allowed: tuple[str, ...] | None = None
+    """The tools that a tool key may use; null for all."""
     tools_denied: tuple[str, ...] = ()
+    """The tools that a tool key may not use, even if they are allowed."""
     agent_entity_id: str | None = None
+    """The agent on whose behalf a tool key calls tools."""
 
 
 async def list_keys(request: Request) -> ResultPage[KeyShape]:
-    asked = request.query(PageQuery)
-    found = await request.gateway.ledger.read(rows.list_keys, after=asked.cursor or "", limit=asked.limit + 1)
-    return build_page([_shown(one) for one in found], asked.limit, lambda one: one.id)
+    query = request.query(PageQuery)
+    records = await request.gateway.ledger.read(rows.list_keys, after=query.cursor or "", limit=query.limit + 1)
+    return build_page([_to_response(record) for record in records], query.limit, lambda key: key.id)
 
 
 async def create_key(request: Request) -> Response:
-    asked = await request.json(NewKeyBody)
+    body = await request.json(NewKeyBody)
     scope = KeyScope(
-        tools_allowed=asked.tools_allowed,
-        tools_denied=asked.tools_denied,
-        agent_entity_id=asked.agent_entity_id,
+        tools_allowed=body.tools_allowed,
+        tools_denied=body.tools_denied,
+        agent_entity_id=body.agent_entity_id,
     )
-    if asked.kind != "tools" and (asked.tools_allowed is not None or asked.tools_denied or asked.agent_entity_id):
-        raise Problem(400, f"toolsAllowed, toolsDenied and agentEntityId are for tool keys; this one is {asked.kind}")
-    if asked.agent_entity_id is not None:
-        agent = await request.gateway.ledger.read(entities.find_entity, asked.agent_entity_id)
+    if body.kind != "tools" and (body.tools_allowed is not None or body.tools_denied or body.agent_entity_id):
+        raise Problem(
+            400, f"toolsAllowed, toolsDenied and agentEntityId are only for tool keys, not for a {body.kind} key"
+        )
+    if body.agent_entity_id is not None:
+        agent = await request.gateway.ledger.read(entities.find_entity, body.agent_entity_id)
         if agent is None or agent.type != "agent":
-            raise Problem(400, f'agentEntityId "{asked.agent_entity_id}" is no agent here', path="$.agentEntityId")
-    made, text = await keys.create_key(request.gateway.ledger, asked.kind, asked.name, scope)
-    return Response(_shown(made, key=text), status=201)
+            raise Problem(400, f'Agent "{body.agent_entity_id}" not found', path="$.agentEntityId")
+    record, key = await keys.create_key(request.gateway.ledger, body.kind, body.name, scope)
+    return Response(_to_response(record, key=key), status=201)
 
 
 async def revoke_key(request: Request) -> Response:
     gateway = request.gateway
     key_id = request.params["keyId"]
     outcome = await keys.revoke_key(
-        gateway.ledger, key_id, another_way_in=gateway.authenticator.has_configured_secret_key
+        gateway.ledger, key_id, has_other_access=gateway.authenticator.has_configured_secret_key
     )
     if outcome == "unknown":
-        raise Problem(404, f'there is no key "{key_id}"')
+        raise not_found("Key", key_id)
     if outcome == "last":
-        raise Problem(409, f'"{key_id}" is the last secret key; make another one first (POST /api/keys)')
+        raise Problem(409, f'"{key_id}" is the last secret key; create another one first (POST /api/keys)')
     gateway.authenticator.invalidate()
     return NO_CONTENT
 
@@ -138,13 +167,13 @@ async def revoke_key(request: Request) -> Response:
 async def create_token(request: Request) -> Response:
     gateway = request.gateway
     entity_id = request.params["entityId"]
-    asked = await request.json(TokenBody)
+    body = await request.json(TokenBody)
     if await gateway.ledger.read(entities.find_entity, entity_id) is None:
-        raise Problem(404, f'there is no entity "{entity_id}"')
+        raise not_found("Entity", entity_id)
     tokens = gateway.authenticator.tokens
     if not tokens.can_create:
-        raise Problem(409, "tokens are made by the issuer that is configured (server.jwksUrl), not here")
-    token, expires_at = tokens.create(entity_id, asked.expires_in)
+        raise Problem(409, "Tokens are created by the configured issuer (server.jwksUrl), not by this server")
+    token, expires_at = tokens.create(entity_id, body.expires_in)
     return Response(TokenShape(token=token, entity_id=entity_id, expires_at=expires_at), status=201)
 
 
@@ -165,7 +194,7 @@ async def get_me(request: Request) -> CallerResponse:
     return CallerResponse(kind="secret", key_id=caller.key_id)
 
 
-def _shown(record: KeyRecord, *, key: str | UnsetType = UNSET) -> KeyShape:
+def _to_response(record: KeyRecord, *, key: str | UnsetType = UNSET) -> KeyShape:
     return KeyShape(
         id=record.id,
         kind=record.kind,
@@ -190,7 +219,7 @@ ROUTES = [
         handler=get_me,
         access=Access.ANY,
         tag="access",
-        summary="Who you are, by your credentials",
+        summary="Get the caller's identity",
         response=CallerResponse,
     ),
     Route(
@@ -199,7 +228,7 @@ ROUTES = [
         handler=list_keys,
         access=Access.SECRET,
         tag="access",
-        summary="The keys that there are, revoked ones too",
+        summary="List keys, including revoked ones",
         query=PageQuery,
         response=ResultPage[KeyShape],
     ),
@@ -209,8 +238,8 @@ ROUTES = [
         handler=create_key,
         access=Access.SECRET,
         tag="access",
-        summary="Make a key",
-        description="The answer has the key itself, once: only its hash is kept. So a repeated request makes another.",
+        summary="Create a key",
+        description="Only this response has the key itself. A repeated request creates another key.",
         body=NewKeyBody,
         response=KeyShape,
         status=201,
@@ -222,7 +251,7 @@ ROUTES = [
         access=Access.SECRET,
         tag="access",
         summary="Revoke a key",
-        description="It ends at once here, and within seconds in other processes. The last secret key stays.",
+        description="It stops working within seconds. The last secret key cannot be revoked.",
         status=204,
         error_statuses=(409,),
     ),
@@ -232,8 +261,8 @@ ROUTES = [
         handler=create_token,
         access=Access.SECRET,
         tag="access",
-        summary="Make a token that names an entity",
-        description="For a backend without an issuer of its own: give it to the entity, beside a public key.",
+        summary="Create a token of an entity",
+        description="For backends without their own token issuer. The entity sends it together with a public key.",
         body=TokenBody,
         response=TokenShape,
         status=201,

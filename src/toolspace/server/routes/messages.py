@@ -1,4 +1,4 @@
-"""Routes for what is said in spaces."""
+"""Routes of the messages in a space."""
 
 from __future__ import annotations
 
@@ -34,16 +34,18 @@ from toolspace.spaces.messaging import send_message
 from toolspace.storage.database import Program, read_page
 from toolspace.storage.queries import messages
 
-_MOST = 2**53
+_MAX_SEQ = 2**53
 
 
 class NewMessage(JsonRequestBody, frozen=True, kw_only=True):
-    """Something to say."""
+    """A message to post."""
 
     content: Text
-    entity_id: Annotated[Id, Meta(description="Who says it; with a token always oneself.")] | None = None
+    entity_id: Id | None = None
+    """The sender. With a token it is always the token's entity."""
     metadata: Metadata = msgspec.field(default_factory=dict[str, Any])
-    reply_to: Annotated[Id, Meta(description="The message that this answers; tool calls cannot be.")] | None = None
+    reply_to: Id | None = None
+    """The message to which this is a reply; not a tool call."""
     id: NewId | None = None
 
     def __post_init__(self) -> None:
@@ -53,41 +55,42 @@ class NewMessage(JsonRequestBody, frozen=True, kw_only=True):
 
 class MessageListQuery(QueryParameters, frozen=True, kw_only=True):
     limit: Limit = 50
-    after: Annotated[int, Meta(ge=0, le=_MOST, description="Only messages with a greater `seq`.")] | None = None
-    before: Annotated[int, Meta(ge=0, le=_MOST, description="The last ones with a smaller `seq`.")] | None = None
-    cursor: Annotated[str, Meta(pattern="^(after|before)[.][0-9]{1,16}$", description="`next` of a page.")] | None = (
-        None
-    )
+    after: Annotated[int, Meta(ge=0, le=_MAX_SEQ)] | None = None
+    """Only messages with a greater `seq`, the first ones."""
+    before: Annotated[int, Meta(ge=0, le=_MAX_SEQ)] | None = None
+    """Only messages with a smaller `seq`, the last ones."""
+    cursor: Annotated[str, Meta(pattern="^(after|before)[.][0-9]{1,16}$")] | None = None
+    """Where to continue: `next` of the previous page."""
 
 
 async def list_messages(request: Request) -> ResultPage[Message]:
-    """The newest ones, and page by page those before; or from one on, and page by page those behind. Oldest first."""
+    """Pages go from the newest messages to older ones; with `after`, from there to newer ones."""
     query = request.query(MessageListQuery)
     after, before = query.after, query.before
     if query.cursor is not None:
         if after is not None or before is not None:
-            raise Problem(400, "a cursor says where to go on; leave out after and before")
+            raise Problem(400, "Send either cursor, or after or before")
         kind, _, number = query.cursor.partition(".")
         after, before = (int(number), None) if kind == "after" else (None, int(number))
     if after is not None and before is not None:
-        raise Problem(400, "give either after or before")
+        raise Problem(400, "Send either after or before")
     ledger = request.gateway.ledger
     space = await get_visible_space(ledger, request.caller, request.params["spaceId"])
     if after is not None:
-        shown, more = await ledger.read(read_page, partial(_behind, space.id, after), _size, query.limit)
-        return ResultPage(items=shown, next=f"after.{shown[-1].seq}" if more else None)
-    last = _MOST if before is None else before
-    shown, more = await ledger.read(read_page, partial(_in_front, space.id, last), _size, query.limit)
-    return ResultPage(items=shown[::-1], next=f"before.{shown[-1].seq}" if more else None)
+        items, has_more = await ledger.read(read_page, partial(_read_after, space.id, after), _size, query.limit)
+        return ResultPage(items=items, next=f"after.{items[-1].seq}" if has_more else None)
+    end = _MAX_SEQ if before is None else before
+    items, has_more = await ledger.read(read_page, partial(_read_before, space.id, end), _size, query.limit)
+    return ResultPage(items=items[::-1], next=f"before.{items[-1].seq}" if has_more else None)
 
 
-def _behind(space_id: str, after: int, last: Message | None, limit: int) -> Program[list[Message]]:
+def _read_after(space_id: str, after: int, last: Message | None, limit: int) -> Program[list[Message]]:
     return messages.list_between(space_id, after=after if last is None else last.seq, limit=limit)
 
 
-def _in_front(space_id: str, before: int, last: Message | None, limit: int) -> Program[list[Message]]:
-    found = yield from messages.list_between(space_id, before=before if last is None else last.seq, limit=limit)
-    return found[::-1]
+def _read_before(space_id: str, before: int, last: Message | None, limit: int) -> Program[list[Message]]:
+    page = yield from messages.list_between(space_id, before=before if last is None else last.seq, limit=limit)
+    return page[::-1]
 
 
 def _size(message: Message) -> int:
@@ -101,10 +104,10 @@ async def post_message(request: Request) -> Response:
     sender = body.entity_id
     if isinstance(request.caller, EntityCaller):
         if sender not in (None, request.caller.entity_id):
-            raise Problem(403, f'you cannot speak for "{sender}"; leave entityId out')
+            raise Problem(403, f'You cannot post as "{sender}"; omit entityId')
         sender = request.caller.entity_id
     if sender is None:
-        raise Problem(400, "entityId is needed: it says who speaks", path="$.entityId")
+        raise Problem(400, "entityId is required: the sender of the message", path="$.entityId")
     message_id = body.id or new_id("msg")
     reply_to = _reply_to(body)
     return await run_once(
@@ -120,19 +123,19 @@ async def get_message(request: Request) -> Message:
     message_id = request.params["messageId"]
     message = await request.gateway.ledger.read(messages.find, message_id)
     if message is None or message.space_id != space.id:
-        raise Problem(404, f'there is no message "{message_id}" in the space "{space.id}"')
+        raise Problem(404, f'Message "{message_id}" not found in space "{space.id}"')
     return message
 
 
 def _reply_to(body: NewMessage) -> str | None:
-    noted: Any = body.metadata.get("replyTo")
-    if noted is None or noted == body.reply_to:
+    metadata_reply_to: Any = body.metadata.get("replyTo")
+    if metadata_reply_to is None or metadata_reply_to == body.reply_to:
         return body.reply_to
     if body.reply_to is not None:
-        raise Problem(400, "replyTo and metadata.replyTo name two messages; leave one out", path="$.metadata.replyTo")
-    if not isinstance(noted, str):
-        raise Problem(400, "metadata.replyTo is the id of a message", path="$.metadata.replyTo")
-    return noted
+        raise Problem(400, "replyTo and metadata.replyTo are different; send one of them", path="$.metadata.replyTo")
+    if not isinstance(metadata_reply_to, str):
+        raise Problem(400, "metadata.replyTo must be the id of a message", path="$.metadata.replyTo")
+    return metadata_reply_to
 
 
 ROUTES = [
@@ -142,9 +145,9 @@ ROUTES = [
         handler=list_messages,
         access=Access.MEMBER,
         tag="messages",
-        summary="What was said in a space, oldest first",
-        description="The newest messages, and with `next` those before them. "
-        "With `after`: those behind a `seq`, and with `next` those behind them.",
+        summary="List the messages of a space, oldest first",
+        description="Without `after`: the newest messages; `next` continues with older ones. "
+        "With `after`: the messages after a `seq`; `next` continues with newer ones.",
         query=MessageListQuery,
         response=ResultPage[Message],
     ),
@@ -154,9 +157,9 @@ ROUTES = [
         handler=post_message,
         access=Access.MEMBER,
         tag="messages",
-        summary="Say something in a space",
-        description="It is streamed to whoever reads the space, and reaches the inbox of every other agent there. "
-        "A visible tool call shows as a message too; it cannot be replied to.",
+        summary="Post a message to a space",
+        description="Subscribers of the space receive it, and every other agent there gets it in its inbox. "
+        "Visible tool calls are messages too, but have no replies.",
         body=NewMessage,
         response=Message,
         status=201,
@@ -168,7 +171,7 @@ ROUTES = [
         handler=get_message,
         access=Access.MEMBER,
         tag="messages",
-        summary="One message",
+        summary="Get a message",
         response=Message,
     ),
 ]

@@ -1,4 +1,4 @@
-"""Routes for results that were too large for a model: the whole text, for an operator."""
+"""Routes of stored outputs: results that were too large for a model, as whole texts, for operators."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from toolspace.server.responses import Response
 from toolspace.server.routing import Route
 
 MAX_BYTES = 16 * 1024 * 1024
-"""What one answer holds. Handed over as a whole, so that a reader who stops reading holds no open file."""
+"""Limit of one response. The text is read at once, so that a slow client keeps no file open."""
 
 
 class OutputQuery(QueryParameters, frozen=True, kw_only=True):
-    max_bytes: Annotated[int, Meta(ge=1, le=MAX_BYTES, description="The first bytes; more are left out.")] = MAX_BYTES
+    max_bytes: Annotated[int, Meta(ge=1, le=MAX_BYTES)] = MAX_BYTES
+    """Maximum number of bytes; the rest is cut off."""
 
 
 async def get_output(request: Request) -> Response:
@@ -27,14 +28,14 @@ async def get_output(request: Request) -> Response:
     outputs = request.gateway.toolspace.outputs
     output = await outputs.inspect(handle)
     if output is None:
-        raise Problem(404, f'there is no stored output "{handle[:200]}"; it may have expired')
+        raise Problem(404, f'Stored output "{handle[:200]}" not found; it may have expired')
     text = await outputs.text(output, limit=query.max_bytes)
     headers = (
         (b"x-output-tool", output.tool.encode("ascii", "replace")),
         (b"x-output-bytes", b"%d" % output.bytes),
         (b"x-output-lines", b"%d" % output.lines),
     )
-    # Always text: a tool's result must not become a page or a script of this server.
+    # Always text/plain: a browser must not run a tool's result as a page or script of this server.
     return Response(text, media_type="text/plain; charset=utf-8", headers=headers)
 
 
@@ -45,8 +46,9 @@ ROUTES = [
         handler=get_output,
         access=Access.SECRET,
         tag="outputs",
-        summary="A result that was stored because it was too large",
-        description="The handle in the result, `session-…/…`, is the path. `x-output-bytes` is the size of the whole.",
+        summary="Get a stored output",
+        description="The path is the handle in the tool's result. `x-output-bytes` is the size of the whole output.",
+        parameter_descriptions={"session": "The part of the handle before the slash."},
         query=OutputQuery,
         media_type="text/plain",
     ),

@@ -1,4 +1,4 @@
-"""Routes for what agents plan, for whoever operates them."""
+"""Routes of the plans of an agent: instructions that it gets at a time or on a schedule."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from msgspec import Meta
 
 from toolspace.agents.prebuilt.plans import MAX_PLAN_TEXT, MAX_PLANS_PER_CALL
 from toolspace.server.api_types import Id, JsonRequestBody, QueryParameters, ResponseBody, ResultPage
-from toolspace.server.authorization import Access, get_visible_agent
-from toolspace.server.problems import Problem
+from toolspace.server.authorization import Access
+from toolspace.server.problems import not_found
 from toolspace.server.requests import Request
+from toolspace.server.routes.agents import get_agent_id
 from toolspace.server.routing import Route
 from toolspace.spaces import plans
 from toolspace.spaces.ledger import Effects
@@ -22,39 +23,53 @@ from toolspace.storage.queries.plans import Plan, PlanStatus
 
 _PLANS = "/api/agents/{agentId}/plans"
 _TAG = "agents"
-_text = Meta(min_length=1, max_length=200, pattern="^[^\\u0000]+$")
+_SHORT_TEXT = Meta(min_length=1, max_length=200, pattern="^[^\\u0000]+$")
 
 
 class PlanBody(JsonRequestBody, frozen=True, kw_only=True):
-    """A new plan, or with the id of one what it becomes. Exactly one of `runAfter`, `scheduledAt`, `cron` says when."""
+    """A plan to add, or, with an `id`, to change. It has exactly one of `runAfter`, `scheduledAt` and `cron`."""
 
-    name: Annotated[str, _text]
+    name: Annotated[str, _SHORT_TEXT]
+    """The name of the plan."""
     instruction: Annotated[str, Meta(min_length=1, max_length=MAX_PLAN_TEXT, pattern="^[^\\u0000]+$")]
+    """What the agent is told when the plan runs."""
     id: Id | None = None
-    run_after: Annotated[str, _text, Meta(examples=["2 hours"])] | None = None
-    scheduled_at: Annotated[str, _text, Meta(examples=["2027-03-01T08:00:00Z"])] | None = None
-    cron: Annotated[str, _text, Meta(examples=["0 9 * * *"])] | None = None
-    timezone: Annotated[str, _text, Meta(examples=["Europe/Berlin"])] | None = None
+    """The plan to change."""
+    run_after: Annotated[str, _SHORT_TEXT, Meta(examples=["2 hours"])] | None = None
+    """Runs once after this time."""
+    scheduled_at: Annotated[str, _SHORT_TEXT, Meta(examples=["2027-03-01T08:00:00Z"])] | None = None
+    """Runs once at this time."""
+    cron: Annotated[str, _SHORT_TEXT, Meta(examples=["0 9 * * *"])] | None = None
+    """Runs repeatedly: a cron expression of five fields."""
+    timezone: Annotated[str, _SHORT_TEXT, Meta(examples=["Europe/Berlin"])] | None = None
+    """The time zone of times without an offset."""
 
-    def new(self) -> NewPlan:
+    def to_plan(self) -> NewPlan:
         return NewPlan(**{field: getattr(self, field) for field in NewPlan.__struct_fields__})
 
 
 class PlanBodies(JsonRequestBody, frozen=True, kw_only=True):
+    """Plans to add or change."""
+
     plans: Annotated[list[PlanBody], Meta(min_length=1, max_length=MAX_PLANS_PER_CALL)]
+    """The plans to add, and, with an `id`, those to change."""
 
 
 class PlanListQuery(QueryParameters, frozen=True, kw_only=True):
     status: PlanStatus | None = None
+    """Only plans with this status."""
 
 
 class DeletedPlansResponse(ResponseBody, frozen=True, kw_only=True):
+    """The result of a deletion."""
+
     deleted: int
+    """How many plans were deleted."""
 
 
 async def list_plans(request: Request) -> ResultPage[Plan]:
     query = request.query(PlanListQuery)
-    agent_id = await _agent(request)
+    agent_id = await get_agent_id(request)
     return ResultPage(
         items=await request.gateway.ledger.read(rows.list_plans, agent_id, status=query.status), next=None
     )
@@ -62,26 +77,21 @@ async def list_plans(request: Request) -> ResultPage[Plan]:
 
 async def set_plans(request: Request) -> ResultPage[Plan]:
     body = await request.json(PlanBodies)
-    agent_id = await _agent(request)
+    agent_id = await get_agent_id(request)
 
-    def setting(effects: Effects) -> Program[Sequence[Plan]]:
-        yield from plans.set_plans(effects, agent_id, [plan.new() for plan in body.plans])
+    def update(effects: Effects) -> Program[Sequence[Plan]]:
+        yield from plans.set_plans(effects, agent_id, [plan.to_plan() for plan in body.plans])
         return (yield from rows.list_plans(agent_id))
 
-    return ResultPage(items=await request.gateway.ledger.commit(setting), next=None)
+    return ResultPage(items=await request.gateway.ledger.commit(update), next=None)
 
 
 async def delete_plan(request: Request) -> DeletedPlansResponse:
-    agent_id = await _agent(request)
+    agent_id = await get_agent_id(request)
     plan_id = request.params["planId"]
     if not await request.gateway.ledger.write(rows.delete, agent_id, [plan_id]):
-        raise Problem(404, f'the agent has no plan "{plan_id}"')
+        raise not_found("Plan", plan_id)
     return DeletedPlansResponse(deleted=1)
-
-
-async def _agent(request: Request) -> str:
-    agent = await get_visible_agent(request.gateway.ledger, request.caller, request.params["agentId"])
-    return agent.id
 
 
 ROUTES = [
@@ -91,7 +101,7 @@ ROUTES = [
         handler=list_plans,
         access=Access.SECRET,
         tag=_TAG,
-        summary="What an agent plans, the next first",
+        summary="List the plans of an agent, next run first",
         query=PlanListQuery,
         response=ResultPage[Plan],
     ),
@@ -101,7 +111,7 @@ ROUTES = [
         handler=set_plans,
         access=Access.SECRET,
         tag=_TAG,
-        summary="Make plans for an agent, or change some; all or none",
+        summary="Add or change plans of an agent, all or none",
         body=PlanBodies,
         response=ResultPage[Plan],
     ),

@@ -1,4 +1,4 @@
-"""Routes for runs: opened, looked at, closed and canceled. Calls in a run are made elsewhere."""
+"""Routes of runs. Calls of tools in a run are in `tools`, their results in `calls`."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from toolspace.server.api_types import (
     build_page,
     check_json_size,
 )
-from toolspace.server.authorization import Access, EntityCaller, get_visible_run
+from toolspace.server.authorization import Access, get_visible_run
 from toolspace.server.idempotency import run_once
-from toolspace.server.redaction import redact_run
+from toolspace.server.redaction import redact_run, viewer_of
 from toolspace.server.requests import Request
 from toolspace.server.responses import Response
 from toolspace.server.routing import Route
@@ -32,11 +32,13 @@ _MAX_ERROR = 10_000
 
 
 class NewRun(JsonRequestBody, frozen=True, kw_only=True):
-    """A think cycle to begin."""
+    """A run to open."""
 
     agent_entity_id: Id
-    space_id: Annotated[Id, Meta(description="The active space: where visible calls show.")] | None = None
-    trigger: Annotated[Any, Meta(description=f"What it is about; up to {MAX_DATA} bytes of JSON.")] = None
+    """The agent that runs."""
+    space_id: Id | None = None
+    """The active space, where visible calls are shown."""
+    trigger: Annotated[Any, Meta(description=f"Why the run starts; up to {MAX_DATA} bytes of JSON.")] = None
     id: NewId | None = None
 
     def __post_init__(self) -> None:
@@ -44,11 +46,14 @@ class NewRun(JsonRequestBody, frozen=True, kw_only=True):
 
 
 class RunEnd(JsonRequestBody, frozen=True, kw_only=True):
-    """How a run ended."""
+    """The end of a run."""
 
     status: Literal["completed", "failed"] = "completed"
+    """The final status."""
     error: Annotated[str, Meta(max_length=_MAX_ERROR, pattern="^[^\\u0000]*$")] | None = None
-    usage: Annotated[dict[str, Any], Meta(description="What it cost: tokens, money.")] | None = None
+    """Why the run failed."""
+    usage: dict[str, Any] | None = None
+    """What the run cost: tokens, money."""
 
     def __post_init__(self) -> None:
         check_json_size("usage", self.usage, MAX_DATA)
@@ -56,26 +61,39 @@ class RunEnd(JsonRequestBody, frozen=True, kw_only=True):
 
 class AgentRunListQuery(PageQuery, frozen=True, kw_only=True):
     status: RunStatus | None = None
+    """Only runs with this status."""
 
 
 class RunListQuery(AgentRunListQuery, frozen=True, kw_only=True):
     agent_entity_id: Id | None = None
+    """Only runs of this agent."""
     space_id: Id | None = None
+    """Only runs in this space."""
 
 
 class RunShape(ResponseBody, frozen=True, kw_only=True):
-    """A run as members see it; an operator also sees why it began, what it cost and how it failed."""
+    """A run. Members of its space do not see `trigger`, `usage` and `error`."""
 
     id: str
+    """The id of the run."""
     agent_entity_id: str
+    """The agent that runs."""
     space_id: str | None
+    """The active space, where visible calls are shown; null for none."""
     status: RunStatus
+    """The status of the run."""
     steps: int
+    """How many turns of the model the run has had."""
     created_at: int
+    """When the run was opened, in Unix milliseconds."""
     completed_at: int | None
+    """When the run ended, in Unix milliseconds; null before."""
     trigger: Any = msgspec.UNSET
+    """Why the run started."""
     usage: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
+    """What the run cost, as reported when it was closed."""
     error: str | msgspec.UnsetType | None = msgspec.UNSET
+    """Why the run failed."""
 
 
 async def create_run(request: Request) -> Response:
@@ -90,7 +108,7 @@ async def create_run(request: Request) -> Response:
 
 async def list_runs(request: Request) -> ResultPage[RunRecord]:
     query = request.query(RunListQuery)
-    found = await request.gateway.ledger.read(
+    records = await request.gateway.ledger.read(
         run_rows.list_runs,
         agent_entity_id=query.agent_entity_id,
         space_id=query.space_id,
@@ -98,12 +116,12 @@ async def list_runs(request: Request) -> ResultPage[RunRecord]:
         before=query.cursor,
         limit=query.limit + 1,
     )
-    return build_page(found, query.limit, lambda run: run.id)
+    return build_page(records, query.limit, lambda run: run.id)
 
 
 async def get_run(request: Request) -> dict[str, Any]:
     run = await get_visible_run(request.gateway.ledger, request.caller, request.params["runId"])
-    return redact_run(run, "public" if isinstance(request.caller, EntityCaller) else "secret")
+    return redact_run(run, viewer_of(request.caller))
 
 
 async def close_run(request: Request) -> RunRecord:
@@ -126,8 +144,8 @@ ROUTES = [
         access=Access.SECRET,
         tag="runs",
         summary="Open a run of an agent",
-        description="For a program with a model loop of its own: it calls tools in the run, and closes it. "
-        "The id of a run that the agent has already gives that run.",
+        description="For programs with their own model loop, which call tools in the run and then close it. "
+        "If the agent already has a run with this id, that run is returned.",
         body=NewRun,
         response=RunRecord,
         status=201,
@@ -150,8 +168,8 @@ ROUTES = [
         handler=get_run,
         access=Access.MEMBER,
         tag="runs",
-        summary="One run",
-        description="With a token: a run in a space of the entity, without its trigger, usage and error.",
+        summary="Get a run",
+        description="With a token: a run in a space of the entity, without trigger, usage and error.",
         response=RunShape,
     ),
     Route(
@@ -160,8 +178,8 @@ ROUTES = [
         handler=close_run,
         access=Access.SECRET,
         tag="runs",
-        summary="End a run",
-        description="Calls that wait for someone stay open; their results go to the agent's inbox.",
+        summary="Close a run",
+        description="Pending calls stay open; their results go to the agent's inbox.",
         body=RunEnd,
         response=RunRecord,
         error_statuses=(409,),

@@ -1,4 +1,4 @@
-"""Routes for MCP servers: how each is, and a new start."""
+"""Routes of MCP servers: their status, and restarts."""
 
 from __future__ import annotations
 
@@ -17,24 +17,26 @@ async def list_servers(request: Request) -> ResultPage[ServerStatus]:
 
 
 async def get_server(request: Request) -> ServerStatus:
-    return _find(request)
+    return _get_status(request)
 
 
 async def restart_server(request: Request) -> ServerStatus:
-    name = _find(request).name
+    name = _get_status(request).name
     try:
         return await request.gateway.toolspace.restart_server(name)
     except ProviderError as error:
-        raise Problem(502, f'the MCP server "{name}" did not start: {error}') from error
+        raise Problem(502, f'MCP server "{name}" did not start: {error}') from error
 
 
-def _find(request: Request) -> ServerStatus:
+def _get_status(request: Request) -> ServerStatus:
     name = request.params["name"]
     servers = {status.name: status for status in request.gateway.toolspace.list_servers()}
     if name not in servers:
-        raise Problem(404, f'there is no MCP server "{name[:200]}"{did_you_mean(name, servers)}')
+        raise Problem(404, f'MCP server "{name[:200]}" not found{did_you_mean(name, servers)}')
     return servers[name]
 
+
+_PARAMETERS = {"name": "The name of the MCP server."}
 
 ROUTES = [
     Route(
@@ -43,25 +45,27 @@ ROUTES = [
         handler=list_servers,
         access=Access.SECRET,
         tag="servers",
-        summary="How the MCP servers are",
+        summary="List MCP servers and their status",
         response=ResultPage[ServerStatus],
     ),
     Route(
         method="GET",
         path="/api/servers/{name}",
+        parameter_descriptions=_PARAMETERS,
         handler=get_server,
         access=Access.SECRET,
         tag="servers",
-        summary="How one MCP server is",
+        summary="Get the status of an MCP server",
         response=ServerStatus,
     ),
     Route(
         method="POST",
         path="/api/servers/{name}/restart",
+        parameter_descriptions=_PARAMETERS,
         handler=restart_server,
         access=Access.SECRET,
         tag="servers",
-        summary="Stop an MCP server and start it again",
+        summary="Restart an MCP server",
         response=ServerStatus,
         error_statuses=(502,),
     ),

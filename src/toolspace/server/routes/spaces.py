@@ -1,4 +1,4 @@
-"""Routes for spaces and who is in them."""
+"""Routes of spaces and their members."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from toolspace.server.api_types import (
 )
 from toolspace.server.authorization import Access, EntityCaller, get_visible_space
 from toolspace.server.idempotency import run_once
-from toolspace.server.problems import Problem
+from toolspace.server.problems import Problem, not_found
 from toolspace.server.requests import Request
 from toolspace.server.responses import NO_CONTENT, Response
 from toolspace.server.routing import Route
@@ -34,17 +34,17 @@ from toolspace.spaces import deletion
 from toolspace.storage.database import Program
 from toolspace.storage.queries import entities
 
-MAX_FIRST_MEMBERS = 100
+MAX_INITIAL_MEMBERS = 100
 
 
 class NewSpace(JsonRequestBody, frozen=True, kw_only=True):
-    """A place for people and agents."""
+    """A space to create."""
 
     name: Name
+    """The name of the space."""
     metadata: Metadata = msgspec.field(default_factory=dict[str, Any])
-    members: Annotated[list[Id], Meta(max_length=MAX_FIRST_MEMBERS, description="Ids of entities.")] = msgspec.field(
-        default_factory=list[str]
-    )
+    members: Annotated[list[Id], Meta(max_length=MAX_INITIAL_MEMBERS)] = msgspec.field(default_factory=list[str])
+    """The ids of the first members."""
     id: NewId | None = None
 
     def __post_init__(self) -> None:
@@ -52,9 +52,10 @@ class NewSpace(JsonRequestBody, frozen=True, kw_only=True):
 
 
 class SpaceChange(JsonRequestBody, frozen=True, kw_only=True):
-    """What is to be different; what is left out stays. The metadata is replaced as a whole."""
+    """New values for a space. Missing fields stay unchanged; the metadata is replaced as a whole."""
 
     name: Name | msgspec.UnsetType = msgspec.UNSET
+    """The name of the space."""
     metadata: Metadata | msgspec.UnsetType = msgspec.UNSET
 
     def __post_init__(self) -> None:
@@ -62,49 +63,50 @@ class SpaceChange(JsonRequestBody, frozen=True, kw_only=True):
 
 
 class NewMember(JsonRequestBody, frozen=True, kw_only=True):
-    """Who comes into a space."""
+    """A member to add."""
 
     entity_id: Id
+    """The entity to add."""
 
 
 async def list_spaces(request: Request) -> ResultPage[Space]:
     query = request.query(PageQuery)
     caller = request.caller
-    found = await request.gateway.ledger.read(
+    records = await request.gateway.ledger.read(
         entities.list_spaces,
         member=caller.entity_id if isinstance(caller, EntityCaller) else None,
         after=query.cursor or "",
         limit=query.limit + 1,
     )
-    return build_page(found, query.limit, lambda space: space.id)
+    return build_page(records, query.limit, lambda space: space.id)
 
 
 async def create_space(request: Request) -> Response:
     body = await request.json(NewSpace)
     space_id = body.id or new_id("spc")
-    return await run_once(request, lambda _: _add(space_id, body))
+    return await run_once(request, lambda _: _create(space_id, body))
 
 
 async def get_space(request: Request) -> Space:
     return await get_visible_space(request.gateway.ledger, request.caller, request.params["spaceId"])
 
 
-async def change_space(request: Request) -> Space:
+async def update_space(request: Request) -> Space:
     body = await request.json(SpaceChange)
     space_id = request.params["spaceId"]
-    changed = await request.gateway.ledger.write(
+    space = await request.gateway.ledger.write(
         entities.update_space, space_id, name=unset_to_none(body.name), metadata=unset_to_none(body.metadata)
     )
-    if changed is None:
-        raise Problem(404, f'there is no space "{space_id}"')
-    return changed
+    if space is None:
+        raise not_found("Space", space_id)
+    return space
 
 
-async def remove_space(request: Request) -> Response:
+async def delete_space(request: Request) -> Response:
     space_id = request.params["spaceId"]
     if not await request.gateway.ledger.commit(deletion.delete_space, space_id):
-        raise Problem(404, f'there is no space "{space_id}"')
-    _forget_members(request, space_id)
+        raise not_found("Space", space_id)
+    request.gateway.memberships.invalidate(space_id)
     request.gateway.hub.close_stream(space_stream(space_id))
     return NO_CONTENT
 
@@ -115,57 +117,51 @@ async def list_members(request: Request) -> ResultPage[Member]:
 
 
 async def put_member(request: Request) -> Member:
-    return await _join(request, request.params["entityId"])
+    return await _add_to_space(request, request.params["entityId"])
 
 
 async def post_member(request: Request) -> Member:
     body = await request.json(NewMember)
-    return await _join(request, body.entity_id)
+    return await _add_to_space(request, body.entity_id)
 
 
 async def remove_member(request: Request) -> Response:
     space_id, entity_id = request.params["spaceId"], request.params["entityId"]
     await get_visible_space(request.gateway.ledger, request.caller, space_id)
-    removed = await request.gateway.ledger.commit(deletion.remove_member, space_id, entity_id)
-    _forget_members(request, space_id)
-    if not removed:
-        raise Problem(404, f'"{entity_id}" is not a member of the space "{space_id}"')
+    was_member = await request.gateway.ledger.commit(deletion.remove_member, space_id, entity_id)
+    request.gateway.memberships.invalidate(space_id)
+    if not was_member:
+        raise Problem(404, f'Entity "{entity_id}" is not a member of space "{space_id}"')
     return NO_CONTENT
 
 
-def _forget_members(request: Request, space_id: str) -> None:
-    """Someone is out: whoever reads the space is asked for their right before they read on."""
-    request.gateway.memberships.invalidate(space_id)
-    request.gateway.streams.recheck_permissions()
-
-
-async def _join(request: Request, entity_id: str) -> Member:
+async def _add_to_space(request: Request, entity_id: str) -> Member:
     space_id = request.params["spaceId"]
     member = await request.gateway.ledger.write(_add_member, space_id, entity_id)
     request.gateway.memberships.invalidate(space_id)
     return member
 
 
-def _add(space_id: str, new: NewSpace) -> Program[Space]:
-    space = yield from entities.create_space(space_id, new.name, new.metadata)
+def _create(space_id: str, body: NewSpace) -> Program[Space]:
+    space = yield from entities.create_space(space_id, body.name, body.metadata)
     if space is None:
-        raise RefusedError("conflict", f'there is a space "{space_id}" already; leave the id out, or take another')
-    yield from _add_members(space_id, new.members)
+        raise RefusedError("conflict", f'Space "{space_id}" exists already; omit the id or choose another')
+    yield from _add_members(space_id, body.members)
     return space
 
 
 def _add_members(space_id: str, entity_ids: Sequence[str]) -> Program[None]:
     for entity_id in entity_ids:
         if (yield from entities.find_entity(entity_id)) is None:
-            raise RefusedError("invalid", f'there is no entity "{entity_id}" that could be a member')
+            raise RefusedError("invalid", f'Entity "{entity_id}" not found; it cannot be a member')
         yield from entities.add_member(space_id, entity_id)
 
 
 def _add_member(space_id: str, entity_id: str) -> Program[Member]:
     if (yield from entities.find_space(space_id)) is None:
-        raise RefusedError("not_found", f'there is no space "{space_id}"')
+        raise RefusedError("not_found", f'Space "{space_id}" not found')
     if (yield from entities.find_entity(entity_id)) is None:
-        raise RefusedError("not_found", f'there is no entity "{entity_id}"')
+        raise RefusedError("not_found", f'Entity "{entity_id}" not found')
     yield from entities.add_member(space_id, entity_id)
     members = yield from entities.list_members(space_id)
     return next(member for member in members if member.entity_id == entity_id)
@@ -178,8 +174,8 @@ ROUTES = [
         handler=list_spaces,
         access=Access.MEMBER,
         tag="spaces",
-        summary="List spaces, by id",
-        description="With a token: those that the entity is a member of.",
+        summary="List spaces, ordered by id",
+        description="With a token: the spaces of which the entity is a member.",
         query=PageQuery,
         response=ResultPage[Space],
     ),
@@ -189,7 +185,7 @@ ROUTES = [
         handler=create_space,
         access=Access.SECRET,
         tag="spaces",
-        summary="Create a space, with its first members",
+        summary="Create a space with its first members",
         body=NewSpace,
         response=Space,
         status=201,
@@ -201,27 +197,27 @@ ROUTES = [
         handler=get_space,
         access=Access.MEMBER,
         tag="spaces",
-        summary="One space",
+        summary="Get a space",
         response=Space,
     ),
     Route(
         method="PATCH",
         path="/api/spaces/{spaceId}",
-        handler=change_space,
+        handler=update_space,
         access=Access.SECRET,
         tag="spaces",
-        summary="Change a space's name or metadata",
+        summary="Update the name or metadata of a space",
         body=SpaceChange,
         response=Space,
     ),
     Route(
         method="DELETE",
         path="/api/spaces/{spaceId}",
-        handler=remove_space,
+        handler=delete_space,
         access=Access.SECRET,
         tag="spaces",
-        summary="Remove a space, its members and its messages",
-        description="Its streams end. Calls that showed there are shown nowhere any more.",
+        summary="Delete a space, its memberships and its messages",
+        description="Its streams end. Calls that were visible there are visible in no space.",
         status=204,
     ),
     Route(
@@ -230,7 +226,7 @@ ROUTES = [
         handler=list_members,
         access=Access.MEMBER,
         tag="spaces",
-        summary="Who is in a space",
+        summary="List the members of a space",
         response=ResultPage[Member],
     ),
     Route(
@@ -239,7 +235,7 @@ ROUTES = [
         handler=post_member,
         access=Access.SECRET,
         tag="spaces",
-        summary="Add a member; one who is there already stays",
+        summary="Add a member to a space, if it is not a member yet",
         body=NewMember,
         response=Member,
     ),
@@ -249,7 +245,7 @@ ROUTES = [
         handler=put_member,
         access=Access.SECRET,
         tag="spaces",
-        summary="Add a member; one who is there already stays",
+        summary="Add a member to a space, if it is not a member yet",
         response=Member,
     ),
     Route(
@@ -258,8 +254,8 @@ ROUTES = [
         handler=remove_member,
         access=Access.SECRET,
         tag="spaces",
-        summary="Remove a member",
-        description="Its streams of the space end.",
+        summary="Remove a member from a space",
+        description="The streams that the member has of this space end.",
         status=204,
     ),
 ]

@@ -1,4 +1,4 @@
-"""Routes that stream: what happens in a space, in a run, and everywhere."""
+"""Routes of event streams: of a space, of a run, and of everything. `sse` sends the events."""
 
 from __future__ import annotations
 
@@ -6,25 +6,26 @@ from toolspace.core.records import run_stream, space_stream
 from toolspace.server.asgi import Receive, Scope, Send
 from toolspace.server.authorization import Access, EntityCaller, get_visible_run, get_visible_space
 from toolspace.server.problems import Problem
+from toolspace.server.redaction import viewer_of
 from toolspace.server.requests import Request
 from toolspace.server.responses import StreamingResponse
 from toolspace.server.routing import Route
 from toolspace.server.sse import PermissionCheck, SseResponse, StreamQuery, parse_stream_options
 from toolspace.spaces.subscribers import StreamSubscribers
 
-_LAST_EVENT_ID = {"Last-Event-ID": "The last event that was read: what came behind it comes first."}
-_HOW = (
-    "Server-sent events. One with an id can be resumed behind: with `Last-Event-ID`, or `lastEventId` in the query. "
+_LAST_EVENT_ID = {"Last-Event-ID": "The last event id that was received; the stream continues after it."}
+_DESCRIPTION = (
+    "Server-sent events. Resume after an event id with `Last-Event-ID`, or with `lastEventId` in the query. "
     "`format` is `native`, `ui-message-stream` or `ag-ui`."
 )
 
 
 async def stream_space(request: Request) -> StreamingResponse:
     space = await get_visible_space(request.gateway.ledger, request.caller, request.params["spaceId"])
-    caller, members = request.caller, request.gateway.memberships
+    caller, memberships = request.caller, request.gateway.memberships
 
     async def allowed() -> bool:
-        return not isinstance(caller, EntityCaller) or await members.is_member(space.id, caller.entity_id)
+        return not isinstance(caller, EntityCaller) or await memberships.is_member(space.id, caller.entity_id)
 
     return await _open(request, space_stream(space.id), allowed)
 
@@ -41,51 +42,50 @@ async def stream_run(request: Request) -> StreamingResponse:
             return False
         return True
 
-    # A run may go to another space at any time, and its events with it.
+    # Strict, because a run can move to another space at any time, and its events with it.
     return await _open(request, run_stream(run.id), allowed, strict=isinstance(request.caller, EntityCaller))
 
 
-async def stream_everything(request: Request) -> StreamingResponse:
+async def stream_all_events(request: Request) -> StreamingResponse:
     gateway, headers = request.gateway, request.scope["headers"]
     return await gateway.streams.open_firehose(
         gateway.ledger.hub, allowed=lambda: gateway.authenticator.is_valid(headers)
     )
 
 
-async def _open(request: Request, name: str, allowed: PermissionCheck, *, strict: bool = False) -> StreamingResponse:
+async def _open(request: Request, stream: str, allowed: PermissionCheck, *, strict: bool = False) -> StreamingResponse:
     gateway, caller, headers = request.gateway, request.caller, request.scope["headers"]
-    reading = parse_stream_options(request.query(StreamQuery), request.header("last-event-id"))
+    options = parse_stream_options(request.query(StreamQuery), request.header("last-event-id"))
 
-    async def still() -> bool:
+    async def is_still_allowed() -> bool:
         return await gateway.authenticator.is_valid(headers) and await allowed()
 
-    public = isinstance(caller, EntityCaller)
-    stream = await gateway.streams.open_stream(
+    response = await gateway.streams.open_stream(
         gateway.ledger.hub,
-        name,
-        reading,
-        audience="public" if public else "secret",
-        allowed=still,
+        stream,
+        options,
+        viewer=viewer_of(caller),
+        allowed=is_still_allowed,
         strict=strict,
         expires_at=caller.expires_at if isinstance(caller, EntityCaller) else None,
     )
-    return _Attended(stream, gateway.subscribers, name)
+    return _SubscribedResponse(response, gateway.subscribers, stream)
 
 
-class _Attended:
-    """A stream that counts as read while it is: a call which is shown there may be answered by whoever reads it."""
+class _SubscribedResponse:
+    """Registers a subscriber while the response is sent: a call for the client needs someone who can answer it."""
 
-    def __init__(self, stream: SseResponse, audience: StreamSubscribers, name: str) -> None:
+    def __init__(self, response: SseResponse, subscribers: StreamSubscribers, stream: str) -> None:
+        self._response = response
+        self._subscribers = subscribers
         self._stream = stream
-        self._audience = audience
-        self._name = name
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            async with self._audience.subscribed(self._name):
-                await self._stream(scope, receive, send)
+            async with self._subscribers.subscribed(self._stream):
+                await self._response(scope, receive, send)
         finally:
-            self._stream.close()
+            self._response.close()
 
 
 ROUTES = [
@@ -95,8 +95,8 @@ ROUTES = [
         handler=stream_space,
         access=Access.MEMBER,
         tag="spaces",
-        summary="What happens in a space, as it happens",
-        description=_HOW,
+        summary="Stream the events of a space",
+        description=_DESCRIPTION,
         query=StreamQuery,
         media_type="text/event-stream",
         is_stream=True,
@@ -108,8 +108,8 @@ ROUTES = [
         handler=stream_run,
         access=Access.MEMBER,
         tag="runs",
-        summary="What happens in a run, as it happens",
-        description=_HOW,
+        summary="Stream the events of a run",
+        description=_DESCRIPTION,
         query=StreamQuery,
         media_type="text/event-stream",
         is_stream=True,
@@ -118,11 +118,11 @@ ROUTES = [
     Route(
         method="GET",
         path="/api/events",
-        handler=stream_everything,
+        handler=stream_all_events,
         access=Access.SECRET,
         tag="operations",
-        summary="What happens anywhere, as it happens",
-        description="Server-sent events of all streams, from now on; for people who watch, not for programs.",
+        summary="Stream the events of all spaces and runs",
+        description="Server-sent events of all streams, from the present on, for operators. It cannot be resumed.",
         media_type="text/event-stream",
         is_stream=True,
     ),

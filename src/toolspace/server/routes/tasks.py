@@ -1,4 +1,4 @@
-"""Routes for what agents have done in the background, and for what they have in mind, for whoever operates them."""
+"""Routes of the background tasks and of the conversation history of an agent."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ from toolspace.server.api_types import (
     build_page,
     full_match_pattern,
 )
-from toolspace.server.authorization import Access, get_visible_agent
+from toolspace.server.authorization import Access
 from toolspace.server.requests import Request
+from toolspace.server.routes.agents import get_agent_id
 from toolspace.server.routing import Route
 from toolspace.storage.database import Program
 from toolspace.storage.queries import sessions
@@ -32,19 +33,15 @@ _AGENT = "/api/agents/{agentId}"
 _TASKS = f"{_AGENT}/tasks"
 _TASK = _TASKS + "/{taskId}"
 _TAG = "tasks"
-_MOST_TURNS = 1_000
-"""Turns of a task that are shown; there are more only where an agent is allowed hundreds of steps."""
+_MAX_TASK_TURNS = 1_000
+"""Turns of a task that are returned; only an agent with hundreds of allowed steps has more."""
 
 
 class TaskListQuery(PageQuery, frozen=True, kw_only=True):
-    date: (
-        Annotated[
-            str,
-            Meta(pattern=full_match_pattern("^\\d{4}-\\d{2}-\\d{2}$"), description="The day, in UTC, that it began."),
-        ]
-        | None
-    ) = None
+    date: Annotated[str, Meta(pattern=full_match_pattern("^\\d{4}-\\d{2}-\\d{2}$"))] | None = None
+    """Only tasks that started on this day (UTC)."""
     status: TaskStatus | None = None
+    """Only tasks with this status."""
 
     def __post_init__(self) -> None:
         if self.date is not None:
@@ -52,21 +49,17 @@ class TaskListQuery(PageQuery, frozen=True, kw_only=True):
 
 
 class HistoryQuery(QueryParameters, frozen=True, kw_only=True):
-    limit: Annotated[int, Meta(ge=1, le=MAX_PAGE_SIZE, description="How many turns at most.")] = 100
-    cursor: (
-        Annotated[
-            str,
-            Meta(pattern=full_match_pattern("^\\d{1,15}$"), description="Where to go on: `next` of the page before."),
-        ]
-        | None
-    ) = None
+    limit: Annotated[int, Meta(ge=1, le=MAX_PAGE_SIZE)] = 100
+    """Maximum number of turns."""
+    cursor: Annotated[str, Meta(pattern=full_match_pattern("^\\d{1,15}$"))] | None = None
+    """Where to continue: `next` of the previous page."""
 
 
 async def list_tasks(request: Request) -> ResultPage[TaskRecord]:
     query = request.query(TaskListQuery)
-    agent_id = await _agent(request)
+    agent_id = await get_agent_id(request)
     since, until = tasks.day_range(query.date) if query.date is not None else (None, None)
-    found = await request.gateway.ledger.read(
+    records = await request.gateway.ledger.read(
         rows.list_tasks,
         agent_id,
         since=since,
@@ -75,48 +68,43 @@ async def list_tasks(request: Request) -> ResultPage[TaskRecord]:
         before=query.cursor,
         limit=query.limit + 1,
     )
-    return build_page(found, query.limit, lambda task: task.id)
+    return build_page(records, query.limit, lambda task: task.id)
 
 
 async def get_task(request: Request) -> TaskWithMessages:
-    agent_id = await _agent(request)
-    task, turns = await request.gateway.ledger.read(_whole, agent_id, request.params["taskId"])
+    agent_id = await get_agent_id(request)
+    task, turns = await request.gateway.ledger.read(_read_task, agent_id, request.params["taskId"])
     return TaskWithMessages(**msgspec.structs.asdict(task), messages=to_turn_records(turns))
 
 
 async def cancel_task(request: Request) -> TaskRecord:
-    agent_id = await _agent(request)
+    agent_id = await get_agent_id(request)
     return await request.gateway.ledger.commit(tasks.cancel, agent_id, request.params["taskId"])
 
 
 async def get_history(request: Request) -> AgentHistory:
     query = request.query(HistoryQuery)
-    agent_id = await _agent(request)
+    agent_id = await get_agent_id(request)
     before = int(query.cursor) if query.cursor is not None else None
-    session, turns = await request.gateway.ledger.read(_history, agent_id, before, query.limit + 1)
-    shown = turns[-query.limit :]
+    session, turns = await request.gateway.ledger.read(_read_history, agent_id, before, query.limit + 1)
+    page_turns = turns[-query.limit :]
     return AgentHistory(
         summary=session.summary if session is not None else None,
-        items=to_turn_records(shown),
-        next=str(shown[0].seq) if len(turns) > query.limit else None,
+        items=to_turn_records(page_turns),
+        next=str(page_turns[0].seq) if len(turns) > query.limit else None,
     )
 
 
-def _whole(agent_id: str, task_id: str) -> Program[tuple[TaskRecord, Sequence[HistoryTurn]]]:
+def _read_task(agent_id: str, task_id: str) -> Program[tuple[TaskRecord, Sequence[HistoryTurn]]]:
     task = yield from tasks.get_task(agent_id, task_id)
-    return task, (yield from sessions.list_turns(task_id, limit=_MOST_TURNS))
+    return task, (yield from sessions.list_turns(task_id, limit=_MAX_TASK_TURNS))
 
 
-def _history(
+def _read_history(
     agent_id: str, before: int | None, limit: int
 ) -> Program[tuple[SessionRecord | None, Sequence[HistoryTurn]]]:
     session = yield from sessions.find(agent_id)
     return session, (yield from sessions.list_turns(agent_id, before=before, limit=limit))
-
-
-async def _agent(request: Request) -> str:
-    agent = await get_visible_agent(request.gateway.ledger, request.caller, request.params["agentId"])
-    return agent.id
 
 
 ROUTES = [
@@ -126,7 +114,7 @@ ROUTES = [
         handler=list_tasks,
         access=Access.SECRET,
         tag=_TAG,
-        summary="What an agent has done in the background, newest first",
+        summary="List the background tasks of an agent, newest first",
         query=TaskListQuery,
         response=ResultPage[TaskRecord],
     ),
@@ -136,7 +124,7 @@ ROUTES = [
         handler=get_task,
         access=Access.SECRET,
         tag=_TAG,
-        summary="One task of an agent, with its conversation",
+        summary="Get a background task with its conversation",
         response=TaskWithMessages,
     ),
     Route(
@@ -145,8 +133,8 @@ ROUTES = [
         handler=cancel_task,
         access=Access.SECRET,
         tag=_TAG,
-        summary="Stop a task of an agent",
-        description="The agent is told. A task that has ended otherwise stays as it is: 409.",
+        summary="Cancel a background task",
+        description="The agent is notified. A task that has ended is not changed: 409.",
         response=TaskRecord,
         error_statuses=(409,),
     ),
@@ -156,8 +144,8 @@ ROUTES = [
         handler=get_history,
         access=Access.SECRET,
         tag=_TAG,
-        summary="What an agent has in mind: a summary of what was, and its latest turns",
-        description="The latest turns, oldest first; `next` leads to older ones.",
+        summary="Get the conversation history of an agent: a summary and the latest turns",
+        description="The latest turns, oldest first; `next` continues with older turns.",
         query=HistoryQuery,
         response=AgentHistory,
     ),

@@ -1,4 +1,4 @@
-"""Routes for workers: the stream that offers them calls, who is connected, and how one leaves."""
+"""Routes of workers: the stream that offers calls to a worker, the list of workers, and how a worker leaves."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from toolspace.core import json_text
 from toolspace.core.ids import new_id
 from toolspace.core.records import CallRecord
 from toolspace.server.api_types import Id, JsonRequestBody, NewId, QueryParameters, ResponseBody, ResultPage
@@ -18,48 +17,49 @@ from toolspace.server.problems import Problem
 from toolspace.server.requests import Request
 from toolspace.server.responses import NO_CONTENT, Response
 from toolspace.server.routing import Route
-from toolspace.server.sse import PermissionCheck, SseResponse, StreamRegistry
+from toolspace.server.sse import PING, PermissionCheck, SseResponse, StreamRegistry, encode_event
 from toolspace.spaces.workers import WorkerConnection, WorkerEvent, Workers
-from toolspace.storage.queries import workers as claims
+from toolspace.storage.queries import workers as worker_rows
 from toolspace.storage.streams.hub import StreamClosed
 from toolspace.toolspace import Toolspace
 
 MAX_CONCURRENCY = 1_000
-_MOST_TOOLS = 500
-_NAME = re.compile(r"[!-~]{1,256}")
+_MAX_TOOLS = 500
+_TOOL_NAME = re.compile(r"[!-~]{1,256}")
 
 
 class WorkerStreamQuery(QueryParameters, frozen=True, kw_only=True):
-    tools: Annotated[
-        str,
-        Meta(min_length=1, max_length=65_536, description="Names of external tools, with commas.", examples=["move"]),
-    ]
-    worker_id: Annotated[NewId, Meta(description="Who comes back under it keeps its calls.")] | None = None
-    concurrency: Annotated[int, Meta(ge=1, le=MAX_CONCURRENCY, description="Unanswered calls to have at a time.")] = 4
+    tools: Annotated[str, Meta(min_length=1, max_length=65_536, examples=["move"])]
+    """The names of external tools, separated by commas."""
+    worker_id: NewId | None = None
+    """The id of the worker. A worker that reconnects with it keeps its calls."""
+    concurrency: Annotated[int, Meta(ge=1, le=MAX_CONCURRENCY)] = 4
+    """Maximum number of calls that the worker executes at a time."""
 
 
 class LeaveBody(JsonRequestBody, frozen=True, kw_only=True):
     """How a worker leaves."""
 
-    finishing: Annotated[
-        tuple[Id, ...], Meta(max_length=MAX_CONCURRENCY, description="Calls that it still answers.")
-    ] = ()
+    finishing: Annotated[tuple[Id, ...], Meta(max_length=MAX_CONCURRENCY)] = ()
+    """Calls that the worker still finishes."""
 
 
 class WorkerShape(ResponseBody, frozen=True, kw_only=True):
-    """A worker, wherever it is connected."""
+    """A worker that is connected to any gateway process."""
 
     worker_id: str
+    """The id of the worker."""
     tools: Sequence[str]
+    """The tools that it serves."""
     connected: bool
-    """False where its connection broke just now: it may come back, and still has its calls."""
+    """False if its connection was just lost; it may reconnect and keep its calls."""
 
 
 async def stream_calls(request: Request) -> CallOfferStream:
     query = request.query(WorkerStreamQuery)
     gateway = request.gateway
-    tools = _names(query.tools)
-    unknown = _unknown(gateway.toolspace, tools)
+    tools = _parse_tool_names(query.tools)
+    unknown_tools = _list_unknown_tools(gateway.toolspace, tools)
 
     async def allowed() -> bool:
         return await gateway.authenticator.is_valid(request.scope["headers"])
@@ -69,84 +69,83 @@ async def stream_calls(request: Request) -> CallOfferStream:
         gateway.streams,
         query.worker_id or new_id("wrk"),
         tools,
-        unknown=unknown,
+        unknown_tools=unknown_tools,
         concurrency=query.concurrency,
         allowed=allowed,
     )
 
 
 async def list_workers(request: Request) -> ResultPage[WorkerShape]:
-    found = await request.gateway.ledger.read(claims.list_workers)
-    return ResultPage(
-        items=[WorkerShape(worker_id=id, tools=tools, connected=here) for id, tools, here in found], next=None
-    )
+    rows = await request.gateway.ledger.read(worker_rows.list_workers)
+    workers = [WorkerShape(worker_id=id, tools=tools, connected=is_connected) for id, tools, is_connected in rows]
+    return ResultPage(items=workers, next=None)
 
 
 async def leave_worker(request: Request) -> Response:
     body = await request.json(LeaveBody)
     worker_id = request.params["workerId"]
     if not await request.gateway.workers.retire(worker_id, body.finishing):
-        raise Problem(404, f'there is no worker "{worker_id}"; GET /api/workers lists them')
+        raise Problem(404, f'Worker "{worker_id}" not found; GET /api/workers lists the workers')
     return NO_CONTENT
 
 
 class CallOfferStream:
-    """The answer to a worker: offers it calls for as long as it is connected."""
+    """A streaming response that offers calls to a worker while it is connected."""
 
     def __init__(
         self,
         workers: Workers,
-        readers: StreamRegistry,
+        streams: StreamRegistry,
         worker_id: str,
         tools: Sequence[str],
         *,
-        unknown: Sequence[str],
+        unknown_tools: Sequence[str],
         concurrency: int,
         allowed: PermissionCheck,
     ) -> None:
         self._workers = workers
-        self._readers = readers
+        self._streams = streams
         self._worker_id = worker_id
         self._tools = tools
-        self._unknown = unknown
+        self._unknown_tools = unknown_tools
         self._concurrency = concurrency
         self._allowed = allowed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self._workers.connect(self._worker_id, self._tools, self._concurrency) as connection:
-            first = _frame("worker.ready", {"workerId": self._worker_id, "tools": self._tools})
-            if self._unknown:
-                names = ", ".join(f'"{name}"' for name in self._unknown)
-                message = f"there is no tool {names} now; if one comes, its calls are offered"
-                first += _frame("worker.warning", {"message": message, "tools": self._unknown})
-            stream = SseResponse(self._readers, OfferEventSource(connection), first, allowed=self._allowed)
-            await stream(scope, receive, send)
+            first = encode_event("worker.ready", {"workerId": self._worker_id, "tools": self._tools})
+            if self._unknown_tools:
+                names = ", ".join(f'"{name}"' for name in self._unknown_tools)
+                message = f"unknown tools: {names}; their calls are offered once the tools exist"
+                first += encode_event("worker.warning", {"message": message, "tools": self._unknown_tools})
+            response = SseResponse(self._streams, OfferEventSource(connection), first, allowed=self._allowed)
+            await response(scope, receive, send)
 
 
 class OfferEventSource:
-    """What a worker's connection says, as bytes."""
+    """Encodes the events of a worker's connection."""
 
     is_complete = False
     has_lost_events = False
 
     def __init__(self, connection: WorkerConnection) -> None:
         self._connection = connection
-        self._closed = False
+        self._is_closed = False
 
     async def next(self) -> bytes:
-        if self._closed:
+        if self._is_closed:
             raise StreamClosed("closed")
-        news = await self._connection.next_events()
-        if news:
-            return b"".join(map(_said, news))
+        events = await self._connection.next_events()
+        if events:
+            return b"".join(map(_encode_worker_event, events))
         if self._connection.disconnect_reason is not None:
-            self._closed = True
+            self._is_closed = True
             if self._connection.disconnect_reason == "replaced":
-                return _frame("worker.replaced", {"workerId": self._connection.worker_id})
+                return encode_event("worker.replaced", {"workerId": self._connection.worker_id})
         return b""
 
     def ping(self) -> bytes:
-        return b": ping\n\n"
+        return PING
 
     def final_frame(self) -> bytes:
         return b""
@@ -155,18 +154,18 @@ class OfferEventSource:
         self._connection.wake()
 
     def close(self) -> None:
-        self._closed = True
+        self._is_closed = True
         self._connection.wake()
 
 
-def _said(news: WorkerEvent) -> bytes:
-    kind, what = news
-    if isinstance(what, CallRecord):
-        return _frame("call.offered", _offer(what))
-    return _frame(f"call.{kind}", {"callId": what})
+def _encode_worker_event(event: WorkerEvent) -> bytes:
+    kind, call = event
+    if isinstance(call, CallRecord):
+        return encode_event("call.offered", _build_offer(call))
+    return encode_event(f"call.{kind}", {"callId": call})
 
 
-def _offer(call: CallRecord) -> dict[str, Any]:
+def _build_offer(call: CallRecord) -> dict[str, Any]:
     return {
         "callId": call.call_id,
         "toolName": call.tool_name,
@@ -179,48 +178,46 @@ def _offer(call: CallRecord) -> dict[str, Any]:
     }
 
 
-def _frame(type: str, data: Any) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (type.encode(), json_text.encode_bytes(data))
-
-
-def _names(text: str) -> list[str]:
+def _parse_tool_names(text: str) -> list[str]:
     names = list(dict.fromkeys(name for part in text.split(",") if (name := part.strip())))
     if not names:
-        raise Problem(400, "tools names none; give the names of external tools, with commas", path="$.tools")
-    if len(names) > _MOST_TOOLS:
-        raise Problem(400, f"tools names {len(names)}; one worker serves at most {_MOST_TOOLS}", path="$.tools")
+        raise Problem(400, "tools is empty; send the names of external tools, separated by commas", path="$.tools")
+    if len(names) > _MAX_TOOLS:
+        raise Problem(400, f"tools has {len(names)} names; a worker serves at most {_MAX_TOOLS} tools", path="$.tools")
     for name in names:
-        if _NAME.fullmatch(name) is None:
-            raise Problem(400, f"{name[:80]!r} is no name of a tool", path="$.tools")
+        if _TOOL_NAME.fullmatch(name) is None:
+            raise Problem(400, f"{name[:80]!r} is not a tool name", path="$.tools")
     return names
 
 
-def _unknown(toolspace: Toolspace, names: Sequence[str]) -> list[str]:
-    """Those of the tools that are not there. Raises where one is there, and not for workers."""
-    unknown: list[str] = []
+def _list_unknown_tools(toolspace: Toolspace, names: Sequence[str]) -> list[str]:
+    """Returns the names of tools that do not exist. Raises `Problem` 400 if an existing tool is not for workers."""
+    unknown_names: list[str] = []
     for name in names:
         tool = toolspace.find_tool(name)
-        if _is_an_agents(toolspace, name):
+        if _is_agent_tool(toolspace, name):
             continue
         if tool is None:
-            unknown.append(name)
+            unknown_names.append(name)
         elif tool.name != name:
-            raise Problem(400, f'"{name}" is called "{tool.name}" here; serve it under that name', path="$.tools")
+            raise Problem(400, f'The full name of tool "{name}" is "{tool.name}"; use that name', path="$.tools")
         elif tool.execution_type != "external":
             raise Problem(
                 400,
-                f'"{name}" is not for workers: its executionType is "{tool.execution_type}"; '
-                'a tool with executionType "external" is',
+                f'Tool "{name}" is not for workers: its executionType is "{tool.execution_type}", not "external"',
                 path="$.tools",
             )
-    return unknown
+    return unknown_names
 
 
-def _is_an_agents(toolspace: Toolspace, name: str) -> bool:
-    """Whether an agent has an external tool of that name for itself."""
+def _is_agent_tool(toolspace: Toolspace, name: str) -> bool:
+    """Whether an agent has its own external tool with this name."""
     configs = (agent.spec.config for agent in toolspace.agents if agent.spec is not None)
-    own = (config.tools.definitions.get(name) for config in configs if config is not None)
-    return any(one is not None and one.enabled and one.execution_type == "external" for one in own)
+    definitions = (config.tools.definitions.get(name) for config in configs if config is not None)
+    return any(
+        definition is not None and definition.enabled and definition.execution_type == "external"
+        for definition in definitions
+    )
 
 
 ROUTES = [
@@ -232,9 +229,9 @@ ROUTES = [
         tag="workers",
         summary="Serve external tools as a worker",
         description=(
-            "A stream of events: `worker.ready`; `call.offered` with a call that this worker alone has to execute; "
-            "`call.canceled` and `call.answered` where one is not wanted any more. Results go to `POST "
-            "/api/calls/{callId}/result`. Who comes back under its `workerId` is offered its unanswered calls again."
+            "Server-sent events: `worker.ready`; `call.offered` with a call that only this worker executes; "
+            "`call.canceled` and `call.answered` if its result is no longer needed. Submit results with `POST "
+            "/api/calls/{callId}/result`. A worker that reconnects with its `workerId` is offered its open calls again."
         ),
         query=WorkerStreamQuery,
         media_type="text/event-stream",
@@ -246,7 +243,7 @@ ROUTES = [
         handler=list_workers,
         access=Access.SECRET,
         tag="workers",
-        summary="The workers, and which tools each serves",
+        summary="List workers and the tools that they serve",
         response=ResultPage[WorkerShape],
     ),
     Route(
@@ -255,8 +252,8 @@ ROUTES = [
         handler=leave_worker,
         access=Access.SECRET,
         tag="workers",
-        summary="Let a worker take no more calls",
-        description="It finishes those that it names; others get the rest at once.",
+        summary="Disconnect a worker",
+        description="The worker finishes the calls that it names; its other calls are offered to other workers.",
         body=LeaveBody,
         status=204,
     ),
