@@ -167,7 +167,7 @@ async def test_tail_with_a_wrong_key_or_of_an_unknown_space_ends(tmp_path: Path)
     assert wrong.returncode == 2
     assert "401" in wrong.stderr
     assert unknown.returncode == 2
-    assert 'there is no space "nowhere"' in unknown.stderr
+    assert 'Space "nowhere" not found' in unknown.stderr
 
 
 async def test_tail_into_a_pipe_that_is_closed_ends_well(tmp_path: Path) -> None:

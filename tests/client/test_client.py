@@ -211,7 +211,7 @@ async def test_keys_are_made_listed_and_revoked(client: ToolspaceClient, url: st
 
 
 async def test_refusals_are_exceptions_that_say_everything(client: ToolspaceClient, url: str) -> None:
-    with pytest.raises(NotFound, match='404 Not Found: there is no space "spc_none"') as refused:
+    with pytest.raises(NotFound, match='404 Not Found: Space "spc_none" not found') as refused:
         await client.spaces.get("spc_none")
     assert (refused.value.status, refused.value.problem["status"]) == (404, 404)
     assert isinstance(refused.value, ApiError | ToolspaceError)
@@ -227,7 +227,7 @@ async def test_refusals_are_exceptions_that_say_everything(client: ToolspaceClie
 
 @pytest.mark.parametrize("odd", ["..", "a/b", "a?b=c", "a%2Fb", "ü"])
 async def test_ids_with_odd_characters_stay_one_part_of_the_path(client: ToolspaceClient, odd: str) -> None:
-    with pytest.raises(NotFound, match="space"):
+    with pytest.raises(NotFound, match=r"(?i)space"):
         await client.spaces.get(odd)
 
 

@@ -41,86 +41,138 @@ class Entity(Record, frozen=True):
     """A human, an agent or a service, which can be a member of spaces."""
 
     id: str
+    """The id of the entity."""
     type: EntityType
+    """The type of the entity."""
     name: str
+    """The display name."""
     metadata: Mapping[str, Any] = {}
+    """Any data about the entity."""
     created_at: int = 0
+    """When the entity was created, in Unix milliseconds."""
 
 
 class Space(Record, frozen=True):
     id: str
+    """The id of the space."""
     name: str
+    """The name of the space."""
     metadata: Mapping[str, Any] = {}
+    """Any data about the space."""
     created_at: int = 0
+    """When the space was created, in Unix milliseconds."""
 
 
 class Member(Record, frozen=True):
     """An entity that is in a space."""
 
     entity_id: str
+    """The id of the entity."""
     type: EntityType
+    """The type of the entity."""
     name: str
+    """The display name of the entity."""
     joined_at: int
+    """When the entity became a member, in Unix milliseconds."""
 
 
 class Message(Record, frozen=True):
     """A message in a space, or a visible tool call."""
 
     id: str
+    """The id of the message."""
     space_id: str
+    """The space of the message."""
     seq: int
+    """The number of the message in the space, from 1."""
     sender_id: str
+    """The entity that sent the message."""
     kind: MessageKind
+    """`message`, or `tool` for a visible call."""
     content: Any
     """The text; for a tool call `{toolCallId, toolName, input, output?, error?}`."""
     metadata: Mapping[str, Any]
+    """Any data about the message."""
     status: MessageStatus
+    """The status of the message."""
     run_id: str | None
+    """The run in which an agent wrote the message."""
     call_id: str | None
+    """The id of the visible call."""
     created_at: int
+    """When the message was created, in Unix milliseconds."""
     updated_at: int
+    """When the message was last changed, in Unix milliseconds."""
 
 
 class RunRecord(Record, frozen=True):
     """One run of an agent."""
 
     id: str
+    """The id of the run."""
     agent_entity_id: str
+    """The agent that runs."""
     space_id: str | None
     """The active space, in which visible calls appear."""
     status: RunStatus
+    """The status of the run."""
     trigger: Any
+    """Why the run started."""
     steps: int
+    """How many turns of the model the run has had."""
     usage: Mapping[str, Any]
+    """What the run cost, as reported when it was closed."""
     error: str | None
+    """Why the run failed."""
     created_at: int
+    """When the run was opened, in Unix milliseconds."""
     completed_at: int | None
+    """When the run ended, in Unix milliseconds; null before."""
 
 
 class CallRecord(Record, frozen=True):
     """One tool call and its result."""
 
     call_id: str
+    """The id of the call."""
     run_id: str | None
+    """The run of the call; null for a call outside a run."""
     seq: int
     """Its position among the calls of the run."""
     agent_entity_id: str | None
+    """The agent on whose behalf the call was made."""
     space_id: str | None
+    """The space of the call."""
     tool_name: str
+    """The name of the tool."""
     args: Any
+    """The arguments."""
     execution_type: str
+    """How the tool is executed."""
     execution_target: ExecutionTarget
+    """Who executes the call: `server`, `client` (a person in the space) or `external` (a worker)."""
     visible: bool
+    """Whether the call is shown in the space."""
     is_async: bool
+    """Whether the call returned before its result was available."""
     status: CallStatus
+    """The status of the call."""
     result: Any
+    """The result: any JSON; `null` and `false` are results too."""
     is_error: bool
+    """Whether the result is an error."""
     error_kind: str | None
+    """The kind of the failure; docs/errors.md lists the kinds."""
     source: ResultSource | None
+    """Who submitted the result."""
     message_id: str | None
+    """The message that shows the call in the space."""
     created_at: int
+    """When the call was made, in Unix milliseconds."""
     resolved_at: int | None
+    """When the call ended, in Unix milliseconds; null before."""
     expires_at: int | None
+    """When the call expires without a result, in Unix milliseconds; null for never."""
 
     def wire(self) -> dict[str, Any]:
         """Returns the wire form, with the field names of a pending call and of a run's call."""
@@ -140,62 +192,89 @@ class InboxEvent(Record, frozen=True):
     """An event in the inbox of an agent."""
 
     event_id: str
+    """The id of the event."""
     agent_entity_id: str
+    """The agent whose inbox has the event."""
     type: InboxType
+    """The type of the event."""
     timestamp: int
+    """When the event happened, in Unix milliseconds."""
     data: Any
+    """What happened; it depends on the type."""
     priority: int
+    """Events with a lower number are handled first."""
     status: InboxStatus
+    """The status of the event."""
     attempts: int
+    """How often the event was claimed."""
     error: str | None = None
+    """Why the last attempt failed."""
 
 
 class Document(Record, frozen=True):
     """A document that an agent can search, without its text."""
 
     id: str
+    """The id of the document."""
     entity_id: str
+    """The agent that can search the document."""
     title: str
+    """The title."""
     source: str | None
     """Where it is from: a URL, a path, or any text of whoever added it."""
     origin: DocumentOrigin
+    """How the document was added: over this API, or from a configured folder."""
     size: int
     """Bytes of its text."""
     passages: int
     """How many passages it has."""
     metadata: Mapping[str, Any]
+    """Any data about the document."""
     created_at: int
+    """When the document was added, in Unix milliseconds."""
     updated_at: int
+    """When the document was last changed, in Unix milliseconds."""
 
 
 class DocumentWithText(Document, frozen=True):
     """A document with its text."""
 
     text: str
+    """The text of the document."""
 
 
 class TaskRecord(Record, frozen=True):
     """A background task of an agent."""
 
     id: str
+    """The id of the task."""
     agent_entity_id: str
+    """The agent that started the task."""
     description: str
+    """A short description of the task."""
     input: str
+    """Everything that the task needs to know."""
     status: TaskStatus
+    """The status of the task."""
     run_id: str
+    """The run in which the task was started."""
     result: Any
     """Its result; null while it is running."""
     reflection: Any
     """`{assessment, toolCallsCount}` after the task was reviewed, or `{error}` if the review failed."""
     created_at: int
+    """When the task was started, in Unix milliseconds."""
     completed_at: int | None
+    """When the task ended, in Unix milliseconds; null before."""
 
 
 class TurnCall(Record, frozen=True):
     """A tool call in a conversation."""
 
     call_id: str
+    """The id of the call."""
     name: str
+    """The name of the tool."""
     arguments: Any
     """As data; as the model's text if that is not JSON."""
 
@@ -204,9 +283,13 @@ class TurnResult(Record, frozen=True):
     """The result of a tool call in a conversation, as the model read it."""
 
     call_id: str
+    """The id of the call."""
     name: str
+    """The name of the tool."""
     text: str
+    """The result as text."""
     is_error: bool
+    """Whether the result is an error."""
 
 
 class TurnRecord(Record, frozen=True, omit_defaults=True):
@@ -215,26 +298,37 @@ class TurnRecord(Record, frozen=True, omit_defaults=True):
     role: Literal["user", "assistant", "tool"]
     """Whose turn: input for the model, the model, or the results of its tool calls."""
     seq: int
+    """The number of the turn in the conversation, from 1."""
     cycle: int
+    """The cycle of the agent, from 1."""
     run_id: str | None
+    """The run of the turn."""
     at: int
+    """When the turn was stored, in Unix milliseconds."""
     text: str = ""
+    """The text of the turn."""
     calls: Sequence[TurnCall] = ()
+    """The tool calls of the model."""
     results: Sequence[TurnResult] = ()
+    """The results of the tool calls of the previous turn."""
 
 
 class TaskWithMessages(TaskRecord, frozen=True):
     """A task with its conversation, oldest first."""
 
     messages: Sequence[TurnRecord]
+    """The conversation of the task, oldest turn first."""
 
 
 class AgentHistory(Record, frozen=True):
     """The conversation of an agent: a summary of earlier cycles, and turns of the latest ones, oldest first."""
 
     summary: str | None
+    """The summary of earlier cycles; null if no cycle was summarized."""
     items: Sequence[TurnRecord]
+    """The turns of this page."""
     next: str | None
+    """The `cursor` of the next page; null on the last page."""
 
 
 class StoredEvent(msgspec.Struct, eq=False):

@@ -110,10 +110,15 @@ class ToolStats(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Registered tools by category, and statistics of their calls by tool."""
 
     total: int
+    """How many tools are registered."""
     by_category: dict[str, int]
+    """How many tools each category has."""
     calls: int
+    """How many calls were made."""
     failures: int
+    """How many calls failed."""
     call_stats: dict[str, dict[str, Any]]
+    """By tool: the number of calls and failures, and the durations in milliseconds."""
 
     def to_dict(self) -> dict[str, Any]:
         return msgspec.to_builtins(self)

@@ -97,4 +97,4 @@ def _resume(coroutine: Coroutine[Any, Any, Message], waiting: Any) -> Generator[
 
 
 def _too_large(limit: int) -> Problem:
-    return Problem(413, f"The request body is larger than {limit} bytes", headers=_CLOSE)
+    return Problem(413, f"The request body is too large; at most {limit} bytes are accepted", headers=_CLOSE)

@@ -11,6 +11,7 @@ from msgspec import Meta
 
 from toolspace.core import json_text
 from toolspace.core.context import ToolContext
+from toolspace.core.defaults import TOOL_TIMEOUT_SECONDS
 from toolspace.core.ids import derived_id
 from toolspace.core.records import OPEN_CALL, CallRecord
 from toolspace.core.result import PENDING_CALL_KEY, ToolResult
@@ -31,7 +32,6 @@ from toolspace.storage.queries import calls as call_rows
 from toolspace.storage.queries import runs as run_rows
 
 _UNRESOLVED = (*OPEN_CALL, "running")
-_DEFAULT_WAIT_SECONDS = 30.0
 _MAX_WAIT_SECONDS = 600.0
 
 
@@ -261,7 +261,7 @@ async def _find_earlier_response(
     if not is_same_tool or not _has_same_arguments(call, args):
         raise Problem(409, f'Call id "{call_id}" belongs to another call; use a new id for each call')
     if call.status in _UNRESOLVED and not call.is_async:
-        seconds = tool.timeout if tool is not None and tool.timeout is not None else _DEFAULT_WAIT_SECONDS
+        seconds = tool.timeout if tool is not None and tool.timeout is not None else TOOL_TIMEOUT_SECONDS
         call = await gateway.pending_calls.wait_for_result(call_id, min(seconds, _MAX_WAIT_SECONDS))
     # A result from elsewhere goes either to the inbox or to this caller; one that was computed here is always readable.
     may_return = call.status not in _UNRESOLVED and (
