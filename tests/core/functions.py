@@ -9,9 +9,9 @@ from toolspace import Tool, ToolResult, Toolspace, tool
 
 
 def schema(function: Callable[..., Any]) -> dict[str, Any]:
-    made = dict(tool(function).input_schema)
-    jsonschema_rs.meta.validate(made)
-    return made
+    input_schema = dict(tool(function).input_schema)
+    jsonschema_rs.meta.validate(input_schema)
+    return input_schema
 
 
 def properties(function: Callable[..., Any]) -> dict[str, Any]:
@@ -19,8 +19,8 @@ def properties(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 async def call(function: Any, arguments: Any = None) -> ToolResult:
-    made = function if isinstance(function, Tool) else tool(function)
-    return await Toolspace(tools=[made]).call(made.name, arguments)
+    tested_tool = function if isinstance(function, Tool) else tool(function)
+    return await Toolspace(tools=[tested_tool]).call(tested_tool.name, arguments)
 
 
 async def value(function: Any, arguments: Any = None) -> Any:

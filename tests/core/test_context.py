@@ -14,14 +14,14 @@ from toolspace import EventType, Settings, ToolCanceledError, ToolContext, ToolE
 
 
 @pytest.mark.spec("1.5")
-async def test_a_tool_sees_who_calls_and_within_which_bounds() -> None:
-    seen: list[ToolContext] = []
+async def test_a_tool_sees_its_caller_and_its_limits() -> None:
+    contexts: list[ToolContext] = []
 
     @tool
     async def look(ctx: ToolContext) -> None:
-        seen.append(ctx)
+        contexts.append(ctx)
 
-    given_ = ToolContext(
+    value = ToolContext(
         task_id="task",
         user_id="ann",
         allowed_paths=["/a"],
@@ -32,14 +32,14 @@ async def test_a_tool_sees_who_calls_and_within_which_bounds() -> None:
         agent_entity_id="entity",
         space_id="space",
     )
-    result = await Toolspace(tools=[look]).call("look", context=given_)
-    ctx = seen[0]
+    result = await Toolspace(tools=[look]).call("look", context=value)
+    ctx = contexts[0]
     assert (ctx.task_id, ctx.user_id, ctx.allowed_paths) == ("task", "ann", ["/a"])
     assert (ctx.memory_dir, ctx.session_dir) == ("/m", Path("/s"))
     assert (ctx.run_id, ctx.agent_id, ctx.agent_entity_id, ctx.space_id) == ("run", "agent", "entity", "space")
     assert ctx.call_id == result.call_id
-    assert ctx is not given_
-    assert given_.call_id == ""
+    assert ctx is not value
+    assert value.call_id == ""
 
 
 @pytest.mark.spec("1.5")
@@ -52,21 +52,21 @@ async def test_each_call_has_a_context_of_its_own() -> None:
         return [ctx.user_id, ctx.call_id]
 
     ts = Toolspace(tools=[look], context=ToolContext(user_id="base"))
-    one, two = await asyncio.gather(ts.call("look", context=ToolContext(user_id="ann")), ts.call("look"))
-    assert one.result == ["ann", one.call_id]
-    assert two.result == ["base", two.call_id]
-    assert one.call_id != two.call_id
+    first, second = await asyncio.gather(ts.call("look", context=ToolContext(user_id="ann")), ts.call("look"))
+    assert first.result == ["ann", first.call_id]
+    assert second.result == ["base", second.call_id]
+    assert first.call_id != second.call_id
 
 
 @pytest.mark.spec("1.5")
-def test_what_a_caller_leaves_open_is_taken_from_the_base() -> None:
+def test_unset_fields_of_a_context_come_from_the_base() -> None:
     base = ToolContext(user_id="base", allowed_paths=["/b"], memory_dir="/m", task_id="t")
     merged = ToolContext(user_id="ann").with_defaults(base)
     assert (merged.user_id, merged.allowed_paths, merged.memory_dir, merged.task_id) == ("ann", ["/b"], "/m", "t")
     assert (base.user_id, base.allowed_paths) == ("base", ["/b"])
 
 
-def test_allowing_nothing_is_not_the_same_as_leaving_it_open() -> None:
+def test_an_empty_allow_list_allows_nothing() -> None:
     base = ToolContext(allowed_paths=["/"], allowed_env=["*"], allowed_hosts=["*"])
     merged = ToolContext(allowed_paths=[], allowed_env=(), allowed_hosts=[]).with_defaults(base)
     assert (list(merged.allowed_paths or "?"), list(merged.allowed_env or "?")) == (["?"], ["?"])
@@ -97,8 +97,8 @@ async def test_progress_and_partial_results_are_events_of_the_call() -> None:
 
 
 @pytest.mark.spec("1.5")
-async def test_a_plain_function_can_see_that_it_was_canceled() -> None:
-    started, seen = threading.Event(), threading.Event()
+async def test_a_plain_function_can_check_whether_it_was_canceled() -> None:
+    started, observed = threading.Event(), threading.Event()
 
     @tool
     def spin(ctx: ToolContext) -> None:
@@ -108,7 +108,7 @@ async def test_a_plain_function_can_see_that_it_was_canceled() -> None:
                 ctx.check_canceled()
             except ToolCanceledError:
                 assert ctx.canceled
-                seen.set()
+                observed.set()
                 raise
 
     ts = Toolspace(tools=[spin], settings=Settings(tool_timeout=60))
@@ -117,7 +117,7 @@ async def test_a_plain_function_can_see_that_it_was_canceled() -> None:
     assert ts.cancel("c1")
     result = await call
     assert (result.error_kind, result.text) == ("canceled", "(tool failed: the call was canceled)")
-    assert await asyncio.to_thread(seen.wait, 20)
+    assert await asyncio.to_thread(observed.wait, 20)
 
 
 @pytest.mark.spec("1.5")
@@ -128,7 +128,7 @@ async def test_the_logger_carries_the_ids_of_the_call(caplog: pytest.LogCaptureF
 
     caplog.set_level(logging.INFO, logger="toolspace.tool")
     result = await Toolspace(tools=[say]).call("say", context=ToolContext(task_id="t1", run_id="r1"))
-    record = next(one for one in caplog.records if one.name == "toolspace.tool")
+    record = next(item for item in caplog.records if item.name == "toolspace.tool")
     assert record.getMessage() == "hello there"
     assert (vars(record)["callId"], vars(record)["taskId"], vars(record)["runId"]) == (result.call_id, "t1", "r1")
 
@@ -147,7 +147,7 @@ async def test_a_tool_can_call_another_through_its_context() -> None:
     assert (await Toolspace(tools=[inner, outer]).call("outer")).unwrap() == [2, "invalid_parameters"]
 
 
-async def test_a_context_outside_a_call_is_quiet() -> None:
+async def test_a_context_outside_a_call_emits_nothing() -> None:
     ctx = ToolContext()
     ctx.report_progress(1)
     ctx.emit_partial("x")
@@ -157,12 +157,12 @@ async def test_a_context_outside_a_call_is_quiet() -> None:
         await ctx.call("x")
 
 
-def test_a_calls_context_has_all_of_the_callers() -> None:
-    given = ToolContext()
+def test_a_calls_context_has_every_field_of_the_callers_context() -> None:
+    caller_context = ToolContext()
     for name in ToolContext.__slots__:
-        setattr(given, name, f"the {name}")
+        setattr(caller_context, name, f"the {name}")
     ts = Toolspace()
-    bound = given.bind(ts.orchestrator, run_id="r", session_id="s")  # pyright: ignore[reportArgumentType]
+    bound = caller_context.bind(ts.orchestrator, run_id="r", session_id="s")  # pyright: ignore[reportArgumentType]
     assert (bound.handle, bound.run_id, bound.session_id) == (ts.orchestrator, "r", "s")
     for name in set(ToolContext.__slots__) - {"handle", "run_id", "session_id"}:
         assert getattr(bound, name) == f"the {name}"

@@ -89,7 +89,7 @@ SPHINX = """Finds things.
 
 @pytest.mark.spec("1.3")
 @pytest.mark.parametrize("text", [GOOGLE, NUMPY, SPHINX.replace("\\\\", "")], ids=["google", "numpy", "sphinx"])
-def test_all_three_styles_say_the_same(text: str) -> None:
+def test_all_three_docstring_styles_give_the_same(text: str) -> None:
     assert parse_docstring(text) == Docstring(
         "Finds things.\n\nIn two paragraphs: with a colon.",
         {
@@ -106,7 +106,7 @@ def test_all_three_styles_say_the_same(text: str) -> None:
 
 @pytest.mark.spec("1.3")
 @pytest.mark.parametrize("style", [GOOGLE, NUMPY, SPHINX.replace("\\\\", "")], ids=["google", "numpy", "sphinx"])
-def test_the_lines_reach_the_schema(style: str) -> None:
+def test_argument_descriptions_reach_the_schema(style: str) -> None:
     def find(query: str, limit: int = 1, undocumented: bool = False) -> None: ...
 
     find.__doc__ = style
@@ -117,7 +117,7 @@ def test_the_lines_reach_the_schema(style: str) -> None:
 
 
 @pytest.mark.parametrize("text", [None, "", "  \n  "])
-def test_no_text_is_no_description(text: str | None) -> None:
+def test_an_empty_docstring_is_no_description(text: str | None) -> None:
     assert parse_docstring(text) == Docstring("", {})
 
 
@@ -139,7 +139,7 @@ def test_the_description_is_what_comes_before_the_sections(text: str, descriptio
     assert parse_docstring(text).description == description
 
 
-def test_what_looks_like_an_argument_elsewhere_is_none() -> None:
+def test_argument_like_lines_in_other_sections_are_ignored() -> None:
     text = dedent("""
         Short.
 
@@ -154,10 +154,10 @@ def test_what_looks_like_an_argument_elsewhere_is_none() -> None:
 
 @quick
 @given(st.text(st.sampled_from("aA :\n\t-()*[],.x_") | st.characters(), max_size=300))
-def test_any_text_can_be_read(text: str) -> None:
-    found = parse_docstring(text)
-    assert isinstance(found.description, str)
-    assert all(name.isidentifier() or name.replace("_", "a").isalnum() for name in found.arguments)
+def test_any_docstring_can_be_parsed(text: str) -> None:
+    docstring = parse_docstring(text)
+    assert isinstance(docstring.description, str)
+    assert all(name.isidentifier() or name.replace("_", "a").isalnum() for name in docstring.arguments)
 
 
 @pytest.mark.parametrize(
@@ -172,5 +172,5 @@ def test_any_text_can_be_read(text: str) -> None:
     ],
     ids=["words", "brackets", "dashes", "params", "blank lines", "names"],
 )
-def test_a_long_docstring_is_read_at_once(hostile: str) -> None:
+def test_a_long_docstring_is_parsed_quickly(hostile: str) -> None:
     parse_docstring(hostile)

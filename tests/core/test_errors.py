@@ -69,7 +69,7 @@ def test_a_failure_without_a_known_kind_still_raises_a_tool_error(kind: ErrorKin
 
 @pytest.mark.spec("1.7")
 @pytest.mark.parametrize(
-    ("made", "text"),
+    ("error", "text"),
     [
         (ToolPermissionError("not you"), "Permission denied: not you"),
         (ToolPermissionError("Permission denied: not you"), "Permission denied: not you"),
@@ -78,14 +78,14 @@ def test_a_failure_without_a_known_kind_still_raises_a_tool_error(kind: ErrorKin
         (ToolExecutionError("boom"), "boom"),
     ],
 )
-def test_messages_carry_the_prefix_of_their_kind_once(made: ToolError, text: str) -> None:
-    assert str(made) == text
-    assert str(pickle.loads(pickle.dumps(made))) == text
+def test_messages_carry_the_prefix_of_their_kind_once(error: ToolError, text: str) -> None:
+    assert str(error) == text
+    assert str(pickle.loads(pickle.dumps(error))) == text
 
 
 @pytest.mark.spec("1.7")
 @pytest.mark.parametrize("kind", CLASSES)
-async def test_what_a_tool_raises_is_the_failure_that_the_caller_gets(kind: ErrorKind) -> None:
+async def test_an_exception_of_a_tool_is_the_error_of_its_result(kind: ErrorKind) -> None:
     @tool
     async def fail() -> None:
         raise CLASSES[kind]("because")
@@ -98,7 +98,7 @@ async def test_what_a_tool_raises_is_the_failure_that_the_caller_gets(kind: Erro
 
 
 @pytest.mark.spec("1.7")
-async def test_a_name_that_does_not_exist_is_told_with_the_nearest_ones() -> None:
+async def test_an_unknown_name_fails_with_the_nearest_names() -> None:
     @tool
     async def read_file() -> None: ...
 
@@ -111,7 +111,7 @@ async def test_a_name_that_does_not_exist_is_told_with_the_nearest_ones() -> Non
 
 @pytest.mark.spec("1.7")
 @pytest.mark.spec("1.8")
-async def test_a_timeout_names_its_milliseconds_and_reads_timeout_to_the_model() -> None:
+async def test_a_timeout_error_has_its_milliseconds_and_reads_timeout_to_the_model() -> None:
     @tool(timeout=0.02)
     async def wait() -> None:
         await asyncio.Event().wait()
@@ -143,7 +143,7 @@ async def test_a_timeout_names_its_milliseconds_and_reads_timeout_to_the_model()
     ],
     ids=repr,
 )
-async def test_whatever_a_tool_raises_is_a_result(raised: BaseException, text: str) -> None:
+async def test_any_exception_of_a_tool_is_a_result(raised: BaseException, text: str) -> None:
     @tool
     async def on_loop() -> None:
         raise raised
@@ -160,7 +160,7 @@ async def test_whatever_a_tool_raises_is_a_result(raised: BaseException, text: s
         assert result.text == f"(tool failed: {result.error})"
 
 
-async def test_an_exception_that_cannot_even_be_read_is_a_result() -> None:
+async def test_an_exception_whose_str_fails_is_a_result() -> None:
     class Unreadable(Exception):
         def __str__(self) -> str:
             raise RuntimeError("no text")

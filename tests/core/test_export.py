@@ -86,7 +86,7 @@ def test_each_format_has_the_exact_shape_of_its_api(format: Any, wire: dict[str,
 
 
 @pytest.mark.spec("1.9")
-def test_openai_chat_is_the_format_where_none_is_named() -> None:
+def test_openai_chat_is_the_default_format() -> None:
     assert ToolRegistry([add]).to_llm_tools() == ToolRegistry([add]).to_llm_tools(format="openai")
     assert Toolspace(tools=[add]).to_llm_tools() == Toolspace(tools=[add]).to_llm_tools("openai")
 
@@ -105,7 +105,7 @@ def test_a_raw_schema_reaches_the_model_unchanged(format: Any) -> None:
 
 
 @pytest.mark.spec("1.9")
-def test_mcp_gets_the_output_schema_and_an_object_where_the_schema_says_no_type() -> None:
+def test_mcp_gets_the_output_schema_and_type_object_by_default() -> None:
     output = {"type": "object", "properties": {"ok": {"type": "boolean"}}}
     loose = Tool("loose", "Takes anything.", {"properties": {"a": {}}}, output_schema=output)
 
@@ -131,7 +131,7 @@ def test_an_unknown_format_is_an_error_that_names_the_known_ones() -> None:
 
 @pytest.mark.spec("1.9")
 @pytest.mark.spec("4.9")
-async def test_the_export_for_a_run_follows_what_its_model_has_found() -> None:
+async def test_the_export_for_a_run_includes_discovered_tools() -> None:
     many = [Tool(f"tool_{number}", f"Counts to {number}.", handler=lambda p, c: 1) for number in range(20)]
     ts = Toolspace(tools=[*many, add], settings=Settings(tool_search_threshold=50))
 

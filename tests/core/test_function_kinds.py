@@ -39,7 +39,7 @@ class OwnContext(ToolContext):
     ],
     ids=str,
 )
-async def test_the_context_is_filled_in_and_never_shown(hint: Any) -> None:
+async def test_the_context_is_passed_and_is_not_in_the_schema(hint: Any) -> None:
     async def take(x: int, ctx: hint = None) -> list[Any]:  # pyright: ignore
         """Takes.
 
@@ -58,7 +58,7 @@ async def test_the_context_is_filled_in_and_never_shown(hint: Any) -> None:
 
 @pytest.mark.spec("1.3")
 @pytest.mark.parametrize("arguments", [{"ctx": "forged"}, {"ctx": None}, '{"ctx": {"user_id": "root"}}'])
-async def test_a_caller_cannot_give_the_context(arguments: Any) -> None:
+async def test_a_caller_cannot_pass_the_context(arguments: Any) -> None:
     def closed(ctx: ToolContext) -> str | None:
         return ctx.user_id
 
@@ -67,8 +67,8 @@ async def test_a_caller_cannot_give_the_context(arguments: Any) -> None:
         return ctx.user_id
 
     assert (await call(closed, arguments)).error_kind == "invalid_parameters"
-    made = tool(open_)
-    ts = Toolspace(tools=[made])
+    tested_tool = tool(open_)
+    ts = Toolspace(tools=[tested_tool])
     result = await ts.call("open_", arguments, context=ToolContext(user_id="ann"))
     assert (result.ok, result.result) == (True, "ann")
 
@@ -81,9 +81,9 @@ def test_a_list_of_contexts_is_no_context() -> None:
 
 
 def test_two_contexts_are_refused() -> None:
-    def take(one: ToolContext, two: ToolContext) -> None: ...
+    def take(first: ToolContext, second: ToolContext) -> None: ...
 
-    with pytest.raises(ToolDefinitionError, match="'take' takes two contexts, 'one' and 'two'"):
+    with pytest.raises(ToolDefinitionError, match="'take' takes two contexts, 'first' and 'second'"):
         schema(take)
 
 
@@ -124,7 +124,7 @@ async def test_an_async_generator_streams(pieces: list[Any], whole: Any) -> None
     assert partial == pieces
 
 
-def test_a_plain_generator_is_refused_with_the_way_out() -> None:
+def test_a_plain_generator_is_refused_with_a_hint() -> None:
     def count(n: int) -> Iterator[int]:
         yield from range(n)
 
@@ -132,7 +132,7 @@ def test_a_plain_generator_is_refused_with_the_way_out() -> None:
         tool(count)
 
 
-def test_star_args_are_refused_with_the_way_out() -> None:
+def test_star_args_are_refused_with_a_hint() -> None:
     def take(a: int, *rest: str) -> None: ...
 
     class Take:
@@ -161,16 +161,16 @@ async def test_named_positional_and_extra_parameters_arrive_where_they_belong() 
     def take(a: int, b: int = 2, /, c: int = 3, *, d: int = 4, **rest: int) -> list[Any]:
         return [a, b, c, d, rest]
 
-    made = schema(take)
-    assert list(made["properties"]) == ["a", "b", "c", "d"]
-    assert made["required"] == ["a"]
-    assert made["additionalProperties"] == {"type": "integer"}
+    input_schema = schema(take)
+    assert list(input_schema["properties"]) == ["a", "b", "c", "d"]
+    assert input_schema["required"] == ["a"]
+    assert input_schema["additionalProperties"] == {"type": "integer"}
     assert await value(take, {"a": 1}) == [1, 2, 3, 4, {}]
     assert await value(take, {"a": 1, "b": 9, "d": 8, "e": "7"}) == [1, 9, 3, 8, {"e": 7}]
     assert "e: expected integer" in str((await call(take, {"a": 1, "e": "x"})).error)
 
 
-async def test_a_positional_parameter_left_out_does_not_shift_the_next_one() -> None:
+async def test_an_omitted_positional_parameter_does_not_shift_the_next() -> None:
     def take(a: int = 1, b: int = 2, ctx: ToolContext | None = None, c: int = 3, /) -> list[Any]:
         return [a, b, ctx is not None, c]
 
@@ -178,7 +178,7 @@ async def test_a_positional_parameter_left_out_does_not_shift_the_next_one() -> 
     assert await value(take, {"c": 5}) == [1, 2, True, 5]
 
 
-async def test_extra_parameters_of_any_type_are_taken_as_they_are() -> None:
+async def test_extra_parameters_of_any_type_are_accepted() -> None:
     def take(**rest: Any) -> Any:
         return rest
 
@@ -203,9 +203,13 @@ async def test_a_bound_method_is_a_tool_without_self() -> None:
         def twice(n: int) -> int:
             return 2 * n
 
-    made = tool(Store(["ab", "b"]).find)
-    assert (made.name, made.description, list(made.input_schema["properties"])) == ("find", "Finds items.", ["prefix"])
-    assert await value(made, {"prefix": "a"}) == ["ab"]
+    tested_tool = tool(Store(["ab", "b"]).find)
+    assert (tested_tool.name, tested_tool.description, list(tested_tool.input_schema["properties"])) == (
+        "find",
+        "Finds items.",
+        ["prefix"],
+    )
+    assert await value(tested_tool, {"prefix": "a"}) == ["ab"]
     assert await value(tool(Store.make), {"n": 1}) == "Store1"
     assert await value(tool(Store.twice), {"n": 2}) == 4
 
@@ -229,12 +233,12 @@ async def test_the_decorator_works_inside_a_class(read_first: bool) -> None:
 
     if read_first:
         assert "self" in Counter.add.input_schema["properties"]
-    one, two = Counter(1), Counter(10)
-    assert list(one.add.input_schema["properties"]) == ["n"]
-    assert (one.add.name, one.add.tags, one.add.description) == ("add_to", ("x",), "Adds.")
-    assert await value(one.add, {"n": 1}) == 2
-    assert await value(two.add, {"n": 1}) == 11
-    assert await value(one.add, {"n": 1}) == 3
+    first, second = Counter(1), Counter(10)
+    assert list(first.add.input_schema["properties"]) == ["n"]
+    assert (first.add.name, first.add.tags, first.add.description) == ("add_to", ("x",), "Adds.")
+    assert await value(first.add, {"n": 1}) == 2
+    assert await value(second.add, {"n": 1}) == 11
+    assert await value(first.add, {"n": 1}) == 3
     assert await value(Counter(0).fixed, {"n": 4}) == 4
 
 
@@ -248,24 +252,24 @@ async def test_an_object_with_call_is_a_tool_named_like_its_class() -> None:
         async def __call__(self, name: str) -> str:
             return f"{self.greeting} {name}"
 
-    made = tool(Greeter("Hi"))
-    assert (made.name, made.description, made.style) == ("Greeter", "Greets people.", "async")
-    assert await value(made, {"name": "Ann"}) == "Hi Ann"
+    tested_tool = tool(Greeter("Hi"))
+    assert (tested_tool.name, tested_tool.description, tested_tool.style) == ("Greeter", "Greets people.", "async")
+    assert await value(tested_tool, {"name": "Ann"}) == "Hi Ann"
 
 
-async def test_what_a_partial_fills_in_is_neither_shown_nor_taken_from_the_caller() -> None:
+async def test_parameters_of_a_partial_are_hidden_and_cannot_be_passed() -> None:
     def fetch(url: str, api_key: str, retries: int = 1, **headers: str) -> list[Any]:
         """Fetches."""
         return [url, api_key, retries, headers]
 
-    made = tool(functools.partial(fetch, api_key="s3cret"))
-    assert made.name == "fetch"
-    assert list(made.input_schema["properties"]) == ["url", "retries"]
-    assert "s3cret" not in str(made.to_dict())
-    assert await value(made, {"url": "u"}) == ["u", "s3cret", 1, {}]
-    assert await value(made, {"url": "u", "x": "y"}) == ["u", "s3cret", 1, {"x": "y"}]
+    tested_tool = tool(functools.partial(fetch, api_key="s3cret"))
+    assert tested_tool.name == "fetch"
+    assert list(tested_tool.input_schema["properties"]) == ["url", "retries"]
+    assert "s3cret" not in str(tested_tool.to_dict())
+    assert await value(tested_tool, {"url": "u"}) == ["u", "s3cret", 1, {}]
+    assert await value(tested_tool, {"url": "u", "x": "y"}) == ["u", "s3cret", 1, {"x": "y"}]
     for arguments in ({"url": "u", "api_key": "mine"}, '{"url": "u", "api_key": "mine"}'):
-        stolen = await call(made, arguments)
+        stolen = await call(tested_tool, arguments)
         assert stolen.error_kind == "invalid_parameters"
         assert "s3cret" not in stolen.text
     assert await value(functools.partial(fetch, "u", "k"), {}) == ["u", "k", 1, {}]
@@ -303,7 +307,7 @@ async def test_a_wrapped_function_keeps_its_own_schema() -> None:
     assert calls == ["add", "add", "stream"]
 
 
-async def test_the_outermost_wrapper_says_how_to_run_it() -> None:
+async def test_the_outermost_wrapper_decides_the_execution_style() -> None:
     def collect(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         async def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -368,7 +372,7 @@ async def test_cached_functions_and_class_decorators_keep_their_schema() -> None
     assert await value(flaky, {"n": "3"}) == 3
 
 
-async def test_a_signature_made_by_hand_is_believed() -> None:
+async def test_an_explicit_signature_is_used() -> None:
     def anything(**kwargs: Any) -> Any:
         return kwargs
 
@@ -380,7 +384,7 @@ async def test_a_signature_made_by_hand_is_believed() -> None:
     assert await value(anything, {"n": "3"}) == {"n": 3}
 
 
-async def test_a_class_is_a_tool_that_makes_one() -> None:
+async def test_a_class_is_a_tool_that_creates_an_instance() -> None:
     class Pair:
         def __init__(self, a: int, b: int = 2) -> None:
             self.a, self.b = a, b

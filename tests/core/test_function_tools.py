@@ -64,7 +64,7 @@ def test_the_definition_comes_from_hints_defaults_and_docstring() -> None:
 
 
 @pytest.mark.spec("1.1")
-def test_what_the_decorator_is_told_is_in_the_definition() -> None:
+def test_options_of_the_decorator_are_in_the_definition() -> None:
     from toolspace import Annotations
 
     @tool(
@@ -86,7 +86,7 @@ def test_what_the_decorator_is_told_is_in_the_definition() -> None:
 
 @pytest.mark.spec("1.2")
 def test_the_categories_are_exactly_these() -> None:
-    assert [str(one) for one in ToolCategory] == [
+    assert [str(category) for category in ToolCategory] == [
         "system",
         "file",
         "network",
@@ -129,7 +129,7 @@ def test_a_function_without_docstring_has_no_description() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a.b", "ü", "a" * 65, "a\n", "<lambda>"])
-def test_a_name_that_models_refuse_is_refused_with_the_way_out(name: str) -> None:
+def test_an_invalid_name_is_refused_with_a_hint(name: str) -> None:
     with pytest.raises(ToolDefinitionError, match=r"cannot name a tool; use 1 to 64 .* \(give one with name=…\)"):
         FunctionTool(lambda: None, name=name or "?")
 
@@ -167,8 +167,8 @@ class Node(BaseModel):
     children: list["Node"] = []
 
 
-def accepts(function: Callable[..., Any], given: Any) -> bool:
-    return jsonschema_rs.is_valid(schema(function), given)
+def accepts(function: Callable[..., Any], value: Any) -> bool:
+    return jsonschema_rs.is_valid(schema(function), value)
 
 
 @pytest.mark.spec("1.3")
@@ -211,31 +211,31 @@ def accepts(function: Callable[..., Any], given: Any) -> bool:
     ],
     ids=str,
 )  # fmt: skip
-async def test_a_hint_is_shown_checked_and_converted(hint: Any, good: Any, got: Any, bad: Any) -> None:
-    seen: list[Any] = []
+async def test_a_hint_is_in_the_schema_validated_and_converted(hint: Any, good: Any, got: Any, bad: Any) -> None:
+    received: list[Any] = []
 
     def take(x: hint) -> None:  # pyright: ignore
-        seen.append(x)
+        received.append(x)
 
-    made = tool(take)
-    assert jsonschema_rs.is_valid(dict(made.input_schema), {"x": good})
-    assert (await call(made, {"x": good})).ok
-    assert seen == [got]
+    tested_tool = tool(take)
+    assert jsonschema_rs.is_valid(dict(tested_tool.input_schema), {"x": good})
+    assert (await call(tested_tool, {"x": good})).ok
+    assert received == [got]
     if bad is not None:
-        failed = await call(made, {"x": bad})
+        failed = await call(tested_tool, {"x": bad})
         assert (failed.error_kind, failed.executed) == ("invalid_parameters", False)
         assert failed.error is not None
         assert failed.error.startswith("Parameter validation failed: x")
-    assert len(seen) == 1
+    assert len(received) == 1
 
 
 @pytest.mark.spec("1.3")
 def test_a_recursive_model_refers_to_itself_in_the_tools_own_definitions() -> None:
     def grow(tree: Node, other: Node | None = None) -> None: ...
 
-    made = schema(grow)
-    assert made["properties"]["tree"] == {"$ref": "#/$defs/Node"}
-    assert made["$defs"]["Node"]["properties"]["title"] == {"type": "string"}
+    input_schema = schema(grow)
+    assert input_schema["properties"]["tree"] == {"$ref": "#/$defs/Node"}
+    assert input_schema["$defs"]["Node"]["properties"]["title"] == {"type": "string"}
     deep: dict[str, Any] = {"title": "0"}
     for level in range(20):
         deep = {"title": str(level), "children": [deep]}
@@ -288,7 +288,7 @@ async def test_a_parameter_without_hint_takes_anything() -> None:
 
 
 @pytest.mark.parametrize(
-    ("hint", "default", "shown"),
+    ("hint", "default", "keyword"),
     [
         (int, 5, {"default": 5}),
         (str | None, None, {"default": None}),
@@ -308,21 +308,21 @@ async def test_a_parameter_without_hint_takes_anything() -> None:
         (datetime.datetime, Field(default_factory=datetime.datetime.now), {}),
     ],
 )
-async def test_a_default_is_shown_where_json_can_say_it_and_holds_in_any_case(
-    hint: Any, default: Any, shown: dict[str, Any]
+async def test_a_default_is_in_the_schema_if_json_can_express_it_and_always_applies(
+    hint: Any, default: Any, keyword: dict[str, Any]
 ) -> None:
-    seen: list[Any] = []
+    received: list[Any] = []
 
     def take(x: hint = default) -> None:  # pyright: ignore
-        seen.append(x)
+        received.append(x)
 
-    made = schema(take)
-    assert "required" not in made
-    shown_default = {key: item for key, item in made["properties"]["x"].items() if key == "default"}
-    assert shown_default == shown
+    input_schema = schema(take)
+    assert "required" not in input_schema
+    shown_default = {key: item for key, item in input_schema["properties"]["x"].items() if key == "default"}
+    assert shown_default == keyword
     assert all(type(item) in (int, float, str, list, dict, type(None)) for item in shown_default.values())
     assert (await call(take)).ok
-    assert type(seen[0]).__name__ != "FieldInfo"
+    assert type(received[0]).__name__ != "FieldInfo"
 
 
 async def test_a_field_as_default_sets_bounds_description_and_alias() -> None:
@@ -389,7 +389,7 @@ async def test_a_default_inside_annotated_makes_a_parameter_optional() -> None:
 # What cannot be
 
 
-def test_a_type_that_json_cannot_carry_is_refused_with_the_way_out() -> None:
+def test_a_type_that_json_cannot_express_is_refused_with_a_hint() -> None:
     def take(lock: threading.Event) -> None: ...
 
     with pytest.raises(
@@ -399,14 +399,14 @@ def test_a_type_that_json_cannot_carry_is_refused_with_the_way_out() -> None:
         schema(take)
 
 
-def test_a_bound_that_the_type_cannot_have_is_refused() -> None:
+def test_an_unsupported_bound_of_a_type_is_refused() -> None:
     def take(n: Annotated[int, Field(gt=0.5)], s: Annotated[str, Field(ge=1)] = "") -> None: ...
 
     with pytest.raises(ToolDefinitionError, match="a parameter of tool 'take' has a type that cannot be checked"):
         tool(take).validator  # noqa: B018
 
 
-def test_a_return_type_that_json_cannot_carry_harms_nothing() -> None:
+def test_a_return_type_that_json_cannot_express_is_accepted() -> None:
     @dataclasses.dataclass
     class Opaque:
         lock: threading.Event

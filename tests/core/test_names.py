@@ -34,7 +34,7 @@ def test_namespace_and_tool_are_joined_by_two_underscores() -> None:
 
 @pytest.mark.spec("2.2")
 @pytest.mark.parametrize(
-    ("given_", "expected"),
+    ("value", "expected"),
     [
         ("my-tool", "my_tool"),
         ("a.b/c d", "a_b_c_d"),
@@ -44,8 +44,8 @@ def test_namespace_and_tool_are_joined_by_two_underscores() -> None:
         ("", ""),
     ],
 )
-def test_every_other_character_becomes_an_underscore_and_case_is_kept(given_: str, expected: str) -> None:
-    assert sanitise(given_) == expected
+def test_every_other_character_becomes_an_underscore_and_case_is_kept(value: str, expected: str) -> None:
+    assert sanitise(value) == expected
 
 
 @pytest.mark.spec("2.2")
@@ -86,7 +86,7 @@ def test_names_that_collide_after_sanitising_all_get_the_hash() -> None:
 
 
 @pytest.mark.spec("2.3")
-def test_a_tool_cannot_take_the_hashed_name_of_another() -> None:
+def test_a_tool_cannot_get_the_hashed_name_of_another() -> None:
     squatter = f"my_tool_{short_hash('n__my-tool')}"
     second = f"{squatter}_{short_hash(f'n__{squatter}')}"
     originals = ["my-tool", "my_tool", squatter, second]
@@ -96,17 +96,17 @@ def test_a_tool_cannot_take_the_hashed_name_of_another() -> None:
         assert names == qualify_all("n", originals)
 
 
-def test_hashes_that_collide_are_told_apart() -> None:
+def test_colliding_hashes_are_hashed_again() -> None:
     # 32 bits: a provider that wants two equal ones finds them among some hundred thousand names.
-    seen: dict[str, str] = {}
+    tools_by_name: dict[str, str] = {}
     pair: tuple[str, str] | None = None
     for number in range(400_000):
         tool = f"{'a' * 30}{number}{'b' * 30}"
         hashed = short_hash(f"n__{tool}")
-        if hashed in seen:
-            pair = (seen[hashed], tool)
+        if hashed in tools_by_name:
+            pair = (tools_by_name[hashed], tool)
             break
-        seen[hashed] = tool
+        tools_by_name[hashed] = tool
     assert pair is not None
     assert qualify("n", pair[0]) == qualify("n", pair[1])
     names = qualify_all("n", pair)
@@ -135,7 +135,7 @@ def test_names_are_valid_unique_and_do_not_depend_on_the_order(namespace: str, t
 def test_a_name_that_collides_with_none_has_no_hash(namespace: str, tools: list[str]) -> None:
     names = qualify_all(namespace, tools)
     for tool, name in names.items():
-        alone = [sanitise(one) for one in tools].count(sanitise(tool)) == 1
+        alone = [sanitise(other) for other in tools].count(sanitise(tool)) == 1
         assert (name == f"{sanitise(namespace)}__{sanitise(tool)}") == alone
 
 
@@ -161,7 +161,7 @@ def test_local_names_are_what_models_accept(name: str, fits: bool) -> None:
 
 @pytest.mark.spec("1.7")
 @pytest.mark.parametrize(
-    ("wrong", "meant"),
+    ("wrong", "expected"),
     [
         ("serch_code", "github__search_code"),
         ("search_code", "github__search_code"),
@@ -171,8 +171,8 @@ def test_local_names_are_what_models_accept(name: str, fits: bool) -> None:
         ("readfile", "read_file"),
     ],
 )
-def test_the_nearest_name_comes_first(wrong: str, meant: str) -> None:
-    assert nearest(wrong, ["write_file", "read_file", "github__search_code", "github__list_issues"])[0] == meant
+def test_the_nearest_name_comes_first(wrong: str, expected: str) -> None:
+    assert nearest(wrong, ["write_file", "read_file", "github__search_code", "github__list_issues"])[0] == expected
 
 
 def test_no_name_is_near_nonsense() -> None:
@@ -183,13 +183,13 @@ def test_no_name_is_near_nonsense() -> None:
     assert did_you_mean("read_fil", ["read_file", "read_files"]) == '; did you mean "read_file" or "read_files"?'
 
 
-def test_a_name_of_megabytes_is_no_typing_mistake() -> None:
+def test_a_name_of_megabytes_gets_no_suggestions() -> None:
     assert nearest("read_file" * 1_000_000, ["read_file"]) == []
 
 
 @quick
 @given(any_text, st.lists(any_text, max_size=8), st.integers(0, 4))
-def test_the_nearest_are_some_of_the_known_ones(name: str, known: list[str], count: int) -> None:
-    found = nearest(name, known, count or 1)
-    assert set(found) <= set(known)
-    assert len(found) == len(set(found)) <= (count or 1)
+def test_the_nearest_are_some_of_the_known_ones(name: str, candidates: list[str], count: int) -> None:
+    matches = nearest(name, candidates, count or 1)
+    assert set(matches) <= set(candidates)
+    assert len(matches) == len(set(matches)) <= (count or 1)

@@ -29,9 +29,9 @@ async def test_a_raw_schema_is_shown_unchanged_and_enforced() -> None:
         return [parameters, context.user_id]
 
     ts = Toolspace(tools=[Tool("weather", "Tells the weather.", RAW, handler=handle)])
-    shown = next(one for one in ts.to_llm_tools("anthropic") if one["name"] == "weather")
-    assert shown["input_schema"] == RAW
-    assert shown["input_schema"] is RAW
+    definition = next(item for item in ts.to_llm_tools("anthropic") if item["name"] == "weather")
+    assert definition["input_schema"] == RAW
+    assert definition["input_schema"] is RAW
     good = await ts.call("weather", {"city": "Bern", "days": "2"}, context=ToolContext(user_id="ann"))
     assert good.result == [{"city": "Bern", "days": 2}, "ann"]
     bad = await ts.call("weather", '{"city": "B", "days": 0, "dais": 1}')
@@ -68,8 +68,8 @@ async def test_a_handler_may_be_of_any_kind(kind: str) -> None:
         yield context.call_id[:4]
 
     handler = {"async": async_, "sync": sync, "stream": stream}[kind]
-    made = Tool("t", "", {"properties": {"a": {"type": "integer"}}}, handler=handler)
-    assert await value(made, {"a": 1}) == "1call"
+    tested_tool = Tool("t", "", {"properties": {"a": {"type": "integer"}}}, handler=handler)
+    assert await value(tested_tool, {"a": 1}) == "1call"
 
 
 @pytest.mark.parametrize(
@@ -83,20 +83,20 @@ async def test_a_handler_may_be_of_any_kind(kind: str) -> None:
     ],
     ids=str,
 )
-async def test_a_schema_that_is_none_is_an_error_that_names_the_tool(wrong: dict[str, Any], reason: str) -> None:
-    made = Tool("broken", "", wrong, handler=lambda parameters, context: 1)
+async def test_an_invalid_schema_is_an_error_that_names_the_tool(wrong: dict[str, Any], reason: str) -> None:
+    tested_tool = Tool("broken", "", wrong, handler=lambda parameters, context: 1)
     with pytest.raises(ToolDefinitionError, match="the schema of tool 'broken' is not a valid JSON Schema") as raised:
-        made.validator  # noqa: B018
+        tested_tool.validator  # noqa: B018
     assert reason in str(raised.value)
-    result = await call(made, {})
+    result = await call(tested_tool, {})
     assert (result.ok, result.executed) == (False, False)
     assert "'broken'" in result.text
 
 
 async def test_a_tool_without_schema_takes_nothing() -> None:
-    made = Tool("ping", handler=lambda parameters, context: "pong")
-    assert await value(made) == "pong"
-    assert "a: no such parameter; it takes none" in str((await call(made, {"a": 1})).error)
+    tested_tool = Tool("ping", handler=lambda parameters, context: "pong")
+    assert await value(tested_tool) == "pong"
+    assert "a: no such parameter; it takes none" in str((await call(tested_tool, {"a": 1})).error)
 
 
 async def test_replacing_the_schema_of_a_function_replaces_the_check() -> None:

@@ -12,7 +12,7 @@ from toolspace.core.records import CallRecord
 
 
 @pytest.mark.parametrize("result", [None, False, {"a": [1, "ü"]}, 2**70])
-def test_a_call_has_one_shape_as_data_and_as_text(result: Any) -> None:
+def test_a_call_record_is_the_same_as_data_and_as_json(result: Any) -> None:
     call = CallRecord(
         call_id="call_1",
         run_id=None,
@@ -40,9 +40,9 @@ def test_a_call_has_one_shape_as_data_and_as_text(result: Any) -> None:
 
 
 def test_ids_are_unique_sorted_by_time_and_the_same_for_the_same_parts() -> None:
-    made = [new_id("spc") for _ in range(1000)]
-    assert len(set(made)) == 1000
-    assert all(is_id(one) for one in made)
-    assert new_id("spc")[:8] >= made[0][:8]
+    ids = [new_id("spc") for _ in range(1000)]
+    assert len(set(ids)) == 1000
+    assert all(is_id(id) for id in ids)
+    assert new_id("spc")[:8] >= ids[0][:8]
     assert derived_id("run", "a", "b") == derived_id("run", "a", "b") != derived_id("run", "ab", "")
     assert not is_id("../etc") and not is_id("") and not is_id("a" * 129)  # noqa: PT018

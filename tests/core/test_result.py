@@ -73,7 +73,7 @@ async def returned(value: Any) -> ToolResult:
     ],
     ids=repr,
 )  # fmt: skip
-async def test_a_success_reads_as_its_text_or_compact_json(value: Any, text: str) -> None:
+async def test_the_text_of_a_success_is_its_text_or_compact_json(value: Any, text: str) -> None:
     assert of(value).text == text
     result = await returned(value)
     assert (result.ok, result.text) == (True, text)
@@ -97,12 +97,12 @@ async def test_a_success_reads_as_its_text_or_compact_json(value: Any, text: str
         (ToolResult(ok=False, error="x", result="kept", parts=(TextPart(text="y"),)), "(tool failed: x)"),
     ],
 )
-def test_a_failure_reads_as_its_reason(result: ToolResult, text: str) -> None:
+def test_the_text_of_a_failure_has_its_reason(result: ToolResult, text: str) -> None:
     assert result.text == text
 
 
 @pytest.mark.spec("1.8")
-async def test_a_result_beyond_the_budget_reads_as_that() -> None:
+async def test_a_result_beyond_the_budget_is_an_error() -> None:
     @tool
     async def much() -> str:
         return "word " * 5_000
@@ -125,8 +125,8 @@ async def test_typed_parts_are_kept_and_read_as_text_with_placeholders() -> None
         ResourcePart(uri="file:///b", text="inside"),
         JsonPart(value={"a": 1}),
     )
-    for given_ in (list(parts), parts):
-        result = await returned(given_)
+    for value in (list(parts), parts):
+        result = await returned(value)
         assert result.content == parts
         assert result.text == (
             "See:\n[image image/png, 8 bytes]\n[audio audio/mpeg, 8 bytes]\n[resource file:///a text/plain]\n"
@@ -294,7 +294,7 @@ ODD: list[tuple[str, Any, Any]] = [
 
 @pytest.mark.spec("1.6")
 @pytest.mark.parametrize(("value", "plain"), [case[1:] for case in ODD], ids=[case[0] for case in ODD])
-async def test_odd_values_go_over_the_wire_as_plain_json(value: Any, plain: Any) -> None:
+async def test_unusual_values_are_plain_json_on_the_wire(value: Any, plain: Any) -> None:
     for result in (of(value), await returned(value)):
         assert result.ok
         sent = wire(result)
@@ -305,7 +305,7 @@ async def test_odd_values_go_over_the_wire_as_plain_json(value: Any, plain: Any)
 
 @pytest.mark.spec("1.8")
 @pytest.mark.parametrize(("value", "plain"), [case[1:] for case in ODD], ids=[case[0] for case in ODD])
-def test_odd_values_read_as_text_or_json_that_can_be_sent(value: Any, plain: Any) -> None:
+def test_unusual_values_have_a_valid_text(value: Any, plain: Any) -> None:
     text = of(value).text
     assert text.encode()
     assert text == plain if isinstance(value, str) else json.loads(text) == plain
@@ -341,9 +341,9 @@ def _loop_dict() -> Any:
 
 
 def _loop_dataclass() -> Any:
-    one = Point(1)
-    one.at = Point(2, {"back": one})
-    return one
+    point = Point(1)
+    point.at = Point(2, {"back": point})
+    return point
 
 
 def _loop_parts() -> Any:
@@ -388,7 +388,7 @@ async def test_a_value_that_cannot_be_read_is_still_a_result(make: Any) -> None:
 
 
 @pytest.mark.parametrize("value", ["a\ud800", 10**5000], ids=["surrogate", "huge integer"])
-async def test_a_call_gives_such_text_and_integers_like_any_other(value: Any) -> None:
+async def test_unusual_texts_and_integers_are_results_like_any_other(value: Any) -> None:
     result = await returned(value)
     assert (result.ok, result.executed) == (True, True)
     assert result.text.encode()
@@ -399,12 +399,12 @@ def test_an_integer_too_long_for_decimal_digits_is_written_in_hexadecimal() -> N
     assert wire(of([10**5000]))["result"] == [hex(10**5000)]
 
 
-def test_extras_may_be_odd_too() -> None:
+def test_extras_may_have_unusual_values() -> None:
     result = ToolResult(ok=True, result=1, extras={"when": datetime.date(2026, 1, 2), "loop": _loop_list(), "x": {1}})
     assert wire(result)["extras"] == {"when": "2026-01-02", "loop": ["…"], "x": [1]}
 
 
-def test_an_error_text_that_cannot_be_sent_is_mended() -> None:
+def test_an_error_text_with_lone_surrogates_is_corrected() -> None:
     result = ToolResult(ok=False, error="no such file: a\udcff", error_kind="execution_error")
     assert result.text == "(tool failed: no such file: a?)"
     assert wire(result)["error"] == "no such file: a?"
@@ -457,15 +457,15 @@ def test_equal_arguments_have_one_canonical_text(arguments: dict[str, Any]) -> N
 
 
 @pytest.mark.parametrize(
-    ("one", "two"),
+    ("first", "second"),
     [
         ({"a": 1}, {"a": "1"}), ({"a": 1}, {"a": True}), ({"a": None}, {}), ({"a": "\ud800"}, {"a": "?"}),
         ({"a": "\ud800"}, {"a": "\ud801"}), ({"a": 2**70}, {"a": 2**70 + 1}), ({"a": [1, 2]}, {"a": [2, 1]}),
     ],
     ids=repr,
 )  # fmt: skip
-def test_different_arguments_have_different_canonical_texts(one: Any, two: Any) -> None:
-    assert json_text.encode_canonical(one) != json_text.encode_canonical(two)
+def test_different_arguments_have_different_canonical_texts(first: Any, second: Any) -> None:
+    assert json_text.encode_canonical(first) != json_text.encode_canonical(second)
 
 
 @quick

@@ -31,7 +31,7 @@ async def draw(shape: Shape, ctx: ToolContext, scale: Annotated[float, Field(gt=
 
 
 @pytest.mark.spec("1.3")
-async def test_hints_written_as_text_are_read() -> None:
+async def test_text_hints_are_evaluated() -> None:
     assert list(draw.input_schema["properties"]) == ["shape", "scale"]
     assert (await Toolspace(tools=[draw]).call("draw", {"shape": {"sides": 3, "inner": {"sides": 4}}})).unwrap() == 3
 
@@ -94,25 +94,25 @@ def _quoted_twice(x: int, ctx: "ToolContext | None" = None) -> bool:  # noqa: UP
 
 @pytest.mark.spec("1.3")
 @pytest.mark.parametrize("function", [_optional, _annotated, _renamed, _dotted, _quoted_twice])
-async def test_the_context_is_hidden_however_it_is_written(function: Any) -> None:
-    made = tool(function)
-    assert list(made.input_schema["properties"]) == ["x"]
-    assert (await Toolspace(tools=[made]).call(made.name, {"x": 1})).unwrap() is True
+async def test_the_context_is_not_in_the_schema_however_it_is_annotated(function: Any) -> None:
+    tested_tool = tool(function)
+    assert list(tested_tool.input_schema["properties"]) == ["x"]
+    assert (await Toolspace(tools=[tested_tool]).call(tested_tool.name, {"x": 1})).unwrap() is True
 
 
-def test_a_type_that_nobody_can_find_is_an_error_that_names_tool_type_and_way_out() -> None:
+def test_an_unresolvable_type_is_an_error_that_names_tool_type_and_hint() -> None:
     @tool
     def pay(amount: Decimal) -> None: ...
 
     @tool
     def pay_all(amounts: list[Optional[Decimal]]) -> None: ...  # noqa: UP045
 
-    for one in (pay, pay_all):
+    for function in (pay, pay_all):
         with pytest.raises(
             ToolDefinitionError,
-            match=f"a type hint of tool '{one.name}' cannot be resolved: name 'Decimal' is not defined; import its",
+            match=f"a type hint of tool '{function.name}' cannot be resolved: name 'Decimal' is not defined; import",
         ):
-            one.input_schema  # noqa: B018
+            function.input_schema  # noqa: B018
 
 
 async def test_a_tool_with_an_unknown_type_is_refused_and_leaves_the_others() -> None:
@@ -125,7 +125,7 @@ async def test_a_tool_with_an_unknown_type_is_refused_and_leaves_the_others() ->
     assert (await ts.call("draw", {"shape": {"sides": 3}})).ok
 
 
-def test_a_return_type_that_only_type_checkers_know_harms_nothing() -> None:
+def test_a_return_type_that_only_type_checkers_know_is_accepted() -> None:
     @tool
     def price(item: str, ctx: ToolContext) -> Decimal:
         """Says the price."""
@@ -164,7 +164,7 @@ async def test_methods_of_local_classes_find_local_types() -> None:
     assert (await ts.call("sell", {"item": {"n": 2}})).unwrap() == -2
 
 
-def test_once_it_was_read_a_tool_keeps_nothing_of_the_function_around_it() -> None:
+def test_a_tool_keeps_no_reference_to_the_enclosing_functions_names() -> None:
     class Big: ...
 
     def make() -> tuple[Any, weakref.ref[Big]]:

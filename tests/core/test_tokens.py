@@ -124,7 +124,7 @@ def test_the_estimate_of_a_short_text_is_a_few_tokens_off_at_most(text: str) -> 
     assert abs(estimate_tokens(text) - load_exact_counter()(text)) <= 4
 
 
-def test_no_text_costs_nothing_and_any_text_something() -> None:
+def test_an_empty_text_has_no_tokens_and_any_other_has_some() -> None:
     assert estimate_tokens("") == 0
     assert [estimate_tokens(text) for text in ("a", " ", "\n", "é", "漢", "\ud800", "\x00", " " * 300)] != [0] * 8
     assert min(estimate_tokens(text) for text in ("a", " ", "\n", "é", "漢", "\ud800", "\x00", " " * 300)) >= 1
@@ -154,7 +154,7 @@ def test_the_exact_count_takes_any_text() -> None:
     assert count("a" * 1_000_000) > 1000
 
 
-def test_without_the_extra_the_exact_counter_says_how_to_get_it() -> None:
+def test_without_the_extra_the_exact_counter_names_the_package() -> None:
     script = (
         "import sys; sys.modules['tiktoken'] = None\n"
         "from toolspace.core.tokens import load_exact_counter\n"

@@ -7,10 +7,15 @@ import threading
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from toolspace import EventType, ResultCache, Settings, ToolContext, ToolResult, ToolRules, Toolspace, tool
+from toolspace.core import json_text
 from toolspace.core.events import CallEvent
 from toolspace.core.interfaces import CachedResult
+from toolspace.orchestrator.call import Call
+from toolspace.orchestrator.stage import CallHandler, StageContext
 from toolspace.storage.caches.memory import MemoryCache
 from toolspace.testing import EventRecorder
 
@@ -54,7 +59,7 @@ async def test_the_cache_is_off_unless_asked_for() -> None:
 
 
 @pytest.mark.spec("4.2")
-async def test_what_is_cached_expires() -> None:
+async def test_cached_results_expire() -> None:
     now = 0.0
     counter = Counter(cache=10)
     async with Toolspace(tools=[counter.tool], cache=MemoryCache(clock=lambda: now)) as ts:
@@ -78,7 +83,7 @@ async def test_failures_are_never_cached() -> None:
 
 @pytest.mark.spec("4.2")
 @pytest.mark.parametrize(("per_user", "runs"), [(False, 1), (True, 2)])
-async def test_an_answer_that_depends_on_the_user_is_kept_for_that_user(per_user: bool, runs: int) -> None:
+async def test_a_result_that_depends_on_the_user_is_cached_per_user(per_user: bool, runs: int) -> None:
     counter = Counter(per_user=per_user)
     async with Toolspace(tools=[counter.tool]) as ts:
         for user in ("ann", "bob", "ann", "bob"):
@@ -110,7 +115,7 @@ async def test_equal_calls_in_flight_share_one_execution() -> None:
 
 
 @pytest.mark.spec("4.2")
-async def test_when_the_one_that_runs_is_cancelled_another_takes_over() -> None:
+async def test_when_the_executing_call_is_cancelled_another_one_executes() -> None:
     release = asyncio.Event()
     runs = 0
 
@@ -122,9 +127,9 @@ async def test_when_the_one_that_runs_is_cancelled_another_takes_over() -> None:
         return runs
 
     async with Toolspace(tools=[slow]) as ts:
-        seen = EventRecorder(ts)
+        recorder = EventRecorder(ts)
         leader = asyncio.create_task(ts.call("slow", call_id="leader"))
-        await seen.wait_for_start("slow")
+        await recorder.wait_for_start("slow")
         followers = [asyncio.create_task(ts.call("slow")) for _ in range(3)]
         await asyncio.sleep(0)
         ts.cancel("leader")
@@ -135,7 +140,7 @@ async def test_when_the_one_that_runs_is_cancelled_another_takes_over() -> None:
 
 
 @pytest.mark.spec("4.2")
-async def test_a_follower_that_leaves_does_not_disturb_the_others() -> None:
+async def test_a_waiting_call_that_is_cancelled_does_not_affect_the_others() -> None:
     release = asyncio.Event()
 
     @tool(cache=60)
@@ -153,7 +158,7 @@ async def test_a_follower_that_leaves_does_not_disturb_the_others() -> None:
 
 
 @pytest.mark.spec("4.2")
-async def test_a_caller_that_changes_its_result_changes_nobody_elses() -> None:
+async def test_changing_a_result_does_not_change_that_of_other_callers() -> None:
     counter = Counter()
     async with Toolspace(tools=[counter.tool]) as ts:
         first = await ts.call("look_up")
@@ -202,20 +207,20 @@ async def test_a_broken_cache_never_fails_a_call() -> None:
 
 
 @pytest.mark.spec("4.1")
-async def test_a_refused_call_never_looks_the_cache_up() -> None:
+async def test_a_denied_call_never_reads_the_cache() -> None:
     counter = Counter()
-    asked: list[str] = []
+    keys: list[str] = []
 
     class Watched(MemoryCache):
         async def get(self, key: str) -> CachedResult | None:
-            asked.append(key)
+            keys.append(key)
             return await super().get(key)
 
     async with Toolspace(tools=[counter.tool], cache=Watched()) as ts:
         await ts.call("look_up", {"wrong": 1})
-        assert asked == []
+        assert keys == []
         await ts.call("look_up")
-        assert len(asked) == 1
+        assert len(keys) == 1
 
 
 async def test_configuration_can_turn_a_tools_cache_off() -> None:
@@ -226,7 +231,7 @@ async def test_configuration_can_turn_a_tools_cache_off() -> None:
     assert counter.runs == 2
 
 
-class Held:
+class BlockedTool:
     """A cached tool that runs until it is let go."""
 
     def __init__(self, *, cache: float = 60) -> None:
@@ -254,40 +259,40 @@ async def followers(ts: Toolspace, count: int, **more: Any) -> list[asyncio.Task
 
 @pytest.mark.spec("4.2")
 async def test_a_call_in_a_run_and_one_outside_share_one_execution() -> None:
-    held = Held()
-    async with Toolspace(tools=[held.tool]) as ts:
+    blocked = BlockedTool()
+    async with Toolspace(tools=[blocked.tool]) as ts:
         first = asyncio.create_task(ts.run().call("look_up"))
-        await held.entered.wait()
-        others = await followers(ts, 2)
-        held.release.set()
-        assert {str((await task).result) for task in (first, *others)} == {"{'found': [1, 2]}"}
-    assert held.runs == 1
+        await blocked.entered.wait()
+        waiting_calls = await followers(ts, 2)
+        blocked.release.set()
+        assert {str((await task).result) for task in (first, *waiting_calls)} == {"{'found': [1, 2]}"}
+    assert blocked.runs == 1
 
 
 @pytest.mark.spec("4.2")
-async def test_who_shares_an_execution_does_not_share_the_deadline_of_the_run_that_began_it() -> None:
-    held = Held()
-    async with Toolspace(tools=[held.tool]) as ts:
+async def test_calls_that_share_an_execution_do_not_share_its_runs_deadline() -> None:
+    blocked = BlockedTool()
+    async with Toolspace(tools=[blocked.tool]) as ts:
         first = asyncio.create_task(ts.run(deadline=0.05).call("look_up"))
-        await held.entered.wait()
+        await blocked.entered.wait()
         (other,) = await followers(ts, 1)
         assert (await first).error_kind == "timeout"
-        held.release.set()
+        blocked.release.set()
         assert (await other).ok
-    assert held.runs == 2
+    assert blocked.runs == 2
 
 
-async def test_a_result_that_its_caller_changes_at_once_reaches_the_others_as_it_was() -> None:
-    held = Held()
-    async with Toolspace(tools=[held.tool]) as ts:
+async def test_a_shared_result_is_copied_before_its_first_caller_can_change_it() -> None:
+    blocked = BlockedTool()
+    async with Toolspace(tools=[blocked.tool]) as ts:
 
         async def spoil() -> None:
             (await ts.call("look_up")).result["found"].clear()
 
         first = asyncio.create_task(spoil())
-        await held.entered.wait()
+        await blocked.entered.wait()
         (other,) = await followers(ts, 1)
-        held.release.set()
+        blocked.release.set()
         await first
         assert (await other).result == {"found": [1, 2]}
 
@@ -310,57 +315,93 @@ async def test_equal_calls_of_two_event_loops_at_once_both_get_their_answer() ->
 
 
 async def test_a_call_canceled_before_it_would_wait_for_an_equal_one_does_not_wait() -> None:
-    held = Held()
-    async with Toolspace(tools=[held.tool]) as ts:
+    blocked = BlockedTool()
+    async with Toolspace(tools=[blocked.tool]) as ts:
         first = asyncio.create_task(ts.call("look_up"))
-        await held.entered.wait()
+        await blocked.entered.wait()
         ts.bus.subscribe(lambda event: ts.cancel("late") and None, EventType.TOOL_CALL_REQUESTED)
         async with asyncio.timeout(5):
             late = await ts.call("look_up", call_id="late")
         assert (late.error_kind, late.executed) == ("canceled", False)
-        held.release.set()
+        blocked.release.set()
         assert (await first).ok
 
 
-@pytest.mark.spec("4.2")
-@pytest.mark.parametrize("nested", [False, True])
-async def test_a_hit_by_its_very_text_is_told_as_any_other(nested: bool) -> None:
-    counter = Counter()
-    text = '{"key": "a"}'
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def pass_through(stage: StageContext, next: CallHandler, /) -> CallHandler:
+    """A stage that does nothing. With it, every call takes all stages: the instant path is off."""
+
+    async def run(call: Call) -> ToolResult:
+        return await next(call)
+
+    return run
+
+
+async def observe_hit(value: Any, arguments: str, *, nested: bool, is_instant: bool) -> list[Any]:
+    """Calls a cached tool twice, and returns everything that the second call shows: result, events, log, statistics."""
+
+    @tool(cache=60)
+    async def look_up(key: Any = None) -> Any:
+        return value
 
     @tool
-    async def outer(by_text: bool, context: ToolContext) -> Any:
-        return (await context.call("look_up", text if by_text else {"key": "a"})).result
+    async def outer(context: ToolContext) -> Any:
+        nested_results.append(await context.call("look_up", arguments))
 
-    async with Toolspace(tools=[counter.tool, outer]) as ts:
-        await ts.call("look_up", text)
-        told: list[list[tuple[Any, ...]]] = []
-        for by_text in (True, False):  # The one is known by its text, the other goes through the stages.
-            seen = EventRecorder(ts)
-            if nested:
-                await ts.call("outer", {"by_text": by_text})
-            else:
-                await ts.call("look_up", text if by_text else {"key": "a"})
-            seen.stop()
-            events = [event for event in seen.events if isinstance(event, CallEvent) and event.tool_name == "look_up"]
-            assert len({event.call_id for event in events}) == 1
-            assert all((event.parent_id is not None) is nested for event in events)
-            told.append([(event.type, event.run_id) for event in events])
-        assert told[0] == told[1] == [(EventType.TOOL_CALL_REQUESTED, None), (EventType.TOOL_CALL_COMPLETED, None)]
-        records = [record for record in ts.orchestrator.call_log.recent if record.tool == "look_up"]
-        assert [record.cache_hit for record in records] == [False, True, True]
-        assert (records[1].parent_id is not None) is nested
-    assert counter.runs == 1
+    nested_results: list[ToolResult] = []
+    async with Toolspace(tools=[look_up, outer]) as ts:
+        if not is_instant:
+            ts.orchestrator.add_stage(pass_through)
+        await ts.call("look_up", arguments)
+        explanation = ts.orchestrator.explain("look_up")
+        assert explanation is not None
+        assert (explanation[0].instant_handler is not None) is is_instant
+        recorder = EventRecorder(ts)
+        if nested:
+            await ts.call("outer")
+            result = nested_results[0]
+        else:
+            result = await ts.call("look_up", arguments)
+        events = [
+            (event.type, event.run_id, event.parent_id is not None, getattr(event, "params", None))
+            for event in recorder.of_call(result.call_id)
+            if isinstance(event, CallEvent)
+        ]
+        entries = [entry.to_dict() for entry in ts.orchestrator.call_log.recent if entry.call_id == result.call_id]
+        stats = ts.get_stats().to_dict()
+    for wire in (*entries, wire_result := result.to_dict()):
+        for name in ("callId", "startedAt", "completedAt", "durationMs", "latencyMs", "queueWaitMs", "parentId"):
+            wire.pop(name, None)
+    counts = {name: (numbers["count"], numbers["failures"]) for name, numbers in stats["callStats"].items()}
+    return [wire_result, result.text, events, entries, counts]
+
+
+@pytest.mark.spec("4.2")
+@settings(deadline=None, max_examples=60)
+@given(value=JSON, key=JSON, spaces=st.sampled_from(("", " ", "\n")), nested=st.booleans())
+def test_an_instant_hit_equals_a_hit_through_all_stages(value: Any, key: Any, spaces: str, nested: bool) -> None:
+    arguments = f'{spaces}{{"key":{spaces}{json_text.encode(key)}}}'
+    instant, plain = (
+        asyncio.run(observe_hit(value, arguments, nested=nested, is_instant=is_instant)) for is_instant in (True, False)
+    )
+    assert instant == plain
+    assert instant[3][0]["cacheHit"] is True
 
 
 @pytest.mark.spec("18")
-async def test_the_end_of_a_hit_can_be_announced_later_too() -> None:
+async def test_the_completion_of_a_cache_hit_can_be_deferred() -> None:
     counter = Counter()
     async with Toolspace(tools=[counter.tool]) as ts:
         await ts.call("look_up", "{}")
-        seen = EventRecorder(ts)
+        recorder = EventRecorder(ts)
         result = await ts.orchestrator.execute("look_up", "{}", defer_completion=True)
         assert not result.executed
-        assert seen.types() == ["TOOL_CALL_REQUESTED"]
+        assert recorder.types() == ["TOOL_CALL_REQUESTED"]
         assert ts.orchestrator.emit_completion(result)
-        assert seen.types() == ["TOOL_CALL_REQUESTED", "TOOL_CALL_COMPLETED"]
+        assert recorder.types() == ["TOOL_CALL_REQUESTED", "TOOL_CALL_COMPLETED"]

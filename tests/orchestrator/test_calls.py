@@ -52,7 +52,7 @@ async def test_arguments_are_a_mapping_or_the_text_that_a_model_sent(arguments: 
 
 
 @pytest.mark.spec("1.6")
-async def test_a_result_says_when_how_long_and_who() -> None:
+async def test_a_result_has_its_times_duration_and_provider() -> None:
     async with Toolspace(tools=[add]) as ts:
         result = await ts.call("add", {"a": 1}, call_id="mine")
     wire = result.to_dict()
@@ -152,7 +152,7 @@ async def test_an_unknown_tool_names_the_nearest() -> None:
 
 
 @pytest.mark.spec("1.7")
-async def test_wrong_parameters_name_each_path_what_was_expected_and_what_was_given() -> None:
+async def test_invalid_parameters_name_each_path_expected_and_actual_value() -> None:
     async with Toolspace(tools=[add]) as ts:
         result = await ts.call("add", {"a": "x", "c": 1})
     assert (result.error_kind, result.executed) == ("invalid_parameters", False)
@@ -183,16 +183,16 @@ async def test_a_streaming_tool_gives_parts_as_events_and_the_joined_text() -> N
             yield word
 
     async with Toolspace(tools=[count]) as ts:
-        seen = EventRecorder(ts)
+        recorder = EventRecorder(ts)
         result = await ts.call("count")
     assert result.result == "one two three"
-    assert [event.to_dict()["value"] for event in seen.of_type(EventType.TOOL_CALL_PARTIAL)] == [
+    assert [event.to_dict()["value"] for event in recorder.of_type(EventType.TOOL_CALL_PARTIAL)] == [
         "one ",
         "two ",
         "three",
     ]
-    assert seen.types()[0] == "TOOL_CALL_REQUESTED"
-    assert seen.types()[-1] == "TOOL_CALL_COMPLETED"
+    assert recorder.types()[0] == "TOOL_CALL_REQUESTED"
+    assert recorder.types()[-1] == "TOOL_CALL_COMPLETED"
 
 
 @pytest.mark.spec("1.3")
@@ -238,12 +238,12 @@ async def test_the_context_reports_progress_parts_and_cancellation() -> None:
         return context.task_id
 
     async with Toolspace(tools=[work]) as ts:
-        seen = EventRecorder(ts)
+        recorder = EventRecorder(ts)
         result = await ts.call("work", context=ToolContext(task_id="t1"))
     assert result.result == "t1"
-    progress = seen.of_type(EventType.TOOL_CALL_PROGRESS)[0].to_dict()
+    progress = recorder.of_type(EventType.TOOL_CALL_PROGRESS)[0].to_dict()
     assert (progress["progress"], progress["total"], progress["message"]) == (1, 2, "half")
-    assert seen.of_type(EventType.TOOL_CALL_PARTIAL)[0].to_dict()["value"] == "some"
+    assert recorder.of_type(EventType.TOOL_CALL_PARTIAL)[0].to_dict()["value"] == "some"
 
 
 @pytest.mark.spec("1.5")
@@ -263,9 +263,9 @@ async def test_progress_from_a_thread_reaches_subscribers_on_the_loop() -> None:
 
 async def test_a_call_id_that_is_given_is_used_everywhere() -> None:
     async with Toolspace(tools=[add]) as ts:
-        seen = EventRecorder(ts)
+        recorder = EventRecorder(ts)
         await ts.call("add", {"a": 1}, call_id="c-7")
-        assert {event.to_dict()["callId"] for event in seen.events} == {"c-7"}
+        assert {event.to_dict()["callId"] for event in recorder.events} == {"c-7"}
         assert ts.orchestrator.call_log.recent[-1].call_id == "c-7"
 
 
@@ -307,7 +307,7 @@ async def test_a_tool_that_awaits_something_cancelled_elsewhere_fails_alone() ->
 
 
 @pytest.mark.spec("1.8")
-async def test_a_failure_reads_as_the_model_expects() -> None:
+async def test_the_text_of_a_failure_is_as_the_spec_says() -> None:
     @tool(timeout=0.01)
     async def slow() -> None:
         await asyncio.sleep(30)
@@ -332,7 +332,7 @@ class Stop(BaseException):
 
 @pytest.mark.spec("1.6")
 @pytest.mark.parametrize("style", ["async", "sync", "stream"])
-async def test_whatever_a_tool_raises_is_a_result_with_a_record_and_an_end(style: str) -> None:
+async def test_any_exception_of_a_tool_is_a_result_that_is_recorded_and_announced(style: str) -> None:
     def sync() -> None:
         raise Stop("boo")
 
@@ -345,29 +345,29 @@ async def test_whatever_a_tool_raises_is_a_result_with_a_record_and_an_end(style
 
     function: Callable[..., Any] = {"async": coroutine, "sync": sync, "stream": stream}[style]
     async with Toolspace(tools=[tool(name="fail")(function)]) as ts:
-        seen = EventRecorder(ts)
+        recorder = EventRecorder(ts)
         result = await ts.call("fail")
         assert (result.error_kind, result.error) == ("execution_error", "boo")
-        assert seen.types()[-1] == "TOOL_CALL_FAILED"
+        assert recorder.types()[-1] == "TOOL_CALL_FAILED"
         assert ts.get_stats().calls == 1
 
 
-async def test_two_calls_with_one_id_are_both_stopped() -> None:
+async def test_two_calls_with_the_same_id_are_both_canceled() -> None:
     @tool
     async def forever() -> None:
         await asyncio.sleep(60)
 
     async with Toolspace(tools=[forever]) as ts:
-        seen = EventRecorder(ts)
+        recorder = EventRecorder(ts)
         tasks = [asyncio.create_task(ts.run().call("forever", call_id="c1")) for _ in range(2)]
-        await seen.wait_for(lambda _: len(seen.of_type(EventType.TOOL_CALL_REQUESTED)) == 2)
+        await recorder.wait_for(lambda _: len(recorder.of_type(EventType.TOOL_CALL_REQUESTED)) == 2)
         assert ts.orchestrator.active_call_ids == ["c1", "c1"]
         assert ts.cancel("c1")
         assert {result.error_kind for result in await asyncio.gather(*tasks)} == {"canceled"}
         assert ts.orchestrator.active_call_ids == []
 
 
-async def test_a_closed_toolspace_says_so() -> None:
+async def test_calls_of_a_closed_toolspace_fail_with_the_reason() -> None:
     ts = Toolspace(tools=[add])
     async with ts:
         assert (await ts.call("add", {"a": 1})).ok
@@ -378,16 +378,16 @@ async def test_a_closed_toolspace_says_so() -> None:
 
 
 @pytest.mark.parametrize("make", [lambda: (n for n in [1]), lambda: asyncio.sleep(0)], ids=["generator", "coroutine"])
-async def test_what_is_still_to_run_is_no_result(make: Callable[[], Any]) -> None:
-    made = make()
+async def test_an_unawaited_coroutine_or_generator_is_no_result(make: Callable[[], Any]) -> None:
+    value = make()
 
     @tool
     async def give() -> Any:
-        return made
+        return value
 
     async with Toolspace(tools=[give]) as ts:
         result = await ts.call("give")
-    made.close()
+    value.close()
     assert "still to run" in (result.error or "")
 
 
@@ -401,7 +401,7 @@ async def test_a_name_that_is_no_text_is_an_unknown_tool(name: Any) -> None:
 @pytest.mark.spec("1.6")
 @pytest.mark.parametrize("style", ["async", "plain", "stream"])
 @pytest.mark.parametrize("kind", [GeneratorExit, SystemExit, type("Strange", (BaseException,), {})])
-async def test_whatever_a_tool_raises_is_a_result(kind: type[BaseException], style: str) -> None:
+async def test_any_exception_of_a_tool_is_a_result(kind: type[BaseException], style: str) -> None:
     async def coroutine() -> None:
         raise kind("odd")
 
@@ -414,10 +414,10 @@ async def test_whatever_a_tool_raises_is_a_result(kind: type[BaseException], sty
 
     function = {"async": coroutine, "plain": plain, "stream": stream}[style]
     async with Toolspace(tools=[tool(name="odd")(function)]) as ts:
-        seen = EventRecorder(ts)
+        recorder = EventRecorder(ts)
         result = await ts.call("odd")
         assert (result.error_kind, result.executed) == ("execution_error", True)
-        assert seen.types()[-1] == "TOOL_CALL_FAILED"
+        assert recorder.types()[-1] == "TOOL_CALL_FAILED"
 
 
 @pytest.mark.spec("1.3")
@@ -437,7 +437,7 @@ async def test_a_stream_may_give_nothing_or_none() -> None:
         assert (await ts.call("nones")).result == [None, None]
 
 
-async def test_a_process_that_was_forked_runs_plain_functions_and_has_call_ids_of_its_own() -> None:
+async def test_a_forked_process_runs_plain_functions_and_has_its_own_call_ids() -> None:
     script = """
 import asyncio, os, sys
 from toolspace import Toolspace, tool

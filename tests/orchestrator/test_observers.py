@@ -36,7 +36,7 @@ class Watch:
 
 
 @pytest.mark.spec("4.1")
-async def test_a_stage_of_ones_own_sees_every_call_between_its_announcements() -> None:
+async def test_an_added_stage_sees_every_call_between_its_events() -> None:
     notes: list[str] = []
     async with Toolspace(tools=[add]) as ts:
         await ts.call("add", {"a": 1, "b": 1})
@@ -56,7 +56,7 @@ async def test_a_stage_of_ones_own_sees_every_call_between_its_announcements() -
 
 
 @pytest.mark.spec("4.8")
-async def test_a_listener_is_told_of_runs_and_a_trace_of_its_end() -> None:
+async def test_listeners_get_new_runs_and_the_end_of_traces() -> None:
     ended: list[str] = []
     runs: list[Run] = []
 
@@ -78,7 +78,7 @@ async def test_a_listener_is_told_of_runs_and_a_trace_of_its_end() -> None:
 
 @pytest.mark.spec("4.10")
 @pytest.mark.parametrize("when", ["before", "after"])
-async def test_a_stage_of_ones_own_that_raises_fails_the_call_as_a_result(when: str) -> None:
+async def test_an_added_stage_that_raises_gives_a_failed_result(when: str) -> None:
     def broken(plan: StageContext, next: CallHandler, /) -> CallHandler:
         async def run(call: Call) -> ToolResult:
             if when == "after":
@@ -89,8 +89,8 @@ async def test_a_stage_of_ones_own_that_raises_fails_the_call_as_a_result(when: 
 
     async with Toolspace(tools=[add]) as ts:
         ts.orchestrator.add_stage(broken)
-        seen = EventRecorder(ts)
+        recorder = EventRecorder(ts)
         result = await ts.call("add", {"a": 1, "b": 2})
         assert (result.error_kind, result.executed) == ("internal_error", when == "after")
         assert result.error == "ValueError: lost the thread"
-        assert seen.types() == ["TOOL_CALL_REQUESTED", "TOOL_CALL_FAILED"]
+        assert recorder.types() == ["TOOL_CALL_REQUESTED", "TOOL_CALL_FAILED"]

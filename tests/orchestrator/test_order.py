@@ -21,26 +21,26 @@ def space(**settings: object) -> Toolspace:
     return Toolspace(tools=[square], settings=Settings(queues={"one": QueueSpec(concurrent=1)}, **settings))  # type: ignore[arg-type]
 
 
-async def test_a_name_is_resolved_before_permission_is_asked() -> None:
+async def test_a_name_is_resolved_before_policies_decide() -> None:
     denied = {"square": ToolRules(enabled=False, source="here")}
     async with space(aliases={"power": "square"}, overrides=denied) as ts:
         result = await ts.call("power", {"n": 2})
     assert (result.error_kind, result.tool) == ("not_permitted", "square")
 
 
-async def test_permission_comes_before_validation() -> None:
+async def test_permission_is_checked_before_validation() -> None:
     async with space(overrides={"square": ToolRules(enabled=False, source="here")}) as ts:
         assert (await ts.call("square", {"n": "many"})).error_kind == "not_permitted"
 
 
-async def test_wrong_arguments_use_up_no_call_of_the_turn() -> None:
+async def test_invalid_arguments_do_not_count_as_calls_of_the_turn() -> None:
     async with space() as ts:
         run = ts.run(max_tool_calls_per_turn=1)
         kinds = [(await run.call("square", {"n": n})).error_kind for n in ("many", 2, 3)]
     assert kinds == ["invalid_parameters", None, "limit_exceeded"]
 
 
-async def test_an_answer_from_the_cache_is_a_call_of_the_turn() -> None:
+async def test_a_cache_hit_counts_as_a_call_of_the_turn() -> None:
     async with space() as ts:
         await ts.call("square", {"n": 2})
         run = ts.run(max_tool_calls_per_turn=1)
@@ -51,7 +51,7 @@ async def test_an_answer_from_the_cache_is_a_call_of_the_turn() -> None:
 
 
 @pytest.mark.parametrize("in_run", [False, True])
-async def test_an_answer_from_the_cache_takes_no_place_in_the_queue(in_run: bool) -> None:
+async def test_a_cache_hit_takes_no_slot_in_the_queue(in_run: bool) -> None:
     release = asyncio.Event()
 
     @tool(queue="one")
@@ -61,9 +61,9 @@ async def test_an_answer_from_the_cache_takes_no_place_in_the_queue(in_run: bool
     async with space() as ts:
         ts.add_tool(hold)
         await ts.call("square", {"n": 3})
-        seen = EventRecorder(ts)
+        recorder = EventRecorder(ts)
         holding = asyncio.create_task(ts.call("hold"))
-        await seen.wait_for_start("hold")
+        await recorder.wait_for_start("hold")
         call = ts.run().call if in_run else ts.call
         hit = await asyncio.wait_for(call("square", {"n": 3}), 10)
         assert not holding.done()
@@ -72,7 +72,7 @@ async def test_an_answer_from_the_cache_takes_no_place_in_the_queue(in_run: bool
     assert (hit.result, hit.executed) == (9, False)
 
 
-async def test_what_the_size_cap_put_away_costs_the_budget_only_its_handle() -> None:
+async def test_a_result_stored_by_the_size_limit_costs_the_budget_only_its_handle() -> None:
     @tool
     async def big() -> str:
         return "word " * 20_000

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.orchestrator.test_names import Echo, names
+from tests.orchestrator.test_name_resolution import Echo, names
 from toolspace import EventType, ProviderError, Tool, ToolContext, ToolProvider, ToolResult, Toolspace, tool
 from toolspace.core.events import ToolsChanged
 from toolspace.orchestrator.settings import ProviderRules, ToolRules
@@ -38,7 +38,7 @@ class Flaky(Echo):
 
 
 @pytest.mark.spec("3.2")
-async def test_a_provider_that_does_not_start_is_reported_and_hurts_nobody() -> None:
+async def test_a_provider_that_does_not_start_is_reported_and_does_not_affect_others() -> None:
     flaky = Flaky()
     async with Toolspace(providers=[flaky, Echo("good", "x")]) as ts:
         assert names(ts) == ["good__x"]
@@ -53,12 +53,11 @@ async def test_a_provider_that_does_not_start_is_reported_and_hurts_nobody() -> 
 @pytest.mark.spec("3.2")
 async def test_it_is_retried_in_the_background_until_it_works(monkeypatch: pytest.MonkeyPatch) -> None:
     flaky = Flaky()
-    ts = Toolspace(providers=[flaky])
-    ts.orchestrator._startup._retry = (0.01,)
-    async with ts:
-        seen = EventRecorder(ts)
+    monkeypatch.setattr("toolspace.orchestrator.provider_startup.RETRY_SECONDS", (0.01,))
+    async with Toolspace(providers=[flaky]) as ts:
+        recorder = EventRecorder(ts)
         flaky.broken = False
-        await seen.wait_for(lambda event: event.type is EventType.TOOLS_CHANGED)
+        await recorder.wait_for(lambda event: event.type is EventType.TOOLS_CHANGED)
         assert names(ts) == ["flaky__work"]
         assert (await ts.call("flaky__work", {"q": "x"})).ok
         assert ts.orchestrator.unavailable_providers() == {}
@@ -78,7 +77,7 @@ async def test_a_required_provider_fails_the_start_and_everything_is_closed() ->
 
 @pytest.mark.spec("3.2")
 @pytest.mark.parametrize(
-    ("allowed", "denied", "left"),
+    ("allowed", "denied", "expected"),
     [
         (None, (), ["get_user", "delete_user", "Delete_Repo"]),
         (["get_*"], (), ["get_user"]),
@@ -88,17 +87,17 @@ async def test_a_required_provider_fails_the_start_and_everything_is_closed() ->
     ],
 )
 async def test_tools_are_allowed_and_denied_by_globs_and_deny_wins(
-    allowed: list[str] | None, denied: Sequence[str], left: list[str]
+    allowed: list[str] | None, denied: Sequence[str], expected: list[str]
 ) -> None:
     ts = Toolspace()
     ts.orchestrator.register(
         Echo("s", "get_user", "delete_user", "Delete_Repo"), ProviderRules(tools_allowed=allowed, tools_denied=denied)
     )
     async with ts:
-        assert names(ts) == [f"s__{name}" for name in left]
+        assert names(ts) == [f"s__{name}" for name in expected]
         for name in ("get_user", "delete_user", "Delete_Repo"):
             result = await ts.call(f"s__{name}", {"q": "x"})
-            assert result.ok == (name in left)
+            assert result.ok == (name in expected)
             if not result.ok:
                 assert (result.error_kind, result.executed) == ("not_permitted", False)
                 assert (result.error or "").startswith("Permission denied: ")
@@ -123,7 +122,7 @@ async def test_a_denied_call_never_reaches_the_provider() -> None:
 
 
 @pytest.mark.spec("3.2")
-async def test_rules_of_a_provider_hold_for_its_tools() -> None:
+async def test_rules_of_a_provider_apply_to_its_tools() -> None:
     class Slow(Echo):
         async def execute(self, name: str, parameters: dict[str, Any], context: ToolContext) -> ToolResult:
             await asyncio.sleep(60)
@@ -159,14 +158,14 @@ async def test_a_tools_own_timeout_beats_its_providers_and_that_beats_the_defaul
 
 
 @pytest.mark.spec("3.1")
-async def test_a_changed_list_is_taken_over_without_a_restart() -> None:
+async def test_a_changed_tool_list_applies_without_a_restart() -> None:
     echo = Echo("s", "one")
     async with Toolspace(providers=[echo]) as ts:
-        seen = EventRecorder(ts)
+        recorder = EventRecorder(ts)
         echo.names = ["two", "three"]
         echo.notify_changed()
         assert names(ts) == ["s__two", "s__three"]
-        assert seen.types() == ["TOOLS_CHANGED"]
+        assert recorder.types() == ["TOOLS_CHANGED"]
         assert (await ts.call("s__one", {"q": "x"})).error_kind == "unknown_tool"
         assert (await ts.call("s__two", {"q": "x"})).ok
 
@@ -191,15 +190,15 @@ async def test_tools_are_added_and_removed_at_run_time() -> None:
         return "here"
 
     async with Toolspace() as ts:
-        seen = EventRecorder(ts)
+        recorder = EventRecorder(ts)
         ts.add_tool(late)
         assert (await ts.call("late")).result == "here"
         ts.remove_tool("late")
         assert (await ts.call("late")).error_kind == "unknown_tool"
-        assert seen.types().count("TOOLS_CHANGED") == 2
+        assert recorder.types().count("TOOLS_CHANGED") == 2
 
 
-async def test_what_a_provider_raises_is_a_failed_result() -> None:
+async def test_an_exception_of_a_provider_is_a_failed_result() -> None:
     class Broken(Echo):
         async def execute(self, name: str, parameters: dict[str, Any], context: ToolContext) -> ToolResult:
             raise OSError("pipe broke")
@@ -209,7 +208,7 @@ async def test_what_a_provider_raises_is_a_failed_result() -> None:
     assert (result.error_kind, result.error) == ("execution_error", "pipe broke")
 
 
-async def test_arguments_are_checked_before_the_provider_and_coerced() -> None:
+async def test_arguments_are_validated_and_coerced_before_the_provider() -> None:
     got: list[dict[str, Any]] = []
 
     class Typed(ToolProvider):
@@ -241,7 +240,7 @@ async def test_an_override_names_a_tool_by_its_own_or_its_full_name(name: str) -
 
 
 @pytest.mark.spec("3.2")
-async def test_a_provider_with_an_odd_namespace_says_why_it_is_down() -> None:
+async def test_an_unavailable_provider_with_an_unusual_namespace_reports_its_reason() -> None:
     async with Toolspace(providers=[Flaky("my-notes")]) as ts:
         for name in ("my_notes__work", "my-notes__work"):
             assert "nobody answers" in ((await ts.call(name)).error or "")
@@ -280,7 +279,7 @@ class Hanging(Echo):
 
 
 @pytest.mark.spec("3.2")
-async def test_a_provider_that_hangs_delays_nobody_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_provider_that_hangs_delays_the_start_only_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("toolspace.orchestrator.provider_startup.DEFAULT_WAIT_SECONDS", 0.05)
     flaky, hanging = Flaky(), Hanging()
     flaky.broken = False
@@ -305,13 +304,13 @@ async def test_a_required_provider_that_hangs_fails_the_start(monkeypatch: pytes
     assert hanging.stopped
 
 
-async def test_a_quick_providers_tools_are_there_while_a_slow_one_starts() -> None:
+async def test_tools_of_a_fast_provider_are_available_while_a_slow_one_starts() -> None:
     flaky, hanging = Flaky(), Hanging()
     flaky.broken = False
     ts = Toolspace(providers=[hanging, flaky])
-    seen = EventRecorder(ts)
+    recorder = EventRecorder(ts)
     opening = asyncio.create_task(ts.__aenter__())
-    await seen.wait_for(lambda event: isinstance(event, ToolsChanged) and event.namespace == "flaky")
+    await recorder.wait_for(lambda event: isinstance(event, ToolsChanged) and event.namespace == "flaky")
     assert names(ts) == ["flaky__work"]
     opening.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -335,22 +334,22 @@ async def test_a_provider_whose_start_is_cancelled_from_inside_fails_alone() -> 
     assert flaky.closed
 
 
-async def test_a_provider_taken_out_while_it_starts_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_provider_removed_during_its_start_is_not_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     class Slow(Flaky):
         def __init__(self) -> None:
             super().__init__("slow")
-            self.asked = asyncio.Event()
+            self.reached = asyncio.Event()
             self.go = asyncio.Event()
 
         async def warmup(self) -> None:
-            self.asked.set()
+            self.reached.set()
             await self.go.wait()
             await super().warmup()
 
     slow = Slow()
     async with Toolspace() as ts:
         adding = asyncio.create_task(ts.add_provider(slow))
-        await slow.asked.wait()
+        await slow.reached.wait()
         await ts.orchestrator.unregister(slow)
         slow.go.set()
         await adding
@@ -358,7 +357,7 @@ async def test_a_provider_taken_out_while_it_starts_is_not_tried_again(monkeypat
         assert slow.tries == 0
 
 
-async def test_a_provider_that_cannot_speak_of_its_tools_hurts_nobody() -> None:
+async def test_a_provider_that_raises_does_not_affect_the_tools_of_others() -> None:
     class Mute(Echo):
         def get_instructions(self) -> str:
             raise ValueError("no words")

@@ -38,7 +38,7 @@ async def fail() -> None:
 
 
 @pytest.mark.spec("4.1")
-async def test_a_turn_has_so_many_calls_and_the_next_starts_anew() -> None:
+async def test_the_limit_of_calls_applies_per_turn() -> None:
     async with Toolspace(tools=[add]) as ts:
         run = ts.run(max_tool_calls_per_turn=2)
         kinds = [(await run.call("add", {"a": n})).error_kind for n in range(3)]
@@ -80,12 +80,13 @@ async def test_policies_decide_by_tool_and_caller() -> None:
     async with Toolspace(tools=[add], settings=Settings(policies=[OnlyFor("add", "ann")])) as ts:
         denied = await ts.call("add", {"a": 1}, context=ToolContext(user_id="bob"))
         allowed = await ts.call("add", {"a": 1}, context=ToolContext(user_id="ann"))
-        shown = {
-            user: [one.name for one in ts.list_tools(context=ToolContext(user_id=user))] for user in ("ann", "bob")
+        names = {
+            user: [listed_tool.name for listed_tool in ts.list_tools(context=ToolContext(user_id=user))]
+            for user in ("ann", "bob")
         }
     assert (denied.error_kind, denied.error) == ("not_permitted", "Permission denied: add is for ann")
     assert allowed.ok
-    assert shown == {"ann": ["add"], "bob": []}
+    assert names == {"ann": ["add"], "bob": []}
 
 
 @pytest.mark.spec("4.1")
@@ -94,12 +95,12 @@ async def test_a_run_may_have_a_policy_of_its_own() -> None:
         run = ts.run(policy=OnlyFor("fail", "nobody"))
         assert (await run.call("add", {"a": 1})).ok
         assert (await run.call("fail")).error_kind == "not_permitted"
-        assert "fail" not in [one["name"] for one in ts.to_llm_tools("anthropic", run=run)]
+        assert "fail" not in [definition["name"] for definition in ts.to_llm_tools("anthropic", run=run)]
         assert (await ts.call("fail")).error_kind == "execution_error"
 
 
 @pytest.mark.spec("4.8")
-async def test_every_call_is_recorded_whatever_became_of_it() -> None:
+async def test_every_call_is_recorded_however_it_ended() -> None:
     async with Toolspace(tools=[add, fail]) as ts:
         who = ToolContext(user_id="ann", agent_id="a1")
         run = ts.run()
@@ -137,7 +138,7 @@ async def test_statistics_by_category_and_by_tool() -> None:
 
 
 @pytest.mark.spec("4.8")
-async def test_made_up_names_do_not_grow_the_statistics() -> None:
+async def test_unknown_names_do_not_grow_the_statistics() -> None:
     async with Toolspace() as ts:
         for n in range(100):
             await ts.call(f"made_up_{n}")
@@ -177,22 +178,22 @@ async def test_calls_form_a_tree_of_run_turn_call_and_child_run() -> None:
 @pytest.mark.spec("4.10")
 async def test_each_call_has_one_beginning_and_one_end_in_order() -> None:
     async with Toolspace(tools=[add, fail]) as ts:
-        seen = EventRecorder(ts)
+        recorder = EventRecorder(ts)
         for name, arguments in (("add", {"a": 1}), ("fail", None), ("add", {"x": 1}), ("gone", None)):
             await ts.call(name, arguments)
-    assert [(event.type.name, int(event.type)) for event in seen.events] == [
+    assert [(event.type.name, int(event.type)) for event in recorder.events] == [
         ("TOOL_CALL_REQUESTED", 400),
         ("TOOL_CALL_COMPLETED", 410),
         *[("TOOL_CALL_REQUESTED", 400), ("TOOL_CALL_FAILED", 420)] * 3,
     ]
-    first, last = seen.events[0].to_dict(), seen.events[1].to_dict()
+    first, last = recorder.events[0].to_dict(), recorder.events[1].to_dict()
     assert (first["toolName"], first["params"]) == ("add", {"a": 1})
     assert (last["toolName"], last["result"]) == ("add", 1)
     assert last["durationMs"] >= 0
 
 
 @pytest.mark.spec("4.10")
-async def test_the_end_is_announced_only_after_it_is_recorded() -> None:
+async def test_completion_is_emitted_only_after_it_is_recorded() -> None:
     recorded: list[bool] = []
     async with Toolspace(tools=[add]) as ts:
         ts.bus.subscribe(
@@ -204,7 +205,7 @@ async def test_the_end_is_announced_only_after_it_is_recorded() -> None:
 
 
 @pytest.mark.spec("4.10")
-async def test_subscribers_choose_types_and_can_leave() -> None:
+async def test_subscribers_choose_types_and_can_unsubscribe() -> None:
     async with Toolspace(tools=[add, fail]) as ts:
         got: list[str] = []
         leave = ts.bus.subscribe(lambda event: got.append(event.type.name), EventType.TOOL_CALL_FAILED)
@@ -235,7 +236,7 @@ async def test_a_subscriber_that_raises_fails_no_call_and_an_async_one_is_awaite
 
 
 @pytest.mark.spec("4.10")
-async def test_a_stream_of_events_loses_the_oldest_when_its_reader_is_slow() -> None:
+async def test_a_slow_consumer_of_events_loses_the_oldest() -> None:
     async with Toolspace(tools=[add]) as ts:
         with ts.bus.open_queue(EventType.TOOL_CALL_COMPLETED, limit=3) as queue:
             for n in range(5):
@@ -244,19 +245,19 @@ async def test_a_stream_of_events_loses_the_oldest_when_its_reader_is_slow() -> 
 
 
 @pytest.mark.spec("18")
-async def test_callers_that_update_their_own_state_first_announce_the_end_themselves() -> None:
+async def test_a_deferred_completion_is_emitted_by_the_caller() -> None:
     orchestrator = ToolOrchestrator()
     orchestrator.register(ToolRegistry([add]))
-    seen: list[str] = []
-    orchestrator.bus.subscribe(lambda event: seen.append(event.type.name))
+    steps: list[str] = []
+    orchestrator.bus.subscribe(lambda event: steps.append(event.type.name))
     result = await orchestrator.execute("add", {"a": 1}, defer_completion=True)
-    assert seen == ["TOOL_CALL_REQUESTED"]
+    assert steps == ["TOOL_CALL_REQUESTED"]
     assert orchestrator.emit_completion(result)
     assert not orchestrator.emit_completion(result)
-    assert seen == ["TOOL_CALL_REQUESTED", "TOOL_CALL_COMPLETED"]
+    assert steps == ["TOOL_CALL_REQUESTED", "TOOL_CALL_COMPLETED"]
     await orchestrator.execute("add", {"a": 1}, defer_completion=True)
     await orchestrator.cleanup()
-    assert seen.count("TOOL_CALL_COMPLETED") == 2
+    assert steps.count("TOOL_CALL_COMPLETED") == 2
 
 
 @pytest.mark.spec("4.11")
@@ -301,30 +302,30 @@ async def test_a_stage_can_be_replaced_by_itself() -> None:
 
 
 @pytest.mark.spec("4.1")
-def test_a_plain_tool_pays_only_for_the_stages_it_needs() -> None:
-    from toolspace.orchestrator.pipeline import STAGES, compile_handler
+async def test_a_tool_has_only_the_stages_that_it_needs() -> None:
+    from toolspace.orchestrator.pipeline import STAGES
     from toolspace.orchestrator.stages.admission import limits, permission
     from toolspace.orchestrator.stages.cache import cache
     from toolspace.orchestrator.stages.queue import queue
 
-    ts = Toolspace(tools=[add])
-    entry = ts.orchestrator._catalog.entries["add"]
     skipped: list[Any] = []
 
     def watched(stage: Any) -> Any:
-        def wrap(plan: Any, next: Any) -> Any:
-            handler = stage(plan, next)
+        def wrap(context: Any, next: Any) -> Any:
+            handler = stage(context, next)
             if handler is next:
                 skipped.append(stage)
             return handler
 
         return wrap
 
-    compile_handler(entry, ts.orchestrator._services, in_run=False, stages=[watched(stage) for stage in STAGES])
+    orchestrator = ToolOrchestrator(stages=[watched(stage) for stage in STAGES])
+    orchestrator.register(ToolRegistry([add]))
+    assert (await orchestrator.execute("add", {"a": 1, "b": 2})).result == 3
     assert {cache, limits, permission, queue} <= set(skipped)
 
 
-async def test_a_call_in_a_run_is_made_by_the_runs_caller_whichever_door_it_takes() -> None:
+async def test_a_call_in_a_run_has_the_runs_caller_in_every_interface() -> None:
     @tool
     async def who(context: ToolContext) -> list[Any]:
         return [context.user_id, context.space_id]
@@ -341,7 +342,7 @@ async def test_a_call_in_a_run_is_made_by_the_runs_caller_whichever_door_it_take
         assert (await ts.call("ask", run=run)).result == ["ada", None]
         assert (await run.call("who", context=more)).result == ["ada", "s"]
         assert (await run.call("ask", context=more)).result == ["ada", "s"]
-        assert {one.user_id for one in ts.orchestrator.call_log.recent} == {"ada"}
+        assert {entry.user_id for entry in ts.orchestrator.call_log.recent} == {"ada"}
 
 
 @pytest.mark.spec("4.5")
@@ -362,7 +363,7 @@ async def test_a_tool_that_cancels_its_run_ends_where_it_next_waits() -> None:
 
 @pytest.mark.spec("4.1")
 @pytest.mark.parametrize("decision", [None, True, "allow"])
-async def test_a_policy_that_does_not_say_yes_permits_nothing(decision: Any) -> None:
+async def test_a_policy_that_does_not_allow_denies(decision: Any) -> None:
     class Vague:
         rule = "vague"
 
@@ -375,7 +376,7 @@ async def test_a_policy_that_does_not_say_yes_permits_nothing(decision: Any) -> 
     assert "vague" in (result.error or "")
 
 
-async def test_what_an_async_subscriber_calls_is_no_part_of_the_call_it_heard_of() -> None:
+async def test_calls_of_an_async_subscriber_are_not_children_of_the_call() -> None:
     @tool
     async def note() -> None: ...
 
@@ -393,7 +394,7 @@ async def test_what_an_async_subscriber_calls_is_no_part_of_the_call_it_heard_of
     assert (noted.tool, noted.status, noted.parent_id, noted.run_id) == ("note", "ok", None, None)
 
 
-async def test_a_counter_of_tokens_that_fails_fails_no_call() -> None:
+async def test_a_token_counter_that_fails_does_not_fail_a_call() -> None:
     def broken(text: str, /) -> int:
         raise ValueError("no vocabulary")
 
@@ -402,5 +403,5 @@ async def test_a_counter_of_tokens_that_fails_fails_no_call() -> None:
         assert result.result == 3
         long = await ts.call("x" * 1_000, {"a": 1})
         assert long.error_kind == "unknown_tool"
-        counted = [one.tokens_out for one in ts.orchestrator.call_log.recent]
+        counted = [entry.tokens_out for entry in ts.orchestrator.call_log.recent]
         assert counted == [estimate_tokens(result.text), estimate_tokens(long.text)]

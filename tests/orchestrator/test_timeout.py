@@ -97,31 +97,31 @@ async def test_cleaning_up_after_a_timeout_may_take_a_moment() -> None:
 
 
 @pytest.mark.spec("4.4")
-async def test_a_thread_that_runs_on_is_counted_and_its_result_discarded() -> None:
-    release, told = threading.Event(), threading.Event()
+async def test_an_abandoned_thread_is_counted_and_its_result_discarded() -> None:
+    release, canceled = threading.Event(), threading.Event()
 
     @tool(timeout=0.05)
     def stuck(context: ToolContext) -> str:
         while not context.canceled:
             release.wait(0.01)
-        told.set()
+        canceled.set()
         release.wait()
         return "late"
 
     async with Toolspace(tools=[stuck]) as ts:
-        seen = EventRecorder(ts)
+        recorder = EventRecorder(ts)
         result = await ts.call("stuck")
         assert result.error_kind == "timeout"
-        assert await asyncio.to_thread(told.wait, 10)
+        assert await asyncio.to_thread(canceled.wait, 10)
         assert ts.orchestrator.abandoned_count == 1
         release.set()
         async with asyncio.timeout(10):
             while ts.orchestrator.abandoned_count:  # noqa: ASYNC110 - a thread ends without telling anyone
                 await asyncio.sleep(0.001)
-        assert seen.types() == ["TOOL_CALL_REQUESTED", "TOOL_CALL_FAILED"]
+        assert recorder.types() == ["TOOL_CALL_REQUESTED", "TOOL_CALL_FAILED"]
 
 
-async def test_stuck_threads_do_not_use_the_others_up() -> None:
+async def test_stuck_threads_do_not_use_up_the_limit() -> None:
     release = threading.Event()
 
     @tool(timeout=0.3)
@@ -167,20 +167,20 @@ async def test_cancel_stops_a_running_call_and_its_caller_gets_a_result() -> Non
             stopped.set()
 
     async with Toolspace(tools=[wait]) as ts:
-        seen = EventRecorder(ts)
+        recorder = EventRecorder(ts)
         task = asyncio.create_task(ts.call("wait", call_id="c1"))
-        await seen.wait_for_start("wait")
+        await recorder.wait_for_start("wait")
         assert ts.cancel("c1")
         result = await task
         assert (result.error_kind, result.executed) == ("canceled", True)
         assert stopped.is_set()
         assert not ts.cancel("c1")
-        assert seen.types() == ["TOOL_CALL_REQUESTED", "TOOL_CALL_FAILED"]
+        assert recorder.types() == ["TOOL_CALL_REQUESTED", "TOOL_CALL_FAILED"]
         assert not task.cancelled()
 
 
 @pytest.mark.spec("4.5")
-async def test_cancelling_the_caller_stops_everything_below() -> None:
+async def test_cancelling_the_caller_stops_all_child_calls() -> None:
     stopped: list[str] = []
 
     @tool
@@ -198,13 +198,13 @@ async def test_cancelling_the_caller_stops_everything_below() -> None:
             stopped.append("outer")
 
     async with Toolspace(tools=[inner, outer]) as ts:
-        seen = EventRecorder(ts)
+        recorder = EventRecorder(ts)
         task = asyncio.create_task(ts.call("outer"))
-        await seen.wait_for_start("inner")
+        await recorder.wait_for_start("inner")
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        failed = [event.to_dict() for event in seen.of_type(EventType.TOOL_CALL_FAILED)]
+        failed = [event.to_dict() for event in recorder.of_type(EventType.TOOL_CALL_FAILED)]
     assert stopped == ["inner", "outer"]
     assert [(event["toolName"], event["errorKind"]) for event in failed] == [
         ("inner", "canceled"),
@@ -225,9 +225,9 @@ async def test_cancelling_a_child_leaves_its_parent_running() -> None:
         return child.error_kind
 
     async with Toolspace(tools=[inner, outer]) as ts:
-        seen = EventRecorder(ts)
+        recorder = EventRecorder(ts)
         task = asyncio.create_task(ts.call("outer"))
-        child = await seen.wait_for_start("inner")
+        child = await recorder.wait_for_start("inner")
         ts.cancel(child.call_id)
         result = await task
     assert (result.ok, result.result) == (True, "canceled")
@@ -241,10 +241,10 @@ async def test_a_run_cancels_all_of_its_calls_and_refuses_new_ones() -> None:
 
     async with Toolspace(tools=[wait]) as ts:
         run, other = ts.run(), ts.run()
-        seen = EventRecorder(ts)
+        recorder = EventRecorder(ts)
         tasks = [asyncio.create_task(run.call("wait")) for _ in range(3)]
         survivor = asyncio.create_task(other.call("wait", call_id="other"))
-        await seen.wait_for(lambda _: len(seen.of_type(EventType.TOOL_CALL_REQUESTED)) == 4)
+        await recorder.wait_for(lambda _: len(recorder.of_type(EventType.TOOL_CALL_REQUESTED)) == 4)
         run.cancel()
         results = await asyncio.gather(*tasks)
         assert {result.error_kind for result in results} == {"canceled"}
@@ -285,9 +285,9 @@ async def test_a_cancel_for_a_tool_that_ignores_it_ends_it(monkeypatch: pytest.M
                 continue
 
     async with Toolspace(tools=[stubborn]) as ts:
-        seen = EventRecorder(ts)
+        recorder = EventRecorder(ts)
         task = asyncio.create_task(ts.call("stubborn", call_id="c"))
-        await seen.wait_for_start("stubborn")
+        await recorder.wait_for_start("stubborn")
         ts.cancel("c")
         assert (await task).error_kind == "canceled"
         external = asyncio.create_task(ts.call("stubborn"))
@@ -311,7 +311,7 @@ async def test_a_tools_own_timeout_inside_does_not_touch_the_call() -> None:
         assert (await ts.call("tries")).result == "gave up"
 
 
-async def test_a_timeout_around_the_call_works_as_ever() -> None:
+async def test_a_timeout_around_the_call_works() -> None:
     @tool
     async def wait() -> None:
         await asyncio.sleep(60)
@@ -349,10 +349,10 @@ async def test_closing_a_toolspace_ends_its_calls() -> None:
         await asyncio.sleep(60)
 
     ts = Toolspace(tools=[wait])
-    seen = EventRecorder(ts)
+    recorder = EventRecorder(ts)
     async with ts:
         task = asyncio.create_task(ts.call("wait"))
-        await seen.wait_for_start("wait")
+        await recorder.wait_for_start("wait")
     assert (await task).error_kind == "canceled"
 
 
@@ -361,10 +361,10 @@ class SlowOutputs(MemoryOutputs):
 
     def __init__(self) -> None:
         super().__init__(ttl=60)
-        self.asked = asyncio.Event()
+        self.reached = asyncio.Event()
 
     async def create(self, *, session: str, owner: str | None, tool: str) -> OutputWriter:
-        self.asked.set()
+        self.reached.set()
         await asyncio.sleep(60)
         raise AssertionError("never")
 
@@ -372,13 +372,13 @@ class SlowOutputs(MemoryOutputs):
 class SlowCache(MemoryCache):
     def __init__(self) -> None:
         super().__init__()
-        self.asked = asyncio.Event()
+        self.reached = asyncio.Event()
 
     def peek(self, key: str) -> CachedResult | None:
         return None
 
     async def get(self, key: str) -> CachedResult | None:
-        self.asked.set()
+        self.reached.set()
         await asyncio.sleep(60)
         return None
 
@@ -389,7 +389,7 @@ def _large() -> tuple[Toolspace, asyncio.Event]:
         return "x" * 2_000
 
     outputs = SlowOutputs()
-    return Toolspace(tools=[large], outputs=outputs, settings=Settings(tool_response_max_bytes=1_000)), outputs.asked
+    return Toolspace(tools=[large], outputs=outputs, settings=Settings(tool_response_max_bytes=1_000)), outputs.reached
 
 
 def _cached() -> tuple[Toolspace, asyncio.Event]:
@@ -398,42 +398,42 @@ def _cached() -> tuple[Toolspace, asyncio.Event]:
         return "x"
 
     cache = SlowCache()
-    return Toolspace(tools=[large], cache=cache), cache.asked
+    return Toolspace(tools=[large], cache=cache), cache.reached
 
 
 @pytest.mark.spec("4.5")
 @pytest.mark.parametrize(("make", "executed"), [(_large, True), (_cached, False)])
-async def test_a_caller_cancelled_while_its_call_stores_or_looks_up_is_cancelled(
+async def test_a_caller_cancelled_while_its_call_stores_or_reads_the_cache_is_cancelled(
     make: Callable[[], tuple[Toolspace, asyncio.Event]], executed: bool
 ) -> None:
-    ts, asked = make()
+    ts, reached = make()
     async with ts:
-        seen = EventRecorder(ts)
+        recorder = EventRecorder(ts)
         task = asyncio.create_task(ts.call("large"))
-        await asked.wait()
+        await reached.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        (end,) = seen.of_type(EventType.TOOL_CALL_FAILED)
+        (end,) = recorder.of_type(EventType.TOOL_CALL_FAILED)
     assert isinstance(end, CallFailed)
     assert (end.result.error_kind, end.result.executed) == ("canceled", executed)
 
 
 @pytest.mark.spec("4.5")
 @pytest.mark.parametrize(("make", "executed"), [(_large, True), (_cached, False)])
-async def test_a_call_can_be_canceled_while_it_stores_or_looks_up(
+async def test_a_call_can_be_canceled_while_it_stores_its_result_or_reads_the_cache(
     make: Callable[[], tuple[Toolspace, asyncio.Event]], executed: bool
 ) -> None:
-    ts, asked = make()
+    ts, reached = make()
     async with ts:
         task = asyncio.create_task(ts.call("large", call_id="c"))
-        await asked.wait()
+        await reached.wait()
         assert ts.cancel("c")
         result = await task
     assert (result.error_kind, result.executed) == ("canceled", executed)
 
 
-async def test_a_tools_own_task_group_does_not_bring_the_grace_upon_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_tools_own_task_group_does_not_start_the_grace_period(monkeypatch: pytest.MonkeyPatch) -> None:
     """A group cancels its own task and takes it back, and waits for its children in between."""
     monkeypatch.setattr(deadline, "GRACE_SECONDS", 0.02)
 
@@ -492,7 +492,7 @@ async def test_a_tool_that_ignores_cancellation_and_keeps_failing_inside_is_clos
 
 
 @pytest.mark.spec("4.5")
-async def test_when_all_calls_are_canceled_no_parent_goes_on_after_its_child() -> None:
+async def test_when_all_calls_are_canceled_no_parent_continues() -> None:
     reached: list[str] = []
 
     @tool
@@ -505,13 +505,13 @@ async def test_when_all_calls_are_canceled_no_parent_goes_on_after_its_child() -
         reached.append("went on")
 
     async with Toolspace(tools=[child, parent]) as ts:
-        seen = EventRecorder(ts)
+        recorder = EventRecorder(ts)
         task = asyncio.create_task(ts.call("parent"))
-        await seen.wait_for_start("child")
+        await recorder.wait_for_start("child")
         assert ts.orchestrator.cancel()
         assert (await task).error_kind == "canceled"
         assert task.cancelling() == 0
-        assert len(seen.of_type(EventType.TOOL_CALL_FAILED)) == 2
+        assert len(recorder.of_type(EventType.TOOL_CALL_FAILED)) == 2
     assert reached == []
 
 
@@ -537,7 +537,7 @@ async def test_a_tool_that_cancels_all_calls_stops_its_parent_too() -> None:
 
 
 @pytest.mark.spec("4.5")
-async def test_canceling_a_call_stops_what_its_tool_left_running_below() -> None:
+async def test_canceling_a_call_stops_its_child_calls() -> None:
     @tool
     async def child() -> None:
         await asyncio.sleep(60)
@@ -550,9 +550,9 @@ async def test_canceling_a_call_stops_what_its_tool_left_running_below() -> None
         await asyncio.sleep(60)
 
     async with Toolspace(tools=[child, parent]) as ts:
-        seen = EventRecorder(ts)
+        recorder = EventRecorder(ts)
         task = asyncio.create_task(ts.call("parent", call_id="p"))
-        await seen.wait_for_start("child")
+        await recorder.wait_for_start("child")
         assert ts.cancel("p")
         assert (await task).error_kind == "canceled"
         assert (await below[0]).error_kind == "canceled"
@@ -564,9 +564,9 @@ async def test_a_caller_cancelled_in_the_moment_its_call_is_canceled_is_still_ca
         await asyncio.sleep(60)
 
     async with Toolspace(tools=[wait]) as ts:
-        seen = EventRecorder(ts)
+        recorder = EventRecorder(ts)
         task = asyncio.create_task(ts.call("wait", call_id="c"))
-        await seen.wait_for_start("wait")
+        await recorder.wait_for_start("wait")
         ts.cancel("c")
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -574,7 +574,7 @@ async def test_a_caller_cancelled_in_the_moment_its_call_is_canceled_is_still_ca
         assert task.cancelled()
 
 
-async def test_a_call_that_cancels_itself_takes_no_cancellation_of_its_caller_back() -> None:
+async def test_a_call_that_cancels_itself_keeps_the_cancellation_of_its_caller() -> None:
     @tool
     async def suicidal(context: ToolContext) -> None:
         ts.cancel(context.call_id)
@@ -644,13 +644,13 @@ async def test_a_closed_toolspace_has_recorded_and_announced_every_end() -> None
             cleaned.append("up")
 
     ts = Toolspace(tools=[wait])
-    seen = EventRecorder(ts)
+    recorder = EventRecorder(ts)
     async with ts:
         task = asyncio.create_task(ts.call("wait"))
-        await seen.wait_for_start("wait")
+        await recorder.wait_for_start("wait")
     assert cleaned == ["up"]
-    assert seen.types()[-1] == "TOOL_CALL_FAILED"
-    assert [one.error_kind for one in ts.orchestrator.call_log.recent] == ["canceled"]
+    assert recorder.types()[-1] == "TOOL_CALL_FAILED"
+    assert [entry.error_kind for entry in ts.orchestrator.call_log.recent] == ["canceled"]
     assert (await task).error_kind == "canceled"
 
 
@@ -672,9 +672,9 @@ async def test_a_deadline_of_a_run_ends_the_wait_in_a_queue() -> None:
         await asyncio.sleep(60)
 
     async with Toolspace(tools=[wait], settings=Settings(queues={"q": QueueSpec(concurrent=1)})) as ts:
-        seen = EventRecorder(ts)
+        recorder = EventRecorder(ts)
         first = asyncio.create_task(ts.call("wait", call_id="first"))
-        await seen.wait_for_start("wait")
+        await recorder.wait_for_start("wait")
         async with asyncio.timeout(5):
             late = await ts.run(deadline=0.05).call("wait")
         assert (late.error_kind, late.executed) == ("timeout", False)
@@ -690,9 +690,9 @@ async def test_a_deadline_of_a_run_ends_the_wait_for_an_equal_call() -> None:
         await asyncio.sleep(60)
 
     async with Toolspace(tools=[wait]) as ts:
-        seen = EventRecorder(ts)
+        recorder = EventRecorder(ts)
         first = asyncio.create_task(ts.call("wait", call_id="first"))
-        await seen.wait_for_start("wait")
+        await recorder.wait_for_start("wait")
         async with asyncio.timeout(5):
             assert (await ts.run(deadline=0.05).call("wait")).error_kind == "timeout"
         assert not first.done()
@@ -701,7 +701,7 @@ async def test_a_deadline_of_a_run_ends_the_wait_for_an_equal_call() -> None:
 
 
 @pytest.mark.parametrize("how", ["time", "cancel"])
-async def test_closing_a_child_that_ignores_its_end_leaves_its_parent_running(
+async def test_closing_a_child_that_ignores_cancellation_leaves_its_parent_running(
     how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(deadline, "GRACE_SECONDS", 0.05)
@@ -721,9 +721,9 @@ async def test_closing_a_child_that_ignores_its_end_leaves_its_parent_running(
         return child.error_kind
 
     async with Toolspace(tools=[stubborn, parent]) as ts:
-        seen = EventRecorder(ts)
+        recorder = EventRecorder(ts)
         task = asyncio.create_task(ts.call("parent"))
-        child = await seen.wait_for_start("stubborn")
+        child = await recorder.wait_for_start("stubborn")
         await asyncio.sleep(0)
         if how == "cancel":
             assert ts.cancel(child.call_id)

@@ -27,9 +27,9 @@ def test_the_example_is_the_file() -> None:
 
 @pytest.mark.spec("3.1")
 def test_the_contract_is_used_as_a_test_uses_it() -> None:
-    shown = blocks("python")[-1]
-    assert shown.startswith("class TestNotes(ProviderContract)")
-    assert shown in (ROOT / "tests" / "testing" / "test_providers.py").read_text()
+    example = blocks("python")[-1]
+    assert example.startswith("class TestNotes(ProviderContract)")
+    assert example in (ROOT / "tests" / "testing" / "test_providers.py").read_text()
 
 
 @pytest.mark.spec("3.2")

@@ -98,7 +98,7 @@ class TestInternal(ProviderContract):
     @pytest.fixture
     def provider(self) -> ToolProvider:
         self.own = Toolspace(outputs=MemoryOutputs())
-        return next(one for one in self.own.orchestrator.providers if one.namespace == "agent")
+        return next(candidate for candidate in self.own.orchestrator.providers if candidate.namespace == "agent")
 
     def toolspace(self, provider: ToolProvider) -> Toolspace:
         return self.own
@@ -229,7 +229,7 @@ async def test_the_contract_finds(provider: type[ToolProvider], check: str, mess
 
 
 @pytest.mark.spec("3.1")
-async def test_a_list_that_is_there_only_after_the_start_is_taken_over() -> None:
+async def test_a_tool_list_that_is_known_only_after_the_start_applies() -> None:
     await Contract().test_a_toolspace_offers_the_tools_that_it_lists(LateList())
 
 
@@ -255,7 +255,7 @@ async def test_the_contract_finds_work_that_outlives_its_call(monkeypatch: pytes
     provider.work.cancel()
 
 
-async def test_what_is_not_given_is_asked_for_or_skipped() -> None:
+async def test_missing_contract_attributes_fail_or_skip() -> None:
     with pytest.raises(pytest.fail.Exception, match="needs a call that succeeds"):
         await ProviderContract().test_a_call_returns_a_result(Sound())
     with pytest.raises(pytest.skip.Exception, match="set failing_call"):
@@ -293,7 +293,7 @@ async def test_only_the_contracts_need_pytest() -> None:
     assert out.startswith("toolspace.testing.ProviderContract runs under pytest, and pytest is not installed; install")
 
 
-async def test_there_is_nothing_else() -> None:
+async def test_other_names_are_attribute_errors() -> None:
     import toolspace.testing
 
     with pytest.raises(AttributeError, match="no attribute 'Nonsense'"):

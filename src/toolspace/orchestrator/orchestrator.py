@@ -330,6 +330,11 @@ class ToolOrchestrator:
         return self._services.call_log
 
     @property
+    def queues(self) -> QueueRegistry:
+        """The queues by name, with the numbers of their active and waiting calls."""
+        return self._services.queues
+
+    @property
     def active_call_ids(self) -> list[str]:
         return self._active.ids
 

@@ -42,10 +42,9 @@ class StartupWait(msgspec.Struct, frozen=True, kw_only=True):
 class ProviderStartup:
     """Starts providers and knows which of them are not ready, and why."""
 
-    def __init__(self, on_ready: Callable[[ToolProvider], None], *, retry: tuple[float, ...] = RETRY_SECONDS) -> None:
+    def __init__(self, on_ready: Callable[[ToolProvider], None]) -> None:
         self.failures: dict[ToolProvider, str] = {}
         self._on_ready = on_ready
-        self._retry = retry
         self._not_started: dict[ToolProvider, bool] = {}
         """Providers that wait for `start`, and whether each is required."""
         self._tasks: dict[ToolProvider, asyncio.Task[None]] = {}
@@ -121,7 +120,7 @@ class ProviderStartup:
             while not await self._try(provider):
                 if not first_attempt.done():
                     first_attempt.set_result(None)
-                await asyncio.sleep(self._retry[min(attempt, len(self._retry) - 1)])
+                await asyncio.sleep(RETRY_SECONDS[min(attempt, len(RETRY_SECONDS) - 1)])
                 attempt += 1
             self._on_ready(provider)
         finally:

@@ -88,7 +88,7 @@ async def test_a_full_queue_refuses_at_once() -> None:
 
 
 @pytest.mark.spec("4.3")
-async def test_waiting_too_long_gives_up_without_running() -> None:
+async def test_a_call_that_waits_too_long_fails_without_running() -> None:
     gate = Gate()
     async with space(gate, concurrent=1, wait_timeout=0.03) as ts:
         first = asyncio.create_task(ts.call("work", {"n": 1}))
@@ -102,7 +102,7 @@ async def test_waiting_too_long_gives_up_without_running() -> None:
 
 
 @pytest.mark.spec("4.3")
-async def test_cancelling_a_waiting_call_gives_its_place_up_at_once() -> None:
+async def test_cancelling_a_waiting_call_removes_it_from_the_queue_at_once() -> None:
     gate = Gate()
     async with space(gate, concurrent=1) as ts:
         first = asyncio.create_task(ts.call("work", {"n": 1}))
@@ -119,12 +119,12 @@ async def test_cancelling_a_waiting_call_gives_its_place_up_at_once() -> None:
 
 
 @pytest.mark.spec("4.3")
-async def test_a_slot_granted_to_a_call_that_leaves_goes_to_the_next() -> None:
+async def test_a_slot_of_a_call_cancelled_at_that_moment_goes_to_the_next() -> None:
     queue = CallQueue("q", QueueSpec(concurrent=1))
-    held = await queue.acquire()
+    slot = await queue.acquire()
     second, third = (asyncio.create_task(queue.acquire()) for _ in range(2))
     await asyncio.sleep(0)
-    held.release()
+    slot.release()
     second.cancel()  # In the same moment in which the slot was given to it.
     await asyncio.gather(second, return_exceptions=True)
     lease = await asyncio.wait_for(third, 5)
@@ -146,14 +146,14 @@ async def test_a_call_inside_a_call_never_waits_for_its_ancestors_slot() -> None
 
     async with Toolspace(tools=[leaf, tree], settings=Settings(queues={"q": QueueSpec(concurrent=1)})) as ts:
         results = await asyncio.wait_for(asyncio.gather(*(ts.call("tree", {"depth": 5}) for _ in range(4))), 20)
-        queue = ts.orchestrator._services.queues.find("q")
+        queue = ts.orchestrator.queues.find("q")
         assert queue is not None
         assert queue.active == 0
     assert [result.result for result in results] == [7] * 4
 
 
 @pytest.mark.spec("4.3")
-async def test_children_side_by_side_take_turns_on_the_slot_of_their_parent() -> None:
+async def test_parallel_children_take_turns_on_the_slot_of_their_parent() -> None:
     inside = most = 0
 
     @tool(queue="q")
@@ -177,7 +177,7 @@ async def test_children_side_by_side_take_turns_on_the_slot_of_their_parent() ->
 
 
 @pytest.mark.spec("4.3")
-async def test_cancelled_children_hand_the_lent_slot_on() -> None:
+async def test_cancelled_children_pass_the_lent_slot_on() -> None:
     gate = Gate()
 
     @tool(queue="q")
@@ -191,7 +191,7 @@ async def test_cancelled_children_hand_the_lent_slot_on() -> None:
         tasks[1].cancel()
         gate.open.set()
         done = await asyncio.gather(*tasks, return_exceptions=True)
-        return [getattr(one, "result", "cancelled") for one in done]
+        return [getattr(item, "result", "cancelled") for item in done]
 
     async with Toolspace(tools=[leaf, parent], settings=Settings(queues={"q": QueueSpec(concurrent=1)})) as ts:
         result = await asyncio.wait_for(ts.call("parent"), 20)
@@ -199,7 +199,7 @@ async def test_cancelled_children_hand_the_lent_slot_on() -> None:
 
 
 @pytest.mark.spec("4.3")
-async def test_a_rate_bounds_starts_in_any_window() -> None:
+async def test_a_rate_limit_bounds_starts_in_every_window() -> None:
     now = 0.0
     queue = CallQueue("q", QueueSpec(concurrent=100, rate=RateLimit(3, 10.0)), clock=lambda: now)
     for _ in range(3):
@@ -212,7 +212,7 @@ async def test_a_rate_bounds_starts_in_any_window() -> None:
 
 
 @pytest.mark.spec("4.3")
-async def test_a_rate_lets_waiting_calls_in_as_time_passes() -> None:
+async def test_a_rate_limit_admits_waiting_calls_as_time_passes() -> None:
     starts: list[float] = []
 
     @tool(queue="q")
@@ -243,9 +243,9 @@ async def test_a_run_bounds_its_own_concurrency_and_a_batch_fits_inside() -> Non
         run = ts.run(max_concurrent_tools=2)
         await asyncio.gather(*(run.call("work", {"n": n}) for n in range(20)))
         assert most == 2
-        one = ts.run(max_concurrent_tools=1)
+        run = ts.run(max_concurrent_tools=1)
         calls = [{"id": str(n), "tool": "work", "parameters": {"n": n}} for n in range(5)]
-        batch = await asyncio.wait_for(one.call("agent__batch", {"calls": calls}), 20)
+        batch = await asyncio.wait_for(run.call("agent__batch", {"calls": calls}), 20)
     assert [entry["output"] for entry in batch.result["results"]] == list(range(5))
 
 
@@ -259,9 +259,9 @@ async def test_the_wait_in_a_queue_is_recorded_and_not_counted_as_the_tools_time
         return await gate(n)
 
     async with Toolspace(tools=[work], settings=Settings(queues={"q": QueueSpec(concurrent=1)})) as ts:
-        seen = EventRecorder(ts)
+        recorder = EventRecorder(ts)
         first = asyncio.create_task(ts.call("work", {"n": 1}))
-        await seen.wait_for_start("work")
+        await recorder.wait_for_start("work")
         second = asyncio.create_task(ts.call("work", {"n": 2}))
         assert (await first).error_kind == "timeout"  # The second waited as long, and still has all its time.
         gate.open.set()
@@ -281,7 +281,7 @@ async def test_an_unknown_queue_is_an_error_that_names_the_known() -> None:
     assert "here" in (result.error or "")
 
 
-async def test_a_call_interrupted_from_inside_its_parent_leaves_no_slot_taken() -> None:
+async def test_a_call_interrupted_from_inside_its_parent_releases_its_slot() -> None:
     """A call that cancels itself is interrupted without its task being cancelled, wherever below it waits."""
     gate = Gate()
 
@@ -306,14 +306,14 @@ async def test_a_call_interrupted_from_inside_its_parent_leaves_no_slot_taken() 
     assert gate.order == [1, 3]
 
 
-async def test_a_call_that_was_just_let_in_is_not_counted_as_waiting() -> None:
+async def test_a_call_that_was_just_admitted_is_not_counted_as_waiting() -> None:
     queue = CallQueue("q", QueueSpec(concurrent=1, max_waiting=1))
-    held = queue.try_acquire()
-    assert held is not None
+    slot = queue.try_acquire()
+    assert slot is not None
     second = asyncio.create_task(queue.acquire())
     await asyncio.sleep(0)
     assert queue.waiting == 1
-    held.release()  # The second is let in, and has not moved yet.
+    slot.release()  # The second is let in, and has not moved yet.
     assert queue.waiting == 0
     third = asyncio.create_task(queue.acquire())
     (await second).release()
@@ -321,7 +321,7 @@ async def test_a_call_that_was_just_let_in_is_not_counted_as_waiting() -> None:
     assert (queue.active, queue.waiting) == (0, 0)
 
 
-async def test_more_room_lets_waiting_calls_in_at_once() -> None:
+async def test_a_higher_limit_admits_waiting_calls_at_once() -> None:
     gate = Gate()
     async with space(gate, concurrent=1) as ts:
         tasks = [asyncio.create_task(ts.call("work", {"n": n})) for n in range(3)]
@@ -351,7 +351,7 @@ async def test_a_call_canceled_before_it_would_wait_in_a_queue_does_not_wait() -
 
 
 @pytest.mark.spec("4.3")
-async def test_a_slot_given_back_on_one_event_loop_reaches_a_call_that_waits_on_another() -> None:
+async def test_a_slot_released_on_one_event_loop_reaches_a_call_on_another() -> None:
     entered, release = threading.Event(), threading.Event()
 
     @tool(queue="q", timeout=5)
@@ -362,7 +362,7 @@ async def test_a_slot_given_back_on_one_event_loop_reaches_a_call_that_waits_on_
         return n
 
     ts = Toolspace(tools=[work], settings=Settings(queues={"q": QueueSpec(concurrent=1, wait_timeout=10)}))
-    queue = ts.orchestrator._services.queues.find("q")
+    queue = ts.orchestrator.queues.find("q")
     assert queue is not None
 
     async def call(n: int) -> Any:

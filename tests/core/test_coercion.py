@@ -33,7 +33,7 @@ TREE = {
 
 @pytest.mark.spec("3.15")
 @pytest.mark.parametrize(
-    ("schema", "given_", "meant"),
+    ("schema", "value", "expected"),
     [
         (INTEGER, "5", 5),
         (INTEGER, " -5 ", -5),
@@ -58,13 +58,13 @@ TREE = {
     ],
     ids=repr,
 )  # fmt: skip
-def test_a_plain_misunderstanding_is_mended(schema: dict[str, Any], given_: Any, meant: Any) -> None:
-    result = mended(schema, given_)["a"]
-    assert (result, type(result)) == (meant, type(meant))
+def test_an_obvious_mistake_is_coerced(schema: dict[str, Any], value: Any, expected: Any) -> None:
+    result = mended(schema, value)["a"]
+    assert (result, type(result)) == (expected, type(expected))
 
 
 @pytest.mark.parametrize(
-    ("schema", "given_"),
+    ("schema", "value"),
     [
         (INTEGER, "five"),
         (INTEGER, "5.5"),
@@ -95,14 +95,14 @@ def test_a_plain_misunderstanding_is_mended(schema: dict[str, Any], given_: Any,
         (True, "5"),
         ({"$ref": "#/nowhere"}, "5"),
     ],
-    ids=lambda one: repr(one)[:40],
+    ids=lambda item: repr(item)[:40],
 )
-def test_what_is_not_plain_is_left_for_the_check_to_name(schema: dict[str, Any], given_: Any) -> None:
-    assert mended(schema, given_) == {"a": given_}
+def test_values_without_an_obvious_meaning_are_left_unchanged(schema: dict[str, Any], value: Any) -> None:
+    assert mended(schema, value) == {"a": value}
 
 
 @pytest.mark.spec("3.15")
-async def test_null_for_an_optional_parameter_means_left_out() -> None:
+async def test_null_for_an_optional_parameter_means_omitted() -> None:
     @tool
     def take(query: str, limit: int = 10, note: str | None = "n") -> list[Any]:
         return [query, limit, note]
@@ -130,7 +130,7 @@ def test_references_are_followed_however_deep_the_value_is() -> None:
     assert json.dumps(fixed).count('"n": "') == 0
 
 
-def test_among_options_the_one_that_is_meant_is_used() -> None:
+def test_among_options_the_plausible_one_is_used() -> None:
     option_a = {"properties": {"kind": {"const": "a"}, "x": INTEGER}, "required": ["kind"]}
     option_b = {"properties": {"kind": {"const": "b"}, "x": {"type": "string"}, "y": INTEGER}, "required": ["kind"]}
     schema = {"properties": {"v": {"anyOf": [option_a, option_b]}}}
@@ -146,7 +146,7 @@ class Query(BaseModel):
 
 
 @pytest.mark.spec("3.15")
-async def test_a_function_takes_json_text_for_models_lists_and_dicts() -> None:
+async def test_a_function_accepts_json_text_for_models_lists_and_dicts() -> None:
     @tool
     def take(query: Query, ids: list[int], options: dict[str, bool] | None = None) -> list[Any]:
         return [query.text, query.limit, ids, options]
@@ -158,7 +158,7 @@ async def test_a_function_takes_json_text_for_models_lists_and_dicts() -> None:
     assert result.unwrap() == ["a", 1, [1, 2], {"x": True}]
 
 
-async def test_mending_one_part_leaves_null_elsewhere_as_it_is() -> None:
+async def test_coercing_one_part_leaves_null_elsewhere() -> None:
     @tool
     def take(query: Query, ids: list[int]) -> Any:
         return query.tags
@@ -210,7 +210,7 @@ values = st.recursive(
 
 @quick
 @given(schemas, values)
-def test_what_is_valid_is_returned_as_it_is(schema: Any, value: Any) -> None:
+def test_valid_arguments_are_returned_unchanged(schema: Any, value: Any) -> None:
     whole = {"properties": {"v": schema}}
     assume(jsonschema_rs.is_valid(whole, {"v": value}))
     assert SchemaValidator(whole, tool="t").from_mapping({"v": value}) == {"v": value}
@@ -219,7 +219,7 @@ def test_what_is_valid_is_returned_as_it_is(schema: Any, value: Any) -> None:
 @pytest.mark.spec("3.15")
 @quick
 @given(schemas, values)
-def test_a_valid_part_stays_as_it_is_while_another_is_mended(schema: Any, value: Any) -> None:
+def test_a_valid_part_stays_unchanged_while_another_is_coerced(schema: Any, value: Any) -> None:
     assume(jsonschema_rs.is_valid({"properties": {"v": schema}}, {"v": value}))
     whole = {"properties": {"v": schema, "n": INTEGER}, "required": ["n"]}
     got = SchemaValidator(whole, tool="t").from_mapping({"v": value, "n": "5"})
@@ -229,7 +229,7 @@ def test_a_valid_part_stays_as_it_is_while_another_is_mended(schema: Any, value:
 
 @quick
 @given(schemas, values)
-def test_mending_gives_something_valid_or_an_error_and_changes_nothing_of_the_callers(schema: Any, value: Any) -> None:
+def test_coercion_gives_valid_data_or_an_error_and_does_not_change_the_arguments(schema: Any, value: Any) -> None:
     whole = {"properties": {"v": schema}}
     before = copy.deepcopy(value)
     check = SchemaValidator(whole, tool="t")
@@ -247,6 +247,6 @@ def test_mending_gives_something_valid_or_an_error_and_changes_nothing_of_the_ca
 
 @quick
 @given(schemas, values)
-def test_mending_twice_does_no_more_than_once(schema: Any, value: Any) -> None:
+def test_coercion_is_idempotent(schema: Any, value: Any) -> None:
     once = coerce({"properties": {"v": schema}}, {"v": value})
     assert coerce({"properties": {"v": schema}}, copy.deepcopy(once)) == once

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.spec("9.5")]
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "expected"),
     [
         ("Invoices, invoice & INVOICE", ["invoice"] * 3),
         ("policies addresses statuses status bus", ["policy", "address", "statuse", "status", "bus"]),
@@ -35,16 +35,16 @@ pytestmark = [pytest.mark.spec("9.5")]
         ("… — !", []),
     ],
 )
-def test_words_are_folded_and_unspaced_scripts_are_taken_in_pairs(text: str, found: list[str]) -> None:
-    assert split_words(text) == found
+def test_words_are_case_folded_and_unspaced_scripts_become_pairs(text: str, expected: list[str]) -> None:
+    assert split_words(text) == expected
 
 
-def test_a_query_asks_for_pairs_and_for_a_letter_only_where_it_stands_alone() -> None:
+def test_a_query_has_letter_pairs_and_single_letters_only_if_alone() -> None:
     assert query_words("東京タワー") == ["東京", "京タ", "タワ", "ワー"]
     assert query_words("猫 cat cat") == ["猫", "cat"]
 
 
-def test_passages_end_between_paragraphs_where_they_can_and_overlap() -> None:
+def test_passages_prefer_to_end_between_paragraphs_and_overlap() -> None:
     paragraph = "A sentence that says something. " * 25
     text = "\n\n".join([paragraph.strip()] * 5)
     parts = split_passages(text)
@@ -55,7 +55,7 @@ def test_passages_end_between_paragraphs_where_they_can_and_overlap() -> None:
 
 
 @given(st.text(alphabet=st.characters(codec="utf-8"), max_size=6000) | st.text("a \n.東", max_size=6000))
-def test_passages_are_bounded_and_make_up_the_text_again(text: str) -> None:
+def test_passages_are_bounded_and_join_to_the_text(text: str) -> None:
     for start, end in split_passages(text):
         assert 0 <= start <= end <= len(text)
         assert end - start <= PASSAGE_CHARACTERS + PASSAGE_OVERLAP

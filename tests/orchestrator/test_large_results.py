@@ -71,20 +71,20 @@ async def test_the_limit_counts_bytes_not_characters() -> None:
 async def test_stored_files_are_readable_by_the_owner_only(tmp_path: Path) -> None:
     async with Toolspace(tools=[text], settings=small(state_dir=tmp_path / "s")) as ts:
         await ts.call("text", {"size": 5_000})
-    made = list((tmp_path / "s").rglob("*"))
-    assert any(path.is_file() for path in made)
-    for path in made:
+    paths = list((tmp_path / "s").rglob("*"))
+    assert any(path.is_file() for path in paths)
+    for path in paths:
         assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
 
 
 @pytest.mark.spec("3.33")
-async def test_reading_back_is_offered_only_once_something_is_stored() -> None:
+async def test_read_output_is_listed_only_after_something_is_stored() -> None:
     async with Toolspace(tools=[text], settings=small()) as ts:
-        assert "agent__read_output" not in [one.name for one in ts.list_tools()]
+        assert "agent__read_output" not in [listed_tool.name for listed_tool in ts.list_tools()]
         await ts.call("text", {"size": 5_000})
-        assert "agent__read_output" in [one.name for one in ts.list_tools()]
+        assert "agent__read_output" in [listed_tool.name for listed_tool in ts.list_tools()]
         other = ToolContext(session_id="another")
-        assert "agent__read_output" not in [one.name for one in ts.list_tools(context=other)]
+        assert "agent__read_output" not in [listed_tool.name for listed_tool in ts.list_tools(context=other)]
 
 
 async def _stored(ts: Toolspace, name: str, arguments: Any, **call: Any) -> str:
@@ -129,14 +129,14 @@ async def test_everything_can_be_read_back_piece_by_piece() -> None:
 async def test_lines_are_found_by_pattern_with_their_numbers() -> None:
     async with Toolspace(tools=[lines], settings=small()) as ts:
         handle = await _stored(ts, "lines", {"count": 1_000})
-        found = (await ts.call("agent__read_output", {"handle": handle, "pattern": r"^line 9\d9$"})).result
-        assert [match["line"] for match in found["matches"]] == [909, 919, 929, 939, 949, 959, 969, 979, 989, 999]
+        matches = (await ts.call("agent__read_output", {"handle": handle, "pattern": r"^line 9\d9$"})).result
+        assert [match["line"] for match in matches["matches"]] == [909, 919, 929, 939, 949, 959, 969, 979, 989, 999]
         wrong = await ts.call("agent__read_output", {"handle": handle, "pattern": "("})
     assert wrong.error_kind == "invalid_parameters"
 
 
 @pytest.mark.spec("3.33")
-async def test_a_pattern_that_never_ends_is_stopped() -> None:
+async def test_a_pattern_that_takes_too_long_is_stopped() -> None:
     async with Toolspace(tools=[text], settings=small()) as ts:
         handle = await _stored(ts, "text", {"size": 1_500, "word": "a"})
         result = await ts.call("agent__read_output", {"handle": handle, "pattern": r"(a|aa)+$b"})
@@ -146,7 +146,7 @@ async def test_a_pattern_that_never_ends_is_stopped() -> None:
 
 @pytest.mark.spec("3.33")
 @pytest.mark.parametrize("pattern", ["(?:(?:a|bc){1000}){1000}", "((a{1000}){1000}){1000}", "(?R)", "(a" * 500])
-async def test_a_pattern_made_to_hurt_is_refused(pattern: str) -> None:
+async def test_a_hostile_pattern_is_refused(pattern: str) -> None:
     async with Toolspace(tools=[text], settings=small()) as ts:
         handle = await _stored(ts, "text", {"size": 1_500, "word": "a"})
         assert (await ts.call("agent__read_output", {"handle": handle, "pattern": pattern})).error_kind == (
@@ -158,8 +158,8 @@ async def test_a_pattern_made_to_hurt_is_refused(pattern: str) -> None:
 async def test_json_is_read_by_path() -> None:
     async with Toolspace(tools=[rows, lines], settings=small()) as ts:
         handle = await _stored(ts, "rows", {"count": 300})
-        found = (await ts.call("agent__read_output", {"handle": handle, "jsonPath": "$[299].name"})).result
-        assert found["values"] == ["row 299"]
+        value = (await ts.call("agent__read_output", {"handle": handle, "jsonPath": "$[299].name"})).result
+        assert value["values"] == ["row 299"]
         many = (await ts.call("agent__read_output", {"handle": handle, "jsonPath": "$[*].id", "limit": 3})).result
         assert (many["values"], many["found"], many["truncated"]) == ([0, 1, 2], 300, True)
         for path in ("$[[", "$[?search(@.name, '(a|aa)+$')]", "$[?@.name =~ /(a|aa)+$/]", "", "x" * 100_000):
@@ -173,7 +173,7 @@ async def test_json_is_read_by_path() -> None:
 
 
 @pytest.mark.spec("3.33")
-async def test_its_own_answer_is_bounded_and_never_stored_again() -> None:
+async def test_results_of_read_output_are_bounded_and_never_stored() -> None:
     async with Toolspace(tools=[text], settings=small(500)) as ts:
         handle = await _stored(ts, "text", {"size": 100_000})
         page = (await ts.call("agent__read_output", {"handle": handle})).result
@@ -184,13 +184,13 @@ async def test_its_own_answer_is_bounded_and_never_stored_again() -> None:
 @pytest.mark.spec("4.6")
 async def test_an_output_belongs_to_its_session_and_its_user() -> None:
     async with Toolspace(tools=[text], settings=small()) as ts:
-        mine = ToolContext(session_id="one", user_id="ann")
-        handle = await _stored(ts, "text", {"size": 5_000}, context=mine)
+        owner_context = ToolContext(session_id="one", user_id="ann")
+        handle = await _stored(ts, "text", {"size": 5_000}, context=owner_context)
 
         async def reads(context: ToolContext) -> bool:
             return (await ts.call("agent__read_output", {"handle": handle}, context=context)).ok
 
-        assert await reads(mine)
+        assert await reads(owner_context)
         assert not await reads(ToolContext(session_id="one", user_id="bob"))
         assert not await reads(ToolContext(session_id="two", user_id="bob"))
         assert not await reads(ToolContext(session_id="two"))
@@ -205,12 +205,12 @@ async def test_an_expired_output_cannot_be_read(tmp_path: Path) -> None:
         now = 1_059.0
         assert (await ts.call("agent__read_output", {"handle": handle})).ok
         now = 1_061.0
-        gone = await ts.call("agent__read_output", {"handle": handle})
-    assert "may have expired" in (gone.error or "")
+        result = await ts.call("agent__read_output", {"handle": handle})
+    assert "may have expired" in (result.error or "")
 
 
 @pytest.mark.spec("4.6")
-async def test_what_has_expired_is_removed_when_a_toolspace_starts(tmp_path: Path) -> None:
+async def test_expired_outputs_are_deleted_when_a_toolspace_starts(tmp_path: Path) -> None:
     now = 1_000.0
 
     class Watched(DiskOutputs):
@@ -240,7 +240,7 @@ async def test_what_has_expired_is_removed_when_a_toolspace_starts(tmp_path: Pat
 @pytest.mark.parametrize(
     "handle", ["", "x", "session-a/../../etc/passwd", "/etc/passwd", "session-a/\0", "session-" + "a" * 9_999]
 )
-async def test_a_forged_handle_reads_nothing(handle: str) -> None:
+async def test_a_forged_handle_cannot_be_read(handle: str) -> None:
     async with Toolspace(tools=[text], settings=small()) as ts:
         await ts.call("text", {"size": 5_000})
         result = await ts.call("agent__read_output", {"handle": handle})
@@ -250,7 +250,7 @@ async def test_a_forged_handle_reads_nothing(handle: str) -> None:
 @pytest.mark.spec("4.6")
 @pytest.mark.parametrize("store", ["disk", "memory"])
 @pytest.mark.parametrize("kind", ["text", "values"])
-async def test_a_stream_is_spooled_as_it_goes(kind: str, store: str, tmp_path: Path) -> None:
+async def test_a_large_stream_is_stored_while_it_runs(kind: str, store: str, tmp_path: Path) -> None:
     @tool
     async def stream() -> AsyncIterator[Any]:
         for n in range(1_000):
@@ -260,9 +260,9 @@ async def test_a_stream_is_spooled_as_it_goes(kind: str, store: str, tmp_path: P
     async with Toolspace(tools=[stream], settings=small(), outputs=outputs) as ts:
         result = await ts.call("stream")
         output = result.result["tool_output"]
-        found = await outputs.find(output["handle"], session=ts.orchestrator.session, owner=None)
-        assert found is not None
-        stored = await outputs.text(found, limit=10_000_000)
+        stored_output = await outputs.find(output["handle"], session=ts.orchestrator.session, owner=None)
+        assert stored_output is not None
+        stored = await outputs.text(stored_output, limit=10_000_000)
     if kind == "text":
         assert stored == "".join(f"line {n}\n" for n in range(1_000))
     else:
@@ -293,7 +293,7 @@ async def test_a_store_that_cannot_write_is_a_failed_result(tmp_path: Path) -> N
 
 
 @pytest.mark.spec("4.7")
-async def test_results_use_the_runs_tokens_up_and_what_does_not_fit_is_stored() -> None:
+async def test_results_use_the_runs_tokens_and_are_stored_if_they_do_not_fit() -> None:
     async with Toolspace(tools=[lines]) as ts:
         run = ts.run(context_window=3_000)
         first = await run.call("lines", {"count": 200})
@@ -309,7 +309,7 @@ async def test_results_use_the_runs_tokens_up_and_what_does_not_fit_is_stored() 
 
 
 @pytest.mark.spec("4.7")
-async def test_what_can_not_even_be_stored_fails_and_marks_the_run() -> None:
+async def test_a_result_that_cannot_be_stored_fails_and_marks_the_run() -> None:
     async with Toolspace(tools=[lines]) as ts:
         run = ts.run(context_window=100)
         run.add_tokens(95)
@@ -359,7 +359,7 @@ async def test_an_error_that_is_too_large_is_cut_and_stays_an_error() -> None:
 
 
 @pytest.mark.spec("4.7")
-async def test_an_error_that_does_not_fit_the_window_is_not_given_either() -> None:
+async def test_an_error_that_does_not_fit_the_context_window_is_replaced() -> None:
     @tool
     async def fail() -> None:
         raise ValueError("many words of an error, " * 1_000)
@@ -373,7 +373,7 @@ async def test_an_error_that_does_not_fit_the_window_is_not_given_either() -> No
 
 
 @pytest.mark.spec("3.15")
-async def test_images_beside_a_text_that_is_too_large_are_kept() -> None:
+async def test_images_next_to_a_large_text_are_kept() -> None:
     image = ImagePart(data="aGVsbG8=")
 
     @tool
@@ -393,33 +393,34 @@ class Pausing(MemoryOutputs):
 
     def __init__(self) -> None:
         super().__init__(ttl=60)
-        self.asked = asyncio.Event()
+        self.reached = asyncio.Event()
         self.go = asyncio.Event()
 
     async def create(self, *, session: str, owner: str | None, tool: str) -> OutputWriter:
-        self.asked.set()
+        self.reached.set()
         await self.go.wait()
         return await super().create(session=session, owner=owner, tool=tool)
 
 
 @pytest.mark.spec("4.7")
-async def test_tokens_used_while_a_result_is_stored_are_not_given_out_twice() -> None:
+async def test_tokens_used_while_a_result_is_stored_are_counted_once() -> None:
     outputs = Pausing()
     async with Toolspace(tools=[text], outputs=outputs) as ts:
         run = ts.run(context_window=400)
         storing = asyncio.create_task(run.call("text", {"size": 50_000}))
-        await outputs.asked.wait()
+        await outputs.reached.wait()
         assert (await run.call("text", {"size": 300, "word": "word "})).ok
         outputs.go.set()
         await storing
         assert run.tokens_used <= 400
 
 
-async def test_a_session_whose_outputs_are_gone_is_forgotten() -> None:
+async def test_a_session_without_outputs_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("toolspace.toolspace._SWEEP_SECONDS", 0.01)
     async with Toolspace(tools=[text], settings=small(tool_output_ttl=0.01)) as ts:
         run = ts.run()
         await run.call("text", {"size": 5_000})
         assert run.session in ts.orchestrator.stored_sessions
-        await asyncio.sleep(0.02)
-        await ts._sweep_once()
-        assert run.session not in ts.orchestrator.stored_sessions
+        async with asyncio.timeout(20):
+            while run.session in ts.orchestrator.stored_sessions:  # noqa: ASYNC110 - a timer deletes it
+                await asyncio.sleep(0.01)

@@ -32,7 +32,7 @@ class Echo(ToolProvider):
 
 
 def names(ts: Toolspace) -> list[str]:
-    return [one.name for one in ts.list_tools()]
+    return [listed_tool.name for listed_tool in ts.list_tools()]
 
 
 @pytest.mark.spec("2.1")
@@ -58,7 +58,7 @@ async def test_names_are_sanitised_and_at_most_64_long() -> None:
 
 
 @pytest.mark.spec("2.2")
-async def test_the_same_tool_has_the_same_name_whatever_comes_first() -> None:
+async def test_a_tool_has_the_same_name_in_any_order() -> None:
     long = ["x" * 80 + "1", "x" * 80 + "2", "short"]
     forward = Toolspace(providers=[Echo("s", *long), Echo("t", *long)])
     backward = Toolspace(providers=[Echo("t", *reversed(long)), Echo("s", *reversed(long))])
@@ -69,10 +69,10 @@ async def test_the_same_tool_has_the_same_name_whatever_comes_first() -> None:
 @pytest.mark.spec("2.3")
 async def test_two_names_that_collide_after_sanitising_both_get_the_hash() -> None:
     async with Toolspace(providers=[Echo("s", "get-user", "get.user", "other")]) as ts:
-        found = names(ts)
-        assert "s__get_user" not in found
-        assert len(found) == 3
-        answers = {name: (await ts.call(name, {"q": "x"})).result for name in found}
+        full_names = names(ts)
+        assert "s__get_user" not in full_names
+        assert len(full_names) == 3
+        answers = {name: (await ts.call(name, {"q": "x"})).result for name in full_names}
     assert set(answers.values()) == {"s:get-user", "s:get.user", "s:other"}
 
 
@@ -145,7 +145,7 @@ async def test_an_alias_of_an_alias_and_a_circle_of_them_end() -> None:
 
 
 @pytest.mark.spec("2.4")
-async def test_a_bare_name_is_found_below_an_odd_namespace() -> None:
+async def test_a_bare_name_is_resolved_in_an_unusual_namespace() -> None:
     async with Toolspace(providers=[Echo("my-server", "do-it")]) as ts:
         for called in ("do-it", "do_it", "my-server__do-it", "my_server__do_it"):
             result = await ts.call(called, {"q": "x"})
@@ -159,7 +159,7 @@ async def test_a_bare_name_of_a_tool_whose_schema_is_broken_fails_as_a_result() 
         assert full.error == bare.error
 
 
-async def test_an_alias_that_leads_to_a_tool_ends_there() -> None:
+async def test_an_alias_of_a_tool_name_ends_there() -> None:
     settings = Settings(aliases={"a": "local", "local": "elsewhere"})
 
     @tool
@@ -175,7 +175,7 @@ async def test_an_alias_that_leads_to_a_tool_ends_there() -> None:
 
 
 @pytest.mark.spec("2.3")
-async def test_a_tool_added_under_a_taken_name_is_an_error_that_names_both_owners() -> None:
+async def test_adding_a_tool_with_a_used_name_is_an_error_that_names_both_providers() -> None:
     @tool
     async def mine() -> str:
         return "mine"
@@ -191,7 +191,7 @@ async def test_a_tool_added_under_a_taken_name_is_an_error_that_names_both_owner
 
 
 @pytest.mark.spec("2.3")
-async def test_a_changed_list_with_a_taken_name_is_logged_and_comes_when_the_name_is_free(
+async def test_a_name_conflict_after_a_change_is_logged_and_ends_when_the_name_is_free(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     first, second = Echo("", "one"), Echo("", "two")
@@ -209,7 +209,7 @@ async def test_a_changed_list_with_a_taken_name_is_logged_and_comes_when_the_nam
         assert (await ts.call("one", {"q": ""})).kind == "second"
 
 
-async def test_a_changed_list_keeps_its_place_among_the_others() -> None:
+async def test_a_changed_tool_list_keeps_its_position() -> None:
     first, second = Echo("a", "x"), Echo("b", "y")
     async with Toolspace(providers=[first, second]) as ts:
         first.names = ["x", "z"]
@@ -217,7 +217,7 @@ async def test_a_changed_list_keeps_its_place_among_the_others() -> None:
         assert names(ts) == ["a__x", "a__z", "b__y"]
 
 
-async def test_a_provider_that_cannot_list_its_tools_keeps_those_it_had_under_the_new_rules(
+async def test_a_provider_that_cannot_list_its_tools_keeps_its_last_list(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     class Breaking(Echo):

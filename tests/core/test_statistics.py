@@ -54,14 +54,14 @@ def test_a_single_duration_is_every_percentile_of_itself(duration: float) -> Non
         assert stats.percentile(share) == pytest.approx(duration, rel=0.03)
 
 
-def test_a_duration_of_nothing_is_almost_nothing() -> None:
+def test_a_duration_of_zero_is_counted_near_zero() -> None:
     assert collected([0.0]).percentile(0.5) == pytest.approx(0, abs=1e-5)
     assert CallStats().percentile(0.5) == 0.0
     assert CallStats().average_ms == 0.0
 
 
 @pytest.mark.parametrize("odd", [-1.0, -1e300, math.nan, math.inf, -math.inf])
-def test_a_duration_that_cannot_be_still_counts_as_a_call(odd: float) -> None:
+def test_an_impossible_duration_still_counts_as_a_call(odd: float) -> None:
     stats = collected([5.0, odd])
     assert stats.count == 2
     assert stats.average_ms == 2.5
@@ -113,7 +113,7 @@ async def test_totals_are_by_category_and_calls_by_tool() -> None:
 
 
 @pytest.mark.spec("18")
-def test_calls_that_ran_elsewhere_can_be_booked() -> None:
+def test_calls_that_ran_elsewhere_can_be_counted() -> None:
     registry = ToolRegistry([tool(len)])
     registry.update_call_stats("len", 12.0, True)
     registry.update_call_stats("len", -3.0, False)
@@ -121,7 +121,7 @@ def test_calls_that_ran_elsewhere_can_be_booked() -> None:
     assert (booked["count"], booked["failures"]) == (2, 1)
 
 
-def test_a_book_keeps_tools_apart() -> None:
+def test_statistics_are_kept_per_tool() -> None:
     book = StatsCollector()
     book.add("a", 1.0, True)
     book.add("b", 9.0, False)

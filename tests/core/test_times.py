@@ -32,7 +32,7 @@ def test_durations_in_words(text: str, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "soon", "2", "2 fortnights", "-1 hour", "0 seconds", "2 hours later", "9" * 40])
-def test_what_is_no_duration_is_refused_with_an_example(text: str) -> None:
+def test_invalid_delays_are_refused_with_an_example(text: str) -> None:
     with pytest.raises(ValueError, match=r"hours|unit|between"):
         parse_delay(text)
 
@@ -42,7 +42,7 @@ def _utc(*parts: int) -> datetime:
 
 
 @pytest.mark.spec("9.4")
-def test_cron_means_the_time_zone_that_it_is_given() -> None:
+def test_cron_expressions_use_the_given_time_zone() -> None:
     assert next_cron_time("0 9 * * *", _utc(2026, 1, 5, 7, 30)) == _utc(2026, 1, 5, 9)
     assert next_cron_time("0 9 * * *", _utc(2026, 1, 5, 7, 30), "Europe/Berlin") == _utc(2026, 1, 5, 8)
     assert next_cron_time("0 9 * * *", _utc(2026, 7, 5, 7, 30), "Europe/Berlin") == _utc(2026, 7, 6, 7)
@@ -50,7 +50,7 @@ def test_cron_means_the_time_zone_that_it_is_given() -> None:
 
 
 @pytest.mark.spec("9.4")
-def test_a_time_that_the_change_of_clocks_skips_or_repeats_comes_once() -> None:
+def test_a_time_that_a_clock_change_skips_or_repeats_occurs_once() -> None:
     # On 2026-03-29 the clocks of Berlin go from 2:00 to 3:00, on 2026-10-25 from 3:00 back to 2:00.
     spring = next_cron_time("30 2 * * *", _utc(2026, 3, 28, 12), "Europe/Berlin")
     assert spring == _utc(2026, 3, 29, 1)
@@ -62,12 +62,12 @@ def test_a_time_that_the_change_of_clocks_skips_or_repeats_comes_once() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "* * * *", "* * * * * *", "61 * * * *", "a b c d e", "0 0 31 2 *"])
-def test_what_is_no_cron_expression_is_refused(text: str) -> None:
+def test_invalid_cron_expressions_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="cron expression"):
         next_cron_time(text, _utc(2026, 1, 1))
 
 
-def test_times_without_an_offset_are_meant_in_the_zone() -> None:
+def test_times_without_an_offset_are_in_the_given_zone() -> None:
     assert parse_iso_time("2026-03-01T08:00:00Z") == _utc(2026, 3, 1, 8)
     assert parse_iso_time("2026-03-01T08:00:00", "Europe/Berlin") == _utc(2026, 3, 1, 7)
     assert format_iso(to_milliseconds(_utc(2026, 3, 1, 8))) == "2026-03-01T08:00:00Z"

@@ -72,17 +72,17 @@ METADATA = [
 
 def _wider(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     return st.one_of(
-        st.builds(lambda one: list[one], inner),
-        st.builds(lambda one: Sequence[one], inner),
-        st.builds(lambda one: Iterable[one], inner),
-        st.builds(lambda one: dict[str, one], inner),
-        st.builds(lambda one: Mapping[str, one], inner),
-        st.builds(lambda one: dict[int, one], inner),
-        st.builds(lambda one: tuple[one, ...], inner),
-        st.builds(lambda one: set[one], st.sampled_from([str, int])),
-        st.builds(lambda one: Optional[one], inner),  # noqa: UP045
-        st.builds(lambda one, two: Union[one, two], inner, inner),  # noqa: UP007
-        st.builds(lambda one, item: Annotated[one, item], inner, st.sampled_from(METADATA)),
+        st.builds(lambda hint: list[hint], inner),
+        st.builds(lambda hint: Sequence[hint], inner),
+        st.builds(lambda hint: Iterable[hint], inner),
+        st.builds(lambda hint: dict[str, hint], inner),
+        st.builds(lambda hint: Mapping[str, hint], inner),
+        st.builds(lambda hint: dict[int, hint], inner),
+        st.builds(lambda hint: tuple[hint, ...], inner),
+        st.builds(lambda hint: set[hint], st.sampled_from([str, int])),
+        st.builds(lambda hint: Optional[hint], inner),  # noqa: UP045
+        st.builds(lambda first, second: Union[first, second], inner, inner),  # noqa: UP007
+        st.builds(lambda hint, item: Annotated[hint, item], inner, st.sampled_from(METADATA)),
     )
 
 
@@ -121,13 +121,13 @@ def _by_pydantic(hint: Any) -> Any:
     return schema
 
 
-def _same(one: Any, two: Any) -> bool:
+def _same(first: Any, second: Any) -> bool:
     """Equal as JSON: `1`, `1.0` and `true` are three things."""
-    if isinstance(one, Mapping) and isinstance(two, Mapping):
-        return one.keys() == two.keys() and all(_same(one[key], two[key]) for key in one)
-    if isinstance(one, list) and isinstance(two, list):
-        return len(one) == len(two) and all(map(_same, one, two))
-    return isinstance(one, bool) == isinstance(two, bool) and one == two
+    if isinstance(first, Mapping) and isinstance(second, Mapping):
+        return first.keys() == second.keys() and all(_same(first[key], second[key]) for key in first)
+    if isinstance(first, list) and isinstance(second, list):
+        return len(first) == len(second) and all(map(_same, first, second))
+    return isinstance(first, bool) == isinstance(second, bool) and first == second
 
 
 @pytest.mark.spec("1.3")
@@ -140,12 +140,12 @@ def _same(one: Any, two: Any) -> bool:
 @example(Annotated[bool, Ge(1)])
 @example(Annotated[datetime.date, MinLen(1)])
 @example(Union[list, list[Any]])  # noqa: UP007
-def test_a_hint_has_the_schema_that_pydantic_gives_it_or_is_left_to_pydantic(hint: Any) -> None:
+def test_a_hint_has_the_schema_of_pydantic_or_none(hint: Any) -> None:
     ours = schema_of(hint)
     if ours is None:
         return
-    theirs = _by_pydantic(hint)
-    expected = _inlined(theirs, theirs.get("$defs", {}))
+    pydantic_schema = _by_pydantic(hint)
+    expected = _inlined(pydantic_schema, pydantic_schema.get("$defs", {}))
     assert _same(ours, expected), f"{hint}: {ours} but pydantic says {expected}"
 
 
@@ -167,11 +167,11 @@ def test_the_hints_that_most_tools_use_need_no_pydantic(hint: Any) -> None:
 
 
 @pytest.mark.parametrize("hint", [Point, set[int], tuple[int, str], bytes, dict[int, str], Documented, math, 5, [], {}])
-def test_what_only_pydantic_can_tell_is_left_to_it(hint: Any) -> None:
+def test_hints_that_only_pydantic_supports_are_left_to_it(hint: Any) -> None:
     assert schema_of(hint) is None
 
 
-def test_text_beside_a_type_describes_it() -> None:
+def test_text_in_annotated_is_the_description() -> None:
     assert schema_of(Annotated[str, "The city."]) == {"type": "string", "description": "The city."}
 
 

@@ -97,7 +97,7 @@ async def refused(name: str, arguments: Any) -> str:
 
 @pytest.mark.spec("1.7")
 @pytest.mark.parametrize("name", ["search", "raw"])
-async def test_every_issue_is_told_at_once_with_its_path_what_was_expected_and_what_was_given(name: str) -> None:
+async def test_every_issue_is_reported_with_path_expected_and_actual_value(name: str) -> None:
     error = await refused(
         name,
         {"filters": [{"field": "a"}, {"limit": "many"}, {"field": 5, "x": 1}], "mode": "slow", "quary": "x"},
@@ -119,7 +119,7 @@ async def test_every_issue_is_told_at_once_with_its_path_what_was_expected_and_w
 
 @pytest.mark.spec("1.7")
 @pytest.mark.parametrize("name", ["search", "raw"])
-async def test_a_union_says_all_that_it_takes_under_the_path_of_the_value(name: str) -> None:
+async def test_an_error_of_a_union_lists_all_options_under_the_path_of_the_value(name: str) -> None:
     error = await refused(name, {"query": "a", "either": {"a": 1}})
     assert "either: expected integer or " in error
     assert 'got {"a":1}' in error
@@ -140,7 +140,7 @@ async def test_an_unknown_parameter_far_from_all_known_ones_lists_them(name: str
     assert "zzzzzz: no such parameter; it takes query, filters, mode, either" in error
 
 
-async def test_beyond_eight_issues_the_rest_is_counted() -> None:
+async def test_more_than_eight_issues_are_counted() -> None:
     error = await refused("search", {"query": "a", "filters": [{}] * 50})
     assert error.count("required, but missing") == 8
     assert error.endswith("; and 42 more")
@@ -171,7 +171,9 @@ async def test_beyond_eight_issues_the_rest_is_counted() -> None:
     ids=repr,
 )
 @pytest.mark.parametrize("name", ["search", "raw"])
-async def test_what_is_no_json_object_is_refused_with_the_reason(name: str, arguments: Any, reason: str) -> None:
+async def test_arguments_that_are_no_json_object_are_refused_with_the_reason(
+    name: str, arguments: Any, reason: str
+) -> None:
     error = await refused(name, arguments)
     assert "the arguments are not a JSON object: " in error
     if reason not in ("truncated", "byte 0", "byte 1", "byte 10", "invalid"):
@@ -184,7 +186,7 @@ async def test_what_is_no_json_object_is_refused_with_the_reason(name: str, argu
     [None, {}, "", " \n", b"", "{}", b"{}", bytearray(b"{}"), bytearray()],
     ids=repr,
 )
-async def test_nothing_at_all_means_no_arguments(arguments: Any) -> None:
+async def test_missing_arguments_mean_an_empty_object(arguments: Any) -> None:
     raw = Tool("bare", handler=lambda parameters, context: parameters)
     ts = Toolspace(tools=[anything, raw])
     assert (await ts.call("anything", arguments)).unwrap() is None
@@ -234,7 +236,7 @@ async def test_data_nested_thousands_of_levels_deep_is_refused(name: str) -> Non
     assert len(error) < 1_000
 
 
-async def test_data_nested_thousands_of_levels_deep_passes_where_anything_goes() -> None:
+async def test_deeply_nested_data_is_accepted_if_the_schema_allows_anything() -> None:
     result = await make().call("anything", {"value": _nested(10_000)})
     assert result.ok
     assert result.text.startswith("[[[[")
@@ -242,7 +244,7 @@ async def test_data_nested_thousands_of_levels_deep_passes_where_anything_goes()
 
 
 @pytest.mark.parametrize("name", ["search", "raw", "anything"])
-async def test_data_that_contains_itself_does_no_harm(name: str) -> None:
+async def test_cyclic_data_is_handled(name: str) -> None:
     loop: dict[str, Any] = {"query": "a"}
     loop["value"] = loop["filters"] = loop
     result = await make().call(name, loop)
@@ -251,7 +253,7 @@ async def test_data_that_contains_itself_does_no_harm(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["search", "raw"])
-async def test_megabytes_are_taken_where_they_fit_and_not_repeated_where_they_do_not(name: str) -> None:
+async def test_megabytes_are_accepted_if_they_fit_and_not_repeated_in_errors(name: str) -> None:
     ts = Toolspace(tools=[search, RAW])
     large = "x" * 10_000_000
     assert (await ts.call(name, json.dumps({"query": large}))).ok
@@ -284,7 +286,7 @@ async def test_lone_surrogates_in_text_are_refused(name: str, text: str) -> None
 
 
 @pytest.mark.parametrize("name", ["search", "raw"])
-async def test_lone_surrogates_in_keys_and_wrong_values_are_told_of_in_text_that_can_be_sent(name: str) -> None:
+async def test_lone_surrogates_in_keys_and_values_give_valid_error_texts(name: str) -> None:
     assert (await refused(name, {"query": "a", "\ud800": 1})).encode()
     assert (await refused(name, {"query": "a", "mode": "\ud800"})).encode()
     assert (await refused(name, {"query": ["\ud800"]})).encode()
@@ -308,7 +310,7 @@ async def test_values_that_are_no_json_do_not_fit_a_raw_schema(value: Any) -> No
 
 @pytest.mark.parametrize("key", [1, None, (1, 2), b"a"])
 @pytest.mark.parametrize("name", ["search", "raw"])
-async def test_keys_that_are_no_text_are_refused(name: str, key: Any) -> None:
+async def test_non_text_keys_are_refused(name: str, key: Any) -> None:
     await refused(name, {"query": "a", key: 1})
 
 
@@ -340,13 +342,13 @@ RECURSIVE: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("schema", RECURSIVE.values(), ids=list(RECURSIVE))
 @pytest.mark.parametrize("value", ["x", None, [["x"], ["y", ["z"]]], {"a": {"a": "x"}}])
-async def test_a_schema_that_goes_round_in_circles_ends(schema: dict[str, Any], value: Any) -> None:
+async def test_a_recursive_schema_ends(schema: dict[str, Any], value: Any) -> None:
     hostile = Tool("hostile", "", schema, handler=lambda parameters, context: "ran")
     result = await Toolspace(tools=[hostile]).call("hostile", {"a": value})
     assert result.ok or result.error_kind == "invalid_parameters"
 
 
-async def test_a_pattern_made_to_backtrack_ends() -> None:
+async def test_a_backtracking_pattern_ends() -> None:
     schema = {"properties": {"a": {"pattern": "^(?=a)(a|a)*\\1b$"}}}
     hostile = Tool("hostile", "", schema, handler=lambda parameters, context: "ran")
     result = await Toolspace(tools=[hostile]).call("hostile", {"a": "a" * 200})
@@ -367,7 +369,7 @@ keys = st.sampled_from(["query", "filters", "mode", "either", "by_name", "value"
     name=st.sampled_from(["search", "raw", "anything", "number"]),
     arguments=st.dictionaries(keys, json_like, max_size=4),
 )
-async def test_whatever_is_sent_there_is_a_result_that_json_can_carry(name: str, arguments: dict[str, Any]) -> None:
+async def test_any_arguments_give_a_result_that_json_can_express(name: str, arguments: dict[str, Any]) -> None:
     ts = make()
     for sent in (arguments, json.dumps(arguments)):
         result: ToolResult = await ts.call(name, sent)
@@ -378,14 +380,14 @@ async def test_whatever_is_sent_there_is_a_result_that_json_can_carry(name: str,
 
 @quick
 @given(text | st.binary())
-async def test_whatever_text_is_sent_there_is_a_result(sent: str | bytes) -> None:
+async def test_any_argument_text_gives_a_result(sent: str | bytes) -> None:
     result = await make().call("search", sent)
     assert result.error_kind == "invalid_parameters"
     result.text.encode()
 
 
 @pytest.mark.spec("4.11")
-async def test_hostile_arguments_do_no_harm_to_the_log(caplog: pytest.LogCaptureFixture) -> None:
+async def test_hostile_arguments_are_logged_safely(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, logger="toolspace")
     loop: dict[str, Any] = {}
     loop["value"] = [loop]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,18 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from toolspace import Toolspace, tool
-from toolspace.core import secret_masking as module
 from toolspace.core.secret_masking import MASK, is_secret_name, mask_secrets, register_secrets
 
 quick = settings(max_examples=150, deadline=None)
-
-
-@pytest.fixture
-def memory() -> Iterator[None]:
-    """The remembered secrets are the process's; a test gives back what it added."""
-    before = list(module._secrets)
-    yield
-    module._secrets[:] = before
 
 
 @pytest.mark.spec("4.11")
@@ -34,7 +24,7 @@ def memory() -> Iterator[None]:
         "x-api-key", "APIKEY", "access_key", "private-key", "Authorization", "credentials", "Cookie", "set-cookie",
     ],
 )  # fmt: skip
-def test_what_is_named_like_a_secret_is_hidden_whatever_it_is(name: str) -> None:
+def test_fields_with_secret_names_are_masked_whatever_they_hold(name: str) -> None:
     assert is_secret_name(name)
     for value in ("x", 12345, 1.5, ["a"], {"user": "a", "value": "b"}, ("a",), b"x"):
         assert mask_secrets({"deep": [{name: value, "other": "seen"}]}) == {"deep": [{name: MASK, "other": "seen"}]}
@@ -43,18 +33,18 @@ def test_what_is_named_like_a_secret_is_hidden_whatever_it_is(name: str) -> None
 @pytest.mark.parametrize(
     "name", ["path", "query", "tokens", "max_tokens", "key", "passenger", "tokenizer", "progressToken", "id", ""]
 )
-def test_ordinary_names_are_shown(name: str) -> None:
+def test_ordinary_names_are_not_masked(name: str) -> None:
     assert mask_secrets({name: "seen"}) == {name: "seen"}
 
 
 @pytest.mark.parametrize("empty", [None, "", True, False])
-def test_nothing_is_nothing_to_hide(empty: Any) -> None:
+def test_empty_values_are_not_masked(empty: Any) -> None:
     assert mask_secrets({"password": empty}) == {"password": empty}
 
 
 @pytest.mark.spec("4.11")
 @pytest.mark.parametrize(
-    ("text", "shown"),
+    ("text", "expected"),
     [
         ("Authorization: Bearer abc.def-123", f"Authorization: Bearer {MASK}"),
         ("basic dXNlcjpwYXNz", f"basic {MASK}"),
@@ -73,9 +63,9 @@ def test_nothing_is_nothing_to_hide(empty: Any) -> None:
         ("https://h/?q=1&access_token=abc#top", f"https://h/?q=1&access_token={MASK}#top"),
     ],
 )
-def test_what_is_shaped_like_a_secret_is_hidden(text: str, shown: str) -> None:
-    assert mask_secrets(text) == shown
-    assert mask_secrets({"x": [text]}) == {"x": [shown]}
+def test_texts_that_look_like_secrets_are_masked(text: str, expected: str) -> None:
+    assert mask_secrets(text) == expected
+    assert mask_secrets({"x": [text]}) == {"x": [expected]}
 
 
 @pytest.mark.parametrize(
@@ -90,34 +80,33 @@ def test_what_is_shaped_like_a_secret_is_hidden(text: str, shown: str) -> None:
         "mailto:me@example.com",
     ],
 )
-def test_ordinary_text_is_shown_as_it_is(text: str) -> None:
+def test_ordinary_text_is_not_masked(text: str) -> None:
     assert mask_secrets(text) == text
 
 
 @pytest.mark.spec("4.11")
-@pytest.mark.usefixtures("memory")
-def test_known_secrets_are_hidden_wherever_they_stand() -> None:
-    register_secrets(["hunter22", "hunter22-long-version", "short"])
-    assert mask_secrets("login with hunter22!") == f"login with {MASK}!"
-    assert mask_secrets({"note": ["x", {"y": "ahunter22b"}]}) == {"note": ["x", {"y": f"a{MASK}b"}]}
-    assert mask_secrets("hunter22-long-version") == MASK
+def test_registered_secrets_are_masked_everywhere() -> None:
+    register_secrets(["hunter22-registered", "hunter22-registered-long-version", "short"])
+    assert mask_secrets("login with hunter22-registered!") == f"login with {MASK}!"
+    assert mask_secrets({"note": ["x", {"y": "ahunter22-registeredb"}]}) == {"note": ["x", {"y": f"a{MASK}b"}]}
+    assert mask_secrets("hunter22-registered-long-version") == MASK
     assert mask_secrets("short") == "short"  # Too short to hide everywhere without hiding ordinary words.
 
 
-def test_sets_and_tuples_are_looked_into() -> None:
+def test_secrets_in_sets_and_tuples_are_masked() -> None:
     assert mask_secrets({"x": {"sk-abcdefghijklmnop1234"}, "y": ("sk-abcdefghijklmnop1234", 1)}) == {
         "x": [MASK],
         "y": [MASK, 1],
     }
 
 
-def test_what_was_given_is_not_changed() -> None:
-    given_ = {"password": "x", "a": ["Bearer abcdefgh"]}
-    mask_secrets(given_)
-    assert given_ == {"password": "x", "a": ["Bearer abcdefgh"]}
+def test_masking_does_not_change_its_input() -> None:
+    value = {"password": "x", "a": ["Bearer abcdefgh"]}
+    mask_secrets(value)
+    assert value == {"password": "x", "a": ["Bearer abcdefgh"]}
 
 
-def test_data_without_end_is_cut() -> None:
+def test_huge_data_is_cut() -> None:
     loop: dict[str, Any] = {}
     loop["a"] = [loop]
     deep: Any = "x"
@@ -127,11 +116,11 @@ def test_data_without_end_is_cut() -> None:
     assert "…" in str(mask_secrets(deep))
 
 
-def test_megabytes_inside_data_are_cut_and_no_part_of_a_secret_is_left() -> None:
+def test_long_texts_inside_data_are_cut_without_leaving_part_of_a_secret() -> None:
     for size in range(9_990, 10_010):
-        shown = mask_secrets({"a": "x" * size + " sk-abcdefghijklmnop1234" + "y" * 1_000_000})["a"]
-        assert len(shown) <= 10_001
-        assert "sk-" not in shown
+        masked = mask_secrets({"a": "x" * size + " sk-abcdefghijklmnop1234" + "y" * 1_000_000})["a"]
+        assert len(masked) <= 10_001
+        assert "sk-" not in masked
     assert len(mask_secrets("x" * 100_000)) == 100_000
     assert len(str(mask_secrets([["x"] * 1_000] * 1_000))) < 200_000
 
@@ -144,8 +133,7 @@ def test_megabytes_inside_data_are_cut_and_no_part_of_a_secret_is_left() -> None
         max_leaves=8,
     )
 )
-@pytest.mark.usefixtures("memory")
-def test_a_known_secret_never_survives(value: Any) -> None:
+def test_a_registered_secret_is_always_masked(value: Any) -> None:
     register_secrets(["Tr0ub4dor&3"])
     assert "Tr0ub4dor&3" not in str(mask_secrets({"v": value, "t": ["xTr0ub4dor&3x", {"k": "Tr0ub4dor&3Tr0ub4dor&3"}]}))
 
@@ -160,8 +148,8 @@ async def test_a_call_logs_no_secrets(caplog: pytest.LogCaptureFixture) -> None:
     ts = Toolspace(tools=[login])
     await ts.call("login", {"user": "ann", "password": "s3cret-word"})
     await ts.call("login", '{"user": "ann", "password": ["s3cret-word"]}')
-    shown = "\n".join(record.getMessage() for record in caplog.records if record.levelno > logging.DEBUG)
-    assert "login" in shown
-    assert '"user":"ann"' in shown
-    assert "s3cret-word" not in shown
-    assert "sk-abc" not in shown
+    log = "\n".join(record.getMessage() for record in caplog.records if record.levelno > logging.DEBUG)
+    assert "login" in log
+    assert '"user":"ann"' in log
+    assert "s3cret-word" not in log
+    assert "sk-abc" not in log

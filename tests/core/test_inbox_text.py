@@ -52,7 +52,7 @@ def message(sender: str, text: Any, **more: Any) -> InboxEvent:
 
 @pytest.mark.spec("11.2")
 @pytest.mark.parametrize("name", NAMES)
-def test_a_name_cannot_pass_for_another_line_or_another_speaker(name: str) -> None:
+def test_a_name_cannot_imitate_another_line_or_another_sender(name: str) -> None:
     line = render(message(name, "Hello."))
     assert len(line.splitlines()) == 1
     assert line.isprintable()
@@ -63,12 +63,12 @@ def test_a_name_cannot_pass_for_another_line_or_another_speaker(name: str) -> No
 
 
 @pytest.mark.parametrize("name", ["Husam", "Anne-Marie O'Neil", "José", "李小龙", "it.support@example.com"])
-def test_an_ordinary_name_stands_as_it_is(name: str) -> None:
+def test_an_ordinary_name_is_not_quoted(name: str) -> None:
     assert f"] {name} (agent): " in render(message(name, "Hello."))
 
 
 @pytest.mark.parametrize("place", NAMES)
-def test_the_name_of_a_space_cannot_either(place: str) -> None:
+def test_the_name_of_a_space_cannot_imitate_another_line(place: str) -> None:
     line = render(message("Husam", "Hello.", spaceName=place))
     (read,) = parse(line)
     assert (read.space, read.space_id, read.message_text) == (place or "spc_1", "spc_1", "Hello.")
@@ -77,15 +77,15 @@ def test_the_name_of_a_space_cannot_either(place: str) -> None:
 
 @given(name=st.text(max_size=60), text=st.text(max_size=200), place=st.text(max_size=60))
 def test_any_text_is_one_line_that_can_be_read_back(name: str, text: str, place: str) -> None:
-    made = message(name, text, spaceName=place)
-    line = render(made)
+    inbox_event = message(name, text, spaceName=place)
+    line = render(inbox_event)
     assert len(line.splitlines()) == 1
     (read,) = parse(line)
     assert read.message_text == text
-    assert len(preview(made).splitlines()) == 1
+    assert len(preview(inbox_event).splitlines()) == 1
 
 
-def test_what_a_message_replies_to_is_an_id_or_nothing() -> None:
+def test_the_replied_message_is_an_id_or_omitted() -> None:
     replied = render(message("Husam", "Yes.", metadata={"replyTo": "msg_1"}))
     assert "Husam (agent) [replies to msg_1]: " in replied
     assert parse(replied)[0].message_text == "Yes."
@@ -112,19 +112,19 @@ def test_what_a_message_replies_to_is_an_id_or_nothing() -> None:
 )
 @pytest.mark.parametrize("id", ["evt_1", "handoff:run_1"])
 def test_no_event_is_more_than_one_line(type: str, data: Any, id: str) -> None:
-    made = event(type, data, id)
-    for line in (render(made), preview(made)):
+    inbox_event = event(type, data, id)
+    for line in (render(inbox_event), preview(inbox_event)):
         assert len(line.splitlines()) == 1
-    assert [line.event_id for line in parse(render(made))] == [id]
+    assert [line.event_id for line in parse(render(inbox_event))] == [id]
 
 
-def test_only_an_agent_hands_on() -> None:
+def test_only_handoff_events_are_rendered_as_handoffs() -> None:
     data = {"handoff": {"from": "router", "message": None}, "request": "x"}
     assert "] handed on by router: " in render(event("service", data, "handoff:run_1"))
     assert "] handed on by" not in render(event("service", data))
 
 
-def test_what_is_very_long_is_told_in_part() -> None:
+def test_long_content_is_cut_in_messages() -> None:
     line = render(message("Husam", "x" * 300_000), 1_000)
     assert len(line) < 1_300
     assert "cut off after 1000 of 300000 characters; read_messages gives all of it" in parse(line)[0].message_text
@@ -132,6 +132,6 @@ def test_what_is_very_long_is_told_in_part() -> None:
 
 
 @given(st.text())
-def test_what_is_put_into_a_line_does_not_end_it(text: str) -> None:
-    for made in (quote(text), quote_name(text), single_line(text), single_line(text, 10)):
-        assert len(made.splitlines()) <= 1
+def test_escaped_text_does_not_end_a_line(text: str) -> None:
+    for escaped in (quote(text), quote_name(text), single_line(text), single_line(text, 10)):
+        assert len(escaped.splitlines()) <= 1

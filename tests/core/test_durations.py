@@ -32,15 +32,15 @@ def test_numbers_are_milliseconds_and_text_has_units(written: object, seconds: f
         "9" * 400, "9" * 400 + "w", True, False, None, [], {}, b"5s", -1, -0.001, math.nan, math.inf, -math.inf,
         10**400, 10**5000, 1e300, 1j,
     ],
-    ids=lambda one: repr(one)[:20] if not isinstance(one, int) else "int",
+    ids=lambda item: repr(item)[:20] if not isinstance(item, int) else "int",
 )  # fmt: skip
-def test_what_is_no_duration_is_refused(written: object) -> None:
+def test_invalid_durations_are_refused(written: object) -> None:
     with pytest.raises(ValueError) as raised:
         parse_duration(written)
     assert len(str(raised.value)) < 600
 
 
-def test_the_refusal_says_how_to_write_one() -> None:
+def test_the_error_for_an_invalid_duration_has_an_example() -> None:
     with pytest.raises(ValueError, match=r"'5 minutes' is not a duration; write milliseconds \(30000\) or .*\"5m\""):
         parse_duration("5 minutes")
 
@@ -52,13 +52,13 @@ def test_the_refusal_says_how_to_write_one() -> None:
         (86_400, "1d"), (604_800, "1w"), (5400, "90m"), (1_234_567, "1234567s"), (0.1 + 0.2, "300ms"),
     ],
 )  # fmt: skip
-def test_a_duration_is_written_as_a_person_would(seconds: float, text: str) -> None:
+def test_a_duration_is_formatted_in_its_largest_unit(seconds: float, text: str) -> None:
     assert format_duration(seconds) == text
 
 
 @quick
 @given(st.integers(0, 10**15) | st.floats(0, 1e12))
-def test_what_is_written_reads_back_as_the_same(value: float) -> None:
+def test_formatted_durations_can_be_parsed_back(value: float) -> None:
     seconds = parse_duration(value)
     assert parse_duration(format_duration(seconds)) == pytest.approx(seconds, rel=1e-6, abs=1e-9)
     assert "e" not in format_milliseconds(seconds)
@@ -77,7 +77,7 @@ def test_what_is_written_reads_back_as_the_same(value: float) -> None:
         (1e8, "100000000000"),
     ],
 )
-def test_messages_write_milliseconds_without_noise(seconds: float, text: str) -> None:
+def test_milliseconds_are_formatted_without_rounding_noise(seconds: float, text: str) -> None:
     assert format_milliseconds(seconds) == text
 
 

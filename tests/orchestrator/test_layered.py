@@ -69,10 +69,10 @@ class Notes(ToolProvider):
 
 
 def names(ts: Toolspace) -> list[str]:
-    return sorted(one.name for one in ts.list_tools())
+    return sorted(listed_tool.name for listed_tool in ts.list_tools())
 
 
-async def test_names_above_win_and_the_others_are_there_too() -> None:
+async def test_names_of_a_layer_win_and_the_parents_other_tools_remain() -> None:
     async with Toolspace([low, both_low]) as below, Toolspace([high, both_high], parent=below) as above:
         assert names(above) == ["both", "high", "low"]
         assert names(below) == ["both", "low"]
@@ -80,7 +80,7 @@ async def test_names_above_win_and_the_others_are_there_too() -> None:
         assert (await below.call("both")).result == "low"
 
 
-async def test_a_name_that_is_given_back_is_that_of_the_one_below_again() -> None:
+async def test_a_name_that_a_layer_removes_is_the_parents_again() -> None:
     async with Toolspace([both_low]) as below, Toolspace([both_high], parent=below) as above:
         above.remove_tool("both")
         assert (await above.call("both")).result == "low"
@@ -89,7 +89,7 @@ async def test_a_name_that_is_given_back_is_that_of_the_one_below_again() -> Non
         assert names(above) == ["both"]
 
 
-async def test_what_is_added_below_later_is_there_above() -> None:
+async def test_tools_added_to_the_parent_later_are_inherited() -> None:
     async with Toolspace() as below, Toolspace([high], parent=below) as above:
         below.add_tool(low)
         assert (await above.call("low")).result == "low"
@@ -97,7 +97,7 @@ async def test_what_is_added_below_later_is_there_above() -> None:
         assert (await above.call("low")).error_kind == "unknown_tool"
 
 
-async def test_a_namespace_above_hides_the_same_one_below_as_a_whole() -> None:
+async def test_a_namespace_of_a_layer_hides_the_same_namespace_of_the_parent() -> None:
     async with (
         Toolspace(providers=[Notes("read", "write")]) as below,
         Toolspace(providers=[Notes("read")], parent=below) as above,
@@ -111,7 +111,7 @@ async def test_a_namespace_above_hides_the_same_one_below_as_a_whole() -> None:
         assert (result.result, result.kind, result.namespace) == ("write", "notes", "notes")
 
 
-async def test_queues_caches_rules_and_policies_of_the_one_below_hold() -> None:
+async def test_queues_caches_rules_and_policies_of_the_parent_apply() -> None:
     ran = active = most = 0
 
     @tool(queue="narrow", cache=60.0)
@@ -147,8 +147,8 @@ async def test_queues_caches_rules_and_policies_of_the_one_below_hold() -> None:
         assert [(await above.call(name)).result for name in ("low", "high")] == ["low", "high"]
 
 
-async def test_whoever_watches_the_one_below_sees_the_calls_of_both() -> None:
-    seen: list[str] = []
+async def test_subscribers_of_the_parent_see_the_calls_of_its_layers() -> None:
+    tool_names: list[str] = []
     around: list[str] = []
 
     def stage(plan: StageContext, next: CallHandler, /) -> CallHandler:
@@ -159,19 +159,19 @@ async def test_whoever_watches_the_one_below_sees_the_calls_of_both() -> None:
         return run
 
     async with Toolspace([low]) as below, Toolspace([high], parent=below) as above:
-        below.bus.subscribe(lambda event: seen.append(event.tool_name), EventType.TOOL_CALL_COMPLETED)
+        below.bus.subscribe(lambda event: tool_names.append(event.tool_name), EventType.TOOL_CALL_COMPLETED)
         await above.call("high")
         remove = below.orchestrator.add_stage(stage)
         await above.call("low")
         await above.call("high")
         remove()
         await above.call("high")
-        assert seen == ["high", "low", "high", "high"]
+        assert tool_names == ["high", "low", "high", "high"]
         assert around == ["low", "high"]
-        assert [record.tool for record in below.orchestrator.call_log.recent] == seen
+        assert [record.tool for record in below.orchestrator.call_log.recent] == tool_names
 
 
-async def test_calls_above_are_stopped_from_below_and_closing_leaves_the_one_below_open() -> None:
+async def test_a_parent_cancels_calls_of_its_layers_and_closing_a_layer_leaves_it_open() -> None:
     reached = asyncio.Event()
 
     @tool
@@ -190,7 +190,7 @@ async def test_calls_above_are_stopped_from_below_and_closing_leaves_the_one_bel
         assert (await below.call("low")).result == "low"
 
 
-async def test_a_function_above_calls_tools_below() -> None:
+async def test_a_function_of_a_layer_calls_tools_of_its_parent() -> None:
     @tool
     async def twice(context: ToolContext) -> list[Any]:
         """Calls both."""
@@ -204,7 +204,7 @@ async def test_a_function_above_calls_tools_below() -> None:
         assert [child.name for child in node.children] == ["low", "high"]
 
 
-async def test_two_tools_of_one_name_do_not_share_their_caches() -> None:
+async def test_tools_of_the_same_name_in_layers_do_not_share_a_cache() -> None:
     @tool(name="same", cache=60.0)
     async def below_tool() -> str:
         """Below."""
@@ -220,7 +220,7 @@ async def test_two_tools_of_one_name_do_not_share_their_caches() -> None:
 
 
 @pytest.mark.spec("4.9")
-async def test_a_search_above_finds_the_tools_of_both() -> None:
+async def test_a_search_in_a_layer_finds_the_tools_of_both() -> None:
     async with Toolspace([low]) as below, Toolspace([high], parent=below) as above:
-        found = {one.name for one, _ in above.search("above below", 10)}
-        assert {"low", "high"} <= found
+        matches = {match.name for match, _ in above.search("above below", 10)}
+        assert {"low", "high"} <= matches
