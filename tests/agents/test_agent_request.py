@@ -218,13 +218,13 @@ async def test_calls_beyond_the_limit_of_a_turn_are_refused_one_by_one() -> None
 
 
 async def test_an_endless_loop_ends_at_its_steps() -> None:
-    result = await ask(ScriptedModel.looping([call("add", {"a": 1, "b": 1})]), settings=LoopSettings(max_steps=7))
+    result = await ask(ScriptedModel.loop([call("add", {"a": 1, "b": 1})]), settings=LoopSettings(max_steps=7))
     assert (result.ok, result.end, result.steps, result.error_kind) == (False, "max_steps", 7, "limit_exceeded")
     assert "loop.maxSteps" in (result.error or "")
 
 
 async def test_tools_that_keep_failing_end_it() -> None:
-    result = await ask(ScriptedModel.looping([call("fail", {"why": "no disk"})]), settings=LoopSettings(max_steps=500))
+    result = await ask(ScriptedModel.loop([call("fail", {"why": "no disk"})]), settings=LoopSettings(max_steps=500))
     assert (result.ok, result.end) == (False, "gave_up")
     assert "no disk" in (result.error or "")
     assert result.steps < 100
@@ -262,7 +262,7 @@ async def test_a_turn_that_says_nothing_ends_the_run() -> None:
 
 async def test_tokens_and_cost_bound_a_run() -> None:
     usage = Usage(requests=1, input_tokens=90, output_tokens=10, cost=0.5)
-    model = ScriptedModel.looping([call("add", {"a": 1, "b": 1})], usage=usage)
+    model = ScriptedModel.loop([call("add", {"a": 1, "b": 1})], usage=usage)
     result = await ask(model, limits=RunLimits(max_tokens=250))
     assert (result.end, result.steps, result.usage.tokens) == ("limit", 3, 300)
     assert "limits.maxTokens" in (result.error or "")
@@ -330,7 +330,7 @@ async def test_what_the_caller_narrows_holds_for_the_agents_tools(tmp_path: Path
         return "seen"
 
     agents = [
-        Agent("child", model=ScriptedModel.looping([call("look"), "Seen."])),
+        Agent("child", model=ScriptedModel.loop([call("look"), "Seen."])),
         Agent("ada", model=ScriptedModel([call("agent__child", {"prompt": "Look."}), "ok"]), agents=["child"]),
     ]
     async with Toolspace([look], agents=agents) as ts:

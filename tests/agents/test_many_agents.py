@@ -182,7 +182,7 @@ async def test_an_agent_that_has_had_its_cycles_of_the_minute_rests_and_costs_no
 ) -> None:
     counted = Counted(database)
     limits = AgentLimits(cycles_per_minute=2, inbox_batch=1)
-    ada = agent("ada", ScriptedModel.looping(["Hm."]), limits=limits)
+    ada = agent("ada", ScriptedModel.loop(["Hm."]), limits=limits)
     async with village(counted, ada, folder=tmp_path, owns=False) as town:
         for number in range(4):
             await town.say(f"Message {number}")
@@ -207,7 +207,7 @@ async def test_an_agent_that_rested_goes_on(
 ) -> None:
     monkeypatch.setattr(scheduler, "MINUTE_MS", 300)
     limits = AgentLimits(cycles_per_minute=1, inbox_batch=1)
-    ada = agent("ada", ScriptedModel.looping(["Hm."]), limits=limits)
+    ada = agent("ada", ScriptedModel.loop(["Hm."]), limits=limits)
     async with village(database, ada, folder=tmp_path, owns=False) as town:
         for number in range(3):
             await town.say(f"Message {number}")

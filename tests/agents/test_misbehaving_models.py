@@ -142,7 +142,7 @@ async def test_a_model_that_never_stops_is_stopped(database: Database, tmp_path:
 
 @pytest.mark.spec("11.2")
 async def test_a_model_that_says_nothing_at_all_is_done(database: Database, tmp_path: Path) -> None:
-    model = ScriptedModel.looping([ModelTurn()])
+    model = ScriptedModel.loop([ModelTurn()])
     async with village(database, agent("ada", model), folder=tmp_path, owns=False) as town:
         await town.say("Hello?")
         assert (await town.run_ended()).status == "completed"
@@ -435,7 +435,7 @@ async def test_an_agent_that_is_removed_while_it_thinks_is_gone_and_others_go_on
 ) -> None:
     stage = Stage()
     model, tools = await stage_of(stage)
-    bob = agent("bob", ScriptedModel.looping(["Hm."]))
+    bob = agent("bob", ScriptedModel.loop(["Hm."]))
     async with village(database, agent("ada", model), bob, tools=tools, folder=tmp_path, owns=False) as town:
         await town.say("Begin.")
         await stage.reached.wait()

@@ -221,7 +221,7 @@ async def test_cancelling_the_call_of_a_child_stops_it_and_its_parent_goes_on() 
 async def test_a_child_that_fails_is_a_failed_call_with_what_there_is() -> None:
     cases = {
         "broken": ScriptedModel([ModelError("overloaded", "busy")]),
-        "endless": ScriptedModel.looping([call("add", {"a": 1, "b": 1})]),
+        "endless": ScriptedModel.loop([call("add", {"a": 1, "b": 1})]),
         "honest": ScriptedModel(
             [call("agent__final_report", {"status": "failure", "format": "tty", "content": "No."})]
         ),
@@ -240,7 +240,7 @@ async def test_a_child_that_fails_is_a_failed_call_with_what_there_is() -> None:
 
 
 async def test_a_child_cannot_spend_more_than_its_parent_has() -> None:
-    child = ScriptedModel.looping([call("add", {"a": 1, "b": 1})], usage=COST)
+    child = ScriptedModel.loop([call("add", {"a": 1, "b": 1})], usage=COST)
     parent = ScriptedModel([asks("child"), "Done."], usage=COST)
     agents = [
         Agent("child", model=child, limits=RunLimits(max_tokens=1_000_000), settings=LoopSettings(max_steps=1_000)),
@@ -373,9 +373,9 @@ class TestAgentProvider(ProviderContract):
             return "late"
 
         agents = [
-            Agent("helper", model=ScriptedModel.looping(["Done."])),
-            Agent("sick", model=ScriptedModel.looping([ModelError("broken", "cut off")])),
-            Agent("slow", model=ScriptedModel.looping([think])),
+            Agent("helper", model=ScriptedModel.loop(["Done."])),
+            Agent("sick", model=ScriptedModel.loop([ModelError("broken", "cut off")])),
+            Agent("slow", model=ScriptedModel.loop([think])),
         ]
         return AgentProvider(Toolspace(agents=agents).agents)
 
@@ -403,7 +403,7 @@ async def test_canceled_at_any_moment_nothing_is_left_running() -> None:
         await asyncio.sleep(0)
         return [asks("child"), asks("desk")] if len(request.turns) == 1 else "All done."
 
-    handing = ScriptedModel.looping([call("router__handoff-to", {"agent": "child"})])
+    handing = ScriptedModel.loop([call("router__handoff-to", {"agent": "child"})])
     agents = [
         Agent("child", model=ScriptedModel(think), tools=[work]),
         Agent("desk", model=handing, destinations=["child"]),

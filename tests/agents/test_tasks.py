@@ -379,7 +379,7 @@ async def test_a_task_is_no_part_of_the_call_that_began_it(sqlite: Database, tmp
 
 @pytest.mark.spec("11.5")
 async def test_a_call_that_is_made_again_begins_no_second_task(database: Database, tmp_path: Path) -> None:
-    async with village(database, agent("ada", ScriptedModel.looping(["Done."])), folder=tmp_path, owns=False) as town:
+    async with village(database, agent("ada", ScriptedModel.loop(["Done."])), folder=tmp_path, owns=False) as town:
         new = NewTask(agent_entity_id=town.agent, description="d", input="i", call_id="call_1")
         made = await asyncio.gather(*(town.ledger.commit(work.spawn, new) for _ in range(5)))
         assert len(set(made)) == 1
@@ -528,7 +528,7 @@ async def test_a_task_that_is_canceled_stops_and_its_agent_is_told(
 
 async def test_only_a_task_of_the_agent_that_runs_can_be_canceled(sqlite: Database, tmp_path: Path) -> None:
     workers = Workers(main=[SPAWN])
-    ada, bob = agent("ada", workers.model), agent("bob", ScriptedModel.looping(["Done."]))
+    ada, bob = agent("ada", workers.model), agent("bob", ScriptedModel.loop(["Done."]))
     async with village(sqlite, ada, bob, folder=tmp_path, owns=False) as town:
         await town.push("begin")
         (task,) = await at_rest(town)

@@ -69,7 +69,7 @@ def test_what_cannot_be_filled_in_says_why(text: str, reason: str) -> None:
 def test_only_strings_in_values_are_touched() -> None:
     expanded = run('"${NAME}": 1\nlist: ["${NAME}", 5, true, null]\n')
     assert expanded.data == {"${NAME}": 1, "list": ["value", 5, True, None]}
-    assert expanded.unexpanded == {("list", 0): "${NAME}"}
+    assert expanded.original_texts == {("list", 0): "${NAME}"}
 
 
 def test_every_unset_variable_is_a_problem_of_its_own() -> None:

@@ -59,7 +59,7 @@ async def test_imagen_draws(server: Loopback) -> None:
 @pytest.mark.parametrize(
     ("reply", "kind", "message"),
     [
-        (status(200, {"data": []}), "invalid", "drew no picture"),
+        (status(200, {"data": []}), "invalid", "returned no image"),
         (status(200, b"<html>"), "broken", "not of the form"),
         (status(400, {"error": {"message": "Your request was rejected"}}), "invalid", "rejected"),
         (status(401, {"error": {"message": "bad key"}}), "not_permitted", r"check execution\.apiKey"),

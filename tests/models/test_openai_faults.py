@@ -154,7 +154,7 @@ async def test_a_slow_answer_is_given_up_in_time(server: Loopback, chat_model: M
 async def test_a_stream_that_is_left_open_after_its_end_is_not_waited_for(
     server: Loopback, chat_model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("toolspace.models.streaming._LAST_SECONDS", 0.05)
+    monkeypatch.setattr("toolspace.models.streaming._LAST_EVENTS_SECONDS", 0.05)
 
     async def left_open(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         body = events(chunk({"content": "Hello"}, "stop"))
@@ -169,7 +169,7 @@ async def test_a_stream_that_is_left_open_after_its_end_is_not_waited_for(
 
 
 async def test_answers_are_bounded(server: Loopback, chat_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("toolspace.models.streaming.MAX_ANSWER", 10_000)
+    monkeypatch.setattr("toolspace.models.streaming.MAX_RESPONSE", 10_000)
     server.reply(stream(events(*[chunk({"content": "x" * 1000})] * 20)))
     with pytest.raises(ModelError, match="more than") as caught:
         await chat_model.respond(HELLO)

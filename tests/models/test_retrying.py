@@ -64,7 +64,7 @@ async def test_what_cannot_pass_is_asked_once(kind: ModelErrorKind, waited: Paus
 
 
 async def test_it_gives_up_after_so_many_retries(waited: Pauses) -> None:
-    model = ScriptedModel.looping([failing("overloaded")])
+    model = ScriptedModel.loop([failing("overloaded")])
     with pytest.raises(ModelError, match="it is overloaded"):
         await RetryingModel(model, retries=2, sleep=waited).respond(HELLO)
     assert len(model.requests) == 3
@@ -86,9 +86,9 @@ async def test_a_provider_that_asks_for_too_long_is_given_up_at_once(waited: Pau
 
 
 async def test_no_new_attempt_begins_after_the_time_is_up(waited: Pauses) -> None:
-    model = ScriptedModel.looping([failing("unavailable")])
+    model = ScriptedModel.loop([failing("unavailable")])
     with pytest.raises(ModelError):
-        await RetryingModel(model, within=0.0, sleep=waited).respond(HELLO)
+        await RetryingModel(model, max_seconds=0.0, sleep=waited).respond(HELLO)
     assert len(model.requests) == 1
 
 

@@ -59,7 +59,7 @@ async def test_a_function_in_place_of_a_script_answers_every_request() -> None:
 
 
 async def test_a_looping_script_begins_again() -> None:
-    model = ScriptedModel.looping([call("f"), "done"])
+    model = ScriptedModel.loop([call("f"), "done"])
     turns = [await model.respond(HELLO) for _ in range(4)]
     assert [turn.text for turn in turns] == ["", "done", "", "done"]
 

@@ -48,7 +48,7 @@ class _File:
     ) -> None:
         self.path = path
         self.document = document
-        """As written, before its variables were filled in."""
+        """As written_fields, before its variables were filled in."""
         self.context = context
         self.secrets = frozenset(find_secrets(document.data, environ))
 
@@ -126,7 +126,7 @@ class AgentResolver:
         if target is None:
             self._invalid_names.add(entry.name)
             return
-        part = ConfigPart(target.context.isolated(), entry.path if entry.is_definition else ())
+        part = ConfigPart(target.context.without_overrides(), entry.path if entry.is_definition else ())
         name = entry.name
         if name is None:  # A file that was read before keeps the name of its agent.
             name = self._names_by_place.get((target, part.path)) or _find_name(part.data)
@@ -175,23 +175,23 @@ class AgentResolver:
 
     def _is_new(self, name: str, target: _File, part: ConfigPart, entry: AgentEntry, file: _File) -> bool:
         """Whether the name is valid and free. Reports another agent of the same name."""
-        existing = self._agents.get(name)
-        if existing is None:
+        existing_agent = self._agents.get(name)
+        if existing_agent is None:
             is_valid = self._check_name(name, file.context, entry.path)
             if not is_valid:
                 self._invalid_names.add(name)
             return is_valid
-        if existing.file is not target or existing.part.path != part.path:
-            place = existing.part.format_location()
+        if existing_agent.file is not target or existing_agent.part.path != part.path:
+            place = existing_agent.part.format_location()
             file.context.report(entry.path, f"there is another agent {format_value(name)}, in {place}; rename one")
         return False
 
     def _check_name(self, name: str, context: ReadingContext, path: KeyPath) -> bool:
         """Whether an agent can have this name, which becomes the name of a tool. Reports why not."""
         problem = agent_name_problem(name)
-        other = self._tool_names.setdefault(agent_tool_name(name).casefold(), name)
-        if problem is None and other != name:
-            problem = f"and {format_value(other)} would be one tool, {agent_tool_name(name)}; rename one"
+        other_name = self._tool_names.setdefault(agent_tool_name(name).casefold(), name)
+        if problem is None and other_name != name:
+            problem = f"and {format_value(other_name)} would be one tool, {agent_tool_name(name)}; rename one"
         if problem is not None:
             context.report(path, f"{format_value(name)} {problem}")
         return problem is None
@@ -324,25 +324,25 @@ class AgentResolver:
 
 
 def find_reference_cycles(edges: Mapping[str, Sequence[str]]) -> Iterator[tuple[str, ...]]:
-    """Cycles in a graph, each from its first visited node. Reports only cycles that share no edge with one another.
+    """Cycles in a graph, each from the node that is visited first. They share no edge with one another.
 
     Uses an explicit stack: a path may be longer than Python's recursion limit.
     """
-    visited: set[str] = set()
+    visited_nodes: set[str] = set()
     for start in edges:
         path: dict[str, Iterator[str]] = {}
-        if start not in visited:
+        if start not in visited_nodes:
             path[start] = iter(edges[start])
         while path:
             node = next(reversed(path))
             neighbor = next(path[node], None)
             if neighbor is None:
-                visited.add(node)
+                visited_nodes.add(node)
                 del path[node]
             elif neighbor in path:
                 nodes = list(path)
                 yield tuple(nodes[nodes.index(neighbor) :])
-            elif neighbor in edges and neighbor not in visited:
+            elif neighbor in edges and neighbor not in visited_nodes:
                 path[neighbor] = iter(edges[neighbor])
 
 
@@ -354,18 +354,20 @@ def _find_name(data: Mapping[str, Any]) -> str | None:
     return name.strip() or None if isinstance(name, str) else None
 
 
-def _merge_tools(own: ToolSettings, main: ToolSettings, context: ReadingContext) -> ToolSettings:
+def _merge_tools(own_tools: ToolSettings, main_tools: ToolSettings, context: ReadingContext) -> ToolSettings:
     """The agent's settings over those of the main file.
 
     An agent has its own built-in tools only if it has a setting of `tools`; otherwise it uses those that all share.
     """
-    written = {
+    written_fields = {
         setting.attribute for setting in tool_settings.TOOLS.settings if ("tools", setting.key) in context.origins
     }
     separate = {"definitions", "mcp_servers", "timeout", "max_concurrent", "builtins"}
     changes: dict[str, Any] = {
-        name: getattr(main, name) for name in main.__struct_fields__ if name not in written | separate
+        name: getattr(main_tools, name)
+        for name in main_tools.__struct_fields__
+        if name not in written_fields | separate
     }
-    if "builtins" not in written:
-        changes["builtins"] = main.builtins if written - separate else False
-    return msgspec.structs.replace(own, **changes)
+    if "builtins" not in written_fields:
+        changes["builtins"] = main_tools.builtins if written_fields - separate else False
+    return msgspec.structs.replace(own_tools, **changes)

@@ -45,7 +45,7 @@ def _read_reasoning(value: Value) -> str:
 def _read_only_key(value: Value, key: str) -> Any:
     """The value of the one key that a mapping may have."""
     mapping = value.mapping()
-    unknown = [value.child(other, None) for other in mapping if other != key]
+    unknown = [value.child(name, None) for name in mapping if name != key]
     for inner in unknown:
         inner.report(f"unknown key; the key here is {key}")
     if unknown:

@@ -96,8 +96,10 @@ def format_value(value: object) -> str:
 
 def config_error(document: ConfigDocument, problems: Iterable[ConfigProblem]) -> ConfigError:
     """All problems of a document as one error, with a line for each, in the order of the file."""
-    ordered = sorted(problems, key=lambda problem: (problem.variable or "", document.find_line(problem.path) or 0))
-    return ConfigError("\n".join(dict.fromkeys(_format_problem(document, problem) for problem in ordered)))
+    sorted_problems = sorted(
+        problems, key=lambda problem: (problem.variable or "", document.find_line(problem.path) or 0)
+    )
+    return ConfigError("\n".join(dict.fromkeys(_format_problem(document, problem) for problem in sorted_problems)))
 
 
 def _format_problem(document: ConfigDocument, problem: ConfigProblem) -> str:

@@ -308,5 +308,5 @@ def _split_statements(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _is_statement(text: str) -> bool:
-    stripped = text.strip()
-    return bool(stripped) and not stripped.startswith("#")
+    content = text.strip()
+    return bool(content) and not content.startswith("#")

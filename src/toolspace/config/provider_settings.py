@@ -253,7 +253,7 @@ def _read_servers(value: Value) -> dict[str, McpServerSettings]:
     """Reads MCP servers. All places where a file may have them form one list, in which a name exists once."""
     origins = value.context.origins
     servers: dict[str, McpServerSettings] = {}
-    for name, inner in list_named_values(value.with_key("mcpServers"), what="MCP servers"):
+    for name, inner in list_named_values(value.with_key("mcpServers"), entry_label="MCP servers"):
         if isinstance(first_path := origins.get(inner.key), tuple):
             place = value.context.document.format_location(first_path)
             inner.report(f"the name {format_value(name)} is given twice, first in {place}")

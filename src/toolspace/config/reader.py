@@ -54,14 +54,14 @@ class ReadingContext:
         document: ConfigDocument,
         *,
         base_dir: Path,
-        unexpanded: Mapping[KeyPath, str] | None = None,
+        original_texts: Mapping[KeyPath, str] | None = None,
         overrides: Mapping[KeyPath, tuple[str, Any]] | None = None,
         problems: Iterable[ConfigProblem] = (),
     ) -> None:
         self.document = document
         self.base_dir = base_dir
         """The directory that relative paths are relative to."""
-        self.unexpanded = unexpanded or {}
+        self.original_texts = original_texts or {}
         """The text of each value before its variables were filled in. Messages show it instead of the value."""
         self.overrides = overrides or {}
         """Key of a setting → the environment variable that overrides it, and its value."""
@@ -71,9 +71,9 @@ class ReadingContext:
         """Key of a setting → its place in the document, or the name of its environment variable."""
         self._failed_paths = {problem.path for problem in self.problems}
 
-    def isolated(self) -> ReadingContext:
+    def without_overrides(self) -> ReadingContext:
         """A context for one part of the document that no variable overrides. Its problems are reported here."""
-        part = ReadingContext(self.document, base_dir=self.base_dir, unexpanded=self.unexpanded)
+        part = ReadingContext(self.document, base_dir=self.base_dir, original_texts=self.original_texts)
         part.problems, part.warnings, part._failed_paths = self.problems, self.warnings, self._failed_paths
         return part
 
@@ -116,8 +116,8 @@ class Value:
 
     def report_invalid(self, expected: str, hint: str = "", *, secret: bool = False) -> None:
         """Reports the expected and the actual value. Never shows the content of a variable or a secret."""
-        if self.path in self.context.unexpanded and self.variable is None:
-            actual = f"what {format_value(self.context.unexpanded[self.path])} expands to"
+        if self.path in self.context.original_texts and self.variable is None:
+            actual = f"what {format_value(self.context.original_texts[self.path])} expands to"
         else:
             actual = "something else" if secret and isinstance(self.data, str) else format_value(self.data)
         self.report(f"expected {expected}, got {actual}{hint}")
@@ -372,10 +372,10 @@ class SectionType(ValueType[S]):
         return unknown
 
 
-def read_named_entries(value_type: ValueType[T], value: Value, *, what: str) -> dict[str, T]:
+def read_named_entries(value_type: ValueType[T], value: Value, *, entry_label: str) -> dict[str, T]:
     """Entries by name: of a mapping, or of a list whose elements have a `name`. Leaves out invalid entries."""
     entries: dict[str, T] = {}
-    for name, inner in list_named_values(value, what=what):
+    for name, inner in list_named_values(value, entry_label=entry_label):
         try:
             entries[name] = read_value(value_type, inner)
         except AlreadyReported:
@@ -383,12 +383,12 @@ def read_named_entries(value_type: ValueType[T], value: Value, *, what: str) -> 
     return entries
 
 
-def list_named_values(value: Value, *, what: str) -> list[tuple[str, Value]]:
+def list_named_values(value: Value, *, entry_label: str) -> list[tuple[str, Value]]:
     """The entries of a mapping, or of a list whose elements have a `name`, each with its name."""
     if isinstance(value.data, Mapping):
         return [(name, inner) for name, inner in value.items() if _has_content(inner)]
     if not isinstance(value.data, list):
-        raise InvalidValue(f"a mapping of {what} by name, or a list of them with a name each")
+        raise InvalidValue(f"a mapping of {entry_label} by name, or a list of them with a name each")
     entries: dict[str, Value] = {}
     for inner in value.elements():
         try:

@@ -195,25 +195,25 @@ class ToolDefinitionType(ValueType[ToolDefinition]):
         )
         return execution_type
 
-    def _read_type(self, value: Value, written: Any, details: Mapping[str, Any]) -> ExecutionType:
-        if written is None:
+    def _read_type(self, value: Value, written_type: Any, details: Mapping[str, Any]) -> ExecutionType:
+        if written_type is None:
             if "url" in details:
                 return "gateway"
             value.report(f'"executionType" is missing; expected one of {", ".join(EXECUTION_TYPES)}')
             raise AlreadyReported
-        if written == "basic":
+        if written_type == "basic":
             mode = details.get("mode", "no-execution")
             if not isinstance(mode, str) or mode not in BASIC_MODES:
                 value.child("execution", details).child("mode", mode).report_invalid(f"one of {', '.join(BASIC_MODES)}")
                 raise AlreadyReported
             return BASIC_MODES[mode]
-        if isinstance(written, str) and written in OLDER_TYPES:
-            return OLDER_TYPES[written]
-        if written not in EXECUTION_TYPES:
-            hint = did_you_mean(written, EXECUTION_TYPES) if isinstance(written, str) else ""
-            value.child("executionType", written).report_invalid(f"one of {', '.join(EXECUTION_TYPES)}", hint)
+        if isinstance(written_type, str) and written_type in OLDER_TYPES:
+            return OLDER_TYPES[written_type]
+        if written_type not in EXECUTION_TYPES:
+            hint = did_you_mean(written_type, EXECUTION_TYPES) if isinstance(written_type, str) else ""
+            value.child("executionType", written_type).report_invalid(f"one of {', '.join(EXECUTION_TYPES)}", hint)
             raise AlreadyReported
-        return written
+        return written_type
 
 
 def _has_duration(tool: ToolDefinition) -> bool:

@@ -184,9 +184,11 @@ def create_context(
     # Editors define these two variables in files that are read unchanged.
     workspace = base_dir.parent if base_dir.name in (".vscode", ".cursor") else base_dir
     variables = {"workspaceFolder": str(workspace), "userHome": environ.get("HOME", ""), **environ}
-    data, unexpanded, problems = expand(document, variables)
-    expanded = document._replace(data=data)
-    return ReadingContext(expanded, base_dir=base_dir, unexpanded=unexpanded, overrides=overrides, problems=problems)
+    data, original_texts, problems = expand(document, variables)
+    expanded_document = document._replace(data=data)
+    return ReadingContext(
+        expanded_document, base_dir=base_dir, original_texts=original_texts, overrides=overrides, problems=problems
+    )
 
 
 class ConfigPart:
@@ -200,7 +202,7 @@ class ConfigPart:
             self.data = cast("Any", self.data)[key]
 
     def read(self, *keys: Setting) -> TopLevelSettings:
-        """Reads what is valid. Problems are reported, and later checks still run."""
+        """Reads what is valid. Problems are reported_aliases, and later checks still run."""
         section = _LenientSection(TopLevelSettings, settings=keys, is_ignored=is_ignored_key)
         try:
             return section.read(Value(self.data, self.context, self.path))
@@ -232,17 +234,17 @@ class ConfigPart:
         with suppress(InvalidValue):
             silent_context = ReadingContext(self.context.document, base_dir=self.context.base_dir)
             queues = Value(self.data.get("queues"), silent_context)
-            return [name for name, _ in list_named_values(queues, what="queues")]
+            return [name for name, _ in list_named_values(queues, entry_label="queues")]
         return []
 
     def _check_aliases(self, aliases: Mapping[str, str]) -> None:
-        reported: set[str] = set()
+        reported_aliases: set[str] = set()
         for alias in aliases:
             chain = [alias]
             while (target := aliases.get(chain[-1])) is not None and target not in chain:
                 chain.append(target)
-            if target == alias and alias not in reported:
-                reported.update(chain)
+            if target == alias and alias not in reported_aliases:
+                reported_aliases.update(chain)
                 names = " → ".join(format_key_path((name,)) for name in (*chain, alias))
                 path = (*self.find_origin("tools", "aliases"), alias)
                 self.context.report(path, f"the alias leads back to itself: {names}")
@@ -250,12 +252,14 @@ class ConfigPart:
     def merge_defaults(self, settings: TopLevelSettings, base: DefaultSettings | None = None) -> DefaultSettings:
         """The defaults over those of `base`, with the older settings of `tools` that mean the same."""
         origins = self.context.origins
-        merged = settings.defaults
+        result = settings.defaults
         if base is not None:
-            written = [
+            written_fields = [
                 setting.attribute for setting in tool_settings.DEFAULTS.settings if ("defaults", setting.key) in origins
             ]
-            merged = msgspec.structs.replace(base, **{name: getattr(settings.defaults, name) for name in written})
+            result = msgspec.structs.replace(
+                base, **{name: getattr(settings.defaults, name) for name in written_fields}
+            )
         changes: dict[str, Any] = {}
         for old_key, key, attribute, value in (
             ("timeout", "toolTimeout", "tool_timeout", settings.tools.timeout),
@@ -269,7 +273,7 @@ class ConfigPart:
             elif getattr(settings.defaults, attribute) != value:
                 name = format_key_path(("defaults", key))
                 self.context.warn(self.find_origin("tools", old_key), f"has no effect, as {name} says otherwise")
-        return msgspec.structs.replace(merged, **changes)
+        return msgspec.structs.replace(result, **changes)
 
 
 class _LenientSection(SectionType[TopLevelSettings]):

@@ -424,14 +424,18 @@ schema = ValueType(
 any_value = ValueType("any value", "a value", lambda value: value.data, schema={}, fits_variable=False)
 
 
-def entries_by_name(entry: ValueType[Any], what: str) -> ValueType[dict[str, Any]]:
+def entries_by_name(entry: ValueType[Any], entry_label: str) -> ValueType[dict[str, Any]]:
     """Entries by name: a mapping, or a list whose elements have a `name`."""
 
     def read(value: Value) -> dict[str, Any]:
-        return read_named_entries(entry, value, what=what)
+        return read_named_entries(entry, value, entry_label=entry_label)
 
     return ValueType(
-        f"{what} by name", f"a mapping of {what} by name", read, schema=entries_schema(entry), fits_variable=False
+        f"{entry_label} by name",
+        f"a mapping of {entry_label} by name",
+        read,
+        schema=entries_schema(entry),
+        fits_variable=False,
     )
 
 

@@ -31,7 +31,7 @@ class ExpandedDocument(NamedTuple):
     """The data of a document with its variables filled in."""
 
     data: dict[str, Any]
-    unexpanded: dict[KeyPath, str]
+    original_texts: dict[KeyPath, str]
     """The original text of each changed string. Messages show it, because a variable may hold a secret."""
     problems: list[ConfigProblem]
 
@@ -44,7 +44,7 @@ def expand(document: ConfigDocument, environ: Mapping[str, str]) -> ExpandedDocu
     """Fills the variables of a document in. A reference that cannot be filled in becomes a problem."""
     expander = _Expander(environ)
     data = cast("dict[str, Any]", expander.expand_value(document.data, (), required=True))
-    return ExpandedDocument(data, expander.unexpanded, expander.problems)
+    return ExpandedDocument(data, expander.original_texts, expander.problems)
 
 
 def expand_text(text: str, environ: Mapping[str, str]) -> str:
@@ -58,7 +58,7 @@ def expand_text(text: str, environ: Mapping[str, str]) -> str:
 class _Expander:
     def __init__(self, environ: Mapping[str, str]) -> None:
         self.environ = environ
-        self.unexpanded: dict[KeyPath, str] = {}
+        self.original_texts: dict[KeyPath, str] = {}
         self.problems: list[ConfigProblem] = []
 
     def expand_value(self, value: object, path: KeyPath, *, required: bool) -> object:
@@ -80,14 +80,14 @@ class _Expander:
 
     def _expand_string(self, text: str, path: KeyPath, *, required: bool) -> str:
         try:
-            expanded = _expand(text, self.environ)
+            expanded_text = _expand(text, self.environ)
         except _ExpansionError as error:
             if required:
                 self.problems.append(ConfigProblem(path, str(error)))
             return text
-        if expanded != text:
-            self.unexpanded[path] = text
-        return expanded
+        if expanded_text != text:
+            self.original_texts[path] = text
+        return expanded_text
 
 
 def _expand(text: str, environ: Mapping[str, str], depth: int = 0) -> str:
@@ -107,10 +107,10 @@ def _expand(text: str, environ: Mapping[str, str], depth: int = 0) -> str:
             value, position = _expand_reference(text, start.start(), environ, depth)
             parts.append(value)
     parts.append(text[position:])
-    expanded = "".join(parts)
-    if len(expanded) > MAX_LENGTH:
+    expanded_text = "".join(parts)
+    if len(expanded_text) > MAX_LENGTH:
         raise _ExpansionError(f"longer than {MAX_LENGTH:,} characters once its variables are filled in")
-    return expanded
+    return expanded_text
 
 
 def _expand_reference(text: str, start: int, environ: Mapping[str, str], depth: int) -> tuple[str, int]:

@@ -1,4 +1,4 @@
-"""Models over Anthropic's messages API."""
+"""The adapter for Anthropic's messages API. Used by `registry`; `streaming` sends its requests."""
 
 from __future__ import annotations
 
@@ -20,21 +20,19 @@ from toolspace.core.model import (
 )
 from toolspace.models import errors
 from toolspace.models.request_encoding import (
-    IMAGES,
     PDF,
+    Attachment,
     ToolEncoder,
     encode_arguments,
     normalize_turns,
-    split_media,
+    split_content,
     split_turn,
 )
 from toolspace.models.streaming import StreamedResponse, StreamingModel
 
-VERSION = "2023-06-01"
-
-_KEPT = {"type": "ephemeral"}
-"""Marks up to where the provider keeps what it has read, for the next request."""
-_FINISHES: dict[str, FinishReason] = {
+_CACHE_CONTROL = {"type": "ephemeral"}
+"""Marks the end of a part of the request that the provider caches for the next one."""
+_FINISH_REASONS: dict[str, FinishReason] = {
     "end_turn": "stop",
     "stop_sequence": "stop",
     "tool_use": "tools",
@@ -42,17 +40,17 @@ _FINISHES: dict[str, FinishReason] = {
     "model_context_window_exceeded": "length",
     "refusal": "filter",
 }
-_NUMBERS = re.compile(r"claude-(?:[a-z]+-)?(\d+)(?:-(\d{1,2})(?!\d))?")
+_MODEL_VERSION = re.compile(r"claude-(?:[a-z]+-)?(\d+)(?:-(\d{1,2})(?!\d))?")
 _MAX_TOKENS = 32_000
-"""Tokens of an answer, where nobody says: the API wants to be told, and every model since version 4 can do that."""
+"""The default length limit of a response: the API requires one, and every model since version 4 accepts this one."""
 _OLD_MAX_TOKENS = 4_096
-_BUDGETS = {"minimal": 1_024, "low": 2_048, "medium": 8_192, "high": 24_576, "xhigh": 24_576, "max": 24_576}
-"""Tokens to think with, for the models that want a number."""
-_THOUGHTS = ("thinking", "redacted_thinking")
-_THOUGHTLESS = frozenset(("thinking", "thoughts"))
+_THINKING_BUDGETS = {"minimal": 1_024, "low": 2_048, "medium": 8_192, "high": 24_576, "xhigh": 24_576, "max": 24_576}
+"""Reasoning effort → tokens, for the models that take a number."""
+_THINKING_BLOCKS = ("thinking", "redacted_thinking")
+_THINKING_FEATURES = frozenset(("thinking", "thoughts"))
 
 
-class _Counts(msgspec.Struct):
+class _TokenCounts(msgspec.Struct):
     input_tokens: int | None = None
     output_tokens: int | None = None
     cache_read_input_tokens: int | None = None
@@ -63,7 +61,7 @@ class _Delta(msgspec.Struct):
     type: str = ""
     text: str | None = None
     partial_json: str | None = None
-    thinking: str | None = None
+    thinking_text: str | None = msgspec.field(default=None, name="thinking")
     signature: str | None = None
     stop_reason: str | None = None
 
@@ -74,13 +72,13 @@ class _Block(msgspec.Struct):
     name: str | None = None
     text: str | None = None
     input: msgspec.Raw = msgspec.Raw()
-    thinking: str | None = None
+    thinking_text: str | None = msgspec.field(default=None, name="thinking")
     signature: str | None = None
     data: str | None = None
 
 
 class _Message(msgspec.Struct):
-    usage: _Counts | None = None
+    usage: _TokenCounts | None = None
     content: list[_Block] | None = None
     stop_reason: str | None = None
 
@@ -91,7 +89,7 @@ class _Event(msgspec.Struct):
     delta: _Delta | None = None
     content_block: _Block | None = None
     message: _Message | None = None
-    usage: _Counts | None = None
+    usage: _TokenCounts | None = None
     error: Any = None
     content: list[_Block] | None = None
     stop_reason: str | None = None
@@ -101,15 +99,17 @@ _decode = msgspec.json.Decoder(_Event, strict=False).decode
 
 
 class AnthropicResponse(StreamedResponse):
+    """A response of the messages API."""
+
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
-        self._places: dict[int, int] = {}
-        """The place of a block in the message → the index of the call."""
-        self._inputs: dict[int, str] = {}
-        """The place of a block → arguments that it began with."""
-        self._thoughts: dict[int, dict[str, Any]] = {}
-        self._pieces: dict[int, list[str]] = {}
-        self._counts = _Counts()
+        self._call_indices: dict[int, int] = {}
+        """Position of a block in the message → index of its call."""
+        self._initial_arguments: dict[int, str] = {}
+        """Position of a block → the arguments in its first event."""
+        self._thinking_blocks: dict[int, dict[str, Any]] = {}
+        self._thinking_texts: dict[int, list[str]] = {}
+        self._token_counts = _TokenCounts()
 
     def receive_event(self, data: bytes) -> None:
         if not data:
@@ -118,99 +118,100 @@ class AnthropicResponse(StreamedResponse):
         match event.type:
             case "content_block_delta":
                 if event.delta is not None:
-                    self._add(event.index, event.delta)
+                    self._add_delta(event.index, event.delta)
             case "content_block_start":
                 if event.content_block is not None:
-                    self._begin(event.index, event.content_block)
+                    self._start_block(event.index, event.content_block)
             case "content_block_stop":
-                self._stop(event.index)
+                self._end_block(event.index)
             case "message_start":
                 if event.message is not None and event.message.usage is not None:
-                    self._count(event.message.usage)
+                    self._count_tokens(event.message.usage)
             case "message_delta":
                 if event.usage is not None:
-                    self._count(event.usage)
+                    self._count_tokens(event.usage)
                 if event.delta is not None and event.delta.stop_reason:
-                    self.finish = _FINISHES.get(event.delta.stop_reason, "other")
+                    self.finish = _FINISH_REASONS.get(event.delta.stop_reason, "other")
             case "message_stop":
                 self.is_complete = True
             case "error":
-                raise errors.error_from_event(self.name, event.error, check=self.credential_name)
+                raise errors.error_from_event(self.name, event.error, credential_name=self.credential_name)
             case "message":
-                self._take_whole(event)
+                self._add_message(event)
             case _:
-                pass  # `ping`, and whatever is to come.
+                pass  # `ping`, and types that the API may get later.
 
-    def _begin(self, place: int, block: _Block) -> None:
+    def _start_block(self, position: int, block: _Block) -> None:
         match block.type:
             case "tool_use":
-                self._places[place] = self.start_call(block.id, block.name or "")
-                given = bytes(block.input).decode()
-                if given not in ("", "{}", "null"):
-                    self._inputs[place] = given
+                self._call_indices[position] = self.start_call(block.id, block.name or "")
+                arguments = bytes(block.input).decode()
+                if arguments not in ("", "{}", "null"):
+                    self._initial_arguments[position] = arguments
             case "thinking":
-                self._thoughts[place] = {"type": "thinking", "signature": block.signature or ""}
-                self._pieces[place] = [block.thinking] if block.thinking else []
+                self._thinking_blocks[position] = {"type": "thinking", "signature": block.signature or ""}
+                self._thinking_texts[position] = [block.thinking_text] if block.thinking_text else []
             case "redacted_thinking":
-                self._thoughts[place] = {"type": "redacted_thinking", "data": block.data or ""}
+                self._thinking_blocks[position] = {"type": "redacted_thinking", "data": block.data or ""}
             case "text":
                 if block.text:
                     self.add_text(block.text)
             case _:
-                pass  # What the provider's own tools did.
+                pass  # Results of the provider's own tools.
 
-    def _add(self, place: int, delta: _Delta) -> None:
+    def _add_delta(self, position: int, delta: _Delta) -> None:
         if delta.text:
             self.add_text(delta.text)
         elif delta.partial_json:
-            at = self._places.get(place)
-            if at is not None:
-                self.add_arguments(at, delta.partial_json)
-        elif delta.thinking:
-            self.add_thinking(delta.thinking)
-            self._pieces.setdefault(place, []).append(delta.thinking)
-        elif delta.signature and place in self._thoughts:
-            self._thoughts[place]["signature"] += delta.signature
+            index = self._call_indices.get(position)
+            if index is not None:
+                self.add_arguments(index, delta.partial_json)
+        elif delta.thinking_text:
+            self.add_thinking(delta.thinking_text)
+            self._thinking_texts.setdefault(position, []).append(delta.thinking_text)
+        elif delta.signature and position in self._thinking_blocks:
+            self._thinking_blocks[position]["signature"] += delta.signature
 
-    def _stop(self, place: int) -> None:
-        at = self._places.get(place)
-        if at is not None and not self.has_arguments(at):
-            self.add_arguments(at, self._inputs.get(place, "{}"))
-        thought = self._thoughts.pop(place, None)
-        if thought is not None:
-            if thought["type"] == "thinking":
-                thought["thinking"] = "".join(self._pieces.pop(place, ()))
-            if thought.get("signature") or thought.get("data"):  # Without, the provider would not take it back.
-                self.layout.add_entry(thought)
+    def _end_block(self, position: int) -> None:
+        index = self._call_indices.get(position)
+        if index is not None and not self.has_arguments(index):
+            self.add_arguments(index, self._initial_arguments.get(position, "{}"))
+        block = self._thinking_blocks.pop(position, None)
+        if block is not None:
+            if block["type"] == "thinking":
+                block["thinking"] = "".join(self._thinking_texts.pop(position, ()))
+            if block.get("signature") or block.get("data"):  # Without one the provider would not accept it back.
+                self.layout.add_entry(block)
 
-    def _take_whole(self, message: _Event) -> None:
-        for place, block in enumerate(message.content or ()):
-            if block.type == "thinking" and block.thinking:
-                self.add_thinking(block.thinking)
-            self._begin(place, block)
-            self._stop(place)
+    def _add_message(self, message: _Event) -> None:
+        """Adds a response that is not streamed."""
+        for position, block in enumerate(message.content or ()):
+            if block.type == "thinking" and block.thinking_text:
+                self.add_thinking(block.thinking_text)
+            self._start_block(position, block)
+            self._end_block(position)
         if message.usage is not None:
-            self._count(message.usage)
-        self.finish = _FINISHES.get(message.stop_reason or "", "other")
+            self._count_tokens(message.usage)
+        self.finish = _FINISH_REASONS.get(message.stop_reason or "", "other")
 
-    def _count(self, usage: _Counts) -> None:
-        """Counts are of the whole so far; those that an event leaves out still hold."""
+    def _count_tokens(self, usage: _TokenCounts) -> None:
+        """Counts are totals so far; a count that an event omits stays valid."""
         for field in usage.__struct_fields__:
             value = getattr(usage, field)
             if value is not None:
-                setattr(self._counts, field, value)
-        counts = self._counts
-        cached = counts.cache_read_input_tokens or 0
+                setattr(self._token_counts, field, value)
+        counts = self._token_counts
+        cached_tokens = counts.cache_read_input_tokens or 0
         self.cache_write_tokens = counts.cache_creation_input_tokens or 0
         self.usage = Usage(
-            input_tokens=(counts.input_tokens or 0) + cached + self.cache_write_tokens,
-            cached_tokens=cached,
+            input_tokens=(counts.input_tokens or 0) + cached_tokens + self.cache_write_tokens,
+            cached_tokens=cached_tokens,
             output_tokens=counts.output_tokens or 0,
         )
 
 
 class AnthropicModel(StreamingModel):
-    """One of Anthropic's models, or whatever speaks as they do."""
+    """A model of Anthropic, or of a server with the same API."""
 
     response_class = AnthropicResponse
     optional_features: ClassVar[Mapping[str, tuple[str, ...]]] = {
@@ -220,52 +221,60 @@ class AnthropicModel(StreamingModel):
         "thinking": ("thinking",),
         "tool_choice": ("tool_choice",),
         "max_tokens": ("max_tokens",),
-        "marks": ("cache_control",),
+        "cache_control": ("cache_control",),
         "images": ("image", "document", "pdf"),
     }
 
     def __init__(self, *parts: Any, **options: Any) -> None:
         super().__init__(*parts, **options)
-        self._toolbox = ToolEncoder("anthropic", _mark_last)
-        self._plain_toolbox = ToolEncoder("anthropic")
-        found = _NUMBERS.match(self.model)
-        # A name without a version is taken for a new model.
-        self._version: tuple[int, int] = (int(found[1]), int(found[2] or 0)) if found is not None else (99, 0)
+        self._tool_encoder = ToolEncoder("anthropic", _mark_last)
+        self._unmarked_tool_encoder = ToolEncoder("anthropic")
+        match = _MODEL_VERSION.match(self.model)
+        # A name without a version counts as a new model.
+        self._version: tuple[int, int] = (int(match[1]), int(match[2] or 0)) if match is not None else (99, 0)
 
-    def build_request(self, request: ModelRequest, without: frozenset[str]) -> dict[str, Any]:
+    def build_request(self, request: ModelRequest, omitted_features: frozenset[str]) -> dict[str, Any]:
         settings = request.settings
-        marks = "marks" not in without
-        forced = request.tool_choice not in ("auto", "none") and "tool_choice" not in without
-        limit = settings.max_output_tokens or self._default_limit(without)
-        body: dict[str, Any] = {"model": self.model, "max_tokens": limit, "stream": True}
+        uses_cache = "cache_control" not in omitted_features
+        is_forced = request.tool_choice not in ("auto", "none") and "tool_choice" not in omitted_features
+        max_tokens = settings.max_output_tokens or self._default_max_tokens(omitted_features)
+        body: dict[str, Any] = {"model": self.model, "max_tokens": max_tokens, "stream": True}
         if request.system.strip():
             system: dict[str, Any] = {"type": "text", "text": request.system}
-            body["system"] = [{**system, "cache_control": _KEPT}] if marks else [system]
-        body["messages"] = self._messages(request, without)
+            body["system"] = [{**system, "cache_control": _CACHE_CONTROL}] if uses_cache else [system]
+        body["messages"] = self._build_messages(request, omitted_features)
         if request.tools:
-            encoded = (self._toolbox if marks else self._plain_toolbox).encode(request.tools)
+            encoded = (self._tool_encoder if uses_cache else self._unmarked_tool_encoder).encode(request.tools)
             body["tools"] = encoded.raw
             choice = request.tool_choice
-            if forced:
+            if is_forced:
                 if choice == "required":
                     body["tool_choice"] = {"type": "any"}
                 elif choice in encoded.names:
                     body["tool_choice"] = {"type": "tool", "name": choice}
             elif choice == "none":
                 body["tool_choice"] = {"type": "none"}
-        thinks = self._think(body, settings.reasoning, limit, forced=forced, without=without)
-        if settings.temperature is not None and not thinks and "temperature" not in without:
+        thinks = self._add_thinking_settings(
+            body, settings.reasoning, max_tokens, is_forced=is_forced, omitted_features=omitted_features
+        )
+        if settings.temperature is not None and not thinks and "temperature" not in omitted_features:
             body["temperature"] = min(1.0, settings.temperature)
         return body
 
-    def _default_limit(self, without: frozenset[str]) -> int:
-        return _OLD_MAX_TOKENS if self._version < (4, 0) or "max_tokens" in without else _MAX_TOKENS
+    def _default_max_tokens(self, omitted_features: frozenset[str]) -> int:
+        return _OLD_MAX_TOKENS if self._version < (4, 0) or "max_tokens" in omitted_features else _MAX_TOKENS
 
-    def _think(
-        self, body: dict[str, Any], reasoning: str | None, limit: int, *, forced: bool, without: frozenset[str]
+    def _add_thinking_settings(
+        self,
+        body: dict[str, Any],
+        reasoning: str | None,
+        max_tokens: int,
+        *,
+        is_forced: bool,
+        omitted_features: frozenset[str],
     ) -> bool:
-        """Says how much to think, as models of this version want to hear it; and whether it does."""
-        if reasoning is None or "thinking" in without:
+        """Adds the reasoning effort in the form of the model's version. Returns whether the model will think."""
+        if reasoning is None or "thinking" in omitted_features:
             return False
         if reasoning == "none":
             if self._version >= (4, 0):
@@ -273,80 +282,76 @@ class AnthropicModel(StreamingModel):
             return False
         if self._version >= (4, 6):
             body["thinking"] = {"type": "adaptive", "display": "summarized"}
-            if "effort" not in without:
+            if "effort" not in omitted_features:
                 body["output_config"] = {"effort": "low" if reasoning == "minimal" else reasoning}
             return True
-        if self._version < (3, 7) or forced:  # The older ones do not think where they are told which tool to call.
+        if self._version < (3, 7) or is_forced:  # Older models cannot think if they must call a certain tool.
             return False
-        budget = _BUDGETS.get(reasoning, _BUDGETS["medium"])
+        budget = _THINKING_BUDGETS.get(reasoning, _THINKING_BUDGETS["medium"])
         body["thinking"] = {"type": "enabled", "budget_tokens": budget}
-        body["max_tokens"] = limit + budget  # Thinking counts as output.
+        body["max_tokens"] = max_tokens + budget  # Thinking counts as output.
         return True
 
-    def _messages(self, request: ModelRequest, without: frozenset[str]) -> list[dict[str, Any]]:
+    def _build_messages(self, request: ModelRequest, omitted_features: frozenset[str]) -> list[dict[str, Any]]:
         messages: list[dict[str, Any]] = []
         for turn in normalize_turns(request.turns):
             if isinstance(turn, ModelTurn):
-                messages.append({"role": "assistant", "content": self._spoken(turn, without)})
+                messages.append({"role": "assistant", "content": self._build_model_blocks(turn, omitted_features)})
                 continue
-            blocks = _results(turn, without) if isinstance(turn, ResultsTurn) else _user(turn, without)
+            if isinstance(turn, ResultsTurn):
+                blocks = [_build_result(result, omitted_features) for result in turn.results]
+            else:
+                blocks = _build_user_blocks(turn, omitted_features)
             if messages and messages[-1]["role"] == "user":
                 messages[-1]["content"].extend(blocks)
             else:
                 messages.append({"role": "user", "content": blocks})
-        if "marks" not in without:
-            # The last, for the next request; and the one before it, which this request finds kept.
-            asked = [message for message in messages if message["role"] == "user"]
-            for message in asked[-2:]:
-                message["content"][-1]["cache_control"] = _KEPT
+        if "cache_control" not in omitted_features:
+            # The last one is cached for the next request; the one before it was cached by the previous request.
+            user_messages = [message for message in messages if message["role"] == "user"]
+            for message in user_messages[-2:]:
+                message["content"][-1]["cache_control"] = _CACHE_CONTROL
         return messages
 
-    def _spoken(self, turn: ModelTurn, without: frozenset[str]) -> list[dict[str, Any]]:
+    def _build_model_blocks(self, turn: ModelTurn, omitted_features: frozenset[str]) -> list[dict[str, Any]]:
         blocks: list[dict[str, Any]] = []
         for piece in split_turn(turn, self.name):
             if isinstance(piece, str):
                 blocks.append({"type": "text", "text": piece})
             elif isinstance(piece, ModelCall):
-                blocks.append(
-                    {"type": "tool_use", "id": piece.id, "name": piece.name, "input": encode_arguments(piece)}
-                )
-            elif piece.get("type") in _THOUGHTS and not without & _THOUGHTLESS:
+                arguments = encode_arguments(piece)
+                blocks.append({"type": "tool_use", "id": piece.id, "name": piece.name, "input": arguments})
+            elif piece.get("type") in _THINKING_BLOCKS and not omitted_features & _THINKING_FEATURES:
                 blocks.append(dict(piece))
         return blocks
 
 
 def _mark_last(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
     if tools:
-        tools[-1] = {**tools[-1], "cache_control": _KEPT}
+        tools[-1] = {**tools[-1], "cache_control": _CACHE_CONTROL}
     return tools
 
 
-def _user(turn: UserTurn, without: frozenset[str]) -> list[dict[str, Any]]:
-    seen, rest = split_media(turn.media, frozenset() if "images" in without else IMAGES | {PDF})
-    text = "\n".join((turn.text, *rest)) if turn.text.strip() else "\n".join(rest)
-    return [*map(_part, seen), *([{"type": "text", "text": text}] if text.strip() else [])]
+def _build_user_blocks(turn: UserTurn, omitted_features: frozenset[str]) -> list[dict[str, Any]]:
+    attachments, text = split_content(turn.text, turn.media, omitted_features)
+    return [*map(_build_attachment, attachments), *([{"type": "text", "text": text}] if text.strip() else [])]
 
 
-def _results(turn: ResultsTurn, without: frozenset[str]) -> list[dict[str, Any]]:
-    return [_result(one, without) for one in turn.results]
-
-
-def _result(answer: ModelToolResult, without: frozenset[str]) -> dict[str, Any]:
-    block: dict[str, Any] = {"type": "tool_result", "tool_use_id": answer.id}
-    if answer.is_error:
-        block["is_error"] = True  # Which takes text only.
-        seen: list[tuple[str, str]] = []
+def _build_result(result: ModelToolResult, omitted_features: frozenset[str]) -> dict[str, Any]:
+    block: dict[str, Any] = {"type": "tool_result", "tool_use_id": result.id}
+    attachments: list[Attachment] = []
+    if result.is_error:
+        block["is_error"] = True  # An error may have text only.
     else:
-        seen, _ = split_media(answer.media, frozenset() if "images" in without else IMAGES | {PDF})
-    if seen:
-        text = [{"type": "text", "text": answer.text}] if answer.text.strip() else []
-        block["content"] = [*text, *map(_part, seen)]
-    elif answer.text.strip():
-        block["content"] = answer.text
+        attachments, _ = split_content(result.text, result.media, omitted_features)
+    if attachments:
+        text = [{"type": "text", "text": result.text}] if result.text.strip() else []
+        block["content"] = [*text, *map(_build_attachment, attachments)]
+    elif result.text.strip():
+        block["content"] = result.text
     return block
 
 
-def _part(seen: tuple[str, str]) -> dict[str, Any]:
-    kind, data = seen
-    source = {"type": "base64", "media_type": kind, "data": data}
-    return {"type": "document" if kind == PDF else "image", "source": source}
+def _build_attachment(attachment: Attachment) -> dict[str, Any]:
+    source = {"type": "base64", "media_type": attachment.mime_type, "data": attachment.data}
+    return {"type": "document" if attachment.mime_type == PDF else "image", "source": source}

@@ -1,4 +1,4 @@
-"""Embeddings from any endpoint that speaks OpenAI's `/v1/embeddings`."""
+"""Embeddings from any server with OpenAI's `/v1/embeddings`. Used by the server for `search_knowledge`."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from toolspace.models.errors import build_error, error_from_connection, error_fr
 from toolspace.models.http import ModelHttpClient
 from toolspace.models.registry import find_key, parse_model_name, resolve_base_url, validate_headers
 
-OPENAI = "https://api.openai.com/v1"
-_MOST_BYTES = 64 * 1024 * 1024
-"""Of one answer: 100 texts with 3,072 numbers each are about 6 MB."""
-_AT_ONCE = 100
+OPENAI_URL = "https://api.openai.com/v1"
+_MAX_BYTES = 64 * 1024 * 1024
+"""The size limit of a response: 100 texts with 3,072 numbers each are about 6 MB."""
+_BATCH_SIZE = 100
 
 
-class _One(msgspec.Struct):
+class _Embedding(msgspec.Struct):
     embedding: list[float]
     index: int | None = None
 
 
-class _Answer(msgspec.Struct):
-    data: list[_One]
+class _EmbeddingsResponse(msgspec.Struct):
+    data: list[_Embedding]
 
 
 class HttpEmbedder:
-    """An `Embedder`. `base_url` is everything before `/embeddings`."""
+    """An `Embedder` over HTTP. `base_url` is the URL up to `/embeddings`."""
 
     def __init__(
         self,
         model: str,
         *,
         api_key: str | None = None,
-        base_url: str = OPENAI,
+        base_url: str = OPENAI_URL,
         headers: Mapping[str, str] | None = None,
         timeout: float = 30.0,
         http: ModelHttpClient | None = None,
@@ -53,15 +53,15 @@ class HttpEmbedder:
 
     async def embed(self, texts: Sequence[str]) -> list[list[float]]:
         vectors: list[list[float]] = []
-        for start in range(0, len(texts), _AT_ONCE):
-            vectors += await self._embed(texts[start : start + _AT_ONCE])
+        for start in range(0, len(texts), _BATCH_SIZE):
+            vectors += await self._embed_batch(texts[start : start + _BATCH_SIZE])
         return vectors
 
     async def aclose(self) -> None:
-        """Lets go of its connections, also those that it was given."""
+        """Closes its connections, including those of a given `http`."""
         await self._http.aclose()
 
-    async def _embed(self, texts: Sequence[str]) -> list[list[float]]:
+    async def _embed_batch(self, texts: Sequence[str]) -> list[list[float]]:
         from yarl import URL
 
         from toolspace.core.http_errors import HTTP_FAILURES
@@ -71,27 +71,26 @@ class HttpEmbedder:
         try:
             response = await self._http.post(url, self._headers, body, self._timeout)
             async with response:
-                answer = await _read(response)
+                content = await _read(response)
                 status, headers = response.status, response.headers
-        except HTTP_FAILURES as fault:
-            raise error_from_connection(self.name, fault, url, timeout=self._timeout, begun=False) from fault
+        except HTTP_FAILURES as failure:
+            raise error_from_connection(self.name, failure, url, timeout=self._timeout, has_started=False) from failure
         if status != 200:
-            raise error_from_response(self.name, status, headers, answer, check="its key")
-        return self._vectors(answer, len(texts))
+            raise error_from_response(self.name, status, headers, content, credential_name="its key")
+        return self._parse_vectors(content, len(texts))
 
-    def _vectors(self, answer: bytes, count: int) -> list[list[float]]:
+    def _parse_vectors(self, content: bytes, count: int) -> list[list[float]]:
         try:
-            found = msgspec.json.decode(answer, type=_Answer).data
+            embeddings = msgspec.json.decode(content, type=_EmbeddingsResponse).data
         except (msgspec.DecodeError, RecursionError) as error:
             raise build_error(self.name, "broken", str(error)) from None
-        # In the order of their numbers, where the endpoint says them: it may answer in another.
-        found.sort(key=lambda one: one.index or 0)
-        lengths = {len(one.embedding) for one in found}
-        if len(found) != count or len(lengths) > 1 or lengths == {0}:
-            raise build_error(
-                self.name, "broken", f"{len(found)} vectors of {sorted(lengths)} numbers for {count} texts"
-            )
-        return [one.embedding for one in found]
+        # By index, if the server sends one: it may answer in another order.
+        embeddings.sort(key=lambda embedding: embedding.index or 0)
+        lengths = {len(embedding.embedding) for embedding in embeddings}
+        if len(embeddings) != count or len(lengths) > 1 or lengths == {0}:
+            message = f"{len(embeddings)} vectors of {sorted(lengths)} numbers for {count} texts"
+            raise build_error(self.name, "broken", message)
+        return [embedding.embedding for embedding in embeddings]
 
 
 def open_embedder(
@@ -102,28 +101,30 @@ def open_embedder(
     api_key: str | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> HttpEmbedder:
-    """The embedder that a configuration names: `openai:text-embedding-3-small`, or a name alone, which is OpenAI's, or
-    belongs to whoever is at `base_url`. Close it. Raises `ModelError` where its key or address is missing.
+    """Opens the embedder that a configuration names: `openai:text-embedding-3-small`.
+
+    A name without a provider is a model of OpenAI, or of the server at `base_url`. The caller closes the embedder.
+    Raises `ModelError` if its key or URL is missing.
     """
     provider, name = parse_model_name(model)
     provider = provider or ("openai-compatible" if base_url else "openai")
     try:
-        address, own = resolve_base_url(provider, base_url, environ)
+        url, is_own_url = resolve_base_url(provider, base_url, environ)
     except ModelError as error:
         raise ModelError(error.kind, str(error).replace("model.", "embeddings.")) from None
     variable, key = ("embeddings.apiKey", api_key) if api_key else find_key(provider, environ)
-    if not key and own and variable != "model.apiKey":
-        way = f"set {variable} in the environment, or embeddings.apiKey in the configuration"
-        raise ModelError("no_key", f"{provider}:{name}: no key is set; {way}")
+    if not key and is_own_url and variable != "model.apiKey":
+        remedy = f"set {variable} in the environment, or embeddings.apiKey in the configuration"
+        raise ModelError("no_key", f"{provider}:{name}: no key is set; {remedy}")
     validate_headers({variable: key or "", **(headers or {})})
     register_secrets([key] if key else [])
-    return HttpEmbedder(name, api_key=key, base_url=address, headers=headers)
+    return HttpEmbedder(name, api_key=key, base_url=url, headers=headers)
 
 
 async def _read(response: Any) -> bytes:
     body = bytearray()
     async for piece in response.content.iter_any():
         body += piece
-        if len(body) > _MOST_BYTES:
-            raise ModelError("broken", f"the answer has more than {_MOST_BYTES} bytes")
+        if len(body) > _MAX_BYTES:
+            raise ModelError("broken", f"the answer has more than {_MAX_BYTES} bytes")
     return bytes(body)

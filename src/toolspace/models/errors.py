@@ -1,4 +1,7 @@
-"""What a provider's refusal, a lost connection or an error in a stream means, as a `ModelError`. Sends nothing."""
+"""Turns a provider's error response, an error in a stream or a lost connection into a `ModelError`.
+
+Used by the model adapters. Sends nothing.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,9 @@ from toolspace.errors import ModelError, ModelErrorKind
 if TYPE_CHECKING:
     from yarl import URL
 
-_LONGEST = 600
-"""Characters of a provider's message that are passed on."""
-_LOOKED_AT = 1 << 16
+_MAX_MESSAGE = 600
+"""Characters of a provider's message that a `ModelError` shows."""
+_MAX_SCANNED = 1 << 16
 _TOO_LONG = re.compile(
     r"context[ _]length|context[ _]window|maximum context|prompt is too long|too many (?:input )?tokens"
     r"|input (?:is )?too long|exceeds? the (?:maximum|max|available|model'?s?)\b.{0,40}(?:tokens|context)"
@@ -32,7 +35,7 @@ _UNPAID = re.compile(
 _BAD_KEY = re.compile(r"api[ _]key (?:not valid|not found|expired)|API_KEY_INVALID|invalid api key", re.IGNORECASE)
 _SECONDS = re.compile(r"(\d+(?:\.\d+)?)s")
 
-_BY_TYPE: Mapping[str, ModelErrorKind] = {
+_KINDS_BY_TYPE: Mapping[str, ModelErrorKind] = {
     "overloaded_error": "overloaded",
     "overloaded": "overloaded",
     "server_is_overloaded": "overloaded",
@@ -61,7 +64,7 @@ _BY_TYPE: Mapping[str, ModelErrorKind] = {
     "invalid_prompt": "invalid",
     "invalid_argument": "invalid",
 }
-_WAYS: Mapping[ModelErrorKind, str] = {
+_SUMMARIES: Mapping[ModelErrorKind, str] = {
     "no_key": "no key is set",
     "not_permitted": "the provider does not accept the key",
     "not_found": "there is no such model, or no model API at its address",
@@ -70,71 +73,78 @@ _WAYS: Mapping[ModelErrorKind, str] = {
     "rate_limited": "too many requests or tokens in too short a time",
     "overloaded": "the provider is busy",
     "unavailable": "the provider cannot answer now",
-    "broken": "the answer makes no sense",
+    "broken": "the response is invalid",
 }
 
 
 class ProviderErrorDetails(msgspec.Struct, frozen=True):
-    """What a provider's error says, in whichever form it came."""
+    """The content of a provider's error, from any of the forms that providers use."""
 
     message: str = ""
-    kind: str = ""
+    type: str = ""
     """Its type, code or status, in lower case."""
     status: int | None = None
     retry_after: float | None = None
 
 
-def error_from_response(name: str, status: int, headers: Mapping[str, str], body: bytes, *, check: str) -> ModelError:
-    """The error for an answer with a status other than 200. `check` names what to look at where a key is refused."""
-    said = parse_error_body(body)
-    if said.message == "":
-        said = msgspec.structs.replace(said, message=body[:_LOOKED_AT].decode("utf-8", "replace").strip())
-    kind = _kind(status, said)
-    wait = parse_retry_after(headers)
-    error = build_error(name, kind, said.message, status=status, check=check)
-    error.retry_after = said.retry_after if wait is None else wait
+def error_from_response(
+    name: str, status: int, headers: Mapping[str, str], body: bytes, *, credential_name: str
+) -> ModelError:
+    """The error for a response with a status other than 200.
+
+    `credential_name` is the setting or variable that a refused key comes from.
+    """
+    details = parse_error_body(body)
+    if details.message == "":
+        text = body[:_MAX_SCANNED].decode("utf-8", "replace").strip()
+        details = msgspec.structs.replace(details, message=text)
+    delay = parse_retry_after(headers)
+    kind = _find_kind(status, details)
+    error = build_error(name, kind, details.message, status=status, credential_name=credential_name)
+    error.retry_after = details.retry_after if delay is None else delay
     return error
 
 
-def error_from_event(name: str, error: object, *, check: str) -> ModelError:
+def error_from_event(name: str, error: object, *, credential_name: str) -> ModelError:
     """The error for an error event in the middle of a stream."""
-    said = _read(error)
-    kind = _kind(said.status, said)
-    made = build_error(name, "unavailable" if kind == "broken" else kind, said.message, status=said.status, check=check)
-    made.retry_after = said.retry_after
-    return made
+    details = _parse_error(error)
+    kind = _find_kind(details.status, details)
+    kind = "unavailable" if kind == "broken" else kind
+    result = build_error(name, kind, details.message, status=details.status, credential_name=credential_name)
+    result.retry_after = details.retry_after
+    return result
 
 
-def error_from_connection(name: str, fault: Exception, url: URL, *, timeout: float, begun: bool) -> ModelError:
-    """The error for a request that got no answer, or only a part of one."""
+def error_from_connection(name: str, failure: Exception, url: URL, *, timeout: float, has_started: bool) -> ModelError:
+    """The error for a request without a response, or with a partial one (`has_started`)."""
     import aiohttp
 
     from toolspace.core.http_errors import describe_http_failure
 
-    if isinstance(fault, TimeoutError) and not isinstance(fault, aiohttp.ConnectionTimeoutError):
+    if isinstance(failure, TimeoutError) and not isinstance(failure, aiohttp.ConnectionTimeoutError):
         return ModelError("unavailable", f"{name}: no answer within {timeout:g} s; raise model.timeout")
-    if isinstance(fault, aiohttp.InvalidURL):
+    if isinstance(failure, aiohttp.InvalidURL):
         return ModelError("not_found", f"{name}: its address is no URL; check base_url")
-    return ModelError("broken" if begun else "unavailable", f"{name}: {describe_http_failure(fault, url)}")
+    return ModelError("broken" if has_started else "unavailable", f"{name}: {describe_http_failure(failure, url)}")
 
 
 def build_error(
-    name: str, kind: ModelErrorKind, message: str, *, status: int | None = None, check: str = ""
+    name: str, kind: ModelErrorKind, message: str, *, status: int | None = None, credential_name: str = ""
 ) -> ModelError:
-    """An error of a kind, with what the provider said of it."""
-    way = _WAYS[kind]
-    if kind == "not_permitted" and check:
-        way = f"{way}; check {check}"
-    text = f"{name}: {way}" + (f" (HTTP {status})" if status is not None else "")
-    # Cut behind that: some servers say back what they were sent, and half a key is a part of a key.
-    message = str(mask_secrets(message[:_LOOKED_AT])).strip()
-    if len(message) > _LONGEST:
-        message = f"{message[:_LONGEST]}…"
+    """An error of a kind, with the provider's message."""
+    summary = _SUMMARIES[kind]
+    if kind == "not_permitted" and credential_name:
+        summary = f"{summary}; check {credential_name}"
+    text = f"{name}: {summary}" + (f" (HTTP {status})" if status is not None else "")
+    # Masked before it is cut: some servers repeat the request, and half of a key would not be recognized.
+    message = str(mask_secrets(message[:_MAX_SCANNED])).strip()
+    if len(message) > _MAX_MESSAGE:
+        message = f"{message[:_MAX_MESSAGE]}…"
     return ModelError(kind, f"{text}: {message}" if message else text, status=status)
 
 
 def parse_retry_after(headers: Mapping[str, str]) -> float | None:
-    """The seconds that an answer's headers ask to wait: a number, milliseconds, or a date."""
+    """The seconds that the headers of a response ask to wait: from a number, milliseconds, or a date."""
     milliseconds = headers.get("retry-after-ms") or ""
     if milliseconds.isascii() and milliseconds.isdigit():
         return float(milliseconds[:12]) / 1000
@@ -153,31 +163,29 @@ def parse_retry_after(headers: Mapping[str, str]) -> float | None:
 
 
 def parse_error_body(body: bytes) -> ProviderErrorDetails:
-    """The error of a body, which is JSON in one of several forms, or anything."""
+    """The error in a body, which is JSON in one of several forms, or anything else."""
     try:
         value = msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         return ProviderErrorDetails()
-    if isinstance(value, list) and value:  # As Google answers requests for streams.
+    if isinstance(value, list) and value:  # Google's answer to requests for streams.
         value = cast("list[Any]", value)[0]
     if isinstance(value, Mapping):
         fields = cast("Mapping[str, Any]", value)
-        inner = fields.get("error")
-        return _read(inner if inner else fields)
+        return _parse_error(fields.get("error") or fields)
     return ProviderErrorDetails()
 
 
-def _read(error: object) -> ProviderErrorDetails:
+def _parse_error(error: object) -> ProviderErrorDetails:
     if isinstance(error, str):
         return ProviderErrorDetails(error)
     if not isinstance(error, Mapping):
         return ProviderErrorDetails()
     fields = cast("Mapping[str, Any]", error)
     message = next((fields[key] for key in ("message", "detail", "error", "msg") if fields.get(key)), "")
-    code, named, status = fields.get("code"), fields.get("type"), fields.get("status")
-    words = [word.lower() for word in (code, status, named) if isinstance(word, str) and word]
-    kind = next((word for word in words if word in _BY_TYPE), words[0] if words else "")
-    # OpenRouter and others wrap what the provider behind them said.
+    code, error_type, status = fields.get("code"), fields.get("type"), fields.get("status")
+    words = [word.lower() for word in (code, status, error_type) if isinstance(word, str) and word]
+    # OpenRouter and others put the message of the provider behind them into `metadata.raw`.
     metadata = fields.get("metadata")
     raw = cast("Mapping[str, Any]", metadata).get("raw") if isinstance(metadata, Mapping) else None
     text = message if isinstance(message, str) else msgspec.json.encode(message).decode()
@@ -186,29 +194,30 @@ def _read(error: object) -> ProviderErrorDetails:
         text = f"{text} ({param})"
     return ProviderErrorDetails(
         message=f"{text} {raw}" if isinstance(raw, str) else text,
-        kind=kind,
-        status=next((one for one in (code, status) if type(one) is int and 300 <= one < 600), None),
-        retry_after=_delay(fields.get("details")),
+        type=next((word for word in words if word in _KINDS_BY_TYPE), words[0] if words else ""),
+        status=next((number for number in (code, status) if type(number) is int and 300 <= number < 600), None),
+        retry_after=_parse_retry_delay(fields.get("details")),
     )
 
 
-def _delay(details: object) -> float | None:
-    """Google says in the body how long to wait: `{"retryDelay": "34s"}`."""
-    for one in cast("list[Any]", details) if isinstance(details, list) else []:
-        delay = cast("Mapping[str, Any]", one).get("retryDelay") if isinstance(one, Mapping) else None
-        found = _SECONDS.fullmatch(delay) if isinstance(delay, str) else None
-        if found is not None:
-            return float(found[1])
+def _parse_retry_delay(details: object) -> float | None:
+    """Google sends the delay in the body: `{"retryDelay": "34s"}`."""
+    for detail in cast("list[Any]", details) if isinstance(details, list) else []:
+        delay = cast("Mapping[str, Any]", detail).get("retryDelay") if isinstance(detail, Mapping) else None
+        match = _SECONDS.fullmatch(delay) if isinstance(delay, str) else None
+        if match is not None:
+            return float(match[1])
     return None
 
 
-def _kind(status: int | None, said: ProviderErrorDetails) -> ModelErrorKind:
-    message, named = said.message, _BY_TYPE.get(said.kind)
-    if status == 413 or named == "too_long" or (status in (None, 400, 422, 500) and _TOO_LONG.search(message)):
+def _find_kind(status: int | None, details: ProviderErrorDetails) -> ModelErrorKind:
+    message, kind = details.message, _KINDS_BY_TYPE.get(details.type)
+    if status == 413 or kind == "too_long" or (status in (None, 400, 422, 500) and _TOO_LONG.search(message)):
         return "too_long"
-    if status == 402 or said.kind == "insufficient_quota" or (status in (400, 403, 429) and _UNPAID.search(message)):
-        # Google's limits by the minute are quotas too, and pass.
-        return "rate_limited" if said.kind == "resource_exhausted" else "not_permitted"
+    is_unpaid = status in (400, 403, 429) and _UNPAID.search(message)
+    if status == 402 or details.type == "insufficient_quota" or is_unpaid:
+        # Google's limits per minute are quotas too, and temporary.
+        return "rate_limited" if details.type == "resource_exhausted" else "not_permitted"
     if status in (401, 403) or (status == 400 and _BAD_KEY.search(message)):
         return "not_permitted"
     if status == 404 or (status is not None and 300 <= status < 400):
@@ -218,7 +227,7 @@ def _kind(status: int | None, said: ProviderErrorDetails) -> ModelErrorKind:
     if status in (503, 529):
         return "overloaded"
     if status in (408, 409, 425) or (status is not None and status >= 500):
-        return "overloaded" if named == "overloaded" else "unavailable"
+        return "overloaded" if kind == "overloaded" else "unavailable"
     if status is not None:
         return "invalid"
-    return named or "broken"
+    return kind or "broken"

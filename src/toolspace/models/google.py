@@ -1,20 +1,18 @@
-"""Models over Google's generateContent API, streamed."""
+"""The adapter for Google's generateContent API, streamed. Used by `registry`; `streaming` sends its requests."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import msgspec
 
 from toolspace.core.model import (
     FinishReason,
-    Media,
     ModelCall,
     ModelListener,
     ModelRequest,
-    ModelToolResult,
     ModelTurn,
     ResultsTurn,
     Usage,
@@ -23,33 +21,38 @@ from toolspace.core.model import (
 from toolspace.errors import ModelError
 from toolspace.models import errors
 from toolspace.models.request_encoding import (
-    IMAGES,
-    PDF,
+    IMAGES_AND_PDF,
+    Attachment,
     ToolEncoder,
     encode_arguments,
     normalize_turns,
-    split_media,
+    split_content,
     split_turn,
 )
 from toolspace.models.streaming import StreamedResponse, StreamingModel
 
 _AUDIO = frozenset(("audio/wav", "audio/mp3", "audio/mpeg", "audio/aiff", "audio/aac", "audio/ogg", "audio/flac"))
-_SEEN = IMAGES | _AUDIO | {PDF}
-_SIGNED = "signature"
-"""An entry of `thinking`: the seal of the part that comes next."""
-_UNSIGNED = "skip_thought_signature_validator"
-"""What Google takes in place of a seal, for calls that another model made."""
-_FINISHES: dict[str, FinishReason] = {"STOP": "stop", "MAX_TOKENS": "length", "OTHER": "other", "LANGUAGE": "other"}
-_OBJECTIONS = frozenset(("SAFETY", "RECITATION", "BLOCKLIST", "PROHIBITED_CONTENT", "SPII", "IMAGE_SAFETY"))
-_BLUNDERS = frozenset(("MALFORMED_FUNCTION_CALL", "UNEXPECTED_TOOL_CALL", "MALFORMED_RESPONSE"))
-_BUDGETS = {"none": 0, "minimal": 512, "low": 1_024, "medium": 8_192, "high": 24_576}
+_ACCEPTED_MEDIA = IMAGES_AND_PDF | _AUDIO
+_SIGNATURE = "signature"
+"""The type of an entry of `thinking`: the thought signature of the part that follows it."""
+_NO_SIGNATURE = "skip_thought_signature_validator"
+"""Google accepts this instead of a signature, for calls of another model."""
+_FINISH_REASONS: dict[str, FinishReason] = {
+    "STOP": "stop",
+    "MAX_TOKENS": "length",
+    "OTHER": "other",
+    "LANGUAGE": "other",
+    **dict.fromkeys(("SAFETY", "RECITATION", "BLOCKLIST", "PROHIBITED_CONTENT", "SPII", "IMAGE_SAFETY"), "filter"),
+}
+_INVALID_RESPONSES = frozenset(("MALFORMED_FUNCTION_CALL", "UNEXPECTED_TOOL_CALL", "MALFORMED_RESPONSE"))
+_THINKING_BUDGETS = {"none": 0, "minimal": 512, "low": 1_024, "medium": 8_192, "high": 24_576}
 _GENERATION = re.compile(r"gemini-(\d+)")
 _OWN_ID = re.compile(r"call_\d")
-"""Ids that were made here, because the model gave none."""
-_START = re.compile(r"[A-Za-z_]")
+"""Ids that `StreamedResponse` made, because the model sent none."""
+_NAME_START = re.compile(r"[A-Za-z_]")
 
 
-class _Call(msgspec.Struct):
+class _FunctionCall(msgspec.Struct):
     name: str = ""
     args: msgspec.Raw = msgspec.Raw()
     id: str | None = None
@@ -57,9 +60,9 @@ class _Call(msgspec.Struct):
 
 class _Part(msgspec.Struct, rename="camel"):
     text: str | None = None
-    thought: bool | None = None
+    is_thought: bool | None = msgspec.field(default=None, name="thought")
     thought_signature: str | None = None
-    function_call: _Call | None = None
+    function_call: _FunctionCall | None = None
 
 
 class _Content(msgspec.Struct):
@@ -73,7 +76,7 @@ class _Candidate(msgspec.Struct, rename="camel"):
     index: int | None = None
 
 
-class _Counts(msgspec.Struct, rename="camel"):
+class _TokenCounts(msgspec.Struct, rename="camel"):
     prompt_token_count: int | None = None
     candidates_token_count: int | None = None
     thoughts_token_count: int | None = None
@@ -81,14 +84,14 @@ class _Counts(msgspec.Struct, rename="camel"):
     tool_use_prompt_token_count: int | None = None
 
 
-class _Feedback(msgspec.Struct, rename="camel"):
+class _PromptFeedback(msgspec.Struct, rename="camel"):
     block_reason: str | None = None
 
 
 class _Chunk(msgspec.Struct, rename="camel"):
     candidates: list[_Candidate] | None = None
-    usage_metadata: _Counts | None = None
-    prompt_feedback: _Feedback | None = None
+    usage_metadata: _TokenCounts | None = None
+    prompt_feedback: _PromptFeedback | None = None
     error: Any = None
 
 
@@ -96,46 +99,48 @@ _decode = msgspec.json.Decoder(_Chunk, strict=False).decode
 
 
 class GoogleResponse(StreamedResponse):
+    """A response of the generateContent API."""
+
     def receive_event(self, data: bytes) -> None:
         if not data or data == b"[DONE]":
             return
         chunk = _decode(data)
         if chunk.error is not None:
-            raise errors.error_from_event(self.name, chunk.error, check=self.credential_name)
+            raise errors.error_from_event(self.name, chunk.error, credential_name=self.credential_name)
         for candidate in chunk.candidates or ():
             if not candidate.index:
-                self._add(candidate)
+                self._add_candidate(candidate)
         feedback = chunk.prompt_feedback
         if feedback is not None and feedback.block_reason and self.finish is None:
             self.finish = "filter"
         if chunk.usage_metadata is not None:
-            self._count(chunk.usage_metadata)
+            self._count_tokens(chunk.usage_metadata)
 
-    def _add(self, candidate: _Candidate) -> None:
+    def _add_candidate(self, candidate: _Candidate) -> None:
         parts = candidate.content.parts if candidate.content is not None else None
         for part in parts or ():
-            if part.thought:
+            if part.is_thought:
                 self.add_thinking(part.text or "")
                 continue
             if part.thought_signature:
-                self.layout.add_entry({"type": _SIGNED, "value": part.thought_signature})
+                self.layout.add_entry({"type": _SIGNATURE, "value": part.thought_signature})
             if part.text:
                 self.add_text(part.text)
             if part.function_call is not None:
                 self._add_call(part.function_call)
         reason = candidate.finish_reason
-        if reason in _BLUNDERS:
-            message = candidate.finish_message or "it wrote a call that is none"
-            raise ModelError("broken", f"{self.name}: its answer makes no sense: {message[:300]}")
+        if reason in _INVALID_RESPONSES:
+            message = candidate.finish_message or "it contains an invalid tool call"
+            raise ModelError("broken", f"{self.name}: the response is invalid: {message[:300]}")
         if reason:
-            self.finish = "filter" if reason in _OBJECTIONS else _FINISHES.get(reason, "other")
+            self.finish = _FINISH_REASONS.get(reason, "other")
 
-    def _add_call(self, call: _Call) -> None:
+    def _add_call(self, call: _FunctionCall) -> None:
         index = self.start_call(call.id, call.name)
         arguments = bytes(call.args).decode()
         self.add_arguments(index, "{}" if arguments in ("", "null") else arguments)
 
-    def _count(self, counts: _Counts) -> None:
+    def _count_tokens(self, counts: _TokenCounts) -> None:
         self.usage = Usage(
             input_tokens=(counts.prompt_token_count or 0) + (counts.tool_use_prompt_token_count or 0),
             cached_tokens=counts.cached_content_token_count or 0,
@@ -144,7 +149,7 @@ class GoogleResponse(StreamedResponse):
 
 
 class GoogleModel(StreamingModel):
-    """One of Google's models."""
+    """A model of Google."""
 
     response_class = GoogleResponse
     optional_features: ClassVar[Mapping[str, tuple[str, ...]]] = {
@@ -157,130 +162,130 @@ class GoogleModel(StreamingModel):
 
     def __init__(self, *parts: Any, **options: Any) -> None:
         super().__init__(*parts, **options)
-        self._toolbox = ToolEncoder("gemini", _declare)
-        found = _GENERATION.search(self.model)
-        self._generation = int(found[1]) if found is not None else 99
+        self._tool_encoder = ToolEncoder("gemini", _declare_functions)
+        match = _GENERATION.search(self.model)
+        self._generation = int(match[1]) if match is not None else 99
 
     def create_response(self, request: ModelRequest, listen: ModelListener | None) -> StreamedResponse:
-        answer = super().create_response(request, listen)
-        answer.tool_names = {
-            google_tool_name(tool.name): tool.name for tool in request.tools if not _START.match(tool.name)
+        response = super().create_response(request, listen)
+        response.tool_names = {
+            google_tool_name(tool.name): tool.name for tool in request.tools if not _NAME_START.match(tool.name)
         }
-        return answer
+        return response
 
-    def build_request(self, request: ModelRequest, without: frozenset[str]) -> dict[str, Any]:
-        body: dict[str, Any] = {"contents": self._contents(request, without)}
+    def build_request(self, request: ModelRequest, omitted_features: frozenset[str]) -> dict[str, Any]:
+        body: dict[str, Any] = {"contents": self._build_contents(request, omitted_features)}
         if request.system.strip():
             body["systemInstruction"] = {"parts": [{"text": request.system}]}
         if request.tools:
-            encoded = self._toolbox.encode(request.tools)
+            encoded = self._tool_encoder.encode(request.tools)
             body["tools"] = encoded.raw
             choice = request.tool_choice
             if choice in ("required", "none"):
                 mode = "ANY" if choice == "required" else "NONE"
                 body["toolConfig"] = {"functionCallingConfig": {"mode": mode}}
             elif choice in encoded.names:
-                only = {"mode": "ANY", "allowedFunctionNames": [google_tool_name(choice)]}
-                body["toolConfig"] = {"functionCallingConfig": only}
+                calling_config = {"mode": "ANY", "allowedFunctionNames": [google_tool_name(choice)]}
+                body["toolConfig"] = {"functionCallingConfig": calling_config}
         settings = request.settings
         generation: dict[str, Any] = {}
-        if settings.temperature is not None and "temperature" not in without:
+        if settings.temperature is not None and "temperature" not in omitted_features:
             generation["temperature"] = settings.temperature
         if settings.max_output_tokens is not None:
             generation["maxOutputTokens"] = settings.max_output_tokens
-        if settings.reasoning is not None and "thinking" not in without:
-            generation["thinkingConfig"] = self._thinking(settings.reasoning)
+        if settings.reasoning is not None and "thinking" not in omitted_features:
+            generation["thinkingConfig"] = self._build_thinking_config(settings.reasoning)
         if generation:
             body["generationConfig"] = generation
         return body
 
-    def _thinking(self, reasoning: str) -> dict[str, Any]:
+    def _build_thinking_config(self, reasoning: str) -> dict[str, Any]:
         if self._generation < 3:
-            return {"thinkingBudget": _BUDGETS.get(reasoning, -1), "includeThoughts": reasoning != "none"}
+            return {"thinkingBudget": _THINKING_BUDGETS.get(reasoning, -1), "includeThoughts": reasoning != "none"}
         level = {"none": "minimal", "xhigh": "high", "max": "high"}.get(reasoning, reasoning)
         return {"thinkingLevel": level, "includeThoughts": reasoning != "none"}
 
-    def _contents(self, request: ModelRequest, without: frozenset[str]) -> list[dict[str, Any]]:
+    def _build_contents(self, request: ModelRequest, omitted_features: frozenset[str]) -> list[dict[str, Any]]:
         contents: list[dict[str, Any]] = []
-        ids: set[str] = set()
+        own_ids: set[str] = set()
         for turn in normalize_turns(request.turns):
             if isinstance(turn, UserTurn):
-                contents.append({"role": "user", "parts": _user(turn.text, turn.media, without)})
+                contents.append({"role": "user", "parts": _build_user_parts(turn, omitted_features)})
             elif isinstance(turn, ModelTurn):
-                contents.append({"role": "model", "parts": self._spoken(turn, without, ids)})
+                contents.append({"role": "model", "parts": self._build_model_parts(turn, omitted_features, own_ids)})
             else:
-                contents.extend(self._results(turn, without, ids))
+                contents.extend(self._build_results(turn, omitted_features, own_ids))
         return contents
 
-    def _spoken(self, turn: ModelTurn, without: frozenset[str], ids: set[str]) -> list[dict[str, Any]]:
+    def _build_model_parts(
+        self, turn: ModelTurn, omitted_features: frozenset[str], own_ids: set[str]
+    ) -> list[dict[str, Any]]:
+        """The parts of a turn. Adds the call ids that this model itself sent to `own_ids`."""
         parts: list[dict[str, Any]] = []
-        seal: str | None = None
-        sealed = False
+        signature: str | None = None
+        has_call = False
         for piece in split_turn(turn, self.name):
             if isinstance(piece, Mapping):
-                seal = piece.get("value") if piece.get("type") == _SIGNED and "thoughts" not in without else None
+                is_usable = piece.get("type") == _SIGNATURE and "thoughts" not in omitted_features
+                signature = piece.get("value") if is_usable else None
                 continue
             if isinstance(piece, ModelCall):
                 call: dict[str, Any] = {"name": google_tool_name(piece.name), "args": encode_arguments(piece)}
                 if turn.model == self.name and not _OWN_ID.match(piece.id):
                     call["id"] = piece.id
-                    ids.add(piece.id)
+                    own_ids.add(piece.id)
                 part: dict[str, Any] = {"functionCall": call}
-                # The first call of a turn must bear a seal; the others came without.
-                if seal is None and not sealed and self._generation >= 3:
-                    seal = _UNSIGNED
-                sealed = True
+                # The first call of a turn must have a signature; the others arrived without one.
+                if signature is None and not has_call and self._generation >= 3:
+                    signature = _NO_SIGNATURE
+                has_call = True
             else:
                 part = {"text": piece}
-            if seal is not None:
-                part["thoughtSignature"] = seal
-                seal = None
+            if signature is not None:
+                part["thoughtSignature"] = signature
+                signature = None
             parts.append(part)
-        if seal is not None:  # It came with an empty text, at the end.
-            parts.append({"text": "", "thoughtSignature": seal})
+        if signature is not None:  # It arrived with an empty text at the end.
+            parts.append({"text": "", "thoughtSignature": signature})
         return parts
 
-    def _results(self, turn: ResultsTurn, without: frozenset[str], ids: set[str]) -> list[dict[str, Any]]:
-        inside = self._generation >= 3 and "function_parts" not in without
-        accepted = frozenset[str]() if "images" in without else _SEEN
-        answers: list[dict[str, Any]] = []
-        pictures: list[dict[str, Any]] = []
-        for one in turn.results:
-            response: dict[str, Any] = {"name": google_tool_name(one.name), "response": _response(one)}
-            if one.id in ids:
-                response["id"] = one.id
-            seen, _ = split_media(one.media, accepted)
-            if seen and inside:
-                response["parts"] = [_part(each) for each in seen]
-            elif seen:
-                pictures.append({"text": f"From the result of {one.name}:"})
-                pictures.extend(map(_part, seen))
-            answers.append({"functionResponse": response})
-        contents = [{"role": "user", "parts": answers}]
-        if pictures:
-            contents.append({"role": "user", "parts": pictures})
+    def _build_results(
+        self, turn: ResultsTurn, omitted_features: frozenset[str], own_ids: set[str]
+    ) -> list[dict[str, Any]]:
+        accepts_parts = self._generation >= 3 and "function_parts" not in omitted_features
+        responses: list[dict[str, Any]] = []
+        media_parts: list[dict[str, Any]] = []
+        for result in turn.results:
+            content = {"error" if result.is_error else "result": result.text}
+            response: dict[str, Any] = {"name": google_tool_name(result.name), "response": content}
+            if result.id in own_ids:
+                response["id"] = result.id
+            attachments, _ = split_content(result.text, result.media, omitted_features, _ACCEPTED_MEDIA)
+            if attachments and accepts_parts:
+                response["parts"] = [_build_attachment(attachment) for attachment in attachments]
+            elif attachments:
+                media_parts.append({"text": f"From the result of {result.name}:"})
+                media_parts.extend(map(_build_attachment, attachments))
+            responses.append({"functionResponse": response})
+        contents = [{"role": "user", "parts": responses}]
+        if media_parts:
+            contents.append({"role": "user", "parts": media_parts})
         return contents
 
 
 def google_tool_name(name: str) -> str:
-    """A tool's name as Google takes it: it must not begin with a digit or a hyphen."""
-    return name if _START.match(name) else f"_{name}"[:64]
+    """A tool's name as Google accepts it: it must not begin with a digit or a hyphen."""
+    return name if _NAME_START.match(name) else f"_{name}"[:64]
 
 
-def _declare(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _declare_functions(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{"functionDeclarations": [{**tool, "name": google_tool_name(tool["name"])} for tool in tools]}]
 
 
-def _response(answer: ModelToolResult) -> dict[str, Any]:
-    return {"error" if answer.is_error else "result": answer.text}
+def _build_user_parts(turn: UserTurn, omitted_features: frozenset[str]) -> list[dict[str, Any]]:
+    attachments, text = split_content(turn.text, turn.media, omitted_features, _ACCEPTED_MEDIA)
+    return [*map(_build_attachment, attachments), *([{"text": text}] if text.strip() else [])]
 
 
-def _user(text: str, media: Sequence[Media], without: frozenset[str]) -> list[dict[str, Any]]:
-    seen, rest = split_media(media, frozenset() if "images" in without else _SEEN)
-    text = "\n".join((text, *rest)) if text.strip() else "\n".join(rest)
-    return [*map(_part, seen), *([{"text": text}] if text.strip() else [])]
-
-
-def _part(seen: tuple[str, str]) -> dict[str, Any]:
-    kind, data = seen
-    return {"inlineData": {"mimeType": kind, "data": data}}
+def _build_attachment(attachment: Attachment) -> dict[str, Any]:
+    return {"inlineData": {"mimeType": attachment.mime_type, "data": attachment.data}}

@@ -1,6 +1,6 @@
-"""The connections to model providers, shared by all models of a toolspace. Knows nothing of what is sent.
+"""The HTTP connections to model providers, which all models of a toolspace share. Knows nothing of the requests.
 
-The library behind it is imported, and connections opened, by the first request.
+The first request imports aiohttp and opens connections.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ if TYPE_CHECKING:
     import aiohttp
     from yarl import URL
 
-_LARGE = 1 << 20
-"""Bytes above which a body is handed over as a file: aiohttp writes those in pieces, and the loop goes on meanwhile."""
-_KEPT_SECONDS = 60.0
-"""How long an idle connection is kept: a step of an agent, with its tools, is often longer than the usual 15 s."""
+_LARGE_BODY = 1 << 20
+"""A larger body is passed as a file: aiohttp writes files in pieces, so that the event loop stays responsive."""
+_KEEP_ALIVE_SECONDS = 60.0
+"""An agent's step with its tools often takes longer than aiohttp's default of 15 s."""
+_MAX_TIMEOUTS = 100
 
 
 class ModelHttpClient:
-    """One pool of connections for each event loop. Whoever makes it closes it."""
+    """One connection pool for each event loop. The creator closes it."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -31,72 +32,72 @@ class ModelHttpClient:
         self._proxies: dict[str, str | None] = {}
 
     async def post(self, url: URL, headers: Mapping[str, str], body: bytes, timeout: float) -> aiohttp.ClientResponse:
-        """The answer, its body still to be read and it to be closed. Raises one of `core.httpfaults.FAULTS`.
+        """Returns the response with an unread body; the caller closes it. Raises `core.http_errors.HTTP_FAILURES`.
 
-        Redirects are not followed: the key would go along.
+        Does not follow redirects: the key would be sent along.
         """
-        data: Any = body if len(body) < _LARGE else io.BytesIO(body)
+        data: Any = body if len(body) < _LARGE_BODY else io.BytesIO(body)
         host = url.raw_host or ""
         proxy = self._proxies[host] if host in self._proxies else self._find_proxy(host, url)
-        limit = self._timeouts.get(timeout) or self._make_timeout(timeout)
-        session = self._here()
-        return await session.post(url, headers=headers, data=data, timeout=limit, proxy=proxy, allow_redirects=False)
+        limits = self._timeouts.get(timeout) or self._create_timeout(timeout)
+        session = self._get_session()
+        return await session.post(url, headers=headers, data=data, timeout=limits, proxy=proxy, allow_redirects=False)
 
     async def aclose(self) -> None:
-        """Closes every connection. A request after it opens new ones."""
+        """Closes every connection. A later request opens new ones."""
         sessions, self._sessions = self._sessions, {}
         self._loop = self._session = None
-        here = asyncio.get_running_loop()
+        current_loop = asyncio.get_running_loop()
         for loop, session in sessions.items():
-            if loop is here or loop.is_closed():
+            if loop is current_loop or loop.is_closed():
                 await session.close()
             elif loop.is_running():
                 await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(session.close(), loop))
             else:
-                session.detach()  # Nothing could wait for the end of connections whose loop does not run.
+                session.detach()  # Nobody can wait for connections whose event loop does not run.
 
-    def _here(self) -> aiohttp.ClientSession:
+    def _get_session(self) -> aiohttp.ClientSession:
         loop = asyncio.get_running_loop()
         if loop is self._loop and self._session is not None:
             return self._session
         session = self._sessions.get(loop)
         if session is None:
-            session = self._sessions[loop] = _open()
+            session = self._sessions[loop] = _open_session()
         self._loop, self._session = loop, session
         return session
 
-    def _make_timeout(self, seconds: float) -> aiohttp.ClientTimeout:
+    def _create_timeout(self, seconds: float) -> aiohttp.ClientTimeout:
         import aiohttp
 
         from toolspace.core.http_errors import CONNECT_SECONDS
 
-        if len(self._timeouts) > 100:
+        if len(self._timeouts) > _MAX_TIMEOUTS:
             self._timeouts.clear()
-        made = aiohttp.ClientTimeout(total=seconds, sock_connect=min(CONNECT_SECONDS, seconds))
-        self._timeouts[seconds] = made
-        return made
+        timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=min(CONNECT_SECONDS, seconds))
+        self._timeouts[seconds] = timeout
+        return timeout
 
     def _find_proxy(self, host: str, url: URL) -> str | None:
-        """The proxy that the environment names for a host, looked up once: aiohttp would do so for each request."""
+        """The proxy that the environment names for a host. Cached: aiohttp would look it up for each request."""
         from urllib.request import getproxies_environment, proxy_bypass
 
         proxies = getproxies_environment()
-        found = proxies.get(url.scheme) or proxies.get("all")
-        if found is not None and proxy_bypass(f"{host}:{url.port}"):
-            found = None
-        self._proxies[host] = found if found is not None and found.startswith("http") else None
+        proxy = proxies.get(url.scheme) or proxies.get("all")
+        if proxy is not None and proxy_bypass(f"{host}:{url.port}"):
+            proxy = None
+        self._proxies[host] = proxy if proxy is not None and proxy.startswith("http") else None
         return self._proxies[host]
 
 
-def _open() -> aiohttp.ClientSession:
+def _open_session() -> aiohttp.ClientSession:
     import aiohttp
 
     return aiohttp.ClientSession(
-        # How many agents think at once is for others to say.
-        connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=60, keepalive_timeout=_KEPT_SECONDS),
+        # No limit here: the agents' scheduler limits how many requests run at once.
+        connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=60, keepalive_timeout=_KEEP_ALIVE_SECONDS),
         cookie_jar=aiohttp.DummyCookieJar(),
         trust_env=False,
-        # Events of a few bytes gain nothing from being packed, and would come later.
+        # Compression gains nothing for events of a few bytes, and delays them.
         headers={"User-Agent": "toolspace", "Accept-Encoding": "identity"},
         max_line_size=32_768,
         max_field_size=32_768,

@@ -1,4 +1,7 @@
-"""Has a model draw a picture: OpenAI's and Google's image models, and the tools of the execution type `image`."""
+"""Image models of OpenAI and Google, and the handler of tools of the execution type `image`.
+
+Used by `composition`.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ from toolspace.models.retry import MAX_WAIT_SECONDS, retry_delay
 from toolspace.models.streaming import ModelEndpoint, encode_body
 
 IMAGE_TIMEOUT_SECONDS = 180.0
-"""Seconds for a picture: the best models take more than a minute."""
+"""How long one image may take: the best models need more than a minute."""
 PROMPT_SCHEMA: Mapping[str, Any] = {
     "type": "object",
     "properties": {
@@ -38,21 +41,21 @@ PROMPT_SCHEMA: Mapping[str, Any] = {
     "additionalProperties": False,
 }
 DEFAULT_IMAGE_MODELS: Mapping[str, str] = {"openai": "gpt-image-2.5-flare", "google": "gemini-3.1-flash-image"}
-"""The model to use where nobody names one, by provider; the first whose key is set comes first."""
+"""Provider → its default image model. Without a provider it is the first one whose key is set."""
 
-_MOST = 64 << 20
-"""Bytes of an answer: a picture in base64, and little else."""
-_ATTEMPTS = 3
+_MAX_RESPONSE = 64 << 20
+"""Bytes of a response: an image in base64, and little else."""
+_MAX_ATTEMPTS = 3
 _RATIOS = ("1:1", "3:2", "2:3", "4:3", "3:4", "5:4", "4:5", "16:9", "9:16", "21:9")
 _SIZES = {"square": "1024x1024", "wide": "1536x1024", "tall": "1024x1536"}
-_KEYS = ("provider", "model", "size", "quality", "baseUrl", "apiKey", "headers")
+_EXECUTION_KEYS = ("provider", "model", "size", "quality", "baseUrl", "apiKey", "headers")
 
 T = TypeVar("T")
 Handler = Callable[[dict[str, Any], ToolContext], Coroutine[Any, Any, ImagePart]]
 
 
 class ImageModel(ABC):
-    """Draws pictures. Holds nothing open."""
+    """Generates images. Keeps no connection open."""
 
     def __init__(self, provider: str, model: str, endpoint: ModelEndpoint) -> None:
         self.name = f"{provider}:{model}"
@@ -67,7 +70,7 @@ class ImageModel(ABC):
         quality: str | None = None,
         timeout: float = IMAGE_TIMEOUT_SECONDS,
     ) -> ImagePart:
-        """The picture. `size` is `1024x1536` or a ratio, `16:9`; each model comes as near as it can.
+        """The image. `size` is `1024x1536` or a ratio, `16:9`; each model comes as close as it can.
 
         Raises `ModelError`.
         """
@@ -79,11 +82,11 @@ class ImageModel(ABC):
                 try:
                     return self.parse_response(await self._post(http, body, timeout))
                 except ModelError as error:
-                    wait = retry_delay(error, attempt)
-                    if not error.is_transient or attempt >= _ATTEMPTS or wait > MAX_WAIT_SECONDS:
+                    delay = retry_delay(error, attempt)
+                    if not error.is_transient or attempt >= _MAX_ATTEMPTS or delay > MAX_WAIT_SECONDS:
                         raise
                 attempt += 1
-                await asyncio.sleep(wait)
+                await asyncio.sleep(delay)
         finally:
             await http.aclose()
 
@@ -93,7 +96,7 @@ class ImageModel(ABC):
 
     @abstractmethod
     def parse_response(self, body: bytes) -> ImagePart:
-        """The picture in an answer."""
+        """The image in a response."""
 
     async def _post(self, http: ModelHttpClient, body: bytes, timeout: float) -> bytes:
         from yarl import URL
@@ -101,31 +104,36 @@ class ImageModel(ABC):
         from toolspace.core.http_errors import HTTP_FAILURES
 
         url = URL(self.endpoint.url)
-        begun = False
+        has_started = False
         try:
             headers = {**self.endpoint.headers, "Content-Type": "application/json"}
             response = await http.post(url, headers, body, timeout)
             try:
-                begun = response.status == 200
-                answer = bytearray()
+                has_started = response.status == 200
+                content = bytearray()
                 while chunk := await response.content.readany():
-                    answer += chunk
-                    if len(answer) > _MOST:
-                        raise ModelError("invalid", f"{self.name}: its answer has more than {_MOST:,} bytes")
+                    content += chunk
+                    if len(content) > _MAX_RESPONSE:
+                        raise ModelError("invalid", f"{self.name}: its answer has more than {_MAX_RESPONSE:,} bytes")
             finally:
                 response.close()
-        except HTTP_FAILURES as fault:
-            raise errors.error_from_connection(self.name, fault, url, timeout=timeout, begun=begun) from None
+        except HTTP_FAILURES as failure:
+            raise errors.error_from_connection(
+                self.name, failure, url, timeout=timeout, has_started=has_started
+            ) from None
         if response.status != 200:
-            head = {name.lower(): value for name, value in response.headers.items()}
             raise errors.error_from_response(
-                self.name, response.status, head, bytes(answer[:65_536]), check=self.endpoint.credential_name
+                self.name,
+                response.status,
+                {name.lower(): value for name, value in response.headers.items()},
+                bytes(content[:65_536]),
+                credential_name=self.endpoint.credential_name,
             )
-        return bytes(answer)
+        return bytes(content)
 
-    def _nothing(self, why: str = "") -> ModelError:
-        reason = f": {why[:300]}" if why else "; the provider may object to the prompt"
-        return ModelError("invalid", f"{self.name}: it drew no picture{reason}")
+    def _no_image_error(self, text: str = "") -> ModelError:
+        reason = f": {text[:300]}" if text else "; the provider may object to the prompt"
+        return ModelError("invalid", f"{self.name}: it returned no image{reason}")
 
 
 class _OpenAIImage(msgspec.Struct):
@@ -138,7 +146,7 @@ class _OpenAIImages(msgspec.Struct):
 
 
 class OpenAIImageModel(ImageModel):
-    """OpenAI's image models, and servers that speak as they do."""
+    """An image model of OpenAI, or of a server with the same API."""
 
     def build_request(self, prompt: str, size: str | None, quality: str | None) -> dict[str, Any]:
         body: dict[str, Any] = {"model": self.model, "prompt": prompt, "n": 1}
@@ -147,15 +155,15 @@ class OpenAIImageModel(ImageModel):
         if quality is not None:
             body["quality"] = quality
         if self.model.startswith("dall-e"):
-            body["response_format"] = "b64_json"  # The newer ones know no other, and refuse to be told.
+            body["response_format"] = "b64_json"  # Newer models have no other format, and refuse the parameter.
         return body
 
     def parse_response(self, body: bytes) -> ImagePart:
-        answer = _decode(_OpenAIImages, body, self.name)
-        data = answer.data[0].b64_json if answer.data else None
+        response = _decode(_OpenAIImages, body, self.name)
+        data = response.data[0].b64_json if response.data else None
         if not data:
-            raise self._nothing()
-        return ImagePart(data=data, mime_type=f"image/{answer.output_format or 'png'}")
+            raise self._no_image_error()
+        return ImagePart(data=data, mime_type=f"image/{response.output_format or 'png'}")
 
 
 class _Blob(msgspec.Struct, rename="camel"):
@@ -166,7 +174,7 @@ class _Blob(msgspec.Struct, rename="camel"):
 class _Part(msgspec.Struct, rename="camel"):
     inline_data: _Blob | None = None
     text: str | None = None
-    thought: bool | None = None
+    is_thought: bool | None = msgspec.field(default=None, name="thought")
 
 
 class _Content(msgspec.Struct):
@@ -188,15 +196,15 @@ class _GoogleImages(msgspec.Struct):
 
 
 class GoogleImageModel(ImageModel):
-    """Google's models: Gemini's, which answer with parts, and Imagen's, which predict."""
+    """An image model of Google: Gemini, which returns parts, or Imagen, which returns predictions."""
 
     @property
-    def _predicts(self) -> bool:
+    def _is_imagen(self) -> bool:
         return self.model.startswith("imagen")
 
     def build_request(self, prompt: str, size: str | None, quality: str | None) -> dict[str, Any]:
         ratio = _ratio(size) if size is not None else None
-        if self._predicts:
+        if self._is_imagen:
             parameters: dict[str, Any] = {"sampleCount": 1}
             if ratio is not None:
                 parameters["aspectRatio"] = ratio
@@ -207,16 +215,17 @@ class GoogleImageModel(ImageModel):
         return {"contents": [{"role": "user", "parts": [{"text": prompt}]}], "generationConfig": generation}
 
     def parse_response(self, body: bytes) -> ImagePart:
-        answer = _decode(_GoogleImages, body, self.name)
-        for one in answer.predictions or ():
-            if one.bytes_base64_encoded:
-                return ImagePart(data=one.bytes_base64_encoded, mime_type=one.mime_type or "image/png")
-        parts = [part for one in answer.candidates or () if one.content for part in one.content.parts or ()]
+        response = _decode(_GoogleImages, body, self.name)
+        for prediction in response.predictions or ():
+            if prediction.bytes_base64_encoded:
+                return ImagePart(data=prediction.bytes_base64_encoded, mime_type=prediction.mime_type or "image/png")
+        contents = [candidate.content for candidate in response.candidates or () if candidate.content]
+        parts = [part for content in contents for part in content.parts or ()]
         for part in parts:
             blob = part.inline_data
-            if blob is not None and blob.data and not part.thought:
+            if blob is not None and blob.data and not part.is_thought:
                 return ImagePart(data=blob.data, mime_type=blob.mime_type or "image/png")
-        raise self._nothing(" ".join(part.text for part in parts if part.text))
+        raise self._no_image_error(" ".join(part.text for part in parts if part.text))
 
 
 def open_image_model(
@@ -228,44 +237,43 @@ def open_image_model(
     api_key: str | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> ImageModel:
-    """The image model that is named, or the one whose provider's key is set. Raises `ModelError`."""
-    said = (provider or "").strip().lower() or _first_with_key(environ, model)
-    said = {"gemini": "google"}.get(said, said)
-    if said not in (*DEFAULT_IMAGE_MODELS, "openai-compatible"):
-        near = (
-            did_you_mean(said, DEFAULT_IMAGE_MODELS)
-            or f"; it is one of {', '.join(DEFAULT_IMAGE_MODELS)}, openai-compatible"
-        )
-        raise ModelError("not_found", f"no images are to be had from {said[:80]!r}{near}")
-    name = model or DEFAULT_IMAGE_MODELS.get(said) or ""
+    """Opens the image model that is named, or one whose provider's key is set. Raises `ModelError`."""
+    provider = (provider or "").strip().lower() or _choose_provider(environ, model)
+    provider = {"gemini": "google"}.get(provider, provider)
+    if provider not in (*DEFAULT_IMAGE_MODELS, "openai-compatible"):
+        hint = did_you_mean(provider, DEFAULT_IMAGE_MODELS)
+        hint = hint or f"; it is one of {', '.join(DEFAULT_IMAGE_MODELS)}, openai-compatible"
+        raise ModelError("not_found", f"unknown provider of images {provider[:80]!r}{hint}")
+    name = model or DEFAULT_IMAGE_MODELS.get(provider) or ""
     if not name:
         raise ModelError("not_found", "no image model is named; set execution.model")
-    address, own = resolve_base_url(said, base_url, environ)
-    variable, key = ("execution.apiKey", api_key) if api_key else find_key(said, environ)
-    if not key and own:
-        raise missing_key_error(said, name)
+    api_url, is_own_url = resolve_base_url(provider, base_url, environ)
+    variable, key = ("execution.apiKey", api_key) if api_key else find_key(provider, environ)
+    if not key and is_own_url:
+        raise missing_key_error(provider, name)
     register_secrets([key] if key else [])
     validate_headers({variable: key or "", **(headers or {})})
-    if said == "google":
+    if provider == "google":
         verb = "predict" if name.startswith("imagen") else "generateContent"
-        place = name if "/" in name else f"models/{name}"
-        version = "" if address.rpartition("/")[2].startswith("v1") else "/v1beta"
-        url, proof = f"{address}{version}/{quote(place)}:{verb}", {"x-goog-api-key": key or ""}
+        resource = name if "/" in name else f"models/{name}"
+        version = "" if api_url.rpartition("/")[2].startswith("v1") else "/v1beta"
+        url, authorization = f"{api_url}{version}/{quote(resource)}:{verb}", {"x-goog-api-key": key or ""}
     else:
-        url, proof = f"{address}/images/generations", {"Authorization": f"Bearer {key}"}
-    endpoint = ModelEndpoint(url=url, headers={**(proof if key else {}), **(headers or {})}, credential_name=variable)
-    return (GoogleImageModel if said == "google" else OpenAIImageModel)(said, name, endpoint)
+        url, authorization = f"{api_url}/images/generations", {"Authorization": f"Bearer {key}"}
+    all_headers = {**(authorization if key else {}), **(headers or {})}
+    endpoint = ModelEndpoint(url=url, headers=all_headers, credential_name=variable)
+    return (GoogleImageModel if provider == "google" else OpenAIImageModel)(provider, name, endpoint)
 
 
 def create_image_handler(name: str, execution: Mapping[str, Any]) -> Handler:
-    """What runs a configured tool that draws. The model is looked for when it is called: a key may come later.
+    """The handler of a tool that generates images. It opens the model when it is called: a key may be set later.
 
-    Raises `ToolDefinitionError` that begins with the key of `execution` that is wrong.
+    Raises `ToolDefinitionError`, whose message begins with the wrong key of `execution`.
     """
     for key, value in execution.items():
-        if key not in _KEYS:
-            near = did_you_mean(key, _KEYS) or f"; it takes {', '.join(_KEYS)}"
-            raise ToolDefinitionError(f"{key}: is not known to the execution type image{near}")
+        if key not in _EXECUTION_KEYS:
+            hint = did_you_mean(key, _EXECUTION_KEYS) or f"; it takes {', '.join(_EXECUTION_KEYS)}"
+            raise ToolDefinitionError(f"{key}: is not known to the execution type image{hint}")
         if key != "headers" and value is not None and not isinstance(value, str):
             raise ToolDefinitionError(f"{key}: must be a text")
     register_secrets([execution["apiKey"]] if execution.get("apiKey") else [])
@@ -284,60 +292,60 @@ def create_image_handler(name: str, execution: Mapping[str, Any]) -> Handler:
                 str(parameters["prompt"]), size=execution.get("size"), quality=execution.get("quality")
             )
         except ModelError as error:
-            raise _failure(name, error) from None
+            raise _to_tool_error(name, error) from None
 
     return handle
 
 
-def _failure(name: str, error: ModelError) -> ToolExecutionError | ToolTransportError:
-    message = f'tool "{name}" cannot draw: {error}'
+def _to_tool_error(name: str, error: ModelError) -> ToolExecutionError | ToolTransportError:
+    message = f'tool "{name}" cannot generate an image: {error}'
     if error.is_transient:
         return ToolTransportError(message, executed=error.kind == "broken")
     return ToolExecutionError(message, executed=False)
 
 
-def _first_with_key(environ: Mapping[str, str], model: str | None) -> str:
+def _choose_provider(environ: Mapping[str, str], model: str | None) -> str:
     if model is not None and model.startswith(("gemini", "imagen")):
         return "google"
     if model is not None and model.startswith(("gpt", "dall-e", "chatgpt")):
         return "openai"
-    return next((one for one in DEFAULT_IMAGE_MODELS if find_key(one, environ)[1]), "openai")
+    return next((provider for provider in DEFAULT_IMAGE_MODELS if find_key(provider, environ)[1]), "openai")
 
 
-def _measure(size: str) -> tuple[int, int] | None:
-    for sign in ("x", "×", ":"):
-        left, found, right = size.lower().partition(sign)
-        if found and left.strip().isdigit() and right.strip().isdigit():
-            width, height = int(left.strip()[:6]), int(right.strip()[:6])
+def _parse_size(size: str) -> tuple[int, int] | None:
+    for separator in ("x", "×", ":"):
+        width_text, matched_separator, height_text = size.lower().partition(separator)
+        if matched_separator and width_text.strip().isdigit() and height_text.strip().isdigit():
+            width, height = int(width_text.strip()[:6]), int(height_text.strip()[:6])
             return (width, height) if width and height else None
     return None
 
 
 def _pixels(size: str) -> str:
-    """A size as OpenAI takes it; a ratio becomes the size that comes near it."""
-    measured = _measure(size)
-    if measured is None or ":" not in size:
+    """A size as OpenAI accepts it; a ratio becomes the size of the same orientation."""
+    dimensions = _parse_size(size)
+    if dimensions is None or ":" not in size:
         return size
-    width, height = measured
+    width, height = dimensions
     return _SIZES["square" if width == height else "wide" if width > height else "tall"]
 
 
 def _ratio(size: str) -> str | None:
-    """A size as Google takes it: the nearest of its ratios."""
-    measured = _measure(size)
-    if measured is None:
+    """A size as Google accepts it: the nearest of its aspect ratios."""
+    dimensions = _parse_size(size)
+    if dimensions is None:
         return None
-    wanted = measured[0] / measured[1]
+    target = dimensions[0] / dimensions[1]
 
     def distance(ratio: str) -> float:
         width, _, height = ratio.partition(":")
-        return abs(int(width) / int(height) - wanted)
+        return abs(int(width) / int(height) - target)
 
     return min(_RATIOS, key=distance)
 
 
-def _decode(kind: type[T], body: bytes, name: str) -> T:
+def _decode(response_type: type[T], body: bytes, name: str) -> T:
     try:
-        return msgspec.json.decode(body, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as fault:
-        raise ModelError("broken", f"{name}: its answer is not of the form of its API: {fault}") from None
+        return msgspec.json.decode(body, type=response_type)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ModelError("broken", f"{name}: its answer is not of the form of its API: {error}") from None

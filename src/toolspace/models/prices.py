@@ -1,117 +1,75 @@
-"""What well-known models cost and how much they read at once, as their providers publish it. Asks nobody.
+"""The prices and context windows of well-known models, from the data that the package genai-prices brings along.
 
-A model that is not in the table costs 0: better no figure than a wrong one.
+Used by the model adapters. Never fetches newer data. Knows the models of OpenAI, Anthropic and Google, by their names
+at any server; every other model costs 0, because no figure is better than a wrong one.
 """
 
 from __future__ import annotations
 
+import functools
 import re
 
 import msgspec
 
-AS_OF = "2026-11-16"
-"""The day on which the table was compared with the providers' own pages."""
-
-_VERSION = re.compile(r"(?:-|@)(?:\d{4}-?\d{2}-?\d{2}|\d{2,8}|latest|exp.*|preview.*|v\d.*)(?::.*)?|:.*")
+_FAMILIES = {
+    "openai": re.compile(r"gpt-(?!oss)|chatgpt-|o\d"),
+    "anthropic": re.compile(r"claude-"),
+    "google": re.compile(r"gemini-"),
+}
+"""Provider → the beginning of its models' names. Open models such as gpt-oss are not here: others run them for free."""
+_VERSION = re.compile(r"(?:(?:-|@)(?:\d{4}-?\d{2}-?\d{2}|\d{2,8}|latest|exp.*|preview.*|v\d.*)(?::.*)?|:.*)$")
+_ALIASES = {"gemini-3.1-pro": "gemini-3.1-pro-preview"}
+_CONTEXT_WINDOWS = {"gemini-2.5-pro": 1_048_576, "gemini-3.1-pro-preview": 1_048_576}
+"""Context windows that genai-prices lacks."""
 
 
 class ModelPrice(msgspec.Struct, frozen=True):
-    """US dollars per million tokens."""
+    """The price of one model."""
 
-    input: float
-    cached: float
-    """Input that the provider had read before."""
-    output: float
-    context_window: int
-    written: float = 0.0
-    """Input that the provider keeps for the next request; 0: no more than other input."""
-    above: int = 0
-    """Input tokens beyond which the whole request costs more; 0: never."""
-    input_factor: float = 1.0
-    output_factor: float = 1.0
+    provider_id: str
+    model_id: str
+    context_window: int | None
+    """In tokens, if known."""
 
+    def calculate(self, *, input: int, cached: int, output: int, cache_writes: int) -> float:
+        from genai_prices import Usage, calc_price
 
-def _openai(input: float, cached: float, output: float) -> ModelPrice:
-    return ModelPrice(input, cached, output, 1_050_000, input * 1.25, 272_000, 2.0, 1.5)
-
-
-def _claude(input: float, cached: float, output: float, context: int = 1_000_000) -> ModelPrice:
-    return ModelPrice(input, cached, output, context, input * 1.25)
+        usage = Usage(
+            # The library refuses parts that are larger than the whole; some servers count so.
+            input_tokens=max(input, cached + cache_writes),
+            cache_read_tokens=cached,
+            cache_write_tokens=cache_writes,
+            output_tokens=output,
+        )
+        return float(calc_price(usage, self.model_id, provider_id=self.provider_id).total_price)
 
 
-_PRICES: dict[str, ModelPrice] = {
-    "gpt-6.1-sol": _openai(2, 0.1, 10),
-    "gpt-6.1-terra": _openai(1, 0.05, 5),
-    "gpt-6-astra": _openai(10, 1, 50),
-    "gpt-6-sol": _openai(2, 0.2, 10),
-    "gpt-6-luna": _openai(0.1, 0.01, 0.5),
-    "gpt-5.6-sol": _openai(4, 0.4, 20),
-    "gpt-5.6-terra": _openai(2, 0.2, 12),
-    "gpt-5.6-luna": _openai(0.2, 0.02, 1.2),
-    "gpt-5.5": ModelPrice(5, 0.5, 30, 1_000_000, 0, 272_000, 2.0, 1.5),
-    "gpt-5.4": ModelPrice(2.5, 0.25, 15, 1_050_000, 0, 272_000, 2.0, 1.5),
-    "gpt-5.4-mini": ModelPrice(0.75, 0.075, 4.5, 400_000),
-    "gpt-5.4-nano": ModelPrice(0.2, 0.02, 1.25, 400_000),
-    "gpt-5.2": ModelPrice(1.75, 0.175, 14, 400_000),
-    "gpt-5.1": ModelPrice(1.25, 0.125, 10, 400_000),
-    "gpt-5": ModelPrice(1.25, 0.125, 10, 400_000),
-    "gpt-5-mini": ModelPrice(0.25, 0.025, 2, 400_000),
-    "gpt-5-nano": ModelPrice(0.05, 0.005, 0.4, 400_000),
-    "gpt-4.1": ModelPrice(2, 0.5, 8, 1_000_000),
-    "gpt-4.1-mini": ModelPrice(0.4, 0.1, 1.6, 1_000_000),
-    "gpt-4.1-nano": ModelPrice(0.1, 0.025, 0.4, 1_000_000),
-    "gpt-4o": ModelPrice(2.5, 1.25, 10, 128_000),
-    "gpt-4o-mini": ModelPrice(0.15, 0.075, 0.6, 128_000),
-    "o3": ModelPrice(2, 0.5, 8, 200_000),
-    "o4-mini": ModelPrice(1.1, 0.275, 4.4, 200_000),
-    "claude-fable-5-1": _claude(10, 0.25, 50),
-    "claude-fable-5": _claude(10, 1, 50),
-    "claude-opus-5-5": _claude(4, 0.2, 20),
-    "claude-opus-5": _claude(5, 0.5, 25),
-    "claude-opus-4-8": _claude(5, 0.5, 25),
-    "claude-opus-4-7": _claude(5, 0.5, 25),
-    "claude-opus-4-6": _claude(5, 0.5, 25),
-    "claude-opus-4-5": _claude(5, 0.5, 25, 200_000),
-    "claude-opus-4-1": _claude(15, 1.5, 75, 200_000),
-    "claude-sonnet-5-5": _claude(2, 0.1, 10),
-    "claude-sonnet-5": _claude(2, 0.2, 10),
-    "claude-sonnet-4-6": _claude(3, 0.3, 15),
-    "claude-sonnet-4-5": _claude(3, 0.3, 15, 200_000),
-    "claude-haiku-5-5": ModelPrice(0.1, 0.01, 0.5, 1_000_000, 0.125, 100_000, 5.0, 5.0),
-    "claude-haiku-4-5": _claude(1, 0.1, 5, 200_000),
-    "gemini-4-argon": ModelPrice(4, 0.2, 20, 1_048_576),
-    "gemini-3.8-flash": ModelPrice(1.5, 0.15, 7.5, 1_000_000),
-    "gemini-3.7-flash": ModelPrice(1.5, 0.15, 7.5, 1_000_000),
-    "gemini-3.6-flash": ModelPrice(1.5, 0.15, 7.5, 1_000_000),
-    "gemini-3.5-flash": ModelPrice(1.5, 0.15, 9, 1_000_000),
-    "gemini-3.5-flash-lite": ModelPrice(0.3, 0.03, 2.5, 1_000_000),
-    "gemini-3.1-flash-lite": ModelPrice(0.25, 0.025, 1.5, 1_000_000),
-    "gemini-3.1-pro": ModelPrice(2, 0.2, 12, 1_048_576, 0, 200_000, 2.0, 1.5),
-    "gemini-2.5-pro": ModelPrice(1.25, 0.125, 10, 1_048_576, 0, 200_000, 2.0, 1.5),
-    "gemini-2.5-flash": ModelPrice(0.3, 0.03, 2.5, 1_048_576),
-    "gemini-2.5-flash-lite": ModelPrice(0.1, 0.01, 0.4, 1_000_000),
-}
-
-
+@functools.lru_cache(256)
 def find_price(model: str) -> ModelPrice | None:
-    """The price of a model under its provider's name for it, of whichever version: `claude-sonnet-4-5-20250929`."""
-    name = model.rpartition("/")[2].lower()  # `anthropic/claude-opus-5.5`, as routers of models write it.
-    if name.startswith("claude"):
-        name = name.replace(".", "-")
-    found = _PRICES.get(name)
-    if found is None:
-        longest = max((key for key in _PRICES if name.startswith(key)), key=len, default=None)
-        if longest is not None and _VERSION.fullmatch(name[len(longest) :]):
-            found = _PRICES[longest]
-    return found
+    """The price of a model under its provider's name, with or without a version: `claude-sonnet-4-5-20250929`.
+
+    The first call imports the price data, which takes 0.15 s.
+    """
+    name = model.rpartition("/")[2].lower()  # Routers of models write `anthropic/claude-opus-5.5`.
+    provider_id = next((family for family, start in _FAMILIES.items() if start.match(name)), None)
+    if provider_id is None:
+        return None
+    from genai_prices import Usage, calc_price
+
+    for candidate in (name, _VERSION.sub("", name)):
+        try:
+            info = calc_price(Usage(), _ALIASES.get(candidate, candidate), provider_id=provider_id).model
+        except LookupError:
+            continue
+        return ModelPrice(provider_id, info.id, info.context_window or _CONTEXT_WINDOWS.get(info.id))
+    return None
 
 
-def calculate_cost(price: ModelPrice | None, *, input: int, cached: int, output: int, written: int = 0) -> float:
-    """Dollars for one request. `input` counts all that was read, and `cached` and `written` are of it."""
-    if price is None:
-        return 0.0
-    long = price.above and input > price.above
-    read, said = (price.input_factor, price.output_factor) if long else (1.0, 1.0)
-    plain = max(0, input - cached - written)
-    dollars = plain * price.input + cached * price.cached + written * (price.written or price.input)
-    return (dollars * read + output * price.output * said) / 1_000_000
+def calculate_cost(price: ModelPrice | None, *, input: int, cached: int, output: int, cache_writes: int = 0) -> float:
+    """US dollars for one request. `input` counts all input tokens, including `cached` and `cache_writes` ones.
+
+    `cached`: tokens that the provider read from its cache. `cache_writes`: tokens that it wrote to its cache.
+    """
+    return (
+        0.0 if price is None else price.calculate(input=input, cached=cached, output=output, cache_writes=cache_writes)
+    )

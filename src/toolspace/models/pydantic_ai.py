@@ -1,6 +1,6 @@
-"""Models of every other provider, through Pydantic AI, which has an adapter for each. Needs `toolspace[pydantic-ai]`.
+"""The adapter for all other providers, through Pydantic AI. Needs `toolspace[pydantic-ai]`.
 
-Slower to import and to listen to than the adapters here, which is why those come first.
+Slower to import and to stream than the adapters of this package, which therefore come first. Used by `registry`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import binascii
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any, cast
 
@@ -26,20 +26,22 @@ from toolspace.core.model import (
 from toolspace.errors import ModelError
 from toolspace.models import errors
 from toolspace.models.prices import find_price
-from toolspace.models.request_encoding import IMAGES, PDF, normalize_turns, split_media, split_turn, to_object_schema
+from toolspace.models.request_encoding import normalize_turns, split_content, split_turn, to_object_schema
 from toolspace.models.streaming import StreamedResponse
 
-_THOUGHT = "pydantic"
-_FINISHES: Mapping[str | None, FinishReason] = {
+_THINKING_PART = "pydantic"
+_NOTHING_OMITTED: frozenset[str] = frozenset()
+_FINISH_REASONS: Mapping[str | None, FinishReason] = {
     "stop": "stop",
     "length": "length",
     "content_filter": "filter",
     "tool_call": "tools",
 }
+_TEMPORARY_ERRORS = ("Connection", "Timeout", "Unavailable", "Overloaded")
 
 
 class PydanticAIModel(Model):
-    """One model behind an adapter of Pydantic AI, made by the first request."""
+    """A model of Pydantic AI. The first request creates it."""
 
     def __init__(
         self,
@@ -49,25 +51,25 @@ class PydanticAIModel(Model):
         base_url: str | None = None,
         api_key: str | None = None,
         headers: Mapping[str, str] | None = None,
-        check: str = "",
+        credential_name: str = "",
     ) -> None:
-        """`provider` as Pydantic AI spells it: `bedrock`, `cohere`, `huggingface`."""
+        """`provider` is Pydantic AI's name of the provider: `bedrock`, `cohere`, `huggingface`."""
         self.name = f"{provider}:{model}"
         self.price = find_price(model)
         self.context_window = self.price.context_window if self.price is not None else None
-        self._given = {"base_url": base_url, "api_key": api_key}
+        self._provider_options = {"base_url": base_url, "api_key": api_key}
         self._headers = dict(headers or {})
-        self._check = check
-        self._behind: Any = None
+        self._credential_name = credential_name
+        self._model: Any = None
 
     async def respond(self, request: ModelRequest, listen: ModelListener | None = None) -> ModelTurn:
-        behind = self._behind
-        if behind is None:
-            behind = self._behind = self._make()
-            await behind.__aenter__()  # Its connections are its own, until `aclose`.
+        model = self._model
+        if model is None:
+            model = self._model = self._create_model()
+            await model.__aenter__()  # Opens its connections; `aclose` closes them.
         direct, models, tools = (import_module(f"pydantic_ai.{name}") for name in ("direct", "models", "tools"))
-        answer = StreamedResponse(self.name, self._check, listen)
-        messages = self._messages(request)
+        response = StreamedResponse(self.name, self._credential_name, listen)
+        messages = self._build_messages(request)
         parameters = models.ModelRequestParameters(
             function_tools=[
                 tools.ToolDefinition(
@@ -80,179 +82,184 @@ class PydanticAIModel(Model):
         )
         try:
             async with direct.model_request_stream(
-                behind, messages, model_settings=self._settings(request), model_request_parameters=parameters
+                model, messages, model_settings=self._build_settings(request), model_request_parameters=parameters
             ) as stream:
-                heard = _Heard(answer)
+                events = _EventReceiver(response)
                 async for event in stream:
-                    heard.take(event)
-                response = stream.get()
+                    events.receive(event)
+                pydantic_response = stream.get()
         except ModelError:
             raise
         except Exception as error:
-            raise self._explain(error) from None
-        return self._turn(answer, heard, response)
+            raise self._to_model_error(error) from None
+        events.finish(pydantic_response)
+        return self._build_turn(response, pydantic_response)
 
     async def aclose(self) -> None:
-        behind, self._behind = self._behind, None
-        if behind is not None:
-            await behind.__aexit__(None, None, None)
+        model, self._model = self._model, None
+        if model is not None:
+            await model.__aexit__(None, None, None)
 
-    def _make(self) -> Any:
+    def _create_model(self) -> Any:
         try:
             models, providers = import_module("pydantic_ai.models"), import_module("pydantic_ai.providers")
 
-            def provide(name: str) -> Any:
-                kind = providers.infer_provider_class(name)
-                takes = inspect.signature(kind.__init__).parameters
-                given = {key: value for key, value in self._given.items() if value is not None and key in takes}
-                return kind(**given)
+            def create_provider(name: str) -> Any:
+                provider_class = providers.infer_provider_class(name)
+                parameters = inspect.signature(provider_class.__init__).parameters
+                options = self._provider_options.items()
+                return provider_class(
+                    **{key: value for key, value in options if value is not None and key in parameters}
+                )
 
-            return models.infer_model(self.name, provide)
+            return models.infer_model(self.name, create_provider)
         except ImportError as error:
             package = "toolspace[pydantic-ai]" if error.name == "pydantic_ai" else "pydantic-ai-slim and its extra"
             message = f"{self.name}: its provider is asked through Pydantic AI, and {error.name or error} is missing"
             raise ModelError("not_found", f"{message}; install {package} for it") from None
-        except Exception as error:  # No key, or no such provider: each adapter says it in its own class of error.
+        except Exception as error:  # No key, or no such provider: each adapter has its own class of error for it.
             kind = "no_key" if "api_key" in str(error).lower() else "not_found"
             raise errors.build_error(self.name, kind, str(error)) from None
 
-    def _settings(self, request: ModelRequest) -> dict[str, Any]:
-        said = request.settings
-        settings: dict[str, Any] = {"timeout": said.timeout, "max_retries": 0}
-        if said.temperature is not None:
-            settings["temperature"] = said.temperature
-        if said.max_output_tokens is not None:
-            settings["max_tokens"] = said.max_output_tokens
-        if said.reasoning is not None:
-            settings["thinking"] = False if said.reasoning == "none" else said.reasoning
+    def _build_settings(self, request: ModelRequest) -> dict[str, Any]:
+        settings = request.settings
+        result: dict[str, Any] = {"timeout": settings.timeout, "max_retries": 0}
+        if settings.temperature is not None:
+            result["temperature"] = settings.temperature
+        if settings.max_output_tokens is not None:
+            result["max_tokens"] = settings.max_output_tokens
+        if settings.reasoning is not None:
+            result["thinking"] = False if settings.reasoning == "none" else settings.reasoning
         if request.tools and request.tool_choice != "auto":
             choice = request.tool_choice
-            settings["tool_choice"] = choice if choice in ("required", "none") else [choice]
+            result["tool_choice"] = choice if choice in ("required", "none") else [choice]
         if self._headers:
-            settings["extra_headers"] = self._headers
-        return settings
+            result["extra_headers"] = self._headers
+        return result
 
-    def _messages(self, request: ModelRequest) -> list[Any]:
-        said = import_module("pydantic_ai.messages")
+    def _build_messages(self, request: ModelRequest) -> list[Any]:
+        types = import_module("pydantic_ai.messages")
         system = request.system if request.system.strip() else None
         messages: list[Any] = []
         for turn in normalize_turns(request.turns):
             if isinstance(turn, ModelTurn):
-                messages.append(said.ModelResponse(parts=self._spoken(said, turn)))
+                messages.append(types.ModelResponse(parts=self._build_model_parts(types, turn)))
                 continue
             parts: list[Any] = []
             if isinstance(turn, UserTurn):
-                parts.append(said.UserPromptPart(_content(said, turn.text, turn.media)))
+                parts.append(types.UserPromptPart(_build_content(types, turn.text, turn.media)))
             else:
-                for one in turn.results:
-                    parts.append(said.ToolReturnPart(one.name, one.text, one.id))
-                    if split_media(one.media, IMAGES | {PDF})[0]:
-                        label = f"From the result of {one.name}:"
-                        parts.append(said.UserPromptPart(_content(said, label, one.media)))
-            messages.append(said.ModelRequest(parts=parts, instructions=system))
+                for result in turn.results:
+                    parts.append(types.ToolReturnPart(result.name, result.text, result.id))
+                    if split_content("", result.media, _NOTHING_OMITTED)[0]:
+                        label = f"From the result of {result.name}:"
+                        parts.append(types.UserPromptPart(_build_content(types, label, result.media)))
+            messages.append(types.ModelRequest(parts=parts, instructions=system))
         return messages
 
-    def _spoken(self, said: Any, turn: ModelTurn) -> list[Any]:
+    def _build_model_parts(self, types: Any, turn: ModelTurn) -> list[Any]:
         parts: list[Any] = []
         for piece in split_turn(turn, self.name):
             if isinstance(piece, str):
-                parts.append(said.TextPart(piece))
+                parts.append(types.TextPart(piece))
             elif isinstance(piece, ModelCall):
-                parts.append(said.ToolCallPart(piece.name, piece.arguments, piece.id))
-            elif piece.get("type") == _THOUGHT:
-                parts.append(said.ThinkingPart(**cast("dict[str, Any]", piece.get("part"))))
+                parts.append(types.ToolCallPart(piece.name, piece.arguments, piece.id))
+            elif piece.get("type") == _THINKING_PART:
+                parts.append(types.ThinkingPart(**cast("dict[str, Any]", piece.get("part"))))
         return parts
 
-    def _turn(self, answer: StreamedResponse, heard: _Heard, response: Any) -> ModelTurn:
-        heard.finish(response)
-        answer.finish = _FINISHES.get(response.finish_reason, "other")
-        usage = response.usage
+    def _build_turn(self, response: StreamedResponse, pydantic_response: Any) -> ModelTurn:
+        response.finish = _FINISH_REASONS.get(pydantic_response.finish_reason, "other")
+        usage = pydantic_response.usage
         if usage.input_tokens or usage.output_tokens:
-            answer.usage = Usage(
+            response.usage = Usage(
                 input_tokens=usage.input_tokens,
                 cached_tokens=usage.cache_read_tokens,
                 output_tokens=usage.output_tokens,
             )
-            answer.cache_write_tokens = usage.cache_write_tokens
-        return answer.build_turn(self.name, self.price, 0)
+            response.cache_write_tokens = usage.cache_write_tokens
+        return response.build_turn(self.name, self.price, 0)
 
-    def _explain(self, error: Exception) -> ModelError:
+    def _to_model_error(self, error: Exception) -> ModelError:
         status, headers = getattr(error, "status_code", None), getattr(error, "headers", None)
         if isinstance(status, int):
             body = str(getattr(error, "body", None) or error).encode("utf-8", "replace")
-            return errors.error_from_response(self.name, status, headers or {}, body, check=self._check)
-        passing = any(word in type(error).__name__ for word in ("Connection", "Timeout", "Unavailable", "Overloaded"))
-        return errors.build_error(self.name, "unavailable" if passing else "broken", f"{type(error).__name__}: {error}")
+            return errors.error_from_response(
+                self.name, status, headers or {}, body, credential_name=self._credential_name
+            )
+        is_temporary = any(word in type(error).__name__ for word in _TEMPORARY_ERRORS)
+        kind = "unavailable" if is_temporary else "broken"
+        return errors.build_error(self.name, kind, f"{type(error).__name__}: {error}")
 
 
-class _Heard:
-    """Passes the events of a stream on to an answer."""
+class _EventReceiver:
+    """Passes the events of a Pydantic AI stream on to a response."""
 
-    def __init__(self, answer: StreamedResponse) -> None:
-        self._answer = answer
-        self._calls: dict[int, int] = {}
-        """The place of a part → the index of its call."""
-        self._objects: dict[int, bool] = {}
-        """Calls whose arguments come as objects: those are known when all is there."""
+    def __init__(self, response: StreamedResponse) -> None:
+        self._response = response
+        self._call_indices: dict[int, int] = {}
+        """Position of a part → index of its call."""
+        self._object_arguments: set[int] = set()
+        """Positions of calls whose arguments are objects, which are complete only at the end."""
 
-    def take(self, event: Any) -> None:
+    def receive(self, event: Any) -> None:
         if event.event_kind == "part_start":
             part = event.part
             match part.part_kind:
                 case "text":
-                    self._say(part.content)
+                    self._add_text(part.content)
                 case "thinking":
-                    self._answer.add_thinking(part.content or "")
+                    self._response.add_thinking(part.content or "")
                 case "tool-call":
-                    self._calls[event.index] = self._answer.start_call(part.tool_call_id, part.tool_name)
-                    self._argue(event.index, part.args)
+                    self._call_indices[event.index] = self._response.start_call(part.tool_call_id, part.tool_name)
+                    self._add_arguments(event.index, part.args)
                 case _:
                     pass
         elif event.event_kind == "part_delta":
             delta = event.delta
             match delta.part_delta_kind:
                 case "text":
-                    self._say(delta.content_delta)
+                    self._add_text(delta.content_delta)
                 case "thinking":
-                    self._answer.add_thinking(delta.content_delta or "")
+                    self._response.add_thinking(delta.content_delta or "")
                 case "tool_call":
-                    self._argue(event.index, delta.args_delta)
+                    self._add_arguments(event.index, delta.args_delta)
                 case _:
                     pass
 
-    def finish(self, response: Any) -> None:
-        thoughts: list[dict[str, Any]] = []
-        for place, part in enumerate(response.parts):
+    def finish(self, pydantic_response: Any) -> None:
+        """Adds what is complete only at the end: signed reasoning, and arguments that are objects."""
+        thinking_entries: list[dict[str, Any]] = []
+        for position, part in enumerate(pydantic_response.parts):
             if part.part_kind == "thinking" and (part.signature or part.provider_details):
-                kept = {key: getattr(part, key) for key in ("content", "id", "signature", "provider_name")}
-                kept["provider_details"] = part.provider_details
-                thoughts.append({"type": _THOUGHT, "part": kept})
-            at = self._calls.get(place)
-            if at is not None and place in self._objects:
-                self._answer.add_arguments(at, part.args_as_json_str())
-        self._answer.layout.prepend(thoughts)
+                keys = ("content", "id", "signature", "provider_name", "provider_details")
+                thinking_entries.append({"type": _THINKING_PART, "part": {key: getattr(part, key) for key in keys}})
+            index = self._call_indices.get(position)
+            if index is not None and position in self._object_arguments:
+                self._response.add_arguments(index, part.args_as_json_str())
+        self._response.layout.prepend(thinking_entries)
 
-    def _say(self, text: str) -> None:
+    def _add_text(self, text: str) -> None:
         if text:
-            self._answer.add_text(text)
+            self._response.add_text(text)
 
-    def _argue(self, place: int, arguments: Any) -> None:
-        at = self._calls.get(place)
-        if at is None or not arguments:
+    def _add_arguments(self, position: int, arguments: Any) -> None:
+        index = self._call_indices.get(position)
+        if index is None or not arguments:
             return
         if isinstance(arguments, str):
-            self._answer.add_arguments(at, arguments)
+            self._response.add_arguments(index, arguments)
         else:
-            self._objects[place] = True
+            self._object_arguments.add(position)
 
 
-def _content(said: Any, text: str, media: tuple[Media, ...]) -> Any:
-    seen, rest = split_media(media, IMAGES | {PDF})
-    text = "\n".join((text, *rest)) if text.strip() else "\n".join(rest)
+def _build_content(types: Any, text: str, media: Sequence[Media]) -> Any:
+    attachments, text = split_content(text, media, _NOTHING_OMITTED)
     parts: list[Any] = [text] if text.strip() else []
-    for kind, data in seen:
+    for attachment in attachments:
         try:
-            parts.append(said.BinaryContent(base64.b64decode(data, validate=True), media_type=kind))
+            data = base64.b64decode(attachment.data, validate=True)
+            parts.append(types.BinaryContent(data, media_type=attachment.mime_type))
         except (binascii.Error, ValueError):
-            parts.append(f"[{kind} that cannot be read]")
-    return text if len(parts) == 1 and not seen else parts
+            parts.append(f"[{attachment.mime_type} that cannot be read]")
+    return text if len(parts) == 1 and not attachments else parts

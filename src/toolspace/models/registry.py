@@ -1,4 +1,7 @@
-"""Finds the model that a configuration names: its provider, its address and its key. Asks it nothing."""
+"""Opens the model that a configuration names: finds its provider, URL and key. Sends nothing.
+
+Used by the agents, the CLI, `images` and `embeddings`.
+"""
 
 from __future__ import annotations
 
@@ -17,21 +20,21 @@ from toolspace.models.http import ModelHttpClient
 from toolspace.models.retry import RetryingModel
 
 ProviderApi = Literal["chat", "responses", "messages", "generate"]
-"""Which API a provider speaks: OpenAI's chat completions or responses, Anthropic's, Google's."""
+"""The API of a provider: OpenAI's chat completions or responses, Anthropic's messages, Google's generateContent."""
 
 
 class ModelProvider(msgspec.Struct, frozen=True, kw_only=True):
-    """Someone who serves models."""
+    """A provider of models over HTTP."""
 
     api: ProviderApi = "chat"
     base_url: str = ""
-    """Empty: the configuration must say it."""
+    """Empty: the configuration must have one."""
     key_variables: tuple[str, ...] = ()
-    """Environment variables that may hold the key, the first one first. Empty: none is needed."""
+    """Environment variables that may hold the key, in order of precedence. Empty: no key is needed."""
     base_url_variable: str = ""
-    """The environment variable that may hold another address."""
+    """The environment variable that may hold another URL."""
     default_model: str | None = None
-    """The one to use where nobody names one."""
+    """The model if none is named."""
 
 
 PROVIDERS: Mapping[str, ModelProvider] = {
@@ -78,7 +81,7 @@ PROVIDERS: Mapping[str, ModelProvider] = {
     "lmstudio": ModelProvider(base_url="http://127.0.0.1:1234/v1"),
     "openai-compatible": ModelProvider(),
 }
-"""Those who are asked over the adapters here."""
+"""The providers with an adapter in this package."""
 
 _ALIASES: Mapping[str, str] = {
     "gemini": "google",
@@ -91,8 +94,8 @@ _ALIASES: Mapping[str, str] = {
     "grok": "xai",
     "moonshot": "moonshotai",
 }
-_SPEECHES: Mapping[str, ProviderApi] = {"openai-chat": "chat", "openai-responses": "responses"}
-_STARTS: Mapping[str, str] = {"gpt-": "openai", "claude-": "anthropic", "gemini-": "google"}
+_API_BY_NAME: Mapping[str, ProviderApi] = {"openai-chat": "chat", "openai-responses": "responses"}
+_PROVIDER_BY_PREFIX: Mapping[str, str] = {"gpt-": "openai", "claude-": "anthropic", "gemini-": "google"}
 PYDANTIC_AI_PROVIDERS = (
     "alibaba",
     "azure",
@@ -112,7 +115,7 @@ PYDANTIC_AI_PROVIDERS = (
     "vllm",
     "zai",
 )
-"""Those who are asked through Pydantic AI, under its names for them."""
+"""The providers that Pydantic AI has an adapter for, by its names."""
 DEMO = "demo"
 _ANTHROPIC_VERSION = "2023-06-01"
 
@@ -128,111 +131,112 @@ def open_model(
     retries: int = MODEL_RETRIES,
     http: ModelHttpClient | None = None,
 ) -> Model:
-    """The model, which opens a connection when it is asked. Close it, unless `http` is given: then close that.
+    """Opens a model. Its first request opens a connection. Close the model, or `http` if that is given.
 
-    Without a provider it is whoever answers at `base_url`, as OpenAI does; else the one that the name tells, or whose
-    key is in the environment. Without a name it is the provider's usual one. Raises `ModelError`: `no_key` where none
-    is set, `not_found` for an unknown provider.
+    Without a provider it is the OpenAI-compatible server at `base_url`, else the provider that the name implies, else
+    one whose key is in the environment. Without a name it is the provider's default model. Raises `ModelError`:
+    `no_key` if no key is set, `not_found` for an unknown provider.
     """
     if base_url and not provider and not parse_model_name(name or "")[0]:
         provider = "openai-compatible"
     api_key = (api_key or "").strip() or None
-    said, name = choose_model(provider, name, environ)
-    if said == DEMO:
+    provider, name = choose_model(provider, name, environ)
+    if provider == DEMO:
         from toolspace.models.demo.model import DemoModel
 
         return DemoModel()
-    proofs = [value for key, value in (headers or {}).items() if is_secret_name(key)]
-    # `Bearer …` also without the word: it is told in other words.
-    register_secrets([*filter(None, (api_key,)), *proofs, *(value.rpartition(" ")[2] for value in proofs)])
-    if said in PYDANTIC_AI_PROVIDERS:
+    credentials = [value for key, value in (headers or {}).items() if is_secret_name(key)]
+    # Also without `Bearer`: servers repeat keys in other words.
+    register_secrets([*filter(None, (api_key,)), *credentials, *(value.rpartition(" ")[2] for value in credentials)])
+    if provider in PYDANTIC_AI_PROVIDERS:
         from toolspace.models.pydantic_ai import PydanticAIModel
 
-        key = api_key or None
-        return _again(PydanticAIModel(said, name, base_url=base_url, api_key=key, headers=headers), retries)
-    found = PROVIDERS.get(_ALIASES.get(said, said))
-    if found is None:
-        known = (*PROVIDERS, *_ALIASES, *PYDANTIC_AI_PROVIDERS)
-        near = did_you_mean(said, known) or f"; it is one of {', '.join((*PROVIDERS, *PYDANTIC_AI_PROVIDERS))}"
-        raise ModelError("not_found", f"unknown model provider {said[:80]!r}{near}")
+        model = PydanticAIModel(provider, name, base_url=base_url, api_key=api_key, headers=headers)
+        return _with_retries(model, retries)
+    entry = _find_provider(provider)
+    if entry is None:
+        names = (*PROVIDERS, *_ALIASES, *PYDANTIC_AI_PROVIDERS)
+        hint = did_you_mean(provider, names) or f"; it is one of {', '.join((*PROVIDERS, *PYDANTIC_AI_PROVIDERS))}"
+        raise ModelError("not_found", f"unknown model provider {provider[:80]!r}{hint}")
     if not name:
-        raise ModelError("not_found", f"no model of {said} is named; set model.name")
-    address, own = resolve_base_url(said, base_url, environ)
-    variable, key = ("model.apiKey", api_key) if api_key else find_key(said, environ)
+        raise ModelError("not_found", f"no model of {provider} is named; set model.name")
+    url, is_own_url = resolve_base_url(provider, base_url, environ)
+    variable, key = ("model.apiKey", api_key) if api_key else find_key(provider, environ)
     register_secrets([key] if key else [])
-    if not key and found.key_variables and own:
-        raise missing_key_error(said, name)
+    if not key and entry.key_variables and is_own_url:
+        raise missing_key_error(provider, name)
     validate_headers({variable: key or "", **(headers or {})})
-    # Others who speak as OpenAI does speak its chat completions; few its newer API.
-    chats = found.api == "responses" and not own and ".azure.com/" not in f"{address}/"
-    speech = _SPEECHES.get(said, "chat" if chats else found.api)
-    return _again(_make(said, name, speech, address, (variable, key or ""), headers or {}, http), retries)
+    # Other servers with OpenAI's API have chat completions; few have the newer API.
+    is_compatible_server = entry.api == "responses" and not is_own_url and ".azure.com/" not in f"{url}/"
+    api = _API_BY_NAME.get(provider, "chat" if is_compatible_server else entry.api)
+    return _with_retries(_create_model(provider, name, api, url, (variable, key or ""), headers or {}, http), retries)
 
 
 def choose_model(provider: str | None, name: str | None, environ: Mapping[str, str]) -> tuple[str, str]:
-    """The provider and the name that hold where a configuration leaves one of them open."""
-    said, name = (provider or "").strip().lower(), (name or "").strip()
-    if not said and name:
-        said, name = parse_model_name(name)
-        said = said or next((owner for start, owner in _STARTS.items() if name.lower().startswith(start)), "")
-    if not said:
-        found = find_default_model(environ)
-        if found is None:
-            variables = ", ".join(one.key_variables[0] for one in list(PROVIDERS.values())[:3])
-            way = f"set one of {variables} in the environment, or model.provider and model.apiKey"
-            raise ModelError("no_key", f"no model is configured and no key is set; {way}")
-        return found[0], name or found[1]
-    known = PROVIDERS.get(_ALIASES.get(said, said))
-    return said, name or (known.default_model if known is not None and known.default_model is not None else "")
+    """The provider and the name of the model to use if the configuration leaves one of them out."""
+    provider, name = (provider or "").strip().lower(), (name or "").strip()
+    if not provider and name:
+        provider, name = parse_model_name(name)
+        if not provider:
+            prefixes = _PROVIDER_BY_PREFIX.items()
+            provider = next((owner for prefix, owner in prefixes if name.lower().startswith(prefix)), "")
+    if not provider:
+        default = find_default_model(environ)
+        if default is None:
+            variables = ", ".join(entry.key_variables[0] for entry in list(PROVIDERS.values())[:3])
+            remedy = f"set one of {variables} in the environment, or model.provider and model.apiKey"
+            raise ModelError("no_key", f"no model is configured and no key is set; {remedy}")
+        return default[0], name or default[1]
+    entry = _find_provider(provider)
+    return provider, name or (entry.default_model if entry is not None else None) or ""
 
 
 def find_default_model(environ: Mapping[str, str]) -> tuple[str, str] | None:
-    """The provider whose key is in the environment, and a model of theirs."""
+    """The first provider whose key is in the environment, and its default model."""
     for name, provider in PROVIDERS.items():
-        if provider.default_model is not None and any(environ.get(key, "").strip() for key in provider.key_variables):
+        has_key = any(environ.get(variable, "").strip() for variable in provider.key_variables)
+        if provider.default_model is not None and has_key:
             return name, provider.default_model
     return None
 
 
 def find_key(provider: str, environ: Mapping[str, str]) -> tuple[str, str | None]:
-    """The variable that holds the key of a provider, and the key; the first one to set where there is none."""
-    said = provider.strip().lower()
-    found = PROVIDERS.get(_ALIASES.get(said, said))
-    keys = found.key_variables if found is not None else ()
-    for variable in keys:
+    """The variable that holds the key of a provider, and the key; without a key, the variable to set."""
+    entry = _find_provider(provider)
+    variables = entry.key_variables if entry is not None else ()
+    for variable in variables:
         value = environ.get(variable, "").strip()
         if value:
             return variable, value
-    return (keys[0] if keys else "model.apiKey"), None
+    return (variables[0] if variables else "model.apiKey"), None
 
 
 def resolve_base_url(provider: str, base_url: str | None, environ: Mapping[str, str]) -> tuple[str, bool]:
-    """Where a provider's API is, and whether that is the provider's own address. Raises `ModelError`."""
-    said = provider.strip().lower()
-    found = PROVIDERS.get(_ALIASES.get(said, said)) or ModelProvider()
-    given = base_url or environ.get(found.base_url_variable or "-", "")
-    address = (given or found.base_url).strip().rstrip("/")
-    if not address:
-        raise ModelError("not_found", f"provider {said!r} has no address of its own; set model.baseUrl")
-    parts = urlsplit(address)
+    """The base URL of a provider's API, and whether it is the provider's own. Raises `ModelError`."""
+    entry = _find_provider(provider) or ModelProvider()
+    url = (base_url or environ.get(entry.base_url_variable or "-", "") or entry.base_url).strip().rstrip("/")
+    if not url:
+        name = provider.strip().lower()
+        raise ModelError("not_found", f"provider {name!r} has no address of its own; set model.baseUrl")
+    parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ModelError(
-            "not_found", f"model.baseUrl: {str(mask_secrets(address))[:200]!r} must begin with http:// or https://"
+            "not_found", f"model.baseUrl: {str(mask_secrets(url))[:200]!r} must begin with http:// or https://"
         )
     if parts.username or parts.password:
         raise ModelError("not_found", "model.baseUrl holds a user name or password; set model.headers instead")
-    return address, address == found.base_url.rstrip("/")
+    return url, url == entry.base_url.rstrip("/")
 
 
 def missing_key_error(provider: str, name: str) -> ModelError:
-    """What to say where there is no key."""
+    """The error for a model without a key."""
     variable, _ = find_key(provider, {})
-    way = f"set {variable} in the environment, or model.apiKey in the configuration"
-    return ModelError("no_key", f"{provider}:{name}: no key is set; {way}")
+    remedy = f"set {variable} in the environment, or model.apiKey in the configuration"
+    return ModelError("no_key", f"{provider}:{name}: no key is set; {remedy}")
 
 
 def validate_headers(headers: Mapping[str, str]) -> None:
-    """Raises `ModelError` for what cannot be sent; a key with a line break was most likely cut out of a file."""
+    """Raises `ModelError` for a header that cannot be sent, such as a key with a line break."""
     for name, value in headers.items():
         if not (name + value).isascii() or not (name + value).isprintable():
             raise ModelError("not_permitted", f"{name[:80]!r} has characters that no header can have; set it anew")
@@ -240,56 +244,63 @@ def validate_headers(headers: Mapping[str, str]) -> None:
 
 def parse_model_name(text: str) -> tuple[str, str]:
     """`openai:gpt-6-sol` as provider and name; a name alone has the provider ""."""
-    provider, colon, name = text.partition(":")
-    known = provider.strip().lower()
-    if colon and (known in PROVIDERS or known in _ALIASES or known in PYDANTIC_AI_PROVIDERS or known == DEMO):
-        return known, name.strip()
+    prefix, colon, name = text.partition(":")
+    provider = prefix.strip().lower()
+    if colon and (_find_provider(provider) is not None or provider in PYDANTIC_AI_PROVIDERS or provider == DEMO):
+        return provider, name.strip()
     return "", text.strip()
 
 
-def _make(
+def _find_provider(name: str) -> ModelProvider | None:
+    name = name.strip().lower()
+    return PROVIDERS.get(_ALIASES.get(name, name))
+
+
+def _create_model(
     provider: str,
     name: str,
-    speech: ProviderApi,
-    address: str,
-    key: tuple[str, str],
+    api: ProviderApi,
+    base_url: str,
+    credential: tuple[str, str],
     headers: Mapping[str, str],
     http: ModelHttpClient | None,
 ) -> Model:
+    """`credential`: the variable or setting of the key, and the key."""
     from toolspace.models.streaming import ModelEndpoint
 
-    variable, secret = key
-    match speech:
+    variable, key = credential
+    match api:
         case "chat":
-            from toolspace.models.openai_chat import OpenAIChatModel as Kind
+            from toolspace.models.openai_chat import OpenAIChatModel as ModelClass
 
-            path, proof = "/chat/completions", {"Authorization": f"Bearer {secret}"}
+            path, authorization = "/chat/completions", {"Authorization": f"Bearer {key}"}
         case "responses":
-            from toolspace.models.openai_responses import OpenAIResponsesModel as Kind
+            from toolspace.models.openai_responses import OpenAIResponsesModel as ModelClass
 
-            path, proof = "/responses", {"Authorization": f"Bearer {secret}"}
+            path, authorization = "/responses", {"Authorization": f"Bearer {key}"}
         case "messages":
-            from toolspace.models.anthropic import AnthropicModel as Kind
+            from toolspace.models.anthropic import AnthropicModel as ModelClass
 
-            path = "/messages" if address.endswith("/v1") else "/v1/messages"
-            proof = {"x-api-key": secret}
+            path = "/messages" if base_url.endswith("/v1") else "/v1/messages"
+            authorization = {"x-api-key": key}
             if variable == "ANTHROPIC_AUTH_TOKEN":
-                proof = {"Authorization": f"Bearer {secret}"}
+                authorization = {"Authorization": f"Bearer {key}"}
         case "generate":
-            from toolspace.models.google import GoogleModel as Kind
+            from toolspace.models.google import GoogleModel as ModelClass
 
-            place = name if "/" in name else f"models/{name}"
-            version = "" if urlsplit(address).path.strip("/") else "/v1beta"
-            path, proof = f"{version}/{quote(place)}:streamGenerateContent?alt=sse", {"x-goog-api-key": secret}
-    if ".azure.com/" in f"{address}/":
-        proof = {"api-key": secret}
-    proof = proof if secret else {}
-    if speech == "messages":
-        proof["anthropic-version"] = _ANTHROPIC_VERSION
-    url = address if address.endswith(path) else address + path
-    endpoint = ModelEndpoint(url=url, headers={**proof, **headers}, credential_name=variable)
-    return Kind(provider, name, endpoint, http=http)
+            resource = name if "/" in name else f"models/{name}"
+            version = "" if urlsplit(base_url).path.strip("/") else "/v1beta"
+            path = f"{version}/{quote(resource)}:streamGenerateContent?alt=sse"
+            authorization = {"x-goog-api-key": key}
+    if ".azure.com/" in f"{base_url}/":
+        authorization = {"api-key": key}
+    api_headers = authorization if key else {}
+    if api == "messages":
+        api_headers["anthropic-version"] = _ANTHROPIC_VERSION
+    url = base_url if base_url.endswith(path) else base_url + path
+    endpoint = ModelEndpoint(url=url, headers={**api_headers, **headers}, credential_name=variable)
+    return ModelClass(provider, name, endpoint, http=http)
 
 
-def _again(model: Model, retries: int) -> Model:
+def _with_retries(model: Model, retries: int) -> Model:
     return RetryingModel(model, retries=retries) if retries > 0 else model

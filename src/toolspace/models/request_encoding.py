@@ -1,14 +1,15 @@
-"""Makes of a conversation what every provider accepts, and of a turn the pieces in the order they were said.
+"""Encodes conversations and tools in the forms that all providers accept.
 
-Providers differ in what they refuse: empty texts, a call without an answer, an answer without a call, ids that come
-twice, a conversation that the model begins. What is left here has none of these.
+Providers differ in what they refuse: empty texts, a call without a result, a result without a call, duplicate ids, a
+conversation that the model begins, schemas with alternatives at the top. The encoded request has none of these. Used by
+the model adapters. Sends nothing.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import msgspec
 
@@ -19,60 +20,115 @@ from toolspace.core.names import is_local_name, sanitise
 from toolspace.core.result import AudioPart, ImagePart
 from toolspace.core.tool import Tool
 
-IMAGES = frozenset(("image/png", "image/jpeg", "image/gif", "image/webp"))
 PDF = "application/pdf"
+IMAGES_AND_PDF = frozenset(("image/png", "image/jpeg", "image/gif", "image/webp", PDF))
 MALFORMED = "_malformed"
-"""Under this name a model gets back the arguments that it wrote and that are no JSON object."""
+"""The key under which a model gets back arguments that it wrote and that are no JSON object."""
 
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_UNANSWERED = "(no result: the call was interrupted)"
-_BEFORE = "(The conversation began earlier.)"
-_ON = "(Go on.)"
-_object = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_MISSING_RESULT = "(no result: the call was interrupted)"
+_EARLIER_TURNS = "(The conversation began earlier.)"
+_CONTINUE = "(Go on.)"
+_object_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_EMPTY_OBJECT = msgspec.Raw(b"{}")
+_NO_RESULTS = ResultsTurn(())
 
 TurnPiece = str | ModelCall | Mapping[str, Any]
 
 
+# Conversations
+
+
 def normalize_turns(turns: Sequence[Turn]) -> list[Turn]:
-    """The turns, so that user and model alternate and each call has its answer right behind it, under the same id."""
-    made: list[Turn] = []
-    used: set[str] = set()
+    """The turns in an order that providers accept: user and model alternate, and results follow their calls.
+
+    The calls have unique ids, and the results have the ids of their calls.
+    """
+    normalized_turns: list[Turn] = []
+    used_ids: set[str] = set()
     open_calls: tuple[ModelCall, ...] = ()
-    originals: tuple[ModelCall, ...] = ()
+    original_calls: tuple[ModelCall, ...] = ()
     for place, turn in enumerate(turns):
         if isinstance(turn, ResultsTurn):
             if open_calls:
-                made.append(_answered(open_calls, originals, turn))
+                normalized_turns.append(_align_results(open_calls, original_calls, turn))
                 open_calls = ()
             elif turn.results:
-                _say(made, UserTurn("\n".join(f"Result of {one.name}: {one.text}" for one in turn.results)))
+                text = "\n".join(f"Result of {result.name}: {result.text}" for result in turn.results)
+                _append_user_turn(normalized_turns, UserTurn(text))
             continue
         if open_calls:
-            made.append(_answered(open_calls, originals, _NO_ANSWERS))
+            normalized_turns.append(_align_results(open_calls, original_calls, _NO_RESULTS))
             open_calls = ()
         if isinstance(turn, UserTurn):
             if turn.text.strip() or turn.media:
-                _say(made, turn)
+                _append_user_turn(normalized_turns, turn)
         elif turn.calls or turn.text.strip():
-            if not made:
-                made.append(UserTurn(_BEFORE))
-            originals = turn.calls
-            open_calls = _named(turn.calls, used, place)
-            made.append(turn if open_calls is originals else msgspec.structs.replace(turn, calls=open_calls))
+            if not normalized_turns:
+                normalized_turns.append(UserTurn(_EARLIER_TURNS))
+            original_calls = turn.calls
+            open_calls = _normalize_calls(turn.calls, used_ids, place)
+            is_unchanged = open_calls is original_calls
+            normalized_turns.append(turn if is_unchanged else msgspec.structs.replace(turn, calls=open_calls))
     if open_calls:
-        made.append(_answered(open_calls, originals, _NO_ANSWERS))
-    if not made or isinstance(made[-1], ModelTurn):
-        made.append(UserTurn(_ON))
-    return made
+        normalized_turns.append(_align_results(open_calls, original_calls, _NO_RESULTS))
+    if not normalized_turns or isinstance(normalized_turns[-1], ModelTurn):
+        normalized_turns.append(UserTurn(_CONTINUE))
+    return normalized_turns
+
+
+def _append_user_turn(turns: list[Turn], turn: UserTurn) -> None:
+    last = turns[-1] if turns else None
+    if isinstance(last, UserTurn):
+        texts = [text for text in (last.text, turn.text) if text.strip()]
+        turn = UserTurn("\n\n".join(texts), (*last.media, *turn.media))
+        turns.pop()
+    turns.append(turn)
+
+
+def _normalize_calls(calls: tuple[ModelCall, ...], used_ids: set[str], place: int) -> tuple[ModelCall, ...]:
+    """The calls with ids that are unique in the conversation, and names that providers accept."""
+    changed_calls: list[ModelCall] | None = None
+    for index, call in enumerate(calls):
+        call_id, name = call.id, call.name
+        if call_id in used_ids or not _ID.fullmatch(call_id):
+            call_id = f"call_{place}_{index}"
+            while call_id in used_ids:
+                call_id += "_"
+        used_ids.add(call_id)
+        if not is_local_name(name):
+            name = sanitise(name)[:64] or "_"
+        if call_id != call.id or name != call.name:
+            changed_calls = list(calls) if changed_calls is None else changed_calls
+            changed_calls[index] = ModelCall(call_id, name, call.arguments)
+    return calls if changed_calls is None else tuple(changed_calls)
+
+
+def _align_results(
+    calls: tuple[ModelCall, ...], original_calls: tuple[ModelCall, ...], turn: ResultsTurn
+) -> ResultsTurn:
+    """One result for each call, in the order of the calls."""
+    results = turn.results
+    if len(results) == len(calls) and all(result.id == call.id for result, call in zip(results, calls, strict=True)):
+        return turn
+    unused = list(results)
+    aligned_results: list[ModelToolResult] = []
+    for call, original in zip(calls, original_calls, strict=True):
+        position = next((index for index, result in enumerate(unused) if result.id == original.id), None)
+        if position is None:
+            aligned_results.append(ModelToolResult(call.id, call.name, _MISSING_RESULT, is_error=True))
+        else:
+            aligned_results.append(msgspec.structs.replace(unused.pop(position), id=call.id, name=call.name))
+    return ResultsTurn(tuple(aligned_results))
 
 
 def split_turn(turn: ModelTurn, model: str) -> Iterator[TurnPiece]:
-    """What a turn consists of, in order: texts, calls, and what the same model wants back unchanged.
+    """The pieces of a turn in order: texts, calls, and the provider's own entries for the same model.
 
-    A `ModelTurn` has one text and its calls. Where a model also wants its thoughts back, at their place, `thinking`
-    says what came when: see `Layout`.
+    A `ModelTurn` has one text and its calls. If a model needs its reasoning back at the same place, `thinking` has the
+    order of the pieces: see `TurnLayout`.
     """
-    rest, calls = turn.text, list(enumerate(turn.calls))
+    rest, calls = turn.text, dict(enumerate(turn.calls))
     if turn.model == model:
         for entry in turn.thinking:
             kind = entry.get("type")
@@ -82,25 +138,24 @@ def split_turn(turn: ModelTurn, model: str) -> Iterator[TurnPiece]:
                     yield rest[:length]
                 rest = rest[length:]
             elif kind == "call":
-                at = next((at for at, (index, _) in enumerate(calls) if index == entry.get("index")), None)
-                if at is not None:
-                    yield calls.pop(at)[1]
+                call = calls.pop(entry.get("index", -1), None)
+                if call is not None:
+                    yield call
             else:
                 yield entry
     if rest.strip():
         yield rest
-    for _, call in calls:
-        yield call
+    yield from calls.values()
 
 
 class TurnLayout:
-    """Notes in which order the pieces of a turn came, for `ModelTurn.thinking`."""
+    """Records the order of the pieces of a turn, for `ModelTurn.thinking`."""
 
-    __slots__ = ("_entries", "_needed")
+    __slots__ = ("_entries", "_is_needed")
 
     def __init__(self) -> None:
         self._entries: list[dict[str, Any]] = []
-        self._needed = False
+        self._is_needed = False
 
     def add_text(self, length: int) -> None:
         last = self._entries[-1] if self._entries else None
@@ -113,108 +168,80 @@ class TurnLayout:
         self._entries.append({"type": "call", "index": index})
 
     def add_entry(self, entry: dict[str, Any]) -> None:
-        """Something that the provider wants back at this place. Its `type` is neither `text` nor `call`."""
-        self._needed = True
+        """Adds an entry that the provider needs back at this place. Its `type` is neither `text` nor `call`."""
+        self._is_needed = True
         self._entries.append(entry)
 
     def prepend(self, entries: Sequence[dict[str, Any]]) -> None:
-        """The same, at the very beginning."""
-        self._needed = self._needed or bool(entries)
+        """Adds entries that the provider needs back at the beginning."""
+        self._is_needed = self._is_needed or bool(entries)
         self._entries[:0] = entries
 
     @property
     def entries(self) -> tuple[Mapping[str, Any], ...]:
-        """Nothing, where texts and calls alone say it all."""
-        return tuple(self._entries) if self._needed else ()
+        """Empty if there are only texts and calls, whose order needs no record."""
+        return tuple(self._entries) if self._is_needed else ()
 
 
 def encode_arguments(call: ModelCall) -> msgspec.Raw:
-    """A call's arguments as a JSON object, whatever the model wrote."""
+    """The arguments of a call as a JSON object, even if the model wrote something else."""
     text = call.arguments
     if not text.strip():
-        return _EMPTY
+        return _EMPTY_OBJECT
     try:
-        _object.decode(text)
+        _object_decoder.decode(text)
         return msgspec.Raw(text)
     except (msgspec.DecodeError, RecursionError, UnicodeError):
         return msgspec.Raw(msgspec.json.encode({MALFORMED: text.encode("utf-8", "replace").decode()}))
 
 
-def split_media(media: Sequence[Media], accepted: frozenset[str]) -> tuple[list[tuple[str, str]], list[str]]:
-    """What a model can look at, as MIME types and base64; and how the rest reads."""
-    seen: list[tuple[str, str]] = []
-    rest: list[str] = []
+class Attachment(NamedTuple):
+    """An image, a document or a sound, in base64."""
+
+    mime_type: str
+    data: str
+
+
+def split_media(media: Sequence[Media], accepted_types: frozenset[str]) -> tuple[list[Attachment], list[str]]:
+    """The media of accepted MIME types, and a placeholder text for each of the others."""
+    attachments: list[Attachment] = []
+    placeholders: list[str] = []
     for part in media:
-        kind = part.mime_type or ""
+        mime_type = part.mime_type or ""
         data = part.data if isinstance(part, ImagePart | AudioPart) else part.blob
-        if data and kind in accepted:
-            seen.append((kind, data))
+        if data and mime_type in accepted_types:
+            attachments.append(Attachment(mime_type, data))
         else:
-            rest.append(part.placeholder)
-    return seen, rest
+            placeholders.append(part.placeholder)
+    return attachments, placeholders
 
 
-def _say(made: list[Turn], turn: UserTurn) -> None:
-    last = made[-1] if made else None
-    if isinstance(last, UserTurn):
-        texts = [text for text in (last.text, turn.text) if text.strip()]
-        turn = UserTurn("\n\n".join(texts), (*last.media, *turn.media))
-        made.pop()
-    made.append(turn)
+def split_content(
+    text: str, media: Sequence[Media], omitted_features: frozenset[str], accepted_types: frozenset[str] = IMAGES_AND_PDF
+) -> tuple[list[Attachment], str]:
+    """The media to attach to a message, and its text with placeholders for the rest.
+
+    If the `omitted_features` have `images`, nothing is attached.
+    """
+    attachments, placeholders = split_media(media, frozenset() if "images" in omitted_features else accepted_types)
+    return attachments, "\n".join((text, *placeholders)) if text.strip() else "\n".join(placeholders)
 
 
-def _named(calls: tuple[ModelCall, ...], used: set[str], place: int) -> tuple[ModelCall, ...]:
-    """The calls under ids that are unique in the conversation, and names that providers take."""
-    named: list[ModelCall] | None = None
-    for index, call in enumerate(calls):
-        identity, name = call.id, call.name
-        if identity in used or not _ID.fullmatch(identity):
-            identity = f"call_{place}_{index}"
-            while identity in used:
-                identity += "_"
-        used.add(identity)
-        if not is_local_name(name):
-            name = sanitise(name)[:64] or "_"
-        if identity != call.id or name != call.name:
-            named = list(calls) if named is None else named
-            named[index] = ModelCall(identity, name, call.arguments)
-    return calls if named is None else tuple(named)
+# Tools
 
+_COMBINATORS = ("oneOf", "anyOf", "allOf")
+_REFUSED_KEYWORDS = (*_COMBINATORS, "not", "enum", "if", "then", "else")
+"""Keywords that providers refuse at the top of a tool's schema."""
+_MAX_CACHED = 16
+_MAX_BRIEF_DESCRIPTION = 1000
+"""Characters of a description that every provider accepts."""
 
-def _answered(calls: tuple[ModelCall, ...], originals: tuple[ModelCall, ...], turn: ResultsTurn) -> ResultsTurn:
-    answers = turn.results
-    if len(answers) == len(calls) and all(one.id == call.id for one, call in zip(answers, calls, strict=True)):
-        return turn
-    left = list(answers)
-    aligned: list[ModelToolResult] = []
-    for call, original in zip(calls, originals, strict=True):
-        at = next((at for at, one in enumerate(left) if one.id == original.id), None)
-        if at is None:
-            aligned.append(ModelToolResult(call.id, call.name, _UNANSWERED, is_error=True))
-        else:
-            aligned.append(msgspec.structs.replace(left.pop(at), id=call.id, name=call.name))
-    return ResultsTurn(tuple(aligned))
-
-
-_EMPTY = msgspec.Raw(b"{}")
-_NO_ANSWERS = ResultsTurn(())
-
-
-# MERGED from tool_encoding: Tools as the bytes of a request, made once for the same tools. Sends nothing.
-
-_CHOICES = ("oneOf", "anyOf", "allOf")
-_REFUSED = (*_CHOICES, "not", "enum", "if", "then", "else")
-"""What providers do not take at the top of a tool's schema, only inside."""
-_REMEMBERED = 16
-_BRIEF = 1000
-"""Characters of a description that even the strictest provider takes."""
-
-Finish = Callable[[list[dict[str, Any]]], Any]
-"""What a provider makes of the list of definitions."""
+FinishDefinitions = Callable[[list[dict[str, Any]]], Any]
+"""Turns the list of tool definitions into the provider's form of it."""
 
 
 class EncodedTools(msgspec.Struct, frozen=True):
-    """Tools as a request has them."""
+    """The tools of a request, encoded."""
 
     tools: tuple[Tool, ...]
     raw: msgspec.Raw
@@ -222,67 +249,70 @@ class EncodedTools(msgspec.Struct, frozen=True):
 
 
 class ToolEncoder:
-    """Remembers what it made of tuples of tools, by identity: the same agent asks with the same tuple."""
+    """Encodes tuples of tools and caches the result by identity: one agent sends the same tuple again and again."""
 
-    __slots__ = ("_finish", "_format", "_made")
+    __slots__ = ("_cache", "_finish", "_format")
 
-    def __init__(self, format: ToolFormat, finish: Finish | None = None) -> None:
+    def __init__(self, format: ToolFormat, finish: FinishDefinitions | None = None) -> None:
         self._format: ToolFormat = format
         self._finish = finish
-        self._made: dict[tuple[int, bool], EncodedTools] = {}
+        self._cache: dict[tuple[int, bool], EncodedTools] = {}
 
     def encode(self, tools: tuple[Tool, ...], *, brief: bool = False) -> EncodedTools:
+        """`brief` cuts long descriptions."""
         key = (id(tools), brief)
-        found = self._made.get(key)
-        if found is not None:  # It holds the tuple, so the id cannot have become another's.
-            return found
-        exported = [_accepted(one, brief=brief) for one in export_tools(tools, self._format)]
-        made: Any = exported if self._finish is None else self._finish(exported)
-        if len(self._made) >= _REMEMBERED:
-            del self._made[next(iter(self._made))]
-        raw = msgspec.Raw(json_text.encode_bytes(made))
-        self._made[key] = EncodedTools(tools, raw, frozenset(tool.name for tool in tools))
-        return self._made[key]
+        cached = self._cache.get(key)
+        if cached is not None:  # It references the tuple, so that no other tuple can have this id.
+            return cached
+        exported_tools = [
+            _adapt_definition(definition, brief=brief) for definition in export_tools(tools, self._format)
+        ]
+        definitions: Any = exported_tools if self._finish is None else self._finish(exported_tools)
+        if len(self._cache) >= _MAX_CACHED:
+            del self._cache[next(iter(self._cache))]
+        raw = msgspec.Raw(json_text.encode_bytes(definitions))
+        encoded = self._cache[key] = EncodedTools(tools, raw, frozenset(tool.name for tool in tools))
+        return encoded
 
 
 def to_object_schema(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A schema that is plainly an object at its top, as providers want it.
+    """A schema whose top is a plain object, as providers require it.
 
-    Alternatives at the top become one object with all their properties, of which those are required that each of
-    them requires. The model may then write what the tool refuses; it hears of that and writes again.
+    Alternatives at the top become one object with all their properties; those are required that each alternative
+    requires. The model may then write arguments that the tool refuses; it reads the error and tries again.
     """
-    kind = schema.get("type")
-    if kind == "object" and not any(word in schema for word in _REFUSED):
+    if schema.get("type") == "object" and not any(word in schema for word in _REFUSED_KEYWORDS):
         return schema if "properties" in schema else {**schema, "properties": {}}
-    made = {key: value for key, value in schema.items() if key not in _REFUSED}
-    properties: dict[str, Any] = dict(_mapping(schema.get("properties")))
+    result = {key: value for key, value in schema.items() if key not in _REFUSED_KEYWORDS}
+    properties: dict[str, Any] = dict(_as_mapping(schema.get("properties")))
     required: list[str] = list(schema.get("required") or ())
-    for word in _CHOICES:
-        options = [_mapping(one) for one in cast("list[Any]", schema.get(word) or [])]
-        demanded = [set[str](one.get("required") or ()) for one in options]
-        for one in options:
-            for name, value in _mapping(one.get("properties")).items():
+    for combinator in _COMBINATORS:
+        options = [_as_mapping(option) for option in cast("list[Any]", schema.get(combinator) or [])]
+        for option in options:
+            for name, value in _as_mapping(option.get("properties")).items():
                 properties.setdefault(name, value)
-        if demanded:
-            shared = demanded[0].union(*demanded) if word == "allOf" else demanded[0].intersection(*demanded)
+        if option_required := [set[str](option.get("required") or ()) for option in options]:
+            first = option_required[0]
+            is_union = combinator == "allOf"
+            shared = first.union(*option_required) if is_union else first.intersection(*option_required)
             required += sorted(shared - set(required))
-    made |= {"type": "object", "properties": properties}
+    result |= {"type": "object", "properties": properties}
     if required:
-        made["required"] = required
-    if made.get("additionalProperties") is False and len(properties) > len(_mapping(schema.get("properties"))):
-        del made["additionalProperties"]
-    return made
+        result["required"] = required
+    if result.get("additionalProperties") is False and len(properties) > len(_as_mapping(schema.get("properties"))):
+        del result["additionalProperties"]
+    return result
 
 
-def _accepted(definition: dict[str, Any], *, brief: bool) -> dict[str, Any]:
+def _adapt_definition(definition: dict[str, Any], *, brief: bool) -> dict[str, Any]:
     inner: dict[str, Any] = definition.get("function") or definition
     for key in ("parameters", "input_schema"):
         if key in inner:
             inner[key] = to_object_schema(inner[key])
-    if brief and len(inner["description"]) > _BRIEF:
-        inner["description"] = f"{inner['description'][:_BRIEF]}…"
+    if brief and len(inner["description"]) > _MAX_BRIEF_DESCRIPTION:
+        inner["description"] = f"{inner['description'][:_MAX_BRIEF_DESCRIPTION]}…"
     return definition
 
 
-def _mapping(value: object) -> Mapping[str, Any]:
+def _as_mapping(value: object) -> Mapping[str, Any]:
     return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}

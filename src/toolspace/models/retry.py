@@ -1,4 +1,7 @@
-"""Asks a model again where its provider was busy, or the connection was lost. Knows nothing of HTTP."""
+"""Repeats model requests that failed for a temporary reason: a busy provider or a lost connection.
+
+Used by `registry`, which wraps models with it, and by `images`. Knows nothing of HTTP.
+"""
 
 from __future__ import annotations
 
@@ -13,79 +16,79 @@ from toolspace.core.model import Model, ModelListener, ModelRequest, ModelStream
 from toolspace.errors import ModelError
 
 MAX_TOTAL_SECONDS = 900.0
-"""Seconds after which no new attempt begins."""
-_FIRST_WAIT = 0.5
+"""After this time no new attempt starts."""
 MAX_WAIT_SECONDS = 60.0
-"""Seconds that a provider can ask to wait between two attempts; one that wants more is believed, and given up."""
+"""The longest wait between two attempts. If the provider asks for more, the request fails at once."""
+_FIRST_WAIT_SECONDS = 0.5
 
 _log = logging.getLogger("toolspace.models")
 
 
 class RetryingModel(Model):
-    """A model that is asked again, with growing pauses, as long as that may help."""
+    """Repeats requests to a model with growing delays, as long as the failures are temporary."""
 
     def __init__(
         self,
         model: Model,
         *,
         retries: int = MODEL_RETRIES,
-        within: float = MAX_TOTAL_SECONDS,
+        max_seconds: float = MAX_TOTAL_SECONDS,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self.model = model
         self.name = model.name
         self.context_window = model.context_window
         self._retries = retries
-        self._within = within
+        self._max_seconds = max_seconds
         self._sleep = sleep
 
     async def respond(self, request: ModelRequest, listen: ModelListener | None = None) -> ModelTurn:
         start = time.monotonic()
         attempt = 0
-        heard = _Heard(listen) if listen is not None else None
+        listener = _RestartableListener(listen) if listen is not None else None
         while True:
             attempt += 1
             try:
-                return await self.model.respond(request, heard)
+                return await self.model.respond(request, listener)
             except ModelError as error:
-                wait = retry_delay(error, attempt)
-                left = self._within - (time.monotonic() - start)
-                if not error.is_transient or attempt > self._retries or wait > min(MAX_WAIT_SECONDS, left):
+                delay = retry_delay(error, attempt)
+                remaining = self._max_seconds - (time.monotonic() - start)
+                if not error.is_transient or attempt > self._retries or delay > min(MAX_WAIT_SECONDS, remaining):
                     if attempt > 1:
                         error.add_note(f"asked {attempt} times")
                     raise
-                _log.warning("%s; asking again in %.1f s", error, wait)
-            if heard is not None:
-                heard.restart()
-            await self._sleep(wait)
+                _log.warning("%s; retrying in %.1f s", error, delay)
+            if listener is not None:
+                listener.restart()
+            await self._sleep(delay)
 
     async def aclose(self) -> None:
         await self.model.aclose()
 
 
-class _Heard:
-    """A listener that knows whether it has heard anything that must be forgotten."""
+class _RestartableListener:
+    """Tells the listener to discard a partial response before it is requested again."""
 
-    __slots__ = ("_any", "_listen")
+    __slots__ = ("_has_parts", "_listen")
 
     def __init__(self, listen: ModelListener) -> None:
         self._listen = listen
-        self._any = False
+        self._has_parts = False
 
     def __call__(self, part: ModelStreamPart) -> None:
-        self._any = True
+        self._has_parts = True
         self._listen(part)
 
     def restart(self) -> None:
-        if self._any:
-            self._any = False
+        if self._has_parts:
+            self._has_parts = False
             self._listen(ResponseRestarted())
 
 
 def retry_delay(error: ModelError, attempt: int) -> float:
-    """What the provider asks for; else longer each time, and not the same for everyone."""
-    grown = min(_FIRST_WAIT * 2 ** (attempt - 1), MAX_WAIT_SECONDS) * random.uniform(0.5, 1.0)
+    """The delay that the provider asks for; else one that grows with each attempt and has random jitter."""
+    backoff = min(_FIRST_WAIT_SECONDS * 2 ** (attempt - 1), MAX_WAIT_SECONDS) * random.uniform(0.5, 1.0)
     if error.retry_after is None:
-        return grown
-    # A little more than asked, so that all who were told the same do not come back at once.
+        return backoff
+    # A little longer than asked for: clients that got the same delay must not return all at once.
     return error.retry_after + random.uniform(0.0, min(0.25, error.retry_after / 10))

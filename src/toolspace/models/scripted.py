@@ -1,4 +1,7 @@
-"""A model that says what a script tells it to: for tests of agents, without a provider or a key. Thinks nothing."""
+"""A model whose responses come from a script, for tests of agents without a provider or a key.
+
+Public as `toolspace.testing.ScriptedModel`.
+"""
 
 from __future__ import annotations
 
@@ -25,16 +28,16 @@ from toolspace.errors import ModelError
 ScriptedTurn = str | ModelTurn | ModelCall | Sequence[ModelCall] | BaseException | type[BaseException]
 """One turn: a text, a whole turn, one call, several calls at once, or an error to raise."""
 ScriptStep = ScriptedTurn | Callable[[ModelRequest], "ScriptedTurn | Awaitable[ScriptedTurn]"]
-"""A turn, or what makes one of the request; it may be asynchronous."""
+"""A turn, or a function that makes one from the request. The function may be asynchronous."""
 
 _ONE_REQUEST = Usage(requests=1)
-_PIECE = 12
-"""Characters of arguments that are heard at once."""
+_ARGUMENT_PIECE = 12
+"""Characters of arguments in one streamed part."""
 _WORDS = re.compile(r"\s*\S+\s*|\s+")
 
 
 def call(name: str, arguments: Mapping[str, Any] | str | None = None, *, id: str = "") -> ModelCall:
-    """A tool call for a script. Arguments that are text go out as they are: they need not be JSON.
+    """A tool call for a script. Arguments that are a string are sent unchanged: they need not be JSON.
 
     A call without an id gets one that is unique in its script.
     """
@@ -43,11 +46,11 @@ def call(name: str, arguments: Mapping[str, Any] | str | None = None, *, id: str
 
 
 class ScriptedModel(Model):
-    """Says one step of its script for each request, and remembers the requests.
+    """Returns one step of its script for each request, and records the requests.
 
         model = ScriptedModel([call("add", {"a": 1, "b": 2}), "It is 3."])
 
-    A callable in place of the script makes the turn of every request.
+    A function instead of the script makes the turn of every request.
     """
 
     name = "scripted:script"
@@ -61,89 +64,93 @@ class ScriptedModel(Model):
         record: bool = True,
         context_window: int | None = None,
     ) -> None:
-        """`usage` is what a turn costs that says nothing of its own; without `record`, no request is remembered."""
+        """`usage` is that of turns without their own. With `record=False` no request is recorded."""
         self.requests: list[ModelRequest] = []
-        """What it was asked, in order; each with the turns that it had then."""
+        """The requests in order, each with the turns that it had then."""
         self.context_window = context_window
         if name is not None:
             self.name = name
         self._usage = usage
         self._record = record
-        self._asked = 0
-        self._looping = False
-        self._each: ScriptStep | None = None
+        self._request_count = 0
+        self._is_looping = False
+        self._function: ScriptStep | None = None
         self._steps: list[ScriptStep] = []
         if isinstance(script, str | ModelTurn | ModelCall | BaseException):
             self._steps.append(script)
         elif callable(script):
-            self._each = script
+            self._function = script
         else:
             self._steps.extend(cast("Iterable[ScriptStep]", script))
-        # Made once: the same turn is then said at no cost.
-        self._turns: list[ModelTurn | None] = [self._made(step, at) for at, step in enumerate(self._steps)]
+        # Built once, so that repeating a turn costs nothing.
+        self._turns: list[ModelTurn | None] = [self._build_turn(step, index) for index, step in enumerate(self._steps)]
 
     @classmethod
-    def looping(cls, script: Iterable[ScriptStep] | ScriptStep, **options: Any) -> ScriptedModel:
-        """A script that begins again at its end, and so never runs out."""
+    def loop(cls, script: Iterable[ScriptStep] | ScriptStep, **options: Any) -> ScriptedModel:
+        """A script that starts again at its end."""
         model = cls(script, **options)
-        model._looping = True
+        model._is_looping = True
         return model
 
     @property
     def remaining_steps(self) -> int | None:
-        """How many steps it has not said yet; None: it never runs out."""
-        return None if self._looping or self._each is not None else max(0, len(self._steps) - self._asked)
+        """How many steps have not been used; None: it never runs out."""
+        if self._is_looping or self._function is not None:
+            return None
+        return max(0, len(self._steps) - self._request_count)
 
     async def respond(self, request: ModelRequest, listen: ModelListener | None = None) -> ModelTurn:
-        at = self._asked
-        self._asked = at + 1
+        index = self._request_count
+        self._request_count = index + 1
         if self._record:
-            self.requests.append(_as_it_is(request))
-        if self._each is not None:
-            turn, step = None, self._each
+            self.requests.append(_snapshot(request))
+        if self._function is not None:
+            turn, step = None, self._function
         else:
             count = len(self._steps)
-            place = at % count if self._looping and count else at
+            place = index % count if self._is_looping and count else index
             if place >= count:
                 turns = "1 turn" if count == 1 else f"{count} turns"
-                what = f"the script of {self.name} has {turns}, and this is request {at + 1}"
-                raise ModelError("invalid", f"{what}; give it more turns, or make it with ScriptedModel.looping")
+                problem = f"the script of {self.name} has {turns}, and this is request {index + 1}"
+                raise ModelError("invalid", f"{problem}; give it more turns, or make it with ScriptedModel.loop")
             turn, step = self._turns[place], self._steps[place]
         if turn is None:
-            turn = await self._ask(step, request, at)
+            turn = await self._run_step(step, request, index)
         if listen is not None:
             _stream(turn, listen)
         return turn
 
-    async def _ask(self, step: ScriptStep, request: ModelRequest, at: int) -> ModelTurn:
-        if not _raises(step) and callable(step):
-            said = cast("Callable[[ModelRequest], ScriptedTurn | Awaitable[ScriptedTurn]]", step)(request)
-            if isinstance(said, Awaitable):
-                said = await said
-            step = said
-        if _raises(step):
+    async def _run_step(self, step: ScriptStep, request: ModelRequest, index: int) -> ModelTurn:
+        if not _is_exception(step) and callable(step):
+            result = cast("Callable[[ModelRequest], ScriptedTurn | Awaitable[ScriptedTurn]]", step)(request)
+            if isinstance(result, Awaitable):
+                result = await result
+            step = result
+        if _is_exception(step):
             raise cast("BaseException", step)
-        turn = self._made(step, at)
+        turn = self._build_turn(step, index)
         if turn is None:
             kinds = "a text, a ModelTurn, call(…), several calls, an exception or a function of the request"
-            raise ModelError("invalid", f"turn {at + 1} of the script is {type(step).__name__}; it must be {kinds}")
+            raise ModelError("invalid", f"turn {index + 1} of the script is {type(step).__name__}; it must be {kinds}")
         return turn
 
-    def _made(self, said: ScriptStep, at: int) -> ModelTurn | None:
-        """The turn of a step that is known before the request is."""
-        if isinstance(said, str):
-            return ModelTurn(text=said, usage=self._usage, model=self.name)
-        if isinstance(said, ModelCall):
-            said = (said,)
-        if isinstance(said, ModelTurn):
-            turn = said
-        elif isinstance(said, list | tuple) and all(isinstance(one, ModelCall) for one in cast("Sequence[Any]", said)):
-            turn = ModelTurn(calls=tuple(cast("Sequence[ModelCall]", said)))
+    def _build_turn(self, step: ScriptStep, index: int) -> ModelTurn | None:
+        """The turn of a step that does not depend on the request, else None."""
+        if isinstance(step, str):
+            return ModelTurn(text=step, usage=self._usage, model=self.name)
+        if isinstance(step, ModelCall):
+            step = (step,)
+        if isinstance(step, ModelTurn):
+            turn = step
+        elif isinstance(step, list | tuple) and all(
+            isinstance(item, ModelCall) for item in cast("Sequence[Any]", step)
+        ):
+            turn = ModelTurn(calls=tuple(cast("Sequence[ModelCall]", step)))
         else:
             return None
         calls = tuple(
-            one if one.id else ModelCall(f"call_{at + 1}_{index + 1}", one.name, one.arguments)
-            for index, one in enumerate(turn.calls)
+            call if call.id else ModelCall(f"call_{index + 1}_{number}", call.name, call.arguments)
+            for number, call in enumerate(turn.calls, 1)
         )
         return msgspec.structs.replace(
             turn,
@@ -154,12 +161,12 @@ class ScriptedModel(Model):
         )
 
 
-def _raises(step: object) -> bool:
+def _is_exception(step: object) -> bool:
     return isinstance(step, BaseException) or (isinstance(step, type) and issubclass(step, BaseException))
 
 
-def _as_it_is(request: ModelRequest) -> ModelRequest:
-    """The request with turns that no one adds to."""
+def _snapshot(request: ModelRequest) -> ModelRequest:
+    """The request with a copy of its turns, to which the caller may append later."""
     if isinstance(request.turns, tuple):
         return request
     return msgspec.structs.replace(request, turns=tuple(request.turns))
@@ -168,7 +175,7 @@ def _as_it_is(request: ModelRequest) -> ModelRequest:
 def _stream(turn: ModelTurn, listen: ModelListener) -> None:
     for word in _WORDS.findall(turn.text):
         listen(TextDelta(word))
-    for index, one in enumerate(turn.calls):
-        listen(CallStarted(index, one.id, one.name))
-        for start in range(0, len(one.arguments), _PIECE):
-            listen(CallDelta(index, one.arguments[start : start + _PIECE]))
+    for index, model_call in enumerate(turn.calls):
+        listen(CallStarted(index, model_call.id, model_call.name))
+        for start in range(0, len(model_call.arguments), _ARGUMENT_PIECE):
+            listen(CallDelta(index, model_call.arguments[start : start + _ARGUMENT_PIECE]))

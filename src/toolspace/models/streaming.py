@@ -1,6 +1,7 @@
-"""What the models of all providers that are asked over HTTP share: sending, listening, and the end of an answer.
+"""The base of all adapters that call a provider over HTTP and read a streamed response.
 
-Each provider's module says how a request is written (`StreamingModel.write`) and what an event means (`Answer.take`).
+An adapter defines how a request is written (`StreamingModel.build_request`) and what an event means
+(`StreamedResponse.receive_event`). Sending, reading, errors, cost and retries without refused features are here.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import msgspec
 
-from toolspace.core import json_text, tokens
+from toolspace.core import json_text
 from toolspace.core.model import (
     CallDelta,
     CallStarted,
@@ -28,6 +29,7 @@ from toolspace.core.model import (
     Usage,
 )
 from toolspace.core.sse import SseDecoder, SseEvent
+from toolspace.core.tokens import estimate_tokens
 from toolspace.errors import ModelError
 from toolspace.models import errors
 from toolspace.models.http import ModelHttpClient
@@ -38,93 +40,93 @@ if TYPE_CHECKING:
     import aiohttp
     from yarl import URL
 
-MAX_ANSWER = 32 << 20
-"""Characters of one answer, with its arguments and thoughts."""
-_MAX_REFUSAL = 1 << 16
-_LAST_SECONDS = 5.0
-"""How long more is waited for after the model stopped: mostly it is what it cost."""
-_PARTING_SECONDS = 0.25
-"""How long the end of a stream is waited for after the answer is complete, so that its connection can be used again."""
+MAX_RESPONSE = 32 << 20
+"""Characters of one response, with its arguments and reasoning."""
+_MAX_ERROR_BODY = 1 << 16
+_LAST_EVENTS_SECONDS = 5.0
+"""How long to wait for events after the finish reason: mostly the usage follows."""
+_END_OF_STREAM_SECONDS = 0.25
+"""How long to wait for the end of a complete stream, so that its connection can be reused."""
 
 _log = logging.getLogger("toolspace.models")
+_encoder = msgspec.json.Encoder()
 
 
 class ModelEndpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a model is, and how its provider knows who asks. Its text shows no key."""
+    """The URL of a model's API and its headers. Its `repr` shows no key."""
 
     url: str
     headers: Mapping[str, str] = {}
     credential_name: str = ""
-    """What to look at where the key is refused: `OPENAI_API_KEY`, `model.apiKey`."""
+    """The variable or setting to check if the key is refused: `OPENAI_API_KEY`, `model.apiKey`."""
 
     def __repr__(self) -> str:
-        return f"Endpoint(url={self.url.partition('?')[0]!r})"
+        return f"ModelEndpoint(url={self.url.partition('?')[0]!r})"
 
 
 class StreamedResponse:
-    """One answer as it comes. A provider's own kind of it takes the events."""
+    """One response while it arrives. A provider's subclass receives the events."""
 
-    def __init__(self, name: str, check: str, listen: ModelListener | None) -> None:
+    def __init__(self, name: str, credential_name: str, listen: ModelListener | None) -> None:
         self.name = name
-        self.credential_name = check
+        self.credential_name = credential_name
         self.tool_names: Mapping[str, str] = {}
-        """What the provider calls a tool → its name, where those differ."""
+        """The provider's spelling of a tool's name → the name, if they differ."""
         self.is_complete = False
-        """The provider has said all: what still comes matters no more."""
+        """Whether the provider has sent everything that matters."""
         self.finish: FinishReason | None = None
-        """Why the model stopped, once the provider has said so: little comes after that."""
+        """The finish reason, once the provider has sent it. Few events follow it."""
         self.is_refusal = False
         self.usage: Usage | None = None
         self.cost: float | None = None
-        """Where the provider itself says what it cost."""
+        """The cost, if the provider itself sends it."""
         self.cache_write_tokens = 0
-        """Tokens that the provider keeps for the next request, and charges more for."""
+        """Tokens that the provider writes to its cache, at a higher price."""
         self.layout = TurnLayout()
         self._listen = listen
         self._texts: list[str] = []
-        self._calls: list[_Call] = []
+        self._calls: list[_StreamedCall] = []
         self._ids: set[str] = set()
-        self._room = MAX_ANSWER
+        self._remaining_size = MAX_RESPONSE
 
     def receive_event(self, data: bytes) -> None:
-        """Takes one event. Raises `ModelError`, or one of msgspec's errors for what is not of the provider's form."""
+        """Handles one event. Raises `ModelError`, or a msgspec error if the data does not have the API's form."""
         raise NotImplementedError
 
     def add_text(self, piece: str) -> None:
-        self._fill(len(piece))
+        self._count_size(len(piece))
         self._texts.append(piece)
         self.layout.add_text(len(piece))
         if self._listen is not None:
             self._listen(TextDelta(piece))
 
     def add_refusal(self, piece: str) -> None:
-        """A piece of what the model says instead of an answer."""
+        """Adds text of a refusal, which the model writes instead of a response."""
         self.is_refusal = True
         self.add_text(piece)
 
     def add_thinking(self, piece: str) -> None:
-        self._fill(len(piece))
+        self._count_size(len(piece))
         if self._listen is not None and piece:
             self._listen(ThinkingDelta(piece))
 
-    def start_call(self, identity: str | None, name: str) -> int:
-        """A call begins. Gives its index, under which its arguments come."""
+    def start_call(self, call_id: str | None, name: str) -> int:
+        """Starts a call and returns its index, which its arguments refer to."""
         index = len(self._calls)
         name = self.tool_names.get(name, name)
-        identity = identity or f"call_{index}"
-        if identity in self._ids:  # Some servers call all of them alike.
-            identity = f"{identity}_{index}"
-        self._ids.add(identity)
-        self._calls.append(_Call(identity, name))
-        self._fill(len(name) + 50)
+        call_id = call_id or f"call_{index}"
+        if call_id in self._ids:  # Some servers use the same id for all calls.
+            call_id = f"{call_id}_{index}"
+        self._ids.add(call_id)
+        self._calls.append(_StreamedCall(call_id, name))
+        self._count_size(len(name) + 50)
         self.layout.add_call(index)
         if self._listen is not None:
-            self._listen(CallStarted(index, identity, name))
+            self._listen(CallStarted(index, call_id, name))
         return index
 
     def add_arguments(self, index: int, piece: str) -> None:
-        """A piece of a call's arguments."""
-        self._fill(len(piece))
+        self._count_size(len(piece))
         self._calls[index].pieces.append(piece)
         if self._listen is not None and piece:
             self._listen(CallDelta(index, piece))
@@ -134,25 +136,27 @@ class StreamedResponse:
 
     @property
     def call_count(self) -> int:
-        """How many calls have begun."""
         return len(self._calls)
 
-    def build_turn(self, model: str, price: ModelPrice | None, asked: int) -> ModelTurn:
-        """The whole turn. `asked`: the bytes of the request, which tell what it cost where the provider does not."""
-        calls = tuple(ModelCall(one.id, one.name, "".join(one.pieces)) for one in self._calls)
+    def build_turn(self, model: str, price: ModelPrice | None, request_bytes: int) -> ModelTurn:
+        """The whole turn. Its usage is estimated from the text sizes if the provider sends none."""
+        calls = tuple(ModelCall(call.id, call.name, "".join(call.pieces)) for call in self._calls)
         finish = "filter" if self.is_refusal else self.finish or "other"
         if calls and finish in ("stop", "other"):
             finish = "tools"
         text = "".join(self._texts)
         usage = self.usage
         if usage is None:
-            said = tokens.estimate_tokens(text) + sum(tokens.estimate_tokens(call.arguments) for call in calls)
-            usage = Usage(input_tokens=asked // 4, output_tokens=said)
+            output_tokens = estimate_tokens(text) + sum(estimate_tokens(call.arguments) for call in calls)
+            usage = Usage(input_tokens=request_bytes // 4, output_tokens=output_tokens)
         cost = self.cost
         if cost is None:
-            read, cached = usage.input_tokens, usage.cached_tokens
             cost = calculate_cost(
-                price, input=read, cached=cached, output=usage.output_tokens, written=self.cache_write_tokens
+                price,
+                input=usage.input_tokens,
+                cached=usage.cached_tokens,
+                output=usage.output_tokens,
+                cache_writes=self.cache_write_tokens,
             )
         return ModelTurn(
             text=text,
@@ -169,33 +173,33 @@ class StreamedResponse:
             thinking=self.layout.entries,
         )
 
-    def _fill(self, size: int) -> None:
-        self._room -= size
-        if self._room < 0:
-            most = f"{MAX_ANSWER:,} characters"
-            raise ModelError("invalid", f"{self.name}: its answer has more than {most}; set model.maxOutputTokens")
+    def _count_size(self, size: int) -> None:
+        self._remaining_size -= size
+        if self._remaining_size < 0:
+            limit = f"{MAX_RESPONSE:,} characters"
+            raise ModelError("invalid", f"{self.name}: its answer has more than {limit}; set model.maxOutputTokens")
 
 
-class _Call:
+class _StreamedCall:
     __slots__ = ("id", "name", "pieces")
 
-    def __init__(self, identity: str, name: str) -> None:
-        self.id = identity
+    def __init__(self, call_id: str, name: str) -> None:
+        self.id = call_id
         self.name = name
         self.pieces: list[str] = []
 
 
 class StreamingModel(Model):
-    """A model that is asked over HTTP and answers with a stream of events."""
+    """A model behind an HTTP API that streams its response as events."""
 
     optional_features: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    """What a request can do without, and the words in a refusal that mean it.
+    """Features that a request can omit → the words in an error message that mean them.
 
-    Models of one provider differ in what they take, and no list of them stays true: what is refused by name is left
-    out, and not sent again.
+    Models of one provider differ in what they accept, and no list of them stays correct. A feature that the provider
+    refuses by name is omitted_features, and not sent again.
     """
     per_request_features: ClassVar[frozenset[str]] = frozenset(("images", "thoughts"))
-    """Of these, the ones that may be fine in another request."""
+    """Optional features that are omitted for one request only: another request may be accepted with them."""
     response_class: ClassVar[type[StreamedResponse]]
 
     def __init__(
@@ -210,121 +214,122 @@ class StreamingModel(Model):
         self._owns_http = http is None
         self._url: URL | None = None
         self._headers: Mapping[str, str] = {**endpoint.headers, "Content-Type": "application/json"}
-        self._without: frozenset[str] = frozenset()
+        self._omitted_features: frozenset[str] = frozenset()
 
     @abstractmethod
-    def build_request(self, request: ModelRequest, without: frozenset[str]) -> dict[str, Any]:
-        """The body of a request, without what was refused."""
+    def build_request(self, request: ModelRequest, omitted_features: frozenset[str]) -> dict[str, Any]:
+        """The body of a request, without the omitted features."""
 
     def create_response(self, request: ModelRequest, listen: ModelListener | None) -> StreamedResponse:
-        """What takes the answer to a request."""
+        """The object that receives the response to a request."""
         return self.response_class(self.name, self.endpoint.credential_name, listen)
 
     async def respond(self, request: ModelRequest, listen: ModelListener | None = None) -> ModelTurn:
-        without = self._without
-        body = encode_body(self.build_request(request, without))
+        omitted_features = self._omitted_features
+        body = encode_body(self.build_request(request, omitted_features))
         while True:
             try:
-                return await self._ask(body, request.settings.timeout, self.create_response(request, listen))
+                return await self._send(body, request.settings.timeout, self.create_response(request, listen))
             except ModelError as error:
-                conceded = self._concede(error, request, without, body)
-                if conceded is None:
+                shorter_request = self._omit_refused_feature(error, request, omitted_features, body)
+                if shorter_request is None:
                     raise
-                word, body = conceded
-                without |= {word}
-                if word not in self.per_request_features:
-                    self._without |= {word}
-                _log.warning("%s; asking again without %s", error, word)
+                feature, body = shorter_request
+                omitted_features |= {feature}
+                if feature not in self.per_request_features:
+                    self._omitted_features |= {feature}
+                _log.warning("%s; repeating the request without %s", error, feature)
 
     async def aclose(self) -> None:
         if self._owns_http:
             await self._http.aclose()
 
-    def _concede(
-        self, error: ModelError, request: ModelRequest, without: frozenset[str], body: bytes
+    def _omit_refused_feature(
+        self, error: ModelError, request: ModelRequest, omitted_features: frozenset[str], body: bytes
     ) -> tuple[str, bytes] | None:
+        """The feature that the error refuses and the request without it, or None."""
         if error.kind not in ("invalid", "not_found") or error.status is None:
             return None
-        text = str(error).lower()
-        for word, signs in self.optional_features.items():
-            if word not in without and any(sign in text for sign in signs):
-                shorter = encode_body(self.build_request(request, without | {word}))
-                if shorter != body:
-                    return word, shorter
+        message = str(error).lower()
+        for feature, words in self.optional_features.items():
+            if feature not in omitted_features and any(word in message for word in words):
+                shorter_body = encode_body(self.build_request(request, omitted_features | {feature}))
+                if shorter_body != body:
+                    return feature, shorter_body
         return None
 
-    async def _ask(self, body: bytes, timeout: float, answer: StreamedResponse) -> ModelTurn:
+    async def _send(self, body: bytes, timeout: float, response: StreamedResponse) -> ModelTurn:
         from toolspace.core.http_errors import HTTP_FAILURES
 
-        begun = False
+        has_started = False
         try:
             url = self._url or self._parse_url()
-            response = await self._http.post(url, self._headers, body, timeout)
+            http_response = await self._http.post(url, self._headers, body, timeout)
             try:
-                if response.status != 200:
-                    raise await self._refusal(response)
-                begun = True
-                await self._read(response, answer)
+                if http_response.status != 200:
+                    raise await self._read_error(http_response)
+                has_started = True
+                await self._read(http_response, response)
             finally:
-                response.close()  # The connection too, unless all was read and it is in the pool again.
-        # `from None`: the errors of aiohttp carry the whole URL.
-        except HTTP_FAILURES as fault:
-            if answer.finish is None:
+                http_response.close()  # Closes the connection too, unless all was read and it is back in the pool.
+        # `from None`: the errors of aiohttp contain the whole URL.
+        except HTTP_FAILURES as failure:
+            if response.finish is None:
                 raise errors.error_from_connection(
-                    self.name, fault, self._parse_url(), timeout=timeout, begun=begun
+                    self.name, failure, self._parse_url(), timeout=timeout, has_started=has_started
                 ) from None
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as fault:
-            raise ModelError("broken", f"{self.name}: its answer is not of the form of its API: {fault}") from None
-        if answer.finish is None and not answer.is_complete:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise ModelError("broken", f"{self.name}: its answer is not of the form of its API: {error}") from None
+        if response.finish is None and not response.is_complete:
             raise ModelError("broken", f"{self.name}: its answer broke off before its end")
-        return answer.build_turn(self.name, self.price, len(body))
+        return response.build_turn(self.name, self.price, len(body))
 
-    async def _read(self, response: aiohttp.ClientResponse, answer: StreamedResponse) -> None:
-        content = response.content
-        if response.content_type != "text/event-stream" and await self._is_whole(response, answer):
+    async def _read(self, http_response: aiohttp.ClientResponse, response: StreamedResponse) -> None:
+        content = http_response.content
+        if http_response.content_type != "text/event-stream" and await self._read_whole(http_response, response):
             return
         decoder = SseDecoder()
         try:
             while chunk := await content.readany():
-                _receive(answer, decoder.feed(chunk))
-                if answer.is_complete:
-                    await _part(content)
+                _receive(response, decoder.feed(chunk))
+                if response.is_complete:
+                    await _read_to_end(content)
                     return
-                if answer.finish is not None:
+                if response.finish is not None:
                     break
-            if answer.finish is None or await _come_to_an_end(content, decoder, answer):
-                _receive(answer, decoder.finish())
+            if response.finish is None or await _read_last_events(content, decoder, response):
+                _receive(response, decoder.finish())
         except ValueError as error:
             if isinstance(error, msgspec.MsgspecError | UnicodeError):
                 raise
             raise ModelError("invalid", f"{self.name}: its answer cannot be read: {error}") from None
 
-    async def _is_whole(self, response: aiohttp.ClientResponse, answer: StreamedResponse) -> bool:
-        """Takes an answer that is one JSON document: some servers do not stream, though asked to."""
-        if response.content_type != "application/json":
-            if response.content_type in ("text/html", "application/xhtml+xml"):
-                raise errors.build_error(
-                    self.name, "not_found", f"a web page is at {self._shown_url()}; check base_url"
-                )
-            return False  # Many send events under other names, or none.
-        body = await _read_some(response, MAX_ANSWER)
+    async def _read_whole(self, http_response: aiohttp.ClientResponse, response: StreamedResponse) -> bool:
+        """Reads a response that is one JSON document: some servers do not stream. Returns False for a stream."""
+        if http_response.content_type != "application/json":
+            if http_response.content_type in ("text/html", "application/xhtml+xml"):
+                message = f"a web page is at {self._url_without_query()}; check base_url"
+                raise errors.build_error(self.name, "not_found", message)
+            return False  # Many servers send events with another content type, or none.
+        body = await _read_body(http_response, MAX_RESPONSE)
         if not body.lstrip().startswith(b"{"):
             decoder = SseDecoder()
-            _receive(answer, decoder.feed(body))
-            _receive(answer, decoder.finish())
+            _receive(response, decoder.feed(body))
+            _receive(response, decoder.finish())
             return True
-        answer.receive_event(body)
-        answer.is_complete = True
+        response.receive_event(body)
+        response.is_complete = True
         return True
 
-    async def _refusal(self, response: aiohttp.ClientResponse) -> ModelError:
-        body = await _read_some(response, _MAX_REFUSAL)
-        headers = {name.lower(): value for name, value in response.headers.items()}
-        if 300 <= response.status < 400:
-            message = f"{self._shown_url()} leads elsewhere; set base_url to where the API is"
-            return errors.build_error(self.name, "not_found", message, status=response.status)
+    async def _read_error(self, http_response: aiohttp.ClientResponse) -> ModelError:
+        body = await _read_body(http_response, _MAX_ERROR_BODY)
+        status = http_response.status
+        headers = {name.lower(): value for name, value in http_response.headers.items()}
+        if 300 <= status < 400:
+            message = f"{self._url_without_query()} redirects elsewhere; set base_url to the URL of the API"
+            return errors.build_error(self.name, "not_found", message, status=status)
         return errors.error_from_response(
-            self.name, response.status, headers, body, check=self.endpoint.credential_name
+            self.name, status, headers, body, credential_name=self.endpoint.credential_name
         )
 
     def _parse_url(self) -> URL:
@@ -340,65 +345,65 @@ class StreamingModel(Model):
                 raise ModelError("not_found", f"{self.name}: its address must begin with http:// or https://")
         return self._url
 
-    def _shown_url(self) -> str:
+    def _url_without_query(self) -> str:
         return self.endpoint.url.partition("?")[0]
 
 
 def encode_body(body: dict[str, Any]) -> bytes:
-    """The bytes of a body. What comes from tools and people may hold characters that UTF-8 cannot carry."""
+    """A request body as JSON. Replaces characters that UTF-8 cannot encode: texts of tools and people may have them."""
     try:
         return _encoder.encode(body)
     except UnicodeEncodeError:
-        return _encoder.encode(_valid(body))
+        return _encoder.encode(_replace_invalid_text(body))
 
 
-def _valid(value: Any) -> Any:
+def _replace_invalid_text(value: Any) -> Any:
     if isinstance(value, str):
         return json_text.valid_text(value)
     if isinstance(value, dict):
         fields = cast("dict[str, Any]", value)
-        return {json_text.valid_text(key): _valid(one) for key, one in fields.items()}
+        return {json_text.valid_text(key): _replace_invalid_text(inner) for key, inner in fields.items()}
     if isinstance(value, list | tuple):
-        return [_valid(one) for one in cast("list[Any]", value)]
+        return [_replace_invalid_text(inner) for inner in cast("list[Any]", value)]
     return value
 
 
-async def _read_some(response: aiohttp.ClientResponse, limit: int) -> bytes:
+async def _read_body(http_response: aiohttp.ClientResponse, limit: int) -> bytes:
     body = bytearray()
-    while len(body) <= limit and (chunk := await response.content.readany()):
+    while len(body) <= limit and (chunk := await http_response.content.readany()):
         body += chunk
     return bytes(body[:limit])
 
 
-def _receive(answer: StreamedResponse, events: Sequence[SseEvent]) -> None:
+def _receive(response: StreamedResponse, events: Sequence[SseEvent]) -> None:
     for event in events:
         if event.data is not None:
-            answer.receive_event(event.data)
+            response.receive_event(event.data)
 
 
-async def _come_to_an_end(content: aiohttp.StreamReader, decoder: SseDecoder, answer: StreamedResponse) -> bool:
-    """Takes what comes after the reason of the end; not for long, as some servers then leave the stream open."""
+async def _read_last_events(content: aiohttp.StreamReader, decoder: SseDecoder, response: StreamedResponse) -> bool:
+    """Reads the events after the finish reason, for a limited time: some servers then leave the stream open.
+
+    Returns whether the stream ended without a last event.
+    """
     try:
-        async with asyncio.timeout(_LAST_SECONDS):
-            while not answer.is_complete and (chunk := await content.readany()):
-                _receive(answer, decoder.feed(chunk))
+        async with asyncio.timeout(_LAST_EVENTS_SECONDS):
+            while not response.is_complete and (chunk := await content.readany()):
+                _receive(response, decoder.feed(chunk))
     except TimeoutError:
         return False
-    if answer.is_complete:
-        await _part(content)
-    return not answer.is_complete
+    if response.is_complete:
+        await _read_to_end(content)
+    return not response.is_complete
 
 
-async def _part(content: aiohttp.StreamReader) -> None:
-    """Reads on to the end of a stream whose answer is complete, if that comes at once."""
+async def _read_to_end(content: aiohttp.StreamReader) -> None:
+    """Reads a complete stream to its end, if that comes at once."""
     if content.at_eof():
         return
     try:
-        async with asyncio.timeout(_PARTING_SECONDS):
+        async with asyncio.timeout(_END_OF_STREAM_SECONDS):
             while await content.readany():
                 pass
-    except Exception:  # Whatever it is, the answer is there.
+    except Exception:  # The response is complete: a failure does not matter any more.
         return
-
-
-_encoder = msgspec.json.Encoder()

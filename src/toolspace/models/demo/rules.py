@@ -1,6 +1,8 @@
-"""What a rule of the demo is made of: a script that yields the calls it wants, one by one, and is sent their answers.
+"""The rules of the demo model: the first rule whose pattern matches a person's message answers it.
 
-It depends on nothing else: the same answers lead to the same calls, so that it can be run again up to any place.
+A rule is a script: a generator that yields the tool calls it wants and gets their results back. It depends on nothing
+else: the same results lead to the same calls, so that `demo.model` can run it again up to any point. Knows no
+conversation and no model.
 """
 
 from __future__ import annotations
@@ -17,8 +19,8 @@ from toolspace.core import json_text
 
 T = TypeVar("T")
 
-MOST_LISTED: Final = 30
-"""Lines of a list that are said."""
+_MAX_LISTED: Final = 30
+"""The length limit of a list in a message."""
 
 
 class WantedCall(NamedTuple):
@@ -29,28 +31,28 @@ class WantedCall(NamedTuple):
 
 
 class CallOutcome(NamedTuple):
-    """What came of it."""
+    """The result of a call."""
 
     text: str
     failed: bool = False
 
     @property
     def data(self) -> Mapping[str, Any]:
-        """The answer as an object; empty where it is none."""
+        """The result as an object; empty if it is none."""
         try:
-            found = json_text.decode(self.text)
+            value = json_text.decode(self.text)
         except ValueError:
             return {}
-        return cast("Mapping[str, Any]", found) if isinstance(found, dict) else {}
+        return cast("Mapping[str, Any]", value) if isinstance(value, dict) else {}
 
     @property
     def reason(self) -> str:
-        """Why it failed, without the words around it."""
+        """Why the call failed."""
         return self.text.removeprefix("(tool failed: ").removesuffix(")")
 
 
 class DemoRequest(NamedTuple):
-    """What a person said in a space, and where the demo's files are."""
+    """A person's message in a space, and the folder of the demo's files."""
 
     text: str
     space_id: str
@@ -65,192 +67,196 @@ def send_message(text: str) -> DemoScript[CallOutcome]:
     return (yield WantedCall("send_message", {"text": text}))
 
 
-# MERGED from demofiles: The demo's rules about files: lists, reads and searches its folder, asks before it deletes…
+# Files
 
-_MOST_SHOWN: Final = 1_500
-"""Characters of a file that are said."""
+_MAX_SHOWN: Final = 1_500
+"""Characters of a file in a message."""
 _NO_FOLDER: Final = "I was given no folder to look into."
 
 
 class _File(NamedTuple):
     name: str
-    """Within the folder."""
+    """Relative to the folder."""
     path: str
     size: int
 
 
 def list_files(request: DemoRequest, match: re.Match[str]) -> DemoScript[None]:
-    found = yield from _files(request)
-    if not found:
-        if found is not None:
+    files = yield from _list_folder(request)
+    if not files:
+        if files is not None:
             yield from send_message("The folder is empty.")
         return
-    lines = [f"  {file.name} ({file.size} bytes)" for file in found[:MOST_LISTED]]
-    more = [f"  … and {len(found) - MOST_LISTED} more"] if len(found) > MOST_LISTED else []
+    lines = [f"  {file.name} ({file.size} bytes)" for file in files[:_MAX_LISTED]]
+    more = [f"  … and {len(files) - _MAX_LISTED} more"] if len(files) > _MAX_LISTED else []
     yield from send_message("\n".join([f"In {request.folder}:", *lines, *more]))
 
 
 def read_file(request: DemoRequest, match: re.Match[str]) -> DemoScript[None]:
-    found = yield from _files(request)
-    if found is None:
+    files = yield from _list_folder(request)
+    if files is None:
         return
-    chosen = _named(found, request.text)
-    if len(chosen) != 1:
-        names = ", ".join(file.name for file in (chosen or found)[:MOST_LISTED]) or "none at all"
+    matching_files = _find_named(files, request.text)
+    if len(matching_files) != 1:
+        names = ", ".join(file.name for file in (matching_files or files)[:_MAX_LISTED]) or "none at all"
         yield from send_message(f"Which file? There is {names}.")
         return
-    heard = yield WantedCall("read_file", {"path": chosen[0].path})
-    text = str(heard.data.get("content", ""))
-    if heard.failed:
-        yield from send_message(f"I cannot read {chosen[0].name}: {heard.reason}")
+    outcome = yield WantedCall("read_file", {"path": matching_files[0].path})
+    text = str(outcome.data.get("content", ""))
+    if outcome.failed:
+        yield from send_message(f"I cannot read {matching_files[0].name}: {outcome.reason}")
     else:
-        shown = text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
-        yield from send_message(f"{chosen[0].name}:\n{shown.strip() or '(it is empty)'}")
+        excerpt = text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}…"
+        yield from send_message(f"{matching_files[0].name}:\n{excerpt.strip() or '(it is empty)'}")
 
 
 def search_files(request: DemoRequest, match: re.Match[str]) -> DemoScript[None]:
     if request.folder is None:
         yield from send_message(_NO_FOLDER)
         return
-    wanted = (match["what"] or match["other"]).strip(" ?.!\"'")
-    heard = yield WantedCall("grep_files", {"pattern": re.escape(wanted), "path": request.folder, "ignoreCase": True})
-    if heard.failed:
-        yield from send_message(f"I cannot search: {heard.reason}")
+    phrase = (match["what"] or match["other"]).strip(" ?.!\"'")
+    outcome = yield WantedCall("grep_files", {"pattern": re.escape(phrase), "path": request.folder, "ignoreCase": True})
+    if outcome.failed:
+        yield from send_message(f"I cannot search: {outcome.reason}")
         return
-    hits: Sequence[Mapping[str, Any]] = heard.data.get("matches") or ()
+    folder = request.folder
+    hits: Sequence[Mapping[str, Any]] = outcome.data.get("matches") or ()
     lines = [
-        f"  {_within(request.folder, str(hit.get('path')))}:{hit.get('line')}: {str(hit.get('text', '')).strip()}"
-        for hit in hits[:MOST_LISTED]
+        f"  {_relative_name(folder, str(hit.get('path')))}:{hit.get('line')}: {str(hit.get('text', '')).strip()}"
+        for hit in hits[:_MAX_LISTED]
     ]
-    yield from send_message("\n".join([f'"{wanted}" is in:', *lines]) if lines else f'No file has "{wanted}" in it.')
+    yield from send_message("\n".join([f'"{phrase}" is in:', *lines]) if lines else f'No file has "{phrase}" in it.')
 
 
 def delete_files(request: DemoRequest, match: re.Match[str]) -> DemoScript[None]:
-    found = yield from _files(request)
-    if found is None:
+    files = yield from _list_folder(request)
+    if files is None:
         return
-    chosen = _named(found, match["what"])
-    if not chosen:
-        names = ", ".join(file.name for file in found[:MOST_LISTED]) or "nothing"
+    matching_files = _find_named(files, match["what"])
+    if not matching_files:
+        names = ", ".join(file.name for file in files[:_MAX_LISTED]) or "nothing"
         yield from send_message(f"I do not know what to delete. There is {names}.")
         return
-    names = ", ".join(file.name for file in chosen)
-    asked = {
+    names = ", ".join(file.name for file in matching_files)
+    confirmation = {
         "action": f"Delete {names}",
-        "details": f"{sum(file.size for file in chosen)} bytes in all; they cannot be brought back.",
-        "items": [file.path for file in chosen],
+        "details": f"{sum(file.size for file in matching_files)} bytes in all; they cannot be brought back.",
+        "items": [file.path for file in matching_files],
     }
-    heard = yield WantedCall("confirmAction", asked)
-    if heard.failed:
-        yield from send_message(f"I delete nothing without asking, and I cannot ask: {heard.reason}")
-    elif heard.data.get("status") == "pending":
+    outcome = yield WantedCall("confirmAction", confirmation)
+    if outcome.failed:
+        yield from send_message(f"I delete nothing without asking, and I cannot ask: {outcome.reason}")
+    elif outcome.data.get("status") == "pending":
         yield from send_message(f"Shall I delete {names}? I wait for your answer to the question above.")
     else:
-        yield from continue_deletion(asked, heard)
+        yield from continue_deletion(confirmation, outcome)
 
 
-def continue_deletion(asked: Mapping[str, Any], heard: CallOutcome) -> DemoScript[None]:
-    """Goes on after people were asked whether files may be deleted."""
-    paths = [str(path) for path in asked.get("items") or ()]
-    names = str(asked.get("action", "")).removeprefix("Delete ")
-    if heard.failed:
-        yield from send_message(f"I delete nothing: {heard.reason}")
+def continue_deletion(confirmation: Mapping[str, Any], outcome: CallOutcome) -> DemoScript[None]:
+    """Deletes the files of a confirmation if people agreed."""
+    paths = [str(path) for path in confirmation.get("items") or ()]
+    names = str(confirmation.get("action", "")).removeprefix("Delete ")
+    if outcome.failed:
+        yield from send_message(f"I delete nothing: {outcome.reason}")
         return
-    if not is_agreement(heard.text):
+    if not is_agreement(outcome.text):
         yield from send_message(f"All right, I keep {names}.")
         return
-    failed: list[str] = []
+    problems: list[str] = []
     for path in paths:
-        done = yield WantedCall("delete_file", {"path": path})
-        if done.failed:
-            failed.append(f"{PurePath(path).name}: {done.reason}")
-    if failed:
-        yield from send_message("Not all of it could be deleted. " + "; ".join(failed))
+        deletion = yield WantedCall("delete_file", {"path": path})
+        if deletion.failed:
+            problems.append(f"{PurePath(path).name}: {deletion.reason}")
+    if problems:
+        yield from send_message("Not all of it could be deleted. " + "; ".join(problems))
     else:
         yield from send_message(f"Deleted {names}.")
 
 
 def is_agreement(text: str) -> bool:
-    """Whether an answer means yes: `{"confirmed": true}`, `true`, "yes" and their like."""
+    """Whether a person's answer means yes: `{"confirmed": true}`, `true`, "yes" and the like."""
     try:
-        said: Any = json_text.decode(text)
+        answer: Any = json_text.decode(text)
     except ValueError:
-        said = text
-    if isinstance(said, dict):
-        given = cast("dict[str, Any]", said)
-        said = next((given[key] for key in ("confirmed", "approved", "accepted", "answer", "value") if key in given), 0)
-    return said is True or (isinstance(said, str) and said.strip().lower() in ("yes", "y", "true", "ok", "confirm"))
+        answer = text
+    if isinstance(answer, dict):
+        fields = cast("dict[str, Any]", answer)
+        keys = ("confirmed", "approved", "accepted", "answer", "value")
+        answer = next((fields[key] for key in keys if key in fields), False)
+    return answer is True or (
+        isinstance(answer, str) and answer.strip().lower() in ("yes", "y", "true", "ok", "confirm")
+    )
 
 
-def _files(request: DemoRequest) -> DemoScript[Sequence[_File] | None]:
-    """The files of the folder; None where that failed, and was said."""
+def _list_folder(request: DemoRequest) -> DemoScript[Sequence[_File] | None]:
+    """The files of the folder; None if listing failed, which a message reports."""
     if request.folder is None:
         yield from send_message(_NO_FOLDER)
         return None
-    heard = yield WantedCall("list_files", {"path": request.folder, "recursive": True})
-    if heard.failed:
-        yield from send_message(f"I cannot look into the folder: {heard.reason}")
+    outcome = yield WantedCall("list_files", {"path": request.folder, "recursive": True})
+    if outcome.failed:
+        yield from send_message(f"I cannot look into the folder: {outcome.reason}")
         return None
-    entries: Sequence[Mapping[str, Any]] = heard.data.get("files") or ()
+    entries: Sequence[Mapping[str, Any]] = outcome.data.get("files") or ()
     return [
-        _File(_within(request.folder, str(one["path"])), str(one["path"]), int(one.get("size") or 0))
-        for one in entries
-        if one.get("type") == "file"
+        _File(_relative_name(request.folder, str(entry["path"])), str(entry["path"]), int(entry.get("size") or 0))
+        for entry in entries
+        if entry.get("type") == "file"
     ]
 
 
-def _within(folder: str, path: str) -> str:
+def _relative_name(folder: str, path: str) -> str:
     return path.removeprefix(folder.rstrip("/") + "/")
 
 
-def _named(files: Sequence[_File], text: str) -> list[_File]:
-    """The files that a text means: by their names, else by words that are in their paths."""
-    said = text.lower()
-    exact = [file for file in files if file.name.lower() in said or PurePath(file.name).name.lower() in said]
-    if exact:
-        return exact
-    # "drafts" means what has "draft" in it; short words are in too many names.
-    words = [word.rstrip("s") for word in re.findall(r"[\w-]{4,}", said) if word not in _NO_NAMES]
+def _find_named(files: Sequence[_File], text: str) -> list[_File]:
+    """The files that a text means: by their names, else by words in their names."""
+    text = text.lower()
+    matches = [file for file in files if file.name.lower() in text or PurePath(file.name).name.lower() in text]
+    if matches:
+        return matches
+    # "drafts" means names with "draft". Short words are in too many names.
+    words = [word.rstrip("s") for word in re.findall(r"[\w-]{4,}", text) if word not in _COMMON_WORDS]
     return [file for file in files if any(word in file.name.lower() for word in words)]
 
 
-_NO_NAMES: Final = frozenset(
+_COMMON_WORDS: Final = frozenset(
     ("clean", "delete", "remove", "tidy", "file", "files", "folder", "please", "read", "show", "open", "that", "what")
 )
 
 
-# A chart
+# Charts
 
 
 def draw_chart(request: DemoRequest, match: re.Match[str]) -> DemoScript[None]:
-    found = yield from _files(request)
-    if found is None:
+    files = yield from _list_folder(request)
+    if files is None:
         return
-    tables = [file for file in found if file.name.lower().endswith(".csv")]
-    chosen = _named(tables, request.text) or tables
-    if not chosen:
+    tables = [file for file in files if file.name.lower().endswith(".csv")]
+    matching_files = _find_named(tables, request.text) or tables
+    if not matching_files:
         yield from send_message("There is no table (.csv) to draw a chart of.")
         return
-    heard = yield WantedCall("read_file", {"path": chosen[0].path})
-    if heard.failed:
-        yield from send_message(f"I cannot read {chosen[0].name}: {heard.reason}")
+    outcome = yield WantedCall("read_file", {"path": matching_files[0].path})
+    if outcome.failed:
+        yield from send_message(f"I cannot read {matching_files[0].name}: {outcome.reason}")
         return
-    title, labels, values = _columns(str(heard.data.get("content", "")), chosen[0].name)
+    title, labels, values = _read_columns(str(outcome.data.get("content", "")), matching_files[0].name)
     if not values:
-        yield from send_message(f"{chosen[0].name} has no column of numbers.")
+        yield from send_message(f"{matching_files[0].name} has no column of numbers.")
         return
-    shown = yield WantedCall("displayChart", {"title": title, "type": "bar", "labels": labels, "values": values})
-    if shown.failed:
-        yield from send_message(f"I cannot show a chart: {shown.reason}")
+    chart = yield WantedCall("displayChart", {"title": title, "type": "bar", "labels": labels, "values": values})
+    if chart.failed:
+        yield from send_message(f"I cannot show a chart: {chart.reason}")
         return
-    best = labels[values.index(max(values))]
+    largest = labels[values.index(max(values))]
     yield from send_message(
-        f"Here is {title}, from {chosen[0].name}: {sum(values):g} in all, and most of it in {best}."
+        f"Here is {title}, from {matching_files[0].name}: {sum(values):g} in all, and most of it in {largest}."
     )
 
 
-def _columns(text: str, name: str) -> tuple[str, list[str], list[float]]:
-    """The first column as labels, and the first one with numbers in every row as values."""
+def _read_columns(text: str, name: str) -> tuple[str, list[str], list[float]]:
+    """The title, the labels of the first column, and the values of the first column with numbers in every row."""
     rows = [row for row in csv.reader(text.splitlines()) if row]
     if len(rows) < 2:
         return name, [], []
@@ -264,7 +270,7 @@ def _columns(text: str, name: str) -> tuple[str, list[str], list[float]]:
     return name, [], []
 
 
-# MERGED from demorules: What the demo does about what people say: rules over words, the first that fits. Knows no …
+# Rules
 
 KEY_VARIABLES: Final = "OPENAI_API_KEY, ANTHROPIC_API_KEY or GEMINI_API_KEY"
 
@@ -286,10 +292,10 @@ NOT_UNDERSTOOD: Final = (
 
 
 def run_first_match(request: DemoRequest) -> DemoScript[None]:
-    """Does what a person asks for, by the first rule that fits."""
-    said = " ".join(request.text.split())
+    """Answers a person's message with the first rule that matches."""
+    text = " ".join(request.text.split())
     for pattern, rule in _RULES:
-        if (match := pattern.search(said)) is not None:
+        if (match := pattern.search(text)) is not None:
             yield from rule(request, match)
             return
     yield from send_message(NOT_UNDERSTOOD)
@@ -303,7 +309,7 @@ def _welcome(request: DemoRequest, match: re.Match[str]) -> DemoScript[None]:
     yield from send_message("You are welcome.")
 
 
-# The clock
+# Time
 
 _CITIES: Final = {
     "beijing": "Asia/Shanghai",
@@ -319,111 +325,117 @@ _CITIES: Final = {
     "seattle": "America/Los_Angeles",
     "washington": "America/New_York",
 }
-"""Places that no time zone is named after, or more than one."""
+"""Cities whose name is in no time zone, or in more than one."""
 _PLACE: Final = re.compile(r"\b(?:in|at) ([^?.!,;]+)", re.IGNORECASE)
 
 
 def _tell_time(request: DemoRequest, match: re.Match[str]) -> DemoScript[None]:
-    named = _PLACE.search(" ".join(request.text.split()))
-    zone = _zone_of(named[1].strip()) if named is not None else None
-    heard = yield WantedCall("current_time", {"timezone": zone} if zone is not None else {})
-    if heard.failed:
-        yield from send_message(f"I cannot tell: {heard.reason}")
+    place = _PLACE.search(" ".join(request.text.split()))
+    zone = _find_time_zone(place[1].strip()) if place is not None else None
+    outcome = yield WantedCall("current_time", {"timezone": zone} if zone is not None else {})
+    if outcome.failed:
+        yield from send_message(f"I cannot tell: {outcome.reason}")
         return
-    date, _, clock = str(heard.data.get("iso", "")).partition("T")
-    yield from send_message(f"It is {clock[:5]} on {date} in {heard.data.get('timezone')}.")
+    date, _, clock = str(outcome.data.get("iso", "")).partition("T")
+    yield from send_message(f"It is {clock[:5]} on {date} in {outcome.data.get('timezone')}.")
 
 
 @functools.cache
-def _zone_names() -> frozenset[str]:
+def _list_time_zones() -> frozenset[str]:
     return frozenset(available_timezones())
 
 
-def _zone_of(place: str) -> str:
-    """The time zone of a place; the place itself where nobody knows, so that the tool says what it takes."""
-    if (known := _CITIES.get(place.lower())) is not None:
-        return known
-    wanted = place.replace(" ", "_").lower()
-    fitting = (zone for zone in _zone_names() if wanted in (zone.lower(), zone.lower().rpartition("/")[2]))
-    # Some are there twice, as Asia/Tokyo and Japan are: those with a continent are the present names.
-    return min(fitting, key=lambda zone: ("/" not in zone, zone), default=place)
+def _find_time_zone(place: str) -> str:
+    """The time zone of a place, or the place itself if it has none: the tool then explains what it accepts."""
+    if (zone := _CITIES.get(place.lower())) is not None:
+        return zone
+    name = place.replace(" ", "_").lower()
+    zones = (zone for zone in _list_time_zones() if name in (zone.lower(), zone.lower().rpartition("/")[2]))
+    # Some zones have two names, such as Asia/Tokyo and Japan: the one with a continent is the current name.
+    return min(zones, key=lambda zone: ("/" not in zone, zone), default=place)
 
 
-# What it keeps in mind
+# Memories and reminders
 
 
 def _remember(request: DemoRequest, match: re.Match[str]) -> DemoScript[None]:
-    what = match["what"].strip(" .!")
-    key = re.sub(r"\W+", "-", what.lower()).strip("-")[:60] or "note"
-    heard = yield WantedCall("set_memories", {"memories": [{"key": key, "value": what}]})
-    yield from send_message(f"I cannot remember it: {heard.reason}" if heard.failed else f"I will remember: {what}.")
+    text = match["what"].strip(" .!")
+    key = re.sub(r"\W+", "-", text.lower()).strip("-")[:60] or "note"
+    outcome = yield WantedCall("set_memories", {"memories": [{"key": key, "value": text}]})
+    yield from send_message(
+        f"I cannot remember it: {outcome.reason}" if outcome.failed else f"I will remember: {text}."
+    )
 
 
 def _recall(request: DemoRequest, match: re.Match[str]) -> DemoScript[None]:
-    heard = yield WantedCall("get_memories", {})
-    if heard.failed:
-        yield from send_message(f"I cannot remember: {heard.reason}")
+    outcome = yield WantedCall("get_memories", {})
+    if outcome.failed:
+        yield from send_message(f"I cannot remember: {outcome.reason}")
         return
-    kept: Sequence[Mapping[str, Any]] = heard.data.get("memories") or ()
-    lines = [f"  {one['value'] if isinstance(one['value'], str) else json_text.encode(one['value'])}" for one in kept]
+    memories: Sequence[Mapping[str, Any]] = outcome.data.get("memories") or ()
+    values = [memory["value"] for memory in memories]
+    lines = [f"  {value if isinstance(value, str) else json_text.encode(value)}" for value in values]
     yield from send_message(
-        "\n".join(["I remember:", *lines[:MOST_LISTED]]) if lines else "Nothing yet; tell me something."
+        "\n".join(["I remember:", *lines[:_MAX_LISTED]]) if lines else "Nothing yet; tell me something."
     )
 
 
 def _forget(request: DemoRequest, match: re.Match[str]) -> DemoScript[None]:
-    heard = yield WantedCall("get_memories", {})
-    kept: Sequence[Mapping[str, Any]] = heard.data.get("memories") or ()
-    wanted = match["what"].strip(" .!?").lower()
-    everything = wanted in ("it", "all", "all of it", "everything")
-    keys = [str(one["key"]) for one in kept if everything or wanted in json_text.encode(one).lower()]
+    outcome = yield WantedCall("get_memories", {})
+    memories: Sequence[Mapping[str, Any]] = outcome.data.get("memories") or ()
+    phrase = match["what"].strip(" .!?").lower()
+    is_all = phrase in ("it", "all", "all of it", "everything")
+    keys = [str(memory["key"]) for memory in memories if is_all or phrase in json_text.encode(memory).lower()]
     if not keys:
-        yield from send_message(f"I cannot: {heard.reason}" if heard.failed else "I remember nothing like that.")
+        yield from send_message(f"I cannot: {outcome.reason}" if outcome.failed else "I remember nothing like that.")
         return
-    gone = yield WantedCall("delete_memories", {"keys": keys})
-    yield from send_message(f"I cannot forget it: {gone.reason}" if gone.failed else f"Forgotten: {', '.join(keys)}.")
+    deletion = yield WantedCall("delete_memories", {"keys": keys})
+    if deletion.failed:
+        yield from send_message(f"I cannot forget it: {deletion.reason}")
+    else:
+        yield from send_message(f"Forgotten: {', '.join(keys)}.")
 
 
 _REMINDER: Final = re.compile(r"Remind in (?P<space>\S+): (?P<what>.+)", re.DOTALL)
-_WAIT: Final = r"(?P<wait>(?:an?|\d[\d.]*) ?[a-z]+(?:(?:,| and) (?:an?|\d[\d.]*) ?[a-z]+)*)"
-_WHEN: Final = (
-    re.compile(rf"\bremind me in {_WAIT}(?: to| that| of| about)?(?: (?P<what>.+))?$", re.IGNORECASE),
-    re.compile(rf"\bremind me(?: to| that| of| about)? (?P<what>.+) in {_WAIT}[.!]?$", re.IGNORECASE),
+_DELAY: Final = r"(?P<wait>(?:an?|\d[\d.]*) ?[a-z]+(?:(?:,| and) (?:an?|\d[\d.]*) ?[a-z]+)*)"
+_REMINDER_REQUESTS: Final = (
+    re.compile(rf"\bremind me in {_DELAY}(?: to| that| of| about)?(?: (?P<what>.+))?$", re.IGNORECASE),
+    re.compile(rf"\bremind me(?: to| that| of| about)? (?P<what>.+) in {_DELAY}[.!]?$", re.IGNORECASE),
 )
 
 
 def _remind(request: DemoRequest, match: re.Match[str]) -> DemoScript[None]:
-    said = " ".join(request.text.split())
-    asked = next((found for pattern in _WHEN if (found := pattern.search(said)) is not None), None)
-    if asked is None:
+    text = " ".join(request.text.split())
+    reminder = next(filter(None, (pattern.search(text) for pattern in _REMINDER_REQUESTS)), None)
+    if reminder is None:
         yield from send_message('When? Say it like this: "remind me in 10 seconds to stretch".')
         return
-    what = (asked["what"] or "it is time").strip(" .!")
-    plan = {"name": "Reminder", "instruction": f"Remind in {request.space_id}: {what}", "runAfter": asked["wait"]}
-    heard = yield WantedCall("set_plans", {"plans": [plan]})
-    if heard.failed:
-        yield from send_message(f"I cannot plan that: {heard.reason}")
+    text, delay = (reminder["what"] or "it is time").strip(" .!"), reminder["wait"]
+    plan = {"name": "Reminder", "instruction": f"Remind in {request.space_id}: {text}", "runAfter": delay}
+    outcome = yield WantedCall("set_plans", {"plans": [plan]})
+    if outcome.failed:
+        yield from send_message(f"I cannot plan that: {outcome.reason}")
     else:
-        yield from send_message(f"I will remind you in {asked['wait']}: {what}.")
+        yield from send_message(f"I will remind you in {delay}: {text}.")
 
 
 def parse_reminder(instruction: str) -> tuple[str, str] | None:
-    """The space and the words of a reminder that the demo planned."""
-    found = _REMINDER.match(instruction)
-    return (found["space"], found["what"].strip()) if found is not None else None
+    """The space and the text of a reminder that the demo planned."""
+    match = _REMINDER.match(instruction)
+    return (match["space"], match["what"].strip()) if match is not None else None
 
 
-# Who is there
+# Members of the space
 
 
 def _introduce(request: DemoRequest, match: re.Match[str]) -> DemoScript[None]:
-    heard = yield WantedCall("get_space_context", {})
-    if heard.failed:
-        yield from send_message(f"I cannot see that: {heard.reason}")
+    outcome = yield WantedCall("get_space_context", {})
+    if outcome.failed:
+        yield from send_message(f"I cannot see that: {outcome.reason}")
         return
-    members: Sequence[Mapping[str, Any]] = heard.data.get("members") or ()
-    names = ", ".join(f"{one.get('name')} ({one.get('type')})" for one in members[:MOST_LISTED])
-    yield from send_message(f'In "{heard.data.get("spaceName")}" there is {names}.')
+    members: Sequence[Mapping[str, Any]] = outcome.data.get("members") or ()
+    names = ", ".join(f"{member.get('name')} ({member.get('type')})" for member in members[:_MAX_LISTED])
+    yield from send_message(f'In "{outcome.data.get("spaceName")}" there is {names}.')
 
 
 def _rule(pattern: str, rule: DemoRule) -> tuple[re.Pattern[str], DemoRule]:
