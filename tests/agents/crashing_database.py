@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from toolspace.errors import StorageUnavailable
-from toolspace.storage.database import A, Database, DeferredWrites, Program, StaleError
+from toolspace.storage.database import Database, DeferredT, DeferredWrites, Program, StaleError
 from toolspace.storage.queries import deferred_writes
 
 T = TypeVar("T")
@@ -62,7 +62,7 @@ class Mortal(Database):
         return await self._within.run(program, on_commit=tell, deferred=deferred, exclusive=exclusive)
 
     async def commit_deferred(
-        self, deferred: A, *, on_commit: Callable[[A], None], on_doubt: Callable[[A], None]
+        self, deferred: DeferredT, *, on_commit: Callable[[DeferredT], None], on_doubt: Callable[[DeferredT], None]
     ) -> bool:
         """As a program, so that it may die with it."""
 

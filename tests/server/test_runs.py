@@ -32,7 +32,7 @@ async def begin(gateway: Gateway, call_id: str, run_id: str, exposure: Visibilit
         execution_type="space",
         execution_target="client",
         visible=exposure == "full",
-        exposure=exposure,
+        visibility=exposure,
         status=more.pop("status", "pending"),
         node_id=gateway.ledger.node_id,
         **more,

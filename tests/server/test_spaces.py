@@ -38,7 +38,7 @@ async def show_tool_call(gateway: Gateway) -> CallRecord:
         execution_type="space",
         execution_target="client",
         visible=True,
-        exposure="full",
+        visibility="full",
         status="pending",
         node_id=gateway.ledger.node_id,
     )

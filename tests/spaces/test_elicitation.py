@@ -11,7 +11,7 @@ import pytest
 
 from tests.providers.mcp.conftest import SERVERS
 from tests.server.gateway_api import open_api, write_config
-from tests.spaces.rig import Rig, rig
+from tests.spaces.service_harness import ServiceHarness, service_harness
 from toolspace import ElicitationResult, Tool, ToolContext, tool
 from toolspace.core.records import CallRecord, space_stream
 from toolspace.providers.mcp.callbacks import ElicitationRequest
@@ -34,89 +34,91 @@ def paint(**options: Any) -> Tool:
     return asks
 
 
-async def questions(r: Rig, count: int = 1) -> list[CallRecord]:
+async def questions(harness: ServiceHarness, count: int = 1) -> list[CallRecord]:
     """Waits until so many questions were asked in the space."""
     found: list[str] = []
-    async with await r.ledger.hub.subscribe(space_stream(r.space), after=0) as reader:
+    async with await harness.ledger.hub.subscribe(space_stream(harness.space), after=0) as reader:
         async for batch in reader:
             found += [event.data["toolCallId"] for event in batch if event.type == "tool.started"]
             if len(found) >= count:
-                return [await r.row(call_id) for call_id in found]
+                return [await harness.get_call(call_id) for call_id in found]
     raise AssertionError("the stream ended")
 
 
 async def test_a_question_is_a_visible_call_in_the_space_and_its_answer_goes_back(database: Database) -> None:
-    async with rig(database, paint()) as r:
-        run = await r.open_run(in_space=True)
-        calling = asyncio.create_task(r.call(run, "paint"))
-        (asked,) = await questions(r)
+    async with service_harness(database, paint()) as harness:
+        run = await harness.open_run(in_space=True)
+        calling = asyncio.create_task(harness.call(run, "paint"))
+        (asked,) = await questions(harness)
         assert (asked.tool_name, asked.execution_type, asked.visible) == ("elicitation", "space", True)
-        assert (asked.status, asked.space_id, asked.run_id) == ("waiting", r.space, run)
+        assert (asked.status, asked.space_id, asked.run_id) == ("waiting", harness.space, run)
         assert asked.args == {"message": "Which colour?", "server": "paints", "requestedSchema": COLOUR}
-        (message,) = await r.messages()
+        (message,) = await harness.messages()
         assert (message.status, message.call_id) == ("requires_action", asked.call_id)
-        await r.submit(asked.call_id, {"action": "accept", "content": {"colour": "red"}}, entity_id=r.person)
+        await harness.submit(
+            asked.call_id, {"action": "accept", "content": {"colour": "red"}}, entity_id=harness.person
+        )
         assert (await calling).unwrap() == {"action": "accept", "content": {"colour": "red"}}
-        (message,) = await r.messages()
+        (message,) = await harness.messages()
         assert message.status == "complete"
-        assert await r.inbox() == []
+        assert await harness.inbox() == []
 
 
 @pytest.mark.parametrize("action", ["decline", "cancel"])
 async def test_people_may_refuse_to_answer(database: Database, action: str) -> None:
-    async with rig(database, paint()) as r:
-        run = await r.open_run(in_space=True)
-        calling = asyncio.create_task(r.call(run, "paint"))
-        (asked,) = await questions(r)
-        await r.submit(asked.call_id, {"action": action, "content": {"colour": "not looked at"}})
+    async with service_harness(database, paint()) as harness:
+        run = await harness.open_run(in_space=True)
+        calling = asyncio.create_task(harness.call(run, "paint"))
+        (asked,) = await questions(harness)
+        await harness.submit(asked.call_id, {"action": action, "content": {"colour": "not looked at"}})
         assert (await calling).unwrap() == {"action": action, "content": None}
 
 
 async def test_an_answer_that_does_not_fit_is_asked_for_again(database: Database) -> None:
-    async with rig(database, paint()) as r:
-        run = await r.open_run(in_space=True)
-        calling = asyncio.create_task(r.call(run, "paint"))
+    async with service_harness(database, paint()) as harness:
+        run = await harness.open_run(in_space=True)
+        calling = asyncio.create_task(harness.call(run, "paint"))
         wrong: list[Any] = [{"action": "accept", "content": {"colour": "green"}}, "red"]
         for place, answer in enumerate(wrong, 1):
-            asked = (await questions(r, place))[-1]
-            await r.submit(asked.call_id, answer)
-        asked = (await questions(r, 3))[-1]
+            asked = (await questions(harness, place))[-1]
+            await harness.submit(asked.call_id, answer)
+        asked = (await questions(harness, 3))[-1]
         assert "the answer to a question is" in asked.args["error"]
-        await r.submit(asked.call_id, {"action": "accept", "content": {"colour": "blue"}})
+        await harness.submit(asked.call_id, {"action": "accept", "content": {"colour": "blue"}})
         assert (await calling).unwrap()["content"] == {"colour": "blue"}
 
 
 async def test_it_is_not_asked_for_ever(database: Database) -> None:
-    async with rig(database, paint()) as r:
-        run = await r.open_run(in_space=True)
-        calling = asyncio.create_task(r.call(run, "paint"))
+    async with service_harness(database, paint()) as harness:
+        run = await harness.open_run(in_space=True)
+        calling = asyncio.create_task(harness.call(run, "paint"))
         for place in range(1, 4):
-            await r.submit((await questions(r, place))[-1].call_id, None)
+            await harness.submit((await questions(harness, place))[-1].call_id, None)
         result = await calling
         assert "the answer to a question is" in (result.error or "")
 
 
 async def test_a_page_is_shown_by_its_address(database: Database) -> None:
-    async with rig(database, paint()) as r:
-        run = await r.open_run(in_space=True)
-        calling = asyncio.create_task(r.call(run, "paint", {"url": "https://example.org/in"}))
-        (asked,) = await questions(r)
+    async with service_harness(database, paint()) as harness:
+        run = await harness.open_run(in_space=True)
+        calling = asyncio.create_task(harness.call(run, "paint", {"url": "https://example.org/in"}))
+        (asked,) = await questions(harness)
         assert asked.args == {"message": "Which colour?", "server": "paints", "url": "https://example.org/in"}
-        await r.submit(asked.call_id, {"action": "accept"})
+        await harness.submit(asked.call_id, {"action": "accept"})
         assert (await calling).unwrap() == {"action": "accept", "content": None}
 
 
 async def test_a_question_ends_with_the_time_of_its_call(database: Database) -> None:
-    async with rig(database, paint(timeout=0.1)) as r:
-        run = await r.open_run(in_space=True)
-        result = await r.call(run, "paint")
+    async with service_harness(database, paint(timeout=0.1)) as harness:
+        run = await harness.open_run(in_space=True)
+        result = await harness.call(run, "paint")
         assert result.error_kind == "timeout"
-        (asked,) = await questions(r)
+        (asked,) = await questions(harness)
         async with asyncio.timeout(10):
             while asked.status in ("waiting", "pending"):
-                asked = await r.desk.wait_for_result(asked.call_id, 1.0)
+                asked = await harness.pending_calls.wait_for_result(asked.call_id, 1.0)
         assert asked.status in ("canceled", "expired")  # Whichever saw first that nobody waits.
-        assert await r.inbox() == []
+        assert await harness.inbox() == []
 
 
 async def test_without_a_space_the_caller_is_asked(database: Database) -> None:
@@ -124,17 +126,17 @@ async def test_without_a_space_the_caller_is_asked(database: Database) -> None:
         async def elicit(self, message: str, **_: Any) -> ElicitationResult:
             return ElicitationResult(action="accept", content={"colour": message})
 
-    async with rig(database, paint()) as r:
-        run = await r.open_run()
-        room, kept = await r.room(run)
-        context = ToolContext(agent_entity_id=r.agent, host=room, caller_client=Client())  # pyright: ignore
-        result = await r.ts.call("paint", context=context, run=kept)
+    async with service_harness(database, paint()) as harness:
+        run = await harness.open_run()
+        room, kept = await harness.open_host(run)
+        context = ToolContext(agent_entity_id=harness.agent, host=room, caller_client=Client())  # pyright: ignore
+        result = await harness.ts.call("paint", context=context, run=kept)
         assert result.unwrap()["content"] == {"colour": "Which colour?"}
 
 
 async def test_where_nobody_can_be_asked_that_is_said(database: Database) -> None:
-    async with rig(database, paint()) as r:
-        result = await r.call(await r.open_run(), "paint")
+    async with service_harness(database, paint()) as harness:
+        result = await harness.call(await harness.open_run(), "paint")
         assert 'the server "paints" has a question, and nobody can be asked' in (result.error or "")
 
 

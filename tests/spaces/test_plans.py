@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.spaces.rig import Rig, rig
+from tests.spaces.service_harness import ServiceHarness, service_harness
 from toolspace.errors import RefusedError
 from toolspace.spaces import plans
 from toolspace.spaces.ledger import Ledger
@@ -17,9 +17,9 @@ from toolspace.storage.queries import plans as rows
 from toolspace.storage.queries.plans import Plan
 
 
-async def _set(r: Rig, **fields: Any) -> Plan:
+async def _set(harness: ServiceHarness, **fields: Any) -> Plan:
     new = NewPlan(**{"name": "Report", "instruction": "Write it", **fields})
-    (made,) = await r.ledger.commit(plans.set_plans, r.agent, [new])
+    (made,) = await harness.ledger.commit(plans.set_plans, harness.agent, [new])
     return made
 
 
@@ -29,31 +29,31 @@ def _missed(plan_id: str, at: int) -> Program[None]:
 
 @pytest.mark.spec("9.4")
 async def test_a_plan_fires_into_the_inbox_and_is_completed(database: Database) -> None:
-    async with rig(database) as r:
-        told = r.ledger.waiters.register(f"inbox:{r.agent}")
-        plan = await _set(r, run_after="1 second")
+    async with service_harness(database) as harness:
+        told = harness.ledger.waiters.register(f"inbox:{harness.agent}")
+        plan = await _set(harness, run_after="1 second")
         assert plan.status == "active"
-        await r.ledger.write(_missed, plan.id, 1)  # It was due while nothing ran: it fires late.
-        r.sweeper.wake()
+        await harness.ledger.write(_missed, plan.id, 1)  # It was due while nothing ran: it fires late.
+        harness.sweeper.wake()
         await told
-        (event,) = await r.inbox()
+        (event,) = await harness.inbox()
         assert event.type == "plan"
         assert event.data["instruction"] == "Write it"
-        (after,) = await r.ledger.read(rows.list_plans, r.agent)
+        (after,) = await harness.ledger.read(rows.list_plans, harness.agent)
         assert (after.status, after.next_run_at) == ("completed", None)
 
 
 @pytest.mark.spec("9.4")
 async def test_a_cron_that_was_missed_often_fires_once_and_goes_on(database: Database) -> None:
-    async with rig(database) as r:
-        plan = await _set(r, cron="* * * * *")
-        await r.ledger.write(_missed, plan.id, 60_000)  # Since 1970, every minute.
-        (due,) = await r.ledger.read(rows.list_due, limit=5)
-        others = [Ledger(r.ledger.database) for _ in range(3)]
+    async with service_harness(database) as harness:
+        plan = await _set(harness, cron="* * * * *")
+        await harness.ledger.write(_missed, plan.id, 60_000)  # Since 1970, every minute.
+        (due,) = await harness.ledger.read(rows.list_due, limit=5)
+        others = [Ledger(harness.ledger.database) for _ in range(3)]
         fired = await asyncio.gather(*(one.commit(plans.fire, due) for one in others))
         assert sorted(fired) == [False, False, True] or not any(fired)  # Or the sweeper was faster than all.
-        assert len(await r.inbox()) == 1
-        (after,) = await r.ledger.read(rows.list_plans, r.agent)
+        assert len(await harness.inbox()) == 1
+        (after,) = await harness.ledger.read(rows.list_plans, harness.agent)
         assert after.status == "active"
         assert after.next_run_at is not None
         assert after.next_run_at > 1_700_000_000_000
@@ -74,21 +74,21 @@ async def test_a_cron_that_was_missed_often_fires_once_and_goes_on(database: Dat
 async def test_a_plan_has_exactly_one_schedule_that_can_come(
     database: Database, fields: dict[str, Any], message: str
 ) -> None:
-    async with rig(database) as r:
+    async with service_harness(database) as harness:
         with pytest.raises(RefusedError, match=message):
-            await _set(r, **fields)
-        assert await r.ledger.read(rows.list_plans, r.agent) == []
+            await _set(harness, **fields)
+        assert await harness.ledger.read(rows.list_plans, harness.agent) == []
 
 
 @pytest.mark.spec("9.4")
 async def test_plans_of_others_are_neither_changed_nor_deleted(database: Database) -> None:
-    async with rig(database) as r:
-        plan = await _set(r, run_after="1 hour")
+    async with service_harness(database) as harness:
+        plan = await _set(harness, run_after="1 hour")
         with pytest.raises(RefusedError, match="you have no plan"):
-            await r.ledger.commit(
-                plans.set_plans, r.person, [NewPlan(id=plan.id, name="x", instruction="x", run_after="1 hour")]
+            await harness.ledger.commit(
+                plans.set_plans, harness.person, [NewPlan(id=plan.id, name="x", instruction="x", run_after="1 hour")]
             )
-        assert await r.ledger.write(rows.delete, r.person, [plan.id]) == 0
-        changed = await _set(r, id=plan.id, cron="0 9 * * *")
+        assert await harness.ledger.write(rows.delete, harness.person, [plan.id]) == 0
+        changed = await _set(harness, id=plan.id, cron="0 9 * * *")
         assert (changed.id, changed.cron, changed.run_after) == (plan.id, "0 9 * * *", None)
-        assert await r.ledger.write(rows.delete, r.agent, [plan.id]) == 1
+        assert await harness.ledger.write(rows.delete, harness.agent, [plan.id]) == 1

@@ -53,7 +53,7 @@ async def ask(ledger: Ledger, tool: str = "move", *, needs_worker: bool = False,
         execution_type="external",
         execution_target="external",
         visible=False,
-        exposure="none",
+        visibility="none",
         status="waiting",
         node_id=ledger.node_id,
     )
@@ -267,7 +267,7 @@ async def test_worker_of_a_dead_process_has_its_grace_and_then_others_get_its_ca
     await ledger.write(claims.disconnect_workers_of_node, "node_dead")
     assert await ledger.write(presence.delete_node, "node_dead") == []
     async with (
-        Workers(ledger, grace=GRACE, look_again=0.05) as workers,
+        Workers(ledger, grace=GRACE, compare_seconds=0.05) as workers,
         workers.connect("wrk_b", ["move"], 1) as other,
     ):
         (given,) = await offered(other)
@@ -278,8 +278,8 @@ async def test_two_processes_never_give_one_call_to_two_workers(ledger: Ledger) 
     """The second one is another node on the same database: it hears nothing, and looks by itself."""
     other = Ledger(ledger.database)
     async with (
-        Workers(ledger, look_again=0.02) as here,
-        Workers(other, look_again=0.02) as there,
+        Workers(ledger, compare_seconds=0.02) as here,
+        Workers(other, compare_seconds=0.02) as there,
         here.connect("wrk_a", ["move"], 100) as first,
         there.connect("wrk_b", ["move"], 100) as second,
         asyncio.timeout(20),
@@ -302,7 +302,7 @@ async def test_two_processes_never_give_one_call_to_two_workers(ledger: Ledger) 
 async def test_worker_that_moved_to_another_process_is_let_go_by_the_first(ledger: Ledger) -> None:
     other = Ledger(ledger.database)
     async with (
-        Workers(ledger, look_again=0.02) as here,
+        Workers(ledger, compare_seconds=0.02) as here,
         Workers(other) as there,
         here.connect("wrk_a", ["move"], 4) as old,
         there.connect("wrk_a", ["move"], 4) as new,
@@ -328,7 +328,7 @@ async def test_stopping_ends_the_connections_and_leaves_the_calls_with_their_wor
 
 @pytest.mark.spec("15.3")
 async def test_worker_whose_process_was_taken_for_dead_is_not_told_that_another_replaced_it(ledger: Ledger) -> None:
-    async with Workers(ledger, look_again=0.02) as workers, workers.connect("wrk_a", ["move"], 4) as line:
+    async with Workers(ledger, compare_seconds=0.02) as workers, workers.connect("wrk_a", ["move"], 4) as line:
         await ledger.write(presence.delete_node, ledger.node_id)
         async with asyncio.timeout(10):
             assert await line.next_events() == []

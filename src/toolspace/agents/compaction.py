@@ -135,7 +135,7 @@ def _replace_by_summary(
     effects: Effects, lease: SessionLease, before: int, summary: str, open_runs: Sequence[str]
 ) -> Program[None]:
     yield from cycle_transactions.renew(lease)
-    yield from sessions.replace_by_summary(lease.session_id, before=before, summary=summary, except_runs=open_runs)
+    yield from sessions.replace_by_summary(lease.session_id, before_seq=before, summary=summary, except_runs=open_runs)
 
 
 def _write_archive(archive_dir: Path, name: str, text: str) -> None:

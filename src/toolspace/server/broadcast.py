@@ -15,10 +15,9 @@ from toolspace.core import json_text
 from toolspace.core.records import StoredEvent
 from toolspace.server.dialects import Dialect, Payload, Translator
 from toolspace.server.redaction import Viewer, redact_event
-from toolspace.storage.streams.hub import Hub
+from toolspace.storage.streams.hub import AllStreamsSubscription, Hub
 from toolspace.storage.streams.subscriptions import (
     PAGE,
-    AllStreamsSubscription,
     Ring,
     StreamClosed,
     Subscription,

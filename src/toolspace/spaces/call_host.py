@@ -1,4 +1,4 @@
-"""The gateway as one call sees it: which run it is of, which space it shows in, and who is asked for its answer."""
+"""The `CallHost` of the gateway: which run a call belongs to, where it is shown, and who resolves it."""
 
 from __future__ import annotations
 
@@ -25,12 +25,13 @@ from toolspace.spaces.services import AgentServices
 class GatewayCallHost:
     """What the calls of one request share. The `host` of their contexts.
 
-    Where nobody `confirms` that answers arrived, because the way back is not seen, handing them over has to do.
+    `confirms_delivery`: the sender of the response says which results arrived. Without it, handing a result to the
+    sender counts as its delivery.
     """
 
     __slots__ = (
-        "_confirms",
-        "_opened",
+        "_confirms_delivery",
+        "_opened_ids",
         "agent_entity_id",
         "duplicate_call_id",
         "inline_call_ids",
@@ -51,23 +52,23 @@ class GatewayCallHost:
         space_id: str | None = None,
         confirms_delivery: bool = True,
     ) -> None:
-        self._confirms = confirms_delivery
+        self._confirms_delivery = confirms_delivery
         self.pending_calls = pending_calls
         self.run_id = run_id
         self.agent_entity_id = agent_entity_id
         self.space_id = space_id
-        """Where visible calls show. Entering another changes it, for the calls that follow."""
+        """Where visible calls are shown. `enter_space` changes it for the calls that follow."""
         self.inline_call_ids: list[str] = []
-        """Calls whose answers go back with this request: whoever sends it says whether they arrived."""
+        """Calls whose results go back with the response."""
         self.storage_errors: dict[str, StorageUnavailable] = {}
-        """Calls of which nothing is known, because the database did not answer."""
+        """Calls whose state is unknown, because the database did not answer."""
         self.stored_calls: dict[str, StartedCall] = {}
-        """Calls that were written down before they are made, by their ids."""
+        """Calls that were stored before they are made, by id."""
         self.duplicate_call_id: str | None = None
-        """A call that was there already under its id, though it was to be begun."""
+        """A call whose id was in use already."""
         self.run_moves_on = False
-        """Whether another process goes on with its run: a call that is cut off here is for that one to see to."""
-        self._opened: set[str] | None = None
+        """Whether another process continues the run: it then handles the calls that are interrupted here."""
+        self._opened_ids: set[str] | None = None
 
     @property
     def ledger(self) -> Ledger:
@@ -78,25 +79,25 @@ class GatewayCallHost:
         return self.pending_calls.services
 
     def note_opened(self, call_id: str) -> None:
-        """A call is written down while someone else answers it."""
+        """A pending call of the run is stored."""
         if self.run_id is not None:
-            self._opened = self._opened or set()
-            self._opened.add(call_id)
+            self._opened_ids = self._opened_ids or set()
+            self._opened_ids.add(call_id)
 
     def has_opened(self, call_id: str) -> bool:
-        return self._opened is not None and call_id in self._opened
+        return self._opened_ids is not None and call_id in self._opened_ids
 
     def deliver_inline(self, call_id: str) -> None:
-        """The answer of a call goes to whoever made this request."""
-        if self._confirms:
+        """The result of a call goes back with the response."""
+        if self._confirms_delivery:
             self.inline_call_ids.append(call_id)
         else:
             self.pending_calls.mark_delivered((call_id,))
 
     async def wait_for_result(self, tool: Tool, parameters: Mapping[str, Any], context: ToolContext) -> ToolResult:
         if tool.execution_type == "space" and self.space_id is None:
-            where = not_in_a_space if self.run_id is not None else _not_in_a_run
-            raise ToolPermissionError(where(tool.name))
+            reason = not_in_a_space if self.run_id is not None else _not_in_a_run
+            raise ToolPermissionError(reason(tool.name))
         try:
             return await self.pending_calls.execute(self, tool, parameters, context)
         except (RefusedError, StorageError) as error:
@@ -123,7 +124,7 @@ def _not_in_a_run(tool_name: str) -> str:
 
 
 def as_tool_error(error: RefusedError | StorageError) -> ToolError:
-    """A refusal as the failure of a call that was not executed."""
-    if isinstance(error, StorageUnavailable):  # Where the database is, is not for everyone who may call a tool.
+    """The error of a call that was not executed."""
+    if isinstance(error, StorageUnavailable):  # Not every caller may know the address of the database.
         return ToolExecutionError("the database does not answer now; try again", executed=False)
     return ToolExecutionError(str(error), executed=False)

@@ -1,5 +1,8 @@
-"""What happens to calls, each as one transaction: the row moves, the message that shows it moves with it, the agent's
-inbox gets what its caller did not wait for, and the streams hear of it."""
+"""The transactions of tool calls: start, finish, submit a result, expire, cancel.
+
+Each changes the row of the call, the message that shows it, the inbox of its agent and the event streams in one commit.
+Used by `pending_calls`, `call_recorder`, `runs` and the sweeper.
+"""
 
 from __future__ import annotations
 
@@ -25,41 +28,39 @@ from toolspace.errors import RefusedError
 from toolspace.spaces import messaging
 from toolspace.spaces.ledger import Effects
 from toolspace.storage.database import Program
-from toolspace.storage.queries import calls as rows
-from toolspace.storage.queries import entities, inbox, messages, presence, sessions, tasks
-from toolspace.storage.queries import runs as run_rows
+from toolspace.storage.queries import calls, entities, inbox, messages, presence, runs, sessions, tasks
 from toolspace.storage.queries.calls import CallTransition, NewCall
 
-_SMALL = 512
-"""Bytes of arguments that may be kept in memory while their call is open."""
+_MAX_REMEMBERED_BYTES = 512
+"""Of the arguments of an open call that the process remembers."""
 
 
 class StartedCall(msgspec.Struct, frozen=True):
-    """A call that was begun, or the one that was there already under its id."""
+    """A call that was started, or the one that has its id already."""
 
     call: CallRecord
     is_new: bool
 
 
 class Submission(msgspec.Struct, frozen=True, kw_only=True):
-    """A result that someone brings."""
+    """A result that someone submits."""
 
     call_id: str
     result: Any
     is_error: bool = False
     source: ResultSource = "client"
     run_id: str | None = None
-    """The run that it is brought to, if it is."""
+    """The run that the submitter named."""
     space_id: str | None = None
-    """The space that it is brought to, if it is."""
+    """The space that the submitter named."""
     entity_id: str | None = None
-    """Who brings it, where that decides whether they may."""
+    """The submitter, if only members of the call's space may submit; None for those who may resolve any call."""
     key: str | None = None
-    """What makes a repetition of this submission known as one."""
+    """Identifies a repeated submission."""
 
 
-class _ResultTold(msgspec.Struct, frozen=True, rename="camel"):
-    """What an inbox is told of a result."""
+class _ResultEvent(msgspec.Struct, frozen=True, rename="camel"):
+    """The data of an inbox event with a result."""
 
     call_id: str
     tool_call_id: str
@@ -73,48 +74,52 @@ class _ResultTold(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def start(effects: Effects, new: NewCall, *, needs_worker: bool = False) -> Program[StartedCall]:
-    """Writes down that a call begins, before anything is done for it."""
+    """Stores a call before anything is done for it.
+
+    Raises `RefusedError` if its run has ended, or if it needs a worker and no worker serves its tool.
+    """
     seq = 0
     if new.run_id is not None:
-        numbered = yield from rows.allocate_sequence_number(new.run_id)
-        if numbered is None:
+        allocated = yield from calls.allocate_sequence_number(new.run_id)
+        if allocated is None:
             raise RefusedError("not_found", f'there is no run "{new.run_id}"')
-        seq, status, _ = numbered
-        if status in ENDED_RUN:
-            raise RefusedError("conflict", f'the run "{new.run_id}" has ended: it is {status}', runStatus=status)
-    if needs_worker and not (yield from presence.is_any_served(_who_could_answer(new))):
+        seq, run_status, _ = allocated
+        if run_status in ENDED_RUN:
+            raise RefusedError(
+                "conflict", f'the run "{new.run_id}" has ended: it is {run_status}', runStatus=run_status
+            )
+    if needs_worker and not (yield from presence.is_any_served(_topics_of_submitters(new))):
         raise RefusedError(
             "unavailable",
             f'no worker serves the tool "{new.tool_name}"; start one (GET /api/tools/stream, or ToolWorker), '
             "or make the tool async",
         )
-    shown = new.visible and new.space_id is not None
-    message_id = new_id("msg") if shown else None
-    call = yield from rows.create(new, seq=seq, message_id=message_id)
+    message_id = new_id("msg") if new.visible and new.space_id is not None else None
+    call = yield from calls.create(new, seq=seq, message_id=message_id)
     if call is None:
-        call = yield from rows.find(new.call_id)
+        call = yield from calls.find(new.call_id)
         if call is None:
             raise RefusedError("conflict", f'the call "{new.call_id}" was removed just now; try again')
         return StartedCall(call, is_new=False)
+    shown_status = "requires_action" if new.status in OPEN_CALL else "running"
     if message_id is not None and new.space_id is not None:
-        state = "requires_action" if new.status in OPEN_CALL else "running"
-        added = yield from messages.create(
+        message = yield from messages.create(
             message_id,
             new.space_id,
             new.agent_entity_id or "",
-            _content(call),
+            _message_content(call),
             kind="tool",
-            status=state,
+            status=shown_status,
             run_id=new.run_id,
             call_id=new.call_id,
         )
-        if added is None:
+        if message is None:
             raise RefusedError("not_found", f'there is no space "{new.space_id}"')
     if new.pauses_run and new.run_id is not None:
-        yield from run_rows.update_status(new.run_id, "waiting_tool", only_from=("running", "queued"))
+        yield from runs.update_status(new.run_id, "waiting_tool", from_statuses=("running", "queued"))
     if new.execution_type == "external":
         effects.notify_workers(new.tool_name)
-    started = {
+    data = {
         "toolCallId": call.call_id,
         "toolName": call.tool_name,
         "runId": call.run_id,
@@ -124,11 +129,11 @@ def start(effects: Effects, new: NewCall, *, needs_worker: bool = False) -> Prog
         "input": call.args,
         "executionType": call.execution_type,
         "executionTarget": call.execution_target,
-        "status": "requires_action" if new.status in OPEN_CALL else "running",
+        "status": shown_status,
     }
-    _tell(effects, call, new.exposure, "tool.started", started)
-    if new.status in OPEN_CALL and message_id is None and json_text.encoded_size(call.args) <= _SMALL:
-        effects.opened_call = CallTransition(call, new.exposure, None, new.pauses_run)
+    _emit(effects, call, new.visibility, "tool.started", data)
+    if new.status in OPEN_CALL and message_id is None and json_text.encoded_size(call.args) <= _MAX_REMEMBERED_BYTES:
+        effects.opened_call = CallTransition(call, new.visibility, None, new.pauses_run)
     return StartedCall(call, is_new=True)
 
 
@@ -143,27 +148,29 @@ def finish(
     before: Sequence[NewEvent] = (),
     node_id: str | None = None,
 ) -> Program[CallRecord | None]:
-    """A call that ran has ended, in this process if one is named. `before` are events that belong in front of that.
-    None where it was ended."""
-    moved = yield from rows.finish(
+    """Stores the end of a running call; only if it runs in the process `node_id`, if that is given.
+
+    `before` are events to emit in front of the end. None if the call has ended already.
+    """
+    transition = yield from calls.finish(
         call_id, status=status, result=result, is_error=is_error, error_kind=error_kind, node_id=node_id
     )
-    if moved is None:
+    if transition is None:
         return None
-    effects.changed_calls[call_id] = moved.call
+    effects.changed_calls[call_id] = transition.call
     for event in before:
-        _tell(effects, moved.call, moved.exposure, event.type, event.data)
-    yield from _show_end(effects, moved)
-    if is_error and moved.call.execution_type == "prebuilt":
-        # What readers saw of a message, while it was being written, ends too.
-        yield from messaging.abandon_message(effects, messaging.message_id_for_call(call_id), "it could not be said")
-    return moved.call
+        _emit(effects, transition.call, transition.visibility, event.type, event.data)
+    yield from _show_end(effects, transition)
+    if is_error and transition.call.execution_type == "prebuilt":
+        # Subscribers may have seen the beginning of a message of this call.
+        yield from messaging.abandon_message(effects, messaging.message_id_for_call(call_id), "it could not be sent")
+    return transition.call
 
 
 def submit(effects: Effects, submission: Submission) -> Program[CallRecord]:
-    """Takes a result in, once. It goes to the caller who waits, or to the agent's inbox; never both, never neither."""
+    """Resolves a call with a submitted result, once. The result goes to the waiting caller or to the agent's inbox."""
     if submission.entity_id is None:
-        moved = yield from rows.resolve_directly(
+        transition = yield from calls.resolve_directly(
             submission.call_id,
             result=submission.result,
             is_error=submission.is_error,
@@ -172,19 +179,19 @@ def submit(effects: Effects, submission: Submission) -> Program[CallRecord]:
             run_id=submission.run_id,
             space_id=submission.space_id,
         )
-        if moved is not None:
-            yield from _settle(effects, moved)
-            return moved.call
-    found = yield from rows.find_with_submission(submission.call_id)
-    if found is None:
+        if transition is not None:
+            yield from _settle(effects, transition)
+            return transition.call
+    stored = yield from calls.find_with_submission(submission.call_id)
+    if stored is None:
         raise RefusedError("not_found", f'there is no call "{submission.call_id}"')
-    call, key, by, pauses = found
+    call, key, submitter, pauses_run = stored
     yield from _check_submission(submission, call)
-    moved = None
+    transition = None
     if call.status in OPEN_CALL:
-        if pauses:
-            yield from rows.lock_paused_run(submission.call_id)
-        moved = yield from rows.resolve(
+        if pauses_run:
+            yield from calls.lock_paused_run(submission.call_id)
+        transition = yield from calls.resolve(
             submission.call_id,
             result=submission.result,
             is_error=submission.is_error,
@@ -192,13 +199,13 @@ def submit(effects: Effects, submission: Submission) -> Program[CallRecord]:
             submission=submission.key,
             submitted_by=submission.entity_id,
         )
-        if moved is None:  # Someone was faster.
-            again = yield from rows.find_with_submission(submission.call_id)
-            if again is not None:
-                call, key, by, _ = again
-    if moved is None:
-        if submission.key is not None and submission.key == key and submission.entity_id == by:
-            return call  # The same submission once more: its answer is the same too.
+        if transition is None:  # Another submission was faster.
+            stored = yield from calls.find_with_submission(submission.call_id)
+            if stored is not None:
+                call, key, submitter, _ = stored
+    if transition is None:
+        if submission.key is not None and submission.key == key and submission.entity_id == submitter:
+            return call  # The same submission again.
         raise RefusedError(
             "conflict",
             f'the call "{call.call_id}" has its result already' if call.status == "resolved"
@@ -207,67 +214,63 @@ def submit(effects: Effects, submission: Submission) -> Program[CallRecord]:
             result=call.result,
             isError=call.is_error,
         )  # fmt: skip
-    yield from _settle(effects, moved)
-    return moved.call
+    yield from _settle(effects, transition)
+    return transition.call
 
 
-def resolve_from_memory(known: CallTransition, submission: Submission) -> tuple[Effects, CallRecord] | None:
-    """As `submit`, of a call that is known from when it was begun: nothing has to be read, and there is no program.
-    None where something has to be looked at, or the call is not where they say."""
-    call = known.call
+def resolve_from_memory(remembered: CallTransition, submission: Submission) -> tuple[Effects, CallRecord] | None:
+    """Twin path of `submit`, for an open call that this process remembers: reads nothing and runs no program.
+
+    `benchmarks/gateway_results.py` (results per second) pays for it; `tests/spaces/test_submit_paths.py` compares it
+    with `submit`. None if the call has to be read, or is not in the run or space that the submitter named.
+    """
+    call = remembered.call
     if (
         submission.entity_id is not None
-        or known.pauses_run
+        or remembered.pauses_run
         or call.execution_target == "server"
         or submission.run_id not in (None, call.run_id)
         or submission.space_id not in (None, call.space_id)
     ):
         return None
-    moved, resolution = rows.build_resolution(
-        known,
+    transition, resolution = calls.build_resolution(
+        remembered,
         result=submission.result,
         is_error=submission.is_error,
         source=submission.source,
         submission=submission.key,
     )
     effects = Effects(resolved_calls=[resolution])
-    _hand_on(effects, moved)
-    _tell_end(effects, moved)
-    return effects, moved.call
+    _deliver(effects, transition)
+    _emit_end(effects, transition)
+    return effects, transition.call
 
 
 def resolve_timer(effects: Effects, call_id: str, result: Any) -> Program[CallRecord | None]:
-    """A call that answers itself does so. None where it was not open any more."""
-    yield from rows.lock_paused_run(call_id)
-    moved = yield from rows.resolve(
-        call_id,
-        result=result,
-        is_error=False,
-        source="server",
-        submission=None,
-        submitted_by=None,
+    """Resolves a call of a `wait` tool whose time is over. None if it was not open any more."""
+    yield from calls.lock_paused_run(call_id)
+    transition = yield from calls.resolve(
+        call_id, result=result, is_error=False, source="server", submission=None, submitted_by=None
     )
-    if moved is None:
+    if transition is None:
         return None
-    yield from _settle(effects, moved)
-    return moved.call
+    yield from _settle(effects, transition)
+    return transition.call
 
 
 def make_pending(effects: Effects, call_id: str) -> Program[tuple[CallRecord, bool]]:
-    """A caller stops waiting: from now on the result goes to the inbox. Where it came just before, here it is.
+    """The caller stops waiting: from now on the result goes to the inbox.
 
-    The second says whether the caller may still have it, because it was on its way to nobody else.
+    The second value says whether the result arrived just before: then it is the caller's.
     """
-    moved = yield from rows.make_pending(call_id)
-    if moved is not None:
-        effects.changed_calls[call_id] = (
-            moved.call
-        )  # Where it was parked for a caller who does not know, that one hears of it.
-        return moved.call, False
-    call = yield from rows.find(call_id)
+    transition = yield from calls.make_pending(call_id)
+    if transition is not None:
+        effects.changed_calls[call_id] = transition.call  # Another process may do this for a caller that still waits.
+        return transition.call, False
+    call = yield from calls.find(call_id)
     if call is None:
         raise RefusedError("not_found", f'there is no call "{call_id}"')
-    return call, call.status not in OPEN_CALL and (yield from rows.is_inline(call_id))
+    return call, call.status not in OPEN_CALL and (yield from calls.is_inline(call_id))
 
 
 def end_call(
@@ -278,22 +281,22 @@ def end_call(
     *,
     notify_agent: bool = True,
 ) -> Program[CallRecord | None]:
-    """An open call ends without a result. None where it was not open."""
+    """Ends an open call without a result. None if it was not open."""
     kind = "timeout" if status == "expired" else "canceled"
-    yield from rows.lock_paused_run(call_id)
-    moved = yield from rows.end(call_id, status, error=reason, error_kind=kind, is_delivered=not notify_agent)
-    if moved is None:
+    yield from calls.lock_paused_run(call_id)
+    transition = yield from calls.end(call_id, status, error=reason, error_kind=kind, is_delivered=not notify_agent)
+    if transition is None:
         return None
-    yield from _settle(effects, moved, tells_agent=notify_agent)
-    return moved.call
+    yield from _settle(effects, transition, notify_agent=notify_agent)
+    return transition.call
 
 
 def cancel(effects: Effects, call_id: str, reason: str = "the call was canceled") -> Program[CallRecord]:
-    """Ends an open call; one that runs is stopped where it runs, and ends there. Gives the call as it is then."""
-    ended = yield from end_call(effects, call_id, "canceled", reason)
-    if ended is not None:
-        return ended
-    call = yield from rows.find(call_id)
+    """Cancels an open call; a running one is stopped in its process, and ends there. Returns the call as it is then."""
+    canceled_call = yield from end_call(effects, call_id, "canceled", reason)
+    if canceled_call is not None:
+        return canceled_call
+    call = yield from calls.find(call_id)
     if call is None:
         raise RefusedError("not_found", f'there is no call "{call_id}"')
     if call.status == "running":
@@ -304,16 +307,16 @@ def cancel(effects: Effects, call_id: str, reason: str = "the call was canceled"
 
 
 def redirect_to_inbox(effects: Effects, call_id: str) -> Program[CallRecord | None]:
-    """A result that did not reach its caller goes to the inbox."""
-    moved = yield from rows.redirect_to_inbox(call_id)
-    if moved is None:
+    """Sends a result that did not reach its caller to the inbox. None if it did."""
+    transition = yield from calls.redirect_to_inbox(call_id)
+    if transition is None:
         return None
-    _push(effects, moved.call)
-    return moved.call
+    _add_to_inbox(effects, transition.call)
+    return transition.call
 
 
 def interrupt(effects: Effects, call_id: str) -> Program[CallRecord | None]:
-    """The process that ran a call is gone: nobody knows whether it had an effect."""
+    """Fails a running call of a dead process: nobody knows whether it had an effect."""
     return (
         yield from finish(
             effects,
@@ -327,23 +330,23 @@ def interrupt(effects: Effects, call_id: str) -> Program[CallRecord | None]:
 
 
 def stream_events(
-    effects: Effects, call: CallRecord, exposure: Visibility, events: Sequence[NewEvent]
+    effects: Effects, call: CallRecord, visibility: Visibility, events: Sequence[NewEvent]
 ) -> Program[None]:
-    """What a running call says on its way."""
+    """Emits progress and partial results of a running call."""
     for event in events:
-        _tell(effects, call, exposure, event.type, event.data)
+        _emit(effects, call, visibility, event.type, event.data)
     return
-    yield  # A program, though it asks for nothing itself.
+    yield  # Makes it a program.
 
 
 def _check_submission(submission: Submission, call: CallRecord) -> Program[None]:
     name = f'the call "{call.call_id}"'
     if submission.entity_id is not None:
-        member = call.space_id is not None and (yield from entities.is_member(call.space_id, submission.entity_id))
-        if not member or not call.visible:
+        is_member = call.space_id is not None and (yield from entities.is_member(call.space_id, submission.entity_id))
+        if not is_member or not call.visible:
             raise RefusedError("forbidden", f"{name} is not yours to answer")
     if submission.run_id is not None and call.run_id != submission.run_id:
-        if (yield from run_rows.find(submission.run_id)) is None:
+        if (yield from runs.find(submission.run_id)) is None:
             raise RefusedError("not_found", f'there is no run "{submission.run_id}"')
         raise RefusedError("forbidden", f'{name} does not belong to the run "{submission.run_id}"')
     if submission.space_id is not None and call.space_id != submission.space_id:
@@ -354,22 +357,26 @@ def _check_submission(submission: Submission, call: CallRecord) -> Program[None]
         raise RefusedError("forbidden", f"{name} is executed by the gateway itself; it takes no result from outside")
 
 
-def _settle(effects: Effects, moved: CallTransition, *, tells_agent: bool = True) -> Program[None]:
-    call = moved.call
-    goes_on = moved.pauses_run and call.run_id is not None and (yield from _go_on(effects, call.run_id))
-    _hand_on(effects, moved, tells_agent=tells_agent and not goes_on)
-    yield from _show_end(effects, moved)
+def _settle(effects: Effects, transition: CallTransition, *, notify_agent: bool = True) -> Program[None]:
+    """Everything that follows from the end of an open call."""
+    call = transition.call
+    if transition.pauses_run and call.run_id is not None and (yield from _continue_run(effects, call.run_id)):
+        notify_agent = False
+    _deliver(effects, transition, notify_agent=notify_agent)
+    yield from _show_end(effects, transition)
 
 
-def _go_on(effects: Effects, run_id: str) -> Program[bool]:
-    """A run that waited goes on, once nothing of it is awaited any more. Whether it takes its results by itself: the
-    run of a task does, and its agent need not hear of them."""
-    if not (yield from rows.has_pausing_calls(run_id)):
-        yield from run_rows.update_status(run_id, "running", only_from=("waiting_tool",))
+def _continue_run(effects: Effects, run_id: str) -> Program[bool]:
+    """Lets a paused run continue once all the calls that it waits for have ended.
+
+    Returns whether the run fetches its results itself: the run of a background task does, so its agent gets no event.
+    """
+    if not (yield from calls.has_pausing_calls(run_id)):
+        yield from runs.update_status(run_id, "running", from_statuses=("waiting_tool",))
     session_id = tasks.find_session_id(run_id)
     if session_id is None or (yield from sessions.find(session_id)) is None:
         return False
-    run = yield from run_rows.find(run_id)
+    run = yield from runs.find(run_id)
     if run is None or run.status in ENDED_RUN:
         return False
     if run.status == "running":
@@ -378,22 +385,22 @@ def _go_on(effects: Effects, run_id: str) -> Program[bool]:
     return True
 
 
-def _hand_on(effects: Effects, moved: CallTransition, *, tells_agent: bool = True) -> None:
-    call = moved.call
-    # A caller who waits takes what comes here for its own. What is the inbox's, it finds out by itself.
-    effects.changed_calls[call.call_id] = call if moved.delivery == "inline" else None
-    if moved.delivery == "inbox" and tells_agent:
-        _push(effects, call)
+def _deliver(effects: Effects, transition: CallTransition, *, notify_agent: bool = True) -> None:
+    call = transition.call
+    # A waiting caller takes the record as its result. None: the result is the inbox's, and the caller reads the row.
+    effects.changed_calls[call.call_id] = call if transition.delivery == "inline" else None
+    if transition.delivery == "inbox" and notify_agent:
+        _add_to_inbox(effects, call)
 
 
-def _push(effects: Effects, call: CallRecord) -> None:
+def _add_to_inbox(effects: Effects, call: CallRecord) -> None:
     if call.agent_entity_id is None:
-        return  # Nobody's inbox: whoever called looks the call up.
+        return  # Not an agent's call: its caller reads the result from the call.
     agent, call_id, run_id = call.agent_entity_id, call.call_id, call.run_id
     task_id: str | msgspec.UnsetType = msgspec.UNSET
     if run_id is not None and (session_id := tasks.find_session_id(run_id)) is not None:
         task_id = tasks.task_id_of(session_id)
-    data = _ResultTold(
+    data = _ResultEvent(
         call_id, call_id, call.tool_name, run_id, call.space_id, call.status, call.result, call.is_error, task_id
     )
     row = inbox.build_row(agent, f"tool_result:{call_id}", "tool_result", data, priority=inbox.TOOL_RESULT)
@@ -401,17 +408,16 @@ def _push(effects: Effects, call: CallRecord) -> None:
     effects.notify_inbox(agent)
 
 
-def _show_end(effects: Effects, moved: CallTransition) -> Program[None]:
-    call = moved.call
+def _show_end(effects: Effects, transition: CallTransition) -> Program[None]:
+    call = transition.call
     if call.message_id is not None:
-        yield from messages.update_status(
-            call.message_id, status="error" if call.is_error else "complete", content=_content(call)
-        )
-    _tell_end(effects, moved)
+        status = "error" if call.is_error else "complete"
+        yield from messages.update_status(call.message_id, status=status, content=_message_content(call))
+    _emit_end(effects, transition)
 
 
-def _tell_end(effects: Effects, moved: CallTransition) -> None:
-    call = moved.call
+def _emit_end(effects: Effects, transition: CallTransition) -> None:
+    call = transition.call
     data: dict[str, Any] = {
         "toolCallId": call.call_id,
         "toolName": call.tool_name,
@@ -426,18 +432,18 @@ def _tell_end(effects: Effects, moved: CallTransition) -> None:
     else:
         data["output"], data["source"] = call.result, call.source
     data["durationMs"] = (call.resolved_at or call.created_at) - call.created_at
-    _tell(effects, call, moved.exposure, "tool.error" if call.is_error else "tool.done", data)
+    _emit(effects, call, transition.visibility, "tool.error" if call.is_error else "tool.done", data)
 
 
-def _tell(effects: Effects, call: CallRecord, exposure: Visibility, type: str, data: Any) -> None:
-    event = NewEvent(type, data, exposure)
+def _emit(effects: Effects, call: CallRecord, visibility: Visibility, type: str, data: Any) -> None:
+    event = NewEvent(type, data, visibility)
     if call.run_id is not None:
         effects.emit(run_stream(call.run_id), event)
-    if call.space_id is not None and exposure != "none":
+    if call.space_id is not None and visibility != "none":
         effects.emit(space_stream(call.space_id), event)
 
 
-def _content(call: CallRecord) -> dict[str, Any]:
+def _message_content(call: CallRecord) -> dict[str, Any]:
     content: dict[str, Any] = {"toolCallId": call.call_id, "toolName": call.tool_name, "input": call.args}
     if call.status in ("completed", "resolved") and not call.is_error:
         content["output"] = call.result
@@ -446,8 +452,8 @@ def _content(call: CallRecord) -> dict[str, Any]:
     return content
 
 
-def _who_could_answer(new: NewCall) -> list[str]:
-    """A worker of the tool; of a visible call also whoever reads the space or the run, where it is shown."""
+def _topics_of_submitters(new: NewCall) -> list[str]:
+    """A worker of the tool; for a visible call also subscribers of its space, and of its run."""
     topics = [f"tool:{new.tool_name}"]
     if new.visible and new.space_id is not None:
         topics.append(space_stream(new.space_id))

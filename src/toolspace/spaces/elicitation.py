@@ -1,4 +1,4 @@
-"""What an MCP server asks of the user while one of its tools runs: a question to the people in the call's space."""
+"""Elicitation in a space: a question that an MCP server asks during a call goes to the people in the call's space."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from toolspace.providers.mcp.callbacks import FORWARD_TO_CALLER, ElicitationRequ
 from toolspace.spaces.call_host import GatewayCallHost
 
 _ATTEMPTS: Final = 3
-"""How often people may answer with what does not fit the form."""
+"""How often people may submit an answer that does not match the form."""
 
 
 async def ask_space(question: ElicitationRequest, context: ToolContext | None) -> ElicitationResult:
-    """Asks in the active space of the call, else its caller. Raises `ToolError` where nobody can be asked."""
-    room = context.host if context is not None else None
-    if context is None or not isinstance(room, GatewayCallHost) or room.space_id is None:
+    """Asks the members of the call's space; without a space, the caller. Raises `ToolError` if nobody can be asked."""
+    host = context.host if context is not None else None
+    if context is None or not isinstance(host, GatewayCallHost) or host.space_id is None:
         if context is None or context.caller_client is None:
             raise ToolError(
                 f'the server "{question.server}" has a question, and nobody can be asked: '
@@ -26,22 +26,22 @@ async def ask_space(question: ElicitationRequest, context: ToolContext | None) -
         assert FORWARD_TO_CALLER.elicit is not None
         return await FORWARD_TO_CALLER.elicit(question, context)
     form = ElicitationForm(question.schema) if question.schema is not None else None
-    asked: dict[str, Any] = {"message": question.message, "server": question.server}
+    arguments: dict[str, Any] = {"message": question.message, "server": question.server}
     if question.url is not None:
-        asked["url"] = question.url
+        arguments["url"] = question.url
     else:
-        asked["requestedSchema"] = question.schema
+        arguments["requestedSchema"] = question.schema
     for attempt in range(1, _ATTEMPTS + 1):
-        said = await room.ask_space(ELICITATION_CALL, asked, context, timeout=context.remaining_seconds)
+        response = await host.ask_space(ELICITATION_CALL, arguments, context, timeout=context.remaining_seconds)
         try:
-            answer = parse_elicitation_result(said)
+            answer = parse_elicitation_result(response)
             return answer if form is None else form.validate(answer)
         except ToolError as error:
             if attempt == _ATTEMPTS:
                 raise
-            asked = {**asked, "error": str(error)}  # Asked once more, with what was wrong.
+            arguments = {**arguments, "error": str(error)}  # Asks again, and says what was wrong.
     raise AssertionError("the last attempt returns or raises")
 
 
 ASK_SPACE_MEMBERS: Final = McpCallbacks(elicit=ask_space, sample=FORWARD_TO_CALLER.sample)
-"""Leads a server's questions to the people around the call: for the toolspace of a gateway."""
+"""Asks the people around a call: for the toolspace of a gateway."""

@@ -1,4 +1,4 @@
-"""Runs programs, and once they are durable tells everyone concerned what they did. The only way to what is kept."""
+"""The ledger: runs transactions, and notifies everyone concerned after the commit. The only way to the database."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from toolspace.core.ids import new_id
 from toolspace.core.records import NewEvent, StoredEvent
 from toolspace.errors import StorageInDoubt
 from toolspace.storage.database import Database, Program, WakeUps, is_long_running
-from toolspace.storage.queries import events as event_rows
+from toolspace.storage.queries import events
 from toolspace.storage.queries.calls import CallTransition
 from toolspace.storage.streams.hub import Hub
 from toolspace.storage.streams.waiters import Waiters
@@ -20,73 +20,76 @@ from toolspace.storage.streams.waiters import Waiters
 _log = logging.getLogger("toolspace.ledger")
 P = ParamSpec("P")
 T = TypeVar("T")
-_MOST_KNOWN = 4096
-"""Open calls that are kept in memory. The results of others read them from the database."""
+_MAX_OPEN_CALLS = 4096
+"""Open calls that are remembered. For the results of others, the call is read from the database."""
 
 
 class Effects(msgspec.Struct, eq=False):
-    """What one attempt at a program did that others must hear of. Filled by the program, told after the commit."""
+    """What a transaction changes that others must be notified of. The program fills it anew in each attempt.
+
+    It is also the `DeferredWrites` of the transaction.
+    """
 
     resolved_calls: list[Sequence[Any]] = []
-    """Calls that have their results, where nothing had to be read for that: `append` writes it."""
+    """The results of remembered calls, for `commit_deferred`."""
     opened_call: CallTransition | None = None
-    """A call that was begun, to be known from now on."""
+    """A call that was started, to be remembered while it is open."""
     inbox_rows: list[Sequence[Any]] = []
-    """What goes to inboxes, at the end of the transaction."""
+    """Inbox rows to write at the end of the transaction."""
     new_events: dict[str, list[NewEvent]] = {}
-    """Events for streams, to be stored at the end of the transaction."""
+    """Events to append at the end of the transaction, by stream."""
     stored_events: list[StoredEvent] = []
     changed_calls: dict[str, Any] = {}
-    """Calls that moved, by id, with what they became."""
+    """Calls whose status changed, by id: the record for a waiting caller, or None if the caller has to read it."""
     wake_keys: list[str] = []
-    """What someone may wait for, by the key under which they do: `run:ID`, or one of those below."""
+    """Keys of waiters to wake: `run:ID`, `inbox:AGENT`, `offers:TOOL`, `sessions`, `plans`."""
     calls_to_stop: list[str] = []
-    """Calls that run in some process and are to stop there."""
+    """Calls that run in some process and have to be stopped there."""
 
     def emit(self, stream: str, event: NewEvent) -> None:
         """Appends an event to a stream, at the end of the transaction."""
         self.new_events.setdefault(stream, []).append(event)
 
     def notify_inbox(self, agent_entity_id: str) -> None:
-        """An agent has something new to look at."""
+        """The inbox of an agent has something new."""
         self.wake_keys.append(f"inbox:{agent_entity_id}")
 
     def notify_workers(self, *tools: str) -> None:
-        """Tools have a call for a worker."""
+        """These tools have a call for a worker."""
         self.wake_keys += [f"offers:{tool}" for tool in tools]
 
 
 class Ledger:
-    """What is kept, and who hears of changes to it: here at once, in other processes through wake-ups."""
+    """Transactions with notifications: in this process at once, in other processes through wake-ups."""
 
     def __init__(self, database: Database, wakeups: WakeUps | None = None) -> None:
         self.database = database
         self.node_id = new_id("node")
-        """This process, for as long as it lives."""
+        """Identifies this process for as long as it lives."""
         self.stored_event_count = 0
-        """Events that were stored by this process."""
+        """Events that this process has stored."""
         self.open_calls: dict[str, CallTransition] = {}
-        """Open calls that were begun here lately: their results come soon, and need not read them again."""
+        """Open calls that this process started lately: storing their results needs no read."""
         self.waiters = Waiters()
-        self.hub = Hub(self._load, self._bounds)
-        self.on_stop_call: Callable[[str], object] = _nothing
-        """Stops a call that runs in this process, if it does."""
+        self.hub = Hub(self._load_events, self._load_bounds)
+        self.on_stop_call: Callable[[str], object] = _ignore
+        """Stops a call, if it runs in this process."""
         self._wakeups = wakeups
         if wakeups is not None:
-            wakeups.listen(self._heard, self._look_again)
+            wakeups.listen(self._handle_hints, self._handle_gap)
 
     async def read(self, program: Callable[P, Program[T]], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Runs a program that only reads."""
         return await self.database.read(lambda: program(*args, **kwargs))
 
     async def write(self, program: Callable[P, Program[T]], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Runs a program that nobody needs to hear of."""
+        """Runs a program that needs no notification."""
         return await self.database.run(lambda: program(*args, **kwargs), exclusive=is_long_running(program))
 
     async def commit(
         self, program: Callable[Concatenate[Effects, P], Program[T]], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Runs a program, and tells of its effects once they are durable."""
+        """Runs a program with `Effects` to fill, and notifies of them once they are durable."""
         effects = _NO_EFFECTS
 
         def attempt() -> Program[T]:
@@ -94,21 +97,24 @@ class Ledger:
             effects = Effects()
             return program(effects, *args, **kwargs)
 
-        # Told by the database, not here: what is durable must be heard of even if whoever asked was canceled.
         try:
+            # The database notifies, not this coroutine: its caller may be canceled before the commit.
             return await self.database.run(
                 attempt,
-                on_commit=lambda _: self._tell(effects),
+                on_commit=lambda _: self._notify(effects),
                 deferred=lambda: effects,
                 exclusive=is_long_running(program),
             )
         except StorageInDoubt:
-            self._have_a_look(effects)
+            self._notify_of_doubt(effects)
             raise
 
     def commit_deferred(self, effects: Effects) -> Awaitable[bool]:
-        """As `commit`, where nothing has to be read. False where something is not as it was taken to be."""
-        return self.database.commit_deferred(effects, on_commit=self._tell, on_doubt=self._have_a_look)
+        """As `commit`, for effects that need no program. False if a row is not as remembered: nothing is written then.
+
+        The twin path of remembered calls uses it: see `call_transactions.resolve_from_memory`.
+        """
+        return self.database.commit_deferred(effects, on_commit=self._notify, on_doubt=self._notify_of_doubt)
 
     async def aclose(self) -> None:
         await self.hub.aclose()
@@ -116,41 +122,41 @@ class Ledger:
             await self._wakeups.aclose()
         await self.database.aclose()
 
-    def _tell(self, effects: Effects) -> None:
+    def _notify(self, effects: Effects) -> None:
         if effects.stored_events:
             self.stored_event_count += len(effects.stored_events)
             self.hub.publish(effects.stored_events)
         if effects.opened_call is not None:
-            self._know(effects.opened_call)
+            self._remember(effects.opened_call)
         wake = self.waiters.wake
-        for call_id, moved in effects.changed_calls.items():
+        for call_id, call in effects.changed_calls.items():
             self.open_calls.pop(call_id, None)
-            wake(f"call:{call_id}", moved)
+            wake(f"call:{call_id}", call)
         for key in effects.wake_keys:
             wake(key)
         for call_id in effects.calls_to_stop:
             self.on_stop_call(call_id)
         if self._wakeups is not None:
-            self._wakeups.send(_hints(effects))
+            self._wakeups.send(_build_hints(effects))
 
-    def _know(self, begun: CallTransition) -> None:
-        if len(self.open_calls) >= _MOST_KNOWN:
+    def _remember(self, opened_call: CallTransition) -> None:
+        if len(self.open_calls) >= _MAX_OPEN_CALLS:
             del self.open_calls[next(iter(self.open_calls))]  # The oldest.
-        self.open_calls[begun.call.call_id] = begun
+        self.open_calls[opened_call.call.call_id] = opened_call
 
-    def _have_a_look(self, effects: Effects) -> None:
-        """Nobody knows whether it happened: everyone concerned looks, here and elsewhere, as if others had done it."""
-        hints = _hints(effects)
-        self._heard(hints)
+    def _notify_of_doubt(self, effects: Effects) -> None:
+        """Nobody knows whether the commit happened: every waiter, here and in other processes, reads the database."""
+        hints = _build_hints(effects)
+        self._handle_hints(hints)
         if self._wakeups is not None:
             self._wakeups.send(hints)
 
-    def _heard(self, hints: Sequence[str]) -> None:
+    def _handle_hints(self, hints: Sequence[str]) -> None:
         for hint in hints:
             kind, _, rest = hint.partition(" ")
             if kind == "e":
-                number, _, stream = rest.partition(" ")
-                self.hub.notify_appended(stream, int(number))
+                event_id, _, stream = rest.partition(" ")
+                self.hub.notify_appended(stream, int(event_id))
             elif kind == "k":
                 self.waiters.wake(rest)
             elif kind == "s":
@@ -158,24 +164,24 @@ class Ledger:
             elif kind == "c":
                 self.waiters.wake(f"call:{rest}")
             else:
-                _log.debug("a hint that this version does not know: %s", hint)
+                _log.debug("Ignored a wake-up hint of an unknown kind: %s", hint)
 
-    def _look_again(self) -> None:
+    def _handle_gap(self) -> None:
         self.hub.resync()
         self.waiters.wake_all()
 
-    async def _load(self, stream: str, after: int, limit: int) -> list[StoredEvent]:
-        return await self.read(event_rows.list_after, stream, after, limit)
+    async def _load_events(self, stream: str, after: int, limit: int) -> list[StoredEvent]:
+        return await self.read(events.list_after, stream, after, limit)
 
-    async def _bounds(self, stream: str) -> tuple[int, int]:
-        return await self.read(event_rows.get_bounds, stream)
+    async def _load_bounds(self, stream: str) -> tuple[int, int]:
+        return await self.read(events.get_bounds, stream)
 
 
-def _hints(effects: Effects) -> tuple[str, ...]:
-    """What to look at again, by id."""
-    last = {event.stream: event.id for event in effects.stored_events}  # The highest of each: they are in order.
+def _build_hints(effects: Effects) -> tuple[str, ...]:
+    """The ids that other processes have to read again. `e`: events, `c`: a call, `k`: a key, `s`: stop a call."""
+    last_ids = {event.stream: event.id for event in effects.stored_events}  # In order, so the last id is the highest.
     return (
-        *(f"e {number} {stream}" for stream, number in last.items()),
+        *(f"e {event_id} {stream}" for stream, event_id in last_ids.items()),
         *(f"c {call_id}" for call_id in effects.changed_calls),
         *(f"k {key}" for key in dict.fromkeys(effects.wake_keys)),
         *(f"s {call_id}" for call_id in dict.fromkeys(effects.calls_to_stop)),
@@ -183,7 +189,7 @@ def _hints(effects: Effects) -> tuple[str, ...]:
 
 
 _NO_EFFECTS = Effects()
-"""Of a program that was not begun."""
+"""Of a program that has not started."""
 
 
-def _nothing(_: str) -> None: ...
+def _ignore(_: str) -> None: ...

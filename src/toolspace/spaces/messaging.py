@@ -1,7 +1,7 @@
-"""What is said in spaces: stored, streamed, and put into the inboxes of the agents that are there.
+"""The transactions of messages: stored, streamed, and delivered to the inboxes of the agents in the space.
 
-A message is said in one piece, or begun, continued while its writer goes on, and then said or abandoned. Only what is
-said reaches anyone's inbox.
+A message is sent at once, or started, appended to while its sender writes, and then completed or abandoned. Only a
+complete message reaches an inbox.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from toolspace.storage.database import Program
 from toolspace.storage.queries import entities, inbox, messages
 
 MAX_TEXT_LENGTH = 100_000
-"""Characters of what an agent says at once."""
+"""Characters of one message of an agent."""
 
 
 def message_id_for_call(call_id: str) -> str:
-    """The id of the message that a call of `send_message` says, also if the call is made again."""
+    """The id of the message that a call of `send_message` sends; the same if the call is made again."""
     return derived_id("msg", call_id)
 
 
@@ -39,24 +39,24 @@ def send_message(
     reply_to: str | None = None,
     run_id: str | None = None,
 ) -> Program[Message]:
-    """Says something in a space. It reaches the inbox of every other agent there, once.
+    """Sends a message to a space. It reaches the inbox of every other agent there, once.
 
-    The id of a message that was begun by the same sender, in the same run, says that one.
+    With the id of a message that the same sender started in the same run, completes that one.
     """
-    sender = yield from _speaker(space_id, sender_id)
+    sender = yield from _get_sender(space_id, sender_id)
     if reply_to is not None:
         metadata = {**(metadata or {}), "replyTo": reply_to}
         yield from _check_reply(space_id, reply_to)
     if message_id is not None:
-        begun = yield from _begun(message_id, sender_id, run_id)
-        if begun is not None and begun.space_id == space_id:
-            said = yield from messages.complete(message_id, content, metadata)
-            if said is not None:
-                yield from _deliver(effects, said, sender)
-                _done(effects, said)
-                return said
-        elif begun is not None:  # The sender has moved on while it was written.
-            yield from abandon_message(effects, message_id, "it is said in another space")
+        started = yield from _find_started(message_id, sender_id, run_id)
+        if started is not None and started.space_id == space_id:
+            message = yield from messages.complete(message_id, content, metadata)
+            if message is not None:
+                yield from _deliver(effects, message, sender)
+                _emit_done(effects, message)
+                return message
+        elif started is not None:  # The run has entered another space since.
+            yield from abandon_message(effects, message_id, "it is sent in another space")
             message_id = derived_id("msg", message_id, space_id)
     message = yield from messages.create(
         message_id or new_id("msg"), space_id, sender_id, content, metadata=metadata, run_id=run_id
@@ -64,66 +64,86 @@ def send_message(
     if message is None:
         raise RefusedError("not_found", f'there is no space "{space_id}"')
     yield from _deliver(effects, message, sender)
-    _started(effects, message)
-    _done(effects, message)
+    _emit_started(effects, message)
+    _emit_done(effects, message)
     return message
 
 
 def start_message(
     effects: Effects, space_id: str, sender_id: str, message_id: str, run_id: str | None = None
 ) -> Program[Message]:
-    """Someone begins to say something: readers of the space see that, and nobody's inbox.
+    """Starts a message: subscribers of the space see it, inboxes do not get it.
 
-    One that was begun or abandoned under this id is begun anew; what was streamed of it is void.
+    A message of this id that was started or abandoned starts anew; what was streamed of it is void.
     """
-    yield from _speaker(space_id, sender_id)
-    known = yield from _begun(message_id, sender_id, run_id)
-    if known is not None and known.space_id == space_id:
-        if known.status == "running":
-            _delta(effects, known, "", restart=True)
-            return known
-        resumed = yield from messages.restart(message_id)
-        if resumed is not None:
-            _started(effects, resumed)
-            return resumed
-    begun = yield from messages.create(message_id, space_id, sender_id, "", status="running", run_id=run_id)
-    if begun is None:
+    yield from _get_sender(space_id, sender_id)
+    started = yield from _find_started(message_id, sender_id, run_id)
+    if started is not None and started.space_id == space_id:
+        if started.status == "running":
+            _emit_delta(effects, started, "", restart=True)
+            return started
+        restarted = yield from messages.restart(message_id)
+        if restarted is not None:
+            _emit_started(effects, restarted)
+            return restarted
+    message = yield from messages.create(message_id, space_id, sender_id, "", status="running", run_id=run_id)
+    if message is None:
         raise RefusedError("not_found", f'there is no space "{space_id}"')
-    _started(effects, begun)
-    return begun
+    _emit_started(effects, message)
+    return message
 
 
 def append_to_message(effects: Effects, message_id: str, delta: str, *, restart: bool = False) -> Program[bool]:
-    """Streams more of a message that was begun. `restart`: all of it so far is void, and `delta` its new beginning.
+    """Streams more of a started message. `restart`: everything so far is void, and `delta` is the new beginning.
 
-    False, and nothing is told, where it is not being said any more or its sender has left.
+    Returns False, and streams nothing, if the message is not in progress or its sender has left the space.
     """
     message = yield from messages.find_in_progress(message_id)
     if message is None:
         return False
     if delta or restart:
-        _delta(effects, message, json_text.valid_text(delta), restart=restart)
+        _emit_delta(effects, message, json_text.valid_text(delta), restart=restart)
     return True
 
 
 def abandon_message(effects: Effects, message_id: str, reason: str) -> Program[Message | None]:
-    """Ends a message that was begun and will not be said. None where it is not being said."""
+    """Ends a started message that will not be completed. None if it is not in progress."""
     message = yield from messages.abandon(message_id, json_text.valid_text(reason))
     if message is not None:
-        _done(effects, message)
+        _emit_done(effects, message)
     return message
 
 
 def abandon_messages_of_run(effects: Effects, run_id: str, reason: str = "its run was interrupted") -> Program[int]:
-    """Ends every message that a run has begun; says how many."""
-    begun = yield from messages.list_unfinished_of_run(run_id)
-    for message_id in begun:
+    """Ends every message that a run has started; returns how many."""
+    message_ids = yield from messages.list_unfinished_of_run(run_id)
+    for message_id in message_ids:
         yield from abandon_message(effects, message_id, reason)
-    return len(begun)
+    return len(message_ids)
 
 
-def _speaker(space_id: str, sender_id: str) -> Program[Entity]:
-    """Who speaks, if they may."""
+def add_space_names(events: Sequence[InboxEvent]) -> Program[Sequence[InboxEvent]]:
+    """The same events, with the current name of their space as `spaceName` in the data."""
+    space_ids = {space_id for event in events if (space_id := _find_space_id(event)) is not None}
+    if not space_ids:
+        return events
+    names = yield from entities.list_space_names(sorted(space_ids))
+    return [_with_space_name(event, names) for event in events]
+
+
+def _find_space_id(event: InboxEvent) -> str | None:
+    data: Any = event.data
+    space_id = cast("dict[str, Any]", data).get("spaceId") if isinstance(data, dict) else None
+    return space_id if isinstance(space_id, str) and "\0" not in space_id else None
+
+
+def _with_space_name(event: InboxEvent, names: dict[str, str]) -> InboxEvent:
+    name = names.get(_find_space_id(event) or "")
+    return event if name is None else msgspec.structs.replace(event, data={**event.data, "spaceName": name})
+
+
+def _get_sender(space_id: str, sender_id: str) -> Program[Entity]:
+    """Raises `RefusedError` if the sender is not a member of the space."""
     sender = yield from entities.find_entity(sender_id)
     if sender is None:
         raise RefusedError("not_found", f'there is no entity "{sender_id}"')
@@ -134,20 +154,19 @@ def _speaker(space_id: str, sender_id: str) -> Program[Entity]:
     return sender
 
 
-def _begun(message_id: str, sender_id: str, run_id: str | None) -> Program[Message | None]:
-    """A message that the same sender began in the same run, and has not said yet. None also where the id is another's,
-    who keeps it."""
-    known = yield from messages.find(message_id)
-    if known is None or known.kind != "message" or known.status == "complete":
+def _find_started(message_id: str, sender_id: str, run_id: str | None) -> Program[Message | None]:
+    """A message that this sender started in this run and has not completed."""
+    message = yield from messages.find(message_id)
+    if message is None or message.kind != "message" or message.status == "complete":
         return None
-    return known if (known.sender_id, known.run_id) == (sender_id, run_id) else None
+    return message if (message.sender_id, message.run_id) == (sender_id, run_id) else None
 
 
 def _check_reply(space_id: str, reply_to: str) -> Program[None]:
-    answered = yield from messages.find(reply_to)
-    if answered is None or answered.space_id != space_id:
+    message = yield from messages.find(reply_to)
+    if message is None or message.space_id != space_id:
         raise RefusedError("not_found", f'there is no message "{reply_to}" in the space "{space_id}" to reply to')
-    if answered.kind == "tool":
+    if message.kind == "tool":
         raise RefusedError("invalid", f'"{reply_to}" is a tool call, which cannot be replied to')
 
 
@@ -169,62 +188,36 @@ def _deliver(effects: Effects, message: Message, sender: Entity) -> Program[None
         "metadata": message.metadata,
         "seq": message.seq,
     }
-    for agent in (yield from entities.list_agents(message.space_id, besides=message.sender_id)):
+    for agent_id in (yield from entities.list_agents(message.space_id, except_entity=message.sender_id)):
         yield from inbox.add(
-            agent,
+            agent_id,
             f"space_message:{message.id}",
             "space_message",
             data,
             priority=_PRIORITY[sender.type],
-            at=message.updated_at,  # When it was said, not when it was begun.
+            at=message.updated_at,  # When it was completed, not when it was started.
             seq=message.seq,
         )
-        effects.notify_inbox(agent)
+        effects.notify_inbox(agent_id)
 
 
-# What readers of the space are told
-
-
-def _started(effects: Effects, message: Message) -> None:
-    started = {
+def _emit_started(effects: Effects, message: Message) -> None:
+    data = {
         "messageId": message.id,
         "spaceId": message.space_id,
         "senderId": message.sender_id,
         "seq": message.seq,
         "runId": message.run_id,
     }
-    effects.emit(space_stream(message.space_id), NewEvent("message.started", started))
+    effects.emit(space_stream(message.space_id), NewEvent("message.started", data))
 
 
-def _delta(effects: Effects, message: Message, delta: str, *, restart: bool) -> None:
+def _emit_delta(effects: Effects, message: Message, delta: str, *, restart: bool) -> None:
     data: dict[str, Any] = {"messageId": message.id, "delta": delta}
     if restart:
         data["restart"] = True
     effects.emit(space_stream(message.space_id), NewEvent("message.delta", data))
 
 
-def _done(effects: Effects, message: Message) -> None:
+def _emit_done(effects: Effects, message: Message) -> None:
     effects.emit(space_stream(message.space_id), NewEvent("message.done", {"message": msgspec.to_builtins(message)}))
-
-
-# MERGED from space_names: Says where inbox events come from, by the names that people know spaces by. Changes noth…
-
-
-def add_space_names(events: Sequence[InboxEvent]) -> Program[Sequence[InboxEvent]]:
-    """The same events, with the `spaceName` of their spaces. Of today: a space may have been renamed since."""
-    ids = {space_id for event in events if (space_id := _space_of(event)) is not None}
-    if not ids:
-        return events
-    names = yield from entities.list_space_names(sorted(ids))
-    return [_named(event, names) for event in events]
-
-
-def _space_of(event: InboxEvent) -> str | None:
-    data: Any = event.data
-    space_id = cast("dict[str, Any]", data).get("spaceId") if isinstance(data, dict) else None
-    return space_id if isinstance(space_id, str) and "\0" not in space_id else None
-
-
-def _named(event: InboxEvent, names: dict[str, str]) -> InboxEvent:
-    name = names.get(_space_of(event) or "")
-    return event if name is None else msgspec.structs.replace(event, data={**event.data, "spaceName": name})

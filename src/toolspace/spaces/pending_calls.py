@@ -1,12 +1,15 @@
-"""Calls that someone else answers: a worker, a person, the clock. Waits for the answer as long as the caller may, and
-sees to it that what comes later, or never arrives, reaches the agent another way."""
+"""Pending calls: someone else submits their result (a worker, a person, a timer).
+
+`PendingCalls` stores such a call, waits for the result as long as the caller may, and makes sure that a result which
+comes later, or does not reach the caller, goes to the agent's inbox. Used by `call_host` and the routes of `server/`.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from toolspace.core import json_text
 from toolspace.core.context import ToolContext
@@ -27,10 +30,10 @@ from toolspace.errors import (
 )
 from toolspace.orchestrator.call import call_chain
 from toolspace.spaces import call_transactions
-from toolspace.spaces.call_transactions import Submission
+from toolspace.spaces.call_transactions import StartedCall, Submission
 from toolspace.spaces.ledger import Ledger
 from toolspace.spaces.services import AgentServices
-from toolspace.storage.queries import calls as rows
+from toolspace.storage.queries import calls
 from toolspace.storage.queries.calls import NewCall
 from toolspace.storage.streams.waiters import DeadlineTimer
 
@@ -38,201 +41,193 @@ if TYPE_CHECKING:
     from toolspace.spaces.call_host import GatewayCallHost
 
 _log = logging.getLogger("toolspace.calls")
+
 EXECUTION_TARGETS: Mapping[str, ExecutionTarget] = {"external": "external", "space": "client"}
-"""Who executes a tool of a type; all others are executed here."""
-_TIMED_OUT, _STOPPING, _PARKED = object(), object(), object()
-_ENDLESS_SECONDS = 365 * 86_400.0
-_LOOK_AGAIN_SECONDS = 1.0
-"""When to look at a call again that could not be looked at."""
-DEFAULT_TTL_SECONDS = 7 * 24 * 3600.0
+"""Who executes a tool of an execution type; the gateway executes all others."""
+DEFAULT_TTL_SECONDS: Final = 7 * 24 * 3600.0
+_TIMED_OUT, _STOPPING, _MADE_PENDING = object(), object(), object()
+"""Why a caller stopped waiting without a result."""
+_NO_TIMEOUT_SECONDS: Final = 365 * 86_400.0
+"""Longer time-outs get no timer."""
+_RETRY_SECONDS: Final = 1.0
+"""The pause before a call is read again after the database did not answer."""
 
 
 class PendingCalls:
-    """Hands calls out and takes answers in. One for each process."""
+    """Opens pending calls, waits for their results, and takes submissions. One for each process."""
 
     def __init__(self, ledger: Ledger, *, ttl: float = DEFAULT_TTL_SECONDS) -> None:
         self.ledger = ledger
         self.ttl = ttl
-        """How long a call may wait for its answer, where the tool does not say; seconds."""
+        """Seconds until a call expires, unless its tool says otherwise."""
         self.services = AgentServices()
-        self.on_timer_started: Callable[[], None] = _nothing
-        """Told that a call was begun that answers itself."""
-        self._waiting: dict[str, _Waiting] = {}
+        self.on_timer_started: Callable[[], None] = _ignore
+        """Called when a call of a `wait` tool was opened."""
+        self._waiting: dict[str, _Waiter] = {}
         self._deadlines = DeadlineTimer()
-        self._attending: set[_Waiting] = set()
-        """Those who ask again for a call that was begun before."""
+        self._other_waiters: set[_Waiter] = set()
+        """Those of `wait_for_result`."""
         self._idle = asyncio.Event()
-        """Set while nobody waits here, once it is stopping."""
+        """Set while nobody waits, once it is stopping."""
         self._background: set[asyncio.Task[Any]] = set()
-        self._to_confirm: list[str] = []
+        self._unconfirmed_ids: list[str] = []
         self._confirming: asyncio.Task[Any] | None = None
         self._stopping = False
 
     @property
     def waiting_count(self) -> int:
-        """How many callers wait here."""
+        """How many callers wait in this process."""
         return len(self._waiting)
 
     def execute(
-        self, room: GatewayCallHost, tool: Tool, parameters: Mapping[str, Any], context: ToolContext
+        self, host: GatewayCallHost, tool: Tool, parameters: Mapping[str, Any], context: ToolContext
     ) -> Coroutine[Any, Any, ToolResult]:
-        """Offers one call, and gives its answer, or says that it is pending or timed out."""
+        """Opens a call and waits for its result. The result may also say that the call is pending or timed out."""
         if json_text.is_too_deep(parameters):
             raise ToolValidationError(
                 f"the arguments have more than {json_text.MAX_STORED_DEPTH} levels; leave some out"
             )
         seconds = context.handle.allowed_seconds if context.handle is not None else TOOL_TIMEOUT_SECONDS
-        later = tool.is_async or tool.pauses_run or self._stopping
+        is_pending = tool.is_async or tool.pauses_run or self._stopping
         now = now_ms()
         ttl = tool.expires_after if tool.expires_after is not None else self.ttl
         new = NewCall(
             call_id=context.call_id or new_id("call"),
-            run_id=room.run_id,
-            agent_entity_id=room.agent_entity_id,
-            space_id=room.space_id,
+            run_id=host.run_id,
+            agent_entity_id=host.agent_entity_id,
+            space_id=host.space_id,
             tool_name=tool.name,
             args=parameters,
             execution_type=tool.execution_type,
             execution_target=EXECUTION_TARGETS.get(tool.execution_type, "server"),
             visible=tool.visible,
             is_async=tool.is_async,
-            exposure="full" if tool.visible else "none",
-            status="pending" if later else "waiting",
+            visibility="full" if tool.visible else "none",
+            status="pending" if is_pending else "waiting",
             node_id=self.ledger.node_id,
             created_at=now,
             expires_at=now + round(ttl * 1000),
-            wait_until=None if later else now + round(seconds * 1000),
-            due_at=_due(tool, parameters, now),
+            wait_until=None if is_pending else now + round(seconds * 1000),
+            due_at=_timer_end(tool, parameters, now),
             pauses_run=tool.pauses_run,
         )
         needs_worker = tool.execution_type == "external" and not tool.is_async and not tool.pauses_run
-        return self._hand_out(room, new, seconds, needs_worker=needs_worker, context=context)
+        return self._open_and_wait(_Caller(host, context), new, seconds, needs_worker=needs_worker)
 
     async def ask_members(
-        self, room: GatewayCallHost, name: str, args: Mapping[str, Any], context: ToolContext, *, timeout: float
+        self, host: GatewayCallHost, name: str, args: Mapping[str, Any], context: ToolContext, *, timeout: float
     ) -> Any:
-        """Asks the people in a room, as a visible call of its own, and gives what they answered."""
-        if room.space_id is None:
+        """Asks the members of the host's space with a visible call of its own, and returns their answer."""
+        if host.space_id is None:
             raise ToolExecutionError("nobody can be asked: the call is in no space")
         timeout = min(timeout, self.ttl)
         now = now_ms()
         new = NewCall(
             call_id=new_id("call"),
-            run_id=room.run_id,
-            agent_entity_id=room.agent_entity_id,
-            space_id=room.space_id,
+            run_id=host.run_id,
+            agent_entity_id=host.agent_entity_id,
+            space_id=host.space_id,
             tool_name=name,
             args=args,
             execution_type="space",
             execution_target="client",
             visible=True,
-            exposure="full",
+            visibility="full",
             status="waiting",
             node_id=self.ledger.node_id,
-            expires_at=now + round(timeout * 1000),  # Nobody wants the answer once the question's call is over.
+            expires_at=now + round(timeout * 1000),  # A late answer is of no use to the call that asked.
             wait_until=now + round(timeout * 1000),
         )
-        result = await self._hand_out(room, new, timeout, needs_worker=False, context=context, late=False)
+        caller = _Caller(host, context, accepts_late_result=False)
+        result = await self._open_and_wait(caller, new, timeout, needs_worker=False)
         if result.ok:
             return result.result
         if result.error_kind == "timeout":
             raise ToolTimeoutError(result.error or "nobody answered in time")
         raise ToolExecutionError(result.error or "nobody answered")
 
-    async def _hand_out(
-        self,
-        room: GatewayCallHost,
-        new: NewCall,
-        seconds: float,
-        *,
-        needs_worker: bool,
-        context: ToolContext,
-        late: bool = True,
-    ) -> ToolResult:
+    async def _open_and_wait(self, caller: _Caller, new: NewCall, seconds: float, *, needs_worker: bool) -> ToolResult:
         call_id = new.call_id
-        waiting = await self._begin(room, new, needs_worker=needs_worker, context=context, late=late)
-        del new  # Thousands may wait: what is in the row need not be kept here, too.
-        if waiting is None:
-            return _pending(call_id)
-        self._waiting[call_id] = waiting
+        waiter = await self._open(caller, new, needs_worker=needs_worker)
+        del new  # Thousands may wait: what is in the row need not be in memory, too.
+        if waiter is None:
+            return _pending_result(call_id)
+        self._waiting[call_id] = waiter
         if self._stopping:
-            waiting.stop(_STOPPING)
-        if seconds < _ENDLESS_SECONDS:
-            self._deadlines.add(waiting, seconds)
+            waiter.stop(_STOPPING)
+        if seconds < _NO_TIMEOUT_SECONDS:
+            self._deadlines.add(waiter, seconds)
         try:
-            call = await waiting.outcome()
+            outcome = await waiter.wait()
         except asyncio.CancelledError:
-            # Whoever waited is gone. Was the call itself canceled? Else the answer goes to the inbox.
-            self._own(self._give_up(call_id, canceled=_is_canceled(context), late=late))
+            self._give_up_later(caller, call_id)
             raise
         finally:
             self._waiting.pop(call_id, None)
-            waiting.close()
+            waiter.close()
             self._deadlines.note_closed()
-            self._note_idle()
-        if isinstance(call, CallRecord):
-            room.deliver_inline(call_id)
-            return result_of(call)
-        # Parked by others, because they took this process for dead: as if it were stopping.
-        later = call is _STOPPING or call is _PARKED
+            self._check_idle()
+        if isinstance(outcome, CallRecord):
+            caller.host.deliver_inline(call_id)
+            return result_of(outcome)
+        # Other processes make a call pending if they declare this one dead: for the caller it is as if it were
+        # stopping.
+        is_stopping = outcome is _STOPPING or outcome is _MADE_PENDING
         try:
-            return await self._stop_waiting(room, call_id, seconds, stopping=later, late=late)
+            return await self._stop_waiting(caller, call_id, seconds, is_stopping=is_stopping)
         except (asyncio.CancelledError, StorageError):
-            # The answer may have come just before: then it was this caller's, and now it is nobody's.
-            self._own(self._give_up(call_id, canceled=_is_canceled(context), late=late))
+            # The result may have come just before, for this caller.
+            self._give_up_later(caller, call_id)
             raise
 
-    async def _begin(
-        self, room: GatewayCallHost, new: NewCall, *, needs_worker: bool, context: ToolContext, late: bool
-    ) -> _Waiting | None:
-        """Writes a call down. Gives whoever waits for it; None where nobody does."""
-        waiting = _Waiting(self.ledger, new.call_id) if new.status == "waiting" else None
-        beginning = self._own(self.ledger.commit(call_transactions.start, new, needs_worker=needs_worker))
-        beginning.add_done_callback(_heed)
+    async def _open(self, caller: _Caller, new: NewCall, *, needs_worker: bool) -> _Waiter | None:
+        """Stores a call. Returns the waiter for its result; None if the call is pending."""
+        waiter = _Waiter(self.ledger, new.call_id) if new.status == "waiting" else None
+        starting = self._run_in_background(self.ledger.commit(call_transactions.start, new, needs_worker=needs_worker))
+        starting.add_done_callback(_retrieve_error)
         try:
-            begun = await asyncio.shield(beginning)
+            started = await asyncio.shield(starting)
         except BaseException as error:
-            if waiting is not None:
-                waiting.close()
+            if waiter is not None:
+                waiter.close()
                 if not isinstance(error, RefusedError):
-                    self._own(self._abandon(new.call_id, beginning, canceled=_is_canceled(context), late=late))
+                    self._give_up_later(caller, new.call_id, starting)
             raise
-        room.note_opened(new.call_id)
-        if not begun.is_new:
-            room.duplicate_call_id = new.call_id
-            if waiting is not None:
-                waiting.close()
+        caller.host.note_opened(new.call_id)
+        if not started.is_new:
+            caller.host.duplicate_call_id = new.call_id
+            if waiter is not None:
+                waiter.close()
             raise RefusedError("conflict", f'there is a call "{new.call_id}" already; give each call an id of its own')
         if new.due_at is not None:
             self.on_timer_started()
-        return waiting
+        return waiter
 
-    async def _stop_waiting(
-        self, room: GatewayCallHost, call_id: str, seconds: float, *, stopping: bool, late: bool
-    ) -> ToolResult:
-        """The time is over. Where the answer came in the same moment, it is taken all the same."""
-        if not late:
-            end = self.ledger.commit(
-                call_transactions.end_call, call_id, "canceled", "nobody answered in time", notify_agent=False
+    async def _stop_waiting(self, caller: _Caller, call_id: str, seconds: float, *, is_stopping: bool) -> ToolResult:
+        """The time is over. A result that came in the same moment is still the caller's."""
+        if not caller.accepts_late_result:
+            ended_call = await self._finish(
+                self.ledger.commit(
+                    call_transactions.end_call, call_id, "canceled", "nobody answered in time", notify_agent=False
+                )
             )
-            ended = await self._finish(end)
-            if ended is None and (call := await self.ledger.read(rows.find, call_id)) is not None:
-                room.deliver_inline(call_id)
+            if ended_call is None and (call := await self.ledger.read(calls.find, call_id)) is not None:
+                caller.host.deliver_inline(call_id)
                 return result_of(call)
             return ToolResult(
                 False, error=f"nobody answered within {format_milliseconds(seconds)}ms", error_kind="timeout"
             )
         try:
-            call, mine = await self._finish(self.ledger.commit(call_transactions.make_pending, call_id))
+            call, has_result = await self._finish(self.ledger.commit(call_transactions.make_pending, call_id))
         except StorageError as error:
-            _log.warning("call %s is parked when the database is back: %s", call_id, error)
-            self._own(self._give_up(call_id, canceled=False))
+            _log.warning("Call %s: timed out, but the database does not answer; retrying: %s", call_id, error)
+            self._run_in_background(self._give_up(call_id, is_canceled=False, accepts_late_result=True))
         else:
-            if mine:
-                room.deliver_inline(call_id)
+            if has_result:
+                caller.host.deliver_inline(call_id)
                 return result_of(call)
-        if stopping:
-            return _pending(call_id)
+        if is_stopping:
+            return _pending_result(call_id)
         return ToolResult(
             ok=False,
             error=f"Tool timed out after {format_milliseconds(round(seconds, 3))}ms",
@@ -242,118 +237,131 @@ class PendingCalls:
         )
 
     async def wait_for_result(self, call_id: str, seconds: float) -> CallRecord:
-        """Waits for a call that was begun before, by whomever. As it is then; open, if the time was too short."""
-        waiting = _Waiting(self.ledger, call_id)
-        self._deadlines.add(waiting, seconds)
-        self._attending.add(waiting)
+        """Waits for the end of a call, whoever opened it. Returns the call, still open if the time was too short."""
+        waiter = _Waiter(self.ledger, call_id)
+        self._deadlines.add(waiter, seconds)
+        self._other_waiters.add(waiter)
         try:
-            waiting.look()
+            waiter.read_row()
             if self._stopping:
-                waiting.stop(_STOPPING)
-            await waiting.outcome()
+                waiter.stop(_STOPPING)
+            await waiter.wait()
         finally:
-            self._attending.discard(waiting)
-            waiting.close()
+            self._other_waiters.discard(waiter)
+            waiter.close()
             self._deadlines.note_closed()
-        call = await self.ledger.read(rows.find, call_id)
+        call = await self.ledger.read(calls.find, call_id)
         if call is None:
             raise RefusedError("not_found", f'there is no call "{call_id}"')
         return call
 
     async def cancel(self, call_id: str, reason: str = "the call was canceled") -> CallRecord:
-        """Ends an open call, wherever it is waited for, and stops one that runs, wherever it runs."""
+        """Cancels an open call, and stops a running one, in whatever process."""
         return await self.ledger.commit(call_transactions.cancel, call_id, reason)
 
     async def submit(self, submission: Submission) -> CallRecord:
-        """Takes a result in that someone brings, once."""
-        known = self.ledger.open_calls.get(submission.call_id)
-        if known is not None and (resolved := call_transactions.resolve_from_memory(known, submission)) is not None:
-            del self.ledger.open_calls[submission.call_id]  # Whatever comes next for it looks at the row.
-            effects, call = resolved
-            if await self.ledger.commit_deferred(effects):
-                return call
+        """Resolves a call with a submitted result, once."""
+        remembered = self.ledger.open_calls.get(submission.call_id)
+        if remembered is not None:
+            resolved = call_transactions.resolve_from_memory(remembered, submission)
+            if resolved is not None:
+                del self.ledger.open_calls[submission.call_id]  # The next submission reads the row.
+                effects, call = resolved
+                if await self.ledger.commit_deferred(effects):
+                    return call
         return await self.ledger.commit(call_transactions.submit, submission)
 
     # Delivery
 
     def mark_delivered(self, call_ids: Sequence[str]) -> None:
-        """The answers are in the callers' hands. Written down soon; nobody waits for it."""
+        """The callers have the results. Stored soon; nobody waits for it."""
         if call_ids:
-            self._to_confirm += call_ids
+            self._unconfirmed_ids += call_ids
             if self._confirming is None:
-                self._confirming = self._own(self._confirm())
+                self._confirming = self._run_in_background(self._confirm_deliveries())
 
     def mark_undelivered(self, call_ids: Sequence[str]) -> None:
-        """The callers went away before the answers reached them: those go to the inbox."""
+        """The callers were gone before they got the results: those go to the inbox."""
         for call_id in call_ids:
-            self._own(self._insist(call_transactions.redirect_to_inbox, call_id))
+            self._run_in_background(self._commit_with_retries(call_transactions.redirect_to_inbox, call_id))
 
-    async def _confirm(self) -> None:
+    async def _confirm_deliveries(self) -> None:
         try:
-            while self._to_confirm:
-                confirmed, self._to_confirm = self._to_confirm, []
+            while self._unconfirmed_ids:
+                call_ids, self._unconfirmed_ids = self._unconfirmed_ids, []
                 try:
-                    await self.ledger.write(rows.mark_delivered, confirmed)
+                    await self.ledger.write(calls.mark_delivered, call_ids)
                 except StorageError as error:
-                    _log.warning("that answers arrived could not be written down: %s", error)
+                    _log.warning("Delivery of %d results could not be stored: %s", len(call_ids), error)
                     if self._stopping:
                         return
-                    # Else they would come to the inbox too, should this process be killed one day.
-                    self._to_confirm += confirmed
-                    await asyncio.sleep(_LOOK_AGAIN_SECONDS)
+                    # Otherwise these results would also go to the inbox, if this process were killed later.
+                    self._unconfirmed_ids += call_ids
+                    await asyncio.sleep(_RETRY_SECONDS)
         finally:
             self._confirming = None
 
-    # The end
+    # Stopping
 
     async def drain(self) -> None:
-        """Parks what waits: its callers are told that it is pending. New calls are pending from the start."""
+        """Makes the waiting calls pending, and tells their callers so. New calls are pending from the start."""
         self._stopping = True
-        for waiting in (*self._waiting.values(), *self._attending):
-            waiting.stop(_STOPPING)
-        self._note_idle()
+        for waiter in (*self._waiting.values(), *self._other_waiters):
+            waiter.stop(_STOPPING)
+        self._check_idle()
         await self._idle.wait()
 
-    def _note_idle(self) -> None:
+    def _check_idle(self) -> None:
         if self._stopping and not self._waiting:
             self._idle.set()
 
     async def aclose(self) -> None:
-        """Waits for what is being written; calls may still be answered after that."""
+        """Waits for writes in progress. Results may still be submitted after that."""
         self._stopping = True
         while self._background:
             await asyncio.gather(*self._background, return_exceptions=True)
 
-    async def _give_up(self, call_id: str, *, canceled: bool, late: bool = True) -> None:
-        """Nobody waits for a call any more. `late`: an answer is wanted all the same, unless the call was canceled."""
-        if canceled or not late:
-            await self._insist(
+    # Callers that stop waiting
+
+    def _give_up_later(self, caller: _Caller, call_id: str, starting: asyncio.Task[StartedCall] | None = None) -> None:
+        """`starting`: the caller was gone before it was known whether the call is stored."""
+        is_canceled, accepts_late_result = caller.is_canceled(), caller.accepts_late_result
+        work = self._give_up(
+            call_id, is_canceled=is_canceled, accepts_late_result=accepts_late_result, starting=starting
+        )
+        self._run_in_background(work)
+
+    async def _give_up(
+        self,
+        call_id: str,
+        *,
+        is_canceled: bool,
+        accepts_late_result: bool,
+        starting: asyncio.Task[StartedCall] | None = None,
+    ) -> None:
+        """Nobody waits for a call any more. Its result goes to the inbox, unless the call itself was canceled."""
+        if starting is not None:
+            try:
+                if not (await starting).is_new:
+                    return
+            except RefusedError:
+                return
+            except StorageError:
+                pass  # It may be stored.
+        if is_canceled or not accepts_late_result:
+            await self._commit_with_retries(
                 call_transactions.end_call, call_id, "canceled", "the call was canceled", notify_agent=False
             )
         else:
-            await self._insist(call_transactions.make_pending, call_id)
-        # Where the answer was on its way to who went away.
-        if late:
-            await self._insist(call_transactions.redirect_to_inbox, call_id)
+            await self._commit_with_retries(call_transactions.make_pending, call_id)
+        # The result may have come before that, for the caller that is gone.
+        if accepts_late_result:
+            await self._commit_with_retries(call_transactions.redirect_to_inbox, call_id)
         else:
             self.mark_delivered((call_id,))
 
-    async def _abandon(
-        self, call_id: str, beginning: asyncio.Task[call_transactions.StartedCall], *, canceled: bool, late: bool
-    ) -> None:
-        """Nobody waits for a call that may have been written down as waited for."""
-        try:
-            begun = await beginning
-        except RefusedError:
-            return
-        except StorageError:  # Who knows.
-            await self._give_up(call_id, canceled=canceled, late=late)
-        else:
-            if begun.is_new:
-                await self._give_up(call_id, canceled=canceled, late=late)
-
-    async def _insist(self, program: Any, *args: Any, **kwargs: Any) -> None:
-        """Gets a write done, also if the database is away for a while."""
+    async def _commit_with_retries(self, program: Any, *args: Any, **kwargs: Any) -> None:
+        """Commits a program, even if the database does not answer for a while."""
         delay = 0.1
         while True:
             try:
@@ -363,79 +371,91 @@ class PendingCalls:
                 return
             except StorageError as error:
                 if self._stopping:
-                    _log.warning("left for the next start: %s", error)
+                    _log.warning("Stopping with a call that is not up to date; the next start corrects it: %s", error)
                     return
                 await asyncio.sleep(delay)
                 delay = min(delay * 2, 5.0)
 
     async def _finish(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """Waits for a write that must not be cut off by a caller who goes away."""
-        writing = self._own(work)
-        writing.add_done_callback(_heed)
+        """Runs a write to its end, even if the caller is canceled."""
+        writing = self._run_in_background(work)
+        writing.add_done_callback(_retrieve_error)
         return await asyncio.shield(writing)
 
-    def _own(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+    def _run_in_background(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = asyncio.get_running_loop().create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
         return task
 
 
-class _Waiting:
-    """One caller who waits for one call."""
+class _Caller(NamedTuple):
+    """Who waits for a pending call."""
 
-    __slots__ = ("_key", "_ledger", "_why", "call_id", "closed", "future")
+    host: GatewayCallHost
+    context: ToolContext
+    accepts_late_result: bool = True
+    """Whether a result that comes after the time-out goes to the inbox."""
+
+    def is_canceled(self) -> bool:
+        """Whether the call, or a call around it, was canceled; not only the task that waited for it."""
+        return self.context.canceled or any(call.cancel_requested for call in call_chain())
+
+
+class _Waiter:
+    """One caller that waits for one call."""
+
+    __slots__ = ("_key", "_ledger", "_stop_reason", "call_id", "closed", "future")
 
     def __init__(self, ledger: Ledger, call_id: str) -> None:
         self._ledger = ledger
         self._key = f"call:{call_id}"
         self.call_id = call_id
-        # Registered before the row is there: an answer cannot come in between.
+        # Registered before the row exists, so that no result is missed.
         self.future = ledger.waiters.register(self._key)
         self.closed = False
-        self._why: object = None
-        """Why to stop waiting. Kept: whoever waits may have been woken for something else just now."""
+        self._stop_reason: object = None
+        """Stored, because the waiter may have been woken for another reason just before."""
 
     def expire(self) -> None:
-        """The time is up."""
         self.stop(_TIMED_OUT)
 
-    def stop(self, why: object) -> None:
-        self._why = self._why or why
+    def stop(self, reason: object) -> None:
+        self._stop_reason = self._stop_reason or reason
         if not self.future.done():
-            self.future.set_result(why)
+            self.future.set_result(reason)
 
-    def look(self) -> None:
-        """Looks at the row now: it may have ended before anyone waited."""
+    def read_row(self) -> None:
+        """Reads the row now: the call may have ended before anyone waited."""
         if not self.future.done():
             self.future.set_result(None)
 
-    async def outcome(self) -> CallRecord | object:
-        """The call once it has ended for its caller, or why waiting ended before."""
+    async def wait(self) -> CallRecord | object:
+        """The call, once it has ended for its caller; or the reason to stop waiting."""
         while True:
             value = await self.future
             if isinstance(value, CallRecord):
-                return value if value.status not in OPEN_CALL else _PARKED
+                return value if value.status not in OPEN_CALL else _MADE_PENDING
             if value is not None:
                 return value
-            # Something happened elsewhere. Registered again before looking: nothing may fall in between.
+            # Another process changed the call. Registered again before the read, so that no result is missed.
             self._ledger.waiters.unregister(self._key, self.future)
             self.future = self._ledger.waiters.register(self._key)
             try:
-                found = await self._ledger.read(rows.find_for_caller, self.call_id)
+                stored = await self._ledger.read(calls.find_for_caller, self.call_id)
             except StorageError as error:
-                _log.warning("call %s: %s", self.call_id, error)
-                asyncio.get_running_loop().call_later(_LOOK_AGAIN_SECONDS, self.look)
+                _log.warning("Call %s: reading it failed, retrying in %s s: %s", self.call_id, _RETRY_SECONDS, error)
+                asyncio.get_running_loop().call_later(_RETRY_SECONDS, self.read_row)
             else:
-                if found is None:
+                if stored is None:
                     return _TIMED_OUT
-                call, is_inboxs = found
-                if is_inboxs:
-                    return _PARKED
+                call, goes_to_inbox = stored
+                if goes_to_inbox:
+                    return _MADE_PENDING
                 if call.status not in ("waiting", "running"):
                     return call
-            if self._why is not None:
-                return self._why
+            if self._stop_reason is not None:
+                return self._stop_reason
 
     def close(self) -> None:
         self.closed = True
@@ -443,7 +463,7 @@ class _Waiting:
 
 
 def result_of(call: CallRecord) -> ToolResult:
-    """What a caller gets of a call that has ended."""
+    """The result of a call that has ended, for its caller. Raises `ToolCanceledError` if it was canceled."""
     if not call.is_error:
         return ToolResult(True, call.result)
     text = call.result if isinstance(call.result, str) else None
@@ -454,32 +474,26 @@ def result_of(call: CallRecord) -> ToolResult:
     return ToolResult(False, error=text or json_text.describe(call.result, 500), error_kind=kind, extras=extras)
 
 
-def _is_canceled(context: ToolContext) -> bool:
-    """Whether a call was canceled, or one that it is part of; not just whoever waited for it."""
-    return context.canceled or any(call.cancel_requested for call in call_chain())
-
-
-def _heed(task: asyncio.Task[Any]) -> None:
-    """A fault is for whoever waits; where they went away, for nobody."""
+def _retrieve_error(task: asyncio.Task[Any]) -> None:
+    """Marks the error as retrieved, in case its caller was canceled."""
     if not task.cancelled():
         task.exception()
 
 
-def _nothing() -> None: ...
+def _ignore() -> None: ...
 
 
-def _pending(call_id: str) -> ToolResult:
-    answer = {"status": "pending", PENDING_CALL_KEY: call_id}
-    return ToolResult(True, answer, extras={PENDING_CALL_KEY: call_id})
+def _pending_result(call_id: str) -> ToolResult:
+    return ToolResult(True, {"status": "pending", PENDING_CALL_KEY: call_id}, extras={PENDING_CALL_KEY: call_id})
 
 
-def _due(tool: Tool, parameters: Mapping[str, Any], now: int) -> int | None:
+def _timer_end(tool: Tool, parameters: Mapping[str, Any], now: int) -> int | None:
     if tool.execution_type != "wait":
         return None
-    wanted = (tool.execution or {}).get("duration", parameters.get("duration"))
-    if wanted is None:
+    duration = (tool.execution or {}).get("duration", parameters.get("duration"))
+    if duration is None:
         raise ToolExecutionError(f'tool "{tool.name}" waits for a duration, and none is given')
     try:
-        return now + round(parse_duration(wanted) * 1000)
+        return now + round(parse_duration(duration) * 1000)
     except ValueError as error:
         raise ToolExecutionError(f'tool "{tool.name}" cannot wait: {error}') from None

@@ -1,4 +1,4 @@
-"""What the agents of a process may use besides what is kept: a library to look things up in, ways to reach people."""
+"""What the tools of agents use besides the database: the document library, and notifications to people."""
 
 from __future__ import annotations
 
@@ -11,39 +11,39 @@ from toolspace.spaces.document_library import DocumentLibrary
 
 
 class Notification(msgspec.Struct, frozen=True, kw_only=True):
-    """What someone is told, outside of any space."""
+    """A notification of an agent to a person, outside of any space."""
 
     title: str
     body: str
     to: str | None = None
-    """A mail address; None: whoever is configured."""
+    """A mail address; None: the configured recipients."""
     agent_id: str
     agent_name: str
     id: str
-    """The same for the same notification, also if it should come twice."""
+    """Identifies the notification if it is sent twice."""
 
 
 class NotificationResult(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a notification got."""
+    """Which channels sent a notification."""
 
     channels: Sequence[str]
-    """Those that took it: `webhook`, `email`."""
+    """The channels that accepted it: `webhook`, `email`."""
     recipients: Sequence[str]
-    """The mail addresses that it went to."""
+    """The mail addresses that it was sent to."""
     failed: Mapping[str, str]
-    """The channels that did not take it, and why."""
+    """The channels that failed, and why."""
 
 
 class Notifier(Protocol):
-    """Reaches people."""
+    """Sends notifications to people."""
 
     async def send(self, notification: Notification) -> NotificationResult:
-        """Raises a `ToolError` where nobody was reached."""
+        """Raises a `ToolError` if every channel failed."""
         ...
 
 
 class AgentServices:
-    """One for each process, for all of its agents."""
+    """The services of all agents of a process."""
 
     def __init__(
         self,
@@ -53,10 +53,10 @@ class AgentServices:
         notifiers: Mapping[str, Notifier] | None = None,
     ) -> None:
         self.library = library
-        """None: documents are found by their words alone."""
+        """None: documents are searched by words alone, without embeddings."""
         self.notifier = notifier
         self.notifiers = dict(notifiers or {})
-        """Of agents that have ways of their own, by the id of their entity."""
+        """Notifiers of single agents, by the id of their entity."""
 
     def find_notifier(self, agent_id: str) -> Notifier | None:
         return self.notifiers.get(agent_id, self.notifier)

@@ -1,4 +1,4 @@
-"""Which streams someone reads, in whatever process: a call that is shown to nobody need not wait for an answer."""
+"""Which streams have subscribers, in any process. A call that needs a person fails at once if nobody would see it."""
 
 from __future__ import annotations
 
@@ -11,57 +11,57 @@ from toolspace.errors import StorageError
 from toolspace.spaces.ledger import Ledger
 from toolspace.storage.queries import presence
 
-_log = logging.getLogger("toolspace.audience")
+_log = logging.getLogger("toolspace.subscribers")
 
 
 class StreamSubscribers:
-    """Counts the readers of each stream here, and tells the others of the first and the last."""
+    """Counts the subscribers of each stream in this process, and stores whether there are any."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._readers: dict[str, int] = {}
-        self._known: set[str] = set()
-        """Streams of which the others know that someone reads them here."""
+        self._counts: dict[str, int] = {}
+        self._registered: set[str] = set()
+        """Streams that are stored as having subscribers here."""
         self._locks: dict[str, asyncio.Lock] = {}
 
     @asynccontextmanager
     async def subscribed(self, stream: str) -> AsyncGenerator[None]:
-        """Someone reads a stream while the block runs. When it begins, others know."""
-        self._readers[stream] = self._readers.get(stream, 0) + 1
+        """Counts a subscriber while the block runs. Other processes know of it when the block starts."""
+        self._counts[stream] = self._counts.get(stream, 0) + 1
         try:
-            await self._tell(stream)
+            await self._register(stream)
             yield
         finally:
-            self._readers[stream] -= 1
-            if not self._readers[stream]:
-                # Shielded: that nobody reads any more has to be told also by one whose connection broke.
-                await asyncio.shield(asyncio.ensure_future(self._tell(stream)))
+            self._counts[stream] -= 1
+            if not self._counts[stream]:
+                # Shielded: it is also stored for a subscriber whose connection broke.
+                await asyncio.shield(asyncio.ensure_future(self._register(stream)))
 
     async def register_again(self) -> None:
-        """The others forgot who reads here: they hear of all of it."""
-        self._known.clear()
-        for stream in tuple(self._readers):
-            await self._tell(stream)
+        """Stores all streams again: other processes declared this one dead and deleted them."""
+        self._registered.clear()
+        for stream in tuple(self._counts):
+            await self._register(stream)
 
-    async def _tell(self, stream: str) -> None:
-        """Writes down whether someone reads a stream. One at a time, so that what is written last is true."""
+    async def _register(self, stream: str) -> None:
+        """Stores whether a stream has subscribers. One at a time, so that the last write is true."""
         lock = self._locks.setdefault(stream, asyncio.Lock())
         async with lock:
-            known = stream in self._known
-            wanted = self._readers.get(stream, 0) > 0
-            if known == wanted:
+            has_subscribers = self._counts.get(stream, 0) > 0
+            if has_subscribers == (stream in self._registered):
                 return
-            holder, node = f"{self._ledger.node_id}/{stream}", self._ledger.node_id
+            node_id = self._ledger.node_id
+            holder = f"{node_id}/{stream}"
             try:
-                if wanted:
-                    await self._ledger.write(presence.register, holder, [stream], node_id=node)
-                    self._known.add(stream)
+                if has_subscribers:
+                    await self._ledger.write(presence.register, holder, [stream], node_id=node_id)
+                    self._registered.add(stream)
                 else:
-                    await self._ledger.write(presence.mark_left, holder, node_id=node)
-                    self._known.discard(stream)
+                    await self._ledger.write(presence.mark_left, holder, node_id=node_id)
+                    self._registered.discard(stream)
             except StorageError as error:
-                _log.warning("who reads %s could not be written down: %s", stream, error)
-        if not self._readers.get(stream):
-            self._readers.pop(stream, None)
+                _log.warning("Stream %s: storing that it has subscribers failed: %s", stream, error)
+        if not self._counts.get(stream):
+            self._counts.pop(stream, None)
             if not lock.locked():
                 self._locks.pop(stream, None)

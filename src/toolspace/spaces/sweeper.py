@@ -1,4 +1,8 @@
-"""Sees to what nobody else will: calls whose time has come, leases that ended, and what dead processes left behind."""
+"""The sweeper: does what is due and nobody else does: timers, expiries, plans, ended leases, leftovers of dead
+processes.
+
+Also deletes old records. Every process runs one; several at once do no harm.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, Final
 
 from toolspace.core import defaults
 from toolspace.core.ids import now_ms
@@ -14,33 +18,30 @@ from toolspace.errors import RefusedError, StorageError, StorageUnavailable
 from toolspace.spaces import call_transactions, plans, runs
 from toolspace.spaces.ledger import Effects, Ledger
 from toolspace.storage.database import Program
-from toolspace.storage.queries import calls as call_rows
-from toolspace.storage.queries import events as event_rows
-from toolspace.storage.queries import idempotency, presence, tasks, workers
-from toolspace.storage.queries import inbox as inbox_rows
-from toolspace.storage.queries import plans as plan_rows
-from toolspace.storage.queries import runs as run_rows
+from toolspace.storage.queries import calls, events, idempotency, inbox, presence, tasks, workers
+from toolspace.storage.queries import plans as plan_queries
+from toolspace.storage.queries import runs as run_queries
 
 _log = logging.getLogger("toolspace.sweeper")
 
-HEARTBEAT_SECONDS = 2.0
-DEAD_SECONDS = 10.0
-"""A process that was silent for so long is taken for dead. Longer than any pause of a healthy one."""
-_BLIND_SECONDS = DEAD_SECONDS / 2
-"""Who could not look for so long knows nothing of the others: they may have had no way to be heard."""
-_LATE_MS = 5_000
-"""By how much a caller may overstay before its call is parked for it."""
+HEARTBEAT_SECONDS: Final = 2.0
+DEAD_SECONDS: Final = 10.0
+"""A process without a heartbeat for so long counts as dead. Longer than any pause of a healthy process."""
+_MAX_CHECK_GAP: Final = DEAD_SECONDS / 2
+"""After a longer gap between two checks, the silence of others means nothing: the database may have been away."""
+_OVERDUE_MS: Final = 5_000
+"""How long after its time-out a caller may still wait before its call is made pending for it."""
 _LONGEST_SLEEP, _SHORTEST_SLEEP = 1.0, 0.002
-_BATCH = 200
-_FORGET_EVERY = 300.0
-_FORGOTTEN_AT_ONCE = 200
-"""Not all: others write too."""
-_KEPT_ANSWERS_MS = 25 * 3_600_000
-"""How long a repeated request finds the first one's answer: a day, and what passes until someone looks."""
+_BATCH: Final = 200
+_DELETE_EVERY: Final = 300.0
+_DELETED_AT_ONCE: Final = 200
+"""Few, because others want to write, too."""
+_RESPONSE_RETENTION_MS: Final = 25 * 3_600_000
+"""How long the response of an `Idempotency-Key` is stored: a day, and some time until the next deletion."""
 
 
 class Sweeper:
-    """One task for each process; what it does is safe to do in several at once. `async with` runs it."""
+    """One task for each process. `async with` runs it."""
 
     def __init__(
         self,
@@ -54,176 +55,178 @@ class Sweeper:
         self._worker_grace = worker_grace
         self._event_retention = event_retention
         self._retention = retention
-        self.on_declared_dead: Callable[[], Awaitable[None]] = _forgotten
-        """Told that the others took this process for dead, and forgot who is connected to it."""
+        self.on_declared_dead: Callable[[], Awaitable[None]] = _do_nothing_async
+        """Called when other processes declared this one dead, and deleted who is connected to it."""
         self._started_at = now_ms()
-        self._looked_at = float("-inf")
-        self._silent: dict[str, tuple[int, float]] = {}
-        """The last sign of each other process, and since when there was no other, by the clock of this one."""
+        self._last_check = float("-inf")
+        self._heartbeats: dict[str, tuple[int, float]] = {}
+        """The last heartbeat of each other process, and when this process first saw it, by its own clock."""
         self._task: asyncio.Task[None] | None = None
-        self._beating: set[asyncio.Task[None]] = set()
-        self._poked = asyncio.Event()
-        self._failed = False
-        """Whether something of the last round could not be done, and is due still."""
-        self._next_beat = 0.0
-        self._next_forget = 0.0
-        self._forget: Callable[[], None] = _nothing
+        self._sending: set[asyncio.Task[None]] = set()
+        self._awake = asyncio.Event()
+        self._has_failed = False
+        """Whether something of the last round failed, and is still due."""
+        self._next_heartbeat = 0.0
+        self._next_deletion = 0.0
+        self._stop_listening: Callable[[], None] = _do_nothing
 
     async def __aenter__(self) -> Sweeper:
-        # Where the database is this process's alone, every other process that used it is dead.
         await self._ledger.write(presence.record_heartbeat, self._ledger.node_id, started_at=self._started_at)
         if not self._ledger.database.is_shared:
+            # Only one process at a time may use the database: all others are dead.
             await self.clean_up_dead_nodes(now_ms() + 1)
         self._task = asyncio.create_task(self._run())
-        self._forget = self._ledger.waiters.listen("plans", lambda _: self.wake())
+        self._stop_listening = self._ledger.waiters.listen("plans", lambda _: self.wake())
         return self
 
     async def __aexit__(self, *_: object) -> None:
         if self._task is not None:
-            self._forget()
+            self._stop_listening()
             self._task.cancel()
-            # With its last sign of life, if that is on its way: it must not come after the goodbye.
-            await asyncio.gather(self._task, *self._beating, return_exceptions=True)
+            # Also waits for a heartbeat in progress: it must not come after the deletion of this process.
+            await asyncio.gather(self._task, *self._sending, return_exceptions=True)
         try:
-            # Whatever could not be written down while the database was away: nobody looks for it under this name again.
-            await self._clear_up_after(self._ledger.node_id)
+            # Calls whose end could not be stored while the database was away: nobody else looks for this process.
+            await self._clean_up_after(self._ledger.node_id)
         except StorageError as error:
-            _log.warning("this process could not say goodbye: %s", error)
+            _log.warning("Process %s: removing it from the database failed: %s", self._ledger.node_id, error)
 
     def wake(self) -> None:
-        """Something is due sooner than was known."""
-        self._poked.set()
+        """Something is due sooner than expected."""
+        self._awake.set()
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            self._poked.clear()
+            self._awake.clear()
             delay = _LONGEST_SLEEP
             try:
-                if self._ledger.database.is_shared and loop.time() >= self._next_beat:
-                    self._next_beat = loop.time() + HEARTBEAT_SECONDS
+                if self._ledger.database.is_shared and loop.time() >= self._next_heartbeat:
+                    self._next_heartbeat = loop.time() + HEARTBEAT_SECONDS
                     await self.send_heartbeat()
                     await self.clean_up_silent_nodes(loop.time())
                 await self.sweep()
-                if loop.time() >= self._next_forget:
-                    self._next_forget = loop.time() + _FORGET_EVERY
+                if loop.time() >= self._next_deletion:
+                    self._next_deletion = loop.time() + _DELETE_EVERY
                     await self.delete_old_records()
-                due = await self._ledger.read(_next_due)
-                if due is not None and not self._failed:
+                due = await self._ledger.read(_find_next_due)
+                if due is not None and not self._has_failed:
                     delay = min(max((due - now_ms()) / 1000, _SHORTEST_SLEEP), _LONGEST_SLEEP)
             except StorageError as error:
-                _log.warning("sweeping has to wait: %s", error)
+                _log.warning("Sweeping failed, retrying in %s s: %s", delay, error)
             except Exception:
-                _log.exception("sweeping failed")
+                _log.exception("Sweeping failed, retrying in %s s", delay)
             with suppress(TimeoutError):
                 async with asyncio.timeout(delay):
-                    await self._poked.wait()
+                    await self._awake.wait()
 
     async def sweep(self) -> None:
         """Does once what is due now."""
-        self._failed = False
-        for call in await self._ledger.read(call_rows.list_due, limit=_BATCH):
-            waited = {"waited": now_ms() - call.created_at}
-            await self._try(self._ledger.commit(call_transactions.resolve_timer, call.call_id, waited))
-        for plan in await self._ledger.read(plan_rows.list_due, limit=_BATCH):
+        self._has_failed = False
+        for call in await self._ledger.read(calls.list_due, limit=_BATCH):
+            result = {"waited": now_ms() - call.created_at}
+            await self._try(self._ledger.commit(call_transactions.resolve_timer, call.call_id, result))
+        for plan in await self._ledger.read(plan_queries.list_due, limit=_BATCH):
             await self._try(self._ledger.commit(plans.fire, plan))
-        for call_id in await self._ledger.read(call_rows.list_expired, limit=_BATCH):
+        for call_id in await self._ledger.read(calls.list_expired, limit=_BATCH):
             reason = "nobody answered before the call expired"
             await self._try(self._ledger.commit(call_transactions.end_call, call_id, "expired", reason))
-        for call_id in await self._ledger.read(call_rows.list_overdue, before=now_ms() - _LATE_MS, limit=_BATCH):
+        for call_id in await self._ledger.read(calls.list_overdue, before=now_ms() - _OVERDUE_MS, limit=_BATCH):
             await self._try(self._ledger.commit(call_transactions.make_pending, call_id))
-        gone_before = now_ms() - round(self._worker_grace * 1000)
-        await self._ledger.commit(_release_gone, gone_before)
-        await self._ledger.commit(_take_back_inbox)
+        left_before = now_ms() - round(self._worker_grace * 1000)
+        await self._ledger.commit(_release_departed, left_before)
+        await self._ledger.commit(_release_expired_events)
 
     async def send_heartbeat(self) -> None:
-        """Says that this process is alive. Whoever asks may stop waiting for it: what it finds out is heard of."""
-        beat = asyncio.create_task(self._beat())
-        self._beating.add(beat)
-        beat.add_done_callback(self._beating.discard)
-        await asyncio.shield(beat)
+        """Stores that this process is alive. Runs to its end even if the caller is canceled."""
+        sending = asyncio.create_task(self._send_heartbeat())
+        self._sending.add(sending)
+        sending.add_done_callback(self._sending.discard)
+        await asyncio.shield(sending)
 
-    async def _beat(self) -> None:
+    async def _send_heartbeat(self) -> None:
         if await self._ledger.write(presence.record_heartbeat, self._ledger.node_id, started_at=self._started_at):
-            _log.warning("other processes took this one for dead; it tells them who is connected to it")
+            _log.warning("Other processes declared this one dead; registering its connections again")
             await self.on_declared_dead()
 
     async def clean_up_silent_nodes(self, now: float) -> None:
-        """Sees to what processes left that gave no sign while this one was looking for it.
+        """Cleans up after processes that sent no heartbeat while this process was watching.
 
-        Their signs are compared with each other, never with a clock of here: theirs may be another, and while the
-        database was away nobody could give one.
+        Heartbeats are compared with earlier ones of the same process, not with the clock of this one: clocks may
+        differ, and while the database was away nobody could send any.
         """
-        if now - self._looked_at > _BLIND_SECONDS:
-            self._silent.clear()
-        before, self._silent = self._silent, {}
-        for node_id, sign in (await self._ledger.read(presence.list_heartbeats, besides=self._ledger.node_id)).items():
-            last, since = before.get(node_id, (None, now))
-            self._silent[node_id] = (sign, since if sign == last else now)
-        self._looked_at = now
-        for node_id, (_, since) in self._silent.items():
+        if now - self._last_check > _MAX_CHECK_GAP:
+            self._heartbeats.clear()
+        before, self._heartbeats = self._heartbeats, {}
+        heartbeats = await self._ledger.read(presence.list_heartbeats, except_node=self._ledger.node_id)
+        for node_id, heartbeat in heartbeats.items():
+            last_heartbeat, since = before.get(node_id, (None, now))
+            self._heartbeats[node_id] = (heartbeat, since if heartbeat == last_heartbeat else now)
+        self._last_check = now
+        for node_id, (_, since) in self._heartbeats.items():
             if now - since >= DEAD_SECONDS:
-                _log.info("process %s is gone; clearing up after it", node_id)
-                await self._clear_up_after(node_id)
+                _log.info("Process %s is dead; cleaning up after it", node_id)
+                await self._clean_up_after(node_id)
 
     async def clean_up_dead_nodes(self, before: int) -> None:
-        """Sees to what processes left that were not heard of since a time."""
-        for node_id in await self._ledger.read(presence.list_dead_nodes, before=before, besides=self._ledger.node_id):
-            _log.info("process %s is gone; clearing up after it", node_id)
-            await self._clear_up_after(node_id)
+        """Cleans up after processes that sent no heartbeat since a time."""
+        node_ids = await self._ledger.read(presence.list_dead_nodes, before=before, except_node=self._ledger.node_id)
+        for node_id in node_ids:
+            _log.info("Process %s is dead; cleaning up after it", node_id)
+            await self._clean_up_after(node_id)
 
-    async def _clear_up_after(self, node_id: str) -> None:
+    async def _clean_up_after(self, node_id: str) -> None:
         before: list[tuple[str, str]] = []
-        while left := await self._ledger.read(call_rows.list_orphaned, [node_id], limit=_BATCH):
-            if left == before:
-                return  # What could not be done, and was logged, is tried again at the next look.
-            for call_id, status in left:
-                await self._try(self._ledger.commit(_inherit, call_id, status))
-            before = left
-        await self._ledger.commit(_bury, node_id)
+        while orphaned := await self._ledger.read(calls.list_orphaned, [node_id], limit=_BATCH):
+            if orphaned == before:
+                return  # They failed, and were logged. The next check tries again.
+            for call_id, status in orphaned:
+                await self._try(self._ledger.commit(_take_over, call_id, status))
+            before = orphaned
+        await self._ledger.commit(_delete_node, node_id)
 
     async def delete_old_records(self) -> None:
         now = now_ms()
         ended_before = now - round(self._retention * 1000)
-        for forget, before in (
-            (event_rows.delete_old, now - round(self._event_retention * 1000)),
-            (idempotency.delete_old_responses, now - _KEPT_ANSWERS_MS),
-            (call_rows.delete_old, ended_before),
-            (run_rows.delete_old, ended_before),  # After their calls.
-            (inbox_rows.delete_old, ended_before),
+        for delete, before in (
+            (events.delete_old, now - round(self._event_retention * 1000)),
+            (idempotency.delete_old_responses, now - _RESPONSE_RETENTION_MS),
+            (calls.delete_old, ended_before),
+            (run_queries.delete_old, ended_before),  # After their calls.
+            (inbox.delete_old, ended_before),
             (idempotency.delete_old_receipts, ended_before),
             (tasks.delete_old, ended_before),
         ):
-            while await self._ledger.write(forget, before, _FORGOTTEN_AT_ONCE):
+            while await self._ledger.write(delete, before, _DELETED_AT_ONCE):
                 pass
 
     async def _try(self, work: Awaitable[Any]) -> None:
-        """Does one thing of many: what is wrong with it must not keep the others from being done."""
+        """Does one thing of several: its failure must not prevent the others."""
         try:
             await work
         except RefusedError:
-            pass  # Someone else was faster.
+            pass  # Another process was faster.
         except StorageUnavailable:
             raise
         except Exception:
-            self._failed = True
-            _log.exception("something that was due could not be done")
+            self._has_failed = True
+            _log.exception("Something that was due failed, retrying")
 
 
-def _nothing() -> None: ...
+def _do_nothing() -> None: ...
 
 
-async def _forgotten() -> None: ...
+async def _do_nothing_async() -> None: ...
 
 
-def _next_due() -> Program[int | None]:
+def _find_next_due() -> Program[int | None]:
     """When the next call or plan is due."""
-    times = ((yield from call_rows.find_next_due()), (yield from plan_rows.find_next_due()))
+    times = ((yield from calls.find_next_due()), (yield from plan_queries.find_next_due()))
     return min((at for at in times if at is not None), default=None)
 
 
-def _inherit(effects: Effects, call_id: str, status: str) -> Program[None]:
-    """What becomes of a call whose process is dead."""
+def _take_over(effects: Effects, call_id: str, status: str) -> Program[None]:
+    """Handles a call whose process is dead."""
     if status == "running":
         yield from runs.interrupt_call(effects, call_id)
     elif status == "waiting":
@@ -232,18 +235,17 @@ def _inherit(effects: Effects, call_id: str, status: str) -> Program[None]:
         yield from call_transactions.redirect_to_inbox(effects, call_id)
 
 
-def _bury(effects: Effects, node_id: str) -> Program[None]:
-    yield from workers.disconnect_workers_of_node(
-        node_id
-    )  # Workers live on: they have their grace to come back through another process.
+def _delete_node(effects: Effects, node_id: str) -> Program[None]:
+    # Its workers are alive: they may come back through another process before their grace ends.
+    yield from workers.disconnect_workers_of_node(node_id)
     for holder in (yield from presence.delete_node(node_id)):
-        effects.notify_workers(*(yield from call_rows.release_claims(holder)))
+        effects.notify_workers(*(yield from calls.release_claims(holder)))
 
 
-def _release_gone(effects: Effects, before: int) -> Program[None]:
+def _release_departed(effects: Effects, before: int) -> Program[None]:
     effects.notify_workers(*(yield from workers.release_departed(before=before)))
 
 
-def _take_back_inbox(effects: Effects) -> Program[None]:
-    for event in (yield from inbox_rows.release_expired()):
+def _release_expired_events(effects: Effects) -> Program[None]:
+    for event in (yield from inbox.release_expired()):
         effects.notify_inbox(event.agent_entity_id)

@@ -1,7 +1,7 @@
-"""Workers: programs elsewhere that execute external calls. Gives each call to one of them. Knows nothing of HTTP.
+"""Workers: remote processes that execute external calls. Gives each call to one of them. Knows nothing of HTTP.
 
-One task deals for all workers of this process. It is woken when a tool has a new call, when a call in someone's hands
-was answered or canceled, and when workers come and go. Other processes deal to theirs; the database says who got what.
+One task assigns calls for all workers of this process. It wakes when a tool has a new call, when a claimed call ended,
+and when workers connect or disconnect. Other processes do the same for theirs; the database decides who gets a call.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Any, Literal, Self
+from typing import Any, Final, Literal, Self
 
 from toolspace.core.defaults import WORKER_GRACE_SECONDS
 from toolspace.core.ids import now_ms
@@ -20,63 +20,60 @@ from toolspace.spaces.ledger import Effects, Ledger
 from toolspace.storage.database import Program
 from toolspace.storage.queries import presence, workers
 
-# MERGED from worker_connection: The line to a connected worker: what it should hear. Decides nothing.
+_log = logging.getLogger("toolspace.workers")
+_COMPARE_SECONDS: Final = 5.0
+"""How often to compare with the database without being woken: a hint may be lost, a row may have been locked."""
+_RETRY_SECONDS: Final = 1.0
+_STATES_AT_ONCE: Final = 500
 
 DisconnectReason = Literal["stopping", "replaced", "forgotten"]
-"""Why a line ends: the process stops; the same worker has connected again, here or elsewhere; or others took the
-process for dead, and the worker for gone: it has to come again."""
+"""`stopping`: the process stops. `replaced`: the worker has connected again, here or elsewhere. `forgotten`: other
+processes declared this one dead, and the worker disconnected; it has to connect again."""
 WithdrawalReason = Literal["answered", "canceled"]
 WorkerEvent = tuple[Literal["offered"], CallRecord] | tuple[WithdrawalReason, str]
-"""A call to execute; or that one is answered already, or not wanted any more, by its id."""
+"""A call to execute; or the id of a call that is resolved already, or canceled."""
 
 
 class WorkerConnection:
-    """A worker's line: what it should hear, in order. It holds no more than the calls that the worker may have."""
+    """The events for a connected worker, in order. They are bounded by the calls that the worker may have."""
 
     def __init__(self, worker_id: str) -> None:
         self.worker_id = worker_id
         self.disconnect_reason: DisconnectReason | None = None
-        """Why it was ended from here; None while it is not."""
-        self._news: list[WorkerEvent] = []
-        self._offered: set[str] = set()
+        """Why this side ended the connection; None while it has not."""
+        self._events: list[WorkerEvent] = []
+        self._offered_ids: set[str] = set()
         self._ready = asyncio.Event()
 
     async def next_events(self) -> list[WorkerEvent]:
-        """Waits for what is new. Nothing where it was poked, or the line was ended."""
-        if not self._news and self.disconnect_reason is None:
+        """Waits for events. Empty if it was woken, or if this side ended the connection."""
+        if not self._events and self.disconnect_reason is None:
             self._ready.clear()
             await self._ready.wait()
-        news, self._news = self._news, []
-        return news
+        events, self._events = self._events, []
+        return events
 
     def offer(self, call: CallRecord) -> None:
-        if call.call_id not in self._offered:
-            self._offered.add(call.call_id)
-            self._tell(("offered", call))
+        if call.call_id not in self._offered_ids:
+            self._offered_ids.add(call.call_id)
+            self._add(("offered", call))
 
-    def withdraw(self, call_id: str, fate: WithdrawalReason) -> None:
-        if call_id in self._offered:
-            self._offered.discard(call_id)
-            self._tell((fate, call_id))
+    def withdraw(self, call_id: str, reason: WithdrawalReason) -> None:
+        if call_id in self._offered_ids:
+            self._offered_ids.discard(call_id)
+            self._add((reason, call_id))
 
     def disconnect(self, reason: DisconnectReason) -> None:
         self.disconnect_reason = self.disconnect_reason or reason
         self.wake()
 
     def wake(self) -> None:
-        """Lets a `news` that waits return."""
+        """Lets a waiting `next_events` return."""
         self._ready.set()
 
-    def _tell(self, news: WorkerEvent) -> None:
-        self._news.append(news)
+    def _add(self, event: WorkerEvent) -> None:
+        self._events.append(event)
         self.wake()
-
-
-_log = logging.getLogger("toolspace.workers")
-_LOOK_AGAIN_SECONDS = 5.0
-"""How often to look without being told: a hint may be lost, a row may have been locked by its caller's time-out."""
-_RETRY_SECONDS = 1.0
-_FATES_AT_ONCE = 500
 
 
 class _Worker:
@@ -87,54 +84,56 @@ class _Worker:
         self.tools: tuple[str, ...] = ()
         self.concurrency = 0
         self.connection: WorkerConnection | None = None
-        self.is_known = False
-        """Whether the database says that it is connected here."""
-        self.held: dict[str, Callable[[], None]] = {}
-        """The calls in its hands, each with what ends the listening for it."""
-        self.listening: list[Callable[[], None]] = []
-        self.turn = 0
-        """When it was given something last."""
-        self.arriving = asyncio.Lock()
+        self.is_registered = False
+        """Whether the database has it as connected here."""
+        self.claimed: dict[str, Callable[[], None]] = {}
+        """The calls that it has claimed, each with the function that stops listening for its end."""
+        self.stop_listening: list[Callable[[], None]] = []
+        """The functions that stop listening for calls of its tools."""
+        self.last_turn = 0
+        """When it got a call last."""
+        self.registering = asyncio.Lock()
 
     @property
-    def free(self) -> int:
-        return self.concurrency - len(self.held) if self.connection is not None and self.is_known else 0
+    def free_slots(self) -> int:
+        is_ready = self.connection is not None and self.is_registered
+        return self.concurrency - len(self.claimed) if is_ready else 0
 
-    def forget(self) -> None:
-        for stop in (*self.listening, *self.held.values()):
+    def close(self) -> None:
+        for stop in (*self.stop_listening, *self.claimed.values()):
             stop()
-        self.listening.clear()
-        self.held.clear()
+        self.stop_listening.clear()
+        self.claimed.clear()
 
 
 class Workers:
-    """The workers that are connected to this process. The dealing starts with the first of them; `aclose` ends it."""
+    """The workers that are connected to this process. The first one starts the assignment task; `aclose` ends it."""
 
     def __init__(
-        self, ledger: Ledger, *, grace: float = WORKER_GRACE_SECONDS, look_again: float = _LOOK_AGAIN_SECONDS
+        self, ledger: Ledger, *, grace: float = WORKER_GRACE_SECONDS, compare_seconds: float = _COMPARE_SECONDS
     ) -> None:
         self._ledger = ledger
         self._grace = grace
-        self._look_again = look_again
+        self._compare_seconds = compare_seconds
         self._workers: dict[str, _Worker] = {}
-        self._left: list[str] = []
-        """Those whose connection ended, which the database does not know yet."""
-        self._moved: dict[str, str | None] = {}
-        """Calls that may not be open any more, with their status where that is known."""
-        self._wanted = False
-        """Whether there may be calls for those who have room."""
+        self._disconnected: list[str] = []
+        """Workers whose connection ended, which is not stored yet."""
+        self._changed_calls: dict[str, str | None] = {}
+        """Claimed calls that may have ended, with their status if it is known."""
+        self._may_have_calls = False
+        """Whether there may be calls for workers with free slots."""
         self._turns = 0
-        self._departures: list[float] = []
-        """When the grace of someone ends."""
+        self._grace_ends: list[float] = []
+        """When the grace of disconnected workers ends."""
         self._awake = asyncio.Event()
-        self._dealing: asyncio.Task[None] | None = None
-        self._ended = False
+        self._assigning: asyncio.Task[None] | None = None
+        self._is_stopping = False
 
     def __len__(self) -> int:
         return sum(worker.connection is not None for worker in self._workers.values())
 
     def count_by_tool(self) -> dict[str, int]:
-        """How many workers each tool has here."""
+        """How many workers of this process serve each tool."""
         counts: dict[str, int] = {}
         for worker in self._workers.values():
             for tool in worker.tools if worker.connection is not None else ():
@@ -148,228 +147,227 @@ class Workers:
         await self.aclose()
 
     def disconnect_all(self) -> None:
-        """Ends every connection, and takes no new one. The workers keep what they have for as long as the grace, and
-        come back elsewhere."""
-        self._ended = True
+        """Ends every connection, and accepts no new one. During the grace the workers keep their calls."""
+        self._is_stopping = True
         for worker in self._workers.values():
             if worker.connection is not None:
                 worker.connection.disconnect("stopping")
 
     async def aclose(self) -> None:
         self.disconnect_all()
-        if self._dealing is not None:
-            self._dealing.cancel()
-            await asyncio.gather(self._dealing, return_exceptions=True)
+        if self._assigning is not None:
+            self._assigning.cancel()
+            await asyncio.gather(self._assigning, return_exceptions=True)
         for worker in self._workers.values():
-            worker.forget()
-        ids, self._workers = list(self._workers), {}
-        if ids:
-            with suppress(StorageError):  # Then they are found to be gone with this process.
-                await self._ledger.write(_leave, ids, node_id=self._ledger.node_id)
+            worker.close()
+        worker_ids, self._workers = list(self._workers), {}
+        if worker_ids:
+            with suppress(StorageError):  # Then other processes notice that this one is gone, and its workers.
+                await self._ledger.write(_mark_left, worker_ids, node_id=self._ledger.node_id)
 
     @asynccontextmanager
     async def connect(self, worker_id: str, tools: Sequence[str], concurrency: int) -> AsyncGenerator[WorkerConnection]:
-        """Connects a worker for as long as the block runs. The same worker connected again takes its own place.
+        """Connects a worker while the block runs. A worker that connects again replaces its earlier connection.
 
-        Raises `RefusedError` where nobody is connected any more.
+        Raises `RefusedError` if the gateway is stopping.
         """
-        if self._ended:
+        if self._is_stopping:
             raise RefusedError("unavailable", "the gateway stops; come back in a moment")
-        if self._dealing is None:
-            self._dealing = asyncio.create_task(self._deal_forever(), name="workers")
+        if self._assigning is None:
+            self._assigning = asyncio.create_task(self._assign_forever(), name="workers")
         tools = tuple(dict.fromkeys(tools))
         worker = self._workers.setdefault(worker_id, _Worker(worker_id))
         connection = WorkerConnection(worker_id)
         if worker.connection is not None:
             worker.connection.disconnect("replaced")
-        worker.connection, worker.is_known = connection, False
+        worker.connection, worker.is_registered = connection, False
         try:
-            async with worker.arriving:
-                held = await self._ledger.write(workers.register, worker_id, tools, node_id=self._ledger.node_id)
+            async with worker.registering:
+                claimed = await self._ledger.write(workers.register, worker_id, tools, node_id=self._ledger.node_id)
                 if worker.connection is connection:
-                    worker.tools, worker.concurrency, worker.is_known = tools, concurrency, True
-                    self._listen(worker)
-                    self._reconcile(worker, held)
-            self._look()
+                    worker.tools, worker.concurrency, worker.is_registered = tools, concurrency, True
+                    self._listen_for_calls(worker)
+                    self._add_claimed(worker, claimed)
+            self._wake_for_calls()
             yield connection
         finally:
             if worker.connection is connection:
-                worker.connection, worker.is_known = None, False
-                self._left.append(worker_id)
+                worker.connection, worker.is_registered = None, False
+                self._disconnected.append(worker_id)
                 self._awake.set()
 
     async def retire(self, worker_id: str, finishing: Sequence[str]) -> bool:
-        """A worker that is connected anywhere takes no more calls, and finishes the named ones; others get the rest.
+        """A worker of any process takes no more calls, and finishes the named ones; others get the rest.
 
-        False where no such worker is there.
+        False if there is no such worker.
         """
         return await self._ledger.commit(_retire, worker_id, finishing)
 
-    # What wakes the dealing
+    # What wakes the assignment task
 
-    def _listen(self, worker: _Worker) -> None:
-        for stop in worker.listening:
+    def _listen_for_calls(self, worker: _Worker) -> None:
+        for stop in worker.stop_listening:
             stop()
         listen = self._ledger.waiters.listen
-        worker.listening = [listen(f"offers:{tool}", lambda _: self._look()) for tool in worker.tools]
+        worker.stop_listening = [listen(f"offers:{tool}", lambda _: self._wake_for_calls()) for tool in worker.tools]
 
-    def _look(self) -> None:
-        self._wanted = True
+    def _wake_for_calls(self) -> None:
+        self._may_have_calls = True
         self._awake.set()
 
-    def _hear(self, call_id: str, call: CallRecord | None) -> None:
-        self._moved[call_id] = None if call is None else call.status
+    def _note_change(self, call_id: str, call: CallRecord | None) -> None:
+        self._changed_calls[call_id] = None if call is None else call.status
         self._awake.set()
 
-    # Dealing
+    # Assigning calls
 
-    async def _deal_forever(self) -> None:
+    async def _assign_forever(self) -> None:
         loop = asyncio.get_running_loop()
-        next_look = loop.time() + self._look_again
+        next_comparison = loop.time() + self._compare_seconds
         while True:
-            until = min((next_look, *self._departures)) - loop.time()
-            if until > 0:
+            seconds = min((next_comparison, *self._grace_ends)) - loop.time()
+            if seconds > 0:
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(until):
+                    async with asyncio.timeout(seconds):
                         await self._awake.wait()
             self._awake.clear()
             try:
-                await self._note_departures()
-                await self._settle_moved()
-                if loop.time() >= next_look:
-                    next_look = loop.time() + self._look_again
-                    await self._compare()
-                await self._deal()
+                await self._store_disconnections()
+                await self._withdraw_ended_calls()
+                if loop.time() >= next_comparison:
+                    next_comparison = loop.time() + self._compare_seconds
+                    await self._compare_with_database()
+                await self._assign()
             except StorageError as error:
-                _log.warning("workers get no calls for now: %s", error)
+                _log.warning("Assigning calls to workers failed, retrying in %s s: %s", _RETRY_SECONDS, error)
                 await asyncio.sleep(_RETRY_SECONDS)
-                self._look()
+                self._wake_for_calls()
             except Exception:
-                _log.exception("dealing calls to workers failed; it is tried again")
+                _log.exception("Assigning calls to workers failed, retrying in %s s", _RETRY_SECONDS)
                 await asyncio.sleep(_RETRY_SECONDS)
-                self._look()
+                self._wake_for_calls()
 
-    async def _note_departures(self) -> None:
+    async def _store_disconnections(self) -> None:
         now = asyncio.get_running_loop().time()
-        while self._left:
-            worker_id = self._left[-1]
+        while self._disconnected:
+            worker_id = self._disconnected[-1]
             worker = self._workers.get(worker_id)
             if worker is not None:
-                async with worker.arriving:
+                async with worker.registering:
                     if worker.connection is None:
                         await self._ledger.write(presence.mark_left, worker_id, node_id=self._ledger.node_id)
-                        # A little later than the grace: rows tell the time in whole milliseconds.
-                        self._departures.append(now + self._grace + 0.005)
-                    if worker.connection is None:  # It may be coming back just now, and waits for the lock.
-                        worker.forget()
+                        # A little later than the grace: rows have the time in whole milliseconds.
+                        self._grace_ends.append(now + self._grace + 0.005)
+                    if worker.connection is None:  # Read again: it may be connecting, and wait for the lock.
+                        worker.close()
                         del self._workers[worker_id]
-            self._left.remove(worker_id)
-        if any(at <= now for at in self._departures):
-            await self._ledger.commit(_depart, before=now_ms() - round(self._grace * 1000))
-            self._departures = [at for at in self._departures if at > now]
+            self._disconnected.remove(worker_id)
+        if any(at <= now for at in self._grace_ends):
+            await self._ledger.commit(_release_departed, before=now_ms() - round(self._grace * 1000))
+            self._grace_ends = [at for at in self._grace_ends if at > now]
 
-    async def _settle_moved(self) -> None:
-        """Tells workers which calls are no longer theirs to answer."""
-        while self._moved:
-            moved, self._moved = self._moved, {}
-            unknown = [call_id for call_id, status in moved.items() if status is None]
-            found: dict[str, workers.ClaimedCallState] = {}
+    async def _withdraw_ended_calls(self) -> None:
+        """Tells workers which of their calls have ended, or were released."""
+        while self._changed_calls:
+            changed, self._changed_calls = self._changed_calls, {}
+            unknown_ids = [call_id for call_id, status in changed.items() if status is None]
+            states: dict[str, workers.ClaimedCallState] = {}
             try:
-                for start in range(0, len(unknown), _FATES_AT_ONCE):
-                    some = await self._ledger.read(workers.list_call_states, unknown[start : start + _FATES_AT_ONCE])
-                    found |= {fate.call_id: fate for fate in some}
+                for start in range(0, len(unknown_ids), _STATES_AT_ONCE):
+                    chunk = unknown_ids[start : start + _STATES_AT_ONCE]
+                    rows = await self._ledger.read(workers.list_call_states, chunk)
+                    states |= {state.call_id: state for state in rows}
             except BaseException:
-                self._moved = moved | self._moved
+                self._changed_calls = changed | self._changed_calls
                 raise
             for worker in self._workers.values():
-                for call_id in worker.held.keys() & moved:
-                    fate = found.get(call_id)
-                    status = moved[call_id] or (fate.status if fate is not None else None)
-                    if status not in OPEN_CALL or (fate is not None and fate.worker_id != worker.id):
-                        self._let_go(worker, call_id, "answered" if status == "resolved" else "canceled")
+                for call_id in worker.claimed.keys() & changed:
+                    state = states.get(call_id)
+                    status = changed[call_id] or (state.status if state is not None else None)
+                    if status not in OPEN_CALL or (state is not None and state.worker_id != worker.id):
+                        self._withdraw(worker, call_id, "answered" if status == "resolved" else "canceled")
 
-    async def _compare(self) -> None:
-        """Holds what is known here against the database."""
-        self._wanted = True
-        await self._ledger.commit(_depart, before=now_ms() - round(self._grace * 1000))
-        here = await self._ledger.read(workers.list_connected, node_id=self._ledger.node_id)
-        # Someone whose connection was lost while it was being noted.
-        if ghosts := [worker_id for worker_id in here if worker_id not in self._workers]:
-            await self._ledger.write(_leave, ghosts, node_id=self._ledger.node_id)
+    async def _compare_with_database(self) -> None:
+        """Corrects what this process missed."""
+        self._may_have_calls = True
+        await self._ledger.commit(_release_departed, before=now_ms() - round(self._grace * 1000))
+        stored_ids = await self._ledger.read(workers.list_connected, node_id=self._ledger.node_id)
+        # Workers whose connection was lost while it was being stored.
+        if lost_ids := [worker_id for worker_id in stored_ids if worker_id not in self._workers]:
+            await self._ledger.write(_mark_left, lost_ids, node_id=self._ledger.node_id)
         for worker in tuple(self._workers.values()):
             connection = worker.connection
-            if connection is None or not worker.is_known:
+            if connection is None or not worker.is_registered:
                 continue
-            held = await self._ledger.read(workers.find_claimed_calls, worker.id, node_id=self._ledger.node_id)
+            claimed = await self._ledger.read(workers.find_claimed_calls, worker.id, node_id=self._ledger.node_id)
             if worker.connection is not connection:
                 continue
-            if held is None:
-                await self._end_line(connection)
+            if claimed is None:
+                await self._disconnect(connection)
                 continue
-            self._moved |= dict.fromkeys(worker.held.keys() - {call.call_id for call in held})
-            self._reconcile(worker, held)
-        await self._settle_moved()
+            self._changed_calls |= dict.fromkeys(worker.claimed.keys() - {call.call_id for call in claimed})
+            self._add_claimed(worker, claimed)
+        await self._withdraw_ended_calls()
 
-    async def _deal(self) -> None:
-        while self._wanted:
-            self._wanted = False
+    async def _assign(self) -> None:
+        while self._may_have_calls:
+            self._may_have_calls = False
             ready = sorted(
-                (worker for worker in self._workers.values() if worker.free > 0),
-                key=lambda worker: (len(worker.held) / worker.concurrency, worker.turn),
+                (worker for worker in self._workers.values() if worker.free_slots > 0),
+                key=lambda worker: (len(worker.claimed) / worker.concurrency, worker.last_turn),
             )
             if not ready:
                 return
-            lines = {worker.id: worker.connection for worker in ready}
-            hands = [workers.WorkerCapacity(worker.id, worker.tools, worker.free) for worker in ready]
+            connections = {worker.id: worker.connection for worker in ready}
+            capacities = [workers.WorkerCapacity(worker.id, worker.tools, worker.free_slots) for worker in ready]
             try:
-                deal = await self._ledger.write(workers.assign_calls, hands, node_id=self._ledger.node_id)
+                assignments = await self._ledger.write(workers.assign_calls, capacities, node_id=self._ledger.node_id)
             except BaseException:
-                self._wanted = True
+                self._may_have_calls = True
                 raise
             for worker in ready:
-                if (
-                    worker.id in deal.disconnected_workers
-                    and worker.connection is lines[worker.id]
-                    and worker.connection
-                ):
-                    await self._end_line(worker.connection)
-                if given := deal.calls_by_worker.get(worker.id):
+                connection = worker.connection
+                is_disconnected = worker.id in assignments.disconnected_workers
+                if is_disconnected and connection is not None and connection is connections[worker.id]:
+                    await self._disconnect(connection)
+                if assigned := assignments.calls_by_worker.get(worker.id):
                     self._turns += 1
-                    worker.turn = self._turns
-                    self._reconcile(worker, given)
-            self._wanted = self._wanted or deal.has_more
+                    worker.last_turn = self._turns
+                    self._add_claimed(worker, assigned)
+            self._may_have_calls = self._may_have_calls or assignments.has_more
 
-    async def _end_line(self, connection: WorkerConnection) -> None:
-        """The database does not say any more that a worker is connected here."""
-        taken = await self._ledger.read(
+    async def _disconnect(self, connection: WorkerConnection) -> None:
+        """Ends a connection that the database does not have any more."""
+        is_elsewhere = await self._ledger.read(
             workers.is_connected_elsewhere, connection.worker_id, node_id=self._ledger.node_id
         )
-        connection.disconnect("replaced" if taken else "forgotten")
+        connection.disconnect("replaced" if is_elsewhere else "forgotten")
 
-    def _reconcile(self, worker: _Worker, calls: Iterable[CallRecord]) -> None:
-        """These calls are in the worker's hands: it hears of those that its connection did not offer yet."""
+    def _add_claimed(self, worker: _Worker, calls: Iterable[CallRecord]) -> None:
+        """The worker has claimed these calls: offers those that its connection did not offer yet."""
         for call in calls:
-            if call.call_id not in worker.held:
-                worker.held[call.call_id] = self._ledger.waiters.listen(
-                    f"call:{call.call_id}", lambda moved, call_id=call.call_id: self._hear(call_id, moved)
+            if call.call_id not in worker.claimed:
+                worker.claimed[call.call_id] = self._ledger.waiters.listen(
+                    f"call:{call.call_id}", lambda changed, call_id=call.call_id: self._note_change(call_id, changed)
                 )
-                self._hear(call.call_id, None)  # It may have moved between the claim and the listening.
+                self._note_change(call.call_id, None)  # It may have changed between the claim and the listening.
             if worker.connection is not None:
                 worker.connection.offer(call)
 
-    def _let_go(self, worker: _Worker, call_id: str, fate: WithdrawalReason) -> None:
-        worker.held.pop(call_id)()
+    def _withdraw(self, worker: _Worker, call_id: str, reason: WithdrawalReason) -> None:
+        stop_listening = worker.claimed.pop(call_id)
+        stop_listening()
         if worker.connection is not None:
-            worker.connection.withdraw(call_id, fate)
-        self._wanted = True
+            worker.connection.withdraw(call_id, reason)
+        self._may_have_calls = True
 
 
-def _leave(worker_ids: Sequence[str], *, node_id: str) -> Program[None]:
+def _mark_left(worker_ids: Sequence[str], *, node_id: str) -> Program[None]:
     for worker_id in worker_ids:
         yield from presence.mark_left(worker_id, node_id=node_id)
 
 
-def _depart(effects: Effects, *, before: int) -> Program[None]:
+def _release_departed(effects: Effects, *, before: int) -> Program[None]:
     effects.notify_workers(*(yield from workers.release_departed(before=before)))
 
 

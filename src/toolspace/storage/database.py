@@ -1,4 +1,4 @@
-"""The seam between what is kept and where: programs of SQL that any database runs as one transaction.
+"""The interface of a database: it runs SQL programs as transactions. SQLite and PostgreSQL implement it.
 
 A program is a generator that yields statements and is sent their rows. It is written once, in the SQL that SQLite and
 PostgreSQL share, and knows neither threads nor connections:
@@ -7,8 +7,8 @@ PostgreSQL share, and knows neither threads nor connections:
         rows = yield "UPDATE spaces SET name = ? WHERE id = ? RETURNING id", (name, space_id)
         return bool(rows)
 
-It may run more than once (a database may ask for a second attempt), and not on the event loop: it changes nothing but
-rows and what was handed to it for that attempt.
+A program may run more than once (after a deadlock it runs again), and in any thread. So it may change nothing but rows
+and the objects that were made for this attempt.
 """
 
 from __future__ import annotations
@@ -22,16 +22,21 @@ from toolspace.core.records import NewEvent, StoredEvent
 from toolspace.storage.postgres.driver import shown_address
 
 T = TypeVar("T")
-A = TypeVar("A", bound="DeferredWrites")
+DeferredT = TypeVar("DeferredT", bound="DeferredWrites")
 Row = Sequence[Any]
 Statement = tuple[str, Sequence[Any]]
-"""SQL with `?` for each value, and the values: text, integers, None. Nothing else, so that both databases agree."""
+"""SQL with `?` for each value, and the values: text, integers or None, because both databases treat those alike."""
 Program = Generator[Statement, list[Row], T]
 OperationKind = Literal["read", "write"]
 
+SKIP_LOCKED = "/*skip locked*/"
+"""Ends a SELECT that picks rows to update: with several writers, it skips rows that another one has locked."""
+FOR_UPDATE = "/*locked*/"
+"""Ends a SELECT of rows that nobody else may change before the commit."""
+
 
 class RowBatch(list[Sequence[Any]]):
-    """In the place of a statement's values, those of many rows: it is run for each of them, and gives nothing back."""
+    """The values of many rows, in the place of a statement's values: it runs once for each row and returns nothing."""
 
     __slots__ = ()
 
@@ -40,50 +45,42 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def long_running(program: F) -> F:
-    """Marks a program that may touch many rows at once: nobody else should wait while it does."""
-    program.is_large = True  # type: ignore[attr-defined]
+    """Marks a program that may touch many rows: it runs in a transaction and a thread of its own."""
+    program.is_long_running = True  # type: ignore[attr-defined]
     return program
 
 
 def is_long_running(program: object) -> bool:
-    return getattr(program, "is_large", False)
-
-
-SKIP_LOCKED = "/*skip locked*/"
-"""Write it at the end of a SELECT that picks rows to update: where several writers exist, taken rows are passed by."""
-FOR_UPDATE = "/*locked*/"
-"""Write it at the end of a SELECT of rows that must stay as they are until the commit: whoever changes them waits."""
+    return getattr(program, "is_long_running", False)
 
 
 class StaleError(Exception):
-    """Something is not as it was taken to be from memory: whoever did looks for itself."""
+    """A row is not as the process remembers it: the caller has to read it."""
 
 
 class DeferredWrites(Protocol):
-    """What a program leaves to be written at the end of its transaction: calls that have their results, what goes to
-    inboxes, and events, by the streams that get them.
+    """The writes at the end of a transaction: results of calls, inbox rows, and events by stream.
 
-    Last, so that nobody waits long for a stream's counter; and a database that commits many programs together may
-    write theirs together.
+    They come last because an append locks the counter of its stream until the commit. A database that commits many
+    programs together may also write their deferred rows together.
     """
 
     resolved_calls: list[Sequence[Any]]
-    """Where there is no program, for `append`: calls as `stores.sql.calls` resolves them, with what they are taken to
-    be before."""
+    """For `commit_deferred` alone: calls with their results, as `queries.calls.build_resolution` makes them."""
     inbox_rows: list[Sequence[Any]]
-    """Rows for inboxes, as `stores.sql.inbox` makes them."""
+    """As `queries.inbox.build_row` makes them."""
     new_events: dict[str, list[NewEvent]]
     stored_events: list[StoredEvent]
-    """As they were stored."""
+    """The new events with their ids, once they are written."""
 
 
 class Database(ABC):
     """Runs programs. Every acknowledged write survives a crash of the process."""
 
     is_shared: bool = False
-    """Whether other processes write to it too, so that what they did has to be heard of."""
+    """Whether other processes write to it too, so that this process needs wake-ups from them."""
     observer: Callable[[OperationKind, Sequence[float], Sequence[BaseException]], None] | None = None
-    """Told of programs that ended: how many seconds each took, with waiting for its turn, and how some failed."""
+    """Called after programs have ended: the seconds that each took, waiting included, and the errors of some."""
 
     @abstractmethod
     def run(
@@ -94,78 +91,84 @@ class Database(ABC):
         deferred: Callable[[], DeferredWrites] | None = None,
         exclusive: bool = False,
     ) -> Awaitable[T]:
-        """Runs a program as one transaction: all of it is durable when this returns, or nothing happened.
+        """Runs a program as one transaction: when this returns all of it is durable, or nothing happened.
 
-        `tail` is asked, once the program has ended well, for what belongs at the end of the transaction. `aside`: it
-        may take long, and must not hold up the event loop.
+        `deferred` gives the writes that belong at the end of the transaction; it is called for each attempt, when the
+        program has ended without an error. `exclusive`: the program may take long, so it must not run on the event
+        loop, nor in one transaction with others.
 
-        What was begun is brought to its end even if whoever asked is canceled. `then` is called with the result once
-        it is durable, on the event loop, in that case too: others must hear of what happened.
+        A program that has started runs to its end, even if the caller is canceled. `on_commit` is called on the event
+        loop with the result once it is durable, in that case too.
         """
 
     @abstractmethod
     def commit_deferred(
-        self, deferred: A, *, on_commit: Callable[[A], None], on_doubt: Callable[[A], None]
+        self,
+        deferred: DeferredT,
+        *,
+        on_commit: Callable[[DeferredT], None],
+        on_doubt: Callable[[DeferredT], None],
     ) -> Awaitable[bool]:
-        """Writes what a program would leave to the end, where all else is known and nothing has to be read: a
-        transaction as that of `run`. False where a call is not as it was taken to be; nothing happened then.
+        """Commits deferred writes that need no program, because nothing has to be read. Otherwise as `run`.
 
-        `in_doubt` is called, instead of `then`, where nobody knows whether it happened."""
+        Returns False, and writes nothing, if a call is not as it is remembered. If nobody knows whether the commit
+        happened, `on_doubt` is called instead of `on_commit`.
+        """
 
     @abstractmethod
     def read(self, program: Callable[[], Program[T]]) -> Awaitable[T]:
-        """Runs a program that only reads, beside the writers. It sees everything acknowledged before it began."""
+        """Runs a program that only reads, beside the writers. It sees every write that was acknowledged before."""
 
     def check_free_space(self) -> None:
-        """Raises `StorageUnavailable` where there is hardly room for more, as far as this process can tell."""
+        """Raises `StorageUnavailable` if this process can tell that the disk is nearly full."""
 
     @abstractmethod
     async def aclose(self) -> None: ...
 
 
 class WakeUps(ABC):
-    """Carries hints between the processes that share a database: which ids to look at again.
+    """Carries hints between the processes that share a database: which ids to read again.
 
-    A hint may come twice, late or not at all; whoever hears one reads the database. After a gap (a lost connection)
-    `on_gap` says that anything may have changed.
+    A hint may arrive twice, late or never; its receiver reads the database. After a gap (a lost connection) `on_gap`
+    says that anything may have changed.
     """
 
     @abstractmethod
     def send(self, hints: Iterable[str]) -> None:
-        """Tells the other processes, soon. Never waits, never raises."""
+        """Sends hints to the other processes, soon. Never waits, never raises."""
 
     @abstractmethod
     def listen(self, on_hints: Callable[[Sequence[str]], None], on_gap: Callable[[], None]) -> None:
-        """Whom to tell what the others said; on the event loop."""
+        """Sets what to call on the event loop for hints from other processes."""
 
     async def aclose(self) -> None: ...
 
 
-# MERGED from locations: Where the database is that configuration names: a SQLite file, or a PostgreSQL elsewhere. …
+# Where the database is
 
-DATABASE_FILE_NAME = "toolspace.db"
-_SQLITE = "sqlite:///"
+DATABASE_FILE_NAME: Final = "toolspace.db"
+_SQLITE_SCHEME: Final = "sqlite:///"
 
 
 def find_database_file(url: str | None, state_dir: Path) -> Path | None:
-    """The file that `storage.url` means; None where it means a PostgreSQL."""
+    """The SQLite file that `storage.url` means; None if it means a PostgreSQL. Opens nothing."""
     if url is None:
         return state_dir / DATABASE_FILE_NAME
-    return Path(url.removeprefix(_SQLITE)) if url.startswith(_SQLITE) else None
+    return Path(url.removeprefix(_SQLITE_SCHEME)) if url.startswith(_SQLITE_SCHEME) else None
 
 
 def describe_database(url: str | None, state_dir: Path) -> str:
-    """Where the data is, as people may see it: without the password that leads there."""
+    """The file, or the URL without user and password."""
     file = find_database_file(url, state_dir)
     return str(file) if file is not None else f"postgresql://{shown_address(url or '')}"
 
 
-# MERGED from paging: Pages that end where they get large: each row may be as large as its writer liked, and one an…
+# Pages of rows
 
 MAX_PAGE_BYTES: Final = 4 * 1024 * 1024
 """Of one page, about; a single row may be larger."""
-_FIRST: Final = 16
-"""Rows that are read before it is known how large they are."""
+_FIRST_ROWS: Final = 16
+"""Rows that are read before the average size is known."""
 
 
 def read_page(
@@ -173,21 +176,21 @@ def read_page(
     size: Callable[[T], int],
     limit: int,
     *,
-    most: int = MAX_PAGE_BYTES,
+    max_bytes: int = MAX_PAGE_BYTES,
 ) -> Program[tuple[list[T], bool]]:
-    """Up to `limit` rows, fewer where they are large, and whether there may be more behind them.
+    """Up to `limit` rows, fewer if they are large, and whether there may be more after them.
 
-    `read` gives so many behind a row, or from the beginning.
+    `read(last, count)` gives the next rows after `last`; after None, the first ones.
     """
-    found: list[T] = []
+    page: list[T] = []
     total = 0
-    wanted = min(_FIRST, limit + 1)
-    while wanted > 0:
-        some = yield from read(found[-1] if found else None, wanted)
-        found += some
-        if len(some) < wanted:
-            return found[:limit], len(found) > limit
-        total += sum(map(size, some))
-        fitting = (most - total) * len(found) // max(total, 1)
-        wanted = min(fitting, limit + 1 - len(found))
-    return found[:limit], True
+    count = min(_FIRST_ROWS, limit + 1)
+    while count > 0:
+        rows = yield from read(page[-1] if page else None, count)
+        page += rows
+        if len(rows) < count:
+            return page[:limit], len(page) > limit
+        total += sum(map(size, rows))
+        rows_that_fit = (max_bytes - total) * len(page) // max(total, 1)
+        count = min(rows_that_fit, limit + 1 - len(page))
+    return page[:limit], True

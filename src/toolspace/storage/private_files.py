@@ -1,7 +1,7 @@
-"""Folders and files that only their owner may enter or read, whatever the umask. Knows nothing of what is in them.
+"""Folders and files that only their owner may enter or read, whatever the umask. Does not look into them.
 
 Everything is opened through the descriptor of its folder and never through a symbolic link, so that neither a
-handle that a model made up nor a link that someone planted leads anywhere else. POSIX only.
+handle that a model made up nor a link that someone planted leads out of the folder. POSIX only.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def make_private_folder(path: Path) -> None:
-    """Makes a folder for its owner only. One that exists stays as it is: it may be the user's own."""
+    """Creates a folder for its owner only. One that exists stays as it is: the user may have created it."""
     if path.is_dir():
         return
     try:
@@ -28,17 +28,17 @@ def make_private_folder(path: Path) -> None:
         path.mkdir(mode=0o700)
         path.chmod(0o700)
     except FileExistsError as error:
-        if not path.is_dir():  # Else another process was first.
+        if not path.is_dir():  # Otherwise another process was faster.
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), error.filename) from None
 
 
 def open_root(path: Path) -> int:
-    """The descriptor of a folder that is named by configuration, so may be reached through a link."""
+    """The descriptor of a folder that the configuration names, so it may be a link."""
     return os.open(path, _FOLDER)
 
 
 def open_folder(name: str, *, within: int, create: bool = False) -> int:
-    """The descriptor of a folder of ours. Raises `OSError` where it is a link or belongs to someone else."""
+    """The descriptor of one of our folders. Raises `OSError` if it is a link or belongs to another user."""
     if create:
         with contextlib.suppress(FileExistsError):
             os.mkdir(name, 0o700, dir_fd=within)
@@ -56,11 +56,13 @@ def open_folder(name: str, *, within: int, create: bool = False) -> int:
 
 
 def create_file(name: str, *, within: int) -> int:
-    """A new file, open for writing, and locked as long as it is open."""
+    """Creates a file, open for writing, and locked as long as it is open."""
     file = os.open(name, _CREATE, 0o600, dir_fd=within)
     try:
         os.fchmod(file, 0o600)
-        with contextlib.suppress(OSError):  # Some network file systems cannot lock: then age alone decides.
+        with contextlib.suppress(
+            OSError
+        ):  # Some network file systems cannot lock: then only the age of the file counts.
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BaseException:
         os.close(file)
@@ -69,7 +71,7 @@ def create_file(name: str, *, within: int) -> int:
 
 
 def open_file(name: str, *, within: int) -> int:
-    """A regular file, open for reading."""
+    """Opens a regular file for reading."""
     file = os.open(name, _READ, dir_fd=within)
     if not stat.S_ISREG(os.fstat(file).st_mode):
         os.close(file)
@@ -84,7 +86,7 @@ def write_all(file: int, data: bytes) -> None:
 
 
 def is_locked(file: int) -> bool:
-    """Whether a living writer still holds the file."""
+    """Whether a writer still has the file open."""
     try:
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -96,7 +98,7 @@ def is_locked(file: int) -> bool:
 
 
 def remove(name: str, *, within: int) -> bool:
-    """Removes a file; says whether it was this call that did."""
+    """Removes a file. False if it was removed already."""
     try:
         os.unlink(name, dir_fd=within)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""The tables, as migrations: each is applied once, in order, when a database is opened. None is ever changed."""
+"""The tables, as migrations: opening a database applies each once, in order. A released migration never changes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _FIRST = (
     "CREATE INDEX calls_run ON calls (run_id, seq)",
     "CREATE INDEX calls_agent ON calls (agent_entity_id, created_at)",
     "CREATE INDEX calls_created ON calls (created_at)",
-    # Narrow: a call that ends leaves each index that it is in, and most are in few.
+    # Partial indexes: a call that ends leaves each index that has it, and most calls are in few.
     """CREATE INDEX calls_offered ON calls (tool_name, created_at)
         WHERE status IN ('waiting', 'pending') AND worker_id IS NULL AND execution_type = 'external'""",
     """CREATE INDEX calls_asked ON calls (space_id, created_at)
@@ -134,7 +134,7 @@ _SECOND = (
     "CREATE INDEX tasks_agent ON tasks (agent_entity_id, created_at)",
     "CREATE INDEX tasks_running ON tasks (agent_entity_id) WHERE status = 'running'",
     "CREATE INDEX tasks_ended ON tasks (completed_at) WHERE completed_at IS NOT NULL",
-    # Few messages are not said yet, or never were.
+    # Few messages are incomplete.
     "CREATE INDEX messages_begun ON messages (run_id) WHERE kind = 'message' AND status = 'running'",
     "CREATE INDEX messages_unsaid ON messages (space_id) WHERE kind = 'message' AND status <> 'complete'",
     """CREATE TABLE receipts (
@@ -163,7 +163,7 @@ _SECOND = (
 )
 
 _THIRD = (
-    # What comes at once for many agents lies together: an index by agents first would have a page for each of them.
+    # By event first: one event for many agents then fills one page of the index, not a page for each agent.
     """CREATE TABLE inbox_by_event (
         agent_entity_id TEXT NOT NULL, event_id TEXT NOT NULL, type TEXT NOT NULL, priority BIGINT NOT NULL,
         at BIGINT NOT NULL, seq BIGINT NOT NULL, data TEXT NOT NULL, status TEXT NOT NULL, attempts BIGINT NOT NULL,
@@ -187,7 +187,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _SECOND, _THIRD)
 
 
 def migrate() -> Program[int]:
-    """Brings the tables up to date; says how many steps that took. Run by one process at a time."""
+    """Applies the missing migrations; returns how many. Only one process at a time may run it."""
     yield "CREATE TABLE IF NOT EXISTS migrations (version BIGINT PRIMARY KEY, applied_at BIGINT NOT NULL)", ()
     rows = yield "SELECT COALESCE(MAX(version), 0) FROM migrations", ()
     version: int = rows[0][0]

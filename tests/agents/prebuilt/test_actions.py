@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.spaces.rig import Rig, rig
+from tests.spaces.service_harness import ServiceHarness, service_harness
 from toolspace import ToolContext, ToolResult, Toolspace
 from toolspace.agents.prebuilt.provider import ALL_ACTIONS, PrebuiltProvider
 from toolspace.core.records import run_stream, space_stream
@@ -17,8 +17,8 @@ from toolspace.storage.queries import entities, inbox
 
 
 @pytest.fixture
-async def r(database: Database) -> AsyncIterator[Rig]:
-    async with rig(database) as made:
+async def r(database: Database) -> AsyncIterator[ServiceHarness]:
+    async with service_harness(database) as made:
         made.ts.orchestrator.register(PrebuiltProvider())
         yield made
 
@@ -26,7 +26,7 @@ async def r(database: Database) -> AsyncIterator[Rig]:
 class Acting:
     """An agent in a run."""
 
-    def __init__(self, r: Rig, run_id: str) -> None:
+    def __init__(self, r: ServiceHarness, run_id: str) -> None:
         self.r = r
         self.run_id = run_id
 
@@ -42,15 +42,15 @@ class Acting:
 
 
 @pytest.fixture
-async def act(r: Rig) -> Acting:
+async def act(r: ServiceHarness) -> Acting:
     return Acting(r, await r.open_run())
 
 
-async def says(r: Rig, text: str, sender: str | None = None) -> Any:
+async def says(r: ServiceHarness, text: str, sender: str | None = None) -> Any:
     return await r.ledger.commit(messaging.send_message, r.space, sender or r.person, text)
 
 
-async def elsewhere_than(r: Rig) -> str:
+async def elsewhere_than(r: ServiceHarness) -> str:
     """A space that the agent is not in."""
     await r.ledger.write(entities.create_space, "spc_other", "Secret room", {"plan": "hidden"})
     await r.ledger.write(entities.add_member, "spc_other", r.person)
@@ -59,7 +59,7 @@ async def elsewhere_than(r: Rig) -> str:
 
 @pytest.mark.spec("9.1")
 @pytest.mark.spec("12.2")
-async def test_entering_a_space_gives_its_history_and_makes_it_the_active_one(r: Rig, act: Acting) -> None:
+async def test_entering_a_space_gives_its_history_and_makes_it_the_active_one(r: ServiceHarness, act: Acting) -> None:
     for n in range(4):
         await says(r, f"message {n}")
     entered = await act("enter_space", spaceId=r.space, limit=3)
@@ -73,15 +73,15 @@ async def test_entering_a_space_gives_its_history_and_makes_it_the_active_one(r:
     first = entered["history"][0]
     assert (first["senderName"], first["senderType"], first["senderId"]) == ("Husam", "human", r.person)
     assert isinstance(first["timestamp"], int)
-    record, _ = await r.cycles.enter(act.run_id)
+    record, _ = await r.open_runs.enter(act.run_id)
     assert record.space_id == r.space
     assert await act("leave_space") == {"success": True, "spaceId": r.space}
-    record, _ = await r.cycles.enter(act.run_id)
+    record, _ = await r.open_runs.enter(act.run_id)
     assert record.space_id is None
 
 
 @pytest.mark.spec("7.5")
-async def test_a_space_hears_of_a_run_that_comes_and_goes(r: Rig, act: Acting) -> None:
+async def test_a_space_hears_of_a_run_that_comes_and_goes(r: ServiceHarness, act: Acting) -> None:
     await act("enter_space", spaceId=r.space)
     await act("enter_space", spaceId=r.space)  # It is there already.
     await act("leave_space")
@@ -95,7 +95,7 @@ async def test_a_space_hears_of_a_run_that_comes_and_goes(r: Rig, act: Acting) -
 
 
 @pytest.mark.spec("9.1")
-async def test_only_members_enter_and_read_a_space(r: Rig, act: Acting) -> None:
+async def test_only_members_enter_and_read_a_space(r: ServiceHarness, act: Acting) -> None:
     other = await elsewhere_than(r)
     for name in ("enter_space", "read_messages", "get_space_context"):
         kind, error = await act.failure(name, spaceId=other)
@@ -106,13 +106,13 @@ async def test_only_members_enter_and_read_a_space(r: Rig, act: Acting) -> None:
         assert error == 'there is no space "spc_nowhere"', name
     _, error = await act.failure("update_space_metadata", spaceId=other, metadata={"plan": "mine"})
     assert "not a member" in error
-    record, _ = await r.cycles.enter(act.run_id)
+    record, _ = await r.open_runs.enter(act.run_id)
     assert record.space_id is None
 
 
 @pytest.mark.spec("9.1")
 @pytest.mark.spec("7.2")
-async def test_a_message_is_stored_streamed_and_reaches_every_other_agent(r: Rig, act: Acting) -> None:
+async def test_a_message_is_stored_streamed_and_reaches_every_other_agent(r: ServiceHarness, act: Acting) -> None:
     await r.ledger.write(entities.create_entity, "bob", "agent", "Bob", {})
     await r.ledger.write(entities.add_member, r.space, "bob")
     await act("enter_space", spaceId=r.space)
@@ -135,7 +135,7 @@ async def test_a_message_is_stored_streamed_and_reaches_every_other_agent(r: Rig
 
 
 @pytest.mark.spec("9.1")
-async def test_a_message_needs_an_active_space_and_a_text(r: Rig, act: Acting) -> None:
+async def test_a_message_needs_an_active_space_and_a_text(r: ServiceHarness, act: Acting) -> None:
     assert await act.failure("send_message", text="hi") == (
         "execution_error",
         "you are not in a space; call enter_space first",
@@ -152,7 +152,7 @@ async def test_a_message_needs_an_active_space_and_a_text(r: Rig, act: Acting) -
 
 
 @pytest.mark.spec("9.1")
-async def test_messages_are_read_back_page_by_page(r: Rig, act: Acting) -> None:
+async def test_messages_are_read_back_page_by_page(r: ServiceHarness, act: Acting) -> None:
     for n in range(5):
         await says(r, str(n))
     page = await act("read_messages", spaceId=r.space, limit=2.0, offset=1)
@@ -164,7 +164,7 @@ async def test_messages_are_read_back_page_by_page(r: Rig, act: Acting) -> None:
 
 @pytest.mark.spec("9.1")
 @pytest.mark.spec("7.3")
-async def test_peeking_takes_events_out_of_the_inbox_for_good(r: Rig, act: Acting) -> None:
+async def test_peeking_takes_events_out_of_the_inbox_for_good(r: ServiceHarness, act: Acting) -> None:
     await r.ledger.write(inbox.add, r.agent, "evt_1", "service", {"n": 1}, priority=inbox.PLAN_OR_SERVICE)
     await says(r, "urgent")
     await says(r, "more")
@@ -183,7 +183,7 @@ async def test_peeking_takes_events_out_of_the_inbox_for_good(r: Rig, act: Actin
 
 
 @pytest.mark.spec("9.2")
-async def test_memories_are_kept_over_runs(r: Rig, act: Acting) -> None:
+async def test_memories_are_kept_over_runs(r: ServiceHarness, act: Acting) -> None:
     facts = [{"key": "deadline", "value": "Friday"}, {"key": "team", "value": ["Ann"]}]
     assert await act("set_memories", memories=facts) == {"success": True, "count": 2}
     later = Acting(r, await r.open_run())
@@ -197,7 +197,7 @@ async def test_memories_are_kept_over_runs(r: Rig, act: Acting) -> None:
 
 
 @pytest.mark.spec("9.3")
-async def test_goals_are_set_changed_and_deleted(r: Rig, act: Acting) -> None:
+async def test_goals_are_set_changed_and_deleted(r: ServiceHarness, act: Acting) -> None:
     made = await act("set_goals", goals=[{"description": "later"}, {"description": "now", "priority": 5}])
     assert (made["success"], made["totalGoals"]) == (True, 2)
     assert [goal["description"] for goal in made["currentGoals"]] == ["now", "later"]
@@ -225,7 +225,7 @@ async def test_goals_are_set_changed_and_deleted(r: Rig, act: Acting) -> None:
 
 
 @pytest.mark.spec("9.4")
-async def test_plans_are_made_changed_shown_and_deleted(r: Rig, act: Acting) -> None:
+async def test_plans_are_made_changed_shown_and_deleted(r: ServiceHarness, act: Acting) -> None:
     wanted = [
         {"name": "Rest", "instruction": "Rest", "runAfter": "2 hours"},
         {"name": "Fly", "instruction": "Fly", "scheduledAt": "2190-01-02T08:00:00", "timezone": "Europe/Berlin"},
@@ -243,7 +243,7 @@ async def test_plans_are_made_changed_shown_and_deleted(r: Rig, act: Acting) -> 
 
 
 @pytest.mark.spec("9.5")
-async def test_a_space_says_what_it_is_and_keeps_metadata(r: Rig, act: Acting) -> None:
+async def test_a_space_says_what_it_is_and_keeps_metadata(r: ServiceHarness, act: Acting) -> None:
     await act("enter_space", spaceId=r.space)
     assert await act("update_space_metadata", metadata={"a": 1, "b": 2}) == {
         "success": True,
@@ -262,7 +262,7 @@ async def test_a_space_says_what_it_is_and_keeps_metadata(r: Rig, act: Acting) -
 
 @pytest.mark.spec("8.2")
 @pytest.mark.spec("9.1")
-async def test_of_a_prebuilt_call_others_learn_the_name_alone(r: Rig, act: Acting) -> None:
+async def test_of_a_prebuilt_call_others_learn_the_name_alone(r: ServiceHarness, act: Acting) -> None:
     await act("enter_space", spaceId=r.space)
     await act("set_memories", memories=[{"key": "secret", "value": "hush"}])
     for stream in (run_stream(act.run_id), space_stream(r.space)):
@@ -271,7 +271,7 @@ async def test_of_a_prebuilt_call_others_learn_the_name_alone(r: Rig, act: Actin
     assert await r.messages() == []
 
 
-async def test_they_are_there_for_agents_and_nobody_else(r: Rig) -> None:
+async def test_they_are_there_for_agents_and_nobody_else(r: ServiceHarness) -> None:
     names = {tool.name for tool in r.ts.list_tools(context=ToolContext(agent_entity_id=r.agent))}
     assert names >= set(ALL_ACTIONS)
     assert not set(ALL_ACTIONS) & {tool.name for tool in r.ts.list_tools()}
@@ -281,7 +281,7 @@ async def test_they_are_there_for_agents_and_nobody_else(r: Rig) -> None:
 
 
 @pytest.mark.spec("6.2")
-async def test_no_prebuilt_tool_is_visible_and_each_has_its_place(r: Rig) -> None:
+async def test_no_prebuilt_tool_is_visible_and_each_has_its_place(r: ServiceHarness) -> None:
     for tool in PrebuiltProvider().list_tools():
         assert (tool.visible, tool.execution_type) == (False, "prebuilt"), tool.name
         assert tool.category in ("space", "memory", "agent"), tool.name

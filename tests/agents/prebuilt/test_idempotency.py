@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.spaces.rig import Rig, rig
+from tests.spaces.service_harness import ServiceHarness, service_harness
 from toolspace import ToolContext, ToolResult
 from toolspace.agents.prebuilt.provider import ALL_ACTIONS, PrebuiltProvider
 from toolspace.core.ids import now_ms
@@ -24,12 +24,12 @@ pytestmark = [pytest.mark.spec("11.6")]
 class Again:
     """Makes calls of a run under ids of one's own, as one does who takes over from a process that was killed."""
 
-    def __init__(self, r: Rig, run_id: str) -> None:
+    def __init__(self, r: ServiceHarness, run_id: str) -> None:
         self.r = r
         self.run_id = run_id
 
     async def result(self, call_id: str, name: str, **args: Any) -> ToolResult:
-        room, _ = await self.r.room(self.run_id)
+        room, _ = await self.r.open_host(self.run_id)
         context = ToolContext(agent_entity_id=self.r.agent, space_id=room.space_id, host=room)
         return await self.r.ts.call(name, args, context=context, call_id=call_id)
 
@@ -45,19 +45,19 @@ class Again:
 
 
 @pytest.fixture
-async def r(database: Database) -> AsyncIterator[Rig]:
-    async with rig(database) as made:
+async def r(database: Database) -> AsyncIterator[ServiceHarness]:
+    async with service_harness(database) as made:
         made.ts.orchestrator.register(PrebuiltProvider())
         yield made
 
 
 @pytest.fixture
-async def act(r: Rig) -> Again:
+async def act(r: ServiceHarness) -> Again:
     return Again(r, await r.open_run(in_space=True))
 
 
 @pytest.mark.spec("9.1")
-async def test_a_message_is_said_once(r: Rig, act: Again) -> None:
+async def test_a_message_is_said_once(r: ServiceHarness, act: Again) -> None:
     await r.ledger.write(entities.create_entity, "bob", "agent", "Bob", {})
     await r.ledger.write(entities.add_member, r.space, "bob")
     said = await act.twice_at_once("call_1", "send_message", text="On it.")
@@ -74,7 +74,7 @@ async def test_a_message_is_said_once(r: Rig, act: Again) -> None:
 
 
 @pytest.mark.spec("9.1")
-async def test_a_message_that_was_said_is_said_also_for_one_who_has_left_since(r: Rig, act: Again) -> None:
+async def test_a_message_that_was_said_is_said_also_for_one_who_has_left_since(r: ServiceHarness, act: Again) -> None:
     said = await act("call_1", "send_message", text="Bye.")
     left = await act("call_2", "leave_space")
     assert left == {"success": True, "spaceId": r.space}
@@ -86,7 +86,7 @@ async def test_a_message_that_was_said_is_said_also_for_one_who_has_left_since(r
 
 
 @pytest.mark.spec("9.1")
-async def test_an_id_that_is_another_senders_is_refused(r: Rig, act: Again) -> None:
+async def test_an_id_that_is_another_senders_is_refused(r: ServiceHarness, act: Again) -> None:
     taken = messaging.message_id_for_call("call_1")
     await r.ledger.commit(messaging.send_message, r.space, r.person, "Mine", message_id=taken)
     result = await act.result("call_1", "send_message", text="Mine!")
@@ -95,21 +95,21 @@ async def test_an_id_that_is_another_senders_is_refused(r: Rig, act: Again) -> N
 
 
 @pytest.mark.spec("9.1")
-async def test_a_run_moves_once_and_not_again_after_it_went_on(r: Rig, act: Again) -> None:
+async def test_a_run_moves_once_and_not_again_after_it_went_on(r: ServiceHarness, act: Again) -> None:
     await r.ledger.write(entities.create_space, "den", "Den", {})
     await r.ledger.write(entities.add_member, "den", r.agent)
     await act.twice_at_once("call_1", "enter_space", spaceId="den")
     assert await act("call_2", "leave_space") == {"success": True, "spaceId": "den"}
     entered = await act("call_1", "enter_space", spaceId="den")
     assert entered["spaceName"] == "Den"
-    room, _ = await r.room(act.run_id)
+    room, _ = await r.open_host(act.run_id)
     assert room.space_id is None
     told = [event.type for event in await r.events(space_stream("den"))]
     assert told == ["run.started", "run.done"]
 
 
 @pytest.mark.spec("9.3")
-async def test_goals_are_made_once(r: Rig, act: Again) -> None:
+async def test_goals_are_made_once(r: ServiceHarness, act: Again) -> None:
     made = await act.twice_at_once("call_1", "set_goals", goals=[{"description": "a"}, {"description": "b"}])
     assert made["totalGoals"] == 2
     assert len(await r.ledger.read(goals_and_memories.list_goals, r.agent)) == 2
@@ -124,7 +124,7 @@ async def test_goals_are_made_once(r: Rig, act: Again) -> None:
 @pytest.mark.spec("9.3")
 @pytest.mark.spec("9.2")
 @pytest.mark.spec("9.4")
-async def test_what_was_deleted_is_deleted_once(r: Rig, act: Again) -> None:
+async def test_what_was_deleted_is_deleted_once(r: ServiceHarness, act: Again) -> None:
     await act("call_0", "set_memories", memories=[{"key": "a", "value": 1}])
     goals = await act("call_1", "set_goals", goals=[{"description": "a"}])
     made = await act("call_2", "set_plans", plans=[{"name": "a", "instruction": "a", "runAfter": "1 hour"}])
@@ -140,7 +140,7 @@ async def test_what_was_deleted_is_deleted_once(r: Rig, act: Again) -> None:
 
 
 @pytest.mark.spec("9.2")
-async def test_a_memory_that_was_changed_since_is_not_set_back(r: Rig, act: Again) -> None:
+async def test_a_memory_that_was_changed_since_is_not_set_back(r: ServiceHarness, act: Again) -> None:
     await act.twice_at_once("call_1", "set_memories", memories=[{"key": "a", "value": 1}])
     await act("call_2", "set_memories", memories=[{"key": "a", "value": 2}])
     assert await act("call_1", "set_memories", memories=[{"key": "a", "value": 1}]) == {"success": True, "count": 1}
@@ -148,7 +148,7 @@ async def test_a_memory_that_was_changed_since_is_not_set_back(r: Rig, act: Agai
 
 
 @pytest.mark.spec("9.4")
-async def test_plans_are_made_once_and_one_that_fired_does_not_fire_again(r: Rig, act: Again) -> None:
+async def test_plans_are_made_once_and_one_that_fired_does_not_fire_again(r: ServiceHarness, act: Again) -> None:
     wanted = [{"name": "Rest", "instruction": "Rest", "runAfter": "1 hour"}]
     made = await act.twice_at_once("call_1", "set_plans", plans=wanted)
     (plan,) = await r.ledger.read(plan_rows.list_plans, r.agent)
@@ -163,7 +163,7 @@ async def test_plans_are_made_once_and_one_that_fired_does_not_fire_again(r: Rig
 
 
 @pytest.mark.spec("9.1")
-async def test_the_same_events_are_taken_again_and_no_others(r: Rig, act: Again) -> None:
+async def test_the_same_events_are_taken_again_and_no_others(r: ServiceHarness, act: Again) -> None:
     for n in range(5):
         await r.ledger.commit(messaging.send_message, r.space, r.person, f"message {n}")
     taken = await act.twice_at_once("call_1", "peek_inbox", count=2)
@@ -175,7 +175,7 @@ async def test_the_same_events_are_taken_again_and_no_others(r: Rig, act: Again)
 
 
 @pytest.mark.spec("9.5")
-async def test_metadata_that_others_changed_since_is_left_alone(r: Rig, act: Again) -> None:
+async def test_metadata_that_others_changed_since_is_left_alone(r: ServiceHarness, act: Again) -> None:
     changed = await act.twice_at_once("call_1", "update_space_metadata", metadata={"a": 1})
     await act("call_2", "update_space_metadata", metadata={"a": None, "b": 2})
     await act("call_3", "leave_space")
@@ -184,14 +184,14 @@ async def test_metadata_that_others_changed_since_is_left_alone(r: Rig, act: Aga
     assert context["metadata"] == {"b": 2}
 
 
-async def test_a_call_that_failed_leaves_no_receipt(r: Rig, act: Again) -> None:
+async def test_a_call_that_failed_leaves_no_receipt(r: ServiceHarness, act: Again) -> None:
     wrong = await act.result("call_1", "delete_goals", goalIds=["goal_none"])
     assert "not a goal" in (wrong.error or "")
     made = await act("call_1", "set_goals", goals=[{"description": "a"}])
     assert made["totalGoals"] == 1
 
 
-async def test_another_agents_call_of_the_same_id_is_another_call(r: Rig, act: Again) -> None:
+async def test_another_agents_call_of_the_same_id_is_another_call(r: ServiceHarness, act: Again) -> None:
     await act("call_1", "set_memories", memories=[{"key": "a", "value": 1}])
     await r.ledger.write(entities.create_entity, "bob", "agent", "Bob", {})
     program = idempotency.run_once("bob", "call_1", goals_and_memories.set_memories("bob", [("a", 2)]))
@@ -199,7 +199,7 @@ async def test_another_agents_call_of_the_same_id_is_another_call(r: Rig, act: A
     assert [memory.value for memory in await r.ledger.read(goals_and_memories.list_memories, "bob")] == [2]
 
 
-async def test_receipts_are_forgotten_with_what_is_old_and_with_their_agent(r: Rig, act: Again) -> None:
+async def test_receipts_are_forgotten_with_what_is_old_and_with_their_agent(r: ServiceHarness, act: Again) -> None:
     await act("call_1", "set_memories", memories=[{"key": "a", "value": 1}])
     assert await r.ledger.write(idempotency.delete_old_receipts, now_ms() - 60_000, 100) == 0
     assert await r.ledger.write(idempotency.delete_old_receipts, now_ms() + 1, 100) == 1

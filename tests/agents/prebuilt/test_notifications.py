@@ -14,7 +14,7 @@ from aiohttp import web
 
 from tests.http_servers import HttpTestServer, http_server
 from tests.servers.smtp import MailServer, mail_server
-from tests.spaces.rig import Rig, rig
+from tests.spaces.service_harness import ServiceHarness, service_harness
 from toolspace import ToolResult
 from toolspace.agents.prebuilt.notifications import ConfiguredNotifier
 from toolspace.agents.prebuilt.provider import ALL_ACTIONS, PrebuiltProvider
@@ -29,12 +29,14 @@ TO = ("Ann <ann@example.com>", "bob@example.com")
 
 
 class Acting:
-    def __init__(self, r: Rig, run_id: str) -> None:
+    def __init__(self, r: ServiceHarness, run_id: str) -> None:
         self.r = r
         self.run_id = run_id
 
     def configure(self, **channels: Any) -> None:
-        self.r.desk.services = AgentServices(notifier=ConfiguredNotifier.from_config(NotificationSettings(**channels)))
+        self.r.pending_calls.services = AgentServices(
+            notifier=ConfiguredNotifier.from_config(NotificationSettings(**channels))
+        )
 
     async def notify(self, title: str = "Done", body: str = "It is done.", **more: Any) -> ToolResult:
         return await self.r.call(self.run_id, "send_notification", {"title": title, "body": body, **more})
@@ -42,7 +44,7 @@ class Acting:
 
 @pytest.fixture
 async def act(tmp_path: Path) -> AsyncIterator[Acting]:
-    async with rig(await SqliteDatabase.open(tmp_path / "toolspace.db")) as made:
+    async with service_harness(await SqliteDatabase.open(tmp_path / "toolspace.db")) as made:
         made.ts.orchestrator.register(PrebuiltProvider())
         yield Acting(made, await made.open_run())
 
@@ -202,9 +204,9 @@ async def test_mail_is_encrypted_and_only_to_a_server_that_is_trusted(
 async def test_an_agent_with_ways_of_its_own_uses_those(act: Acting, hook: HttpTestServer) -> None:
     own = ConfiguredNotifier.from_config(NotificationSettings(webhook=WebhookSettings(url=hook.url("/own"))))
     assert own is not None
-    act.r.desk.services = AgentServices(notifiers={act.r.agent: own})
+    act.r.pending_calls.services = AgentServices(notifiers={act.r.agent: own})
     assert (await act.notify()).ok
-    assert act.r.desk.services.find_notifier("another") is None
+    assert act.r.pending_calls.services.find_notifier("another") is None
 
 
 def test_it_is_not_to_be_done_twice() -> None:

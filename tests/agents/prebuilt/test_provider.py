@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.spaces.rig import Rig, rig
+from tests.spaces.service_harness import ServiceHarness, service_harness
 from toolspace import Tool
 from toolspace.agents.prebuilt.provider import ALL_ACTIONS, build_tool, get_action
 from toolspace.errors import ToolDefinitionError
@@ -37,7 +37,7 @@ def configured(name: str) -> Tool:
 @pytest.mark.spec("9.6")
 async def test_all_camel_case_names_work_as_actions(tmp_path: Path) -> None:
     database = await SqliteDatabase.open(tmp_path / "toolspace.db")
-    async with rig(database, *(configured(name) for name in CAMEL)) as r:
+    async with service_harness(database, *(configured(name) for name in CAMEL)) as r:
         run_id = await r.open_run(in_space=True)
 
         async def act(tool: str, **args: Any) -> Any:
@@ -74,7 +74,7 @@ async def test_all_camel_case_names_work_as_actions(tmp_path: Path) -> None:
 @pytest.mark.spec("9.6")
 async def test_a_plan_of_another_agent_is_not_shown(tmp_path: Path) -> None:
     database = await SqliteDatabase.open(tmp_path / "toolspace.db")
-    async with rig(database, configured("getPlan"), configured("createPlan")) as r:
+    async with service_harness(database, configured("getPlan"), configured("createPlan")) as r:
         run_id = await r.open_run()
         for wrong in ("plan_none", "x" * 128):
             result = await r.call(run_id, "getPlan", {"id": wrong})
@@ -95,11 +95,13 @@ def test_both_spellings_of_every_action_are_found() -> None:
 
 @pytest.mark.spec("9.5")
 async def test_an_agent_searches_its_own_documents(tmp_path: Path) -> None:
-    async with rig(await SqliteDatabase.open(tmp_path / "toolspace.db"), configured("search_knowledge")) as r:
+    async with service_harness(
+        await SqliteDatabase.open(tmp_path / "toolspace.db"), configured("search_knowledge")
+    ) as r:
         await _check_search(r, await r.open_run())
 
 
-async def _check_search(r: Rig, run_id: str) -> None:
+async def _check_search(r: ServiceHarness, run_id: str) -> None:
     library = DocumentLibrary(r.ledger)
     for n in range(8):
         await library.save(r.agent, f"doc_{n}", title=f"Note {n}", text=f"A note about foxes, number {n}.")

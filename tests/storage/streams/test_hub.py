@@ -357,13 +357,13 @@ async def test_a_follower_gets_what_another_process_wrote_before_what_is_told_me
     follower = log.hub.subscribe_all()
     load = log.hub.load
 
-    async def load_and_tell(stream: str, after: int, limit: int) -> list[StoredEvent]:
-        found = await load(stream, after, limit)
-        log.hub._everything._load = load  # pyright: ignore[reportPrivateUsage]
+    async def load_and_append(stream: str, after: int, limit: int) -> list[StoredEvent]:
+        events = await load(stream, after, limit)
+        log.hub.load = load
         await log.append("space:a")
-        return found
+        return events
 
-    log.hub._everything._load = load_and_tell  # pyright: ignore[reportPrivateUsage]
+    log.hub.load = load_and_append
     await log.store("space:a", 2)
     log.hub.notify_appended("space:a", 2)
     seen: list[int] = []
@@ -384,7 +384,7 @@ async def test_a_follower_that_does_not_keep_up_is_too_slow(database: SqliteData
 
 
 def test_a_ring_gives_nothing_for_a_place_that_it_has_let_go() -> None:
-    ring = Ring(10, most=4)
+    ring = Ring(10, max_events=4)
     for n in range(11, 30):
         ring.append(StoredEvent("s", n, "t", {}, at=0))
     assert ring.last == 29

@@ -1,4 +1,4 @@
-"""A result cache in memory: least recently used goes first. One process, one event loop."""
+"""`MemoryCache`: results in memory, least recently used dropped first. For one process and one event loop."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from collections.abc import Callable
 from toolspace.core.interfaces import CachedResult, ResultCache
 
 _OVERHEAD = 400
-"""What an entry takes beside its bytes: the objects around them."""
+"""Bytes that an entry takes besides its text, about."""
 
 
 class MemoryCache(ResultCache):
-    """Keeps results until they expire, or until newer ones need the room.
+    """Caches results until they expire, or until newer ones need the space.
 
-    One result takes an eighth of `max_bytes` at most: a larger one is not kept, so that it cannot push out all
-    others.
+    A result larger than an eighth of `max_bytes` is not cached: it would displace too many others.
     """
 
     def __init__(
@@ -27,7 +26,7 @@ class MemoryCache(ResultCache):
     ) -> None:
         if max_entries < 1 or max_bytes < 1:
             raise ValueError(
-                f"a cache of {max_entries} entries and {max_bytes} bytes keeps nothing; both must be 1 or more"
+                f"a cache of {max_entries} entries and {max_bytes} bytes holds nothing; both must be 1 or more"
             )
         self._max_entries = max_entries
         self._max_bytes = max_bytes
@@ -43,9 +42,9 @@ class MemoryCache(ResultCache):
         entry = entries.get(key)
         if entry is None:
             return None
-        until, value, _ = entry
-        if until <= self._clock():
-            self._forget(key)
+        expires_at, value, _ = entry
+        if expires_at <= self._clock():
+            self._remove(key)
             return None
         entries.move_to_end(key)
         return value
@@ -53,7 +52,7 @@ class MemoryCache(ResultCache):
     async def set(self, key: str, value: CachedResult, ttl: float) -> None:
         entries = self._entries
         if key in entries:
-            self._forget(key)
+            self._remove(key)
         size = len(key) + len(value.text) + len(value.parts) + _OVERHEAD
         if ttl <= 0 or size > self._max_bytes // 8:
             return
@@ -66,5 +65,5 @@ class MemoryCache(ResultCache):
         self._entries.clear()
         self._bytes = 0
 
-    def _forget(self, key: str) -> None:
+    def _remove(self, key: str) -> None:
         self._bytes -= self._entries.pop(key)[2]

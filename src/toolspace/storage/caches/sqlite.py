@@ -1,4 +1,4 @@
-"""A result cache in one SQLite file, shared by every process that opens it. Holds nothing that may not be lost."""
+"""`SqliteCache`: results in one SQLite file that several processes may open. Losing the file loses only time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from toolspace.storage.private_files import make_private_folder
 
 _T = TypeVar("_T")
 
-_APPLICATION = 0x746F6F6C  # "tool": tells our files from any other SQLite database.
+_APPLICATION_ID = 0x746F6F6C  # "tool": marks our files.
 _VERSION = 1
 _SCHEMA = """
 CREATE TABLE results (
@@ -35,15 +35,15 @@ CREATE INDEX results_expires ON results (expires);
 """
 _BUSY_MS = 5_000
 _SWEEP_EVERY = 60.0
-_ROW = 100  # What a row takes beside its bytes, about.
-_BROKEN = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+_ROW_OVERHEAD = 100  # Bytes that a row takes besides its text, about.
+_CORRUPT = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
 class SqliteCache(ResultCache):
-    """Keeps results in a file until they expire, or until newer ones need the room.
+    """Caches results in a file until they expire, or until newer ones need the space.
 
-    SQLite runs in a thread of its own, started by the first call: the event loop never waits for a disk, and a
-    busy pool of threads never delays the cache. Arguments are not written down, only a hash of the key.
+    SQLite runs in a thread of its own, which the first call starts: the event loop never waits for the disk, and a
+    busy thread pool never delays the cache. The file has a hash of each key, not the arguments of the call.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class SqliteCache(ResultCache):
     async def aclose(self) -> None:
         if self._thread is not None and not self._closed:
             await self._run(self._file.close, last=True)
-            self._thread.join()  # It has answered already, and has nothing left to do.
+            self._thread.join()  # It has closed the file and is about to end.
         self._closed = True
 
     async def _run(self, work: Callable[[], _T], *, last: bool = False) -> _T:
@@ -81,23 +81,23 @@ class SqliteCache(ResultCache):
             raise ToolspaceError(f"the cache {self._path} is closed")
         self._closed = last
         loop = asyncio.get_running_loop()
-        answer: asyncio.Future[_T] = loop.create_future()
+        future: asyncio.Future[_T] = loop.create_future()
 
         def job() -> bool:
             try:
-                settle: Callable[[], None] = _Settle(answer, result=work())
+                settle: Callable[[], None] = _Settle(future, result=work())
             except BaseException as error:
-                settle = _Settle(answer, error=error)
-            with contextlib.suppress(RuntimeError):  # The caller's loop is gone, and the caller with it.
+                settle = _Settle(future, error=error)
+            with contextlib.suppress(RuntimeError):  # The caller's loop is closed.
                 loop.call_soon_threadsafe(settle)
             return last
 
         self._jobs.put(job)
         if self._thread is None:
-            # A daemon: a process that forgets `aclose` must still be able to exit, and loses only cached results.
+            # A daemon: a process that does not call `aclose` must still exit, and loses only cached results.
             self._thread = threading.Thread(target=_work, args=(self._jobs,), name="toolspace-cache", daemon=True)
             self._thread.start()
-        return await answer
+        return await future
 
 
 def _work(jobs: queue.SimpleQueue[Callable[[], bool]]) -> None:
@@ -106,34 +106,34 @@ def _work(jobs: queue.SimpleQueue[Callable[[], bool]]) -> None:
 
 
 class _Settle:
-    """Gives a waiting caller its answer, unless it stopped waiting."""
+    """Gives a caller its result or error, unless it was canceled."""
 
-    def __init__(self, answer: asyncio.Future[Any], *, result: Any = None, error: BaseException | None = None) -> None:
-        self._answer, self._result, self._error = answer, result, error
+    def __init__(self, future: asyncio.Future[Any], *, result: Any = None, error: BaseException | None = None) -> None:
+        self._future, self._result, self._error = future, result, error
 
     def __call__(self) -> None:
-        if self._answer.done():
+        if self._future.done():
             return
         if self._error is not None:
-            self._answer.set_exception(self._error)
+            self._future.set_exception(self._error)
         else:
-            self._answer.set_result(self._result)
+            self._future.set_result(self._result)
 
 
 class _Stale(Exception):
-    """The file is a cache of another release, or nothing yet."""
+    """The file is a cache of another release, or empty."""
 
 
 class _CacheFile:
-    """The file itself, used by one thread."""
+    """The file, used by one thread."""
 
     def __init__(self, path: Path, max_bytes: int, clock: Callable[[], float]) -> None:
         self._path = path
         self._max_bytes = max_bytes
         self._clock = clock
-        self._open: sqlite3.Connection | None = None
+        self._connection: sqlite3.Connection | None = None
         self._inode = 0
-        self._swept = 0.0
+        self._last_sweep = 0.0
 
     def get(self, digest: bytes) -> CachedResult | None:
         row = self._try(
@@ -154,7 +154,7 @@ class _CacheFile:
                 "INSERT OR REPLACE INTO results (key, text, parts, expires) VALUES (?, ?, ?, ?)",
                 (digest, value.text, value.parts, now + ttl),
             )
-            self._make_room(database, now)
+            self._free_space(database, now)
 
         self._try(write)
 
@@ -162,63 +162,65 @@ class _CacheFile:
         self._try(lambda database: database.execute("DELETE FROM results"))
 
     def close(self) -> None:
-        if self._open is not None:
-            self._open.close()
-            self._open = None
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
 
-    def _make_room(self, database: sqlite3.Connection, now: float) -> None:
-        if not self._swept <= now < self._swept + _SWEEP_EVERY:
-            self._swept = now
+    def _free_space(self, database: sqlite3.Connection, now: float) -> None:
+        if not self._last_sweep <= now < self._last_sweep + _SWEEP_EVERY:
+            self._last_sweep = now
             database.execute("DELETE FROM results WHERE expires <= ?", (now,))
-        excess = _used(database) - self._max_bytes
+        excess = _used_bytes(database) - self._max_bytes
         if excess > 0:
-            # A little more than needed, so that the next writes find room.
+            # A little more than needed, so that the next writes need not do it again.
             excess += self._max_bytes // 20
             rows = database.execute("SELECT id, length(text) + length(parts) FROM results ORDER BY id")
-            last = 0
-            for number, size in rows:
-                last = number
-                excess -= size + _ROW
+            last_id = 0
+            for row_id, size in rows:
+                last_id = row_id
+                excess -= size + _ROW_OVERHEAD
                 if excess <= 0:
                     break
             rows.close()
-            database.execute("DELETE FROM results WHERE id <= ?", (last,))
+            database.execute("DELETE FROM results WHERE id <= ?", (last_id,))
 
     def _try(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
-        """Does the work; a broken file is put aside and the work done on a fresh one."""
+        """Runs `work` on the file; if the file is corrupt, moves it away and runs `work` on a new one."""
         try:
             return work(self._database())
         except _Stale:
             pass
         except sqlite3.DatabaseError as error:
-            if getattr(error, "sqlite_errorcode", 0) & 0xFF not in _BROKEN:
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF not in _CORRUPT:
                 raise
-        self._put_aside()
+        self._move_away()
         return work(self._database())
 
     def _database(self) -> sqlite3.Connection:
-        if self._open is None:
+        if self._connection is None:
             if not self._path.exists():
                 self._create()
             self._inode = self._path.stat().st_ino
-            self._open = self._connect(self._path)
-            if not self._is_ours(self._open):
+            self._connection = self._connect(self._path)
+            if not self._is_ours(self._connection):
                 self.close()
-                raise ToolspaceError(f"{self._path} is a database of something else; give the cache a file of its own")
-        return self._open
+                raise ToolspaceError(f"{self._path} is a database of another program; give the cache a file of its own")
+        return self._connection
 
     def _is_ours(self, database: sqlite3.Connection) -> bool:
         application = database.execute("PRAGMA application_id").fetchone()[0]
         version = database.execute("PRAGMA user_version").fetchone()[0]
-        if application == _APPLICATION and version == _VERSION:
+        if application == _APPLICATION_ID and version == _VERSION:
             return True
-        if application == _APPLICATION or not database.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
+        if application == _APPLICATION_ID or not database.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
             raise _Stale
         return False
 
     def _create(self) -> None:
-        """Makes the file beside its place and links it there when it is whole: of several processes that start at
-        once, one wins, and none finds half a database."""
+        """Creates the file under another name and links it into place when it is complete.
+
+        Of several processes that start at once, one succeeds, and none sees an incomplete database.
+        """
         make_private_folder(self._path.parent)
         draft = self._path.with_name(f"{self._path.name}.{secrets.token_hex(4)}.new")
         os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
@@ -227,7 +229,7 @@ class _CacheFile:
             with contextlib.closing(self._connect(draft)) as database:
                 database.execute("PRAGMA journal_mode = WAL")
                 database.executescript(_SCHEMA)
-                database.execute(f"PRAGMA application_id = {_APPLICATION}")
+                database.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
                 database.execute(f"PRAGMA user_version = {_VERSION}")
             with contextlib.suppress(FileExistsError):
                 os.link(draft, self._path)
@@ -245,8 +247,8 @@ class _CacheFile:
             raise
         return database
 
-    def _put_aside(self) -> None:
-        """Moves a broken file out of the way, unless another process has done so already."""
+    def _move_away(self) -> None:
+        """Renames a corrupt file, unless another process has done so."""
         inode, self._inode = self._inode, 0
         self.close()
         with contextlib.suppress(FileNotFoundError):
@@ -260,7 +262,7 @@ def _files(path: Path) -> tuple[Path, ...]:
     return tuple(path.with_name(path.name + end) for end in ("", "-wal", "-shm"))
 
 
-def _used(database: sqlite3.Connection) -> int:
+def _used_bytes(database: sqlite3.Connection) -> int:
     pages, free, size = (
         database.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "freelist_count", "page_size")
     )

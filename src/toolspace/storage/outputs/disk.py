@@ -1,4 +1,4 @@
-"""Stored outputs on disk, for their owner only: `DiskOutputs`. Streams both ways; no output is ever whole in memory."""
+"""`DiskOutputs`: stored outputs as files that only their owner may read. No output is ever completely in memory."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _T = TypeVar("_T")
 
 
 class DiskOutputs(OutputStore):
-    """Keeps outputs as files under `root` until `ttl` seconds have passed.
+    """Stores outputs as files under `root` for `ttl` seconds.
 
-    The disk is touched in threads of its own, so that neither the event loop waits for it nor tools that fill the
-    usual pool of threads hold it up.
+    Threads of its own use the disk: the event loop never waits for it, and tools that fill the common thread pool
+    do not delay it.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class DiskOutputs(OutputStore):
         return await self.run(lambda: files.sweep(self._root, self._clock()))
 
     async def aclose(self) -> None:
-        """Discards what is still being written, and waits for the threads."""
+        """Discards unfinished outputs, and waits for the threads."""
         for writer in tuple(self._writers):
             await writer.discard()
         await asyncio.to_thread(self._threads.shutdown)
@@ -90,7 +90,7 @@ class DiskOutputs(OutputStore):
         return await self.run(lambda: files.Reader(self._root, output), undo=files.Reader.close)
 
     async def commit(self, draft: files.Draft, rest: str, *, is_json: bool) -> StoredOutput:
-        """For the writer: adds the rest and makes the draft an output."""
+        """For the writer: appends the rest and commits the draft."""
 
         def work() -> StoredOutput:
             draft.append(rest)
@@ -98,61 +98,61 @@ class DiskOutputs(OutputStore):
 
         return await self.run(work)
 
-    def forget(self, writer: _DiskWriter) -> None:
-        """For the writer: it has ended."""
+    def remove_writer(self, writer: _DiskWriter) -> None:
+        """For the writer: it is closed."""
         self._writers.discard(writer)
 
     async def run(self, work: Callable[[], _T], *, undo: Callable[[_T], object] | None = None) -> _T:
-        """Does something in a thread, and to its end, whether or not the caller is cancelled meanwhile.
+        """Runs `work` in a thread to its end, even if the caller is canceled.
 
-        `undo` takes back a result that a cancelled caller did not get.
+        `undo` reverts a result that a canceled caller did not get.
         """
         job = self._threads.submit(work)
         try:
             return await asyncio.shield(asyncio.wrap_future(job))
         except asyncio.CancelledError:
             if undo is not None:
-                job.add_done_callback(lambda done: None if done.exception() else undo(done.result()))
+                job.add_done_callback(lambda job: None if job.exception() else undo(job.result()))
             raise
 
 
 class _DiskWriter(OutputWriter):
-    """Gathers pieces and hands them to a thread a block at a time."""
+    """Collects pieces and passes them to a thread one block at a time."""
 
     def __init__(self, store: DiskOutputs, draft: files.Draft) -> None:
         self._store = store
         self._draft = draft
         self._pieces: list[str] = []
         self._size = 0
-        self._ended = False
+        self._closed = False
 
     async def write(self, piece: str) -> None:
-        if self._ended:
+        if self._closed:
             raise ToolspaceError("the output has ended; nothing can be added to it")
         self._pieces.append(piece)
         self._size += len(piece)
         if self._size >= BLOCK:
-            text = self._take()
+            text = self._take_pieces()
             await self._store.run(lambda: self._draft.append(text))
 
     async def commit(self, *, is_json: bool = False) -> StoredOutput:
-        output = await self._store.commit(self._draft, self._take(), is_json=is_json)
-        self._end()
+        output = await self._store.commit(self._draft, self._take_pieces(), is_json=is_json)
+        self._close()
         return output
 
     async def discard(self) -> None:
-        # After a commit that its caller heard of, there is nothing to take back.
-        if not self._ended:
-            self._end()
+        # Not after a commit whose caller got the result.
+        if not self._closed:
+            self._close()
             await self._store.run(self._draft.discard)
 
-    def _take(self) -> str:
+    def _take_pieces(self) -> str:
         text = "".join(self._pieces)
         self._pieces.clear()
         self._size = 0
         return text
 
-    def _end(self) -> None:
-        self._ended = True
+    def _close(self) -> None:
+        self._closed = True
         self._pieces.clear()
-        self._store.forget(self)
+        self._store.remove_writer(self)

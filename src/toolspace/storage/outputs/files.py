@@ -1,8 +1,8 @@
-"""Stored outputs as files: writing, finding and sweeping them. All of it blocks; `DiskOutputs` runs it in threads.
+"""Stored outputs as files: writing, finding and deleting them. Blocks, so `DiskOutputs` runs it in threads.
 
 root/session-abc/0123456789abcdef        the text, in UTF-8
-root/session-abc/0123456789abcdef.json   what is known of it: written last, so what has one is whole
-root/session-abc/0123456789abcdef.part   being written, and locked by its writer until it ends
+root/session-abc/0123456789abcdef.json   its `StoredOutput`, the sidecar: written last, so the text is complete
+root/session-abc/0123456789abcdef.part   an unfinished text, locked by its writer
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from toolspace.storage.outputs.handles import count_lines, encode, folder_of, ne
 
 _SLICE = 1 << 20
 _ABANDONED = 60.0
-"""Seconds after which a file without a sidecar, and without a living writer, is a leftover of a crash."""
+"""Seconds after which a file without a sidecar and without a writer counts as left by a crash."""
 _FOLDER = re.compile(r"session-[A-Za-z0-9_-]{1,64}", re.ASCII)
 _FILE = re.compile(r"([0-9a-f]{16})(\.json|\.part|\.json\.part)?", re.ASCII)
 _SIDECAR_LIMIT = 1 << 20
 
 
 class Origin(NamedTuple):
-    """Where an output comes from."""
+    """Whose output it is, and of which tool."""
 
     session: str
     owner: str | None
@@ -40,7 +40,7 @@ class Origin(NamedTuple):
 
 
 class Draft:
-    """An output being written. Its methods may be called from any thread, one after the other."""
+    """An unfinished output. Any thread may call its methods, one at a time."""
 
     def __init__(self, root: Path, origin: Origin, count_tokens: TokenCounter) -> None:
         self._root = root
@@ -50,9 +50,9 @@ class Draft:
         self._bytes = 0
         self._newlines = 0
         self._tokens = 0
-        self._last = ""
+        self._last_character = ""
         self._committed = False
-        self._ended = False
+        self._closed = False
         try:
             self._handle, self._folder, self._file = _open_draft(root, origin.session)
         except OSError as error:
@@ -60,25 +60,25 @@ class Draft:
         self._id = self._handle.partition("/")[2]
 
     def append(self, text: str) -> None:
-        with self._lock, self._explained():
-            for start in range(0, len(text), _SLICE):  # In slices: a huge piece is not copied whole.
+        with self._lock, self._clean_up_on_error():
+            for start in range(0, len(text), _SLICE):  # In slices: encoding copies the text.
                 piece = text[start : start + _SLICE]
                 data = encode(piece)
                 private_files.write_all(self._file, data)
                 self._bytes += len(data)
                 self._newlines += piece.count("\n")
                 self._tokens += self._count_tokens(piece)
-                self._last = piece[-1:]
+                self._last_character = piece[-1:]
 
     def commit(self, *, is_json: bool, now: float, ttl: float) -> StoredOutput:
-        with self._lock, self._explained():
+        with self._lock, self._clean_up_on_error():
             output = StoredOutput(
                 handle=self._handle,
                 session=self._origin.session,
                 owner=self._origin.owner,
                 tool=self._origin.tool,
                 bytes=self._bytes,
-                lines=count_lines(self._newlines, self._last),
+                lines=count_lines(self._newlines, self._last_character),
                 tokens=self._tokens,
                 is_json=is_json,
                 created_at=now,
@@ -87,19 +87,19 @@ class Draft:
             os.rename(f"{self._id}.part", self._id, src_dir_fd=self._folder, dst_dir_fd=self._folder)
             _write_sidecar(output, self._id, self._folder)
             self._committed = True
-            # The lock goes with the file, so only now, when a sweep elsewhere can see that the output is whole.
+            # Closing the file unlocks it: only now can another process's sweep see that the output is complete.
             self._close()
             return output
 
     def discard(self) -> None:
-        """Removes the output, also one that was committed already: its caller was cancelled and never knew."""
+        """Removes the output, even a committed one: its caller was canceled and does not know of it."""
         with self._lock:
             self._remove()
 
     @contextlib.contextmanager
-    def _explained(self) -> Generator[None]:
-        """A failure leaves nothing behind, and says where it was and what to do."""
-        if self._ended:
+    def _clean_up_on_error(self) -> Generator[None]:
+        """Removes the output if an error occurs, and says in the error what to do."""
+        if self._closed:
             raise ToolspaceError(f"the output of {self._origin.tool!r} has ended; nothing can be added to it")
         try:
             yield
@@ -111,17 +111,17 @@ class Draft:
             raise
 
     def _cannot_store(self, error: OSError) -> ToolspaceError:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        advice = "free some space there" if full else "keep outputs in a folder that you may write to"
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        advice = "free some space there" if is_full else "store outputs in a folder that you may write to"
         reason = error.strerror or error
         return ToolspaceError(
             f"the output of {self._origin.tool!r} cannot be stored in {self._root}: {reason}; {advice}"
         )
 
     def _remove(self) -> None:
-        if self._ended and not self._committed:
+        if self._closed and not self._committed:
             return
-        if self._ended:
+        if self._closed:
             remove_output(self._root, self._handle)
             self._committed = False
             return
@@ -133,28 +133,28 @@ class Draft:
             os.rmdir(self._root / self._handle.partition("/")[0])
 
     def _close(self) -> None:
-        self._ended = True
+        self._closed = True
         with contextlib.suppress(OSError):
             os.close(self._file)
         os.close(self._folder)
 
 
 class Reader:
-    """A stored output, open for reading. Closing waits for a read that is under way."""
+    """A stored output, open for reading. `close` waits for a read in progress."""
 
     def __init__(self, root: Path, output: StoredOutput) -> None:
         self._lock = threading.Lock()
-        place = parse_handle(output.handle)
+        parts = parse_handle(output.handle)
         try:
-            if place is None:
+            if parts is None:
                 raise FileNotFoundError(output.handle)
-            with _folder(root, place[0]) as folder:
-                self._file = private_files.open_file(place[1], within=folder)
+            with _folder(root, parts[0]) as folder:
+                self._file = private_files.open_file(parts[1], within=folder)
         except OSError as error:
             raise ToolspaceError(f"the output {output.handle!r} is gone: it expired or was removed") from error
 
     def read(self, size: int) -> bytes:
-        """The next bytes: as many as asked for, unless the file ends."""
+        """The next `size` bytes; fewer at the end of the file."""
         with self._lock:
             parts: list[bytes] = []
             while size > 0 and self._file >= 0 and (part := os.read(self._file, min(size, _SLICE))):
@@ -170,74 +170,74 @@ class Reader:
 
 
 def _open_draft(root: Path, session: str) -> tuple[str, int, int]:
-    """A new handle, and the descriptors of its folder and of its file."""
+    """Creates a draft: its handle, and the descriptors of its folder and of its file."""
     private_files.make_private_folder(root)
     with contextlib.closing(_Descriptor(private_files.open_root(root))) as top:
         for _ in range(8):
             handle = new_handle(session)
             name, _, identifier = handle.partition("/")
             with contextlib.suppress(FileNotFoundError):
-                # A sweep may remove the folder, empty as it is, before the file is in it: then once more.
+                # A sweep may remove the empty folder before the file is in it: then it tries again.
                 folder = private_files.open_folder(name, within=top.number, create=True)
                 try:
                     return handle, folder, private_files.create_file(f"{identifier}.part", within=folder)
                 except BaseException:
                     os.close(folder)
                     raise
-    raise FileNotFoundError(f"the folder {folder_of(session)!r} disappears as soon as it is made")
+    raise FileNotFoundError(f"the folder {folder_of(session)!r} was removed right after it was created, 8 times")
 
 
 def find_output(root: Path, handle: str, now: float) -> StoredOutput | None:
-    """The output of a handle, if it is whole and has not expired."""
-    place = parse_handle(handle)
-    if place is None:
+    """The output of a handle, if it is complete and has not expired."""
+    parts = parse_handle(handle)
+    if parts is None:
         return None
     try:
-        with _folder(root, place[0]) as folder:
-            output = _read_sidecar(place[1], folder)
+        with _folder(root, parts[0]) as folder:
+            output = _read_sidecar(parts[1], folder)
             if output is None or output.handle != handle or output.expires_at <= now:
                 return None
-            os.close(private_files.open_file(place[1], within=folder))
+            os.close(private_files.open_file(parts[1], within=folder))
             return output
     except OSError:
         return None
 
 
 def remove_output(root: Path, handle: str) -> None:
-    place = parse_handle(handle)
-    if place is None:
+    parts = parse_handle(handle)
+    if parts is None:
         return
-    with contextlib.suppress(OSError), _folder(root, place[0]) as folder:
-        # The sidecar first: what cannot be found cannot be half there.
-        private_files.remove(f"{place[1]}.json", within=folder)
-        private_files.remove(place[1], within=folder)
+    with contextlib.suppress(OSError), _folder(root, parts[0]) as folder:
+        # The sidecar first: without it nobody finds an incomplete output.
+        private_files.remove(f"{parts[1]}.json", within=folder)
+        private_files.remove(parts[1], within=folder)
 
 
 def sessions(root: Path, now: float) -> list[str]:
-    """The sessions that hold an output that has not expired."""
-    found: set[str] = set()
+    """The sessions with an output that has not expired."""
+    sessions: set[str] = set()
     for folder, _ in _folders(root):
         for identifier, kinds in _listing(folder).items():
             if "" in kinds and ".json" in kinds:
                 output = _read_sidecar(identifier, folder)
                 if output is not None and output.expires_at > now:
-                    found.add(output.session)
-    return sorted(found)
+                    sessions.add(output.session)
+    return sorted(sessions)
 
 
 def sweep(root: Path, now: float) -> int:
-    """Removes expired outputs, what crashed writers left, and empty folders. Others may sweep at the same time."""
+    """Removes expired outputs, leftovers of crashed writers, and empty folders. Several processes may do so at once."""
     removed = 0
     for folder, name in _folders(root):
         for identifier, kinds in _listing(folder).items():
             with contextlib.suppress(OSError):
-                removed += _sweep_one(identifier, kinds, folder, now)
+                removed += _sweep_output(identifier, kinds, folder, now)
         with contextlib.suppress(OSError):  # Not empty, or gone already.
             os.rmdir(root / name)
     return removed
 
 
-def _sweep_one(identifier: str, kinds: set[str], folder: int, now: float) -> bool:
+def _sweep_output(identifier: str, kinds: set[str], folder: int, now: float) -> bool:
     output = _read_sidecar(identifier, folder) if ".json" in kinds else None
     if output is not None and "" in kinds:
         if output.expires_at > now:
@@ -259,12 +259,12 @@ def _is_abandoned(identifier: str, kinds: set[str], folder: int, now: float) -> 
                 return False
         finally:
             os.close(file)
-    # Looked at once more, now that nobody holds the file: a commit may have finished meanwhile.
+    # Read again, now that nobody has the file open: a commit may have finished in between.
     return _read_sidecar(identifier, folder) is None or not _exists(identifier, folder)
 
 
 def _write_sidecar(output: StoredOutput, identifier: str, folder: int) -> None:
-    import json  # The standard library's can carry any session or owner, lone surrogates too; loaded when it is used.
+    import json  # Unlike msgspec it encodes lone surrogates. Here: few processes need it.
 
     data = json.dumps(msgspec.structs.asdict(output)).encode()
     draft = f"{identifier}.json.part"
@@ -274,7 +274,7 @@ def _write_sidecar(output: StoredOutput, identifier: str, folder: int) -> None:
 
 
 def _read_sidecar(identifier: str, folder: int) -> StoredOutput | None:
-    """What the sidecar says; None where it is missing or damaged."""
+    """The content of a sidecar; None if it is missing or damaged."""
     import json
 
     try:
@@ -294,7 +294,7 @@ def _exists(name: str, folder: int) -> bool:
 
 
 def _listing(folder: int) -> dict[str, set[str]]:
-    """Id → the endings of its files. Files that are not ours are not seen, so never touched."""
+    """Id → the suffixes of its files. Ignores files that are not ours."""
     listing: dict[str, set[str]] = {}
     for name in os.listdir(folder):
         if match := _FILE.fullmatch(name):
@@ -303,7 +303,7 @@ def _listing(folder: int) -> dict[str, set[str]]:
 
 
 def _folders(root: Path) -> Iterator[tuple[int, str]]:
-    """The session folders, each open while it is looked at."""
+    """The session folders, each with an open descriptor while the caller uses it."""
     try:
         names = sorted(name for name in os.listdir(root) if _FOLDER.fullmatch(name))
     except FileNotFoundError:
@@ -312,7 +312,7 @@ def _folders(root: Path) -> Iterator[tuple[int, str]]:
         try:
             with _folder(root, name) as folder:
                 yield folder, name
-        except OSError:  # A link, someone else's, or swept away by another process.
+        except OSError:  # A link, another user's, or removed by another process.
             continue
 
 

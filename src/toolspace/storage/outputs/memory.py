@@ -1,4 +1,4 @@
-"""Stored outputs in memory: for tests and for programs that must not touch a disk. Lost with the process."""
+"""`MemoryOutputs`: stored outputs in memory, for tests and for programs that must not use a disk."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from toolspace.storage.outputs.handles import (
 
 
 class MemoryOutputs(OutputStore):
-    """Keeps outputs until they expire. The oldest go when all of them take more than `max_bytes`."""
+    """Stores outputs until they expire. Drops the oldest if all of them take more than `max_bytes`."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class MemoryOutputs(OutputStore):
     async def lines(self, output: StoredOutput) -> AsyncIterator[list[str]]:
         data = self._data(output)
         splitter = LineSplitter()
-        for start in range(0, len(data) + BLOCK, BLOCK):  # One block more than there is: the empty one that ends it.
+        for start in range(0, len(data) + BLOCK, BLOCK):  # One more than there are: the empty block means the end.
             if lines := splitter.feed(data[start : start + BLOCK]):
                 yield lines
 
@@ -69,8 +69,8 @@ class MemoryOutputs(OutputStore):
             self._drop(handle)
         return len(expired)
 
-    def keep(self, output: StoredOutput, data: bytes) -> None:
-        """For the writer: takes a finished output in."""
+    def add(self, output: StoredOutput, data: bytes) -> None:
+        """For the writer: adds a finished output."""
         self._outputs[output.handle] = (output, data)
         self._bytes += len(data)
         while self._bytes > self.max_bytes:
@@ -79,7 +79,7 @@ class MemoryOutputs(OutputStore):
     def _data(self, output: StoredOutput) -> bytes:
         entry = self._outputs.get(output.handle)
         if entry is None:
-            raise ToolspaceError(f"the output {output.handle!r} is gone: it expired, or newer ones took its room")
+            raise ToolspaceError(f"the output {output.handle!r} is gone: it expired, or newer ones needed the space")
         return entry[1]
 
     def _drop(self, handle: str) -> None:
@@ -101,8 +101,8 @@ class _MemoryWriter(OutputWriter):
         if len(self._data) + len(data) > self._store.max_bytes:
             await self.discard()
             raise ToolspaceError(
-                f"the output of {self._tool!r} is larger than the {self._store.max_bytes} bytes that are kept in "
-                "memory; raise max_bytes or keep outputs on disk"
+                f"the output of {self._tool!r} is larger than the {self._store.max_bytes} bytes that are stored in "
+                "memory; raise max_bytes or store outputs on disk"
             )
         self._data += data
 
@@ -124,7 +124,7 @@ class _MemoryWriter(OutputWriter):
             created_at=now,
             expires_at=now + store.ttl,
         )
-        store.keep(output, data)
+        store.add(output, data)
         self._data.clear()
         return output
 

@@ -1,4 +1,4 @@
-"""PostgreSQL: programs as transactions on a pool of connections. What others hear of it is in `streams.postgres`."""
+"""`PostgresDatabase`: each program is a transaction on a pooled connection. Does not notify: see `postgres.wakeups`."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import lru_cache
 from types import CodeType
-from typing import Any, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 from toolspace.errors import StorageError, StorageInDoubt, StorageUnavailable, UnstorableValueError
 from toolspace.storage.database import (
     FOR_UPDATE,
     SKIP_LOCKED,
-    A,
     Database,
+    DeferredT,
     DeferredWrites,
     OperationKind,
     Program,
@@ -26,38 +26,38 @@ from toolspace.storage.database import (
     RowBatch,
     StaleError,
 )
-from toolspace.storage.postgres.driver import SCHEMES, faults, load_driver, shown_address
+from toolspace.storage.postgres.driver import SCHEMES, connection_errors, describe_error, load_driver, shown_address
 from toolspace.storage.queries import deferred_writes
 from toolspace.storage.schema import migrate
 
 _log = logging.getLogger("toolspace.storage")
 T = TypeVar("T")
 
-_ATTEMPTS = 8
+_ATTEMPTS: Final = 8
 _CONNECT_TIMEOUT, _COMMAND_TIMEOUT, _POOL_TIMEOUT = 10.0, 30.0, 20.0
-_ROLLBACK_TIMEOUT = 5.0
-_STATEMENTS = 512
-_MIGRATION_LOCK = 0x746F6F6C73706163  # "toolspac": any number that others are unlikely to lock.
+_ROLLBACK_TIMEOUT: Final = 5.0
+_CACHED_STATEMENTS: Final = 512
+_MIGRATION_LOCK: Final = 0x746F6F6C73706163  # "toolspac": a number that other programs are unlikely to lock.
 
-_WRITE = "BEGIN"
-_READ = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
-_QUESTION_MARK = re.compile(r"'[^']*'|\?")
+_BEGIN_WRITE: Final = "BEGIN"
+_BEGIN_READ: Final = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+_QUESTION_MARK: Final = re.compile(r"'[^']*'|\?")
 
-_CONFLICTS = ("40001", "40P01", "23503")
-"""Writers in each other's way. The last: what a program looked at was removed before it referred to it, which the next
-attempt sees."""
-_LOST = ("08", "57P01", "57P02", "57P05")
-"""A connection that ended. What it had not committed never happened."""
-_UNAVAILABLE = ("25006", "53", "55", "57", "58")
-"""A server that only reads (a replica), has too few resources or an operator at work, or met a system error."""
-_UNKEEPABLE = "22"
+_CONFLICT: Final = ("40001", "40P01", "23503")
+"""SQLSTATEs of conflicts between writers. The last: a row was deleted before the program referred to it; the next
+attempt sees that."""
+_CONNECTION_LOST: Final = ("08", "57P01", "57P02", "57P05")
+"""The connection ended: what it had not committed did not happen."""
+_UNAVAILABLE: Final = ("25006", "53", "55", "57", "58")
+"""The server only reads (a replica), lacks resources, is being administered, or met a system error."""
+_UNSTORABLE: Final = "22"
 
 
 class PostgresDatabase(Database):
     """A database that several processes share.
 
     Writes run at READ COMMITTED: programs compare and set in one statement, and pick rows to change with `SKIP_LOCKED`.
-    A program that met a deadlock, or lost its connection before the commit, is run again from its start.
+    A program that met a deadlock, or lost its connection before the commit, runs again from its start.
     """
 
     is_shared = True
@@ -65,16 +65,16 @@ class PostgresDatabase(Database):
     def __init__(self, pool: Any, address: str) -> None:
         self.address = address
         self._driver = load_driver()
-        self._faults: tuple[type[Exception], ...] = faults(self._driver)
+        self._errors: tuple[type[Exception], ...] = connection_errors(self._driver)
         self._pool = pool
         self._closing = False
         self._running: set[asyncio.Task[Any]] = set()
-        self._longer: set[CodeType] = set()
-        """Programs that were seen to read with more than one statement."""
+        self._with_several_statements: set[CodeType] = set()
+        """Reading programs that had more than one statement before."""
 
     @classmethod
     async def open(cls, url: str, *, connections: int = 10) -> Self:
-        """Connects to the database of a `postgresql://` URL and brings its tables up to date."""
+        """Connects to the database of a `postgresql://` URL and migrates its tables."""
         driver, address = load_driver(), shown_address(url)
         if not url.startswith(SCHEMES):
             raise StorageError("not the URL of a PostgreSQL; write postgresql://user:password@host:5432/database")
@@ -83,23 +83,23 @@ class PostgresDatabase(Database):
                 url,
                 min_size=1,
                 max_size=connections,
-                reset=_keep_nothing,
+                reset=_skip_reset,
                 timeout=_CONNECT_TIMEOUT,
                 command_timeout=_COMMAND_TIMEOUT,
-                statement_cache_size=_STATEMENTS,
+                statement_cache_size=_CACHED_STATEMENTS,
                 server_settings={"application_name": "toolspace"},
             )
         except (ValueError, driver.ClientConfigurationError):
-            # Without what it says: a URL that was read wrongly may show a part of its password.
+            # Without the driver's message: it may quote a part of the password of a malformed URL.
             raise StorageError(
                 f"the URL of the PostgreSQL at {address} is not understood; write "
                 "postgresql://user:password@host:5432/database, with %40 for @ and %2F for / in the password"
             ) from None
-        except faults(driver) as error:
-            raise StorageUnavailable(f"PostgreSQL at {address} does not answer: {_said(error)}") from error
+        except connection_errors(driver) as error:
+            raise StorageUnavailable(f"PostgreSQL at {address} does not answer: {describe_error(error)}") from error
         self = cls(pool, address)
         try:
-            await self.run(_migrate_alone)
+            await self.run(_migrate_exclusively)
         except BaseException as error:
             pool.terminate()
             if isinstance(error, StorageError) and not isinstance(error, StorageUnavailable):
@@ -115,22 +115,26 @@ class PostgresDatabase(Database):
         deferred: Callable[[], DeferredWrites] | None = None,
         exclusive: bool = False,
     ) -> T:
-        def whole() -> Program[T]:
+        def with_deferred_writes() -> Program[T]:
             result = yield from program()
             if deferred is not None:
                 yield from deferred_writes.write((deferred(),))
             return result
 
-        began = time.perf_counter()
-        # Shielded: whoever is canceled during the commit would never know whether it happened, nor would anyone else.
-        task = asyncio.create_task(self._run(whole, on_commit))
+        started_at = time.perf_counter()
+        # Shielded: if the caller is canceled during the commit, nobody would know whether it happened.
+        task = asyncio.create_task(self._run(with_deferred_writes, on_commit))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
-        task.add_done_callback(lambda ended: self._observe("write", began, _error_of(ended)))
+        task.add_done_callback(lambda task: self._observe("write", started_at, _error_of(task)))
         return await asyncio.shield(task)
 
     async def commit_deferred(
-        self, deferred: A, *, on_commit: Callable[[A], None], on_doubt: Callable[[A], None]
+        self,
+        deferred: DeferredT,
+        *,
+        on_commit: Callable[[DeferredT], None],
+        on_doubt: Callable[[DeferredT], None],
     ) -> bool:
         try:
             await self.run(
@@ -146,26 +150,26 @@ class PostgresDatabase(Database):
         return True
 
     async def read(self, program: Callable[[], Program[T]]) -> T:
-        began = time.perf_counter()
+        started_at = time.perf_counter()
         try:
-            result = await self._try(self._look, program)
+            result = await self._attempt(self._run_read, program)
         except BaseException as error:
-            self._observe("read", began, error)
+            self._observe("read", started_at, error)
             raise
-        self._observe("read", began, None)
+        self._observe("read", started_at, None)
         return result
 
-    def _observe(self, kind: OperationKind, began: float, error: BaseException | None) -> None:
+    def _observe(self, kind: OperationKind, started_at: float, error: BaseException | None) -> None:
         if self.observer is not None:
-            self.observer(kind, (time.perf_counter() - began,), () if error is None else (error,))
+            self.observer(kind, (time.perf_counter() - started_at,), () if error is None else (error,))
 
-    async def _run(self, program: Callable[[], Program[T]], then: Callable[[T], None] | None) -> T:
-        result = await self._try(self._transact, program)
-        if then is not None:
+    async def _run(self, program: Callable[[], Program[T]], on_commit: Callable[[T], None] | None) -> T:
+        result = await self._attempt(self._run_transaction, program)
+        if on_commit is not None:
             try:
-                then(result)
+                on_commit(result)
             except Exception:
-                _log.exception("what was written could not be told")
+                _log.exception("A transaction is committed, but notifying subscribers of it failed")
         return result
 
     async def aclose(self) -> None:
@@ -174,21 +178,23 @@ class PostgresDatabase(Database):
         self._closing = True
         try:
             await asyncio.wait_for(self._pool.close(), _POOL_TIMEOUT)
-        except self._faults as error:
-            _log.warning("closing the connections to PostgreSQL at %s: %s", self.address, _said(error))
+        except self._errors as error:
+            _log.warning("Closing the connections to PostgreSQL at %s failed: %s", self.address, describe_error(error))
         finally:
             self._pool.terminate()
 
     # Attempts and connections
 
-    async def _try(self, work: Callable[[Any, Callable[[], Program[T]]], Any], program: Callable[[], Program[T]]) -> T:
+    async def _attempt(
+        self, work: Callable[[Any, Callable[[], Program[T]]], Any], program: Callable[[], Program[T]]
+    ) -> T:
         for attempt in range(1, _ATTEMPTS):
             try:
                 async with self._connection() as connection:
                     return await work(connection, program)
-            except (_ConflictError, _LostError) as error:
-                _log.debug("attempt %d: %s", attempt, error)
-            # Those who met here should not meet again.
+            except (_ConflictError, _ConnectionLostError) as error:
+                _log.debug("Attempt %d of %d failed, trying again: %s", attempt, _ATTEMPTS, error)
+            # A random delay, so that the same programs do not meet again.
             await asyncio.sleep(random.uniform(0, 0.002 * 2**attempt))
         async with self._connection() as connection:
             return await work(connection, program)
@@ -199,8 +205,9 @@ class PostgresDatabase(Database):
             raise StorageUnavailable(f"the connections to PostgreSQL at {self.address} are closed")
         try:
             connection = await self._pool.acquire(timeout=_POOL_TIMEOUT)
-        except self._faults as error:
-            raise StorageUnavailable(f"PostgreSQL at {self.address} does not answer: {_said(error)}") from error
+        except self._errors as error:
+            message = f"PostgreSQL at {self.address} does not answer: {describe_error(error)}"
+            raise StorageUnavailable(message) from error
         try:
             yield connection
         except BaseException as error:
@@ -210,20 +217,20 @@ class PostgresDatabase(Database):
             await self._pool.release(connection, timeout=_ROLLBACK_TIMEOUT)
 
     async def _clean(self, connection: Any, error: BaseException) -> None:
-        """Leaves nothing of a failed program: the pool gives the connection to the next as it is."""
+        """Rolls back a failed program: the pool hands the connection on as it is."""
         if isinstance(error, _ConflictError) or not isinstance(error, StorageUnavailable):
             try:
-                # Where a statement was canceled, the driver asks the server to stop it, and waits for that first.
+                # If a statement was canceled, the driver first asks the server to stop it, and waits for that.
                 if connection.is_in_transaction():
                     await connection.execute("ROLLBACK", timeout=_ROLLBACK_TIMEOUT)
                 return
-            except self._faults as fault:
-                _log.debug("a connection to PostgreSQL at %s is given up: %s", self.address, fault)
-        # Who knows what is left: the server ends it with the connection.
-        with suppress(self._driver.InterfaceError):  # The pool noticed first that it is gone.
+            except self._errors as rollback_error:
+                _log.debug("Rollback at %s failed, closing the connection: %s", self.address, rollback_error)
+        # In an unknown state: the server rolls back when the connection ends.
+        with suppress(self._driver.InterfaceError):  # The pool has closed it already.
             connection.terminate()
 
-    def _is_gone(self, connection: Any) -> bool:
+    def _is_closed(self, connection: Any) -> bool:
         try:
             return connection.is_closed()
         except self._driver.InterfaceError:  # The pool has taken it back already.
@@ -231,7 +238,9 @@ class PostgresDatabase(Database):
 
     # Programs
 
-    async def _transact(self, connection: Any, program: Callable[[], Program[T]], begin: str = _WRITE) -> T:
+    async def _run_transaction(
+        self, connection: Any, program: Callable[[], Program[T]], begin: str = _BEGIN_WRITE
+    ) -> T:
         steps = program()
         rows: list[Row] | None = None
         try:
@@ -239,31 +248,31 @@ class PostgresDatabase(Database):
             while True:
                 try:
                     sql, values = steps.send(rows) if rows is not None else next(steps)
-                except StopIteration as done:
-                    await self._execute(connection, "COMMIT", committing=True)
-                    return done.value
-                rows = await self._fetch(connection, _translated(sql), values)
+                except StopIteration as stop:
+                    await self._execute(connection, "COMMIT", is_commit=True)
+                    return stop.value
+                rows = await self._fetch(connection, _translate(sql), values)
         finally:
             steps.close()
 
-    async def _look(self, connection: Any, program: Callable[[], Program[T]]) -> T:
-        """One statement sees one view by itself. Several need a transaction, which costs two more round trips."""
+    async def _run_read(self, connection: Any, program: Callable[[], Program[T]]) -> T:
+        """One statement sees one snapshot by itself. Several need a transaction, which costs two more round trips."""
         steps = program()
         code: CodeType | None = getattr(steps, "gi_code", None)
-        if code is None or code in self._longer:
+        if code is None or code in self._with_several_statements:
             steps.close()
-            return await self._transact(connection, program, _READ)
+            return await self._run_transaction(connection, program, _BEGIN_READ)
         try:
             sql, values = next(steps)
             if sql.startswith("SELECT"):
-                rows = await self._fetch(connection, _translated(sql), values)
+                rows = await self._fetch(connection, _translate(sql), values)
                 steps.send(rows)
-        except StopIteration as done:
-            return done.value
+        except StopIteration as stop:
+            return stop.value
         finally:
             steps.close()
-        self._longer.add(code)
-        return await self._transact(connection, program, _READ)
+        self._with_several_statements.add(code)
+        return await self._run_transaction(connection, program, _BEGIN_READ)
 
     async def _fetch(self, connection: Any, sql: str, values: Sequence[Any]) -> list[Row]:
         try:
@@ -271,64 +280,65 @@ class PostgresDatabase(Database):
                 await connection.executemany(sql, values)
                 return []
             return await connection.fetch(sql, *values)
-        except self._faults as error:
-            raise self._explained(error, connection) from error
+        except self._errors as error:
+            raise self._to_storage_error(error, connection) from error
 
-    async def _execute(self, connection: Any, command: str, *, committing: bool = False) -> None:
+    async def _execute(self, connection: Any, command: str, *, is_commit: bool = False) -> None:
         try:
             await connection.execute(command)
-        except self._faults as error:
-            explained = self._explained(error, connection)
-            if committing and isinstance(explained, StorageUnavailable) and not isinstance(explained, _ConflictError):
-                explained = StorageInDoubt(
+        except self._errors as error:
+            storage_error = self._to_storage_error(error, connection)
+            is_conflict = isinstance(storage_error, _ConflictError)
+            if is_commit and isinstance(storage_error, StorageUnavailable) and not is_conflict:
+                storage_error = StorageInDoubt(
                     f"PostgreSQL at {self.address} went away during a commit: it may have happened, or not"
                 )
-            raise explained from error
+            raise storage_error from error
 
-    def _explained(self, error: Exception, connection: Any) -> StorageError:
+    def _to_storage_error(self, error: Exception, connection: Any) -> StorageError:
         state: str = getattr(error, "sqlstate", None) or ""
-        said = _said(error)
-        if state in _CONFLICTS or isinstance(error, self._driver.InvalidCachedStatementError):
-            return _ConflictError(f"PostgreSQL at {self.address} is too busy with other writers of the same: {said}")
-        gone = not state and not isinstance(error, TimeoutError) and self._is_gone(connection)
-        # The driver lost its place in what the server said: that connection is of no more use.
-        if state.startswith(_LOST) or gone or isinstance(error, self._driver.InternalClientError):
-            return _LostError(f"the connection to PostgreSQL at {self.address} was lost: {said}")
+        reason = describe_error(error)
+        if state in _CONFLICT or isinstance(error, self._driver.InvalidCachedStatementError):
+            return _ConflictError(f"PostgreSQL at {self.address} is too busy with other writers of the same: {reason}")
+        is_closed = not state and not isinstance(error, TimeoutError) and self._is_closed(connection)
+        # After an InternalClientError the driver cannot parse what the server sends: the connection is unusable.
+        if state.startswith(_CONNECTION_LOST) or is_closed or isinstance(error, self._driver.InternalClientError):
+            return _ConnectionLostError(f"the connection to PostgreSQL at {self.address} was lost: {reason}")
         if state.startswith(_UNAVAILABLE) or isinstance(error, OSError):
-            return StorageUnavailable(f"PostgreSQL at {self.address} does not answer: {said}")
-        if state.startswith(_UNKEEPABLE) or isinstance(error, self._driver.DataError):
+            return StorageUnavailable(f"PostgreSQL at {self.address} does not answer: {reason}")
+        if state.startswith(_UNSTORABLE) or isinstance(error, self._driver.DataError):
             # Without the value, which may be a secret.
             return UnstorableValueError(
-                "a value cannot be kept: no NUL characters, no lone surrogates, integers of 64 bits"
+                "a value cannot be stored: no NUL characters, no lone surrogates, integers of 64 bits"
             )
-        return StorageError(f"the database refuses this: {said}")
+        return StorageError(f"the database refuses this: {reason}")
 
 
 def _error_of(task: asyncio.Task[Any]) -> BaseException | None:
-    """A fault is for whoever asked; where they went away, for nobody: it is looked at here."""
+    """Also marks the error as retrieved, for a caller that was canceled."""
     return None if task.cancelled() else task.exception()
 
 
 class _ConflictError(StorageUnavailable):
-    """Two programs were in each other's way, and this one gave way."""
+    """The program conflicted with another one and was rolled back."""
 
 
-class _LostError(StorageUnavailable):
+class _ConnectionLostError(StorageUnavailable):
     """The connection ended before the commit."""
 
 
-def _migrate_alone() -> Program[int]:
-    """Two processes that start at once: the second waits here, and finds nothing left to do."""
+def _migrate_exclusively() -> Program[int]:
+    """Of two processes that start at once, the second waits here and then has nothing left to migrate."""
     yield "SELECT pg_advisory_xact_lock(?)", (_MIGRATION_LOCK,)
     return (yield from migrate())
 
 
 @lru_cache(maxsize=4096)
-def _translated(sql: str) -> str:
-    """A program's SQL as PostgreSQL writes it."""
+def _translate(sql: str) -> str:
+    """The SQL of a program in the syntax of PostgreSQL."""
     count = 0
 
-    def numbered(match: re.Match[str]) -> str:
+    def number(match: re.Match[str]) -> str:
         nonlocal count
         if match[0] != "?":
             return match[0]
@@ -336,18 +346,12 @@ def _translated(sql: str) -> str:
         return f"${count}"
 
     sql = sql.replace(SKIP_LOCKED, "FOR UPDATE SKIP LOCKED").replace(FOR_UPDATE, "FOR UPDATE")
-    sql = _QUESTION_MARK.sub(numbered, sql)
+    sql = _QUESTION_MARK.sub(number, sql)
     if sql.startswith("CREATE TABLE"):
-        # Texts are in the order of their bytes, whatever language the server was set up for.
+        # Text sorts by its bytes, whatever language the server was set up for.
         sql = re.sub(r"\bTEXT\b", 'TEXT COLLATE "C"', sql)
     return sql
 
 
-async def _keep_nothing(connection: Any) -> None:
-    """Instead of the driver's own clean-up, a round trip for each program: programs leave nothing behind."""
-
-
-def _said(error: BaseException) -> str:
-    if isinstance(error, TimeoutError):
-        return "it took too long"
-    return str(error) or type(error).__name__
+async def _skip_reset(connection: Any) -> None:
+    """Instead of the driver's reset, a round trip for each program: programs leave no state on a connection."""

@@ -1,4 +1,4 @@
-"""What all who speak to PostgreSQL share: its driver, loaded when it is needed, and its address as it may be shown."""
+"""The driver of PostgreSQL, loaded when it is needed, and addresses without passwords. Connects to nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SCHEMES = ("postgresql://", "postgres://")
 
 
 def load_driver() -> Any:
-    """The module `asyncpg`. Raises `StorageError` where it is not installed."""
+    """The module `asyncpg`. Raises `StorageError` if it is not installed."""
     try:
         return importlib.import_module("asyncpg")
     except ImportError as error:
@@ -22,8 +22,8 @@ def load_driver() -> Any:
 
 
 def shown_address(url: str) -> str:
-    """Host and database of a URL, without who connects: a password is in no message and no log."""
-    # Not parsed as a URL: one that is written wrong must not show its password either.
+    """Host and database of a URL, without user and password, for messages and logs."""
+    # Not parsed as a URL: a malformed one must not show its password either.
     rest = url.partition("://")[2]
     rest, _, query = rest.partition("?")
     authority, slash, database = rest.rpartition("@")[2].partition("/")
@@ -31,6 +31,12 @@ def shown_address(url: str) -> str:
     return f"{host}{slash}{database}"
 
 
-def faults(driver: Any) -> tuple[type[Exception], ...]:
-    """What the driver raises where a server, or the way to it, fails. The last: where that happens in an answer."""
+def connection_errors(driver: Any) -> tuple[type[Exception], ...]:
+    """What the driver raises if the server or the connection fails; the last, if a response cannot be parsed."""
     return OSError, driver.PostgresError, driver.InterfaceError, driver.InternalClientError
+
+
+def describe_error(error: BaseException) -> str:
+    if isinstance(error, TimeoutError):
+        return "it took too long"
+    return str(error) or type(error).__name__

@@ -1,4 +1,4 @@
-"""Programs for what others left to the end of a transaction: all of it together, so that many share few statements."""
+"""SQL programs for the writes at the end of a transaction. Those of many programs share few statements."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from toolspace.storage.database import DeferredWrites, Program, StaleError
 from toolspace.storage.queries import calls, events, inbox
 
 
-def resolve_calls(tail: DeferredWrites) -> Program[None]:
-    """Gives calls their results. Raises `StaleError` where one is not as it was taken to be."""
-    for resolution in tail.resolved_calls:
+def resolve_calls(deferred: DeferredWrites) -> Program[None]:
+    """Stores the results of calls. Raises `StaleError` if a call is not as it is remembered."""
+    for resolution in deferred.resolved_calls:
         if not (yield from calls.apply_resolution(resolution)):
             raise StaleError
 
 
-def write(tails: Sequence[DeferredWrites]) -> Program[None]:
-    """All else. Events last: nobody waits long for a stream's counter."""
-    yield from inbox.add_rows([entry for tail in tails for entry in tail.inbox_rows])
-    yield from events.append_deferred(tails)
+def write(writes: Sequence[DeferredWrites]) -> Program[None]:
+    """Stores everything else. Events come last: an append locks the counter of its stream."""
+    yield from inbox.add_rows([row for deferred in writes for row in deferred.inbox_rows])
+    yield from events.append_deferred(writes)

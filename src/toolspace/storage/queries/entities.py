@@ -1,4 +1,4 @@
-"""Programs for entities, spaces and who is in them."""
+"""SQL programs for entities, spaces and members."""
 
 from __future__ import annotations
 
@@ -8,52 +8,53 @@ from typing import Any
 from toolspace.core import json_text
 from toolspace.core.ids import now_ms
 from toolspace.core.records import Entity, EntityType, Member, Space
-from toolspace.storage.database import Program, Row
+from toolspace.storage.database import Program
+from toolspace.storage.queries.columns import Columns, insert_into, placeholders
 
-_ENTITY = "id, type, name, metadata, created_at"
-_SPACE = "id, name, metadata, created_at"
+_ENTITY = Columns(Entity, json=("metadata",))
+_SPACE = Columns(Space, json=("metadata",))
 
 
 def create_entity(entity_id: str, type: EntityType, name: str, metadata: Mapping[str, Any]) -> Program[Entity | None]:
-    """None where the id is taken."""
+    """None if the id is in use."""
     rows = yield (
-        f"INSERT INTO entities ({_ENTITY}) VALUES (?, ?, ?, ?, ?) ON CONFLICT (id) DO NOTHING RETURNING {_ENTITY}",
+        f"{insert_into('entities', _ENTITY.names)} ON CONFLICT (id) DO NOTHING RETURNING {_ENTITY.sql}",
         (entity_id, type, name, json_text.encode_for_storage(metadata), now_ms()),
     )
-    return _entity(rows[0]) if rows else None
+    return _ENTITY.decode_first(rows)
 
 
 def find_entity(entity_id: str) -> Program[Entity | None]:
-    rows = yield f"SELECT {_ENTITY} FROM entities WHERE id = ?", (entity_id,)
-    return _entity(rows[0]) if rows else None
+    return _ENTITY.decode_first((yield f"SELECT {_ENTITY.sql} FROM entities WHERE id = ?", (entity_id,)))
 
 
 def list_entities(
     *, type: str | None = None, sharing_with: str | None = None, after: str = "", limit: int = 100
 ) -> Program[list[Entity]]:
-    """Entities by id; only those that share a space with one of them, if it is named (itself among them)."""
+    """Entities by id. `sharing_with`: only this entity and those that share a space with it."""
     where, values = ["id > ?"], [after]
     if type is not None:
         where.append("type = ?")
         values.append(type)
     if sharing_with is not None:
         where.append(
-            "(id = ? OR id IN (SELECT theirs.entity_id FROM members AS theirs "
-            "JOIN members AS mine ON mine.space_id = theirs.space_id WHERE mine.entity_id = ?))"
+            "(id = ? OR id IN (SELECT other.entity_id FROM members AS other "
+            "JOIN members AS own ON own.space_id = other.space_id WHERE own.entity_id = ?))"
         )
         values += [sharing_with, sharing_with]
     rows = yield (
-        f"SELECT {_ENTITY} FROM entities WHERE {' AND '.join(where)} ORDER BY id LIMIT ?",
+        f"SELECT {_ENTITY.sql} FROM entities WHERE {' AND '.join(where)} ORDER BY id LIMIT ?",
         (*values, limit),
     )
-    return [_entity(row) for row in rows]
+    return _ENTITY.decode_all(rows)
 
 
-def share_space(one: str, other: str) -> Program[bool]:
+def share_space(first_id: str, second_id: str) -> Program[bool]:
+    """Whether two entities are members of one space."""
     rows = yield (
         "SELECT 1 FROM members AS a JOIN members AS b ON a.space_id = b.space_id "
         "WHERE a.entity_id = ? AND b.entity_id = ? LIMIT 1",
-        (one, other),
+        (first_id, second_id),
     )
     return bool(rows)
 
@@ -63,49 +64,46 @@ def update_entity(
 ) -> Program[Entity | None]:
     rows = yield (
         "UPDATE entities SET name = COALESCE(?, name), metadata = COALESCE(?, metadata) WHERE id = ? "
-        f"RETURNING {_ENTITY}",
+        f"RETURNING {_ENTITY.sql}",
         (name, None if metadata is None else json_text.encode_for_storage(metadata), entity_id),
     )
-    return _entity(rows[0]) if rows else None
+    return _ENTITY.decode_first(rows)
 
 
 def delete_entity(entity_id: str) -> Program[bool]:
-    """With its memberships, and its runs if it is an agent; what it said stays."""
-    rows = yield "DELETE FROM entities WHERE id = ? RETURNING id", (entity_id,)
-    return bool(rows)
+    """Deletes an entity with its memberships, and an agent with its runs. Its messages stay."""
+    return bool((yield "DELETE FROM entities WHERE id = ? RETURNING id", (entity_id,)))
 
 
 def create_space(space_id: str, name: str, metadata: Mapping[str, Any]) -> Program[Space | None]:
-    """None where the id is taken."""
+    """None if the id is in use."""
     rows = yield (
-        f"INSERT INTO spaces ({_SPACE}, last_seq) VALUES (?, ?, ?, ?, 0) ON CONFLICT (id) DO NOTHING "
-        f"RETURNING {_SPACE}",
-        (space_id, name, json_text.encode_for_storage(metadata), now_ms()),
+        f"{insert_into('spaces', (*_SPACE.names, 'last_seq'))} ON CONFLICT (id) DO NOTHING RETURNING {_SPACE.sql}",
+        (space_id, name, json_text.encode_for_storage(metadata), now_ms(), 0),
     )
-    return _space(rows[0]) if rows else None
+    return _SPACE.decode_first(rows)
 
 
 def find_space(space_id: str) -> Program[Space | None]:
-    rows = yield f"SELECT {_SPACE} FROM spaces WHERE id = ?", (space_id,)
-    return _space(rows[0]) if rows else None
+    return _SPACE.decode_first((yield f"SELECT {_SPACE.sql} FROM spaces WHERE id = ?", (space_id,)))
 
 
 def list_spaces(*, member: str | None = None, after: str = "", limit: int = 100) -> Program[list[Space]]:
-    """Spaces by id; only those that an entity is a member of, if one is named."""
+    """Spaces by id; only those of one member, if it is given."""
     if member is None:
-        rows = yield f"SELECT {_SPACE} FROM spaces WHERE id > ? ORDER BY id LIMIT ?", (after, limit)
+        rows = yield f"SELECT {_SPACE.sql} FROM spaces WHERE id > ? ORDER BY id LIMIT ?", (after, limit)
     else:
         rows = yield (
-            f"SELECT {_SPACE} FROM spaces WHERE id > ? AND id IN (SELECT space_id FROM members WHERE entity_id = ?) "
-            "ORDER BY id LIMIT ?",
+            f"SELECT {_SPACE.sql} FROM spaces WHERE id > ? "
+            "AND id IN (SELECT space_id FROM members WHERE entity_id = ?) ORDER BY id LIMIT ?",
             (after, member, limit),
         )
-    return [_space(row) for row in rows]
+    return _SPACE.decode_all(rows)
 
 
 def list_space_names(space_ids: Sequence[str]) -> Program[dict[str, str]]:
-    """The names of those spaces that there are, by id."""
-    rows = yield f"SELECT id, name FROM spaces WHERE id IN ({', '.join('?' * len(space_ids))})", tuple(space_ids)
+    """The names of the spaces that exist, by id."""
+    rows = yield f"SELECT id, name FROM spaces WHERE id IN ({placeholders(space_ids)})", tuple(space_ids)
     return {row[0]: row[1] for row in rows}
 
 
@@ -113,31 +111,33 @@ def update_space(
     space_id: str, *, name: str | None = None, metadata: Mapping[str, Any] | None = None
 ) -> Program[Space | None]:
     rows = yield (
-        f"UPDATE spaces SET name = COALESCE(?, name), metadata = COALESCE(?, metadata) WHERE id = ? RETURNING {_SPACE}",
+        "UPDATE spaces SET name = COALESCE(?, name), metadata = COALESCE(?, metadata) WHERE id = ? "
+        f"RETURNING {_SPACE.sql}",
         (name, None if metadata is None else json_text.encode_for_storage(metadata), space_id),
     )
-    return _space(rows[0]) if rows else None
+    return _SPACE.decode_first(rows)
 
 
 def lock_space(space_id: str) -> Program[bool]:
-    """Nobody shows anything new in a space until the transaction ends. False where there is none."""
-    rows = yield "UPDATE spaces SET last_seq = last_seq WHERE id = ? RETURNING id", (space_id,)
-    return bool(rows)
+    """Nobody adds a message to the space until the transaction ends. False if there is no such space."""
+    return bool((yield "UPDATE spaces SET last_seq = last_seq WHERE id = ? RETURNING id", (space_id,)))
 
 
 def delete_space(space_id: str) -> Program[bool]:
-    """With its members and messages. Another one may get its id: what showed here must not show there."""
-    shown = "SELECT call_id FROM messages WHERE space_id = ? AND call_id IS NOT NULL"
-    yield f"UPDATE calls SET visible = 0, exposure = 'none' WHERE call_id IN ({shown})", (space_id,)
+    """Deletes a space with its members and messages.
+
+    Another space may get its id later, so calls and events that were visible here become invisible.
+    """
+    visible_calls = "SELECT call_id FROM messages WHERE space_id = ? AND call_id IS NOT NULL"
+    yield f"UPDATE calls SET visible = 0, exposure = 'none' WHERE call_id IN ({visible_calls})", (space_id,)
     streams = "SELECT 'run:' || run_id FROM messages WHERE space_id = ? AND run_id IS NOT NULL"
     yield f"UPDATE events SET exposure = 'none' WHERE stream IN ({streams})", (space_id,)
     yield "UPDATE runs SET space_id = NULL WHERE space_id = ?", (space_id,)
-    rows = yield "DELETE FROM spaces WHERE id = ? RETURNING id", (space_id,)
-    return bool(rows)
+    return bool((yield "DELETE FROM spaces WHERE id = ? RETURNING id", (space_id,)))
 
 
 def add_member(space_id: str, entity_id: str) -> Program[bool]:
-    """Whether it was not there already. Both must exist."""
+    """False if it is a member already. Both must exist."""
     rows = yield (
         "INSERT INTO members (space_id, entity_id, joined_at) VALUES (?, ?, ?) "
         "ON CONFLICT (space_id, entity_id) DO NOTHING RETURNING entity_id",
@@ -155,11 +155,11 @@ def remove_member(space_id: str, entity_id: str) -> Program[bool]:
 
 
 def is_member(space_id: str, entity_id: str) -> Program[bool]:
-    rows = yield "SELECT 1 FROM members WHERE space_id = ? AND entity_id = ?", (space_id, entity_id)
-    return bool(rows)
+    return bool((yield "SELECT 1 FROM members WHERE space_id = ? AND entity_id = ?", (space_id, entity_id)))
 
 
 def list_members(space_id: str) -> Program[list[Member]]:
+    """The members of a space, in the order in which they joined."""
     rows = yield (
         "SELECT entities.id, entities.type, entities.name, members.joined_at FROM members "
         "JOIN entities ON entities.id = members.entity_id WHERE members.space_id = ? "
@@ -169,19 +169,11 @@ def list_members(space_id: str) -> Program[list[Member]]:
     return [Member(entity_id=row[0], type=row[1], name=row[2], joined_at=row[3]) for row in rows]
 
 
-def list_agents(space_id: str, *, besides: str) -> Program[Sequence[str]]:
-    """The agents in a space, except the one that speaks."""
+def list_agents(space_id: str, *, except_entity: str) -> Program[Sequence[str]]:
+    """The ids of the agents in a space, except the sender of a message."""
     rows = yield (
         "SELECT entities.id FROM members JOIN entities ON entities.id = members.entity_id "
         "WHERE members.space_id = ? AND entities.type = 'agent' AND entities.id <> ?",
-        (space_id, besides),
+        (space_id, except_entity),
     )
     return [row[0] for row in rows]
-
-
-def _entity(row: Row) -> Entity:
-    return Entity(id=row[0], type=row[1], name=row[2], metadata=json_text.decode(row[3]), created_at=row[4])
-
-
-def _space(row: Row) -> Space:
-    return Space(id=row[0], name=row[1], metadata=json_text.decode(row[2]), created_at=row[3])

@@ -1,18 +1,32 @@
-"""Programs for event streams. Each stream counts for itself: whoever appends holds its counter until the commit, so
-that ids become visible in their order and a reader of `id > last` misses none."""
+"""SQL programs for event streams.
+
+Each stream has a counter, which an append locks until its commit. So ids become visible in their order, and a
+subscriber that reads `id > last` misses none.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from typing import Final
 
 from toolspace.core import json_text
 from toolspace.core.ids import now_ms
 from toolspace.core.records import NewEvent, StoredEvent
 from toolspace.storage.database import DeferredWrites, Program, Row, RowBatch, long_running
+from toolspace.storage.queries.columns import insert_into
 
-_AT_ONCE = 100
-"""Streams that count with one statement."""
+COLUMNS: Final = ("stream", "id", "type", "data", "exposure", "at")
+_INSERT: Final = insert_into("events", COLUMNS)
+_COUNTERS_AT_ONCE: Final = 100
+"""Counters that one statement advances."""
+
+
+def store(stream: str, event_id: int, event: NewEvent, at: int) -> tuple[StoredEvent, Sequence[str | int]]:
+    """An event with its id, and its row."""
+    type, data, visibility = event.type, event.data, event.visibility
+    row = stream, event_id, type, json_text.encode_for_storage(data), visibility, at
+    return StoredEvent(stream, event_id, type, data, at, visibility), row
 
 
 def append(stream: str, events: Sequence[NewEvent]) -> Program[list[StoredEvent]]:
@@ -20,65 +34,64 @@ def append(stream: str, events: Sequence[NewEvent]) -> Program[list[StoredEvent]
     return (yield from _append({stream: events}))[stream]
 
 
-def append_deferred(tails: Sequence[DeferredWrites]) -> Program[None]:
-    """Stores what programs left to the end, all of it together, streams in the order of their names: no two
-    transactions wait for each other."""
-    new: dict[str, list[NewEvent]] = {}
-    for tail in tails:
-        for stream, events in tail.new_events.items():
-            new.setdefault(stream, []).extend(events)
-    if not new:
+def append_deferred(writes: Sequence[DeferredWrites]) -> Program[None]:
+    """Stores the new events of several programs, streams in the order of their names, so that no two deadlock."""
+    new_events: dict[str, list[NewEvent]] = {}
+    for deferred in writes:
+        for stream, events in deferred.new_events.items():
+            new_events.setdefault(stream, []).extend(events)
+    if not new_events:
         return
-    stored = yield from _append(new)
-    told = dict.fromkeys(new, 0)
-    for tail in tails:
-        for stream, events in tail.new_events.items():
-            start, told[stream] = told[stream], told[stream] + len(events)
-            tail.stored_events += stored[stream][start : told[stream]]
+    stored = yield from _append(new_events)
+    positions = dict.fromkeys(new_events, 0)
+    for deferred in writes:
+        for stream, events in deferred.new_events.items():
+            start = positions[stream]
+            positions[stream] = start + len(events)
+            deferred.stored_events += stored[stream][start : positions[stream]]
 
 
-def _append(new: Mapping[str, Sequence[NewEvent]]) -> Program[dict[str, list[StoredEvent]]]:
-    streams = sorted(new)
-    last: dict[str, int] = {}
-    for start in range(0, len(streams), _AT_ONCE):
+def _append(new_events: Mapping[str, Sequence[NewEvent]]) -> Program[dict[str, list[StoredEvent]]]:
+    streams = sorted(new_events)
+    last_ids: dict[str, int] = {}
+    for start in range(0, len(streams), _COUNTERS_AT_ONCE):
         counts: list[str | int] = []
-        for stream in streams[start : start + _AT_ONCE]:
-            counts += (stream, len(new[stream]))
-        counted = yield _count(len(counts) // 2), counts
-        last |= {row[0]: row[1] for row in counted}
+        for stream in streams[start : start + _COUNTERS_AT_ONCE]:
+            counts += (stream, len(new_events[stream]))
+        counters = yield _advance_counters(len(counts) // 2), counts
+        last_ids |= {row[0]: row[1] for row in counters}
     at = now_ms()
     stored: dict[str, list[StoredEvent]] = {}
     rows = RowBatch()
     for stream in streams:
-        events = new[stream]
-        first = last[stream] - len(events) + 1
-        mine = stored[stream] = []
-        for number, event in enumerate(events, first):
-            mine.append(StoredEvent(stream, number, event.type, event.data, at, event.visibility))
-            rows.append((stream, number, event.type, json_text.encode_for_storage(event.data), event.visibility, at))
-    yield "INSERT INTO events (stream, id, type, data, exposure, at) VALUES (?, ?, ?, ?, ?, ?)", rows
+        events = new_events[stream]
+        first_id = last_ids[stream] - len(events) + 1
+        pairs = [store(stream, event_id, event, at) for event_id, event in enumerate(events, first_id)]
+        stored[stream] = [event for event, _ in pairs]
+        rows += [row for _, row in pairs]
+    yield _INSERT, rows
     return stored
 
 
-@lru_cache(maxsize=_AT_ONCE)
-def _count(streams: int) -> str:
+@lru_cache(maxsize=_COUNTERS_AT_ONCE)
+def _advance_counters(streams: int) -> str:
     return (
         f"INSERT INTO streams (stream, last_id) VALUES {', '.join(['(?, ?)'] * streams)} ON CONFLICT (stream) "
         "DO UPDATE SET last_id = streams.last_id + excluded.last_id RETURNING stream, last_id"
     )
 
 
-def list_after(stream: str, last: int, limit: int) -> Program[list[StoredEvent]]:
-    """The events behind `last`, in order."""
+def list_after(stream: str, last_id: int, limit: int) -> Program[list[StoredEvent]]:
+    """The events after an id, in order."""
     rows = yield (
-        "SELECT stream, id, type, data, exposure, at FROM events WHERE stream = ? AND id > ? ORDER BY id LIMIT ?",
-        (stream, last, limit),
+        f"SELECT {', '.join(COLUMNS)} FROM events WHERE stream = ? AND id > ? ORDER BY id LIMIT ?",
+        (stream, last_id, limit),
     )
-    return [_event(row) for row in rows]
+    return [_decode(row) for row in rows]
 
 
 def get_bounds(stream: str) -> Program[tuple[int, int]]:
-    """The id of the oldest event that is kept (one beyond the newest where none is), and that of the newest ever."""
+    """The id of the oldest stored event (without any, the next id), and the highest id that the stream ever had."""
     rows = yield "SELECT last_id FROM streams WHERE stream = ?", (stream,)
     newest: int = rows[0][0] if rows else 0
     rows = yield "SELECT MIN(id) FROM events WHERE stream = ?", (stream,)
@@ -88,7 +101,7 @@ def get_bounds(stream: str) -> Program[tuple[int, int]]:
 
 @long_running
 def delete_old(before: int, limit: int) -> Program[int]:
-    """Removes events older than a time, some at once; says how many. Their ids are never given again."""
+    """Deletes at most `limit` events older than a time; returns how many. Their ids are never used again."""
     rows = yield (
         "DELETE FROM events WHERE (stream, id) IN (SELECT stream, id FROM events WHERE at < ? ORDER BY at LIMIT ?) "
         "RETURNING id",
@@ -98,10 +111,10 @@ def delete_old(before: int, limit: int) -> Program[int]:
 
 
 def delete_events_of_stream(stream: str) -> Program[None]:
-    """Removes the events of a stream. Its counter stays: whoever read it finds no other event under an old id."""
+    """Deletes the events of a stream. Its counter stays, so no old id means another event."""
     yield "DELETE FROM events WHERE stream = ?", (stream,)
 
 
-def _event(row: Row) -> StoredEvent:
-    stream, number, type, data, exposure, at = row
-    return StoredEvent(stream, number, type, json_text.decode(data), at, exposure)
+def _decode(row: Row) -> StoredEvent:
+    stream, event_id, type, data, visibility, at = row
+    return StoredEvent(stream, event_id, type, json_text.decode(data), at, visibility)

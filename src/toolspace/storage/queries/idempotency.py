@@ -1,4 +1,8 @@
-"""Programs for answers that are kept under a caller's key, so that a request which is repeated happens once."""
+"""SQL programs for idempotency: responses under a client's `Idempotency-Key`, and receipts of the calls of agents.
+
+A receipt is stored in the transaction of the effect. An agent may make a call again under the same id if its process
+was killed before the result was stored; two processes may even do so at once. The effect happens once.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from toolspace.storage.database import Program, long_running
 
 
 class StoredResponse(msgspec.Struct, frozen=True):
-    """What was asked under a key, as a fingerprint, and what was answered; None while that is not known yet."""
+    """The fingerprint of the request under a key, and its response; None while the request is not answered."""
 
     fingerprint: str
     status: int | None
@@ -20,9 +24,9 @@ class StoredResponse(msgspec.Struct, frozen=True):
 
 
 def claim_key(key: str, fingerprint: str, node_id: str) -> Program[StoredResponse | None]:
-    """Takes a key. None where it was free; else what it stands for already.
+    """Claims a key. None if it was free; otherwise what is stored under it.
 
-    Whoever takes it in the transaction that does the work makes others with the same key wait for the answer.
+    If the transaction of the request claims it, a repeated request waits for the response of the first one.
     """
     rows = yield (
         "INSERT INTO answers (key, fingerprint, node_id, status, body, created_at) VALUES (?, ?, ?, NULL, NULL, ?) "
@@ -36,13 +40,12 @@ def claim_key(key: str, fingerprint: str, node_id: str) -> Program[StoredRespons
 
 
 def save_response(key: str, status: int, body: str) -> Program[None]:
-    """Writes down what was answered."""
     yield "UPDATE answers SET status = ?, body = ? WHERE key = ?", (status, body, key)
 
 
 @long_running
 def delete_old_responses(before: int, limit: int) -> Program[int]:
-    """Removes answers older than a time, some at once; says how many."""
+    """Deletes at most `limit` responses older than a time; returns how many."""
     rows = yield (
         "DELETE FROM answers WHERE key IN (SELECT key FROM answers WHERE created_at < ? ORDER BY created_at LIMIT ?) "
         "RETURNING key",
@@ -51,14 +54,11 @@ def delete_old_responses(before: int, limit: int) -> Program[int]:
     return len(rows)
 
 
-# MERGED from receipts: Programs for receipts: what an agent's call did is kept with what it was answered, so that …
-
-
 def run_once(entity_id: str, call_id: str | None, work: Program[Any]) -> Program[Any]:
-    """Does the work, unless it was done for this call of the agent already: then gives what it gave, as JSON has it."""
+    """Runs `work`, unless this call of the agent did so before: then returns its result of that time, as JSON data."""
     if not call_id:
         return (yield from work)
-    # Written before the work begins: whoever comes second waits here for the first.
+    # Stored before the work starts: a second process waits here for the first.
     rows = yield (
         "INSERT INTO receipts (entity_id, call_id, at) VALUES (?, ?, ?) "
         "ON CONFLICT (entity_id, call_id) DO NOTHING RETURNING call_id",
@@ -67,19 +67,19 @@ def run_once(entity_id: str, call_id: str | None, work: Program[Any]) -> Program
     if not rows:
         rows = yield "SELECT answer FROM receipts WHERE entity_id = ? AND call_id = ?", (entity_id, call_id)
         if rows:
-            work.close()  # It never began.
+            work.close()  # It has not started.
             return json_text.decode(rows[0][0])
-    answer = yield from work
+    result = yield from work
     yield (
         "UPDATE receipts SET answer = ? WHERE entity_id = ? AND call_id = ?",
-        (json_text.encode_for_storage(answer), entity_id, call_id),
+        (json_text.encode_for_storage(result), entity_id, call_id),
     )
-    return answer
+    return result
 
 
 @long_running
 def delete_old_receipts(before: int, limit: int) -> Program[int]:
-    """Removes receipts older than a time, some at once; says how many."""
+    """Deletes at most `limit` receipts older than a time; returns how many."""
     rows = yield (
         "DELETE FROM receipts WHERE (entity_id, call_id) IN (SELECT entity_id, call_id FROM receipts "
         "WHERE at < ? ORDER BY at LIMIT ?) RETURNING call_id",

@@ -1,4 +1,4 @@
-"""Programs for runs."""
+"""SQL programs for runs."""
 
 from __future__ import annotations
 
@@ -8,27 +8,28 @@ from typing import Any
 from toolspace.core import json_text
 from toolspace.core.ids import now_ms
 from toolspace.core.records import RunRecord, RunStatus, run_stream
-from toolspace.storage.database import Program, Row, long_running
+from toolspace.storage.database import Program, long_running
+from toolspace.storage.queries.columns import Columns, insert_into, placeholders
 
-_COLUMNS = "id, agent_entity_id, space_id, status, trigger_data, steps, usage, error, created_at, completed_at"
+_RUN = Columns(RunRecord, names={"trigger": "trigger_data"}, json=("trigger", "usage"))
+_INSERT = insert_into("runs", (*_RUN.names, "last_call_seq"))
 _OPEN = "('queued', 'running', 'waiting_tool')"
 
 
 def create(
     run_id: str, agent_entity_id: str, *, space_id: str | None, trigger: Any, status: RunStatus = "running"
 ) -> Program[RunRecord | None]:
-    """None where the id is taken."""
+    """None if the id is in use."""
+    trigger_text = json_text.encode_for_storage(trigger)
     rows = yield (
-        f"INSERT INTO runs ({_COLUMNS}, last_call_seq) VALUES (?, ?, ?, ?, ?, 0, '{{}}', NULL, ?, NULL, 0) "
-        f"ON CONFLICT (id) DO NOTHING RETURNING {_COLUMNS}",
-        (run_id, agent_entity_id, space_id, status, json_text.encode_for_storage(trigger), now_ms()),
+        f"{_INSERT} ON CONFLICT (id) DO NOTHING RETURNING {_RUN.sql}",
+        (run_id, agent_entity_id, space_id, status, trigger_text, 0, "{}", None, now_ms(), None, 0),
     )
-    return _run(rows[0]) if rows else None
+    return _RUN.decode_first(rows)
 
 
 def find(run_id: str) -> Program[RunRecord | None]:
-    rows = yield f"SELECT {_COLUMNS} FROM runs WHERE id = ?", (run_id,)
-    return _run(rows[0]) if rows else None
+    return _RUN.decode_first((yield f"SELECT {_RUN.sql} FROM runs WHERE id = ?", (run_id,)))
 
 
 def list_runs(
@@ -39,56 +40,49 @@ def list_runs(
     before: str | None = None,
     limit: int = 100,
 ) -> Program[list[RunRecord]]:
-    """Runs, newest first; `before` is the id of one, to page on."""
-    wanted = {"agent_entity_id": agent_entity_id, "space_id": space_id, "status": status}
-    given = {column: value for column, value in wanted.items() if value is not None}
-    where = [f"{column} = ?" for column in given]
-    values: list[Any] = list(given.values())
+    """Runs, newest first. `before`: older than this run."""
+    columns = {"agent_entity_id": agent_entity_id, "space_id": space_id, "status": status}
+    filters = {column: value for column, value in columns.items() if value is not None}
+    where = [f"{column} = ?" for column in filters]
+    values: list[Any] = list(filters.values())
     if before is not None:
         where.append("(created_at, id) < (SELECT created_at, id FROM runs WHERE id = ?)")
         values.append(before)
     condition = f"WHERE {' AND '.join(where)} " if where else ""
     rows = yield (
-        f"SELECT {_COLUMNS} FROM runs {condition}ORDER BY created_at DESC, id DESC LIMIT ?",
+        f"SELECT {_RUN.sql} FROM runs {condition}ORDER BY created_at DESC, id DESC LIMIT ?",
         (*values, limit),
     )
-    return [_run(row) for row in rows]
+    return _RUN.decode_all(rows)
 
 
 def update_status(
     run_id: str,
     status: RunStatus,
     *,
-    only_from: Sequence[RunStatus],
+    from_statuses: Sequence[RunStatus],
     error: str | None = None,
     usage: Mapping[str, Any] | None = None,
     ends: bool = False,
 ) -> Program[RunRecord | None]:
-    """Moves a run on. None where it was not in one of the states that it may come from."""
-    marks = ", ".join("?" * len(only_from))
+    """Changes the status of a run. None if it had none of `from_statuses`. `ends`: it is completed now."""
+    usage_text = None if usage is None else json_text.encode_for_storage(usage)
     rows = yield (
         "UPDATE runs SET status = ?, error = COALESCE(?, error), usage = COALESCE(?, usage), completed_at = ? "
-        f"WHERE id = ? AND status IN ({marks}) RETURNING {_COLUMNS}",
-        (
-            status,
-            error,
-            None if usage is None else json_text.encode_for_storage(usage),
-            now_ms() if ends else None,
-            run_id,
-            *only_from,
-        ),
+        f"WHERE id = ? AND status IN ({placeholders(from_statuses)}) RETURNING {_RUN.sql}",
+        (status, error, usage_text, now_ms() if ends else None, run_id, *from_statuses),
     )
-    return _run(rows[0]) if rows else None
+    return _RUN.decode_first(rows)
 
 
 def set_space(run_id: str, space_id: str | None) -> Program[RunRecord | None]:
-    """Makes a space the active one of a run; None leaves it."""
-    rows = yield f"UPDATE runs SET space_id = ? WHERE id = ? RETURNING {_COLUMNS}", (space_id, run_id)
-    return _run(rows[0]) if rows else None
+    """Sets the active space of a run; None for no space."""
+    rows = yield f"UPDATE runs SET space_id = ? WHERE id = ? RETURNING {_RUN.sql}", (space_id, run_id)
+    return _RUN.decode_first(rows)
 
 
 def clear_space(space_id: str, *, agent_entity_id: str | None = None) -> Program[None]:
-    """Open runs, of one agent if it is named, are not active in a space any more."""
+    """Takes open runs out of a space; only those of one agent, if it is given."""
     yield (
         "UPDATE runs SET space_id = NULL WHERE space_id = ? AND agent_entity_id = COALESCE(?, agent_entity_id) "
         f"AND status IN {_OPEN}",
@@ -97,7 +91,7 @@ def clear_space(space_id: str, *, agent_entity_id: str | None = None) -> Program
 
 
 def list_open_of_agent(agent_entity_id: str) -> Program[list[str]]:
-    """The runs of an agent that have not ended."""
+    """The ids of an agent's runs that have not ended."""
     rows = yield (
         f"SELECT id FROM runs WHERE agent_entity_id = ? AND status IN {_OPEN} ORDER BY id",
         (agent_entity_id,),
@@ -106,7 +100,7 @@ def list_open_of_agent(agent_entity_id: str) -> Program[list[str]]:
 
 
 def record_step(run_id: str, number: int, usage: str | None) -> Program[bool]:
-    """A run takes a step, at this cost so far. False where it has ended."""
+    """Stores the number of a step and the usage so far. False if the run has ended."""
     rows = yield (
         f"UPDATE runs SET steps = ?, usage = COALESCE(?, usage) WHERE id = ? AND status IN {_OPEN} RETURNING id",
         (number, usage, run_id),
@@ -115,13 +109,13 @@ def record_step(run_id: str, number: int, usage: str | None) -> Program[bool]:
 
 
 def advance_step(run_id: str, step: int) -> Program[None]:
-    """A run is at this step now, if it was not further already."""
+    """Stores the number of a step, unless the run has a higher one."""
     yield "UPDATE runs SET steps = ? WHERE id = ? AND steps < ?", (step, run_id, step)
 
 
 @long_running
 def delete_old(before: int, limit: int) -> Program[int]:
-    """Removes runs that ended before a time and have no calls any more, with their streams; says how many."""
+    """Deletes at most `limit` runs that ended before a time and have no calls left, with their streams."""
     rows = yield (
         "DELETE FROM runs WHERE id IN (SELECT id FROM runs WHERE completed_at < ? "
         "AND NOT EXISTS (SELECT 1 FROM calls WHERE calls.run_id = runs.id) ORDER BY completed_at LIMIT ?) RETURNING id",
@@ -132,18 +126,3 @@ def delete_old(before: int, limit: int) -> Program[int]:
         yield "DELETE FROM events WHERE stream = ?", stream
         yield "DELETE FROM streams WHERE stream = ?", stream
     return len(rows)
-
-
-def _run(row: Row) -> RunRecord:
-    return RunRecord(
-        id=row[0],
-        agent_entity_id=row[1],
-        space_id=row[2],
-        status=row[3],
-        trigger=json_text.decode(row[4]),
-        steps=row[5],
-        usage=json_text.decode(row[6]),
-        error=row[7],
-        created_at=row[8],
-        completed_at=row[9],
-    )

@@ -1,7 +1,7 @@
-"""Programs for sessions: what an agent, or one of its tasks, has in mind, and which process thinks for it now.
+"""SQL programs for sessions: the conversation of an agent or of a background task, and which process runs it.
 
-A session is held by one process at a time, under a lease. Whoever takes it gets the next token, and every write of a
-cycle names the token: a process that was taken for dead, and is not, writes nothing any more.
+One process at a time holds the lease of a session. Each new lease has a higher token, and every write of a cycle names
+its token: a process that was declared dead, but is not, can write nothing any more.
 """
 
 from __future__ import annotations
@@ -14,45 +14,43 @@ import msgspec
 from toolspace.core import json_text
 from toolspace.core.ids import now_ms
 from toolspace.core.model import Turn
-from toolspace.storage.database import Program, Row
+from toolspace.storage.database import Program
+from toolspace.storage.queries.columns import Columns, insert_into, placeholders
 
 SessionKind = Literal["agent", "task", "reflection"]
-_COLUMNS = (
-    "id, agent_entity_id, kind, run_id, node_id, token, lease_until, cycle, last_seq, summary, agent_turns, attempts"
-)
 
 
 class SessionRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One mind: its place in its history, and who thinks for it."""
+    """A session: its position in its history, and its lease."""
 
     id: str
     agent_entity_id: str
     kind: SessionKind
     run_id: str | None
-    """The run that is under way; one that is here and not held by anyone was cut off."""
+    """The run in progress. If nobody holds the lease, it was interrupted."""
     node_id: str | None
     token: int
     lease_until: int
-    """Until when it is held; where nobody holds it, when it may be taken."""
+    """The end of the lease; if nobody holds it, when the session may be leased again."""
     cycle: int
     last_seq: int
     summary: str | None
-    """What is left of the cycles before the history begins."""
+    """The summary of what compaction removed from the history."""
     agent_turns: int
-    """How many cycles in a row only other agents gave rise to."""
+    """How many cycles in a row were triggered by other agents only."""
     attempts: int
-    """How often its run could not go on since the last turn that it remembers."""
+    """How often its run failed to continue since the last stored turn."""
 
 
 class StoredTurn(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
-    """A turn as it is kept: with the ids under which its calls are made."""
+    """A turn with the ids of its calls."""
 
     turn: Turn
     call_ids: tuple[str, ...] = ()
 
 
 class HistoryTurn(msgspec.Struct, frozen=True, kw_only=True):
-    """A turn of the history."""
+    """A turn of the history, with its position."""
 
     seq: int
     cycle: int
@@ -63,42 +61,46 @@ class HistoryTurn(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NewTurn(msgspec.Struct, frozen=True, kw_only=True):
-    """A turn that is to be remembered."""
+    """A turn to append to the history."""
 
     stored: StoredTurn
     tokens: int
     run_id: str | None
 
 
+_SESSION = Columns(SessionRecord)
+_TURN = Columns(HistoryTurn, names={"stored": "turn"}, decoders={"stored": msgspec.json.Decoder(StoredTurn).decode})
+
+
 def create(session_id: str, agent_entity_id: str, kind: SessionKind) -> Program[bool]:
-    """Makes a session where there is none. Whether it is new."""
+    """Creates a session. False if it exists."""
     rows = yield (
-        f"INSERT INTO sessions ({_COLUMNS}, created_at) VALUES (?, ?, ?, NULL, NULL, 0, 0, 0, 0, NULL, 0, 0, ?) "
-        "ON CONFLICT (id) DO NOTHING RETURNING id",
-        (session_id, agent_entity_id, kind, now_ms()),
+        f"{insert_into('sessions', (*_SESSION.names, 'created_at'))} ON CONFLICT (id) DO NOTHING RETURNING id",
+        (session_id, agent_entity_id, kind, None, None, 0, 0, 0, 0, None, 0, 0, now_ms()),
     )
     return bool(rows)
 
 
 def find(session_id: str) -> Program[SessionRecord | None]:
-    rows = yield f"SELECT {_COLUMNS} FROM sessions WHERE id = ?", (session_id,)
-    return _session(rows[0]) if rows else None
+    return _SESSION.decode_first((yield f"SELECT {_SESSION.sql} FROM sessions WHERE id = ?", (session_id,)))
+
+
+# The lease
 
 
 def acquire_lease(session_id: str, node_id: str, *, lease_ms: int) -> Program[SessionRecord | None]:
-    """Takes a session that nobody holds, or whose holder was not heard of in time. None where someone has it, or where
-    it was put off."""
+    """Leases a session that nobody holds, or whose lease has ended. None if it is leased or postponed."""
     now = now_ms()
     rows = yield (
         "UPDATE sessions SET node_id = ?, token = token + 1, lease_until = ? "
-        f"WHERE id = ? AND (node_id = ? OR lease_until <= ?) RETURNING {_COLUMNS}",
+        f"WHERE id = ? AND (node_id = ? OR lease_until <= ?) RETURNING {_SESSION.sql}",
         (node_id, now + lease_ms, session_id, node_id, now),
     )
-    return _session(rows[0]) if rows else None
+    return _SESSION.decode_first(rows)
 
 
 def renew_lease(session_id: str, token: int, *, lease_ms: int) -> Program[bool]:
-    """Goes on holding a session. False where it was taken by another."""
+    """Renews a lease. False if another process has the session now."""
     rows = yield (
         "UPDATE sessions SET lease_until = ? WHERE id = ? AND token = ? AND node_id IS NOT NULL RETURNING id",
         (now_ms() + lease_ms, session_id, token),
@@ -106,17 +108,17 @@ def renew_lease(session_id: str, token: int, *, lease_ms: int) -> Program[bool]:
     return bool(rows)
 
 
-def renew_leases(held: Sequence[tuple[str, int]], *, lease_ms: int) -> Program[set[str]]:
-    """Goes on holding sessions, each under its token; says which are held still."""
-    kept: set[str] = set()
-    for session_id, token in held:
+def renew_leases(leases: Sequence[tuple[str, int]], *, lease_ms: int) -> Program[set[str]]:
+    """Renews leases, each a session id and its token; returns the ids of those that are still held."""
+    renewed: set[str] = set()
+    for session_id, token in leases:
         if (yield from renew_lease(session_id, token, lease_ms=lease_ms)):
-            kept.add(session_id)
-    return kept
+            renewed.add(session_id)
+    return renewed
 
 
 def release_lease(session_id: str, token: int) -> Program[bool]:
-    """Lets go of a session. Says whether it has an open run, which stays with it for whoever takes it next."""
+    """Ends a lease. Returns whether the session has a run in progress, for the process that leases it next."""
     rows = yield (
         "UPDATE sessions SET node_id = NULL, lease_until = 0 WHERE id = ? AND token = ? RETURNING run_id",
         (session_id, token),
@@ -124,8 +126,13 @@ def release_lease(session_id: str, token: int) -> Program[bool]:
     return bool(rows) and rows[0][0] is not None
 
 
+def release_all_leases(except_node: str) -> Program[None]:
+    """Ends the leases of all other processes: none of them is alive."""
+    yield "UPDATE sessions SET node_id = NULL, lease_until = 0 WHERE node_id <> ?", (except_node,)
+
+
 def postpone(session_id: str, token: int, until: int) -> Program[bool]:
-    """Lets go of a session whose run could not go on: nobody takes it before a time."""
+    """Ends the lease of a session whose run failed to continue: nobody may lease it before a time."""
     rows = yield (
         "UPDATE sessions SET node_id = NULL, lease_until = ?, attempts = attempts + 1 WHERE id = ? AND token = ? "
         "RETURNING id",
@@ -134,8 +141,11 @@ def postpone(session_id: str, token: int, until: int) -> Program[bool]:
     return bool(rows)
 
 
+# The run in progress
+
+
 def start_cycle(session_id: str, run_id: str, *, agent_turns: int) -> Program[int]:
-    """A cycle begins, in this run; says which it is."""
+    """Starts a cycle with this run; returns the number of the cycle."""
     rows = yield (
         "UPDATE sessions SET run_id = ?, cycle = cycle + 1, agent_turns = ? WHERE id = ? RETURNING cycle",
         (run_id, agent_turns, session_id),
@@ -144,88 +154,17 @@ def start_cycle(session_id: str, run_id: str, *, agent_turns: int) -> Program[in
 
 
 def set_run(session_id: str, run_id: str) -> Program[None]:
-    """A run that waited goes on."""
+    """A run that waited continues."""
     yield "UPDATE sessions SET run_id = ? WHERE id = ?", (run_id, session_id)
 
 
 def clear_run(session_id: str) -> Program[None]:
-    """No run is under way any more."""
+    """No run is in progress any more."""
     yield "UPDATE sessions SET run_id = NULL WHERE id = ?", (session_id,)
 
 
-def append_turns(session_id: str, cycle: int, turns: Sequence[NewTurn]) -> Program[int]:
-    """Appends turns to the history; says the number of the last."""
-    rows = yield (
-        "UPDATE sessions SET last_seq = last_seq + ?, attempts = 0 WHERE id = ? RETURNING last_seq",
-        (len(turns), session_id),
-    )
-    last: int = rows[0][0]
-    now = now_ms()
-    for seq, turn in enumerate(turns, last - len(turns) + 1):
-        yield (
-            "INSERT INTO history (session_id, seq, cycle, run_id, turn, tokens, at) VALUES (?, ?, ?, ?, ?, ?, ?)",
-            (session_id, seq, cycle, turn.run_id, json_text.encode(turn.stored), turn.tokens, now),
-        )
-    return last
-
-
-def list_turns(session_id: str, *, before: int | None = None, limit: int | None = None) -> Program[list[HistoryTurn]]:
-    """What a session remembers, oldest first; `limit` takes the latest ones."""
-    only, values = ("AND seq < ? ", (before,)) if before is not None else ("", ())
-    if limit is None:
-        rows = yield f"SELECT {_TURN} FROM history WHERE session_id = ? {only}ORDER BY seq", (session_id, *values)
-        return [_remembered(row) for row in rows]
-    rows = yield (
-        f"SELECT {_TURN} FROM history WHERE session_id = ? {only}ORDER BY seq DESC LIMIT ?",
-        (session_id, *values, limit),
-    )
-    return [_remembered(row) for row in reversed(rows)]
-
-
-def list_turns_of_run(session_id: str, run_id: str) -> Program[list[HistoryTurn]]:
-    """The turns of one run."""
-    rows = yield (
-        f"SELECT {_TURN} FROM history WHERE run_id = ? AND session_id = ? ORDER BY seq",
-        (run_id, session_id),
-    )
-    return [_remembered(row) for row in rows]
-
-
-def find_id_by_run(run_id: str) -> Program[str | None]:
-    """The session that remembers a run."""
-    rows = yield "SELECT session_id FROM history WHERE run_id = ? LIMIT 1", (run_id,)
-    return rows[0][0] if rows else None
-
-
-def replace_turn(session_id: str, seq: int, kept: StoredTurn) -> Program[None]:
-    """Puts another turn in the place of one: what was awaited has come."""
-    yield (
-        "UPDATE history SET turn = ? WHERE session_id = ? AND seq = ?",
-        (json_text.encode(kept), session_id, seq),
-    )
-
-
-def delete_turns_of_run(session_id: str, run_id: str) -> Program[None]:
-    """Removes the turns of a run that came to nothing."""
-    yield "DELETE FROM history WHERE run_id = ? AND session_id = ?", (run_id, session_id)
-
-
-def replace_by_summary(session_id: str, *, before: int, summary: str, except_runs: Sequence[str] = ()) -> Program[None]:
-    """Leaves only a summary of what was before a turn, and the turns of some runs."""
-    marks = ", ".join("?" * len(except_runs))
-    but = f" AND COALESCE(run_id, '') NOT IN ({marks})" if except_runs else ""
-    yield f"DELETE FROM history WHERE session_id = ? AND seq < ?{but}", (session_id, before, *except_runs)
-    yield "UPDATE sessions SET summary = ? WHERE id = ?", (summary, session_id)
-
-
-def count_tokens(session_id: str) -> Program[int]:
-    """How many tokens it takes to read all that a session remembers, about."""
-    rows = yield "SELECT COALESCE(SUM(tokens), 0) FROM history WHERE session_id = ?", (session_id,)
-    return int(rows[0][0])
-
-
 def list_interrupted(*, limit: int) -> Program[list[str]]:
-    """Sessions with a run that nobody goes on with: their process let go of them, or was not heard of in time."""
+    """The ids of sessions with a run in progress and without a valid lease."""
     rows = yield (
         "SELECT id FROM sessions WHERE run_id IS NOT NULL AND lease_until <= ? LIMIT ?",
         (now_ms(), limit),
@@ -234,7 +173,7 @@ def list_interrupted(*, limit: int) -> Program[list[str]]:
 
 
 def list_with_waiting_inbox(*, limit: int) -> Program[list[tuple[str, int]]]:
-    """Agents whose inbox has something that can be taken now and for whom nobody thinks, with how important it is."""
+    """The sessions of agents that nobody runs and whose inbox has events to claim, with their highest priority."""
     now = now_ms()
     rows = yield (
         "SELECT s.id, (SELECT MIN(i.priority) FROM inbox i WHERE i.agent_entity_id = s.agent_entity_id "
@@ -247,18 +186,17 @@ def list_with_waiting_inbox(*, limit: int) -> Program[list[tuple[str, int]]]:
 
 
 def get_inbox_priorities(session_ids: Sequence[str]) -> Program[dict[str, int]]:
-    """How important what can be taken now from the inboxes of agents is, by their sessions; the lowest comes first."""
-    marks = ", ".join("?" * len(session_ids))
+    """The highest priority (the lowest number) among the events to claim, by session."""
     rows = yield (
         "SELECT s.id, MIN(i.priority) FROM sessions s JOIN inbox i ON i.agent_entity_id = s.agent_entity_id "
-        f"AND i.status = 'pending' AND i.available_at <= ? WHERE s.id IN ({marks}) GROUP BY s.id",
+        f"AND i.status = 'pending' AND i.available_at <= ? WHERE s.id IN ({placeholders(session_ids)}) GROUP BY s.id",
         (now_ms(), *session_ids),
     )
     return {row[0]: row[1] for row in rows}
 
 
 def list_cycle_starts(session: SessionRecord, *, since: int, limit: int) -> Program[list[int]]:
-    """When the latest cycles of a session began, after a time; oldest first."""
+    """The times at which the latest cycles of a session started, after a time; oldest first."""
     rows = yield (
         "SELECT created_at FROM runs WHERE agent_entity_id = ? AND created_at > ? "
         "AND EXISTS (SELECT 1 FROM history WHERE history.run_id = runs.id AND history.session_id = ?) "
@@ -268,33 +206,71 @@ def list_cycle_starts(session: SessionRecord, *, since: int, limit: int) -> Prog
     return [row[0] for row in reversed(rows)]
 
 
-def release_all_leases(except_node: str) -> Program[None]:
-    """No other process lives: what they held is free."""
-    yield "UPDATE sessions SET node_id = NULL, lease_until = 0 WHERE node_id <> ?", (except_node,)
+# The history
 
 
-_TURN = "seq, cycle, run_id, turn, tokens, at"
-_decoder = msgspec.json.Decoder(StoredTurn)
+def append_turns(session_id: str, cycle: int, turns: Sequence[NewTurn]) -> Program[int]:
+    """Appends turns to the history; returns the number of the last."""
+    rows = yield (
+        "UPDATE sessions SET last_seq = last_seq + ?, attempts = 0 WHERE id = ? RETURNING last_seq",
+        (len(turns), session_id),
+    )
+    last_seq: int = rows[0][0]
+    now = now_ms()
+    for seq, turn in enumerate(turns, last_seq - len(turns) + 1):
+        yield (
+            insert_into("history", ("session_id", *_TURN.names)),
+            (session_id, seq, cycle, turn.run_id, json_text.encode(turn.stored), turn.tokens, now),
+        )
+    return last_seq
 
 
-def _remembered(row: Row) -> HistoryTurn:
-    return HistoryTurn(
-        seq=row[0], cycle=row[1], run_id=row[2], stored=_decoder.decode(row[3]), tokens=row[4], at=row[5]
+def list_turns(session_id: str, *, before: int | None = None, limit: int | None = None) -> Program[list[HistoryTurn]]:
+    """The turns of a session, oldest first; with `limit`, only the latest ones."""
+    condition, values = ("AND seq < ? ", (before,)) if before is not None else ("", ())
+    select = f"SELECT {_TURN.sql} FROM history WHERE session_id = ? {condition}ORDER BY seq"
+    if limit is None:
+        return _TURN.decode_all((yield select, (session_id, *values)))
+    rows = yield f"{select} DESC LIMIT ?", (session_id, *values, limit)
+    return _TURN.decode_all(reversed(rows))
+
+
+def list_turns_of_run(session_id: str, run_id: str) -> Program[list[HistoryTurn]]:
+    rows = yield (
+        f"SELECT {_TURN.sql} FROM history WHERE run_id = ? AND session_id = ? ORDER BY seq",
+        (run_id, session_id),
+    )
+    return _TURN.decode_all(rows)
+
+
+def find_id_by_run(run_id: str) -> Program[str | None]:
+    """The id of the session whose history has a run."""
+    rows = yield "SELECT session_id FROM history WHERE run_id = ? LIMIT 1", (run_id,)
+    return rows[0][0] if rows else None
+
+
+def replace_turn(session_id: str, seq: int, stored: StoredTurn) -> Program[None]:
+    """Replaces a turn: a result that it lacked has arrived."""
+    yield (
+        "UPDATE history SET turn = ? WHERE session_id = ? AND seq = ?",
+        (json_text.encode(stored), session_id, seq),
     )
 
 
-def _session(row: Row) -> SessionRecord:
-    return SessionRecord(
-        id=row[0],
-        agent_entity_id=row[1],
-        kind=row[2],
-        run_id=row[3],
-        node_id=row[4],
-        token=row[5],
-        lease_until=row[6],
-        cycle=row[7],
-        last_seq=row[8],
-        summary=row[9],
-        agent_turns=row[10],
-        attempts=row[11],
-    )
+def delete_turns_of_run(session_id: str, run_id: str) -> Program[None]:
+    yield "DELETE FROM history WHERE run_id = ? AND session_id = ?", (run_id, session_id)
+
+
+def replace_by_summary(
+    session_id: str, *, before_seq: int, summary: str, except_runs: Sequence[str] = ()
+) -> Program[None]:
+    """Deletes the turns before one, except those of some runs, and stores a summary of them."""
+    condition = f" AND COALESCE(run_id, '') NOT IN ({placeholders(except_runs)})" if except_runs else ""
+    yield f"DELETE FROM history WHERE session_id = ? AND seq < ?{condition}", (session_id, before_seq, *except_runs)
+    yield "UPDATE sessions SET summary = ? WHERE id = ?", (summary, session_id)
+
+
+def count_tokens(session_id: str) -> Program[int]:
+    """The tokens of the whole history, about."""
+    rows = yield "SELECT COALESCE(SUM(tokens), 0) FROM history WHERE session_id = ?", (session_id,)
+    return int(rows[0][0])

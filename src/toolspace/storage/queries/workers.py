@@ -1,7 +1,7 @@
-"""Programs for workers: who serves which tools through which process, and which calls are in whose hands.
+"""SQL programs for workers: which tools each serves through which process, and which calls it has claimed.
 
-A worker is a holder in `presence` with a topic for itself and one for each tool that it serves. Those rows are asked in
-the same transaction that gives it a call, so that a worker who left, or moved to another process, is given none.
+A worker is a holder in the table `presence`, with one topic for itself and one for each tool that it serves. The
+transaction that gives it a call reads those rows, so a worker that left or moved to another process gets none.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from toolspace.core.ids import now_ms
 from toolspace.core.records import CallRecord
 from toolspace.storage.database import FOR_UPDATE, Program
 from toolspace.storage.queries import calls, presence
+from toolspace.storage.queries.columns import placeholders
 
-_OPEN = "('waiting', 'pending')"
 _WORKER, _TOOL = "worker:", "tool:"
 
 
 class WorkerCapacity(msgspec.Struct, frozen=True):
-    """A worker that can take more."""
+    """A worker that can execute more calls."""
 
     worker_id: str
     tools: tuple[str, ...]
@@ -28,17 +28,17 @@ class WorkerCapacity(msgspec.Struct, frozen=True):
 
 
 class CallAssignments(msgspec.Struct):
-    """Who was given what."""
+    """Which calls each worker got."""
 
     calls_by_worker: dict[str, list[CallRecord]]
     disconnected_workers: list[str]
-    """Workers that are not connected through this process any more."""
+    """Workers that are no longer connected through this process."""
     has_more: bool
-    """Whether some calls may be left for those who have room."""
+    """Whether there may be more calls for workers with free slots."""
 
 
 class ClaimedCallState(msgspec.Struct, frozen=True):
-    """How it is with a call that a worker took."""
+    """The status of a call, and the worker that has claimed it."""
 
     call_id: str
     status: str
@@ -46,45 +46,47 @@ class ClaimedCallState(msgspec.Struct, frozen=True):
 
 
 def tool_topic(tool_name: str) -> str:
-    """What someone who serves a tool takes care of."""
+    """The presence topic of those who serve a tool."""
     return _TOOL + tool_name
 
 
 def register(worker_id: str, tools: Sequence[str], *, node_id: str) -> Program[list[CallRecord]]:
-    """A worker is connected here, and serves just these tools. Says what it took before and has not answered."""
-    topics = sorted((_WORKER + worker_id, *map(tool_topic, tools)))  # In order: nobody waits for each other's rows.
-    marks = ", ".join("?" * len(topics))
-    yield f"DELETE FROM presence WHERE holder = ? AND topic NOT IN ({marks})", (worker_id, *topics)
+    """A worker is connected to this process and serves exactly these tools. Returns the calls that it has claimed."""
+    topics = sorted((_WORKER + worker_id, *map(tool_topic, tools)))  # Sorted, so that two writers cannot deadlock.
+    yield f"DELETE FROM presence WHERE holder = ? AND topic NOT IN ({placeholders(topics)})", (worker_id, *topics)
     yield from presence.register(worker_id, topics, node_id=node_id)
     return (yield from calls.list_claimed(worker_id))
 
 
-def assign_calls(hands: Sequence[WorkerCapacity], *, node_id: str) -> Program[CallAssignments]:
-    """Gives calls that nobody has to workers that have room, the first of them first, and to none more than its share
-    of what there is: others have room as well, here and in other processes."""
+def assign_calls(workers: Sequence[WorkerCapacity], *, node_id: str) -> Program[CallAssignments]:
+    """Gives unclaimed calls to workers with free slots, in the order of `workers`.
+
+    None gets more than its share: other workers have free slots too, here and in other processes.
+    """
     result = CallAssignments({}, [], False)
     exhausted: set[str] = set()
-    for hand in hands:
-        if exhausted.issuperset(hand.tools):
+    for worker in workers:
+        if exhausted.issuperset(worker.tools):
             continue
         rows = yield (
-            # Should it leave in this moment, it waits until it has what it is given: then that is found with it.
-            "SELECT topic FROM presence WHERE holder = ? AND node_id = ? AND left_at IS NULL"
-            f" ORDER BY topic {FOR_UPDATE}",
-            (hand.worker_id, node_id),
+            # Locked: a worker that leaves in this moment waits, and its new calls are released with the others.
+            "SELECT topic FROM presence WHERE holder = ? AND node_id = ? AND left_at IS NULL "
+            f"ORDER BY topic {FOR_UPDATE}",
+            (worker.worker_id, node_id),
         )
         topics = {row[0] for row in rows}
-        if _WORKER + hand.worker_id not in topics:
-            result.disconnected_workers.append(hand.worker_id)
+        if _WORKER + worker.worker_id not in topics:
+            result.disconnected_workers.append(worker.worker_id)
             continue
-        tools = [tool for tool in hand.tools if tool_topic(tool) in topics and tool not in exhausted]
+        tools = [tool for tool in worker.tools if tool_topic(tool) in topics and tool not in exhausted]
         if not tools:
             continue
-        limit = 1 if hand.free_slots == 1 else min(hand.free_slots, (yield from _share(tools, hand.free_slots)))
-        given = yield from calls.claim(hand.worker_id, tools, limit=limit)
-        if given:
-            result.calls_by_worker[hand.worker_id] = given
-        if len(given) < limit:
+        slots = worker.free_slots
+        limit = 1 if slots == 1 else min(slots, (yield from _fair_share(tools, slots)))
+        claimed = yield from calls.claim(worker.worker_id, tools, limit=limit)
+        if claimed:
+            result.calls_by_worker[worker.worker_id] = claimed
+        if len(claimed) < limit:
             exhausted.update(tools)
         else:
             result.has_more = True
@@ -94,13 +96,15 @@ def assign_calls(hands: Sequence[WorkerCapacity], *, node_id: str) -> Program[Ca
 def list_call_states(call_ids: Sequence[str]) -> Program[list[ClaimedCallState]]:
     if not call_ids:
         return []
-    marks = ", ".join("?" * len(call_ids))
-    rows = yield f"SELECT call_id, status, worker_id FROM calls WHERE call_id IN ({marks})", tuple(call_ids)
+    rows = yield (
+        f"SELECT call_id, status, worker_id FROM calls WHERE call_id IN ({placeholders(call_ids)})",
+        tuple(call_ids),
+    )
     return [ClaimedCallState(*row) for row in rows]
 
 
 def find_claimed_calls(worker_id: str, *, node_id: str) -> Program[list[CallRecord] | None]:
-    """What a worker has in its hands; None where it is not connected through this process any more."""
+    """The calls that a worker has claimed; None if it is no longer connected through this process."""
     rows = yield (
         "SELECT 1 FROM presence WHERE topic = ? AND holder = ? AND node_id = ? AND left_at IS NULL",
         (_WORKER + worker_id, worker_id, node_id),
@@ -118,7 +122,7 @@ def is_connected_elsewhere(worker_id: str, *, node_id: str) -> Program[bool]:
 
 
 def list_connected(*, node_id: str) -> Program[list[str]]:
-    """The workers that are connected through a process."""
+    """The ids of the workers that are connected through a process."""
     rows = yield (
         f"SELECT holder FROM presence WHERE topic LIKE '{_WORKER}%' AND node_id = ? AND left_at IS NULL",
         (node_id,),
@@ -127,23 +131,20 @@ def list_connected(*, node_id: str) -> Program[list[str]]:
 
 
 def retire(worker_id: str, finishing: Sequence[str]) -> Program[list[str] | None]:
-    """A worker takes no more, and finishes what it names; the rest is for others. Says which tools that concerns; None
-    where there is no such worker."""
+    """A worker takes no more calls and finishes those named; the others may be claimed again.
+
+    Returns the tools of the released calls; None if there is no such worker.
+    """
     rows = yield "SELECT 1 FROM presence WHERE topic = ?", (_WORKER + worker_id,)
     if not rows:
         return None
-    # Its own row stays: should it die while it finishes, that is how it is missed.
+    # The worker's own row stays: it shows whether the worker dies before it has finished.
     yield "DELETE FROM presence WHERE holder = ? AND topic <> ?", (worker_id, _WORKER + worker_id)
-    besides = f" AND call_id NOT IN ({', '.join('?' * len(finishing))})" if finishing else ""
-    rows = yield (
-        f"UPDATE calls SET worker_id = NULL WHERE status IN {_OPEN} AND worker_id = ?{besides} RETURNING tool_name",
-        (worker_id, *finishing),
-    )
-    return sorted({row[0] for row in rows})
+    return (yield from calls.release_claims(worker_id, except_calls=finishing))
 
 
 def disconnect_workers_of_node(node_id: str) -> Program[None]:
-    """A process died: its workers count as gone from now on, and may come back through another one."""
+    """A process died: its workers have left, and may come back through another process."""
     yield (
         "UPDATE presence SET node_id = '', left_at = COALESCE(left_at, ?) WHERE node_id = ? AND holder IN "
         f"(SELECT holder FROM presence WHERE topic LIKE '{_WORKER}%')",
@@ -152,8 +153,7 @@ def disconnect_workers_of_node(node_id: str) -> Program[None]:
 
 
 def release_departed(*, before: int) -> Program[set[str]]:
-    """Those who left before a time and did not come back are forgotten, and what workers among them took is for others.
-    Says which tools that concerns."""
+    """Deletes holders that left before a time and did not come back. Returns the tools of the calls that they had."""
     tools: set[str] = set()
     for holder in (yield from presence.delete_departed(before=before)):
         tools.update((yield from calls.release_claims(holder)))
@@ -163,28 +163,28 @@ def release_departed(*, before: int) -> Program[set[str]]:
 def list_workers() -> Program[list[tuple[str, list[str], bool]]]:
     """Every worker, the tools that it serves, and whether it is connected now."""
     rows = yield f"SELECT holder, left_at FROM presence WHERE topic LIKE '{_WORKER}%' ORDER BY holder", ()
-    connected = {row[0]: row[1] is None for row in rows}
-    served: dict[str, list[str]] = {worker_id: [] for worker_id in connected}
+    is_connected = {row[0]: row[1] is None for row in rows}
+    tools_of: dict[str, list[str]] = {worker_id: [] for worker_id in is_connected}
     rows = yield f"SELECT holder, topic FROM presence WHERE topic LIKE '{_TOOL}%' ORDER BY topic", ()
-    for holder, name in rows:
-        if holder in served:
-            served[holder].append(name.removeprefix(_TOOL))
-    return [(worker_id, tools, connected[worker_id]) for worker_id, tools in served.items()]
+    for holder, topic in rows:
+        if holder in tools_of:
+            tools_of[holder].append(topic.removeprefix(_TOOL))
+    return [(worker_id, tools, is_connected[worker_id]) for worker_id, tools in tools_of.items()]
 
 
-def _share(tools: Sequence[str], most: int) -> Program[int]:
-    """What one of all who serve these tools should take at once."""
-    marks = ", ".join("?" * len(tools))
+def _fair_share(tools: Sequence[str], max_share: int) -> Program[int]:
+    """How many of the waiting calls of these tools one of their workers should get."""
+    marks = placeholders(tools)
     rows = yield (
         f"SELECT COUNT(DISTINCT holder) FROM presence WHERE topic IN ({marks}) AND left_at IS NULL",
         tuple(map(tool_topic, tools)),
     )
     workers = max(1, rows[0][0])
     if workers == 1:
-        return most
+        return max_share
     rows = yield (
-        f"SELECT COUNT(*) FROM (SELECT 1 FROM calls WHERE status IN {_OPEN} AND tool_name IN ({marks}) "
+        f"SELECT COUNT(*) FROM (SELECT 1 FROM calls WHERE status IN {calls.OPEN} AND tool_name IN ({marks}) "
         "AND worker_id IS NULL AND execution_type = 'external' LIMIT ?) AS waiting",
-        (*tools, most * workers),
+        (*tools, max_share * workers),
     )
     return max(1, rows[0][0] // workers)

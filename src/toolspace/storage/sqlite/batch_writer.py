@@ -1,148 +1,152 @@
-"""What programs left to the end of a transaction, written by SQLite with one statement: a transaction of its own.
+"""Twin path: commits a batch that consists of deferred writes alone (results of remembered calls) in one statement.
 
-Where all programs of a batch did nothing but that (the results of calls that are known do), the statement and its
-commit are one call of SQLite's. The thread that makes it leaves the event loop alone for all of it, where it would
-take turns with it at each statement otherwise.
+Pays for itself in `benchmarks/gateway_results.py` (results per second over the gateway with SQLite); the plain path is
+`queries.deferred_writes`, and `tests/storage/sqlite/test_batch_writer.py` compares the two. The statement and its
+commit are one call into SQLite, made by the writer thread without the interpreter's lock, while the event loop goes on.
 
-Nothing is looked up before: what is written says what it takes to be there, and writes nothing where that is wrong.
+Nothing is read before the write. The rows go in as JSON; a temporary trigger writes them into the tables, compares what
+the process remembers with what is there, and rolls everything back if they differ.
 """
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from toolspace.core import json_text
 from toolspace.core.ids import now_ms
 from toolspace.core.records import StoredEvent
 from toolspace.storage.database import DeferredWrites
+from toolspace.storage.queries import calls, events, inbox
 
-_MOST_STREAMS = 4096
+_MAX_STREAMS: Final = 4096
 """Streams whose last ids are remembered."""
-_MOST_BYTES = 1 << 20
-"""What is longer is written row by row."""
+_MAX_BYTES: Final = 1 << 20
+"""A larger batch is written row by row."""
 
 
-def _value(number: int) -> str:
-    return f"json_extract(value, '$[{number}]')"
+def _json_value(index: int) -> str:
+    return f"json_extract(value, '$[{index}]')"
 
 
-def _values(count: int) -> str:
-    return ", ".join(map(_value, range(count)))
+def _json_values(columns: Sequence[str]) -> str:
+    return ", ".join(map(_json_value, range(len(columns))))
 
 
-_SETUP = (
-    "CREATE TEMP VIEW tails AS SELECT NULL AS calls, NULL AS inbox, NULL AS streams, NULL AS events",
-    f"""CREATE TEMP TRIGGER write_tails INSTEAD OF INSERT ON tails BEGIN
-        UPDATE calls SET status = 'resolved', delivery = {_value(1)}, result = {_value(2)}, is_error = {_value(3)},
-            source = {_value(4)}, submission = {_value(5)}, resolved_at = {_value(6)} FROM json_each(NEW.calls)
-            WHERE calls.call_id = {_value(0)} AND calls.status = {_value(7)} AND calls.created_at = {_value(8)}
-            AND calls.space_id IS {_value(9)};
+def _resolution_value(column: str) -> str:
+    return _json_value(calls.RESOLUTION_COLUMNS.index(column))
+
+
+_IS_REMEMBERED: Final = " AND ".join(
+    f"calls.{column} IS {_resolution_value(column)}" for column in calls.REMEMBERED_COLUMNS
+)
+_INSERT_INBOX_ROWS: Final = inbox.insert_rows_from(
+    f"SELECT {_json_values(inbox.NEW_ROW_COLUMNS)}, 'pending', 0 FROM json_each(NEW.inbox) WHERE TRUE"
+)
+_SETUP: Final = (
+    "CREATE TEMP VIEW batches AS SELECT NULL AS calls, NULL AS inbox, NULL AS streams, NULL AS events",
+    f"""CREATE TEMP TRIGGER write_batch INSTEAD OF INSERT ON batches BEGIN
+        UPDATE calls SET {calls.resolution_assignments(_resolution_value)} FROM json_each(NEW.calls)
+            WHERE calls.call_id = {_resolution_value("call_id")} AND {_IS_REMEMBERED};
         SELECT RAISE(ROLLBACK, 'stale') WHERE changes() <> json_array_length(NEW.calls);
-        UPDATE streams SET last_id = {_value(1)} FROM json_each(NEW.streams)
-            WHERE streams.stream = {_value(0)} AND streams.last_id = {_value(2)};
+        UPDATE streams SET last_id = {_json_value(1)} FROM json_each(NEW.streams)
+            WHERE streams.stream = {_json_value(0)} AND streams.last_id = {_json_value(2)};
         SELECT RAISE(ROLLBACK, 'stale') WHERE changes() <> json_array_length(NEW.streams);
-        INSERT INTO inbox (agent_entity_id, event_id, type, priority, at, seq, data, available_at, status, attempts)
-            SELECT {_values(8)}, 'pending', 0 FROM json_each(NEW.inbox) WHERE TRUE
-            ON CONFLICT (agent_entity_id, event_id) DO NOTHING;
-        INSERT INTO events (stream, id, type, data, exposure, at) SELECT {_values(6)} FROM json_each(NEW.events);
+        {_INSERT_INBOX_ROWS};
+        INSERT INTO events ({", ".join(events.COLUMNS)})
+            SELECT {_json_values(events.COLUMNS)} FROM json_each(NEW.events);
     END""",
 )
-_WRITE = "INSERT INTO tails VALUES (?, ?, ?, ?)"
+_WRITE: Final = "INSERT INTO batches VALUES (?, ?, ?, ?)"
 
 
 class PreparedBatch(NamedTuple):
-    """What is to be written."""
+    """A batch as values of one statement."""
 
     values: tuple[str, ...]
-    stored: list[tuple[DeferredWrites, list[StoredEvent]]]
-    """The events of each, as they are once that is done."""
-    last: dict[str, int]
-    """How far the streams are then."""
+    stored_events: list[tuple[DeferredWrites, list[StoredEvent]]]
+    """The events of each of the deferred writes, as they are after the commit."""
+    last_ids: dict[str, int]
+    """The last ids of the streams after the commit."""
 
 
 class BatchWriter:
-    """Plans what a thread writes, and remembers how far the streams are: this process alone writes.
+    """Prepares and writes batches. Remembers the last ids of streams: no other process writes to the file.
 
-    It is the loop's, or while a commit is under way the thread's.
+    Used by the event loop; while a commit is under way, by the writer thread alone.
     """
 
     def __init__(self, connection: sqlite3.Connection | None) -> None:
-        self._last: dict[str, int] = {}
-        self._is_able = connection is not None and _is_set_up(connection)
+        self._last_ids: dict[str, int] = {}
+        self._is_available = connection is not None and _set_up(connection)
 
-    def plan(self, tails: Sequence[DeferredWrites]) -> PreparedBatch | None:
-        """None where they are to be written row by row: something is not known, or too large."""
+    def prepare(self, writes: Sequence[DeferredWrites]) -> PreparedBatch | None:
+        """None if the rows have to be written one by one: the last id of a stream is unknown, or they are too large."""
         try:
-            return self._plan(tails) if self._is_able else None
-        except Exception:  # What no database takes: it is said where it is found. Whoever waits must hear of it.
+            return self._prepare(writes) if self._is_available else None
+        except Exception:  # A value that no database can store: writing it row by row reports whose it is.
             return None
 
-    def _plan(self, tails: Sequence[DeferredWrites]) -> PreparedBatch | None:
-        at, kept = now_ms(), json_text.encode_for_storage
-        calls: list[Sequence[Any]] = []
-        pushed: list[Sequence[Any]] = []
-        rows: list[Sequence[Any]] = []
-        before, last = self._last, dict[str, int]()
-        stored: list[tuple[DeferredWrites, list[StoredEvent]]] = []
-        for tail in tails:
-            calls += tail.resolved_calls
-            pushed += tail.inbox_rows
-            mine: list[StoredEvent] = []
-            for stream, events in tail.new_events.items():
-                number = last.get(stream) or before.get(stream)
-                if number is None:
+    def _prepare(self, writes: Sequence[DeferredWrites]) -> PreparedBatch | None:
+        at = now_ms()
+        call_rows: list[Sequence[Any]] = []
+        inbox_rows: list[Sequence[Any]] = []
+        event_rows: list[Sequence[Any]] = []
+        previous_ids, last_ids = self._last_ids, dict[str, int]()
+        stored_events: list[tuple[DeferredWrites, list[StoredEvent]]] = []
+        for deferred in writes:
+            call_rows += deferred.resolved_calls
+            inbox_rows += deferred.inbox_rows
+            stored: list[StoredEvent] = []
+            for stream, new_events in deferred.new_events.items():
+                event_id = last_ids.get(stream) or previous_ids.get(stream)
+                if event_id is None:
                     return None
-                for event in events:
-                    number += 1
-                    type, data, exposure = event.type, event.data, event.visibility
-                    mine.append(StoredEvent(stream, number, type, data, at, exposure))
-                    rows.append((stream, number, type, kept(data), exposure, at))
-                last[stream] = number
-            stored.append((tail, mine))
-        streams = [(stream, number, before[stream]) for stream, number in last.items()]
-        values = tuple(_encoder.encode(each).decode() for each in (calls, pushed, streams, rows))
-        if sum(map(len, values)) > _MOST_BYTES:
+                for new_event in new_events:
+                    event_id += 1
+                    event, row = events.store(stream, event_id, new_event, at)
+                    stored.append(event)
+                    event_rows.append(row)
+                last_ids[stream] = event_id
+            stored_events.append((deferred, stored))
+        stream_rows = [(stream, event_id, previous_ids[stream]) for stream, event_id in last_ids.items()]
+        values = tuple(_encoder.encode(rows).decode() for rows in (call_rows, inbox_rows, stream_rows, event_rows))
+        if sum(map(len, values)) > _MAX_BYTES:
             return None
-        return PreparedBatch(values, stored, last)
+        return PreparedBatch(values, stored_events, last_ids)
 
-    def write(self, connection: sqlite3.Connection, plan: PreparedBatch) -> bool:
-        """Writes it, durably. False where something was not as it was taken to be, or could not be written at all:
-        nothing happened then."""
+    def write(self, connection: sqlite3.Connection, batch: PreparedBatch) -> bool:
+        """Commits the batch. Returns False, and writes nothing, if a row is not as remembered or cannot be written."""
         try:
-            connection.execute(_WRITE, plan.values)
-        except Exception:  # Whatever it is: row by row it is said whose fault it is.
+            connection.execute(_WRITE, batch.values)
+        except Exception:  # Any fault: writing row by row reports whose it is.
             return False
+        for deferred, stored in batch.stored_events:
+            deferred.stored_events = stored
+        self._last_ids.update(batch.last_ids)
         return True
 
-    def note_plan(self, plan: PreparedBatch) -> None:
-        """It was written."""
-        for tail, events in plan.stored:
-            tail.stored_events = events
-        self._last.update(plan.last)
-
-    def note(self, tails: Iterable[DeferredWrites]) -> None:
-        """These were written row by row."""
-        last = self._last
-        for tail in tails:
-            for event in tail.stored_events:
-                last[event.stream] = event.id
-        while len(last) > _MOST_STREAMS:
-            del last[next(iter(last))]
+    def remember(self, writes: Iterable[DeferredWrites]) -> None:
+        """Takes the last ids from writes that were made row by row."""
+        last_ids = self._last_ids
+        for deferred in writes:
+            for event in deferred.stored_events:
+                last_ids[event.stream] = event.id
+        while len(last_ids) > _MAX_STREAMS:
+            del last_ids[next(iter(last_ids))]
 
 
-def _is_set_up(connection: sqlite3.Connection) -> bool:
+def _set_up(connection: sqlite3.Connection) -> bool:
     try:
         for statement in _SETUP:
             connection.execute(statement)
-    except sqlite3.Error:  # An old SQLite, or one without JSON: all is written row by row.
+    except sqlite3.Error:  # An old SQLite, or one without JSON: everything is written row by row.
         return False
     return True
 
 
-UNABLE = BatchWriter(None)
+NO_BATCH_WRITER: Final = BatchWriter(None)
 """Of a database that is not open."""
 _encoder = msgspec.json.Encoder()

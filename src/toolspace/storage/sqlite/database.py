@@ -1,8 +1,9 @@
-"""SQLite: many programs in one commit, which a thread waits for, and readers beside it.
+"""`SqliteDatabase`: many programs in one commit, which a thread waits for, with reader threads beside it.
 
 Programs that write run on the event loop: their statements take some microseconds each, and a thread that takes turns
-with the loop for every statement takes several times as long. What takes long is the disk, so a thread commits; what
-comes meanwhile is in the next commit. What is only written, never read, the thread does whole (`sqlitetails`).
+with the loop for every statement takes several times as long. The disk is what takes long, so a thread commits;
+programs that arrive during a commit share the next one. The thread also writes batches of deferred writes
+(`batch_writer`).
 """
 
 from __future__ import annotations
@@ -20,53 +21,49 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, Final, NamedTuple, Self, TypeVar
 
 from toolspace.errors import StorageError, StorageUnavailable
-from toolspace.storage.database import A, Database, DeferredWrites, OperationKind, Program
+from toolspace.storage.database import Database, DeferredT, DeferredWrites, OperationKind, Program
 from toolspace.storage.private_files import make_private_folder
 from toolspace.storage.schema import migrate
 from toolspace.storage.sqlite import files
-from toolspace.storage.sqlite.batch_writer import UNABLE, BatchWriter, PreparedBatch
-from toolspace.storage.sqlite.files import Log, copy_log
+from toolspace.storage.sqlite.batch_writer import NO_BATCH_WRITER, BatchWriter, PreparedBatch
+from toolspace.storage.sqlite.files import WriteAheadLog, run_checkpoint
 from toolspace.storage.sqlite.transactions import (
     DeferredJob,
+    Job,
     TransactionJob,
-    Work,
     commit,
-    explained,
-    fail,
+    deferred_writes_of,
+    fail_batch,
     roll_back,
-    run,
-    step_through,
-    tails_of,
+    run_batch,
+    run_program,
+    to_storage_error,
 )
 
 T = TypeVar("T")
 
-_APPLICATION = 0x746F6F73  # "toos": tells our files from any other SQLite database.
-_MOST_AT_ONCE = 512
+_APPLICATION_ID: Final = 0x746F6F73  # "toos": marks our files.
+_MAX_JOBS: Final = 512
 """Programs in one commit."""
-_BUSY_MS = 30_000
-_READERS = 2
-_TAKING_SECONDS = 0.001
-"""How long the loop waits at most for the thread to begin a commit."""
-_STATEMENTS = 512
-_LOOK_SECONDS = 0.02
-"""How often to look how long the log is, at most."""
-_CHECKPOINT_SECONDS = 5.0
-"""How old what is in the log may be before it is copied into the file."""
-_is_aside = operator.attrgetter("aside")
-
-
-def _is_entry(job: Work) -> bool:
-    return isinstance(job, DeferredJob)
+_BUSY_MS: Final = 30_000
+_READERS: Final = 2
+_HANDOVER_SECONDS: Final = 0.001
+"""How long the loop waits at most for the thread to start a commit."""
+_CACHED_STATEMENTS: Final = 512
+_LOG_CHECK_SECONDS: Final = 0.02
+"""How often to check the length of the log, at most."""
+_CHECKPOINT_SECONDS: Final = 5.0
+"""How long a write may stay in the log before it is copied into the database."""
+_is_exclusive = operator.attrgetter("exclusive")
 
 
 class SqliteDatabase(Database):
-    """A file. One process at a time may have it open: opening it twice is an error that says so.
+    """A file that one process at a time may have open: opening it a second time raises `StorageError`.
 
-    A program that fails is rolled back to where it began, and the others of its commit are not touched. `run` returns
+    A program that fails is rolled back to where it started; the others of its commit are not affected. `run` returns
     once the commit is on the disk (`synchronous=FULL`).
     """
 
@@ -74,44 +71,44 @@ class SqliteDatabase(Database):
         self.path = path
         self._loop = asyncio.get_running_loop()
         self._connection: sqlite3.Connection | None = None
-        """The one that writes: the loop's, or while a commit is under way the thread's."""
-        self._tails: BatchWriter = UNABLE
-        self._waiting: deque[Work] = deque()
-        self._is_due = False
-        """Whether what waits is about to be run."""
+        """For writes. Used by the loop; while a commit is under way, by the writer thread."""
+        self._batch_writer: BatchWriter = NO_BATCH_WRITER
+        self._waiting: deque[Job] = deque()
+        self._is_scheduled = False
+        """Whether the loop is about to run the waiting jobs."""
         self._is_committing = False
         self._idle = asyncio.Event()
         self._commits: queue.SimpleQueue[_Commit | None] = queue.SimpleQueue()
         self._reads: queue.SimpleQueue[TransactionJob | None] = queue.SimpleQueue()
-        self._taken = threading.Lock()
-        """Held, but for the moment in which the thread takes what it is to commit."""
-        self._taken.acquire()
+        self._handover = threading.Lock()
+        """Locked, except in the moment in which the writer thread takes a commit."""
+        self._handover.acquire()
         self._threads: list[threading.Thread] = []
-        self._checkpoint = threading.Event()
-        self._log: Log | None = None
+        self._checkpoint_due = threading.Event()
+        self._log: WriteAheadLog | None = None
         self._log_is_long = False
-        self._look_at = 0.0
+        self._next_log_check = 0.0
         self._closing = False
-        self._written = 0
+        self._committed_jobs = 0
         self._lock: Any = None
 
     @classmethod
     async def open(cls, path: str | os.PathLike[str]) -> Self:
-        """Opens the file, makes it where there is none, and brings its tables up to date."""
+        """Opens the file, creates it if it is missing, and migrates its tables."""
         self = cls(Path(path))
         opening = asyncio.get_running_loop().run_in_executor(None, self._open)
         try:
             writer, checkpointer, *readers = await asyncio.shield(opening)
         except asyncio.CancelledError:
-            opening.add_done_callback(self._give_up)
+            opening.add_done_callback(self._close_after_cancellation)
             raise
-        writer.execute("PRAGMA busy_timeout = 0")  # On the loop nobody waits.
+        writer.execute("PRAGMA busy_timeout = 0")  # The event loop must not wait.
         self._connection = writer
-        self._tails = BatchWriter(writer)
-        self._start("writer", self._write, writer)
-        self._start("checkpoint", self._check_point, checkpointer)
+        self._batch_writer = BatchWriter(writer)
+        self._start_thread("writer", self._write, writer)
+        self._start_thread("checkpoint", self._run_checkpoints, checkpointer)
         for reader in readers:
-            self._start("reader", self._read, reader)
+            self._start_thread("reader", self._read, reader)
         return self
 
     def run(
@@ -122,28 +119,28 @@ class SqliteDatabase(Database):
         deferred: Callable[[], DeferredWrites] | None = None,
         exclusive: bool = False,
     ) -> Awaitable[T]:
-        answer = self._answer()
-        self._waiting.append(TransactionJob(answer, time.perf_counter(), program, on_commit, deferred, exclusive))
-        if not self._is_due and not self._is_committing:
-            self._soon()
-        return answer
+        future = self._new_future()
+        self._enqueue(TransactionJob(future, time.perf_counter(), program, on_commit, deferred, exclusive))
+        return future
 
     def commit_deferred(
-        self, deferred: A, *, on_commit: Callable[[A], None], on_doubt: Callable[[A], None]
+        self,
+        deferred: DeferredT,
+        *,
+        on_commit: Callable[[DeferredT], None],
+        on_doubt: Callable[[DeferredT], None],
     ) -> Awaitable[bool]:
-        answer = self._answer()
-        self._waiting.append(DeferredJob(answer, time.perf_counter(), deferred, on_commit))
-        if not self._is_due and not self._is_committing:
-            self._soon()
-        return answer
+        future = self._new_future()
+        self._enqueue(DeferredJob(future, time.perf_counter(), deferred, on_commit))
+        return future
 
     def read(self, program: Callable[[], Program[T]]) -> Awaitable[T]:
-        answer = self._answer()
-        self._reads.put(TransactionJob(answer, time.perf_counter(), program))
-        return answer
+        future = self._new_future()
+        self._reads.put(TransactionJob(future, time.perf_counter(), program))
+        return future
 
     def check_free_space(self) -> None:
-        if files.room(self.path) < files.LEAST_ROOM:
+        if files.free_bytes(self.path) < files.LEAST_ROOM:
             raise StorageUnavailable(f"the disk of {self.path} is full")
 
     async def aclose(self) -> None:
@@ -154,19 +151,15 @@ class SqliteDatabase(Database):
             if self._waiting or self._is_committing:
                 await self._idle.wait()
             self._commits.put(None)
-        await asyncio.get_running_loop().run_in_executor(None, self._join)
+        await asyncio.get_running_loop().run_in_executor(None, self._join_threads)
 
-    def _join(self) -> None:
-        self._checkpoint.set()
+    def _join_threads(self) -> None:
+        self._checkpoint_due.set()
         for thread in self._threads:
             thread.join()
-        if self._log is not None:
-            self._log.close()
-        if self._lock is not None:
-            self._lock.close()
+        self._close_files()
 
-    def _answer(self) -> asyncio.Future[Any]:
-        """What whoever asks waits for."""
+    def _new_future(self) -> asyncio.Future[Any]:
         if self._closing:
             raise StorageUnavailable(f"the database {self.path} is closed")
         if asyncio.get_running_loop() is not self._loop:
@@ -176,27 +169,27 @@ class SqliteDatabase(Database):
     # Opening
 
     def _open(self) -> list[sqlite3.Connection]:
-        opened: list[sqlite3.Connection] = []
+        connections: list[sqlite3.Connection] = []
         try:
             make_private_folder(self.path.parent)
             self._lock = files.lock(self.path)
-            self._prepare(self._connect(opened))
-            self._log = Log(opened[0], self.path)
+            self._prepare_file(self._connect(connections))
+            self._log = WriteAheadLog(connections[0], self.path)
             for _ in range(1 + _READERS):
-                self._connect(opened)
-            for reader in opened[2:]:
+                self._connect(connections)
+            for reader in connections[2:]:
                 reader.execute("PRAGMA query_only = ON")
         except BaseException as error:
-            self._close_all(opened)
+            self._close_all(connections)
             if isinstance(error, sqlite3.Error | OSError):
                 raise StorageError(f"the database {self.path} cannot be opened: {error}") from error
             raise
-        return opened
+        return connections
 
-    def _prepare(self, writer: sqlite3.Connection) -> None:
-        (application,) = writer.execute("PRAGMA application_id").fetchone()
+    def _prepare_file(self, writer: sqlite3.Connection) -> None:
+        (application_id,) = writer.execute("PRAGMA application_id").fetchone()
         (tables,) = writer.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
-        if tables and application != _APPLICATION:
+        if tables and application_id != _APPLICATION_ID:
             raise StorageError(f"{self.path} is a database of another program; name another file or folder")
         (mode,) = writer.execute("PRAGMA journal_mode = WAL").fetchone()
         if mode != "wal":
@@ -204,223 +197,231 @@ class SqliteDatabase(Database):
         writer.execute("PRAGMA wal_autocheckpoint = 0")
         writer.execute(f"PRAGMA journal_size_limit = {files.LONGEST_LOG}")
         writer.execute("BEGIN IMMEDIATE")
-        # In the transaction: a file that says it is ours has tables.
-        writer.execute(f"PRAGMA application_id = {_APPLICATION}")
+        # In the transaction: a file that is marked as ours has tables.
+        writer.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
         try:
-            step_through(writer, migrate)
+            run_program(writer, migrate)
         except StorageError as error:
             raise StorageError(f"{self.path}: {error}") from error
         writer.execute("COMMIT")
 
-    def _connect(self, opened: list[sqlite3.Connection]) -> sqlite3.Connection:
+    def _connect(self, connections: list[sqlite3.Connection]) -> sqlite3.Connection:
         if not self.path.exists():
-            os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))  # Nobody else's to read, from the start.
+            os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))  # Only its owner may read it.
         connection = sqlite3.connect(
             self.path,
             isolation_level=None,
             check_same_thread=False,
-            cached_statements=_STATEMENTS,
+            cached_statements=_CACHED_STATEMENTS,
             timeout=_BUSY_MS / 1000,
         )
-        opened.append(connection)
+        connections.append(connection)
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA foreign_keys = ON")
         connection.execute("PRAGMA cache_size = -8192")
         connection.execute("PRAGMA temp_store = MEMORY")
         return connection
 
-    def _close_all(self, opened: Sequence[sqlite3.Connection]) -> None:
-        for connection in opened:
+    def _close_all(self, connections: Sequence[sqlite3.Connection]) -> None:
+        for connection in connections:
             connection.close()
+        self._close_files()
+
+    def _close_files(self) -> None:
         if self._log is not None:
             self._log.close()
         if self._lock is not None:
             self._lock.close()
 
-    def _give_up(self, opening: asyncio.Future[list[sqlite3.Connection]]) -> None:
-        """Whoever opened it was canceled meanwhile."""
+    def _close_after_cancellation(self, opening: asyncio.Future[list[sqlite3.Connection]]) -> None:
         if not opening.cancelled() and opening.exception() is None:
             self._close_all(opening.result())
 
-    def _start(self, name: str, work: Callable[[sqlite3.Connection], None], connection: sqlite3.Connection) -> None:
+    def _start_thread(
+        self, name: str, work: Callable[[sqlite3.Connection], None], connection: sqlite3.Connection
+    ) -> None:
         thread = threading.Thread(target=work, args=(connection,), name=f"toolspace-{name}", daemon=True)
         self._threads.append(thread)
         thread.start()
 
-    # The writer
+    # Writing, on the event loop
 
-    def _soon(self) -> None:
-        """Has what waits run, but not at once: what comes in the same moment goes with it."""
-        self._is_due = True
-        self._loop.call_soon(self._run_waiting)
+    def _enqueue(self, job: Job) -> None:
+        """The waiting jobs run soon, not at once: those that arrive in the same moment share a commit."""
+        self._waiting.append(job)
+        if not self._is_scheduled and not self._is_committing:
+            self._is_scheduled = True
+            self._loop.call_soon(self._run_waiting)
 
     def _run_waiting(self) -> None:
-        """Runs what waits, as one transaction, and leaves it to the thread to commit it."""
-        self._is_due = False
+        """Runs the waiting jobs in one transaction, and leaves the commit to the writer thread."""
+        self._is_scheduled = False
         connection = self._connection
         assert connection is not None
         while self._waiting:
             batch = self._next_batch()
-            work = self._begun(connection, batch)
+            work = self._start_batch(connection, batch)
             if work is None:
                 self._settle(batch)  # None of them wrote anything.
                 continue
             self._is_committing = True
-            self._taken.acquire(blocking=False)  # It may have come late last time.
+            self._handover.acquire(blocking=False)  # The thread may have released it late in the last round.
             self._commits.put(work)
             if len(batch) > 1:
-                # Where many write there is much to do here, and until all of it was done the thread would not get its
-                # turn to begin: the disk would stand still while the loop works, and the loop while the disk does.
-                self._taken.acquire(timeout=_TAKING_SECONDS)
+                # With many writers the loop has much to do. Without this wait the thread would get the interpreter's
+                # lock only after all of that: the disk would idle while the loop works, and the other way round.
+                self._handover.acquire(timeout=_HANDOVER_SECONDS)
             return
         if self._closing:
             self._idle.set()
 
-    def _next_batch(self) -> list[Work]:
-        """What goes into one commit: all that wait, up to a limit; one that may take long goes alone."""
+    def _next_batch(self) -> list[Job]:
+        """The jobs of one commit: all that wait, up to a limit. An exclusive job is alone in its commit."""
         waiting = self._waiting
-        if len(waiting) <= _MOST_AT_ONCE and not any(map(_is_aside, waiting)):
+        if len(waiting) <= _MAX_JOBS and not any(map(_is_exclusive, waiting)):
             batch = list(waiting)
             waiting.clear()
             return batch
         batch = [waiting.popleft()]
-        while not batch[0].aside and waiting and not waiting[0].aside and len(batch) < _MOST_AT_ONCE:
+        while not batch[0].exclusive and waiting and not waiting[0].exclusive and len(batch) < _MAX_JOBS:
             batch.append(waiting.popleft())
         return batch
 
-    def _begun(self, connection: sqlite3.Connection, batch: list[Work]) -> _Commit | None:
-        """Runs programs as far as the loop can. None where they failed, all of them."""
-        if batch[0].aside:
+    def _start_batch(self, connection: sqlite3.Connection, batch: list[Job]) -> _Commit | None:
+        """Runs jobs as far as the loop can. None if all of them failed."""
+        if batch[0].exclusive:
             return _Commit(batch)
-        is_short = True
+        has_statements = False
         for job in batch:
             if isinstance(job, TransactionJob):
-                job.begin()
-                is_short = is_short and job.steps is None
-        if is_short and (plan := self._tails.plan(tails_of(batch))) is not None:
-            return _Commit(batch, plan=plan)
-        if not _is_begun(connection):
-            return _Commit(batch)
-        return _Commit(batch, is_begun=True) if run(connection, batch) else None
+                job.start()
+                has_statements = has_statements or job.steps is not None
+        if not has_statements and (prepared := self._batch_writer.prepare(deferred_writes_of(batch))) is not None:
+            return _Commit(batch, prepared=prepared)
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+        except sqlite3.Error:
+            return _Commit(batch)  # Another program writes to the file: the thread waits for it, not the loop.
+        return _Commit(batch, is_run=True) if run_batch(connection, batch) else None
 
-    def _committed(self, work: _Commit, *, as_planned: bool, goes_on: bool) -> None:
-        """The thread has committed something. `goes_on`: and what came meanwhile it took by itself."""
-        self._written += len(work.batch)
-        if not as_planned:
-            self._tails.note(tails_of(work.batch))
-        if not goes_on:
+    def _on_committed(self, work: _Commit, *, in_one_statement: bool, thread_continues: bool) -> None:
+        """The writer thread has committed something. `thread_continues`: it has taken the next batch by itself."""
+        self._committed_jobs += len(work.batch)
+        if not in_one_statement:
+            self._batch_writer.remember(deferred_writes_of(work.batch))
+        if not thread_continues:
             self._is_committing = False
-            self._run_waiting()  # Before those who asked hear of it: the disk has something to do meanwhile.
+            self._run_waiting()  # Before the callers are notified: the disk is busy meanwhile.
         self._settle(work.batch)
 
-    def _settle(self, batch: Sequence[Work], kind: OperationKind = "write") -> None:
+    def _settle(self, batch: Sequence[Job], kind: OperationKind = "write") -> None:
         for job in batch:
             job.settle()
         if self.observer is not None:
             now = time.perf_counter()
-            self.observer(kind, [now - job.asked_at for job in batch], [job.error for job in batch if job.error])
+            self.observer(kind, [now - job.queued_at for job in batch], [job.error for job in batch if job.error])
+
+    # Writing, in the writer thread
 
     def _write(self, connection: sqlite3.Connection) -> None:
-        """Commits, in a thread: nobody else waits for the disk.
-
-        It keeps to what has to be done: the loop stands still whenever something is done here that is not SQLite's.
-        """
-        while (given := self._commits.get()) is not None:
-            if len(given.batch) > 1 and self._taken.locked():
-                self._taken.release()
-            work: _Commit | None = given
+        """Commits. Does little else: the loop stands still whenever this thread runs anything but SQLite."""
+        while (next_work := self._commits.get()) is not None:
+            if len(next_work.batch) > 1 and self._handover.locked():
+                self._handover.release()
+            work: _Commit | None = next_work
             while work is not None:
-                work = self._carry_out(connection, work)
-                self._look_at_log()
+                work = self._commit(connection, work)
+                self._check_log()
         connection.close()
 
-    def _carry_out(self, connection: sqlite3.Connection, work: _Commit) -> _Commit | None:
-        """Commits, says so, and gives what is next."""
-        plan, following = work.plan, None
-        as_planned = plan is not None and self._tails.write(connection, plan)
-        if plan is not None and as_planned:
-            self._tails.note_plan(plan)
-            following = self._following(len(work.batch))
-        elif work.is_begun or _begin(connection, work.batch):
+    def _commit(self, connection: sqlite3.Connection, work: _Commit) -> _Commit | None:
+        """Commits a batch, reports it to the loop, and returns the next batch if the thread may take it by itself."""
+        next_work = None
+        in_one_statement = work.prepared is not None and self._batch_writer.write(connection, work.prepared)
+        if in_one_statement:
+            next_work = self._take_next(len(work.batch))
+        elif work.is_run or _run_when_unlocked(connection, work.batch):
             commit(connection, work.batch)
         if self._log_is_long:
-            copy_log(connection, self.path)
+            run_checkpoint(connection, self.path)
             self._log_is_long = False
-        told = partial(self._committed, work, as_planned=as_planned, goes_on=following is not None)
-        with contextlib.suppress(RuntimeError):  # The loop is closed: nobody waits there.
-            self._loop.call_soon_threadsafe(told)
-        return following
+        report = partial(
+            self._on_committed, work, in_one_statement=in_one_statement, thread_continues=next_work is not None
+        )
+        with contextlib.suppress(RuntimeError):  # The loop is closed, so nobody waits.
+            self._loop.call_soon_threadsafe(report)
+        return next_work
 
-    def _look_at_log(self) -> None:
-        now = time.monotonic()
-        if now >= self._look_at and self._log is not None:
-            self._look_at = now + _LOOK_SECONDS
-            if self._log.is_long():
-                self._checkpoint.set()
+    def _take_next(self, previous_size: int) -> _Commit | None:
+        """The deferred writes that arrived during a commit: the disk need not idle until the loop has time.
 
-    def _following(self, before: int) -> _Commit | None:
-        """What came during a commit, where it needs no program: the disk need not stand still until the loop has time.
-        None where the loop is to look; also where it is much less than before, and more may come until then, because
-        a commit takes its time however little is in it."""
-        jobs = list(self._waiting)[:_MOST_AT_ONCE]
-        batch: list[Work] = list(takewhile(_is_entry, jobs))
-        if not batch or len(jobs) * 2 < before or (plan := self._tails.plan(tails_of(batch))) is None:
+        None if the loop has to look at them, or if they are far fewer than before: a commit takes its time however
+        small it is, and more may arrive until the loop looks.
+        """
+        jobs = list(self._waiting)[:_MAX_JOBS]
+        batch: list[Job] = list(takewhile(_is_deferred, jobs))
+        if not batch or len(jobs) * 2 < previous_size:
+            return None
+        prepared = self._batch_writer.prepare(deferred_writes_of(batch))
+        if prepared is None:
             return None
         for _ in batch:
             self._waiting.popleft()
-        return _Commit(batch, plan=plan)
+        return _Commit(batch, prepared=prepared)
 
-    def _check_point(self, connection: sqlite3.Connection) -> None:
-        """Copies what was written from the log into the file, beside the writer, which must not wait for that.
+    def _check_log(self) -> None:
+        now = time.monotonic()
+        if now >= self._next_log_check and self._log is not None:
+            self._next_log_check = now + _LOG_CHECK_SECONDS
+            if self._log.is_long():
+                self._checkpoint_due.set()
 
-        Under constant writing there is always more in the log than was copied, and it would grow for ever: then the
-        writer is asked to copy the rest, so that it starts again at its beginning.
+    # The other threads
+
+    def _run_checkpoints(self, connection: sqlite3.Connection) -> None:
+        """Copies the log into the database, beside the writer, which must not wait for that.
+
+        Under constant writing the log always has more than was copied, and would grow without end. So when it is long,
+        the writer is asked to copy the rest: then the log starts again at its beginning.
         """
-        copied = 0
+        copied_jobs = 0
         while not self._closing:
-            self._checkpoint.wait(_CHECKPOINT_SECONDS)
-            self._checkpoint.clear()
-            if copied != self._written:
-                copied = self._written
-                self._log_is_long = copy_log(connection, self.path) >= files.CHECKPOINT_BYTES
+            self._checkpoint_due.wait(_CHECKPOINT_SECONDS)
+            self._checkpoint_due.clear()
+            if copied_jobs != self._committed_jobs:
+                copied_jobs = self._committed_jobs
+                self._log_is_long = run_checkpoint(connection, self.path) >= files.CHECKPOINT_BYTES
         connection.close()
-
-    # The readers
 
     def _read(self, connection: sqlite3.Connection) -> None:
         while (job := self._reads.get()) is not None:
             try:
-                connection.execute("BEGIN")  # One view for all of its statements.
-                job.result = step_through(connection, job.program)
+                connection.execute("BEGIN")  # One snapshot for all of its statements.
+                job.result = run_program(connection, job.program)
             except BaseException as error:
-                job.error = explained(error)
+                job.error = to_storage_error(error)
             roll_back(connection)
-            with contextlib.suppress(RuntimeError):  # The loop is closed: nobody waits there.
+            with contextlib.suppress(RuntimeError):  # The loop is closed, so nobody waits.
                 self._loop.call_soon_threadsafe(self._settle, (job,), "read")
         connection.close()
 
 
 class _Commit(NamedTuple):
-    """Programs to be committed together."""
+    """Jobs to commit together."""
 
-    batch: list[Work]
-    plan: PreparedBatch | None = None
-    """What to write, where that is all there is to do."""
-    is_begun: bool = False
-    """Whether they were run already; else they are, once nobody else writes."""
-
-
-def _is_begun(connection: sqlite3.Connection) -> bool:
-    """Begins to write, if no other program writes to the file. The thread waits for that, not the loop."""
-    try:
-        connection.execute("BEGIN IMMEDIATE")
-    except sqlite3.Error:
-        return False
-    return True
+    batch: list[Job]
+    prepared: PreparedBatch | None = None
+    """The whole batch as one statement, if it has nothing but deferred writes."""
+    is_run: bool = False
+    """Whether the loop has run the jobs in an open transaction; if not, the thread runs them."""
 
 
-def _begin(connection: sqlite3.Connection, batch: Sequence[Work]) -> bool:
-    """Begins, waiting for whoever else writes to the file, and runs the programs. False where that failed."""
+def _is_deferred(job: Job) -> bool:
+    return isinstance(job, DeferredJob)
+
+
+def _run_when_unlocked(connection: sqlite3.Connection, batch: Sequence[Job]) -> bool:
+    """Runs jobs as soon as no other program writes to the file. False if that failed."""
     try:
         connection.execute(f"PRAGMA busy_timeout = {_BUSY_MS}")
         try:
@@ -428,6 +429,6 @@ def _begin(connection: sqlite3.Connection, batch: Sequence[Work]) -> bool:
         finally:
             connection.execute("PRAGMA busy_timeout = 0")
     except BaseException as error:
-        fail(connection, batch, error)
+        fail_batch(connection, batch, error)
         return False
-    return run(connection, batch)
+    return run_batch(connection, batch)

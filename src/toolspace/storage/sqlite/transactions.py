@@ -1,6 +1,6 @@
-"""Programs on a connection to SQLite: each is a job, and those that come together are one transaction.
+"""Runs programs on a connection to SQLite. Those that arrive together share one transaction.
 
-Nothing here knows whether it runs on the event loop or in a thread.
+Used by `SqliteDatabase`, on the event loop and in its threads; nothing here knows which.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import logging
 import sqlite3
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Final, TypeVar
 
 import msgspec
 
@@ -22,7 +22,7 @@ from toolspace.storage.queries import deferred_writes
 _log = logging.getLogger("toolspace.storage")
 T = TypeVar("T")
 
-_UNAVAILABLE = frozenset(
+_UNAVAILABLE: Final = frozenset(
     (
         sqlite3.SQLITE_BUSY,
         sqlite3.SQLITE_LOCKED,
@@ -37,142 +37,133 @@ _UNAVAILABLE = frozenset(
         sqlite3.SQLITE_NOTADB,
     )
 )
-_WHETHER = " RETURNING 1"
-"""At the end of what wants to know only whether a row was changed."""
-_UNKEEPABLE = "a value cannot be kept: no NUL characters, no lone surrogates, integers of 64 bits"
+_RETURNING_1: Final = " RETURNING 1"
+"""Ends a statement whose caller asks only whether it changed a row."""
+_UNSTORABLE: Final = "a value cannot be stored: no NUL characters, no lone surrogates, integers of 64 bits"
 
 
 class TransactionJob(msgspec.Struct, eq=False):
-    """A program to be run, and whoever waits for it."""
+    """A program to run, and the future of its caller."""
 
-    answer: asyncio.Future[Any]
-    asked_at: float
+    future: asyncio.Future[Any]
+    queued_at: float
     program: Callable[[], Program[Any]]
-    then: Callable[[Any], None] | None = None
-    ends_with: Callable[[], DeferredWrites] | None = None
-    """Gives what an attempt leaves to the end of the transaction."""
-    aside: bool = False
-    """Whether it may take long: then a thread runs it, alone."""
-    has_begun: bool = False
+    on_commit: Callable[[Any], None] | None = None
+    make_deferred: Callable[[], DeferredWrites] | None = None
+    """Gives the deferred writes of an attempt."""
+    exclusive: bool = False
+    """Whether it may take long: then the writer thread runs it, in a transaction of its own."""
+    has_started: bool = False
     steps: Program[Any] | None = None
-    """What is left of it, and the statement that it waits for."""
+    """The rest of the program, which waits for the rows of `statement`."""
     statement: Statement = "", ()
-    tail: DeferredWrites | None = None
+    deferred: DeferredWrites | None = None
     result: Any = None
     error: BaseException | None = None
 
-    def begin(self) -> None:
-        """Runs it up to its first statement. Some have none, and are over then."""
-        self.has_begun, self.error = True, None
-        steps = self.program()
-        if self.ends_with is not None:
-            self.tail = self.ends_with()
+    def start(self) -> None:
+        """Runs the program up to its first statement; one without statements ends here."""
+        self.has_started, self.error = True, None
         try:
+            steps = self.program()
+            if self.make_deferred is not None:
+                self.deferred = self.make_deferred()
             self.statement = next(steps)
             self.steps = steps
-        except StopIteration as done:
-            self.result = done.value
+        except StopIteration as stop:
+            self.result = stop.value
         except BaseException as error:
-            self.error = explained(error)
+            self.error = to_storage_error(error)
 
-    def go_on(self, connection: sqlite3.Connection) -> None:
-        """Runs the rest of it."""
-        if not self.has_begun:
-            self.begin()
+    def finish(self, connection: sqlite3.Connection) -> None:
+        """Runs the rest of the program."""
+        if not self.has_started:
+            self.start()
         steps, self.steps = self.steps, None
-        if steps is None:
-            return
-        statement = self.statement
-        try:
-            while True:
-                statement = steps.send(_execute(connection, *statement))
-        except StopIteration as done:
-            self.result = done.value
-        finally:
-            steps.close()
+        if steps is not None:
+            self.result = _run_steps(connection, steps, self.statement)
 
     def settle(self) -> None:
-        """Tells whoever waits what became of it; on the event loop."""
-        if self.error is None and self.then is not None:
-            _tell(self.then, self.result)
-        if self.answer.done():
-            return  # Whoever asked went away; what was written stays written.
+        """Gives the caller its result or error, on the event loop."""
+        if self.error is None and self.on_commit is not None:
+            _notify(self.on_commit, self.result)
+        if self.future.done():
+            return  # The caller was canceled; what was written stays written.
         if self.error is not None:
-            self.answer.set_exception(self.error)
+            self.future.set_exception(self.error)
         else:
-            self.answer.set_result(self.result)
+            self.future.set_result(self.result)
 
 
 class DeferredJob(msgspec.Struct, eq=False):
-    """What is written without a program, and whoever waits for it."""
+    """Deferred writes without a program, and the future of their caller."""
 
-    answer: asyncio.Future[bool]
-    asked_at: float
-    tail: DeferredWrites
-    then: Callable[[Any], None]
+    future: asyncio.Future[bool]
+    queued_at: float
+    deferred: DeferredWrites
+    on_commit: Callable[[Any], None]
     error: BaseException | None = None
 
-    aside: ClassVar[bool] = False
+    exclusive: ClassVar[bool] = False
 
-    def begin(self) -> None:
+    def start(self) -> None:
         self.error = None
 
-    def go_on(self, connection: sqlite3.Connection) -> None:
-        """Writes what others do not write together with it."""
-        step_through(connection, partial(deferred_writes.resolve_calls, self.tail))
+    def finish(self, connection: sqlite3.Connection) -> None:
+        """Stores the results of calls. Their inbox rows and events are written with those of the other jobs."""
+        run_program(connection, partial(deferred_writes.resolve_calls, self.deferred))
 
     def settle(self) -> None:
         if self.error is None:
-            _tell(self.then, self.tail)
-        if self.answer.done():
+            _notify(self.on_commit, self.deferred)
+        if self.future.done():
             return
         if self.error is None or isinstance(self.error, StaleError):
-            self.answer.set_result(self.error is None)
+            self.future.set_result(self.error is None)
         else:
-            self.answer.set_exception(self.error)
+            self.future.set_exception(self.error)
 
 
-Work = TransactionJob | DeferredJob
+Job = TransactionJob | DeferredJob
 
 
-def _tell(then: Callable[[Any], None], result: Any) -> None:
+def _notify(on_commit: Callable[[Any], None], result: Any) -> None:
     try:
-        then(result)
+        on_commit(result)
     except Exception:
-        _log.exception("what was written could not be told")
+        _log.exception("A transaction is committed, but notifying subscribers of it failed")
 
 
-def tails_of(batch: Sequence[Work]) -> list[DeferredWrites]:
-    """What those that went well left to the end of the transaction."""
-    return [job.tail for job in batch if job.tail is not None and job.error is None]
+def deferred_writes_of(batch: Sequence[Job]) -> list[DeferredWrites]:
+    """The deferred writes of the jobs without an error."""
+    return [job.deferred for job in batch if job.deferred is not None and job.error is None]
 
 
-def run(connection: sqlite3.Connection, batch: Sequence[Work]) -> bool:
-    """Runs programs in the transaction that was begun. False where they could not be run."""
+def run_batch(connection: sqlite3.Connection, batch: Sequence[Job]) -> bool:
+    """Runs jobs in the transaction that was begun. False if all of them failed."""
     try:
-        if not _run_plainly(connection, batch):
+        if not _run_without_savepoints(connection, batch):
             connection.execute("ROLLBACK")
             connection.execute("BEGIN IMMEDIATE")
-            _run_apart(connection, batch)
-            _write_tails(connection, batch)
+            _run_with_savepoints(connection, batch)
     except BaseException as error:
-        fail(connection, batch, error)
+        fail_batch(connection, batch, error)
         return False
     return True
 
 
-def commit(connection: sqlite3.Connection, batch: Sequence[Work]) -> None:
+def commit(connection: sqlite3.Connection, batch: Sequence[Job]) -> None:
     try:
         connection.execute("COMMIT")
     except BaseException as error:
-        fail(connection, batch, error)
+        fail_batch(connection, batch, error)
 
 
-def fail(connection: sqlite3.Connection, batch: Sequence[Work], error: BaseException) -> None:
-    """All of it is taken back, whatever became of each."""
+def fail_batch(connection: sqlite3.Connection, batch: Sequence[Job], error: BaseException) -> None:
+    """Rolls back the transaction; every job without an error of its own gets this one."""
     roll_back(connection)
     for job in batch:
-        job.error = job.error or explained(error)
+        job.error = job.error or to_storage_error(error)
 
 
 def roll_back(connection: sqlite3.Connection) -> None:
@@ -181,22 +172,18 @@ def roll_back(connection: sqlite3.Connection) -> None:
             connection.execute("ROLLBACK")
 
 
-def step_through(connection: sqlite3.Connection, program: Callable[[], Program[T]]) -> T:
-    """Runs one program."""
+def run_program(connection: sqlite3.Connection, program: Callable[[], Program[T]]) -> T:
+    """Runs one program from its start."""
     steps = program()
-    rows: Any = None
     try:
-        while True:
-            sql, values = steps.send(rows)
-            rows = _execute(connection, sql, values)
-    except StopIteration as done:
-        return done.value
-    finally:
-        steps.close()
+        statement = next(steps)
+    except StopIteration as stop:
+        return stop.value
+    return _run_steps(connection, steps, statement)
 
 
-def explained(error: BaseException) -> BaseException:
-    """An error as whoever asked should see it."""
+def to_storage_error(error: BaseException) -> BaseException:
+    """A fault of SQLite as the `StorageError` that callers handle; any other error as it is."""
     if not isinstance(error, sqlite3.Error):
         return error
     code: int = getattr(error, "sqlite_errorcode", 0)
@@ -205,55 +192,69 @@ def explained(error: BaseException) -> BaseException:
     return StorageError(f"the database refuses this: {error}")
 
 
-def _run_plainly(connection: sqlite3.Connection, batch: Sequence[Work]) -> bool:
-    """Without savepoints, which cost as much as a small program. False where one failed after it had changed rows."""
+def _run_without_savepoints(connection: sqlite3.Connection, batch: Sequence[Job]) -> bool:
+    """Runs all jobs; a savepoint for each would cost as much as a small program.
+
+    False if a job failed after it had changed rows.
+    """
     for job in batch:
         changes = connection.total_changes
         try:
-            job.go_on(connection)
+            job.finish(connection)
         except BaseException as error:
             if not connection.in_transaction:
-                raise  # The disk is full, or worse: SQLite has taken everything back.
+                raise  # SQLite has rolled back everything: the disk is full, or worse.
             if connection.total_changes != changes:
                 return False
-            job.error = explained(error)
-    _write_tails(connection, batch)
+            job.error = to_storage_error(error)
+    _write_deferred(connection, batch)
     return True
 
 
-def _run_apart(connection: sqlite3.Connection, batch: Sequence[Work]) -> None:
+def _run_with_savepoints(connection: sqlite3.Connection, batch: Sequence[Job]) -> None:
     for job in batch:
         connection.execute("SAVEPOINT program")
-        job.begin()
+        job.start()
         try:
-            job.go_on(connection)
+            job.finish(connection)
         except BaseException as error:
             if not connection.in_transaction:
                 raise
             connection.execute("ROLLBACK TO program")
-            job.error = explained(error)
+            job.error = to_storage_error(error)
         connection.execute("RELEASE program")
+    _write_deferred(connection, batch)
 
 
-def _write_tails(connection: sqlite3.Connection, batch: Sequence[Work]) -> None:
-    left = tails_of(batch)
-    if left:
-        step_through(connection, lambda: deferred_writes.write(left))
+def _write_deferred(connection: sqlite3.Connection, batch: Sequence[Job]) -> None:
+    if writes := deferred_writes_of(batch):
+        run_program(connection, lambda: deferred_writes.write(writes))
+
+
+def _run_steps(connection: sqlite3.Connection, steps: Program[T], statement: Statement) -> T:
+    """Runs the rest of a program, from the statement that it waits for."""
+    try:
+        while True:
+            statement = steps.send(_execute(connection, *statement))
+    except StopIteration as stop:
+        return stop.value
+    finally:
+        steps.close()
 
 
 def _execute(connection: sqlite3.Connection, sql: str, values: Sequence[Any]) -> list[Row]:
-    many = values if type(values) is RowBatch else (values,)
-    for row in many:
+    value_rows = values if type(values) is RowBatch else (values,)
+    for row in value_rows:
         for value in row:
-            if type(value) is str and "\0" in value:  # SQLite would take it, PostgreSQL does not.
-                raise UnstorableValueError(_UNKEEPABLE)
+            if type(value) is str and "\0" in value:  # SQLite would store it, PostgreSQL cannot.
+                raise UnstorableValueError(_UNSTORABLE)
     try:
-        if many is values:
+        if value_rows is values:
             connection.executemany(sql, values)
             return []
-        if sql.endswith(_WHETHER):
-            # SQLite would put the rows into a table and read them from there, which takes as long as changing them.
-            return [(1,)] * connection.execute(sql[: -len(_WHETHER)], values).rowcount
+        if sql.endswith(_RETURNING_1):
+            # Without RETURNING: SQLite would copy the rows to a temporary table, which takes as long as the change.
+            return [(1,)] * connection.execute(sql[: -len(_RETURNING_1)], values).rowcount
         return connection.execute(sql, values).fetchall()
     except (OverflowError, UnicodeEncodeError):
-        raise UnstorableValueError(_UNKEEPABLE) from None
+        raise UnstorableValueError(_UNSTORABLE) from None

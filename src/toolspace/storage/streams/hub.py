@@ -1,104 +1,113 @@
-"""Brings events from where they are stored to those who read them. The store is the truth; knows no HTTP.
+"""Gives stored events to the subscribers of this process. The database has the truth; knows no HTTP.
 
-A stream that someone reads has one ring of its recent events, and each reader is a cursor into it: no queue per
-reader, so that a slow one costs nothing. A stream that nobody reads costs nothing at all.
+A stream with subscribers has one ring of its recent events, and each subscriber has a cursor into it: there is no queue
+for each subscriber, so a slow one costs nothing. A stream without subscribers costs nothing at all.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
+from toolspace.core.ids import now_ms
 from toolspace.core.records import StoredEvent
 from toolspace.storage.streams.subscriptions import (
     MAX_BYTES,
     MAX_EVENTS,
     PAGE,
-    AllStreams,
-    AllStreamsSubscription,
+    Cursor,
     Ring,
     StreamClosed,
+    SubscriberTooSlow,
     Subscription,
 )
 
 _log = logging.getLogger("toolspace.storage")
 
-Load = Callable[[str, int, int], Awaitable[list[StoredEvent]]]
-"""`(stream, after, limit)`: the stored events behind an id, in order."""
-Bounds = Callable[[str], Awaitable[tuple[int, int]]]
-"""The id of the oldest event that is kept (one beyond the newest where none is), and that of the newest ever."""
+LoadEvents = Callable[[str, int, int], Awaitable[list[StoredEvent]]]
+"""`(stream, after, limit)`: the stored events after an id, in order."""
+LoadBounds = Callable[[str], Awaitable[tuple[int, int]]]
+"""The id of the oldest stored event (without any, the next id), and the highest id that the stream ever had."""
 
 _RETRY_SECONDS: Final = (0.05, 0.2, 1.0, 3.0)
-"""How long to wait before the store is asked again after it did not answer."""
+"""The pauses between reads while the database does not answer."""
+_MAX_STREAMS: Final = 10_000
+"""Streams whose last id the subscription to all streams remembers."""
+_LOOK_BACK: Final = 64
+"""How many events of a stream that is new to it the subscription to all streams reads."""
+_CLOCK_SKEW_MS: Final = 2_000
+"""How much the clocks of other processes may differ."""
 
 
 class Hub:
     """All streams of this process. Everything happens on one event loop."""
 
-    def __init__(self, load: Load, bounds: Bounds, *, max_events: int = MAX_EVENTS, max_bytes: int = MAX_BYTES) -> None:
+    def __init__(
+        self, load: LoadEvents, bounds: LoadBounds, *, max_events: int = MAX_EVENTS, max_bytes: int = MAX_BYTES
+    ) -> None:
         self.load = load
         self.bounds = bounds
         self.closed = False
-        self._sizes = {"most": max_events, "most_bytes": max_bytes}
+        self._limits = {"max_events": max_events, "max_bytes": max_bytes}
         self._topics: dict[str, _Topic] = {}
-        self._everything = AllStreams(load, Ring(0, **self._sizes))
+        self._all_streams = _AllStreams(self, Ring(0, **self._limits))
 
     @property
     def stream_count(self) -> int:
-        """How many streams are read now."""
+        """How many streams have subscribers."""
         return len(self._topics)
 
     @property
     def subscription_count(self) -> int:
-        """How many readers there are now."""
-        return sum(len(topic.subscriptions) for topic in self._topics.values()) + len(self._everything.subscriptions)
+        return sum(len(topic.subscriptions) for topic in self._topics.values()) + len(self._all_streams.subscriptions)
 
     def publish(self, events: Iterable[StoredEvent]) -> None:
-        """Hands on what was stored just now, after the commit."""
-        if not self._topics and not self._everything.subscriptions:
-            return  # Nobody reads anything.
-        told: dict[str, _Topic] = {}
+        """Gives events to subscribers, after their commit."""
+        if not self._topics and not self._all_streams.subscriptions:
+            return
+        topics: dict[str, _Topic] = {}
         for event in events:
             topic = self._topics.get(event.stream)
             if topic is not None:
-                topic.take(event)
-                told[event.stream] = topic
-            if self._everything.subscriptions:
-                self._everything.take(event)
-        for topic in told.values():
+                topic.add(event)
+                topics[event.stream] = topic
+            if self._all_streams.subscriptions:
+                self._all_streams.add(event)
+        for topic in topics.values():
             topic.wake()
-        self._everything.wake()
+        self._all_streams.wake()
 
     def notify_appended(self, stream: str, last_id: int) -> None:
         """Another process appended to a stream, up to this id."""
         topic = self._topics.get(stream)
         if topic is not None:
             topic.expect(last_id)
-        if self._everything.subscriptions:
-            self._everything.expect(stream, last_id)
+        if self._all_streams.subscriptions:
+            self._all_streams.expect(stream, last_id)
 
     def resync(self) -> None:
-        """Anything may have been appended anywhere: every stream that is read is looked at again."""
+        """Anything may have been appended anywhere: reads every stream with subscribers again."""
         for topic in self._topics.values():
-            topic.look_again()
-        self._everything.look_again()
+            topic.resync()
+        self._all_streams.resync()
 
     async def subscribe(self, stream: str, *, after: int | None = None) -> Subscription:
-        """Begins to read a stream: behind an id, or with what happens from now on.
+        """Subscribes to a stream: to the events after an id, or to new ones.
 
-        Once this returns, nothing that is appended can be missed. Whoever reads closes it.
+        Once this returns, the subscription misses nothing that is appended. The caller closes it.
         """
         if self.closed:
             raise StreamClosed("the streams are closed")
         topic = self._topics.get(stream)
         if topic is None:
-            topic = self._topics[stream] = _Topic(self, stream, Ring(0, **self._sizes))
+            topic = self._topics[stream] = _Topic(self, stream, Ring(0, **self._limits))
         subscription = Subscription(topic)
         topic.subscriptions.add(subscription)
         try:
-            await topic.opened()
+            await topic.open()
             await subscription.start(after)
         except BaseException:
             subscription.close()
@@ -106,37 +115,37 @@ class Hub:
         return subscription
 
     def subscribe_all(self) -> AllStreamsSubscription:
-        """Begins to read what happens from now on in all streams. Whoever reads closes it."""
+        """Subscribes to the new events of all streams. The caller closes the subscription."""
         if self.closed:
             raise StreamClosed("the streams are closed")
-        return AllStreamsSubscription(self._everything)
+        return AllStreamsSubscription(self._all_streams)
 
     def close_stream(self, stream: str) -> None:
-        """What the stream is about is gone: ends its readers here, and forgets what they read."""
+        """The subject of the stream was deleted: ends its subscriptions here."""
         topic = self._topics.get(stream)
         if topic is not None:
             for subscription in tuple(topic.subscriptions):
                 subscription.close()
 
     async def aclose(self) -> None:
-        """Ends every subscription: its reader gets `StreamClosed`."""
+        """Ends every subscription: its subscriber gets `StreamClosed`."""
         self.closed = True
         topics = list(self._topics.values())
         for topic in topics:
             for subscription in tuple(topic.subscriptions):
                 subscription.close()
-        for follower in tuple(self._everything.subscriptions):
-            follower.close()
-        await asyncio.gather(*(topic.stopped() for topic in topics), self._everything.stopped())
+        for subscription in tuple(self._all_streams.subscriptions):
+            subscription.close()
+        await asyncio.gather(*(topic.stop() for topic in topics), self._all_streams.stop())
 
     def remove_topic(self, topic: _Topic) -> None:
-        """Nobody reads that stream any more."""
+        """The stream has no subscribers any more."""
         if self._topics.get(topic.stream) is topic:
             del self._topics[topic.stream]
 
 
 class _Topic:
-    """One stream that is read: its ring, and how it keeps up with the store."""
+    """One stream with subscribers: its ring, and how it catches up with the database."""
 
     def __init__(self, hub: Hub, stream: str, ring: Ring) -> None:
         self.hub = hub
@@ -144,10 +153,10 @@ class _Topic:
         self.ring = ring
         self.subscriptions: set[Subscription] = set()
         self._is_open = False
-        self._known = 0
-        """The highest id that was heard of."""
-        self._stale = False
-        """Whether the store may have more than was heard of."""
+        self._expected_id = 0
+        """The highest id that this process was told of."""
+        self._is_stale = False
+        """Whether the database may have more than that."""
         self._opening: asyncio.Task[None] | None = None
         self._catching_up: asyncio.Task[None] | None = None
 
@@ -157,13 +166,13 @@ class _Topic:
     async def bounds(self) -> tuple[int, int]:
         return await self.hub.bounds(self.stream)
 
-    async def opened(self) -> None:
-        """Waits until it is known where the stream is. Those who come at once wait for one look at the store."""
+    async def open(self) -> None:
+        """Reads the last id of the stream. Subscribers that come at once share one read."""
         if self._is_open:
             return
         if self._opening is None:
             self._opening = asyncio.create_task(self._open())
-            self._opening.add_done_callback(_heed)
+            self._opening.add_done_callback(_retrieve_error)
         await asyncio.shield(self._opening)
 
     async def _open(self) -> None:
@@ -175,23 +184,23 @@ class _Topic:
         self._is_open = True
         self.expect(0)
 
-    def take(self, event: StoredEvent) -> None:
-        """An event that is stored. Whoever calls wakes the readers."""
+    def add(self, event: StoredEvent) -> None:
+        """Adds a stored event. The caller wakes the subscribers afterwards."""
         if not self._is_open:
-            self._known = max(self._known, event.id)
+            self._expected_id = max(self._expected_id, event.id)
         elif event.id == self.ring.last + 1:
             self.ring.append(event)
         else:
-            # Something was stored in between that was not told here, or was told here before: the store has the order.
+            # Another process stored events in between, or this one was added before: the database has the order.
             self.expect(event.id)
 
     def expect(self, last_id: int) -> None:
-        self._known = max(self._known, last_id)
-        if self._is_open and (self._stale or self._known > self.ring.last) and self._catching_up is None:
+        self._expected_id = max(self._expected_id, last_id)
+        if self._is_open and self._has_more() and self._catching_up is None:
             self._catching_up = asyncio.create_task(self._catch_up())
 
-    def look_again(self) -> None:
-        self._stale = True
+    def resync(self) -> None:
+        self._is_stale = True
         self.expect(0)
 
     def wake(self) -> None:
@@ -205,30 +214,34 @@ class _Topic:
             if self._catching_up is not None:
                 self._catching_up.cancel()
 
-    async def stopped(self) -> None:
+    async def stop(self) -> None:
         tasks = [task for task in (self._opening, self._catching_up) if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
+    def _has_more(self) -> bool:
+        return self._is_stale or self._expected_id > self.ring.last
+
     async def _catch_up(self) -> None:
         failures = 0
         try:
-            while self._stale or self._known > self.ring.last:
-                self._stale = False
-                wanted = self._known
+            while self._has_more():
+                self._is_stale = False
+                expected_id = self._expected_id
                 try:
                     events = await self.load(self.ring.last, PAGE)
                 except Exception as error:
-                    _log.warning("the events of %s cannot be read: %s", self.stream, error)
-                    self._stale = True
-                    await asyncio.sleep(_RETRY_SECONDS[min(failures, len(_RETRY_SECONDS) - 1)])
+                    pause = _RETRY_SECONDS[min(failures, len(_RETRY_SECONDS) - 1)]
+                    _log.warning("Stream %s: reading events failed, retrying in %s s: %s", self.stream, pause, error)
+                    self._is_stale = True
+                    await asyncio.sleep(pause)
                     failures += 1
                     continue
                 failures = 0
-                self._stale = self._stale or len(events) == PAGE
-                if not events and self._known == wanted:
-                    self._known = self.ring.last  # What was heard of is not there: it was removed already.
+                self._is_stale = self._is_stale or len(events) == PAGE
+                if not events and self._expected_id == expected_id:
+                    self._expected_id = self.ring.last  # The expected events were deleted already.
                 self._merge(events)
         finally:
             self._catching_up = None
@@ -237,12 +250,139 @@ class _Topic:
         for event in events:
             if event.id > self.ring.last:
                 if event.id > self.ring.last + 1:
-                    self.ring.restart(event.id - 1)  # What was between was removed for its age.
+                    self.ring.restart(event.id - 1)  # The events in between were deleted for their age.
                 self.ring.append(event)
         self.wake()
 
 
-def _heed(task: asyncio.Task[None]) -> None:
-    """A fault is for those who wait; where all of them went away, for nobody."""
+class _AllStreams:
+    """One ring over all streams, filled only while it has subscribers. Replays nothing."""
+
+    def __init__(self, hub: Hub, ring: Ring) -> None:
+        self.ring = ring
+        self.subscriptions: set[AllStreamsSubscription] = set()
+        self._hub = hub
+        self._last_ids: OrderedDict[str, int] = OrderedDict()
+        """The last id of each stream that the ring got."""
+        self._expected_ids: dict[str, int] = {}
+        """Streams to read from the database, and up to which id."""
+        self._since = 0
+        self._reading: asyncio.Task[None] | None = None
+
+    def join(self, subscription: AllStreamsSubscription) -> int:
+        """The position at which a subscription starts."""
+        if not self.subscriptions:
+            self.ring.restart(0)
+            self._last_ids.clear()
+            self._since = now_ms() - _CLOCK_SKEW_MS
+        self.subscriptions.add(subscription)
+        return self.ring.last
+
+    def leave(self, subscription: AllStreamsSubscription) -> None:
+        self.subscriptions.discard(subscription)
+        if not self.subscriptions:
+            self.ring.restart(0)
+            self._expected_ids.clear()
+
+    def wake(self) -> None:
+        for subscription in self.subscriptions:
+            subscription.wake()
+
+    def add(self, event: StoredEvent) -> None:
+        """Adds a stored event. The caller wakes the subscribers afterwards."""
+        last_id = self._last_ids.get(event.stream)
+        if event.id == last_id + 1 if last_id is not None else event.stream not in self._expected_ids:
+            self._append(event)
+        elif last_id is None or event.id > last_id:
+            self.expect(event.stream, event.id)
+
+    def expect(self, stream: str, last_id: int) -> None:
+        """Another process appended to a stream."""
+        if last_id <= self._last_ids.get(stream, 0):
+            return
+        self._expected_ids[stream] = max(last_id, self._expected_ids.get(stream, 0))
+        if self._reading is None:
+            self._reading = asyncio.create_task(self._read())
+
+    def resync(self) -> None:
+        if self.subscriptions:
+            for stream, last_id in list(self._last_ids.items()):
+                self.expect(stream, last_id + 1)
+
+    async def stop(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.gather(self._reading, return_exceptions=True)
+
+    async def _read(self) -> None:
+        try:
+            while self._expected_ids and self.subscriptions:
+                # The stream stays in `_expected_ids` during the read: `add` must not put a later event before these.
+                stream, expected_id = next(iter(self._expected_ids.items()))
+                after = self._last_ids.get(stream, max(0, expected_id - _LOOK_BACK))
+                try:
+                    events = await self._hub.load(stream, after, PAGE)
+                except Exception as error:  # The subscribers see a gap in the ids; nothing depends on these events.
+                    _log.warning("Stream %s: reading events failed, skipping them: %s", stream, error)
+                    self._expected_ids.pop(stream, None)
+                    continue
+                for event in events:
+                    if event.id > self._last_ids.get(stream, 0) and event.at >= self._since:
+                        self._append(event)
+                if self._expected_ids.get(stream) == expected_id:
+                    del self._expected_ids[stream]
+                if len(events) == PAGE:
+                    self.expect(stream, events[-1].id + 1)
+                if events:
+                    self.wake()
+        finally:
+            self._reading = None
+
+    def _append(self, event: StoredEvent) -> None:
+        self._last_ids[event.stream] = event.id
+        self._last_ids.move_to_end(event.stream)
+        if len(self._last_ids) > _MAX_STREAMS:
+            self._last_ids.popitem(last=False)
+        self.ring.append(event)
+
+
+class AllStreamsSubscription(Cursor):
+    """One subscriber of the new events of all streams. Events of one stream come in their order."""
+
+    def __init__(self, all_streams: _AllStreams) -> None:
+        super().__init__()
+        self._all_streams = all_streams
+        self.cursor = all_streams.join(self)
+
+    @property
+    def has_fallen_behind(self) -> bool:
+        """Whether the ring has dropped the next events."""
+        return not self._all_streams.ring.has_all_after(self.cursor)
+
+    async def next_batch(self) -> list[StoredEvent]:
+        """The next events of any stream. Raises `SubscriberTooSlow` if the ring dropped them."""
+        ring = self._all_streams.ring
+        was_woken = False
+        while not self.closed:
+            if self.has_fallen_behind:
+                missed = ring.first - 1 - self.cursor
+                raise SubscriberTooSlow(f"{missed} events were dropped before the subscriber read them")
+            if self.cursor < ring.last:
+                batch = ring.list_after(self.cursor, PAGE)
+                self.cursor += len(batch)
+                return batch
+            if was_woken:
+                return []
+            await self._wait()
+            was_woken = True
+        raise StreamClosed("closed")
+
+    def close(self) -> None:
+        super().close()
+        self._all_streams.leave(self)
+
+
+def _retrieve_error(task: asyncio.Task[None]) -> None:
+    """Marks the error as retrieved, in case all who waited for it were canceled."""
     if not task.cancelled():
         task.exception()

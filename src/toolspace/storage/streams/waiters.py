@@ -1,4 +1,4 @@
-"""Who waits for what, by key: `call:ID`, `inbox:AGENT`, `offers:TOOL`. Wakes them; stores nothing."""
+"""Wakes whoever waits for a record, by key: `call:ID`, `inbox:AGENT`, `offers:TOOL`. Also time-outs. Stores nothing."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import heapq
 import itertools
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 Listener = Callable[[Any], None]
 
@@ -14,8 +14,8 @@ Listener = Callable[[Any], None]
 class Waiters:
     """Futures and listeners by key. Everything happens on the event loop.
 
-    A wake-up carries what happened where that is known here, and None where another process did it: then whoever
-    waits looks for itself.
+    A wake-up carries the changed record if this process changed it, and None if another one did: then the waiter reads
+    the database.
     """
 
     def __init__(self) -> None:
@@ -26,37 +26,35 @@ class Waiters:
         return sum(map(len, self._futures.values()))
 
     def register(self, key: str) -> asyncio.Future[Any]:
-        """A future for the next wake-up of a key. Register it before you look, so that nothing falls in between.
+        """A future for the next wake-up of a key. Register before you read the record, so that no change is missed.
 
-        Whoever stops waiting cancels it, or gives it back with `forget`.
+        To stop waiting, cancel the future or pass it to `unregister`.
         """
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._futures.setdefault(key, []).append(future)
         return future
 
     def unregister(self, key: str, future: asyncio.Future[Any]) -> None:
-        """Nobody waits for this future any more."""
-        waiting = self._futures.get(key)
-        if waiting is not None and future in waiting:
-            waiting.remove(future)
-            if not waiting:
+        futures = self._futures.get(key)
+        if futures is not None and future in futures:
+            futures.remove(future)
+            if not futures:
                 del self._futures[key]
 
     def listen(self, key: str, listener: Listener) -> Callable[[], None]:
-        """Calls a function at every wake-up of a key. The answer takes the request back."""
+        """Calls a function at every wake-up of a key. Returns a function that stops that."""
         self._listeners.setdefault(key, []).append(listener)
 
-        def forget() -> None:
+        def stop() -> None:
             listeners = self._listeners.get(key)
             if listeners is not None and listener in listeners:
                 listeners.remove(listener)
                 if not listeners:
                     del self._listeners[key]
 
-        return forget
+        return stop
 
     def wake(self, key: str, value: Any = None) -> None:
-        """Something happened."""
         for future in self._futures.pop(key, ()):
             if not future.done():
                 future.set_result(value)
@@ -65,7 +63,7 @@ class Waiters:
                 listener(value)
 
     def wake_all(self) -> None:
-        """Anything may have happened: everybody looks for themselves."""
+        """Anything may have changed: every waiter reads the database."""
         for key in (*self._futures, *self._listeners):
             self.wake(key)
 
@@ -73,14 +71,12 @@ class Waiters:
         return key in self._futures or key in self._listeners
 
 
-# MERGED from timers: One timer for many who wait: a timer of the loop for each would cost more than all else that …
-
-_FEW = 64
-"""So many that stopped waiting are kept without looking."""
+_MIN_CLOSED: Final = 64
+"""Closed waiters that are kept in the heap before it is cleaned."""
 
 
 class Expirable(Protocol):
-    """Someone who waits no longer than to a time."""
+    """A waiter with a time-out."""
 
     closed: bool
 
@@ -88,45 +84,45 @@ class Expirable(Protocol):
 
 
 class DeadlineTimer:
-    """Tells each when its time is up, unless it is closed by then."""
+    """Expires waiters that are not closed in time. One timer of the loop serves all of them, which costs less."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Expirable]] = []
         self._numbers = itertools.count()
         self._timer: asyncio.TimerHandle | None = None
-        self._rings_at = float("inf")
-        self._closed = 0
+        self._timer_at = float("inf")
+        self._closed_count = 0
 
-    def add(self, waits: Expirable, seconds: float) -> None:
+    def add(self, waiter: Expirable, seconds: float) -> None:
         loop = asyncio.get_running_loop()
-        when = loop.time() + max(seconds, 0.0)
-        heapq.heappush(self._heap, (when, next(self._numbers), waits))
-        if when < self._rings_at:
-            self._ring_at(when, loop)
+        expires_at = loop.time() + max(seconds, 0.0)
+        heapq.heappush(self._heap, (expires_at, next(self._numbers), waiter))
+        if expires_at < self._timer_at:
+            self._set_timer(expires_at, loop)
 
     def note_closed(self) -> None:
-        """One of them stopped waiting. Forgotten now and then: most stop long before their time."""
-        self._closed += 1
-        if self._closed > _FEW and self._closed * 2 > len(self._heap):
+        """A waiter was closed. It stays in the heap until many are: most are closed long before their time-out."""
+        self._closed_count += 1
+        if self._closed_count > _MIN_CLOSED and self._closed_count * 2 > len(self._heap):
             self._heap = [entry for entry in self._heap if not entry[2].closed]
             heapq.heapify(self._heap)
-            self._closed = 0
+            self._closed_count = 0
 
-    def _ring(self) -> None:
+    def _expire_due(self) -> None:
         loop = asyncio.get_running_loop()
         now = loop.time()
-        self._timer, self._rings_at = None, float("inf")
+        self._timer, self._timer_at = None, float("inf")
         while self._heap and self._heap[0][0] <= now:
-            waits = heapq.heappop(self._heap)[2]
-            if waits.closed:
-                self._closed = max(self._closed - 1, 0)
+            waiter = heapq.heappop(self._heap)[2]
+            if waiter.closed:
+                self._closed_count = max(self._closed_count - 1, 0)
             else:
-                waits.expire()
+                waiter.expire()
         if self._heap:
-            self._ring_at(self._heap[0][0], loop)
+            self._set_timer(self._heap[0][0], loop)
 
-    def _ring_at(self, when: float, loop: asyncio.AbstractEventLoop) -> None:
+    def _set_timer(self, expires_at: float, loop: asyncio.AbstractEventLoop) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._rings_at = when
-        self._timer = loop.call_at(when, self._ring)
+        self._timer_at = expires_at
+        self._timer = loop.call_at(expires_at, self._expire_due)

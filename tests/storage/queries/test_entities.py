@@ -69,8 +69,8 @@ async def test_a_space_knows_its_members(database: Database) -> None:
     ]
     assert await database.read(lambda: entities.is_member("one", "bob")) is True
     assert await database.read(lambda: entities.is_member("one", "cleo")) is False
-    assert await database.read(lambda: entities.list_agents("two", besides="bob")) == ["cleo"]
-    assert await database.read(lambda: entities.list_agents("two", besides="cleo")) == []
+    assert await database.read(lambda: entities.list_agents("two", except_entity="bob")) == ["cleo"]
+    assert await database.read(lambda: entities.list_agents("two", except_entity="cleo")) == []
     assert [space.id for space in await database.read(lambda: entities.list_spaces(member="bob"))] == ["one", "two"]
     assert [space.id for space in await database.read(lambda: entities.list_spaces(member="bob", after="one"))] == [
         "two"

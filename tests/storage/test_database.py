@@ -56,7 +56,7 @@ async def test_a_row_that_is_taken_is_refused_and_its_neighbours_are_not(databas
 
 @pytest.mark.parametrize("value", ["a\0b", "\ud800", "x\udfff"])
 async def test_a_text_that_cannot_be_kept_is_refused(database: Database, value: str) -> None:
-    with pytest.raises(StorageError, match="cannot be kept") as caught:
+    with pytest.raises(StorageError, match="cannot be stored") as caught:
         await database.run(lambda: _keep("a", value))
     assert not isinstance(caught.value, StorageUnavailable)
     assert await database.run(lambda: _keep("a", "fine")) == "a"
@@ -66,7 +66,7 @@ async def test_an_integer_beyond_64_bits_is_refused(database: Database) -> None:
     def late() -> Program[None]:
         yield "INSERT INTO secrets (name, value, created_at) VALUES ('a', '', ?)", (2**63,)
 
-    with pytest.raises(StorageError, match="cannot be kept"):
+    with pytest.raises(StorageError, match="cannot be stored"):
         await database.run(late)
     assert await database.read(_kept) == []
 

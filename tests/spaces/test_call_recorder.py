@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.spaces.rig import elsewhere, locked, rig
+from tests.spaces.service_harness import hold_write_lock, pending_tool, service_harness
 from toolspace import ToolContext, tool
 from toolspace.errors import StorageInDoubt
 from toolspace.storage.database import Database
@@ -27,13 +27,13 @@ async def test_every_call_of_a_run_and_its_result_are_rows(database: Database) -
     def fail() -> None:
         raise ValueError("broken")
 
-    async with rig(database, add, fail) as r:
-        run = await r.open_run()
-        assert (await r.call(run, "add", {"a": 1, "b": 2}, call_id="call_mine")).unwrap() == 3
-        await r.call(run, "fail")
-        await r.call(run, "add", {"a": "x"})
-        await r.call(run, "nothing_like_that")
-        rows = [call for call, _ in await r.ledger.read(call_rows.list_of_run, run)]
+    async with service_harness(database, add, fail) as harness:
+        run = await harness.open_run()
+        assert (await harness.call(run, "add", {"a": 1, "b": 2}, call_id="call_mine")).unwrap() == 3
+        await harness.call(run, "fail")
+        await harness.call(run, "add", {"a": "x"})
+        await harness.call(run, "nothing_like_that")
+        rows = [call for call, _ in await harness.ledger.read(call_rows.list_of_run, run)]
         assert [(row.tool_name, row.status, row.seq) for row in rows] == [
             ("add", "completed", 1),
             ("fail", "failed", 2),
@@ -56,10 +56,10 @@ async def test_a_visible_call_streams_what_it_says_and_then_its_result(database:
         yield "one "
         yield "two"
 
-    async with rig(database, count) as r:
-        run = await r.open_run(in_space=True)
-        assert (await r.call(run, "count")).unwrap() == "one two"
-        seen = [(event.type, event.data) for event in await r.events(f"space:{r.space}")]
+    async with service_harness(database, count) as harness:
+        run = await harness.open_run(in_space=True)
+        assert (await harness.call(run, "count")).unwrap() == "one two"
+        seen = [(event.type, event.data) for event in await harness.events(f"space:{harness.space}")]
         assert [type for type, _ in seen] == [
             "run.started",
             "tool.started",
@@ -70,9 +70,9 @@ async def test_a_visible_call_streams_what_it_says_and_then_its_result(database:
         ]
         assert seen[2][1]["message"] == "half"
         assert [data["output"] for _, data in seen[3:]] == ["one ", "two", "one two"]
-        (message,) = await r.messages()
+        (message,) = await harness.messages()
         assert (message.kind, message.status, message.content["output"]) == ("tool", "complete", "one two")
-        assert await r.inbox() == []
+        assert await harness.inbox() == []
 
 
 async def test_a_call_whose_caller_is_gone_is_written_down_as_canceled(database: Database) -> None:
@@ -83,15 +83,15 @@ async def test_a_call_whose_caller_is_gone_is_written_down_as_canceled(database:
         began.set()
         await asyncio.Event().wait()
 
-    async with rig(database, hang) as r:
-        run = await r.open_run()
-        calling = asyncio.create_task(r.call(run, "hang", call_id="call_hang"))
+    async with service_harness(database, hang) as harness:
+        run = await harness.open_run()
+        calling = asyncio.create_task(harness.call(run, "hang", call_id="call_hang"))
         await began.wait()
-        assert (await r.row("call_hang")).status == "running"
+        assert (await harness.get_call("call_hang")).status == "running"
         calling.cancel()
         await asyncio.gather(calling, return_exceptions=True)
-        await r.seen(run, "tool.error")
-        assert (await r.row("call_hang")).status == "canceled"
+        await harness.wait_for_event(run, "tool.error")
+        assert (await harness.get_call("call_hang")).status == "canceled"
 
 
 async def test_an_id_is_used_once(database: Database) -> None:
@@ -101,10 +101,10 @@ async def test_an_id_is_used_once(database: Database) -> None:
     def effect() -> None:
         ran.append(1)
 
-    async with rig(database, effect) as r:
-        run = await r.open_run()
-        await r.call(run, "effect", call_id="call_1")
-        again = await r.call(run, "effect", call_id="call_1")
+    async with service_harness(database, effect) as harness:
+        run = await harness.open_run()
+        await harness.call(run, "effect", call_id="call_1")
+        again = await harness.call(run, "effect", call_id="call_1")
         assert not again.ok
         assert not again.executed
         assert ran == [1]
@@ -116,11 +116,11 @@ async def test_calls_inside_a_batch_are_rows_of_the_run_too(database: Database) 
     def double(n: int) -> int:
         return 2 * n
 
-    async with rig(database, double) as r:
-        run = await r.open_run()
+    async with service_harness(database, double) as harness:
+        run = await harness.open_run()
         calls = [{"id": str(n), "tool": "double", "parameters": {"n": n}} for n in range(3)]
-        assert (await r.call(run, "agent__batch", {"calls": calls})).ok
-        names = [call.tool_name for call, _ in await r.ledger.read(call_rows.list_of_run, run)]
+        assert (await harness.call(run, "agent__batch", {"calls": calls})).ok
+        names = [call.tool_name for call, _ in await harness.ledger.read(call_rows.list_of_run, run)]
         assert sorted(names) == ["agent__batch", "double", "double", "double"]
 
 
@@ -132,12 +132,12 @@ async def test_whoever_asks_again_for_a_call_that_runs_is_told_when_it_ends(data
         await go_on.wait()
         return "done"
 
-    async with rig(database, work) as r:
-        run = await r.open_run()
-        calling = asyncio.create_task(r.call(run, "work", call_id="call_1"))
-        await r.began(run)
-        attending = asyncio.create_task(r.desk.wait_for_result("call_1", 3600))
-        await r.awaited("call_1")
+    async with service_harness(database, work) as harness:
+        run = await harness.open_run()
+        calling = asyncio.create_task(harness.call(run, "work", call_id="call_1"))
+        await harness.wait_until_started(run)
+        attending = asyncio.create_task(harness.pending_calls.wait_for_result("call_1", 3600))
+        await harness.wait_until_awaited("call_1")
         go_on.set()
         assert (await attending).result == "done"
         await calling
@@ -164,18 +164,18 @@ async def test_a_call_whose_caller_goes_away_while_it_is_written_down_ends(tmp_p
     async def effect() -> None: ...
 
     database = await _Unsteady.open(tmp_path / "a.db")
-    async with rig(database, effect) as r:
-        run = await r.open_run(in_space=True)
-        await r.sweeper.__aexit__()  # It would ask, too.
-        async with locked(tmp_path / "a.db"):
+    async with service_harness(database, effect) as harness:
+        run = await harness.open_run(in_space=True)
+        await harness.sweeper.__aexit__()  # It would ask, too.
+        async with hold_write_lock(tmp_path / "a.db"):
             database.asked = asyncio.Event()
-            calling = asyncio.create_task(r.call(run, "effect", call_id="call_1"))
+            calling = asyncio.create_task(harness.call(run, "effect", call_id="call_1"))
             await database.asked.wait()
             calling.cancel()
             await asyncio.gather(calling, return_exceptions=True)
-        await r.seen(run, "tool.error")
-        assert (await r.row("call_1")).status == "canceled"
-        assert [message.status for message in await r.messages()] == ["error"]
+        await harness.wait_for_event(run, "tool.error")
+        assert (await harness.get_call("call_1")).status == "canceled"
+        assert [message.status for message in await harness.messages()] == ["error"]
 
 
 async def test_a_call_that_was_written_down_though_nobody_knew_ends(tmp_path: Path) -> None:
@@ -186,41 +186,41 @@ async def test_a_call_that_was_written_down_though_nobody_knew_ends(tmp_path: Pa
         ran.append(1)
 
     database = await _Unsteady.open(tmp_path / "a.db")
-    async with rig(database, effect) as r:
-        run = await r.open_run(in_space=True)
-        room, limits = await r.room(run)
-        await r.sweeper.__aexit__()  # It would write, too.
+    async with service_harness(database, effect) as harness:
+        run = await harness.open_run(in_space=True)
+        room, limits = await harness.open_host(run)
+        await harness.sweeper.__aexit__()  # It would write, too.
         database.loses = True
-        result = await r.ts.call("effect", context=ToolContext(host=room), run=limits, call_id="call_1")
+        result = await harness.ts.call("effect", context=ToolContext(host=room), run=limits, call_id="call_1")
         assert (result.ok, result.executed, ran) == (False, False, [])
-        await r.seen(run, "tool.error")
-        assert (await r.row("call_1")).status == "failed"
-        assert [message.status for message in await r.messages()] == ["error"]
+        await harness.wait_for_event(run, "tool.error")
+        assert (await harness.get_call("call_1")).status == "failed"
+        assert [message.status for message in await harness.messages()] == ["error"]
 
 
 async def test_an_answer_from_the_cache_is_written_down_as_one(database: Database) -> None:
-    async with rig(database, elsewhere("fetch", cache=60.0)) as r:
-        await r.serve("fetch")
-        run = await r.open_run()
-        first = asyncio.create_task(r.call(run, "fetch", call_id="call_1"))
-        second = asyncio.create_task(r.call(run, "fetch", call_id="call_2"))
-        asked = await r.began(run)
-        await r.submit(asked.call_id, {"answer": 42})
+    async with service_harness(database, pending_tool("fetch", cache=60.0)) as harness:
+        await harness.register_worker("fetch")
+        run = await harness.open_run()
+        first = asyncio.create_task(harness.call(run, "fetch", call_id="call_1"))
+        second = asyncio.create_task(harness.call(run, "fetch", call_id="call_2"))
+        asked = await harness.wait_until_started(run)
+        await harness.submit(asked.call_id, {"answer": 42})
         assert (await first).unwrap() == (await second).unwrap() == {"answer": 42}
-        rows = [call for call, _ in await r.ledger.read(call_rows.list_of_run, run)]
+        rows = [call for call, _ in await harness.ledger.read(call_rows.list_of_run, run)]
         assert sorted((row.status, row.result["answer"]) for row in rows) == [("completed", 42), ("resolved", 42)]
 
 
 async def test_callers_of_one_async_tool_each_get_a_pending_call_of_their_own(database: Database) -> None:
-    async with rig(database, elsewhere("approve", is_async=True, cache=60.0)) as r:
-        run = await r.open_run()
-        results = await asyncio.gather(*(r.call(run, "approve") for _ in range(3)))
+    async with service_harness(database, pending_tool("approve", is_async=True, cache=60.0)) as harness:
+        run = await harness.open_run()
+        results = await asyncio.gather(*(harness.call(run, "approve") for _ in range(3)))
         assert len({result.unwrap()["pendingToolCallId"] for result in results}) == 3
 
 
 async def test_callers_of_one_tool_that_times_out_each_get_a_late_result_of_their_own(database: Database) -> None:
-    async with rig(database, elsewhere("fetch", timeout=0.1, cache=60.0)) as r:
-        await r.serve("fetch")
-        run = await r.open_run()
-        results = await asyncio.gather(*(r.call(run, "fetch") for _ in range(2)))
+    async with service_harness(database, pending_tool("fetch", timeout=0.1, cache=60.0)) as harness:
+        await harness.register_worker("fetch")
+        run = await harness.open_run()
+        results = await asyncio.gather(*(harness.call(run, "fetch") for _ in range(2)))
         assert len({result.extras["pendingToolCallId"] for result in results}) == 2

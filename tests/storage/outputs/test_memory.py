@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.storage.cache_contract import Clock
-from tests.storage.outputs_contract import TTL, OutputsContract, store
+from tests.storage.caches.cache_contract import Clock
+from tests.storage.outputs.output_contract import TTL, OutputsContract, store
 from toolspace.errors import ToolspaceError
 from toolspace.storage.outputs.memory import MemoryOutputs
 

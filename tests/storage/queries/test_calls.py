@@ -24,7 +24,7 @@ def _new(call_id: str = "call_1", **given: Any) -> NewCall:
         "execution_type": "external",
         "execution_target": "external",
         "visible": False,
-        "exposure": "none",
+        "visibility": "none",
         "status": "waiting",
         "node_id": "node_1",
     }
@@ -315,7 +315,7 @@ async def test_of_two_results_that_end_together_one_lets_the_run_go_on(database:
         assert moved is not None
         if (yield from calls.has_pausing_calls(run_id)):
             return False
-        return (yield from runs.update_status(run_id, "running", only_from=("waiting_tool",))) is not None
+        return (yield from runs.update_status(run_id, "running", from_statuses=("waiting_tool",))) is not None
 
     for number in range(20):
         run_id = f"run_{number}"
@@ -340,7 +340,7 @@ async def test_calls_are_listed_from_the_newest_by_what_is_asked(database: Datab
             f"call_{number}",
             seq=number + 1,
             space_id="two" if number == 3 else "one",
-            exposure="full" if shown else "name",
+            visibility="full" if shown else "name",
             run_id="run_2" if number == 5 else "run_1",
         )
     await database.run(lambda: _resolve("call_4"))

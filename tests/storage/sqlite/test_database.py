@@ -32,7 +32,7 @@ async def main():
         while True:
             number += 1
             event = f"{name}-{number}"
-            await database.run(lambda: inbox.push(name, event, "service", {"x": "y" * 200}, priority=1))
+            await database.run(lambda: inbox.add(name, event, "service", {"x": "y" * 200}, priority=1))
             sys.stdout.write(event + "\\n")
             sys.stdout.flush()
     await asyncio.gather(*(write(f"{sys.argv[2]}-{n}") for n in range(10)))

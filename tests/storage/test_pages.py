@@ -37,7 +37,7 @@ def test_small_rows_fill_a_page_with_two_looks(limit: int) -> None:
 
 def test_large_rows_end_a_page_early_and_there_may_be_more() -> None:
     rows, asked = list(range(100)), list[int]()
-    assert run(read_page(reading(rows, asked), lambda _: 100, 100, most=3_000)) == (rows[:30], True)
-    assert run(read_page(reading(rows, asked), lambda _: 10_000, 100, most=3_000)) == (rows[:16], True)
-    assert run(read_page(reading(rows[:16], asked), lambda _: 10_000, 16, most=3_000)) == (rows[:16], True)
+    assert run(read_page(reading(rows, asked), lambda _: 100, 100, max_bytes=3_000)) == (rows[:30], True)
+    assert run(read_page(reading(rows, asked), lambda _: 10_000, 100, max_bytes=3_000)) == (rows[:16], True)
+    assert run(read_page(reading(rows[:16], asked), lambda _: 10_000, 16, max_bytes=3_000)) == (rows[:16], True)
     assert run(read_page(reading([], asked), lambda _: 1, 10)) == ([], False)

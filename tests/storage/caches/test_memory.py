@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.storage.cache_contract import CacheContract, Clock
+from tests.storage.caches.cache_contract import CacheContract, Clock
 from toolspace.core.interfaces import CachedResult
 from toolspace.storage.caches.memory import MemoryCache
 
@@ -65,5 +65,5 @@ async def test_room_of_expired_replaced_and_cleared_results_is_used_again() -> N
 
 
 def test_a_cache_without_room_is_refused() -> None:
-    with pytest.raises(ValueError, match="keeps nothing"):
+    with pytest.raises(ValueError, match="holds nothing"):
         MemoryCache(max_entries=0)

@@ -35,16 +35,18 @@ async def test_a_run_moves_only_from_where_it_may_come(database: Database) -> No
     for turn in (2, 1):  # It only goes up.
         await database.run(lambda turn=turn: runs.advance_step("run_1", turn))
 
-    waiting = await database.run(lambda: runs.update_status("run_1", "waiting_tool", only_from=("running", "queued")))
+    waiting = await database.run(
+        lambda: runs.update_status("run_1", "waiting_tool", from_statuses=("running", "queued"))
+    )
     assert waiting is not None
     assert waiting.completed_at is None
-    assert await database.run(lambda: runs.update_status("run_1", "waiting_tool", only_from=("running",))) is None
+    assert await database.run(lambda: runs.update_status("run_1", "waiting_tool", from_statuses=("running",))) is None
 
     ends = await asyncio.gather(
         *(
             database.run(
                 lambda status=status: runs.update_status(
-                    "run_1", status, only_from=("waiting_tool", "running"), usage={"tokens": 3}, ends=True
+                    "run_1", status, from_statuses=("waiting_tool", "running"), usage={"tokens": 3}, ends=True
                 )
             )
             for status in ("completed", "failed", "canceled")
@@ -109,21 +111,21 @@ async def test_each_stream_counts_for_itself_and_never_gives_an_id_twice(databas
 
 @pytest.mark.spec("7.4")
 async def test_what_many_leave_to_the_end_is_kept_in_the_order_of_each_stream(database: Database) -> None:
-    class Left:
+    class Writes:
         def __init__(self, number: int) -> None:
-            self.resolved: list[Sequence[Any]] = []
-            self.pushed = [inbox.build_row("ada", f"{number % 130}", "service", {"n": number}, priority=1)]
-            self.new = {"space:all": [NewEvent("n", {"n": number}), NewEvent("n", {"n": -number})]}
-            self.new[f"run:{number}"] = [NewEvent("n", {})]
-            self.events: list[StoredEvent] = []
+            self.resolved_calls: list[Sequence[Any]] = []
+            self.inbox_rows = [inbox.build_row("ada", f"{number % 130}", "service", {"n": number}, priority=1)]
+            self.new_events = {"space:all": [NewEvent("n", {"n": number}), NewEvent("n", {"n": -number})]}
+            self.new_events[f"run:{number}"] = [NewEvent("n", {})]
+            self.stored_events: list[StoredEvent] = []
 
-    left = [Left(number) for number in range(150)]
-    await database.run(lambda: deferred_writes.write(left))
-    for number, one in enumerate(left):
-        mine = [(event.id, event.data["n"]) for event in one.events if event.stream == "space:all"]
-        assert mine == [(2 * number + 1, number), (2 * number + 2, -number)]
-        assert [event.id for event in one.events if event.stream == f"run:{number}"] == [1]
-        assert len(one.events) == 3
+    writes = [Writes(number) for number in range(150)]
+    await database.run(lambda: deferred_writes.write(writes))
+    for number, deferred in enumerate(writes):
+        in_space = [(event.id, event.data["n"]) for event in deferred.stored_events if event.stream == "space:all"]
+        assert in_space == [(2 * number + 1, number), (2 * number + 2, -number)]
+        assert [event.id for event in deferred.stored_events if event.stream == f"run:{number}"] == [1]
+        assert len(deferred.stored_events) == 3
     read = await database.read(lambda: events.list_after("space:all", 0, 1000))
     assert [event.data["n"] for event in read] == [n for number in range(150) for n in (number, -number)]
     told = await database.read(lambda: inbox.list_events("ada", limit=1000))
@@ -142,8 +144,10 @@ async def test_a_long_burst_of_events_is_kept_in_its_order(database: Database) -
 async def test_a_process_is_known_while_it_beats_and_buried_with_those_it_held(database: Database) -> None:
     await database.run(lambda: presence.record_heartbeat("node_1", started_at=1))
     await database.run(lambda: presence.record_heartbeat("node_2", started_at=1))
-    assert await database.read(lambda: presence.list_dead_nodes(before=now_ms() - 1000, besides="node_1")) == []
-    assert await database.read(lambda: presence.list_dead_nodes(before=now_ms() + 1, besides="node_1")) == ["node_2"]
+    assert await database.read(lambda: presence.list_dead_nodes(before=now_ms() - 1000, except_node="node_1")) == []
+    assert await database.read(lambda: presence.list_dead_nodes(before=now_ms() + 1, except_node="node_1")) == [
+        "node_2"
+    ]
     await database.run(lambda: presence.register("wrk_1", ["tool:a", "tool:b"], node_id="node_2"))
     await database.run(lambda: presence.register("wrk_2", ["tool:a"], node_id="node_1"))
     assert await database.run(lambda: presence.delete_node("node_2")) == ["wrk_1"]

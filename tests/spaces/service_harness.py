@@ -1,10 +1,10 @@
-"""A toolspace with what the gateway puts around it, without HTTP: for tests of the services."""
+"""The services of a gateway around a toolspace, without HTTP: for tests of calls in the runs of an agent."""
 
 from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,11 @@ from toolspace.spaces.pending_calls import PendingCalls
 from toolspace.spaces.runs import OpenRuns
 from toolspace.spaces.sweeper import Sweeper
 from toolspace.storage.database import Database, WakeUps
-from toolspace.storage.queries import calls as call_rows
-from toolspace.storage.queries import entities, events, inbox, messages, presence
+from toolspace.storage.queries import calls, entities, events, inbox, messages, presence
 
 
-def elsewhere(name: str, execution_type: Any = "external", **options: Any) -> Tool:
-    """A tool that someone else answers."""
+def pending_tool(name: str, execution_type: Any = "external", **options: Any) -> Tool:
+    """A tool whose results someone else submits."""
     tool = Tool(name, "", {"type": "object"}, execution_type=execution_type, **{"visible": False, **options})
 
     async def handler(parameters: dict[str, Any], context: ToolContext) -> ToolResult:
@@ -37,18 +36,18 @@ def elsewhere(name: str, execution_type: Any = "external", **options: Any) -> To
     return tool
 
 
-class Rig:
+class ServiceHarness:
     """An agent, a person and a space, and calls in runs of the agent."""
 
-    def __init__(self, ts: Toolspace, ledger: Ledger, desk: PendingCalls, sweeper: Sweeper) -> None:
+    def __init__(self, ts: Toolspace, ledger: Ledger, pending_calls: PendingCalls, sweeper: Sweeper) -> None:
         self.ts = ts
         self.ledger = ledger
-        self.desk = desk
+        self.pending_calls = pending_calls
         self.sweeper = sweeper
-        self.cycles = OpenRuns(ledger, ts.run)
+        self.open_runs = OpenRuns(ledger, ts.run)
         self.agent, self.person, self.space = new_id("ent"), new_id("ent"), new_id("spc")
 
-    async def settle_in(self) -> None:
+    async def create_entities(self) -> None:
         await self.ledger.write(entities.create_entity, self.agent, "agent", "Ada", {})
         await self.ledger.write(entities.create_entity, self.person, "human", "Husam", {})
         await self.ledger.write(entities.create_space, self.space, "Room", {})
@@ -59,49 +58,49 @@ class Rig:
         run = await self.ledger.commit(runs.open_run, self.agent, space_id=self.space if in_space else None)
         return run.id
 
-    async def room(self, run_id: str) -> tuple[GatewayCallHost, Any]:
-        record, run = await self.cycles.enter(run_id)
-        room = GatewayCallHost(self.desk, run_id=run_id, agent_entity_id=self.agent, space_id=record.space_id)
-        return room, run
+    async def open_host(self, run_id: str) -> tuple[GatewayCallHost, Any]:
+        record, run = await self.open_runs.enter(run_id)
+        host = GatewayCallHost(self.pending_calls, run_id=run_id, agent_entity_id=self.agent, space_id=record.space_id)
+        return host, run
 
     async def call(
         self, run_id: str, name: str, args: Any = None, *, call_id: str | None = None, confirms: bool = True
     ) -> ToolResult:
-        room, run = await self.room(run_id)
-        context = ToolContext(agent_entity_id=self.agent, space_id=room.space_id, host=room)
+        host, run = await self.open_host(run_id)
+        context = ToolContext(agent_entity_id=self.agent, space_id=host.space_id, host=host)
         result = await self.ts.call(name, args, context=context, run=run, call_id=call_id)
         if confirms:
-            self.desk.mark_delivered(room.inline_call_ids)
+            self.pending_calls.mark_delivered(host.inline_call_ids)
         return result
 
     async def submit(self, call_id: str, result: Any, **options: Any) -> CallRecord:
-        return await self.desk.submit(Submission(call_id=call_id, result=result, **options))
+        return await self.pending_calls.submit(Submission(call_id=call_id, result=result, **options))
 
-    async def row(self, call_id: str) -> CallRecord:
-        call = await self.ledger.read(call_rows.find, call_id)
+    async def get_call(self, call_id: str) -> CallRecord:
+        call = await self.ledger.read(calls.find, call_id)
         assert call is not None
         return call
 
-    async def began(self, run_id: str) -> CallRecord:
-        """Waits until a call of the run is written down."""
-        return await self.row((await self.seen(run_id, "tool.started")).data["toolCallId"])
+    async def wait_until_started(self, run_id: str) -> CallRecord:
+        """The first call of the run, once it is stored."""
+        return await self.get_call((await self.wait_for_event(run_id, "tool.started")).data["toolCallId"])
 
-    async def awaited(self, call_id: str) -> None:
-        """Waits until someone waits for a call, which may not be written down yet."""
-        while not self.ledger.waiters.is_waited_for(f"call:{call_id}"):  # noqa: ASYNC110 - nobody tells of it
+    async def wait_until_awaited(self, call_id: str) -> None:
+        """Waits until someone waits for a call, which may not be stored yet."""
+        while not self.ledger.waiters.is_waited_for(f"call:{call_id}"):  # noqa: ASYNC110 - nothing announces it
             await asyncio.sleep(0)
 
-    async def seen(self, run_id: str, type: str) -> StoredEvent:
-        """Waits until something happened in a run."""
-        async with await self.ledger.hub.subscribe(f"run:{run_id}", after=0) as reader:
-            async for batch in reader:
+    async def wait_for_event(self, run_id: str, type: str) -> StoredEvent:
+        """The first event of a type in the stream of a run."""
+        async with await self.ledger.hub.subscribe(f"run:{run_id}", after=0) as subscription:
+            async for batch in subscription:
                 for event in batch:
                     if event.type == type:
                         return event
         raise AssertionError("the stream ended")
 
-    async def serve(self, *tools: str) -> None:
-        """Someone says that they execute these tools."""
+    async def register_worker(self, *tools: str) -> None:
+        """Registers someone who executes these tools."""
         topics = [f"tool:{tool}" for tool in tools]
         await self.ledger.write(presence.register, "wrk_test", topics, node_id=self.ledger.node_id)
 
@@ -109,23 +108,24 @@ class Rig:
         return await self.ledger.read(inbox.list_events, self.agent)
 
     async def messages(self) -> list[Message]:
-        found, _ = await self.ledger.read(messages.list_latest, self.space)
-        return found
+        latest, _ = await self.ledger.read(messages.list_latest, self.space)
+        return latest
 
     async def events(self, stream: str) -> list[StoredEvent]:
         return await self.ledger.read(events.list_after, stream, 0, 1000)
 
 
 @asynccontextmanager
-async def rig(
-    database: Database, *tools: Tool, wakeups: WakeUps | None = None, owns: bool = True, **desk_options: Any
-) -> AsyncIterator[Rig]:
+async def service_harness(
+    database: Database, *tools: Tool, wakeups: WakeUps | None = None, owns: bool = True, **options: Any
+) -> AsyncGenerator[ServiceHarness]:
+    """`owns`: closes the database at the end. `options`: of `PendingCalls`."""
     async with AsyncExitStack() as stack:
         ledger = Ledger(database, wakeups)
         if owns:
             stack.push_async_callback(ledger.aclose)
-        desk = PendingCalls(ledger, **desk_options)
-        stack.push_async_callback(desk.aclose)
+        pending_calls = PendingCalls(ledger, **options)
+        stack.push_async_callback(pending_calls.aclose)
         ts = Toolspace(tools=tools)
         recorder = CallRecorder(ledger, ts.bus)
         stack.push_async_callback(recorder.aclose)
@@ -133,15 +133,15 @@ async def rig(
         await stack.enter_async_context(ts)
         ledger.on_stop_call = ts.cancel
         sweeper = await stack.enter_async_context(Sweeper(ledger, worker_grace=0.2))
-        desk.on_timer_started = sweeper.wake
-        made = Rig(ts, ledger, desk, sweeper)
-        await made.settle_in()
-        yield made
+        pending_calls.on_timer_started = sweeper.wake
+        harness = ServiceHarness(ts, ledger, pending_calls, sweeper)
+        await harness.create_entities()
+        yield harness
 
 
 @asynccontextmanager
-async def locked(path: Path) -> AsyncIterator[None]:
-    """Another program writes to a SQLite file while the block runs: what is to be written there has to wait."""
+async def hold_write_lock(path: Path) -> AsyncGenerator[None]:
+    """Another connection holds the write lock of a SQLite file while the block runs: writes have to wait."""
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         try:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.storage.cache_contract import CacheContract, Clock
+from tests.storage.caches.cache_contract import CacheContract, Clock
 from toolspace.core.interfaces import CachedResult
 from toolspace.errors import ToolspaceError
 from toolspace.storage.caches.sqlite import SqliteCache
@@ -178,7 +178,7 @@ async def test_a_database_of_something_else_is_never_touched(tmp_path: Path) -> 
     database.close()
     before = path.read_bytes()
     cache = SqliteCache(path)
-    with pytest.raises(ToolspaceError, match="something else"):
+    with pytest.raises(ToolspaceError, match="another program"):
         await cache.set("a", RESULT, 60)
     await cache.aclose()
     assert path.read_bytes() == before

@@ -1,0 +1,101 @@
+"""Spaces, members and entities that are removed while something of theirs is open."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.spaces.service_harness import pending_tool, service_harness
+from toolspace.core.ids import new_id
+from toolspace.core.records import RunRecord
+from toolspace.errors import RefusedError
+from toolspace.spaces import call_transactions, deletion, messaging, runs
+from toolspace.storage.database import Database
+from toolspace.storage.queries import entities, inbox
+from toolspace.storage.queries import runs as run_rows
+from toolspace.storage.queries.calls import NewCall
+
+
+async def test_whoever_waits_for_an_answer_from_a_space_that_is_removed_is_told(database: Database) -> None:
+    async with service_harness(
+        database,
+        pending_tool("confirm", "space", visible=True),
+        pending_tool("later", "space", visible=True, is_async=True),
+    ) as harness:
+        run = await harness.open_run(in_space=True)
+        calling = asyncio.create_task(harness.call(run, "confirm"))
+        await harness.wait_until_started(run)
+        later = await harness.call(run, "later")
+        assert await harness.ledger.commit(deletion.delete_space, harness.space)
+        assert (await calling).error_kind == "canceled"
+        (event,) = await harness.inbox()
+        assert (event.data["callId"], event.data["status"]) == (later.call_id, "canceled")
+        record = await harness.ledger.read(run_rows.find, run)
+        assert record is not None
+        assert record.space_id is None
+        again = await harness.call(run, "confirm")
+        assert "you are not in a space" in str(again.error)
+        assert not await harness.ledger.commit(deletion.delete_space, harness.space)
+
+
+async def test_a_space_of_an_id_that_was_used_before_shows_nothing_of_the_first(database: Database) -> None:
+    async with service_harness(database) as harness:
+        await harness.ledger.commit(messaging.send_message, harness.space, harness.person, "a secret")
+        last = (await harness.events(f"space:{harness.space}"))[-1].id
+        await harness.ledger.commit(deletion.delete_space, harness.space)
+        await harness.ledger.write(entities.create_space, harness.space, "Another", {})
+        await harness.ledger.write(entities.add_member, harness.space, harness.person)
+        assert await harness.events(f"space:{harness.space}") == []
+        await harness.ledger.commit(messaging.send_message, harness.space, harness.person, "hello")
+        assert (await harness.events(f"space:{harness.space}"))[0].id == last + 1
+
+
+async def test_an_agent_that_is_removed_leaves_nothing_open(database: Database) -> None:
+    async with service_harness(database, pending_tool("confirm", "space", visible=True)) as harness:
+        run = await harness.open_run(in_space=True)
+        calling = asyncio.create_task(harness.call(run, "confirm"))
+        call = await harness.wait_until_started(run)
+        alone = NewCall(
+            call_id=new_id("call"), run_id=None, agent_entity_id=harness.agent, space_id=None, tool_name="t", args={},
+            execution_type="external", execution_target="external", visible=False, visibility="none", status="pending",
+            node_id=harness.ledger.node_id,
+        )  # fmt: skip
+        await harness.ledger.commit(call_transactions.start, alone)
+        await harness.ledger.write(inbox.add, harness.agent, "evt_1", "service", {}, priority=2)
+        assert await harness.ledger.commit(deletion.delete_entity, harness.agent)
+        assert (await calling).error_kind == "canceled"
+        assert [(await harness.get_call(one)).status for one in (call.call_id, alone.call_id)] == [
+            "canceled",
+            "canceled",
+        ]
+        (message,) = await harness.messages()
+        assert message.status == "error"
+        assert await harness.inbox() == []
+        types = [event.type for event in await harness.events(f"space:{harness.space}")]
+        assert types == ["run.started", "tool.started", "tool.error", "run.done"]
+        assert not await harness.ledger.commit(deletion.delete_entity, harness.agent)
+
+
+@pytest.mark.spec("6.6")
+async def test_an_agent_that_is_not_a_member_any_more_shows_nothing_in_the_space(database: Database) -> None:
+    async with service_harness(database, pending_tool("confirm", "space", visible=True)) as harness:
+        run = await harness.open_run(in_space=True)
+        assert await harness.ledger.commit(deletion.remove_member, harness.space, harness.agent)
+        result = await harness.call(run, "confirm")
+        assert "you are not in a space" in str(result.error)
+        assert await harness.messages() == []
+
+
+async def test_what_is_begun_while_an_agent_is_removed_is_done_or_refused(database: Database) -> None:
+    async with service_harness(database) as harness:
+        for number in range(20):
+            agent = f"ent_{number}"
+            await harness.ledger.write(entities.create_entity, agent, "agent", "Bo", {})
+            opening = [harness.ledger.commit(runs.open_run, agent) for _ in range(3)]
+            *opened, removed = await asyncio.gather(
+                *opening, harness.ledger.commit(deletion.delete_entity, agent), return_exceptions=True
+            )
+            assert removed is True
+            for one in opened:
+                assert isinstance(one, RunRecord) or (isinstance(one, RefusedError) and one.reason == "not_found")
