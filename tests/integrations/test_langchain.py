@@ -261,13 +261,13 @@ def test_tools_that_outlive_their_loop_say_so() -> None:
         return to_langchain_tools(Toolspace(tools=[add]))
 
     [one] = asyncio.run(make())
-    with pytest.raises(RuntimeError, match="has ended; make them again"):
+    with pytest.raises(RuntimeError, match="has ended; create them again"):
         one.invoke({"a": 1, "b": 2})
 
 
 @pytest.mark.spec("1.9")
 async def test_waiting_for_a_loop_that_waits_for_the_waiter_is_an_error_and_no_deadlock() -> None:
-    home = LoopRunner(patience=0.05)
+    home = LoopRunner(start_seconds=0.05)
     ran: list[int] = []
     errors: list[Exception] = []
 

@@ -11,7 +11,7 @@ from typing import Any, cast
 import click
 import msgspec
 
-from toolspace.cli.completion import tool_names
+from toolspace.cli.completion import complete_tool_name
 from toolspace.cli.local_toolspace import find_tool, started_toolspace
 from toolspace.cli.logs import mute_provider_warnings
 from toolspace.cli.options import Command, Options
@@ -27,184 +27,126 @@ from toolspace.orchestrator.settings import ToolRules
 from toolspace.orchestrator.stages.announce import VERBOSE
 from toolspace.toolspace import Toolspace
 
-# MERGED from partials: Prints what a call gives out while it runs, as it comes, and knows whether that was the who…
-
-
-class PartialPrinter:
-    """Keeps sums of what was printed, not the text: a stream may be larger than memory."""
-
-    def __init__(
-        self, output: CommandOutput, call_id: str, *, on_first: Callable[[], None], on_gone: Callable[[], object]
-    ) -> None:
-        self._output = output
-        self._call_id = call_id
-        self._on_first = on_first
-        self._on_gone = on_gone
-        self.fault: Exception | None = None
-        """Why nothing can be printed any more: nobody reads, or there is no room."""
-        self._count = 0
-        self._all_text = True
-        self._text = _Sum()
-        self._values = _Sum()
-        self._mid_line = False
-
-    def __call__(self, event: CallPartial) -> None:
-        if event.call_id != self._call_id or self.fault is not None:
-            return
-        if not self._count:
-            self._on_first()
-        self._count += 1
-        try:
-            self._print(event.value)
-        except (BrokenPipeError, WriteError) as error:
-            self.fault = error
-            self._on_gone()
-
-    def end_line(self) -> None:
-        if self._mid_line and self.fault is None:
-            self._output.text("")
-        self._mid_line = False
-
-    def is_whole_result(self, result: ToolResult) -> bool:
-        """Whether what was printed is the whole result already."""
-        value: Any = result.result
-        if not self._count or not result.ok:
-            return False
-        if isinstance(value, str):
-            return self._all_text and self._text.same(_Sum(value.encode("utf-8", "surrogatepass")))
-        if isinstance(value, list):
-            return self._values.same(_Sum(*(_item(one) for one in cast("list[object]", value))))
-        if result.extras.get("stored"):
-            # The brackets around the values are one byte more than the commas after them.
-            size = self._text.size if self._all_text else self._values.size + 1
-            return value["tool_output"]["bytes"] == size
-        return False
-
-    def _print(self, value: object) -> None:
-        self._values.add(_item(value))
-        if isinstance(value, str):
-            self._text.add(value.encode("utf-8", "surrogatepass"))
-            self._mid_line = not value.endswith("\n") if value else self._mid_line
-            self._output.text(value, end="")
-            return
-        self._all_text = False
-        self.end_line()
-        self._output.text(json_text.encode(value))
-
-
-class _Sum:
-    def __init__(self, *pieces: bytes) -> None:
-        self.size = 0
-        self._hash = hashlib.sha256()
-        for piece in pieces:
-            self.add(piece)
-
-    def add(self, piece: bytes) -> None:
-        self.size += len(piece)
-        self._hash.update(piece)
-
-    def same(self, other: _Sum) -> bool:
-        return self._hash.digest() == other._hash.digest()
-
-
-def _item(value: object) -> bytes:
-    return json_text.encode_bytes(value) + b","
-
-
 _log = logging.getLogger("toolspace.cli")
-_WRONG_USAGE = ("unknown_tool", "invalid_parameters")
-"""The failures that the caller mends by calling differently."""
+_USAGE_ERRORS = ("unknown_tool", "invalid_parameters")
+"""The error kinds that the user fixes with another command line."""
 
 
 @click.command("call", cls=Command)
-@click.argument("name", shell_complete=tool_names)
+@click.argument("name", shell_complete=complete_tool_name)
 @click.argument("words", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--args", metavar="JSON", help="Arguments as a JSON object; @FILE reads a file, - standard input.")
-@click.option("--timeout", metavar="DURATION", help='Give the call so long: "250ms", "5s", "2m".')
+@click.option("--timeout", metavar="DURATION", help='Timeout of the call, such as "250ms", "5s" or "2m".')
 @click.pass_obj
 def command(options: Options, name: str, words: tuple[str, ...], args: str | None, timeout: str | None) -> int:
     """Call the tool NAME and print its result.
 
-    A value gets the type that the tool's schema asks for: n=5 is a number where it wants one. Repeat a key to
-    give a list; key:=JSON is taken as it is.
+    The schema of the tool decides the type of a value: n=5 is a number where the tool expects one. Repeat a key for a
+    list. key:=JSON passes the JSON unchanged.
     """
-    seconds = _seconds(timeout)
-    given = read_args(args)
-    return run(lambda interrupts: _call(options, name, words, given, seconds, interrupts))
+    seconds = _parse_timeout(timeout)
+    base_arguments = read_args(args)
+    return run(lambda interrupts: _call(options, name, words, base_arguments, seconds, interrupts))
 
 
 async def _call(
     options: Options,
     name: str,
     words: tuple[str, ...],
-    given: Mapping[str, Any],
+    base_arguments: Mapping[str, Any],
     seconds: float | None,
     interrupts: Interrupts,
 ) -> int:
     mute_provider_warnings(options, of_tool=name)
-    async with started_toolspace(options, show_warnings=False, only_for=name) as ts:
-        found = find_tool(ts, name)
-        schema: Mapping[str, Any] = found[0].tool.input_schema if found is not None else {}
-        arguments = combine(given, words, schema)
-        if seconds is not None and found is not None:
-            _limit(ts, found[0], seconds)
-        streams = found is not None and getattr(found[0].tool, "style", "") == "stream"
-        result, printed = await _run(ts, options.output, name, arguments, interrupts, streams=streams)
-        whole = await _whole(ts, options, result) if not printed.is_whole_result(result) else None
-    if printed.fault is not None:
-        raise printed.fault
+    async with started_toolspace(options, show_warnings=False, single_tool=name) as ts:
+        match = find_tool(ts, name)
+        entry = match[0] if match is not None else None
+        schema: Mapping[str, Any] = entry.tool.input_schema if entry is not None else {}
+        arguments = combine(base_arguments, words, schema)
+        if seconds is not None and entry is not None:
+            _set_timeout(ts, entry, seconds)
+        is_stream = entry is not None and getattr(entry.tool, "style", "") == "stream"
+        result, printer = await _execute(ts, options.output, name, arguments, interrupts, is_stream=is_stream)
+        is_printed = printer.has_printed(result)
+        stored_text = await _read_stored(ts, options, result) if not is_printed else None
+    if printer.error is not None:
+        raise printer.error
     if options.json:
         options.output.document(result.to_dict())
     elif not result.ok:
-        kind = result.error_kind if result.error_kind != "canceled" else None  # The message says no less.
+        kind = result.error_kind if result.error_kind != "canceled" else None  # The message says it already.
         options.output.error(result.error or "unknown error", kind)
-    elif whole is not None:
-        options.output.text(whole, end="" if whole.endswith("\n") else "\n")
-    elif not printed.is_whole_result(result):
-        show(options.output, result)
+    elif stored_text is not None:
+        options.output.text(stored_text, end="" if stored_text.endswith("\n") else "\n")
+    elif not is_printed:
+        print_result(options.output, result)
     if result.ok:
         return 0
-    return 2 if result.error_kind in _WRONG_USAGE else 1
+    return 2 if result.error_kind in _USAGE_ERRORS else 1
 
 
-async def _run(
+async def _execute(
     ts: Toolspace,
     output: CommandOutput,
     name: str,
     arguments: Mapping[str, Any],
     interrupts: Interrupts,
     *,
-    streams: bool,
+    is_stream: bool,
 ) -> tuple[ToolResult, PartialPrinter]:
     call_id = f"call_{secrets.token_hex(9)}"
 
-    def stop() -> bool:
+    def cancel() -> bool:
         return ts.cancel(call_id)
 
-    interrupts.stop = stop
+    interrupts.stop = cancel
     async with show_status(output, name) as status:
-        printed = PartialPrinter(output, call_id, on_first=status.hide, on_gone=stop)
-        if streams and not output.json:  # Of other tools the result alone is what they give.
-            ts.bus.subscribe(printed, CallPartial)
+        printer = PartialPrinter(output, call_id, on_first=status.hide, on_error=cancel)
+        if is_stream and not output.json:  # Partial values of other tools are not parts of their results.
+            ts.bus.subscribe(printer, CallPartial)
         ts.bus.subscribe(lambda event: _show_progress(event, call_id, status), CallProgress)
         result = await ts.call(name, arguments, call_id=call_id)
     interrupts.stop = None
-    printed.end_line()
-    return result, printed
+    printer.end_line()
+    return result, printer
 
 
-async def _whole(ts: Toolspace, options: Options, result: ToolResult) -> str | None:
-    """A stored result in full, for a file or a pipe: only people and models are better served by a preview."""
-    stored = _stored(result) if result.ok else None
-    if stored is None or options.json or options.output.terminal:
+def _show_progress(event: CallProgress, call_id: str, status: StatusLine) -> None:
+    share = f"{event.progress:g}/{event.total:g}" if event.total else f"{event.progress:g}"
+    text = f"{share} {event.message or ''}".rstrip()
+    _log.log(VERBOSE, "tool progress … %s\n    %s", event.tool_name, text)
+    if event.call_id == call_id:
+        status.detail = text
+
+
+def _set_timeout(ts: Toolspace, entry: CatalogEntry, seconds: float) -> None:
+    """Gives `--timeout` precedence over every setting of the tool."""
+    rules = entry.rules.overrides.get(entry.local_name, ToolRules())
+    override = {entry.local_name: msgspec.structs.replace(rules, timeout=seconds, source="--timeout")}
+    changed_rules = msgspec.structs.replace(entry.rules, overrides={**entry.rules.overrides, **override})
+    ts.orchestrator.configure(rules={entry.provider: changed_rules})
+
+
+def _parse_timeout(timeout: str | None) -> float | None:
+    if timeout is None:
         return None
-    found = await ts.outputs.find(stored["handle"], session=ts.orchestrator.session, owner=None)
-    return await ts.outputs.text(found, limit=found.bytes) if found is not None else None
+    if timeout.strip().isdecimal():
+        raise click.UsageError(f"--timeout {timeout}: add the unit: {timeout}s or {timeout}ms")
+    try:
+        seconds = parse_duration(timeout)
+    except ValueError as error:
+        raise click.UsageError(f"--timeout: {error}") from None
+    if seconds <= 0:
+        raise click.UsageError("--timeout: it must be greater than zero")
+    return seconds
 
 
-def show(output: CommandOutput, result: ToolResult) -> None:
-    """A success, for people: text as it is, data as readable JSON, a stored output as its preview."""
-    stored = _stored(result)
+# Results
+
+
+def print_result(output: CommandOutput, result: ToolResult) -> None:
+    """Prints a successful result: text unchanged, data as indented JSON, a stored output as its preview."""
+    stored = _stored_output(result)
     if stored is not None:
         output.text(stored["preview"])
         output.note(
@@ -212,44 +154,109 @@ def show(output: CommandOutput, result: ToolResult) -> None:
             f"  toolspace call agent__read_output handle={stored['handle']}"
         )
         return
-    structured = len(result.parts) == 1 and isinstance(result.parts[0], JsonPart)
-    if isinstance(result.result, str) or (result.parts and not structured):
+    is_json = len(result.parts) == 1 and isinstance(result.parts[0], JsonPart)
+    if isinstance(result.result, str) or (result.parts and not is_json):
         text = result.text
         output.text(text, end="" if text.endswith("\n") else "\n")
     else:
         output.value(result.result)
 
 
-def _stored(result: ToolResult) -> Mapping[str, Any] | None:
+async def _read_stored(ts: Toolspace, options: Options, result: ToolResult) -> str | None:
+    """Returns the whole text of a stored output for a file or a pipe; None for a terminal, which gets the preview."""
+    stored = _stored_output(result) if result.ok else None
+    if stored is None or options.json or options.output.is_terminal:
+        return None
+    stored_file = await ts.outputs.find(stored["handle"], session=ts.orchestrator.session, owner=None)
+    return await ts.outputs.text(stored_file, limit=stored_file.bytes) if stored_file is not None else None
+
+
+def _stored_output(result: ToolResult) -> Mapping[str, Any] | None:
     value: Any = result.result
     return value["tool_output"] if result.extras.get("stored") and "tool_output" in value else None
 
 
-def _show_progress(event: CallProgress, call_id: str, status: StatusLine) -> None:
-    share = f"{event.progress:g}/{event.total:g}" if event.total else f"{event.progress:g}"
-    said = f"{share} {event.message or ''}".rstrip()
-    _log.log(VERBOSE, "tool progress … %s\n    %s", event.tool_name, said)
-    if event.call_id == call_id:
-        status.detail = said
+class PartialPrinter:
+    """Prints the partial values of a streaming call as they arrive.
+
+    Keeps hashes of what it printed, not the text, because a stream may be larger than memory.
+    """
+
+    def __init__(
+        self, output: CommandOutput, call_id: str, *, on_first: Callable[[], None], on_error: Callable[[], object]
+    ) -> None:
+        self._output = output
+        self._call_id = call_id
+        self._on_first = on_first
+        self._on_error = on_error
+        self.error: Exception | None = None
+        """Why nothing can be printed any more: the reader is gone, or the disk is full."""
+        self._count = 0
+        self._is_all_text = True
+        self._text_hash = _Hash()
+        self._values_hash = _Hash()
+        self._is_mid_line = False
+
+    def __call__(self, event: CallPartial) -> None:
+        if event.call_id != self._call_id or self.error is not None:
+            return
+        if not self._count:
+            self._on_first()
+        self._count += 1
+        try:
+            self._print(event.value)
+        except (BrokenPipeError, WriteError) as error:
+            self.error = error
+            self._on_error()
+
+    def end_line(self) -> None:
+        if self._is_mid_line and self.error is None:
+            self._output.text("")
+        self._is_mid_line = False
+
+    def has_printed(self, result: ToolResult) -> bool:
+        """Whether the partial values that were printed are the whole result."""
+        value: Any = result.result
+        if not self._count or not result.ok:
+            return False
+        if isinstance(value, str):
+            return self._is_all_text and self._text_hash.matches(_Hash(value.encode("utf-8", "surrogatepass")))
+        if isinstance(value, list):
+            return self._values_hash.matches(_Hash(*(_encode_item(item) for item in cast("list[object]", value))))
+        if result.extras.get("stored"):
+            # A stored list has two brackets and one comma less than there are values.
+            size = self._text_hash.size if self._is_all_text else self._values_hash.size + 1
+            return value["tool_output"]["bytes"] == size
+        return False
+
+    def _print(self, value: object) -> None:
+        self._values_hash.add(_encode_item(value))
+        if isinstance(value, str):
+            self._text_hash.add(value.encode("utf-8", "surrogatepass"))
+            self._is_mid_line = not value.endswith("\n") if value else self._is_mid_line
+            self._output.text(value, end="")
+            return
+        self._is_all_text = False
+        self.end_line()
+        self._output.text(json_text.encode(value))
 
 
-def _limit(ts: Toolspace, entry: CatalogEntry, seconds: float) -> None:
-    """Lets `--timeout` win over everything that configuration says of the tool."""
-    rules = entry.rules.overrides.get(entry.local_name, ToolRules())
-    own = {entry.local_name: msgspec.structs.replace(rules, timeout=seconds, source="--timeout")}
-    changed = msgspec.structs.replace(entry.rules, overrides={**entry.rules.overrides, **own})
-    ts.orchestrator.configure(rules={entry.provider: changed})
+class _Hash:
+    """The size and the hash of bytes that are added piece by piece."""
+
+    def __init__(self, *pieces: bytes) -> None:
+        self.size = 0
+        self._sha256 = hashlib.sha256()
+        for piece in pieces:
+            self.add(piece)
+
+    def add(self, piece: bytes) -> None:
+        self.size += len(piece)
+        self._sha256.update(piece)
+
+    def matches(self, other: _Hash) -> bool:
+        return self._sha256.digest() == other._sha256.digest()
 
 
-def _seconds(timeout: str | None) -> float | None:
-    if timeout is None:
-        return None
-    if timeout.strip().isdecimal():
-        raise click.UsageError(f"--timeout {timeout}: say the unit: {timeout}s or {timeout}ms")
-    try:
-        seconds = parse_duration(timeout)
-    except ValueError as error:
-        raise click.UsageError(f"--timeout: {error}") from None
-    if seconds <= 0:
-        raise click.UsageError("--timeout: it must be more than nothing")
-    return seconds
+def _encode_item(value: object) -> bytes:
+    return json_text.encode_bytes(value) + b","

@@ -1,4 +1,4 @@
-"""`toolspace completion`: prints the script that makes a shell complete commands and tools."""
+"""`toolspace completion`: prints the completion script of a shell. Also completes tool names for other commands."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from contextlib import redirect_stderr, redirect_stdout
 import click
 from click.shell_completion import CompletionItem, get_completion_class
 
-from toolspace.cli.local_toolspace import create_toolspace
 from toolspace.cli.options import Command, Options
 from toolspace.cli.output import first_line
 
@@ -17,16 +16,16 @@ from toolspace.cli.output import first_line
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def command(context: click.Context, shell: str) -> int:
-    """Print the script that completes commands and tools in SHELL.
+    """Print the script that completes commands and tool names in SHELL.
 
     \b
     bash  add to ~/.bashrc:  eval "$(toolspace completion bash)"
     zsh   add to ~/.zshrc:   eval "$(toolspace completion zsh)"
     fish  toolspace completion fish > ~/.config/fish/completions/toolspace.fish
     """
-    found = get_completion_class(shell)
-    assert found is not None  # `Choice` has let nothing else through.
-    script = found(context.find_root().command, {}, "toolspace", "_TOOLSPACE_COMPLETE").source()
+    completion_class = get_completion_class(shell)
+    assert completion_class is not None  # `Choice` allows only shells that click knows.
+    script = completion_class(context.find_root().command, {}, "toolspace", "_TOOLSPACE_COMPLETE").source()
     options = context.ensure_object(Options)
     if options.json:
         options.output.document({"shell": shell, "script": script})
@@ -35,12 +34,11 @@ def command(context: click.Context, shell: str) -> int:
     return 0
 
 
-# MERGED from completing: Completes the names of tools in a shell. Never fails and never prints: a shell is waiting.
+def complete_tool_name(context: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Returns the tools whose names begin with the text. Starts no provider, never fails and never prints."""
+    from toolspace.cli.local_toolspace import create_toolspace  # Here: the script itself does not need it.
 
-
-def tool_names(context: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """The tools that begin with what was typed. Providers are not started for that."""
-    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+    with open(os.devnull, "w") as devnull, redirect_stdout(devnull), redirect_stderr(devnull):
         try:
             tools = create_toolspace(context.ensure_object(Options)).list_tools()
         except (Exception, SystemExit):

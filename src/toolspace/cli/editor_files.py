@@ -1,4 +1,8 @@
-"""One server's entry in an editor's settings: added, brought up to date, or taken out. Everything else there stays."""
+"""Changes one server entry in the settings file of an editor. Everything else in the file stays as it is.
+
+`toolspace install` uses `EditorEntry`; `toolspace init` reads files with `read_text`. A file is replaced as a whole or
+not at all: its mode and owner stay, a symbolic link stays a link, and a change by another program is never lost.
+"""
 
 from __future__ import annotations
 
@@ -11,43 +15,167 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
 
-from toolspace.cli import json_edit, tomledit
+from toolspace.cli import json_edit
 from toolspace.cli.editors import is_toolspace
 from toolspace.config.document import ConfigDocument, format_key_path, format_value
 from toolspace.config.parsing import display_name, parse_document
 from toolspace.errors import ConfigError
 
-# MERGED from rewriting: Replaces a settings file of another program as a whole, or not at all. Knows nothing of wh…
-
+Outcome = Literal["added", "updated", "unchanged", "removed", "missing"]
+Entry = Mapping[str, str | list[str]]
 MAX_BYTES = 50_000_000
-"""Some clients keep their whole history beside their servers."""
+"""Of a settings file. Some editors keep their history in it."""
 _ATTEMPTS = 5
 
 
+# One entry
+
+
+class FileEdit(NamedTuple):
+    """A change of a file that was made, or with `dry_run` would be."""
+
+    outcome: Outcome
+    before: str
+    after: str
+
+
+class EditorEntry:
+    """One server entry: a settings file, its table of servers, and the name of the server."""
+
+    def __init__(self, path: Path, table: str, name: str) -> None:
+        self.path = path
+        self.keys = (table, name)
+        self.name = name
+        self._outcome: Outcome = "unchanged"
+
+    def add(self, entry: Entry, *, dry_run: bool = False) -> FileEdit:
+        """Adds or updates the entry. Raises `ConfigError` if the file is unreadable or the name is another server's."""
+        return self._edit(lambda text: self._with_entry(text, entry), dry_run=dry_run)
+
+    def remove(self, *, dry_run: bool = False) -> FileEdit:
+        """Removes the entry. Raises `ConfigError` like `add`."""
+        return self._edit(self._without_entry, dry_run=dry_run)
+
+    def _edit(self, change: Callable[[str], str], *, dry_run: bool) -> FileEdit:
+        if dry_run:
+            before = read_text(self.path)
+            after = change(before)
+        else:
+            before, after = rewrite_file(self.path, change)
+        return FileEdit(self._outcome, before, after)
+
+    def _with_entry(self, text: str, entry: Entry) -> str:
+        document, current = self._find(text)
+        if current is None:
+            self._outcome = "added"
+            changes = {self.keys: dict(entry)}
+        else:
+            if not is_toolspace(current.get("command"), current.get("args")):
+                place = document.format_location(self.keys)
+                raise ConfigError(f"{place}: another server is called {self.name} already; choose a name with --name")
+            # Only what differs: the user may have added variables or permissions to the entry.
+            changes = {(*self.keys, key): value for key, value in entry.items() if current.get(key) != value}
+            self._outcome = "updated" if changes else "unchanged"
+        expected = copy.deepcopy(document.data)
+        after = text
+        for keys, value in changes.items():
+            _set(expected, keys, value)
+            if not self._is_toml:
+                after = json_edit.set_value(after, keys, value)
+        if self._is_toml and changes:
+            from toolspace.cli import toml_edit  # Here: it imports tomlkit.
+
+            values = entry if current is None else {keys[-1]: value for keys, value in changes.items()}
+            after = toml_edit.set_table(text, self.keys, cast("Entry", values))
+        return self._checked(after, expected)
+
+    def _without_entry(self, text: str) -> str:
+        document, current = self._find(text)
+        self._outcome = "missing" if current is None else "removed"
+        if current is None:
+            return text
+        if not is_toolspace(current.get("command"), current.get("args")):
+            raise ConfigError(
+                f"{document.format_location(self.keys)}: {self.name} is another server, not Toolspace; not removed"
+            )
+        table, name = self.keys
+        expected = copy.deepcopy(document.data)
+        del expected[table][name]
+        if self._is_toml:
+            from toolspace.cli import toml_edit
+
+            after = toml_edit.remove_table(text, self.keys)
+            if not expected[table] and table not in self._parse(after).data:
+                del expected[table]  # In TOML the outer table disappears with its last inner table.
+        else:
+            after = json_edit.remove_value(text, self.keys)
+        return self._checked(after, expected)
+
+    @property
+    def _is_toml(self) -> bool:
+        return self.path.suffix == ".toml"
+
+    def _parse(self, text: str) -> ConfigDocument:
+        return parse_document(text.encode(), display_name(self.path))
+
+    def _find(self, text: str) -> tuple[ConfigDocument, dict[str, Any] | None]:
+        """Returns the parsed file, and the entry or None."""
+        document = self._parse(text)
+        mapping = document.data
+        for depth, key in enumerate(self.keys, 1):
+            if key not in mapping:
+                return document, None
+            inner = mapping[key]
+            if not isinstance(inner, dict):
+                keys = self.keys[:depth]
+                place = f"{document.format_location(keys)}: {format_key_path(keys)}"
+                raise ConfigError(f"{place}: expected a mapping, got {format_value(inner)}; fix it first")
+            mapping = cast("dict[str, Any]", inner)
+        return document, mapping
+
+    def _checked(self, after: str, expected: object) -> str:
+        """Returns the new text. Raises `ConfigError` if it does not have the expected data, and nothing else."""
+        with suppress(ConfigError):
+            if self._parse(after).data == expected:
+                return after
+        raise ConfigError(
+            f"{display_name(self.path)}: {format_key_path(self.keys)} is written in a way that cannot be changed "
+            "safely; nothing was changed, edit it by hand"
+        )
+
+
+def _set(data: dict[str, Any], keys: tuple[str, ...], value: object) -> None:
+    for key in keys[:-1]:
+        data = data.setdefault(key, {})
+    data[keys[-1]] = value
+
+
+# The file
+
+
 def read_text(path: Path) -> str:
-    """The text of a settings file; empty where there is none. Raises `ConfigError`."""
-    return _read(_target(path), display_name(path))[0]
+    """Returns the text of a settings file; empty if there is none. Raises `ConfigError`."""
+    return _read(_resolve_link(path), display_name(path))[0]
 
 
 def rewrite_file(path: Path, change: Callable[[str], str]) -> tuple[str, str]:
-    """Replaces the text of a file by what `change` makes of it; gives the text before and after.
+    """Replaces the text of a file by the result of `change`, and returns the text before and after.
 
-    Its mode stays, and a link to it stays a link. The new text is on the disk before it takes the old one's place.
+    The new text is on the disk before it replaces the old file. If another program writes the file in between, the
+    change is applied to the new text. Raises `ConfigError`.
     """
     name = display_name(path)
-    target = _target(path)
+    target = _resolve_link(path)
     for _ in range(_ATTEMPTS):
-        text, before = _read(target, name)
+        text, status = _read(target, name)
         changed = change(text)
-        if changed == text:
+        if changed == text or _replace(target, name, changed.encode(), status):
             return text, changed
-        if _replace(target, name, changed.encode(), before):
-            return text, changed
-    raise ConfigError(f"{name}: changes all the time; close the program that writes it, and try again")
+    raise ConfigError(f"{name}: another program keeps changing it; close that program and try again")
 
 
-def _target(path: Path) -> Path:
-    """The file itself, where the path is a link: the dotfiles of many people are."""
+def _resolve_link(path: Path) -> Path:
+    """Returns the file that a symbolic link leads to. Raises `ConfigError` if the link is broken or not trusted."""
     name = display_name(path)
     try:
         link = path.lstat()
@@ -61,25 +189,26 @@ def _target(path: Path) -> Path:
         target = path.resolve(strict=True)
         owner = target.stat().st_uid
     except (OSError, RuntimeError):
-        where = f"is a link to {os.readlink(path)}, which is not there"
-        raise ConfigError(f"{name}: {where}; make that file, or remove the link") from None
+        raise ConfigError(
+            f"{name}: is a link to {os.readlink(path)}, which does not exist; create that file, or remove the link"
+        ) from None
     if hasattr(os, "geteuid") and link.st_uid not in (os.geteuid(), owner):
-        raise ConfigError(f"{name}: is a link that another user made, to a file that is not theirs; remove it")
+        raise ConfigError(f"{name}: is a link of another user, to a file that is not theirs; remove it")
     return target
 
 
 def _read(target: Path, name: str) -> tuple[str, os.stat_result | None]:
     try:
-        # Not blocking: a pipe would keep us waiting.
-        file = os.open(target, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+        # Non-blocking: opening a named pipe would wait for a writer.
+        descriptor = os.open(target, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     except FileNotFoundError:
         return "", None
     except OSError as error:
         raise ConfigError(f"{name}: cannot be read: {error.strerror}") from None
-    with os.fdopen(file, "rb") as stream:
-        status = os.fstat(file)
+    with os.fdopen(descriptor, "rb") as stream:
+        status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            raise ConfigError(f"{name}: is no regular file")
+            raise ConfigError(f"{name}: is not a regular file")
         content = stream.read(MAX_BYTES + 1)
     if len(content) > MAX_BYTES:
         raise ConfigError(f"{name}: larger than {MAX_BYTES:,} bytes; add the server by hand")
@@ -90,177 +219,52 @@ def _read(target: Path, name: str) -> tuple[str, os.stat_result | None]:
         raise ConfigError(f"{name}:{line}: not UTF-8 text ({error.reason}); nothing was changed") from None
 
 
-def _replace(target: Path, name: str, content: bytes, before: os.stat_result | None) -> bool:
-    """Whether it could be replaced: not where another program has written it since it was read."""
-    if before is not None and hasattr(os, "geteuid") and before.st_uid != os.geteuid() != 0:
+def _replace(target: Path, name: str, content: bytes, status: os.stat_result | None) -> bool:
+    """Returns False, and changes nothing, if the file was written since `status` was read."""
+    if status is not None and hasattr(os, "geteuid") and status.st_uid != os.geteuid() != 0:
         raise ConfigError(f"{name}: belongs to another user; nothing was changed")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        file, made = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+        descriptor, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
         try:
-            with os.fdopen(file, "wb") as stream:
+            with os.fdopen(descriptor, "wb") as stream:
                 stream.write(content)
                 stream.flush()
-                _keep_owner_and_mode(file, before)
-                os.fsync(file)
-            if not _unchanged(target, before):
-                os.unlink(made)
+                _copy_owner_and_mode(descriptor, status)
+                os.fsync(descriptor)
+            if not _is_unchanged(target, status):
+                os.unlink(temporary)
                 return False
-            os.replace(made, target)
+            os.replace(temporary, target)
         except BaseException:
             with suppress(OSError):
-                os.unlink(made)
+                os.unlink(temporary)
             raise
     except OSError as error:
         raise ConfigError(f"{name}: cannot be written: {error.strerror or error}; nothing was changed") from None
     return True
 
 
-def _keep_owner_and_mode(file: int, before: os.stat_result | None) -> None:
+def _copy_owner_and_mode(descriptor: int, status: os.stat_result | None) -> None:
     if not hasattr(os, "fchmod"):
         return
-    if before is None:
+    if status is None:
         mask = os.umask(0)
         os.umask(mask)
-        os.fchmod(file, 0o666 & ~mask)  # As any new file of the user's.
+        os.fchmod(descriptor, 0o666 & ~mask)  # As any new file of the user.
         return
     if os.geteuid() == 0:
-        os.fchown(file, before.st_uid, before.st_gid)
-    os.fchmod(file, stat.S_IMODE(before.st_mode))
+        os.fchown(descriptor, status.st_uid, status.st_gid)
+    os.fchmod(descriptor, stat.S_IMODE(status.st_mode))
 
 
-def _unchanged(target: Path, before: os.stat_result | None) -> bool:
+def _is_unchanged(target: Path, status: os.stat_result | None) -> bool:
     try:
-        now = target.stat()
+        current = target.stat()
     except FileNotFoundError:
-        return before is None
-    return before is not None and (now.st_ino, now.st_mtime_ns, now.st_size) == (
-        before.st_ino,
-        before.st_mtime_ns,
-        before.st_size,
+        return status is None
+    return status is not None and (current.st_ino, current.st_mtime_ns, current.st_size) == (
+        status.st_ino,
+        status.st_mtime_ns,
+        status.st_size,
     )
-
-
-Outcome = Literal["added", "updated", "unchanged", "removed", "missing"]
-Entry = Mapping[str, str | list[str]]
-
-
-class FileEdit(NamedTuple):
-    """What was done to a file, or would be."""
-
-    outcome: Outcome
-    before: str
-    after: str
-
-
-class EditorEntry:
-    """The place of one entry: a file, the table of servers in it, and a name in that."""
-
-    def __init__(self, path: Path, table: str, name: str) -> None:
-        self.path = path
-        self.keys = (table, name)
-        self.name = name
-        self._outcome: Outcome = "unchanged"
-
-    def add(self, entry: Entry, *, dry_run: bool = False) -> FileEdit:
-        """Raises `ConfigError` where the file cannot be read, or the name is another server's."""
-
-        def change(text: str) -> str:
-            return self._added(text, entry)
-
-        return self._edit(change, dry_run=dry_run)
-
-    def remove(self, *, dry_run: bool = False) -> FileEdit:
-        return self._edit(self._removed, dry_run=dry_run)
-
-    def _edit(self, change: Callable[[str], str], *, dry_run: bool) -> FileEdit:
-        if dry_run:
-            before = read_text(self.path)
-            after = change(before)
-        else:
-            before, after = rewrite_file(self.path, change)
-        return FileEdit(self._outcome, before, after)
-
-    def _added(self, text: str, entry: Entry) -> str:
-        document, there = self._find(text)
-        if there is None:
-            self._outcome = "added"
-            changes = {self.keys: dict(entry)}
-        else:
-            if not is_toolspace(there.get("command"), there.get("args")):
-                place, name = document.format_location(self.keys), self.keys[1]
-                raise ConfigError(f"{place}: another server is called {name} already; choose a name with --name")
-            # Only what is not right: someone may have added variables, or permissions.
-            changes = {(*self.keys, key): value for key, value in entry.items() if there.get(key) != value}
-            self._outcome = "updated" if changes else "unchanged"
-        expected = copy.deepcopy(document.data)
-        after = text
-        for keys, value in changes.items():
-            _put(expected, keys, value)
-            after = json_edit.set_value(after, keys, value) if not self._is_toml else after
-        if self._is_toml and changes:
-            after = tomledit.set_table(text, self.keys, entry if there is None else _last(changes))
-        return self._checked(after, expected)
-
-    def _removed(self, text: str) -> str:
-        document, there = self._find(text)
-        self._outcome = "missing" if there is None else "removed"
-        if there is None:
-            return text
-        if not is_toolspace(there.get("command"), there.get("args")):
-            raise ConfigError(
-                f"{document.format_location(self.keys)}: {self.keys[1]} is another server, not Toolspace; it was left"
-            )
-        expected = copy.deepcopy(document.data)
-        del expected[self.keys[0]][self.keys[1]]
-        if self._is_toml:
-            after = tomledit.remove_table(text, self.keys)
-            if not expected[self.keys[0]] and self.keys[0] not in self._parsed(after).data:
-                del expected[self.keys[0]]  # A table of tables goes with the last of them.
-        else:
-            after = json_edit.remove_value(text, self.keys)
-        return self._checked(after, expected)
-
-    @property
-    def _is_toml(self) -> bool:
-        return self.path.suffix == ".toml"
-
-    def _parsed(self, text: str) -> ConfigDocument:
-        return parse_document(text.encode(), display_name(self.path))
-
-    def _find(self, text: str) -> tuple[ConfigDocument, dict[str, Any] | None]:
-        """The document, and the entry where it is there."""
-        document = self._parsed(text)
-        found = document.data
-        for end, key in enumerate(self.keys, 1):
-            if key not in found:
-                return document, None
-            inner = found[key]
-            if not isinstance(inner, dict):
-                place, where = document.format_location(self.keys[:end]), format_key_path(self.keys[:end])
-                raise ConfigError(f"{place}: {where}: expected a mapping, got {format_value(inner)}; mend it first")
-            found = cast("dict[str, Any]", inner)
-        return document, found
-
-    def _checked(self, after: str, expected: object) -> str:
-        """The new text, if it says what was meant and nothing else is different."""
-        try:
-            right = self._parsed(after).data == expected
-        except ConfigError:
-            right = False
-        if not right:
-            raise ConfigError(
-                f"{display_name(self.path)}: {format_key_path(self.keys)} cannot be changed safely; "
-                "nothing was changed, do it by hand"
-            )
-        return after
-
-
-def _put(data: dict[str, Any], keys: tuple[str, ...], value: object) -> None:
-    for key in keys[:-1]:
-        data = data.setdefault(key, {})
-    data[keys[-1]] = value
-
-
-def _last(changes: Mapping[tuple[str, ...], Any]) -> dict[str, Any]:
-    return {keys[-1]: value for keys, value in changes.items()}

@@ -1,4 +1,8 @@
-"""Finds the MCP servers that editors have, in the shape of our configuration. Writes nothing, and copies no secret."""
+"""Imports the MCP servers of editors as entries of our configuration. Writes nothing, and copies no secret.
+
+`toolspace init` uses it. Secrets in an entry become references to environment variables. The detection prefers a
+reference too many: that costs the user a moment, a secret in a shared file costs more.
+"""
 
 from __future__ import annotations
 
@@ -9,124 +13,12 @@ from typing import Any, NamedTuple, cast
 
 from toolspace.cli.editor_files import read_text
 from toolspace.cli.editors import CLIENTS, ClientEnvironment, McpClient, config_file, is_toolspace
+from toolspace.cli.output import first_line
+from toolspace.config.entry_readers import TRANSPORT_ALIASES
 from toolspace.config.parsing import parse_document
-from toolspace.config.provider_settings import TRANSPORT_ALIASES
 from toolspace.core.names import sanitise
 from toolspace.core.secret_masking import is_secret_name, mask_secrets
 from toolspace.errors import ConfigError
-
-# MERGED from concealing: Puts references to variables in the place of what looks like a secret in a server's entry…
-
-_MORE_NAMES = re.compile(r"(?:^|[_-])(?:key|keys|pat|auth|jwt|dsn|token|tokens|sid|pw)$", re.IGNORECASE)
-_UUID = re.compile(r"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}", re.IGNORECASE)
-_PIECE = re.compile(r"[A-Za-z0-9_]{20,}")
-_OPEN_REFERENCE = re.compile(r"(?<!\$)\$\{[^{}]*\}")
-_FLAG = re.compile(r"(--?[\w.-]+)(=)(.+)", re.DOTALL)
-_PAIR = re.compile(r"([A-Za-z_][\w-]*)(=|:\s*)(.+)", re.DOTALL)
-_SCHEME = re.compile(r"(Bearer|Basic|Token)(\s+)(\S.*)", re.IGNORECASE | re.DOTALL)
-_PATHS = ("/", "~/", "./", "../")
-
-
-class SecretExtractor:
-    """Knows the variables that were given to secrets so far, so that no two secrets share one."""
-
-    def __init__(self, environ: Mapping[str, str]) -> None:
-        self.environ = environ
-        self._taken: dict[str, str] = {}
-
-    def extract(self, server: str, entry: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-        """The entry without secrets; and the variables that stand for them, with what each was."""
-        one = _Entry(self, server)
-        result = dict(entry)
-        for section in ("env", "headers"):
-            if section in result:
-                result[section] = {key: one.pair(section, key, value) for key, value in result[section].items()}
-        if "args" in result:
-            result["args"] = one.args(result["args"])
-        for key in ("url", "command"):
-            if key in result and looks_secret("", result[key]):
-                result[key] = one.reference(key, result[key], key)
-        return result, one.secrets
-
-    def variable(self, server: str, name: str, value: str) -> str:
-        """A variable for a value: the plain name, unless that means something else already."""
-        plain = re.sub(r"[^A-Za-z0-9_]", "_", name)
-        prefixed = re.sub(r"[^A-Za-z0-9_]", "_", f"{server}_{name}".upper())
-        candidates = [plain] if re.fullmatch(r"[A-Z_][A-Z0-9_]*", plain) else []
-        candidates += [prefixed, *(f"{prefixed}_{number}" for number in range(2, 1000))]
-        for candidate in candidates:
-            if candidate[0].isdigit():
-                candidate = f"_{candidate}"
-            known = self._taken.get(candidate, self.environ.get(candidate, value))
-            if known == value:
-                self._taken[candidate] = value
-                return candidate
-        raise AssertionError("a thousand secrets of one name")
-
-
-class _Entry:
-    """The secrets of one server."""
-
-    def __init__(self, concealer: SecretExtractor, server: str) -> None:
-        self.secrets: dict[str, str] = {}
-        self._concealer = concealer
-        self._server = server
-
-    def reference(self, name: str, value: str, what: str) -> str:
-        # In the file `${` is written `$${`; the variable holds what is meant.
-        variable = self._concealer.variable(self._server, name, value.replace("$${", "${"))
-        self.secrets[variable] = what
-        return f"${{{variable}}}"
-
-    def pair(self, section: str, key: str, value: str) -> str:
-        what = f"{section} {key}"
-        if section == "headers" and (scheme := _SCHEME.fullmatch(value)) is not None:
-            # Of an authorization only what comes after its scheme.
-            hidden = self._value(key, scheme[3], "token" if key.casefold() == "authorization" else key, what)
-            return f"{scheme[1]}{scheme[2]}{hidden}"
-        return self._value(key, value, key, what)
-
-    def args(self, args: list[str]) -> list[str]:
-        result: list[str] = []
-        flag = ""
-        for arg in args:
-            if (match := _FLAG.fullmatch(arg) or _PAIR.fullmatch(arg)) is not None:
-                name = match[1].lstrip("-")
-                value = self.pair("headers", name, match[3]) if ":" in match[2] else self._named_arg(name, match[3])
-                # A part that is no secret may still be one together with the rest: a URL is `https:` and more.
-                hidden = f"{match[1]}{match[2]}{value}"
-                result.append(hidden if hidden != arg else self._value(flag, arg, flag or "arg", "an argument"))
-            else:
-                result.append(self._value(flag, arg, flag or "arg", f"args {flag}" if flag else "an argument"))
-            flag = arg.lstrip("-") if re.fullmatch(r"--?[A-Za-z][\w.-]*", arg) else ""
-        return result
-
-    def _named_arg(self, name: str, value: str) -> str:
-        return self._value(name, value, name, f"args {name}")
-
-    def _value(self, name: str, value: str, variable: str, what: str) -> str:
-        return self.reference(variable, value, what) if looks_secret(name, value) else value
-
-
-def looks_secret(name: str, value: str) -> bool:
-    """Whether a value under a name should not be written into a new file."""
-    bare = _OPEN_REFERENCE.sub("", value)
-    if not bare.strip():
-        return False
-    # References that are there already are no secrets, and neither is what stands around them, mostly.
-    if bare != value and mask_secrets(bare) == bare:
-        return False
-    if value.startswith(_PATHS) and Path(value).expanduser().exists():
-        return False
-    if is_secret_name(name) or _MORE_NAMES.search(name):
-        return True
-    return mask_secrets(value) != value or _UUID.search(value) is not None or any(map(_random, _PIECE.findall(value)))
-
-
-def _random(piece: str) -> bool:
-    """Whether a long word is more likely made by a machine than by a person: letters and digits in a mix."""
-    return sum(one.isdigit() for one in piece) >= 3 and sum(one.isalpha() for one in piece) >= 3
-
 
 _TYPES = {"stdio", "http", "sse", "websocket", *TRANSPORT_ALIASES}
 _REFERENCE = re.compile(r"\$\{([^{}]*)\}")
@@ -134,125 +26,145 @@ _VARIABLE = re.compile(r"(?:env:)?([A-Za-z_][A-Za-z0-9_]*)(:-[^{}$]*)?")
 _OPENING = re.compile(r"(?<!\$)\$\{")
 _INPUT = re.compile(r"input:(.+)")
 _FOLDERS = ("workspaceFolder", "userHome")
-"""What an editor fills in, and our configuration too."""
-_LONGEST_NAME = 200
+"""References that both editors and our configuration replace."""
+_MAX_NAME = 200
+_UNESCAPED_REFERENCE = re.compile(r"(?<!\$)\$\{[^{}]*\}")
+_SECRET_SUFFIX = re.compile(r"(?:^|[_-])(?:key|keys|pat|auth|jwt|dsn|token|tokens|sid|pw)$", re.IGNORECASE)
+_UUID = re.compile(r"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}", re.IGNORECASE)
+_LONG_WORD = re.compile(r"[A-Za-z0-9_]{20,}")
+_FLAG = re.compile(r"(--?[\w.-]+)(=)(.+)", re.DOTALL)
+_PAIR = re.compile(r"([A-Za-z_][\w-]*)(=|:\s*)(.+)", re.DOTALL)
+_SCHEME = re.compile(r"(Bearer|Basic|Token)(\s+)(\S.*)", re.IGNORECASE | re.DOTALL)
+_PATH_PREFIXES = ("/", "~/", "./", "../")
 
 
 class ImportedServer(NamedTuple):
-    """One server of an editor, as it will stand in our configuration."""
+    """A server of an editor, as an entry of our configuration."""
 
     name: str
     entry: Mapping[str, Any]
     client: McpClient
     path: Path
+    """The settings file that it comes from."""
     secrets: Mapping[str, str]
-    """Variable → what it stands for, where a value was not copied."""
+    """Variable → where its value stood, for values that were not copied."""
     unset: tuple[str, ...]
     """The variables that it needs and that are not set now."""
 
 
 class SkippedServer(NamedTuple):
+    """A server that was not imported. Without a name: the whole file."""
+
     name: str
     client: McpClient
     path: Path
-    why: str
+    reason: str
 
 
 class ImportResult(NamedTuple):
-    found: list[ImportedServer]
-    left_out: list[SkippedServer]
+    servers: list[ImportedServer]
+    skipped: list[SkippedServer]
 
 
-def import_servers(around: ClientEnvironment, keys: Iterable[str] = CLIENTS) -> ImportResult:
-    """The servers of these clients, those of the project first. Of two with one name the first is taken."""
+def import_servers(environment: ClientEnvironment, client_keys: Iterable[str] = CLIENTS) -> ImportResult:
+    """Returns the servers of these clients, those of the project first. The first server of a name wins."""
     result = ImportResult([], [])
-    concealer = SecretExtractor(around.environ)
-    taken: dict[str, ImportedServer] = {}
-    for client, path, tables in _files([CLIENTS[key] for key in keys], around):
+    extractor = SecretExtractor(environment.environ)
+    by_name: dict[str, ImportedServer] = {}
+    for client, path, tables in _list_files([CLIENTS[key] for key in client_keys], environment):
         try:
-            servers = _servers(path, tables, around)
+            entries = _read_entries(path, tables, environment)
         except ConfigError as error:
-            result.left_out.append(SkippedServer("", client, path, str(error)))
+            result.skipped.append(SkippedServer("", client, path, str(error)))
             continue
-        for name, raw in servers:
-            found = _read(name, raw, client, path, concealer)
-            if isinstance(found, str):
-                result.left_out.append(SkippedServer(name, client, path, found))
+        for name, raw in entries:
+            server = _import_entry(name, raw, client, path, extractor)
+            if isinstance(server, str):
+                result.skipped.append(SkippedServer(name, client, path, server))
                 continue
-            first = taken.setdefault(sanitise(name).casefold(), found)
-            if first is found:
-                result.found.append(found)
-            elif first.entry != found.entry:
-                why = f"another server has that name, from {first.client.title}"
-                result.left_out.append(SkippedServer(name, client, path, why))
+            first = by_name.setdefault(sanitise(name).casefold(), server)
+            if first is server:
+                result.servers.append(server)
+            elif first.entry != server.entry:
+                reason = f"another server has that name, from {first.client.title}"
+                result.skipped.append(SkippedServer(name, client, path, reason))
     return result
 
 
-def _files(
-    clients: Iterable[McpClient], around: ClientEnvironment
+def short_path(path: Path, home: Path) -> str:
+    """Returns the path on one line, with `~` for the home folder."""
+    try:
+        return first_line(f"~/{path.relative_to(home)}")
+    except ValueError:
+        return first_line(str(path))
+
+
+# Reading the files
+
+
+def _list_files(
+    clients: Iterable[McpClient], environment: ClientEnvironment
 ) -> Iterator[tuple[McpClient, Path, list[tuple[str, ...]]]]:
-    """The files to look into, and where in each the servers stand."""
-    chosen = list(clients)
+    """Yields each settings file and the key paths of the tables of servers in it."""
+    all_clients = list(clients)
     for scope in ("project", "user"):
-        for client in chosen:
+        for client in all_clients:
             if scope not in client.scopes:
                 continue
             tables: list[tuple[str, ...]] = [(client.table,)]
             if client.key == "claude-code" and scope == "user":
-                # It keeps the servers that are a user's own in one project beside those of all projects.
-                tables.insert(0, ("projects", str(around.project), client.table))
-            yield client, config_file(client, scope, around), tables
+                # Its user file also has servers that belong to one project of that user.
+                tables.insert(0, ("projects", str(environment.project), client.table))
+            yield client, config_file(client, scope, environment), tables
 
 
-def _servers(path: Path, tables: list[tuple[str, ...]], around: ClientEnvironment) -> list[tuple[str, object]]:
+def _read_entries(
+    path: Path, tables: list[tuple[str, ...]], environment: ClientEnvironment
+) -> list[tuple[str, object]]:
     text = read_text(path)
     if not text.strip():
         return []
-    data = parse_document(text.encode(), _shown(path, around.home)).data
-    found: list[tuple[str, object]] = []
+    data = parse_document(text.encode(), short_path(path, environment.home)).data
+    entries: list[tuple[str, object]] = []
     for keys in tables:
         table: object = data
         for key in keys:
             table = cast("dict[str, object]", table).get(key) if isinstance(table, dict) else None
         if isinstance(table, dict):
-            found += cast("dict[str, object]", table).items()
-    return found
+            entries += cast("dict[str, object]", table).items()
+    return entries
 
 
-def _shown(path: Path, home: Path) -> str:
-    try:
-        return f"~/{path.relative_to(home)}"
-    except ValueError:
-        return str(path)
-
-
-def _read(name: str, raw: object, client: McpClient, path: Path, concealer: SecretExtractor) -> ImportedServer | str:
-    """The server, or why it is left out."""
+def _import_entry(
+    name: str, raw: object, client: McpClient, path: Path, extractor: SecretExtractor
+) -> ImportedServer | str:
+    """Returns the server, or the reason why it is skipped."""
     if not isinstance(raw, dict):
-        return "it is no mapping"
-    entry = _known(_codex(cast("dict[str, Any]", raw)) if client.key == "codex" else _zed(cast("dict[str, Any]", raw)))
+        return "it is not a mapping"
+    values = cast("dict[str, Any]", raw)
+    entry = _convert_keys(_normalize_codex(values) if client.key == "codex" else _normalize_zed(values))
     if is_toolspace(entry.get("command"), entry.get("args")):
         return "it is Toolspace itself"
     if "command" not in entry and "url" not in entry:
         return "it has neither a command nor a url"
-    if not name or len(name) > _LONGEST_NAME or not sanitise(name).strip("_"):
-        return "its name cannot name a namespace"
+    if not name or len(name) > _MAX_NAME or not sanitise(name).strip("_"):
+        return "its name cannot be used as a namespace"
     if not _is_path(entry.get("cwd", ".")):
-        return "its cwd is no path"
-    needed: set[str] = set()
-    entry = _translated(entry, client, needed)
-    entry, secrets = concealer.extract(name, entry)
-    unset = tuple(sorted(one for one in {*needed, *secrets} if one not in concealer.environ))
+        return "its cwd is not a path"
+    variables: set[str] = set()
+    entry = _translate_references(entry, client, variables)
+    entry, secrets = extractor.extract(name, entry)
+    unset = tuple(sorted(name for name in {*variables, *secrets} if name not in extractor.environ))
     return ImportedServer(name, entry, client, path, secrets, unset)
 
 
-def _known(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys that mean something here, with values that they can have."""
+def _convert_keys(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the entry with the keys of our configuration, without keys and values that it does not have."""
     entry: dict[str, Any] = {}
     url = next((raw[key] for key in ("url", "serverUrl", "httpUrl") if raw.get(key)), None)
     kind = raw.get("type", raw.get("transport"))
     if isinstance(kind, str) and kind in _TYPES and TRANSPORT_ALIASES.get(kind, kind) not in ("stdio", "http"):
-        entry["type"] = TRANSPORT_ALIASES.get(kind, kind)  # The others are plain from what follows.
+        entry["type"] = TRANSPORT_ALIASES.get(kind, kind)  # stdio and http follow from the other keys.
     if isinstance(command := raw.get("command"), str) and command.strip():
         entry["command"] = command
         entry |= {"args": args} if (args := _texts(raw.get("args"))) else {}
@@ -262,15 +174,15 @@ def _known(raw: Mapping[str, Any]) -> dict[str, Any]:
     elif isinstance(url, str) and url.strip():
         entry["url"] = url
         entry |= {"headers": headers} if (headers := _pairs(raw.get("headers"))) else {}
-    for theirs, ours in (("disabledTools", "toolsDenied"), ("toolsDenied", "toolsDenied"), ("toolsAllowed",) * 2):
-        entry |= {ours: names} if (names := _texts(raw.get(theirs))) else {}
+    for source, target in (("disabledTools", "toolsDenied"), ("toolsDenied",) * 2, ("toolsAllowed",) * 2):
+        entry |= {target: names} if (names := _texts(raw.get(source))) else {}
     if raw.get("disabled") is True or raw.get("enabled") is False:
         entry["enabled"] = False
     return entry
 
 
 def _is_path(text: str) -> bool:
-    """Whether a configuration takes it: of a user that exists where it says `~user`."""
+    """Whether our configuration accepts the path: `~user` must be a user that exists."""
     try:
         return "\0" not in text and bool(Path(text).expanduser())
     except RuntimeError:
@@ -284,15 +196,15 @@ def _texts(value: object) -> list[str]:
 
 def _pairs(value: object) -> dict[str, str]:
     items = cast("dict[str, object]", value) if isinstance(value, dict) else {}
-    return {key: _word(inner) for key, inner in items.items() if key and isinstance(inner, str | int | float)}
+    return {key: _text(inner) for key, inner in items.items() if key and isinstance(inner, str | int | float)}
 
 
-def _word(value: object) -> str:
+def _text(value: object) -> str:
     return ("true" if value else "false") if isinstance(value, bool) else str(value)
 
 
-def _zed(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Zed once kept the whole command line under `command`."""
+def _normalize_zed(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Older versions of Zed have the whole command line under `command`."""
     command = raw.get("command")
     if not isinstance(command, dict):
         return dict(raw)
@@ -300,31 +212,39 @@ def _zed(raw: Mapping[str, Any]) -> dict[str, Any]:
     return {**raw, **inner, "command": inner.get("path")}
 
 
-def _codex(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Codex names variables where others refer to them."""
+def _normalize_codex(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Codex has keys that name variables, where other clients have references in the values."""
     entry = {**raw, "toolsAllowed": raw.get("enabled_tools"), "toolsDenied": raw.get("disabled_tools")}
     env = {name: f"${{env:{name}}}" for name in _texts(raw.get("env_vars"))}
     headers = {key: f"${{env:{name}}}" for key, name in _pairs(raw.get("env_http_headers")).items()}
     if isinstance(token := raw.get("bearer_token_env_var"), str):
         headers["Authorization"] = f"Bearer ${{env:{token}}}"
-    # What stands in the file as text is text there; what we made of it is not. Marked so until it is translated.
-    entry["env"] = {**_literal(_pairs(raw.get("env"))), **env}
-    entry["headers"] = {**_literal(_pairs(raw.get("http_headers"))), **headers}
+    # Values of the file are plain text in Codex, so they are escaped; the references that are added here are not.
+    entry["env"] = {**_escape_values(_pairs(raw.get("env"))), **env}
+    entry["headers"] = {**_escape_values(_pairs(raw.get("http_headers"))), **headers}
     return entry
 
 
-def _literal(pairs: Mapping[str, str]) -> dict[str, str]:
-    return {key: _escaped(value) for key, value in pairs.items()}
+# References to variables
 
 
-def _translated(entry: Mapping[str, Any], client: McpClient, needed: set[str]) -> dict[str, Any]:
-    """The entry with variables as we write them; adds those that have to be set to `needed`."""
+def _escape_values(pairs: Mapping[str, str]) -> dict[str, str]:
+    return {key: _escape(value) for key, value in pairs.items()}
+
+
+def _escape(text: str) -> str:
+    """Returns the text so that our configuration finds no reference in it."""
+    return _OPENING.sub("$${", text)
+
+
+def _translate_references(entry: Mapping[str, Any], client: McpClient, variables: set[str]) -> dict[str, Any]:
+    """Returns the entry with references as our configuration writes them; adds the variables without a default."""
 
     def translate(value: Any, key: str = "") -> Any:
         if isinstance(value, str):
             if not client.fills_variables and not (client.key == "codex" and key in ("env", "headers")):
-                return _escaped(value)
-            return _rewritten(value, needed)
+                return _escape(value)
+            return _translate_text(value, variables)
         if isinstance(value, list):
             return [translate(item, key) for item in cast("list[Any]", value)]
         if isinstance(value, dict):
@@ -334,35 +254,136 @@ def _translated(entry: Mapping[str, Any], client: McpClient, needed: set[str]) -
     return {key: translate(value, key) for key, value in entry.items()}
 
 
-def _rewritten(text: str, needed: set[str]) -> str:
-    """References as we write them: `${env:X}` → `${X}`; what means nothing here stays as text."""
+def _translate_text(text: str, variables: set[str]) -> str:
+    """Turns `${env:X}` into `${X}`. References that our configuration does not know stay as plain text."""
     parts: list[str] = []
-    at = 0
+    position = 0
     for match in _REFERENCE.finditer(text):
-        before = text[at : match.start()]
-        escaped = before.endswith("$")
-        parts.append(_escaped(before))
-        parts.append(match[0] if escaped else _reference(match[1], needed))
-        at = match.end()
-    parts.append(_escaped(text[at:]))
+        before = text[position : match.start()]
+        is_escaped = before.endswith("$")
+        parts.append(_escape(before))
+        parts.append(match[0] if is_escaped else _translate_reference(match[1], variables))
+        position = match.end()
+    parts.append(_escape(text[position:]))
     return "".join(parts)
 
 
-def _escaped(text: str) -> str:
-    """Text that is only text."""
-    return _OPENING.sub("$${", text)
-
-
-def _reference(inside: str, needed: set[str]) -> str:
+def _translate_reference(inside: str, variables: set[str]) -> str:
     if inside in _FOLDERS:
         return f"${{{inside}}}"
-    if (asked := _INPUT.fullmatch(inside)) is not None:
-        name = re.sub(r"[^A-Za-z0-9_]", "_", f"input_{asked[1]}").upper()
+    if (prompt := _INPUT.fullmatch(inside)) is not None:
+        name = re.sub(r"[^A-Za-z0-9_]", "_", f"input_{prompt[1]}").upper()
     elif (variable := _VARIABLE.fullmatch(inside)) is not None:
         if variable[2] is not None:
             return f"${{{variable[1]}{variable[2]}}}"
         name = variable[1]
     else:
         return f"$${{{inside}}}"
-    needed.add(name)
+    variables.add(name)
     return f"${{{name}}}"
+
+
+# Secrets
+
+
+class SecretExtractor:
+    """Replaces secrets in entries by references to variables. Two different secrets never get the same variable."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self.environ = environ
+        self._values: dict[str, str] = {}
+
+    def extract(self, server: str, entry: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+        """Returns the entry without secrets, and for each new variable where its value stood."""
+        replacer = _SecretReplacer(self, server)
+        result = dict(entry)
+        for section in ("env", "headers"):
+            if section in result:
+                result[section] = {key: replacer.pair(section, key, value) for key, value in result[section].items()}
+        if "args" in result:
+            result["args"] = replacer.args(result["args"])
+        for key in ("url", "command"):
+            if key in result and looks_secret("", result[key]):
+                result[key] = replacer.reference(key, result[key], key)
+        return result, replacer.secrets
+
+    def assign_variable(self, server: str, name: str, value: str) -> str:
+        """Returns a variable for a value: the name itself, unless that variable has another value already."""
+        plain = re.sub(r"[^A-Za-z0-9_]", "_", name)
+        prefixed = re.sub(r"[^A-Za-z0-9_]", "_", f"{server}_{name}".upper())
+        candidates = [plain] if re.fullmatch(r"[A-Z_][A-Z0-9_]*", plain) else []
+        candidates += [prefixed, *(f"{prefixed}_{number}" for number in range(2, 1000))]
+        for candidate in candidates:
+            if candidate[0].isdigit():
+                candidate = f"_{candidate}"
+            if self._values.get(candidate, self.environ.get(candidate, value)) == value:
+                self._values[candidate] = value
+                return candidate
+        raise AssertionError("a thousand secrets of one name")
+
+
+class _SecretReplacer:
+    """Replaces the secrets of one server."""
+
+    def __init__(self, extractor: SecretExtractor, server: str) -> None:
+        self.secrets: dict[str, str] = {}
+        self._extractor = extractor
+        self._server = server
+
+    def reference(self, name: str, value: str, place: str) -> str:
+        # In the file `${` is escaped as `$${`; the variable has the plain value.
+        variable = self._extractor.assign_variable(self._server, name, value.replace("$${", "${"))
+        self.secrets[variable] = place
+        return f"${{{variable}}}"
+
+    def pair(self, section: str, key: str, value: str) -> str:
+        place = f"{section} {key}"
+        if section == "headers" and (scheme := _SCHEME.fullmatch(value)) is not None:
+            # Only the credentials are replaced, not the scheme in front of them.
+            variable = "token" if key.casefold() == "authorization" else key
+            return f"{scheme[1]}{scheme[2]}{self._replace(key, scheme[3], variable, place)}"
+        return self._replace(key, value, key, place)
+
+    def args(self, args: list[str]) -> list[str]:
+        result: list[str] = []
+        flag = ""
+        for arg in args:
+            if (match := _FLAG.fullmatch(arg) or _PAIR.fullmatch(arg)) is not None:
+                name, value = match[1].lstrip("-"), match[3]
+                if ":" in match[2]:
+                    value = self.pair("headers", name, value)
+                else:
+                    value = self._replace(name, value, name, f"args {name}")
+                # If the part is not a secret, the whole may be: a URL matches as `https:` and the rest.
+                replaced = f"{match[1]}{match[2]}{value}"
+                result.append(replaced if replaced != arg else self._replace(flag, arg, flag or "arg", "an argument"))
+            else:
+                place = f"args {flag}" if flag else "an argument"
+                result.append(self._replace(flag, arg, flag or "arg", place))
+            flag = arg.lstrip("-") if re.fullmatch(r"--?[A-Za-z][\w.-]*", arg) else ""
+        return result
+
+    def _replace(self, name: str, value: str, variable: str, place: str) -> str:
+        return self.reference(variable, value, place) if looks_secret(name, value) else value
+
+
+def looks_secret(name: str, value: str) -> bool:
+    """Whether a value under a name should not be written into a new file."""
+    rest = _UNESCAPED_REFERENCE.sub("", value)
+    if not rest.strip():
+        return False
+    # A value with references has its secrets in the variables already.
+    if rest != value and mask_secrets(rest) == rest:
+        return False
+    if value.startswith(_PATH_PREFIXES) and Path(value).expanduser().exists():
+        return False
+    if is_secret_name(name) or _SECRET_SUFFIX.search(name):
+        return True
+    if mask_secrets(value) != value or _UUID.search(value) is not None:
+        return True
+    return any(map(_looks_random, _LONG_WORD.findall(value)))
+
+
+def _looks_random(word: str) -> bool:
+    """Whether a long word has both letters and digits, as generated keys do."""
+    return sum(character.isdigit() for character in word) >= 3 and sum(character.isalpha() for character in word) >= 3

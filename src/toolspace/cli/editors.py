@@ -1,4 +1,7 @@
-"""The editors and agents that speak MCP, and the files in which each keeps its servers. Reads and writes nothing."""
+"""The editors and agents that use MCP servers, and the files where each keeps them. Reads and writes no file.
+
+`toolspace install` adds an entry to these files; `toolspace init` imports servers from them.
+"""
 
 from __future__ import annotations
 
@@ -12,53 +15,54 @@ Scope = Literal["project", "user"]
 
 
 class ClientEnvironment(NamedTuple):
-    """What says where a client's files are."""
+    """Everything that decides where the files of an MCP client are."""
 
     project: Path
-    """Of the project."""
+    """The project folder."""
     home: Path
     environ: Mapping[str, str]
     platform: str
-    """As `sys.platform` has it."""
+    """As in `sys.platform`."""
 
     @classmethod
-    def current(cls, folder: Path) -> ClientEnvironment:
-        return cls(folder.absolute(), Path.home(), os.environ, sys.platform)
+    def current(cls, project: Path) -> ClientEnvironment:
+        return cls(project.absolute(), Path.home(), os.environ, sys.platform)
 
     @property
     def settings_folder(self) -> Path:
-        """Where desktop programs keep their settings."""
+        """Where desktop programs keep their settings on this platform."""
         if self.platform == "darwin":
             return self.home / "Library" / "Application Support"
         if self.platform == "win32":
             return Path(self.environ.get("APPDATA") or self.home / "AppData" / "Roaming")
-        # A relative one is to be ignored, says the standard.
-        given = self.environ.get("XDG_CONFIG_HOME", "")
-        return Path(given) if os.path.isabs(given) else self.home / ".config"
+        # The XDG standard says to ignore a relative path.
+        config_home = self.environ.get("XDG_CONFIG_HOME", "")
+        return Path(config_home) if os.path.isabs(config_home) else self.home / ".config"
 
     def folder_from(self, variable: str, default: Path) -> Path:
-        """A folder that the client lets a variable move."""
-        return Path(given).expanduser() if (given := self.environ.get(variable)) else default
+        """Returns the folder that a variable of the client names, else the default."""
+        value = self.environ.get(variable)
+        return Path(value).expanduser() if value else default
 
 
 class McpClient(NamedTuple):
-    """One program that has MCP servers."""
+    """A program that uses MCP servers."""
 
     key: str
-    """What people write: `claude-code`."""
+    """Its name on the command line: `claude-code`."""
     title: str
     table: str
-    """The key under which its servers stand."""
+    """The key of its servers in its settings file."""
     scopes: tuple[Scope, ...]
-    """Where it looks; the first is where to install."""
-    typed: bool = False
-    """Whether an entry says `type: stdio`."""
+    """The scopes that it has; `install` uses the first by default."""
+    has_entry_type: bool = False
+    """Whether an entry has `type: stdio`."""
     fills_variables: bool = False
-    """Whether `${VAR}` or `${env:VAR}` in a value means a variable; elsewhere it is only text."""
-    afterwards: str = ""
-    """What makes it see a new server."""
-    installs: bool = True
-    """Whether `toolspace install` knows how to add to it; its servers are imported in any case."""
+    """Whether it replaces `${VAR}` and `${env:VAR}` in values. In other clients that is plain text."""
+    next_step: str = ""
+    """What the user does after an entry was added."""
+    is_installable: bool = True
+    """Whether `toolspace install` supports it. Its servers can be imported in any case."""
 
 
 CLIENTS = {
@@ -69,16 +73,16 @@ CLIENTS = {
             "Claude Code",
             "mcpServers",
             ("project", "user"),
-            typed=True,
+            has_entry_type=True,
             fills_variables=True,
-            afterwards="start Claude Code again, and approve the server where it asks",
+            next_step="Restart Claude Code, and approve the server if it asks.",
         ),
         McpClient(
             "claude-desktop",
             "Claude Desktop",
             "mcpServers",
             ("user",),
-            afterwards="quit Claude Desktop and start it again",
+            next_step="Quit Claude Desktop and start it again.",
         ),
         McpClient(
             "cursor",
@@ -86,60 +90,60 @@ CLIENTS = {
             "mcpServers",
             ("project", "user"),
             fills_variables=True,
-            afterwards="Cursor sees it by itself; turn it on under Settings → MCP",
+            next_step="Cursor finds it by itself; enable it under Settings → MCP.",
         ),
         McpClient(
             "vscode",
             "VS Code",
             "servers",
             ("project", "user"),
-            typed=True,
+            has_entry_type=True,
             fills_variables=True,
-            afterwards="run MCP: List Servers in VS Code, and start it",
+            next_step="Run MCP: List Servers in VS Code, and start it.",
         ),
-        McpClient("codex", "Codex", "mcp_servers", ("user", "project"), afterwards="start Codex again"),
-        McpClient("windsurf", "Windsurf", "mcpServers", ("user",), fills_variables=True, installs=False),
-        McpClient("zed", "Zed", "context_servers", ("project", "user"), installs=False),
+        McpClient("codex", "Codex", "mcp_servers", ("user", "project"), next_step="Restart Codex."),
+        McpClient("windsurf", "Windsurf", "mcpServers", ("user",), fills_variables=True, is_installable=False),
+        McpClient("zed", "Zed", "context_servers", ("project", "user"), is_installable=False),
     )
 }
 
-INSTALLABLE = tuple(key for key, client in CLIENTS.items() if client.installs)
+INSTALLABLE = tuple(key for key, client in CLIENTS.items() if client.is_installable)
 
 
-def config_file(client: McpClient, scope: Scope, around: ClientEnvironment) -> Path:
-    """The file in which a client keeps the servers of a scope."""
-    folder, home = around.project, around.home
+def config_file(client: McpClient, scope: Scope, environment: ClientEnvironment) -> Path:
+    """Returns the file in which a client keeps the servers of a scope."""
+    project, home = environment.project, environment.home
     match client.key, scope:
         case "claude-code", "project":
-            return folder / ".mcp.json"
+            return project / ".mcp.json"
         case "claude-code", _:
-            return around.folder_from("CLAUDE_CONFIG_DIR", home) / ".claude.json"
+            return environment.folder_from("CLAUDE_CONFIG_DIR", home) / ".claude.json"
         case "claude-desktop", _:
-            return around.settings_folder / "Claude" / "claude_desktop_config.json"
+            return environment.settings_folder / "Claude" / "claude_desktop_config.json"
         case "cursor", _:
-            return (folder if scope == "project" else home) / ".cursor" / "mcp.json"
+            return (project if scope == "project" else home) / ".cursor" / "mcp.json"
         case "vscode", "project":
-            return folder / ".vscode" / "mcp.json"
+            return project / ".vscode" / "mcp.json"
         case "vscode", _:
-            return around.settings_folder / "Code" / "User" / "mcp.json"
+            return environment.settings_folder / "Code" / "User" / "mcp.json"
         case "codex", "project":
-            return folder / ".codex" / "config.toml"
+            return project / ".codex" / "config.toml"
         case "codex", _:
-            return around.folder_from("CODEX_HOME", home / ".codex") / "config.toml"
+            return environment.folder_from("CODEX_HOME", home / ".codex") / "config.toml"
         case "windsurf", _:
             return home / ".codeium" / "windsurf" / "mcp_config.json"
         case "zed", "project":
-            return folder / ".zed" / "settings.json"
+            return project / ".zed" / "settings.json"
         case _:
-            # Zed is no desktop program in this: it uses ~/.config on a Mac too.
-            linux = around._replace(platform="linux") if around.platform == "darwin" else around
-            return linux.settings_folder / ("Zed" if around.platform == "win32" else "zed") / "settings.json"
+            # Zed uses ~/.config on a Mac too.
+            zed = environment._replace(platform="linux") if environment.platform == "darwin" else environment
+            return zed.settings_folder / ("Zed" if environment.platform == "win32" else "zed") / "settings.json"
 
 
 def is_toolspace(command: object, args: object) -> bool:
-    """Whether a server's entry starts Toolspace itself: `toolspace mcp`, `python -m toolspace mcp`, by `uvx`, …"""
+    """Whether an entry starts Toolspace itself: `toolspace mcp`, `python -m toolspace mcp`, `uvx toolspace mcp`, …"""
     words = [command, *cast("list[object]", args if isinstance(args, list) else [])]
     texts = [word for word in words if isinstance(word, str)]
-    # Both spellings of a path: the file may have been written on another system.
+    # With both kinds of slashes: the file may come from another system.
     names = [PurePath(text.replace("\\", "/")).name.casefold().removesuffix(".exe") for text in texts]
     return "toolspace" in names and "mcp" in texts

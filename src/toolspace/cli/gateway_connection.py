@@ -1,4 +1,4 @@
-"""Finds the running gateway that a command talks to, and a key for it."""
+"""Finds the running gateway that a command connects to, and a key for it. Used by `chat`, `keys` and `tail`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any, NamedTuple, TypeVar
 
 import click
 
-from toolspace.cli.local_toolspace import config_environment, config_path
+from toolspace.cli.local_toolspace import read_config
 from toolspace.cli.options import Options
 from toolspace.client.client import ToolspaceClient
 from toolspace.client.errors import GatewayUnreachable
-from toolspace.config.load import Config, load_config
+from toolspace.config.load import Config
 from toolspace.core.secret_masking import register_secrets
 from toolspace.errors import ProviderError
 from toolspace.server import control_socket
@@ -23,68 +23,73 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class GatewayAddress(NamedTuple):
-    """Where a gateway is, and what opens it."""
+    """The URL of a gateway and a key for it."""
 
     url: str
     key: str
     is_local: bool
-    """Whether a process on this machine told its key: it is good for as long as that process lives."""
+    """Whether the key comes from a gateway process on this machine. It is valid while that process runs."""
 
 
 def gateway_options(command: F) -> F:
-    """The options of commands that talk to a gateway."""
-    command = click.option("--key", metavar="KEY", help=f"Its secret key; without it ${KEY_VARIABLE}, else as above.")(
-        command
-    )
+    """Adds `--url` and `--key` to a command."""
+    command = click.option(
+        "--key", metavar="KEY", help=f"Secret key of the gateway. Default: ${KEY_VARIABLE}, else a local key."
+    )(command)
     return click.option(
         "--url",
         metavar="URL",
-        help=f"The gateway; without it ${URL_VARIABLE}, else the one of this configuration that runs on this machine.",
+        help=f"URL of the gateway. Default: ${URL_VARIABLE}, else the gateway of this configuration on this machine.",
     )(command)
 
 
 async def find_gateway(options: Options, url: str | None, key: str | None) -> GatewayAddress:
-    """What was named; else what the environment names; else the gateway that runs here. Raises `ProviderError`."""
+    """Returns the gateway of the options, else of the environment, else the local one. Raises `ProviderError`."""
     url = url or os.environ.get(URL_VARIABLE) or None
     key = key or os.environ.get(KEY_VARIABLE) or None
-    config = load_config(config_path(options), environ=config_environment(options))
-    register_secrets(config.secret_values)
+    config = read_config(options)
     if key is not None:
         register_secrets([key])
     if url is None or key is None:
-        local = await control_socket.find_gateway(config.state_dir, config.path)
+        local = await find_local_gateway(config)
         if local is not None and url in (None, local.url):
-            return GatewayAddress(local.url, key or local.key, is_local=key is None)
+            return local if key is None else GatewayAddress(local.url, key, is_local=False)
     key = key or config.server.secret_key
     if key is None:
         raise ProviderError(
-            f"no gateway of this configuration runs here; start one with toolspace serve, or name one with --url and "
-            f"--key (or ${KEY_VARIABLE})"
+            f"no gateway of this configuration runs on this machine; start one with toolspace serve, or name one with "
+            f"--url and --key (or ${KEY_VARIABLE})"
             if url is None
-            else f"a secret key of {url} is needed: --key, or ${KEY_VARIABLE}"
+            else f"{url} needs a secret key: --key, or ${KEY_VARIABLE}"
         )
-    return GatewayAddress(url or _configured(config), key, is_local=False)
+    return GatewayAddress(url or _configured_url(config), key, is_local=False)
+
+
+async def find_local_gateway(config: Config) -> GatewayAddress | None:
+    """Returns the gateway of this configuration that runs on this machine, or None."""
+    local = await control_socket.find_gateway(config.state_dir, config.path)
+    return GatewayAddress(local.url, local.key, is_local=True) if local is not None else None
 
 
 @asynccontextmanager
 async def connect(options: Options, url: str | None, key: str | None) -> AsyncGenerator[ToolspaceClient]:
-    """A client of the gateway, for a command that asks it something."""
-    door = await find_gateway(options, url, key)
+    """Yields a client of the gateway. Raises `ProviderError` if it cannot be reached."""
+    address = await find_gateway(options, url, key)
     try:
-        async with create_client(door) as client:
+        async with create_client(address) as client:
             yield client
     except GatewayUnreachable as error:
         raise ProviderError(str(error)) from error
 
 
-def create_client(door: GatewayAddress) -> ToolspaceClient:
+def create_client(address: GatewayAddress) -> ToolspaceClient:
     try:
-        return ToolspaceClient(door.url, secret_key=door.key, attempts=2)
+        return ToolspaceClient(address.url, secret_key=address.key, attempts=2)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
 
 
-def _configured(config: Config) -> str:
+def _configured_url(config: Config) -> str:
     server = config.server
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(server.host, server.host)
     return server.public_url or f"http://{f'[{host}]' if ':' in host and '[' not in host else host}:{server.port}"

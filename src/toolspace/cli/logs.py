@@ -1,4 +1,4 @@
-"""Log records as lines on standard error: for people, or one JSON object each for programs."""
+"""Writes log records to standard error: as text for people, or as one JSON object per line for programs."""
 
 from __future__ import annotations
 
@@ -34,23 +34,23 @@ _MARKS = (
     (logging.NOTSET, "DBG", "bright_black"),
 )
 _INDENT = "    "
-_SERVERS = "toolspace.mcp."
-_FACTS = ("event", "callId", "runId", "taskId", "tool", "latencyMs", "errorKind", "server")
-"""What a record may carry beside its message, in the JSON format."""
+_SERVER_LOGGERS = "toolspace.mcp."
+_EXTRA_FIELDS = ("event", "callId", "runId", "taskId", "tool", "latencyMs", "errorKind", "server")
+"""The attributes of a record that the JSON format adds to its message."""
 
 
 def set_up_logs(options: Options, environ: Mapping[str, str]) -> None:
-    """Sends the log to standard error, as the options and `TOOLSPACE_LOG` say."""
-    chosen = _level(options, environ)
-    handler = LogHandler(options.output, as_json=_wants_json(environ))
-    if chosen is None:
-        # The command says itself why a call failed; once is enough.
+    """Sends the log to standard error, with the level of the options or of `TOOLSPACE_LOG`."""
+    chosen_level = _choose_level(options, environ)
+    handler = LogHandler(options.output, as_json=_is_json_format(environ))
+    if chosen_level is None:
+        # The command prints why its call failed, so the log need not.
         handler.addFilter(lambda record: record.name != "toolspace.calls" or record.levelno > logging.WARNING)
-    level = logging.WARNING if chosen is None else chosen
-    handler.details = level <= VERBOSE
+    level = logging.WARNING if chosen_level is None else chosen_level
+    handler.shows_tracebacks = level <= VERBOSE
     root = logging.getLogger()
     root.handlers[:] = [handler]
-    root.setLevel(max(level, logging.WARNING))  # Of other libraries: what they warn of.
+    root.setLevel(max(level, logging.WARNING))  # Other libraries log only warnings and errors.
     logging.getLogger("toolspace").setLevel(level)
     if options.trace_mcp:
         logging.getLogger("toolspace.mcp").setLevel(logging.DEBUG)
@@ -58,67 +58,70 @@ def set_up_logs(options: Options, environ: Mapping[str, str]) -> None:
 
 
 def mute_provider_warnings(options: Options, *, of_tool: str | None = None) -> None:
-    """Lets the log not say why a provider is not there, where the command says so itself: of all, or of one tool's."""
+    """Drops warnings about providers that did not start, because the command reports them itself.
+
+    With `of_tool` only those of the provider of that tool.
+    """
     if options.verbose:
         return
 
-    def is_news(record: logging.LogRecord) -> bool:
+    def is_logged(record: logging.LogRecord) -> bool:
         provider = str(record.args[0]) if isinstance(record.args, tuple) and record.args else ""
-        told = of_tool is None or (provider and sanitise(of_tool).startswith(sanitise(provider) + SEPARATOR))
-        return not told or record.levelno > logging.WARNING
+        is_muted = of_tool is None or (provider and sanitise(of_tool).startswith(sanitise(provider) + SEPARATOR))
+        return not is_muted or record.levelno > logging.WARNING
 
-    logging.getLogger("toolspace.providers").addFilter(is_news)
+    logging.getLogger("toolspace.providers").addFilter(is_logged)
 
 
 class LogHandler(logging.Handler):
-    """Writes one record: `[WRN] message`, further lines indented, so that no message can pass for two."""
+    """Writes records as `[WRN] message`. Further lines are indented, so that no message can pass for two."""
 
     def __init__(self, output: CommandOutput, *, as_json: bool) -> None:
         super().__init__()
-        self.details = False
-        """Whether to show tracebacks."""
+        self.shows_tracebacks = False
         self._output = output
         self._as_json = as_json
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            line = json_line(record) if self._as_json else self._line(record)
+            line = json_line(record) if self._as_json else self._text_line(record)
             self._output.err(line)
         except Exception:
             self._output.err(f"[ERR] a log record of {record.name} could not be written")
 
-    def _line(self, record: logging.LogRecord) -> str:
+    def _text_line(self, record: logging.LogRecord) -> str:
         mark, colour = next((mark, colour) for level, mark, colour in _MARKS if record.levelno >= level)
-        head, *rest = escape_control_characters(_whose(record) + _message(record)).splitlines() or [""]
-        rest = [line.removeprefix(_INDENT) for line in rest] + self._fault(record)
+        head, *rest = escape_control_characters(_server_prefix(record) + _message(record)).splitlines() or [""]
+        rest = [line.removeprefix(_INDENT) for line in rest] + self._exception_lines(record)
         return "\n".join(
             [f"{self._output.style_error(f'[{mark}]', fg=colour)} {head}", *(_INDENT + line for line in rest)]
         )
 
-    def _fault(self, record: logging.LogRecord) -> list[str]:
+    def _exception_lines(self, record: logging.LogRecord) -> list[str]:
         if not record.exc_info or record.exc_info[1] is None:
             return []
         lines = traceback.format_exception(record.exc_info[1])
-        return escape_control_characters(mask_secrets("".join(lines if self.details else lines[-1:]))).splitlines()
+        text = "".join(lines if self.shows_tracebacks else lines[-1:])
+        return escape_control_characters(mask_secrets(text)).splitlines()
 
 
 def json_line(record: logging.LogRecord) -> str:
-    """A record as one JSON object."""
-    facts: dict[str, Any] = {
+    """Returns a record as one JSON object."""
+    fields: dict[str, Any] = {
         "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
         "level": logging.getLevelName(record.levelno).lower(),
         "logger": record.name,
         "message": _message(record),
     }
-    facts |= {key: value for key in _FACTS if (value := getattr(record, key, None)) not in (None, "")}
+    fields |= {key: value for key in _EXTRA_FIELDS if (value := getattr(record, key, None)) not in (None, "")}
     if record.exc_info and record.exc_info[1] is not None:
-        facts["exception"] = mask_secrets("".join(traceback.format_exception(record.exc_info[1])))
-    return json_text.encode(facts)
+        fields["exception"] = mask_secrets("".join(traceback.format_exception(record.exc_info[1])))
+    return json_text.encode(fields)
 
 
-def _whose(record: logging.LogRecord) -> str:
-    """The MCP server that a record is about, which has a logger of its own."""
-    server = record.name.removeprefix(_SERVERS)
+def _server_prefix(record: logging.LogRecord) -> str:
+    """Returns the name of the MCP server, if the record comes from the logger of one."""
+    server = record.name.removeprefix(_SERVER_LOGGERS)
     return f"{server}: " if server != record.name else ""
 
 
@@ -126,8 +129,8 @@ def _message(record: logging.LogRecord) -> str:
     return mask_secrets(record.getMessage())
 
 
-def _level(options: Options, environ: Mapping[str, str]) -> int | None:
-    """The level that was asked for, or None. A flag says more than a variable."""
+def _choose_level(options: Options, environ: Mapping[str, str]) -> int | None:
+    """Returns the level of the options or of the variable, or None if neither is set. Options win."""
     if options.quiet:
         return logging.ERROR
     if options.verbose:
@@ -141,7 +144,7 @@ def _level(options: Options, environ: Mapping[str, str]) -> int | None:
     return LEVELS[text]
 
 
-def _wants_json(environ: Mapping[str, str]) -> bool:
+def _is_json_format(environ: Mapping[str, str]) -> bool:
     text = environ.get(FORMAT_VARIABLE, "").strip().lower()
     if text not in ("", "text", "json"):
         raise click.UsageError(f"{FORMAT_VARIABLE}={text}: the format is text or json")

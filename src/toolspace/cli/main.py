@@ -1,6 +1,6 @@
-"""The entry of the command line: finds the command, runs it, and turns what goes wrong into a line and a code.
+"""The entry point of the command line: finds the command, runs it, and turns errors into a message and an exit code.
 
-A new command is a module here with a `command` in it, and its line in `COMMANDS`.
+A command is a module of this package with a click command named `command`, and a line in `COMMANDS`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import click
 
 from toolspace import __version__
 from toolspace.cli.options import Options, shared_options
-from toolspace.cli.output import WriteError, fill_standard_streams
+from toolspace.cli.output import WriteError, open_closed_streams
 from toolspace.errors import ProviderError, ToolspaceError
 
 if TYPE_CHECKING:
@@ -22,27 +22,27 @@ if TYPE_CHECKING:
 
 COMMANDS = {
     "list": "List the tools.",
-    "call": "Call a tool.",
-    "explain": "Show what holds for a tool, and which line of configuration says so.",
-    "servers": "Show the MCP servers; restart one, or log in to it.",
-    "install": "Add this toolspace to an editor's MCP servers.",
+    "call": "Call a tool and print its result.",
+    "explain": "Show the settings of a tool and where each one is set.",
+    "servers": "List MCP servers and their status; restart one, log in or log out.",
+    "install": "Add this toolspace to the MCP servers of an editor.",
     "serve": "Run the gateway: HTTP API, event streams, workers, MCP endpoint.",
-    "chat": "Talk to an agent of a gateway.",
-    "tail": "Show what happens in a running gateway, as it happens.",
-    "keys": "List the keys of a running gateway; make one, or revoke one.",
+    "chat": "Chat with an agent of a gateway.",
+    "tail": "Print the events of a running gateway as they happen.",
+    "keys": "List the API keys of a running gateway; create or revoke one.",
     "mcp": "Serve the tools over MCP, on standard input and output or over HTTP.",
-    "init": "Write a commented toolspace.yaml, with the servers that your editors have.",
-    "doctor": "Check the installation and the configuration, and say how to fix them.",
-    "completion": "Print the script that completes commands in your shell.",
+    "init": "Write a commented toolspace.yaml with the MCP servers of your editors.",
+    "doctor": "Check the installation and the configuration, and say how to fix problems.",
+    "completion": "Print the shell completion script.",
 }
-"""Name → what it does. The help needs no more, so that it need not import the commands."""
+"""Name → summary. `toolspace --help` prints it without importing the commands."""
 
 SUCCESS, TOOL_FAILED, WRONG_USAGE = 0, 1, 2
 INTERRUPTED = 130
 
 
 class CommandGroup(click.Group):
-    """Imports a command when it is asked for."""
+    """Imports a command only when it is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -68,16 +68,16 @@ class CommandGroup(click.Group):
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         from click.shell_completion import CompletionItem
 
-        fitting = [name for name in COMMANDS if name.startswith(incomplete)]
-        # The options come from the class above the group, which would import every command.
+        names = [name for name in COMMANDS if name.startswith(incomplete)]
+        # Options come from click.Command: the method of click.Group would import every command.
         options = click.Command.shell_complete(self, ctx, incomplete)
-        return [*(CompletionItem(name, help=COMMANDS[name]) for name in fitting), *options]
+        return [*(CompletionItem(name, help=COMMANDS[name]) for name in names), *options]
 
 
 cli = CommandGroup(
     "toolspace",
     params=shared_options(),
-    help="The tools of your agents, on the command line.",
+    help="Tools for AI agents, on the command line.",
     epilog="Exit codes: 0 success, 1 the tool failed, 2 wrong usage or configuration.",
     context_settings={"help_option_names": ["--help", "-h"]},
 )
@@ -86,12 +86,12 @@ cli = click.version_option(__version__, message="toolspace %(version)s")(cli)
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Runs one command and ends the process with its exit code."""
-    fill_standard_streams()
+    open_closed_streams()
     sys.exit(run(list(sys.argv[1:] if arguments is None else arguments)))
 
 
 def run(arguments: list[str]) -> int:
-    """Runs one command; its exit code. Raises nothing: what goes wrong has been said."""
+    """Runs one command and returns its exit code. Raises nothing: errors are printed."""
     options = Options()
     try:
         code = cli.main(
@@ -101,66 +101,67 @@ def run(arguments: list[str]) -> int:
             standalone_mode=False,
             obj=options,
         )
-        if not options.claimed:
+        if not options.has_output:
             sys.stdout.flush()
-    except SystemExit as end:
-        # Completion ends so; and help that nobody reads to its end, which click calls a failure.
-        return SUCCESS if type(sys.stdout).__name__ == "_PacifyFlushWrapper" else _code(end.code)
+    except SystemExit as exit:
+        # Raised by shell completion, and by click when nobody reads the help to its end (not a failure here).
+        return SUCCESS if type(sys.stdout).__name__ == "_PacifyFlushWrapper" else _exit_code(exit.code)
     except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         return WRONG_USAGE
     except click.ClickException as error:
-        return _fail(options, arguments, "usage", _usage(error), WRONG_USAGE)
+        return _report(options, arguments, "usage", _usage_message(error), WRONG_USAGE)
     except ProviderError as error:
-        return _fail(options, arguments, "provider", str(error), TOOL_FAILED)
+        return _report(options, arguments, "provider", str(error), TOOL_FAILED)
     except ToolspaceError as error:
-        return _fail(options, arguments, "config", str(error), WRONG_USAGE)
+        return _report(options, arguments, "config", str(error), WRONG_USAGE)
     except WriteError as error:
         options.output.error(str(error))
         return TOOL_FAILED
     except Exception as error:
-        return _internal(options, arguments, error)
-    return _code(code)
+        return _report_internal(options, arguments, error)
+    return _exit_code(code)
 
 
-def _code(code: object) -> int:
+def _exit_code(code: object) -> int:
     return code if isinstance(code, int) else SUCCESS
 
 
-def _fail(options: Options, arguments: Sequence[str], kind: str, message: str, code: int) -> int:
-    # Where parsing itself failed, the flag may not have been read.
-    own = arguments[: arguments.index("--")] if "--" in arguments else arguments
-    options.json = options.json or "--json" in own
+def _report(options: Options, arguments: Sequence[str], kind: str, message: str, code: int) -> int:
+    """Prints an error, as JSON with `--json`, and returns the exit code."""
+    # If parsing failed, click may not have seen --json.
+    own_arguments = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    options.json = options.json or "--json" in own_arguments
     try:
         if options.json:
             options.output.document({"error": {"kind": kind, "message": message}})
             return code
     except (BrokenPipeError, WriteError):
-        pass  # Then at least people shall know.
+        pass  # Print it to standard error instead.
     for line in message.splitlines():
         options.output.error(line)
     return code
 
 
-def _usage(error: click.ClickException) -> str:
+def _usage_message(error: click.ClickException) -> str:
     message = error.format_message().rstrip(".")
     context = error.ctx if isinstance(error, click.UsageError) else None
     if isinstance(error, click.NoSuchOption) and context is not None and context.info_name == "call":
         return f"{message}; the arguments of a tool are written key=value"
-    # What is plainly a usage error was raised by a command, and says itself what to do.
+    # A plain UsageError was raised by a command, and its message says what to do.
     if context is None or type(error) is click.UsageError:
         return message
     return f"{message} (see {context.command_path} --help)"
 
 
-def _internal(options: Options, arguments: Sequence[str], error: Exception) -> int:
-    verbose = options.verbose or "--verbose" in arguments or "-v" in arguments
-    if verbose:
+def _report_internal(options: Options, arguments: Sequence[str], error: Exception) -> int:
+    is_verbose = options.verbose or "--verbose" in arguments or "-v" in arguments
+    if is_verbose:
         import traceback
 
         options.output.err("".join(traceback.format_exception(error)).rstrip())
-    hint = "" if verbose else "; --verbose shows where"
+    hint = "" if is_verbose else "; --verbose shows where"
     message = f"internal error: {type(error).__name__}: {error}{hint}"
-    return _fail(options, arguments, "internal", message, TOOL_FAILED)
+    return _report(options, arguments, "internal", message, TOOL_FAILED)

@@ -18,17 +18,17 @@ from toolspace.server.control_socket import serve_control_socket
 from toolspace.toolspace import Toolspace
 
 TOKEN_VARIABLE = "TOOLSPACE_MCP_TOKEN"
-_PATIENCE = StartupWait(seconds=10)
-"""For servers that start slowly: clients wait for an answer, and hear of tools that come later."""
+_STARTUP_WAIT = StartupWait(seconds=10)
+"""Clients wait for the first response. They are notified of tools of servers that start later."""
 
 
 @click.command("mcp", cls=Command)
 @click.option("--http", "port", type=click.IntRange(0, 65535), metavar="PORT", help="Serve over HTTP; 0: a free port.")
-@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
-@click.option("--path", default="/mcp", show_default=True, help="Where the endpoint is.")
-@click.option("--allow-host", "hosts", multiple=True, metavar="NAME", help="Also answer to this name. Repeatable.")
-@click.option("--allow-origin", "origins", multiple=True, metavar="URL", help="Let pages from here in. Repeatable.")
-@click.option("--token", envvar=TOKEN_VARIABLE, metavar="TOKEN", help=f"Ask for this bearer token; ${TOKEN_VARIABLE}.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--path", default="/mcp", show_default=True, help="Path of the endpoint.")
+@click.option("--allow-host", "hosts", multiple=True, metavar="NAME", help="Accept this host name. Repeatable.")
+@click.option("--allow-origin", "origins", multiple=True, metavar="URL", help="Accept this origin. Repeatable.")
+@click.option("--token", envvar=TOKEN_VARIABLE, metavar="TOKEN", help=f"Require this bearer token; ${TOKEN_VARIABLE}.")
 @click.pass_obj
 def command(
     options: Options,
@@ -39,31 +39,31 @@ def command(
     origins: tuple[str, ...],
     token: str | None,
 ) -> int:
-    """Serve the tools to an editor or agent that speaks MCP.
+    """Serve the tools to an editor or agent that supports MCP.
 
-    On standard input and output, as editors start it; with --http over streamable HTTP, on this machine only unless
-    --host says otherwise. Changes of the configuration reach clients at once.
+    By default on standard input and output, as editors start it. With --http over streamable HTTP, on this machine
+    only unless --host is set. Clients are notified when the configuration changes.
     """
-    os.environ.pop(TOKEN_VARIABLE, None)  # Not for tools, nor for the servers that are started.
+    os.environ.pop(TOKEN_VARIABLE, None)  # Hidden from tools and child processes.
     if port is None:
-        _check_no_address()
+        _refuse_http_options()
         return run(lambda _: _serve_stdio(options))
-    address = _Address(port, host, path, hosts, origins, token)
+    address = _HttpAddress(port, host, path, hosts, origins, token)
     address.check()
     return run(lambda interrupts: _serve_http(options, address, interrupts), loop_factory=fast_loop_factory())
 
 
-def _check_no_address() -> None:
-    """Refuses options that would have no effect. The token may be a variable that is set for another command."""
+def _refuse_http_options() -> None:
+    """Raises `click.UsageError` for options that have no effect on stdio. The variable of the token is ignored."""
     context = click.get_current_context()
     for parameter in context.command.params:
-        given = context.get_parameter_source(parameter.name or "") is ParameterSource.COMMANDLINE
-        if given and parameter.name in _Address._fields:
-            raise click.UsageError(f"{parameter.opts[0]} is for HTTP only; say the port too: --http 8000")
+        is_on_command_line = context.get_parameter_source(parameter.name or "") is ParameterSource.COMMANDLINE
+        if is_on_command_line and parameter.name in _HttpAddress._fields:
+            raise click.UsageError(f"{parameter.opts[0]} is for HTTP only; add the port: --http 8000")
 
 
-class _Address(NamedTuple):
-    """Where to serve over HTTP, and to whom."""
+class _HttpAddress(NamedTuple):
+    """Where to serve over HTTP, and which clients to accept."""
 
     port: int
     host: str
@@ -74,24 +74,24 @@ class _Address(NamedTuple):
 
     def check(self) -> None:
         if not self.path.startswith("/"):
-            raise click.UsageError(f"--path {self.path}: it has to begin with /")
+            raise click.UsageError(f"--path {self.path}: it must begin with /")
         if self.token is not None and not self.token.strip():
             raise click.UsageError("--token: it is empty; give a longer one, or none")
         if not is_loopback(self.host) and self.token is None:
             raise click.UsageError(
-                f"--host {self.host}: anyone who reaches it could call the tools; "
-                f"set {TOKEN_VARIABLE} (or --token), so that clients have to know it"
+                f"--host {self.host}: anyone who can connect could call the tools; "
+                f"set {TOKEN_VARIABLE} (or --token), so that clients need it"
             )
 
 
 async def _serve_stdio(options: Options) -> int:
     from toolspace.server.mcp.stdio_pipes import claim_stdio, exit_after_disconnect
 
-    # First: nothing that starts may write to the client.
+    # First, so that nothing else can write to the client.
     with claim_stdio() as pipes, exit_after_disconnect(pipes.input):
         if os.isatty(pipes.input):
             options.output.note("Serving MCP on standard input and output; Ctrl-C ends it.")
-        async with _opened(options, show_warnings=False) as ts, serve_control_socket(ts):
+        async with _started_toolspace(options, show_warnings=False) as ts, serve_control_socket(ts):
             from toolspace.server.mcp.stdio import serve_stdio  # The MCP library takes most of a second to import.
 
             ts.watch()
@@ -99,9 +99,9 @@ async def _serve_stdio(options: Options) -> int:
     return 0
 
 
-async def _serve_http(options: Options, address: _Address, interrupts: Interrupts) -> int:
+async def _serve_http(options: Options, address: _HttpAddress, interrupts: Interrupts) -> int:
     async with (
-        _opened(options) as ts,
+        _started_toolspace(options) as ts,
         serve_control_socket(ts),
         AsyncExitStack() as stack,
     ):
@@ -112,7 +112,7 @@ async def _serve_http(options: Options, address: _Address, interrupts: Interrupt
         host = address.host
         endpoint = McpEndpoint(
             ts,
-            allowed_hosts=(*address.hosts, *_own_name(host)),
+            allowed_hosts=(*address.hosts, *_host_names(host)),
             allowed_origins=address.origins,
             authorize=require_bearer_token(address.token) if address.token else None,
         )
@@ -122,22 +122,24 @@ async def _serve_http(options: Options, address: _Address, interrupts: Interrupt
         except OSError as error:
             reason = error.strerror or error
             raise click.UsageError(f"cannot listen on {host} port {address.port}: {reason}") from error
-        # Entered last, so that it ends first: its streams never end by themselves, and the server waits for them.
+        # Entered last, so that it closes first: the server waits for its streams, which never end by themselves.
         await stack.enter_async_context(endpoint)
         ts.watch()
         tune_process()
         options.output.line(url)
-        options.output.note("Serving MCP there; Ctrl-C ends it.")
+        options.output.note("Serving MCP at this URL; Ctrl-C ends it.")
         await wait_for_signal(interrupts)
     return 0
 
 
-def _opened(options: Options, *, show_warnings: bool = True) -> AbstractAsyncContextManager[Toolspace]:
-    return started_toolspace(options, show_warnings=show_warnings, patience=_PATIENCE, callbacks=FORWARD_TO_CALLER)
+def _started_toolspace(options: Options, *, show_warnings: bool = True) -> AbstractAsyncContextManager[Toolspace]:
+    return started_toolspace(
+        options, show_warnings=show_warnings, startup_wait=_STARTUP_WAIT, callbacks=FORWARD_TO_CALLER
+    )
 
 
-def _own_name(host: str) -> tuple[str, ...]:
-    """The address as a name to answer to. Not that of all addresses: pages can reach it, and no client needs it."""
+def _host_names(host: str) -> tuple[str, ...]:
+    """Returns the address as a host name to accept. Not 0.0.0.0 and ::, which web pages could use to connect."""
     if host in ("0.0.0.0", "::"):
         return ()
     return (f"[{host}]" if ":" in host else host,)

@@ -1,4 +1,4 @@
-"""The options that every command takes, before its name or after it. Imports nothing heavy."""
+"""The options that every command accepts, before its name or after it. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Options:
-    """What the user said about the run as a whole."""
+    """The values of the shared options, and the output that follows from them."""
 
     def __init__(self) -> None:
         self.config: str | None = None
@@ -24,25 +24,25 @@ class Options:
 
     @functools.cached_property
     def output(self) -> CommandOutput:
-        """Where results and messages go. From its first use on, standard output is for results alone."""
+        """Where results and messages go. Its first use reserves standard output for results."""
         from toolspace.cli.output import CommandOutput
 
         return CommandOutput(json=self.json, quiet=self.quiet)
 
     @property
-    def claimed(self) -> bool:
-        """Whether standard output was taken for results already."""
+    def has_output(self) -> bool:
+        """Whether `output` was used already."""
         return "output" in self.__dict__
 
 
 class SharedOption(click.Option):
-    """An option that means the same wherever it stands."""
+    """An option that sets an attribute of `Options`, wherever it stands on the command line."""
 
     def __init__(self, *names: str, **settings: Any) -> None:
-        super().__init__(names, expose_value=False, callback=_remember, **settings)
+        super().__init__(names, expose_value=False, callback=_set_option, **settings)
 
 
-def _remember(context: click.Context, option: click.Parameter, value: object) -> object:
+def _set_option(context: click.Context, option: click.Parameter, value: object) -> object:
     if value and option.name:
         setattr(context.ensure_object(Options), option.name, value)
     return value
@@ -54,7 +54,7 @@ def shared_options() -> list[click.Parameter]:
             "--config",
             metavar="FILE",
             type=click.Path(),
-            help="The configuration; without it $TOOLSPACE_CONFIG, else the nearest toolspace.yaml upwards.",
+            help="Configuration file. Default: $TOOLSPACE_CONFIG, else the nearest toolspace.yaml upwards.",
         ),
         SharedOption("--json", is_flag=True, help="Print the whole result as JSON."),
         SharedOption("--quiet", "-q", is_flag=True, help="Print results and errors only."),
@@ -64,7 +64,7 @@ def shared_options() -> list[click.Parameter]:
 
 
 class Command(click.Command):
-    """A command with the shared options, in a section of their own in its help."""
+    """A command with the shared options, which its help lists in a section of their own."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
@@ -77,17 +77,21 @@ class Command(click.Command):
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
-            # `toolspace list | head -1`: the reader has what it wanted. Here, before click calls it a failure.
+            # `toolspace list | head -1` is a success. Caught here, before click reports a failure.
             return 0
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         params = self.get_params(ctx)
-        _section(ctx, formatter, "Options", [one for one in params if not isinstance(one, SharedOption)])
-        _section(ctx, formatter, "Options of every command", [one for one in params if isinstance(one, SharedOption)])
+        own_params = [param for param in params if not isinstance(param, SharedOption)]
+        _format_section(ctx, formatter, "Options", own_params)
+        shared_params = [param for param in params if isinstance(param, SharedOption)]
+        _format_section(ctx, formatter, "Options of every command", shared_params)
 
 
-def _section(ctx: click.Context, formatter: click.HelpFormatter, title: str, params: Sequence[click.Parameter]) -> None:
-    rows = [record for one in params if (record := one.get_help_record(ctx)) is not None]
+def _format_section(
+    ctx: click.Context, formatter: click.HelpFormatter, title: str, params: Sequence[click.Parameter]
+) -> None:
+    rows = [record for param in params if (record := param.get_help_record(ctx)) is not None]
     if rows:
         with formatter.section(title):
             formatter.write_dl(rows)

@@ -1,18 +1,29 @@
-"""Where the command line writes: results to standard output, everything else to standard error."""
+"""Writes what a command prints: results to standard output, everything else to standard error.
+
+Every command uses `CommandOutput`. Also here: escaping of control characters, cutting and aligning of text for a
+terminal, and the status line of work that takes long. Imports nothing heavy: `toolspace --help` needs this module.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 import sys
 import time
-from collections.abc import AsyncGenerator, Callable
+import unicodedata
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import click
 
+SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
+SPINNER_SECONDS = 0.1
+_STATUS_DELAY_SECONDS = 1.0
+_CLEAR_LINE = "\r\x1b[K"
+COLUMN_GAP = "  "
+_MIN_WIDTH = 20
+"""`shorten` does not cut to fewer columns than this: the text would say nothing."""
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 _JSON_TOKEN = re.compile(
     r'(?P<text>"(?:[^"\\]|\\.)*")(?P<colon>\s*:)?'
@@ -21,134 +32,63 @@ _JSON_TOKEN = re.compile(
 )
 
 
-def escape_control_characters(text: str) -> str:
-    """The text with nothing in it that a terminal would obey: control characters show as their escapes.
+# Text for terminals
 
-    What is above 0x1F is escaped as JSON would, so that JSON stays JSON.
+
+def escape_control_characters(text: str) -> str:
+    """Returns the text with its control characters as visible escapes, so that a terminal does not execute them.
+
+    Characters above 0x1F are escaped as in JSON, so that JSON stays valid JSON.
     """
     return _CONTROL.sub(_escape, text.replace("\r\n", "\n"))
 
 
 def first_line(text: str) -> str:
-    """The first line of a text that may come from anywhere."""
+    """Returns the first line of an untrusted text, with control characters escaped."""
     lines = escape_control_characters(text).strip().splitlines()
     return lines[0].strip() if lines else ""
 
 
-class WriteError(Exception):
-    """Standard output takes no more."""
+def text_width(text: str) -> int:
+    """Returns how many columns of a terminal the text takes."""
+    return sum(map(_character_width, text))
 
 
-class CommandOutput:
-    """Writes for people, or JSON for programs.
+def cut(text: str, columns: int) -> str:
+    """Returns the longest beginning of the text that fits into so many columns."""
+    used = 0
+    for index, character in enumerate(text):
+        used += _character_width(character)
+        if used > columns:
+            return text[:index]
+    return text
 
-    Takes standard output for itself: what tools and the programs that they start print there goes to standard
-    error instead, so that a result is never mixed with anything.
+
+def shorten(text: str, columns: int | None) -> str:
+    """Returns the text, cut to so many columns with an ellipsis at its end.
+
+    None means no limit. A limit that is too small to be readable is ignored.
     """
+    if columns is None or columns < _MIN_WIDTH or text_width(text) <= columns:
+        return text
+    return cut(text, columns - 1).rstrip() + "…"
 
-    def __init__(self, *, json: bool = False, quiet: bool = False) -> None:
-        self.json = json
-        self.quiet = quiet
-        self._encoding = sys.stdout.encoding
-        self._out = _claim()
-        self.terminal = os.isatty(self._out)
-        self._colour = self.terminal and _colour_wanted()
-        self._colour_errors = sys.stderr.isatty() and _colour_wanted()
-        self.before_write: Callable[[], None] = lambda: None
-        """Called before anything is written: takes a status line away."""
 
-    # Results
+def align_columns(rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> list[list[str]]:
+    """Returns the rows with their cells padded to the width of their column. `right` lists right-aligned columns."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    pads = [str.rjust if index in right else str.ljust for index in range(len(widths))]
+    return [[pad(cell, width) for pad, cell, width in zip(pads, row, widths, strict=True)] for row in rows]
 
-    def text(self, text: str, *, end: str = "\n") -> None:
-        """A result as text, as it is; on a terminal without what the terminal would obey."""
-        self._write((escape_control_characters(text) if self.terminal else text) + end)
 
-    def line(self, text: str) -> None:
-        """A line that this program wrote itself, colours included."""
-        self._write(text + "\n")
-
-    def piece(self, text: str) -> None:
-        """A part of a line that this program wrote itself."""
-        self._write(text)
-
-    def value(self, value: object) -> None:
-        """A result as readable JSON."""
-        text = format_json(value)
-        if self.terminal:
-            text = escape_control_characters(text)
-        self.line(self._highlight(text) if self._colour else text)
-
-    def document(self, value: object) -> None:
-        """The one JSON document of `--json`. JSON is UTF-8, whatever the terminal's encoding is."""
-        text = format_json(value)
-        self._write_bytes(
-            (escape_control_characters(text) if self.terminal else text).encode("utf-8", "replace") + b"\n"
-        )
-
-    @property
-    def columns(self) -> int | None:
-        """How wide the terminal is; None where the output is none, and may be as wide as it likes."""
-        if not self.terminal:
-            return None
-        try:
-            return os.get_terminal_size(self._out).columns or 80
-        except OSError:
-            return 80
-
-    def style(self, text: str, **style: Any) -> str:
-        return click.style(text, **style) if self._colour else text
-
-    # Everything else
-
-    def error(self, message: str, kind: str | None = None) -> None:
-        """What went wrong, for people."""
-        mark = self.style_error("error:", fg="red", bold=True)
-        self.err(f"{mark} {self._shown(message)}{f' ({kind})' if kind else ''}")
-
-    def warning(self, message: str) -> None:
-        if not self.quiet:
-            self.err(f"{self.style_error('warning:', fg='yellow', bold=True)} {self._shown(message)}")
-
-    def note(self, message: str) -> None:
-        if not self.quiet:
-            self.err(self._shown(message))
-
-    def err(self, line: str) -> None:
-        """One line on standard error. That nobody can read it is no reason to fail."""
-        self.before_write()
-        with suppress(OSError, ValueError):
-            sys.stderr.write(line + "\n")
-            sys.stderr.flush()
-
-    def style_error(self, text: str, **style: Any) -> str:
-        return click.style(text, **style) if self._colour_errors else text
-
-    def _shown(self, message: str) -> str:
-        # Indented, so that no line of a message can pass for one of ours.
-        return (escape_control_characters(message) if sys.stderr.isatty() else message).replace("\n", "\n    ")
-
-    def _write(self, text: str) -> None:
-        # As bytes, and in one step: a text stream would keep what it could not write, and fail again at exit.
-        self._write_bytes(text.encode(self._encoding, "backslashreplace"))
-
-    def _write_bytes(self, data: bytes) -> None:
-        self.before_write()
-        rest = memoryview(data)
-        try:
-            while rest:
-                rest = rest[os.write(self._out, rest) :]
-        except BrokenPipeError:
-            raise
-        except OSError as error:
-            raise WriteError(f"the result cannot be written: {error.strerror}") from error
-
-    def _highlight(self, text: str) -> str:
-        return _JSON_TOKEN.sub(_coloured, text)
+def join_columns(cells: Sequence[str]) -> str:
+    """Returns one line of a table."""
+    return COLUMN_GAP.join(cells).rstrip()
 
 
 def format_json(value: object) -> str:
-    """Readable JSON of anything."""
-    import msgspec  # Here, with the next: an error in the usage is told without them.
+    """Returns any value as indented JSON."""
+    import msgspec  # Imported late, like the next: reporting wrong usage needs neither.
 
     from toolspace.core import json_text
 
@@ -159,29 +99,10 @@ def format_json(value: object) -> str:
         return text
 
 
-def fill_standard_streams() -> None:
-    """Opens what the caller closed (`2>&-`): otherwise the next file opened would take its place."""
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # The lowest free number: this one.
-        if getattr(sys, name) is None:
-            stream = os.fdopen(number, "w" if number else "r", errors="replace", closefd=False)
-            setattr(sys, name, stream)
-
-
-def _claim() -> int:
-    """The descriptor of standard output, taken out of everyone else's reach."""
-    sys.stdout.flush()
-    number = os.dup(1)
-    os.dup2(2, 1)
-    sys.stdout = sys.stderr
-    return number
-
-
-def _colour_wanted() -> bool:
-    return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+def _character_width(character: str) -> int:
+    if unicodedata.combining(character) or unicodedata.category(character) in ("Cf", "Me", "Mn"):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
 
 
 def _escape(match: re.Match[str]) -> str:
@@ -189,7 +110,148 @@ def _escape(match: re.Match[str]) -> str:
     return f"\\x{code:02x}" if code < 0x20 else f"\\u{code:04x}"
 
 
-def _coloured(match: re.Match[str]) -> str:
+# Output
+
+
+class WriteError(Exception):
+    """Standard output cannot be written, for example because the disk is full."""
+
+
+class CommandOutput:
+    """Writes text for people, or JSON for programs.
+
+    Takes over standard output: what tools and their child processes print there goes to standard error instead, so
+    that it never mixes with a result.
+    """
+
+    def __init__(self, *, json: bool = False, quiet: bool = False) -> None:
+        self.json = json
+        self.quiet = quiet
+        self._encoding = sys.stdout.encoding
+        self.descriptor = _take_over_stdout()
+        """The file descriptor of the real standard output."""
+        self.is_terminal = os.isatty(self.descriptor)
+        self.has_colour = self.is_terminal and _is_colour_wanted()
+        self._has_error_colour = sys.stderr.isatty() and _is_colour_wanted()
+        self.around_write: Callable[[Callable[[], None]], None] = _write_directly
+        """Executes every write to the two streams. Replaced by what keeps a line at the bottom of the terminal."""
+
+    # Results, on standard output
+
+    def text(self, text: str, *, end: str = "\n") -> None:
+        """Writes a result unchanged; on a terminal with control characters escaped."""
+        self._write((escape_control_characters(text) if self.is_terminal else text) + end)
+
+    def line(self, text: str) -> None:
+        """Writes a trusted line, colour codes included."""
+        self._write(text + "\n")
+
+    def value(self, value: object) -> None:
+        """Writes a result as indented JSON."""
+        text = format_json(value)
+        if self.is_terminal:
+            text = escape_control_characters(text)
+        self.line(_JSON_TOKEN.sub(_colour_token, text) if self.has_colour else text)
+
+    def document(self, value: object) -> None:
+        """Writes the one JSON document of `--json`, always as UTF-8."""
+        text = format_json(value)
+        text = escape_control_characters(text) if self.is_terminal else text
+        self._write_bytes(text.encode("utf-8", "replace") + b"\n")
+
+    @property
+    def columns(self) -> int | None:
+        """The width of the terminal; None where standard output is not a terminal."""
+        if not self.is_terminal:
+            return None
+        try:
+            return os.get_terminal_size(self.descriptor).columns or 80
+        except OSError:
+            return 80
+
+    def style(self, text: str, **style: Any) -> str:
+        return click.style(text, **style) if self.has_colour else text
+
+    # Messages, on standard error
+
+    def error(self, message: str, kind: str | None = None) -> None:
+        mark = self.style_error("error:", fg="red", bold=True)
+        self.err(f"{mark} {self._indent(message)}{f' ({kind})' if kind else ''}")
+
+    def warning(self, message: str) -> None:
+        if not self.quiet:
+            self.err(f"{self.style_error('warning:', fg='yellow', bold=True)} {self._indent(message)}")
+
+    def note(self, message: str) -> None:
+        if not self.quiet:
+            self.err(self._indent(message))
+
+    def err(self, line: str) -> None:
+        """Writes one line to standard error. Never fails: a closed stream is ignored."""
+
+        def write() -> None:
+            with suppress(OSError, ValueError):
+                sys.stderr.write(line + "\n")
+                sys.stderr.flush()
+
+        self.around_write(write)
+
+    def style_error(self, text: str, **style: Any) -> str:
+        return click.style(text, **style) if self._has_error_colour else text
+
+    def _indent(self, message: str) -> str:
+        # Further lines are indented, so that no line of a message can pass for a line of this program.
+        text = escape_control_characters(message) if sys.stderr.isatty() else message
+        return text.replace("\n", "\n    ")
+
+    def _write(self, text: str) -> None:
+        # As bytes and unbuffered: a text stream would keep what it could not write, and fail again at exit.
+        self._write_bytes(text.encode(self._encoding, "backslashreplace"))
+
+    def _write_bytes(self, data: bytes) -> None:
+        def write() -> None:
+            rest = memoryview(data)
+            while rest:
+                rest = rest[os.write(self.descriptor, rest) :]
+
+        try:
+            self.around_write(write)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise WriteError(f"the result cannot be written: {error.strerror}") from error
+
+
+def open_closed_streams() -> None:
+    """Opens the standard streams that the caller closed (`2>&-`). Otherwise the next file would get their number."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # Takes the lowest free number, which is this one.
+        if getattr(sys, name) is None:
+            stream = os.fdopen(number, "w" if number else "r", errors="replace", closefd=False)
+            setattr(sys, name, stream)
+
+
+def _write_directly(write: Callable[[], None]) -> None:
+    write()
+
+
+def _take_over_stdout() -> int:
+    """Returns a new descriptor of standard output; the old number becomes a copy of standard error."""
+    sys.stdout.flush()
+    number = os.dup(1)
+    os.dup2(2, 1)
+    sys.stdout = sys.stderr
+    return number
+
+
+def _is_colour_wanted() -> bool:
+    return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def _colour_token(match: re.Match[str]) -> str:
     text = match["text"]
     if text is None:
         return click.style(match[0], fg="magenta" if match["word"] else "yellow")
@@ -198,53 +260,60 @@ def _coloured(match: re.Match[str]) -> str:
     return click.style(text, fg="green")
 
 
-# MERGED from status: A line at the bottom of the terminal that says what takes so long. Appears after a second, le…
-
-_PATIENCE_SECONDS = 1.0
-_FRAME_SECONDS = 0.1
-_FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
-_CLEAR = "\r\x1b[K"
+# Status line
 
 
 class StatusLine:
-    """What is being waited for. `detail` may change meanwhile; `hide` ends the line for good."""
+    """One line at the bottom of the terminal: what is running, for how long, and how far it is."""
 
     def __init__(self, label: str) -> None:
         self.detail = ""
+        """The progress. May change while the line is shown."""
         self._label = label
-        self._began = time.monotonic()
-        self._shown = False
-        self._hidden = False
+        self._started = time.monotonic()
+        self._is_shown = False
+        self._is_hidden = False
 
     def hide(self) -> None:
+        """Removes the line for good."""
         self.clear()
-        self._hidden = True
+        self._is_hidden = True
 
     def clear(self) -> None:
-        if self._shown:
-            self._shown = False
-            _write(_CLEAR)
+        if self._is_shown:
+            self._is_shown = False
+            _write_status(_CLEAR_LINE)
 
     async def animate(self) -> None:
-        await asyncio.sleep(_PATIENCE_SECONDS)
+        """Shows the line after a second, and updates it until it is hidden."""
+        import asyncio  # Imported late: commands that wait for nothing do not need it.
+
+        await asyncio.sleep(_STATUS_DELAY_SECONDS)
         frame = 0
-        while not self._hidden:
-            elapsed = time.monotonic() - self._began
-            text = f"{_FRAMES[frame % len(_FRAMES)]} {self._label} {elapsed:.0f}s {self.detail}"
-            _write(_CLEAR + first_line(text)[: _columns() - 1])
-            self._shown = True
+        while not self._is_hidden:
+            elapsed = time.monotonic() - self._started
+            text = f"{SPINNER[frame % len(SPINNER)]} {self._label} {elapsed:.0f}s {self.detail}"
+            _write_status(_CLEAR_LINE + first_line(text)[: _error_columns() - 1])
+            self._is_shown = True
             frame += 1
-            await asyncio.sleep(_FRAME_SECONDS)
+            await asyncio.sleep(SPINNER_SECONDS)
 
 
 @asynccontextmanager
 async def show_status(output: CommandOutput, label: str) -> AsyncGenerator[StatusLine]:
-    """Shows the label while the block runs: for people at a terminal, unless they want it quiet."""
+    """Shows a status line while the block runs, if standard error is a terminal and `--quiet` is not set."""
+    import asyncio
+
     status = StatusLine(label)
     if output.json or output.quiet or not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
         yield status
         return
-    before, output.before_write = output.before_write, status.clear
+
+    def clear_and_write(write: Callable[[], None]) -> None:
+        status.clear()
+        write()
+
+    previous, output.around_write = output.around_write, clear_and_write
     task = asyncio.create_task(status.animate())
     try:
         yield status
@@ -252,17 +321,17 @@ async def show_status(output: CommandOutput, label: str) -> AsyncGenerator[Statu
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         status.hide()
-        output.before_write = before
+        output.around_write = previous
 
 
-def _columns() -> int:
+def _error_columns() -> int:
     try:
         return os.get_terminal_size(sys.stderr.fileno()).columns or 80
     except OSError:
         return 80
 
 
-def _write(text: str) -> None:
+def _write_status(text: str) -> None:
     with suppress(OSError, ValueError):
         sys.stderr.write(text)
         sys.stderr.flush()

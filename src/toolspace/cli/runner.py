@@ -1,4 +1,8 @@
-"""Runs a command's coroutine so that Ctrl-C, SIGTERM and a closed terminal stop it cleanly, and surely."""
+"""Runs the coroutine of a command: signals, the event loop, and the settings of a process that serves.
+
+Every command uses `run`. Ctrl-C, SIGTERM and a closed terminal stop the coroutine cleanly; if that takes too long, the
+process ends anyway.
+"""
 
 from __future__ import annotations
 
@@ -10,49 +14,54 @@ import sys
 import threading
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from ipaddress import ip_address
 from types import FrameType
 from typing import Any
 
 _SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 _GRACE_SECONDS = 5.0
-"""Without another word: a tool that blocks the loop must not keep the process."""
+"""Then the process ends, even if a tool blocks the event loop."""
+_GC_THRESHOLD = 10_000
+"""New objects before the garbage collector runs."""
+_SWITCH_INTERVAL_SECONDS = 0.0002
+"""How long a thread may keep the others waiting. With Python's default, 25 times as long, one thread that computes
+delays every response."""
 
 
 class Interrupts:
-    """The first signal asks the work to stop; a second one, or the end of the grace, ends the process."""
+    """Stops the command on the first signal, and ends the process on the second or when the grace period is over."""
 
     def __init__(self) -> None:
         self.signal: int | None = None
+        """The signal that was received."""
         self.stop: Callable[[], bool] | None = None
-        """How to stop what runs, so that it still ends by itself. Says whether there was anything to stop."""
+        """Asks the running work to end by itself. Returns False if there was nothing to stop."""
         self.grace = _GRACE_SECONDS
-        """How long cleaning up may take."""
-        self.ends_well = False
-        """Whether a signal is the way in which the work is meant to end: its own exit code counts then."""
+        """How long stopping may take, in seconds."""
+        self.is_normal_end = False
+        """Whether a signal is the normal way to end the command. Then its own exit code is returned."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[Any] | None = None
 
     @property
     def exit_code(self) -> int | None:
-        """As a shell reports a process that a signal ended; None where there was none."""
+        """128 + the signal, as shells report it; None without a signal."""
         return None if self.signal is None else 128 + self.signal
 
     def watch(self) -> None:
-        """From now on signals stop the current task. Those that the caller ignores (`nohup`) stay ignored."""
+        """From now on signals stop the current task. Signals that the caller ignores (`nohup`) stay ignored."""
         self._loop = asyncio.get_running_loop()
         self._task = asyncio.current_task()
-        for one in _SIGNALS:
-            if signal.getsignal(one) is not signal.SIG_IGN:
-                # Not the loop's own handlers: those never run while a tool blocks the loop.
-                signal.signal(one, self._received)
+        for number in _SIGNALS:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                # Not with loop.add_signal_handler: those handlers never run while a tool blocks the loop.
+                signal.signal(number, self._on_signal)
 
-    def _received(self, number: int, _: FrameType | None) -> None:
+    def _on_signal(self, number: int, _: FrameType | None) -> None:
         if self.signal is not None:
             os._exit(128 + number)
         self.signal = number
         if number == signal.SIGINT and os.isatty(2):
-            os.write(2, b"\n")  # After the ^C that the terminal shows. Not through the stream: it may be in use.
+            os.write(2, b"\n")  # After the ^C of the terminal. Not through sys.stderr, which may be in use.
         guard = threading.Timer(self.grace, os._exit, (128 + number,))
         guard.daemon = True
         guard.start()
@@ -72,10 +81,10 @@ def run(
     *,
     loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
 ) -> int:
-    """Runs the work to its end; its exit code, or the signal's."""
+    """Runs the work to its end. Returns its exit code, or the one of the signal that stopped it."""
     interrupts = Interrupts()
 
-    async def watched() -> int:
+    async def run_watched() -> int:
         interrupts.watch()
         try:
             code = await work(interrupts)
@@ -84,26 +93,33 @@ def run(
                 raise
             code = interrupts.exit_code
         if interrupts.exit_code is not None:
-            # At once: the end of the loop and of the interpreter would wait for threads that nobody can stop.
+            # Closing the loop and the interpreter would wait for threads that cannot be stopped.
             sys.stderr.flush()
-            os._exit(code if interrupts.ends_well else interrupts.exit_code)
+            os._exit(code if interrupts.is_normal_end else interrupts.exit_code)
         return code
 
     with asyncio.Runner(loop_factory=loop_factory) as runner:
-        return runner.run(watched())
+        return runner.run(run_watched())
 
 
-# MERGED from serving: What the commands that serve have in common: their loop, their address, how their process is…
+async def wait_for_signal(interrupts: Interrupts) -> None:
+    """Returns when a signal arrives, instead of cancelling the current task."""
+    received = asyncio.Event()
 
-_OBJECTS = 10_000
-"""How many more objects there may be before it is looked whether some of them are garbage."""
-_TURN_SECONDS = 0.0002
-"""How long a thread may keep the others waiting. Python's own measure is 25 times that: one thread that computes would
-hold up every answer."""
+    def stop() -> bool:
+        received.set()
+        return True
+
+    interrupts.stop = stop
+    await received.wait()
+    interrupts.stop = None
+
+
+# Processes that serve
 
 
 def fast_loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """The faster loop, where there is one: not on Windows."""
+    """Returns the factory of uvloop; None where it is not installed, as on Windows."""
     try:
         import uvloop
     except ImportError:
@@ -112,29 +128,18 @@ def fast_loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches an address."""
+    """Whether only this machine can reach the address."""
+    from ipaddress import ip_address
+
     try:
         return ip_address(host).is_loopback
     except ValueError:
         return host.lower() == "localhost"
 
 
-async def wait_for_signal(interrupts: Interrupts) -> None:
-    """Waits for a signal."""
-    asked = asyncio.Event()
-
-    def stop() -> bool:
-        asked.set()
-        return True
-
-    interrupts.stop = stop
-    await asked.wait()
-    interrupts.stop = None
-
-
 def tune_process() -> None:
-    """Sets the process up for serving, once all that it needs is there."""
+    """Sets garbage collection and thread switching for a server. To be called when everything is set up."""
     gc.collect()
-    gc.freeze()  # What is there now stays: looking through it again and again costs the slowest calls most.
-    gc.set_threshold(_OBJECTS, 10, 10)  # Most of what a request makes is gone before that, by itself.
-    sys.setswitchinterval(_TURN_SECONDS)
+    gc.freeze()  # What exists now stays: scanning it again and again delays the slowest calls most.
+    gc.set_threshold(_GC_THRESHOLD, 10, 10)  # Most objects of a request are freed by their reference counts.
+    sys.setswitchinterval(_SWITCH_INTERVAL_SECONDS)

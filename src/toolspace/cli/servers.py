@@ -1,6 +1,7 @@
-"""`toolspace servers`: how each MCP server is; restarts one, logs in to one.
+"""`toolspace servers`: lists MCP servers and their status, restarts one, logs in to one.
 
-Where a toolspace of the same configuration runs, its servers are meant; else they are started for a look.
+If a toolspace of the same configuration runs, the command shows the servers of that process. Otherwise it starts them
+for the check and stops them again.
 """
 
 from __future__ import annotations
@@ -17,80 +18,206 @@ from typing import Any, NamedTuple, cast
 import click
 import msgspec
 
-from toolspace.cli.local_toolspace import config_environment, config_path, inspected_toolspace
+from toolspace.cli.local_toolspace import inspected_toolspace, read_config
 from toolspace.cli.logs import set_up_logs
 from toolspace.cli.options import Command, Options
-from toolspace.cli.output import CommandOutput, escape_control_characters, first_line, show_status
+from toolspace.cli.output import (
+    CommandOutput,
+    align_columns,
+    escape_control_characters,
+    first_line,
+    join_columns,
+    show_status,
+)
 from toolspace.cli.runner import run
-from toolspace.composition.providers import build_server_spec, login_dir
-from toolspace.config.load import Config, load_config
-from toolspace.config.provider_settings import McpServerSettings
+from toolspace.config.load import Config
+from toolspace.config.model import McpServerSettings
 from toolspace.core.names import did_you_mean
-from toolspace.core.secret_masking import register_secrets
-from toolspace.providers.mcp.oauth.authorization import login, logout
-from toolspace.providers.mcp.oauth.token_store import TokenStore
-from toolspace.server import control_socket
-from toolspace.server.control_socket import ServerReport
+from toolspace.server.control_socket import ControlRequest, ServerReport, ask_processes, report_servers
 
-# MERGED from servertable: MCP servers as a table for people: one a line, and beneath it what went wrong.
-
+_ACTIONS = ("restart", "login", "logout")
+_HEALTHY_STATES = ("ready", "idle")
 _COLOURS = {"ready": "green", "idle": "cyan", "failed": "red", "stopped": "red", "disabled": "bright_black"}
-_HEAD = ("NAME", "STATE", "PROTOCOL", "TRANSPORT", "PROCESS", "TOOLS", "TOKENS", "RESTARTS")
-_RIGHT = ("PROCESS", "TOOLS", "TOKENS", "RESTARTS")
-_GAP = "  "
+_HEADER = ("NAME", "STATE", "PROTOCOL", "TRANSPORT", "PROCESS", "TOOLS", "TOKENS", "RESTARTS")
+_RIGHT_ALIGNED = [_HEADER.index(title) for title in ("PROCESS", "TOOLS", "TOKENS", "RESTARTS")]
 _INDENT = "    "
-_WIDTH = 100
-"""Of what stands beneath a server, where there is no terminal to say."""
+_DEFAULT_WIDTH = 100
+"""Of the notes below a server, if standard output is not a terminal."""
 
 
 class ServerGroup(NamedTuple):
-    """The servers of one toolspace."""
+    """The servers of one toolspace process."""
 
     pid: int | None
-    """None: it was started for this look only."""
+    """None: the toolspace was started by this command."""
     servers: Sequence[ServerReport]
     error: str
-    """Why it could not answer, or do what it was asked to."""
+    """Why the process did not respond, or did not do what was requested."""
 
 
-def print_servers(
-    output: CommandOutput, groups: Sequence[ServerGroup], off: Sequence[McpServerSettings], *, verbose: bool
+@click.command("servers", cls=Command)
+@click.argument("action", required=False, metavar="[restart|login|logout]")
+@click.argument("name", required=False, metavar="[NAME]")
+@click.option("--no-browser", is_flag=True, help="With login: print the URL of the login page, and open no browser.")
+@click.pass_obj
+def command(options: Options, action: str | None, name: str | None, no_browser: bool) -> int:
+    """List MCP servers and their status: state, protocol, transport, process, tools, token cost, restarts.
+
+    If a toolspace of the same configuration runs (toolspace mcp, toolspace serve), these are its servers; otherwise
+    they are started for the check. restart NAME restarts a server there. login NAME and logout NAME are for servers
+    that need OAuth. --verbose shows which tools are skipped, and why.
+    """
+    set_up_logs(options, os.environ)
+    config = read_config(options)
+    if action is None:
+        return run(lambda _: _show(options, config))
+    if action not in _ACTIONS:
+        raise click.UsageError(f"there is no action servers {action}{did_you_mean(action, _ACTIONS)}")
+    server = _get_server(config, action, name)
+    if action == "restart":
+        return run(lambda _: _restart(options, config, server))
+    if action == "login":
+        return run(lambda _: _log_in(options, config, server, use_browser=not no_browser))
+    return run(lambda _: _log_out(options, config, server))
+
+
+def _get_server(config: Config, action: str, name: str | None) -> McpServerSettings:
+    if name is None:
+        raise click.UsageError(f"the name is missing: toolspace servers {action} NAME")
+    if name not in config.mcp_servers:
+        names = ", ".join(config.mcp_servers)
+        hint = did_you_mean(name, config.mcp_servers)
+        hint = hint or (f"; the servers are {names}" if names else "; the configuration has none")
+        raise click.UsageError(f'there is no MCP server "{name}"{hint}')
+    server = config.mcp_servers[name]
+    if action == "restart" and not server.enabled:
+        raise click.UsageError(f"{name} is disabled: {config.source('mcpServers', name, 'enabled')}")
+    if action == "restart" and server.transport is None:
+        raise click.UsageError(f'{name} has neither "command" nor "url": {config.source("mcpServers", name)}')
+    return server
+
+
+# Status and restart
+
+
+async def _show(options: Options, config: Config) -> int:
+    groups = await _load_groups(options, config)
+    disabled = [server for server in config.mcp_servers.values() if not _can_start(server)]
+    if options.json:
+        options.output.document([*_documents(config, groups), *map(_disabled_document, disabled)])
+    elif not config.mcp_servers and not any(group.servers for group in groups):
+        options.output.note("there are no MCP servers in the configuration")
+    else:
+        _print_groups(options.output, groups, disabled, verbose=options.verbose)
+    return 1 if any(_lacks_required(config, group) for group in groups) else 0
+
+
+async def _load_groups(options: Options, config: Config) -> list[ServerGroup]:
+    """Returns the servers of every toolspace that runs; otherwise of one that is started for this."""
+    responses = await ask_processes(config.state_dir, config.path, ControlRequest("status"))
+    if responses:
+        return [ServerGroup(response.pid, response.servers, response.error) for response in responses]
+    if not any(map(_can_start, config.mcp_servers.values())):
+        return []
+    async with show_status(options.output, "starting"), inspected_toolspace(options) as ts:
+        return [ServerGroup(None, report_servers(ts), "")]
+
+
+async def _restart(options: Options, config: Config, server: McpServerSettings) -> int:
+    name = server.name
+    async with show_status(options.output, f"restarting {name}"):
+        responses = await ask_processes(config.state_dir, config.path, ControlRequest("restart", name))
+    groups = [ServerGroup(response.pid, _only(response.servers, name), response.error) for response in responses]
+    if not responses:
+        options.output.note(f"no toolspace of this configuration runs: starting {name} here, to test it")
+        async with show_status(options.output, f"starting {name}"), inspected_toolspace(options) as ts:
+            groups = [ServerGroup(None, _only(report_servers(ts), name), "")]
+    if options.json:
+        options.output.document(_documents(config, groups))
+    else:
+        _print_groups(options.output, groups, (), verbose=options.verbose)
+    is_healthy = all(
+        not group.error and group.servers and group.servers[0].state in _HEALTHY_STATES for group in groups
+    )
+    return 0 if is_healthy else 1
+
+
+def _only(servers: Sequence[ServerReport], name: str) -> tuple[ServerReport, ...]:
+    return tuple(server for server in servers if server.name == name)
+
+
+def _can_start(server: McpServerSettings) -> bool:
+    return server.enabled and server.transport is not None
+
+
+def _lacks_required(config: Config, group: ServerGroup) -> bool:
+    """Whether a required server is not ready."""
+    states = {server.name: server.state for server in group.servers}
+    required_names = [server.name for server in config.mcp_servers.values() if server.required and _can_start(server)]
+    return bool(group.error) or any(states.get(name) not in _HEALTHY_STATES for name in required_names)
+
+
+def _documents(config: Config, groups: Sequence[ServerGroup]) -> list[dict[str, Any]]:
+    documents: list[dict[str, Any]] = []
+    for group in groups:
+        for server in group.servers:
+            settings = config.mcp_servers.get(server.name)
+            document = cast("dict[str, Any]", msgspec.to_builtins(server))
+            is_required = settings is not None and settings.required
+            documents.append({**document, "required": is_required, "toolspace": group.pid})
+        if group.error:
+            documents.append({"toolspace": group.pid, "error": group.error})
+    return documents
+
+
+def _disabled_document(server: McpServerSettings) -> dict[str, Any]:
+    return {
+        "name": server.name,
+        "state": _disabled_state(server),
+        "transport": server.transport,
+        "required": server.required,
+    }
+
+
+def _disabled_state(server: McpServerSettings) -> str:
+    return "disabled" if not server.enabled else "cannot start"
+
+
+# Table
+
+
+def _print_groups(
+    output: CommandOutput, groups: Sequence[ServerGroup], disabled: Sequence[McpServerSettings], *, verbose: bool
 ) -> None:
-    shown = [group for group in groups if group.servers or group.error]
-    if not shown and off:
-        shown = [ServerGroup(None, (), "")]
-    for number, group in enumerate(shown):
+    """Prints a table for each process. The servers that are disabled stand in the last one."""
+    printed = [group for group in groups if group.servers or group.error]
+    if not printed and disabled:
+        printed = [ServerGroup(None, (), "")]
+    for number, group in enumerate(printed):
         if group.pid is not None:
             output.line(f"{'' if number == 0 else chr(10)}{output.style(f'toolspace, process {group.pid}', bold=True)}")
-        last = number == len(shown) - 1
-        _print_group(output, group, off if last else (), verbose=verbose)
+        _print_table(output, group.servers, disabled if number == len(printed) - 1 else (), verbose=verbose)
+        if group.error:
+            output.error(group.error)
 
 
-def _print_group(output: CommandOutput, group: ServerGroup, off: Sequence[McpServerSettings], *, verbose: bool) -> None:
-    rows = [_HEAD, *map(_cells, group.servers), *map(_disabled_cells, off)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    notes = [[], *(list(_notes(server, verbose=verbose)) for server in group.servers), *([] for _ in off)]
-    for index, (row, beneath) in enumerate(zip(rows, notes, strict=True)):
-        if len(rows) == 1:
-            break
-        output.line(_line(output, row, widths, head=index == 0))
-        for title, text in beneath:
-            for line in _wrapped(output, f"{title}: {text}"):
-                output.line(line)
-    if group.error:
-        output.error(group.error)
-
-
-def _line(output: CommandOutput, row: Sequence[str], widths: Sequence[int], *, head: bool) -> str:
-    cells = [
-        cell.rjust(width) if title in _RIGHT else cell.ljust(width)
-        for title, cell, width in zip(_HEAD, row, widths, strict=True)
-    ]
-    if head:
-        return output.style(_GAP.join(cells).rstrip(), dim=True)
-    cells[0] = output.style(cells[0], bold=True)
-    cells[1] = output.style(cells[1], fg=_COLOURS.get(row[1], "yellow"))
-    return _GAP.join(cells).rstrip()
+def _print_table(
+    output: CommandOutput, servers: Sequence[ServerReport], disabled: Sequence[McpServerSettings], *, verbose: bool
+) -> None:
+    states = [*(server.state for server in servers), *map(_disabled_state, disabled)]
+    if not states:
+        return
+    rows = [_HEADER, *map(_cells, servers), *map(_disabled_cells, disabled)]
+    header, *lines = align_columns(rows, right=_RIGHT_ALIGNED)
+    output.line(output.style(join_columns(header), dim=True))
+    for index, (cells, state) in enumerate(zip(lines, states, strict=True)):
+        cells[0] = output.style(cells[0], bold=True)
+        cells[1] = output.style(cells[1], fg=_COLOURS.get(state, "yellow"))
+        output.line(join_columns(cells))
+        if index < len(servers):
+            for title, text in _notes(servers[index], verbose=verbose):
+                for line in _wrap(output, f"{title}: {text}"):
+                    output.line(line)
 
 
 def _cells(server: ServerReport) -> tuple[str, ...]:
@@ -108,25 +235,24 @@ def _cells(server: ServerReport) -> tuple[str, ...]:
 
 
 def _disabled_cells(server: McpServerSettings) -> tuple[str, ...]:
-    state = "disabled" if not server.enabled else "cannot start"
-    return first_line(server.name), state, "-", server.transport or "-", "-", "-", "-", "-"
+    return first_line(server.name), _disabled_state(server), "-", server.transport or "-", "-", "-", "-", "-"
 
 
 def _notes(server: ServerReport, *, verbose: bool) -> Iterator[tuple[str, str]]:
     if server.last_error:
-        when = f", {_ago(server.last_error_at)}" if server.last_error_at is not None else ""
-        yield f"last error{when}", server.last_error
+        age = f", {_format_age(server.last_error_at)}" if server.last_error_at is not None else ""
+        yield f"last error{age}", server.last_error
     if verbose and server.server:
         yield "server", server.server
     if verbose:
-        for left in server.left_out:
-            yield "left out", left
+        for skipped in server.left_out:
+            yield "left out", skipped
     elif server.left_out:
         count = len(server.left_out)
         yield "left out", f"{count} tool{'s' if count > 1 else ''}; --verbose says why"
 
 
-def _ago(moment: float) -> str:
+def _format_age(moment: float) -> str:
     seconds = max(0, int(time.time() - moment))
     for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
         if seconds >= size:
@@ -134,187 +260,60 @@ def _ago(moment: float) -> str:
     return f"{seconds} s ago"
 
 
-def _wrapped(output: CommandOutput, text: str) -> list[str]:
-    width = max(40, output.columns or _WIDTH)
-    return textwrap.wrap(
-        escape_control_characters(" ".join(text.split())), width, initial_indent=_INDENT, subsequent_indent=_INDENT
-    )
+def _wrap(output: CommandOutput, text: str) -> list[str]:
+    width = max(40, output.columns or _DEFAULT_WIDTH)
+    text = escape_control_characters(" ".join(text.split()))
+    return textwrap.wrap(text, width, initial_indent=_INDENT, subsequent_indent=_INDENT)
 
 
-# MERGED from logins: `toolspace servers login NAME` and `logout NAME`: OAuth at a server, with a person at the bro…
+# OAuth login
 
 
-async def log_in(options: Options, config: Config, server: McpServerSettings, *, browser: bool) -> int:
-    """Logs in, and has the toolspaces that run take the new login at once."""
+async def _log_in(options: Options, config: Config, server: McpServerSettings, *, use_browser: bool) -> int:
+    """Logs in, and restarts the server in the toolspaces that run, so that they use the new login."""
+    from toolspace.composition.providers import build_server_spec, login_dir  # Here: with libraries for HTTP.
+    from toolspace.providers.mcp.oauth.authorization import login
+    from toolspace.providers.mcp.oauth.token_store import TokenStore
+
     output = options.output
 
-    async def interact(name: str, url: str) -> None:
+    async def show_page(name: str, url: str) -> None:
         output.err(f"Log in to {first_line(name)} on this page:\n  {first_line(url)}")
-        if browser and await asyncio.to_thread(_open_page, url):
-            output.note("It should be open in your browser. Waiting…")
+        if use_browser and await asyncio.to_thread(_open_browser, url):
+            output.note("The page should be open in your browser. Waiting…")
 
-    await login(server.name, build_server_spec(server), _store(config), interact)
-    await control_socket.ask_processes(
-        config.state_dir, config.path, control_socket.ControlRequest("restart", server.name)
-    )
-    _say(output, server, "loggedIn", True, f"Logged in to {server.name}.")
+    await login(server.name, build_server_spec(server), TokenStore(login_dir(config)), show_page)
+    await ask_processes(config.state_dir, config.path, ControlRequest("restart", server.name))
+    _report_login(output, server, "loggedIn", True, f"Logged in to {server.name}.")
     return 0
 
 
-async def log_out(options: Options, config: Config, server: McpServerSettings) -> int:
-    removed = await logout(server.name, build_server_spec(server), _store(config))
-    if removed:
-        await control_socket.ask_processes(
-            config.state_dir, config.path, control_socket.ControlRequest("restart", server.name)
-        )
-    said = f"Logged out of {server.name}." if removed else f"There was no login to {server.name}."
-    _say(options.output, server, "loggedOut", removed, said)
+async def _log_out(options: Options, config: Config, server: McpServerSettings) -> int:
+    from toolspace.composition.providers import build_server_spec, login_dir
+    from toolspace.providers.mcp.oauth.authorization import logout
+    from toolspace.providers.mcp.oauth.token_store import TokenStore
+
+    was_logged_in = await logout(server.name, build_server_spec(server), TokenStore(login_dir(config)))
+    if was_logged_in:
+        await ask_processes(config.state_dir, config.path, ControlRequest("restart", server.name))
+    text = f"Logged out of {server.name}." if was_logged_in else f"There was no login to {server.name}."
+    _report_login(options.output, server, "loggedOut", was_logged_in, text)
     return 0
 
 
-def _say(output: CommandOutput, server: McpServerSettings, key: str, value: bool, text: str) -> None:
+def _report_login(output: CommandOutput, server: McpServerSettings, key: str, value: bool, text: str) -> None:
     if output.json:
         output.document({"name": server.name, key: value})
     else:
         output.line(text)
 
 
-def _store(config: Config) -> TokenStore:
-    return TokenStore(login_dir(config))
-
-
-def _open_page(url: str) -> bool:
-    """Whether a browser was started. Only one with windows: one in the terminal would take it from us."""
-    windows = sys.platform in ("darwin", "win32") or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
-    if not windows and not os.environ.get("BROWSER"):
+def _open_browser(url: str) -> bool:
+    """Returns whether a browser was started. Never a text browser, which would take over the terminal."""
+    has_desktop = sys.platform in ("darwin", "win32") or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    if not has_desktop and not os.environ.get("BROWSER"):
         return False
     try:
         return webbrowser.open(url)
     except webbrowser.Error:
         return False
-
-
-_ACTIONS = ("restart", "login", "logout")
-_FINE = ("ready", "idle")
-
-
-@click.command("servers", cls=Command)
-@click.argument("action", required=False, metavar="[restart|login|logout]")
-@click.argument("name", required=False, metavar="[NAME]")
-@click.option("--no-browser", is_flag=True, help="With login: only print the address of the page to log in.")
-@click.pass_obj
-def command(options: Options, action: str | None, name: str | None, no_browser: bool) -> int:
-    """Show the MCP servers: state, protocol, transport, process, tools and what their definitions cost, restarts.
-
-    Where a toolspace of the same configuration runs (toolspace mcp), these are its servers; else they are started
-    for a look. With restart NAME a server is started anew there; login NAME and logout NAME are for servers that want
-    OAuth. --verbose shows which tools are left out, and why.
-    """
-    set_up_logs(options, os.environ)
-    config = load_config(config_path(options), environ=config_environment(options))
-    register_secrets(config.secret_values)
-    if action is None:
-        return run(lambda _: _show(options, config))
-    if action not in _ACTIONS:
-        raise click.UsageError(f"there is no servers {action}{did_you_mean(action, _ACTIONS)}")
-    server = _server(config, action, name)
-    if action == "restart":
-        return run(lambda _: _restart(options, config, server))
-    # Here: with what they need for HTTP.
-
-    if action == "login":
-        return run(lambda _: log_in(options, config, server, browser=not no_browser))
-    return run(lambda _: log_out(options, config, server))
-
-
-def _server(config: Config, action: str, name: str | None) -> McpServerSettings:
-    if name is None:
-        raise click.UsageError(f"which one? toolspace servers {action} NAME")
-    if name not in config.mcp_servers:
-        known = did_you_mean(name, config.mcp_servers) or _none(config)
-        raise click.UsageError(f'there is no MCP server "{name}"{known}')
-    server = config.mcp_servers[name]
-    if action == "restart" and not server.enabled:
-        raise click.UsageError(f"{name} is disabled: {config.source('mcpServers', name, 'enabled')}")
-    if action == "restart" and server.transport is None:
-        raise click.UsageError(f'{name} has neither "command" nor "url": {config.source("mcpServers", name)}')
-    return server
-
-
-def _none(config: Config) -> str:
-    names = ", ".join(config.mcp_servers)
-    return f"; they are {names}" if names else "; the configuration names none"
-
-
-async def _show(options: Options, config: Config) -> int:
-    groups = await _groups(options, config)
-    off = [server for server in config.mcp_servers.values() if not _can_start(server)]
-    if options.json:
-        options.output.document([*_facts(config, groups), *map(_off, off)])
-    elif not config.mcp_servers and not any(group.servers for group in groups):
-        options.output.note("there are no MCP servers in the configuration")
-    else:
-        print_servers(options.output, groups, off, verbose=options.verbose)
-    return 1 if any(_missing(config, group) for group in groups) else 0
-
-
-async def _groups(options: Options, config: Config) -> list[ServerGroup]:
-    """The servers of every toolspace that runs; else of one that is started for this."""
-    answers = await control_socket.ask_processes(config.state_dir, config.path, control_socket.ControlRequest("status"))
-    if answers:
-        return [ServerGroup(answer.pid, answer.servers, answer.error) for answer in answers]
-    if not any(map(_can_start, config.mcp_servers.values())):
-        return []
-    async with show_status(options.output, "starting"), inspected_toolspace(options) as ts:
-        return [ServerGroup(None, control_socket.report_servers(ts), "")]
-
-
-async def _restart(options: Options, config: Config, server: McpServerSettings) -> int:
-    name = server.name
-    async with show_status(options.output, f"restarting {name}"):
-        answers = await control_socket.ask_processes(
-            config.state_dir, config.path, control_socket.ControlRequest("restart", name)
-        )
-    groups = [ServerGroup(answer.pid, _only(answer.servers, name), answer.error) for answer in answers]
-    if not answers:
-        options.output.note(f"no toolspace of this configuration runs: {name} is started here, to try it")
-        async with show_status(options.output, f"starting {name}"), inspected_toolspace(options) as ts:
-            groups = [ServerGroup(None, _only(control_socket.report_servers(ts), name), "")]
-    if options.json:
-        options.output.document(_facts(config, groups))
-    else:
-        print_servers(options.output, groups, (), verbose=options.verbose)
-    fine = all(not group.error and group.servers and group.servers[0].state in _FINE for group in groups)
-    return 0 if fine else 1
-
-
-def _only(servers: Sequence[control_socket.ServerReport], name: str) -> tuple[control_socket.ServerReport, ...]:
-    return tuple(server for server in servers if server.name == name)
-
-
-def _can_start(server: McpServerSettings) -> bool:
-    return server.enabled and server.transport is not None
-
-
-def _missing(config: Config, group: ServerGroup) -> bool:
-    """Whether one that is required is not there."""
-    states = {server.name: server.state for server in group.servers}
-    needed = [server.name for server in config.mcp_servers.values() if server.required and _can_start(server)]
-    return bool(group.error) or any(states.get(name) not in _FINE for name in needed)
-
-
-def _facts(config: Config, groups: Sequence[ServerGroup]) -> list[dict[str, Any]]:
-    facts: list[dict[str, Any]] = []
-    for group in groups:
-        for server in group.servers:
-            known = config.mcp_servers.get(server.name)
-            said = cast("dict[str, Any]", msgspec.to_builtins(server))
-            facts.append({**said, "required": known is not None and known.required, "toolspace": group.pid})
-        if group.error:
-            facts.append({"toolspace": group.pid, "error": group.error})
-    return facts
-
-
-def _off(server: McpServerSettings) -> dict[str, Any]:
-    state = "disabled" if not server.enabled else "cannot start"
-    return {"name": server.name, "state": state, "transport": server.transport, "required": server.required}

@@ -1,4 +1,4 @@
-"""`toolspace tail`: what happens in a running gateway, a line for each event."""
+"""`toolspace tail`: prints the events of a running gateway, one per line."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from toolspace.core import json_text
 from toolspace.core.ids import now_ms
 from toolspace.errors import ProviderError
 
-Find = Callable[[], Awaitable[GatewayAddress]]
+FindGateway = Callable[[], Awaitable[GatewayAddress]]
 
-_AGAIN_SECONDS: Final = 0.5
-_TEXT: Final = 120
-"""How much of a text that someone said or a tool gave is shown."""
-_SHOWN: Final[Mapping[str, tuple[str, ...]]] = {
+_RECONNECT_SECONDS: Final = 0.5
+_MAX_TEXT: Final = 120
+"""Characters of a value that are printed."""
+_PRINTED_FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     "tool.started": ("toolName", "status", "input", "toolCallId"),
     "tool.streaming": ("toolName", "inputDelta", "output", "toolCallId"),
     "tool.progress": ("toolName", "progress", "total", "message", "toolCallId"),
@@ -39,20 +39,20 @@ _SHOWN: Final[Mapping[str, tuple[str, ...]]] = {
     "run.started": ("agentEntityId", "runId"),
     "run.done": ("agentEntityId", "status", "error", "runId"),
 }
-"""What of each event is for people."""
+"""Event type → the fields of its data that are printed."""
 _COLOURS: Final = {"tool.error": "red", "tool.done": "green", "tool.started": "cyan", "message.done": "blue"}
 
 
 @click.command("tail", cls=Command)
 @gateway_options
-@click.option("--space", metavar="ID", help="Only what happens in one space.")
-@click.option("--run", "run_id", metavar="ID", help="Only what happens in one run.")
+@click.option("--space", metavar="ID", help="Print the events of one space only.")
+@click.option("--run", "run_id", metavar="ID", help="Print the events of one run only.")
 @click.pass_obj
 def command(options: Options, url: str | None, key: str | None, space: str | None, run_id: str | None) -> int:
-    """Show what happens in a running gateway, as it happens: a line for each event. Ctrl-C ends it.
+    """Print the events of a running gateway as they happen, one per line. Ctrl-C ends it.
 
-    Without --url and --key it is the gateway of this configuration that runs on this machine. Where that is started
-    anew, it goes on. With --json each line is an object.
+    Without --url and --key: the gateway of this configuration on this machine. When that gateway is restarted, tail
+    reconnects. With --json each line is an object.
     """
     if space is not None and run_id is not None:
         raise click.UsageError("--space and --run contradict each other; give one of them")
@@ -63,11 +63,11 @@ def command(options: Options, url: str | None, key: str | None, space: str | Non
 async def _tail(
     options: Options, interrupts: Interrupts, url: str | None, key: str | None, *, space: str | None, run_id: str | None
 ) -> int:
-    door = await find_gateway(options, url, key)
+    address = await find_gateway(options, url, key)
     stopping = asyncio.ensure_future(wait_for_signal(interrupts))
-    interrupts.ends_well = True  # It has no other end.
-    tail = _Tail(options, space=space, run_id=run_id)
-    following = asyncio.ensure_future(tail.follow(door, lambda: find_gateway(options, url, key)))
+    interrupts.is_normal_end = True
+    printer = _EventPrinter(options, space=space, run_id=run_id)
+    following = asyncio.ensure_future(printer.follow(address, lambda: find_gateway(options, url, key)))
     try:
         await asyncio.wait((following, stopping), return_when=asyncio.FIRST_COMPLETED)
         if following.done():
@@ -79,100 +79,97 @@ async def _tail(
     return 0
 
 
-class _Tail:
-    """Follows events, over one gateway after another where it is started anew."""
+class _EventPrinter:
+    """Prints the events of a gateway. Reconnects when a local gateway is restarted."""
 
     def __init__(self, options: Options, *, space: str | None, run_id: str | None) -> None:
         self._output = options.output
         self._json = options.json
-        self._stream = f"space:{space}" if space is not None else f"run:{run_id}" if run_id is not None else None
+        self._stream: str | None = None
         self._path = "/api/events"
         if space is not None:
-            self._path = f"/api/spaces/{quote_segment(space)}/stream"
-        if run_id is not None:
-            self._path = f"/api/runs/{quote_segment(run_id)}/events"
+            self._stream, self._path = f"space:{space}", f"/api/spaces/{quote_segment(space)}/stream"
+        elif run_id is not None:
+            self._stream, self._path = f"run:{run_id}", f"/api/runs/{quote_segment(run_id)}/events"
         self._last_event_id: str | None = None
 
-    async def follow(self, door: GatewayAddress, find: Find) -> None:
+    async def follow(self, address: GatewayAddress, find: FindGateway) -> None:
         while True:
             try:
-                async with create_client(door) as client:
-                    await self._follow(client, patient=not door.is_local)
+                async with create_client(address) as client:
+                    await self._print_events(client, retry_unreachable=not address.is_local)
                 return
             except (Unauthorized, GatewayUnreachable):
-                if not door.is_local:
+                if not address.is_local:
                     raise
-            # The process whose key this was has ended: there may be another one soon.
-            self._output.note("the gateway is gone; waiting for it to come back")
-            door = await _found_again(find)
-            self._output.note(f"it is back: {door.url}")
+            # The process that issued the local key has ended; another one may start soon.
+            self._output.note("the gateway has ended; waiting for it to restart")
+            address = await _wait_for_gateway(find)
+            self._output.note(f"the gateway is back: {address.url}")
 
-    async def _follow(self, client: ToolspaceClient, *, patient: bool) -> None:
-        events = client.stream(self._path, last_event_id=self._last_event_id, retry_unreachable=patient)
-        note = asyncio.ensure_future(self._say_when_connected(events, client.url))
+    async def _print_events(self, client: ToolspaceClient, *, retry_unreachable: bool) -> None:
+        events = client.stream(self._path, last_event_id=self._last_event_id, retry_unreachable=retry_unreachable)
+        note = asyncio.ensure_future(self._note_connection(events, client.url))
         try:
             async for event in events:
                 self._last_event_id = events.last_event_id
-                self._show(event)
+                self._print(event)
         finally:
             note.cancel()
             events.close()
 
-    async def _say_when_connected(self, events: EventSubscription, url: str) -> None:
+    async def _note_connection(self, events: EventSubscription, url: str) -> None:
         await events.connected.wait()
-        self._output.note(f"following {self._stream or 'everything'} at {url}; Ctrl-C ends it")
+        self._output.note(f"following {self._stream or 'all events'} at {url}; Ctrl-C ends it")
 
-    def _show(self, event: StreamEvent) -> None:
-        fact = _fact(event, self._stream)
+    def _print(self, event: StreamEvent) -> None:
+        # The stream of all events has complete records; other streams have the data only.
+        record: dict[str, Any] = event.data
+        if self._stream is not None:
+            record = {"stream": self._stream, "id": event.id, "type": event.type, "at": now_ms(), "data": event.data}
         if self._json:
-            self._output.text(json_text.encode(fact))
-        elif self._stream is not None or not _is_told_twice(fact):
-            self._output.line(_line(self._output, fact))
+            self._output.text(json_text.encode(record))
+        elif self._stream is not None or not _is_repeated(record):
+            self._output.line(_format_line(self._output, record))
 
 
-async def _found_again(find: Find) -> GatewayAddress:
+async def _wait_for_gateway(find: FindGateway) -> GatewayAddress:
     while True:
-        await asyncio.sleep(_AGAIN_SECONDS)
+        await asyncio.sleep(_RECONNECT_SECONDS)
         try:
-            door = await find()
+            address = await find()
         except ProviderError:
             continue
-        if door.is_local:
-            return door
+        if address.is_local:
+            return address
 
 
-def _fact(event: StreamEvent, stream: str | None) -> dict[str, Any]:
-    if stream is not None:
-        return {"stream": stream, "id": event.id, "type": event.type, "at": now_ms(), "data": event.data}
-    return event.data
+def _is_repeated(record: Mapping[str, Any]) -> bool:
+    """Whether a space shows an event of a run, which the stream of the run has too."""
+    return record["stream"].startswith("space:") and record["type"].startswith(("tool.", "run."))
 
 
-def _is_told_twice(fact: Mapping[str, Any]) -> bool:
-    """Whether this is what a space shows of a run, whose own stream has it too."""
-    return fact["stream"].startswith("space:") and fact["type"].startswith(("tool.", "run."))
-
-
-def _line(output: CommandOutput, fact: Mapping[str, Any]) -> str:
-    at: int = fact["at"]
+def _format_line(output: CommandOutput, record: Mapping[str, Any]) -> str:
+    at: int = record["at"]
     clock = time.strftime("%H:%M:%S", time.localtime(at / 1000)) + f".{at % 1000:03}"
-    kind: str = fact["type"]
-    name = output.style(f"{first_line(kind):<16}", fg=_COLOURS.get(kind, "yellow"))
-    stream = output.style(first_line(fact["stream"]), dim=True)
-    return f"{output.style(clock, dim=True)}  {name}  {describe(kind, fact['data'])}  {stream}"
+    event_type: str = record["type"]
+    name = output.style(f"{first_line(event_type):<16}", fg=_COLOURS.get(event_type, "yellow"))
+    stream = output.style(first_line(record["stream"]), dim=True)
+    return f"{output.style(clock, dim=True)}  {name}  {describe(event_type, record['data'])}  {stream}"
 
 
-def describe(type: str, data: Mapping[str, Any]) -> str:
-    """What an event says, in some words."""
-    if type == "message.done":
+def describe(event_type: str, data: Mapping[str, Any]) -> str:
+    """Returns the most important data of an event on one line."""
+    if event_type == "message.done":
         message: dict[str, Any] = data.get("message", {})
-        return "  ".join(map(_short, (message.get("senderId"), message.get("content"))))
-    members = _SHOWN.get(type)
-    if members is None:
-        return _short(data)
-    told = [(member, data[member]) for member in members if data.get(member) not in (None, "")]
-    return "  ".join(f"{value} ms" if member == "durationMs" else _short(value) for member, value in told)
+        return "  ".join(map(_format_value, (message.get("senderId"), message.get("content"))))
+    fields = _PRINTED_FIELDS.get(event_type)
+    if fields is None:
+        return _format_value(data)
+    values = [(field, data[field]) for field in fields if data.get(field) not in (None, "")]
+    return "  ".join(f"{value} ms" if field == "durationMs" else _format_value(value) for field, value in values)
 
 
-def _short(value: Any) -> str:
+def _format_value(value: Any) -> str:
     text = first_line(value if isinstance(value, str) else json_text.encode(value))
-    return text if len(text) <= _TEXT else f"{text[:_TEXT]}…"
+    return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}…"

@@ -1,4 +1,7 @@
-"""Arguments as people type them: `key=value` typed by the tool's schema, `key:=json`, and `--args`. Calls nothing."""
+"""Parses the arguments of `toolspace call`: `key=value` by the schema of the tool, `key:=json`, and `--args`.
+
+Calls no tool. Values that do not fit the schema stay as they are: the validation of the call reports them.
+"""
 
 from __future__ import annotations
 
@@ -13,38 +16,36 @@ from toolspace.core import json_text
 from toolspace.core.validation import coerce
 
 Schema = Mapping[str, Any]
-_DEPTH = 16
-_ANYTHING: frozenset[str] = frozenset()
-
-
-_MOST = 64 * 1024 * 1024
+_MAX_DEPTH = 16
+_ANY_TYPE: frozenset[str] = frozenset()
+_MAX_BYTES = 64 * 1024 * 1024
 
 
 class TypedArgument(NamedTuple):
-    """One argument as it was typed."""
+    """One argument of the command line."""
 
     key: str
     text: str
     raw: bool
-    """Written `key:=json`."""
+    """Whether it is written `key:=json`."""
 
 
 def read_args(text: str | None) -> dict[str, Any]:
-    """The value of `--args`: a JSON object, `@file` with one, or `-` for standard input."""
+    """Returns the arguments of `--args`: a JSON object, `@file`, or `-` for standard input."""
     if text is None:
         return {}
     content: str | bytes = text
     if text == "-":
-        content = sys.stdin.buffer.read(_MOST + 1)
+        content = sys.stdin.buffer.read(_MAX_BYTES + 1)
     elif text.startswith("@"):
         try:
             with Path(text[1:]).open("rb") as file:
-                content = file.read(_MOST + 1)
+                content = file.read(_MAX_BYTES + 1)
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
             raise click.UsageError(f"--args: {text[1:]} cannot be read: {reason}") from None
-    if len(content) > _MOST:
-        raise click.UsageError(f"--args: more than {_MOST:,} bytes")
+    if len(content) > _MAX_BYTES:
+        raise click.UsageError(f"--args: more than {_MAX_BYTES:,} bytes")
     try:
         return json_text.parse_arguments(
             content.removeprefix(b"\xef\xbb\xbf") if isinstance(content, bytes) else content
@@ -54,30 +55,30 @@ def read_args(text: str | None) -> dict[str, Any]:
 
 
 def combine(args: Mapping[str, Any], words: Sequence[str], schema: Schema) -> dict[str, Any]:
-    """All arguments of a call: those of `--args`, and over them those typed one by one."""
+    """Returns all arguments of a call. A `key=value` replaces the same key of `--args`."""
     grouped: dict[str, list[TypedArgument]] = {}
     for word in words:
-        pair = _pair(word, schema, {*args, *grouped})
+        pair = _parse_word(word, schema, {*args, *grouped})
         grouped.setdefault(pair.key, []).append(pair)
-    return {**args, **{key: _typed(pairs, schema) for key, pairs in grouped.items()}}
+    return {**args, **{key: _convert(pairs, schema) for key, pairs in grouped.items()}}
 
 
-def _pair(word: str, schema: Schema, given: set[str]) -> TypedArgument:
+def _parse_word(word: str, schema: Schema, present_keys: set[str]) -> TypedArgument:
     key, equals, text = word.partition("=")
     raw = key.endswith(":")
     key = key.removesuffix(":")
     if equals and key:
         return TypedArgument(key, text, raw)
-    known = list(_properties(schema))
-    missing = [name for name in schema.get("required") or () if name not in given]
-    hint = f"; it takes {', '.join(known)}" if known else ""
-    if missing and not equals:
-        hint = f"; did you mean {missing[0]}={word}?"
+    names = list(_properties(schema))
+    missing_names = [name for name in schema.get("required") or () if name not in present_keys]
+    hint = f"; the parameters are {', '.join(names)}" if names else ""
+    if missing_names and not equals:
+        hint = f"; did you mean {missing_names[0]}={word}?"
     raise click.UsageError(f"{word!r} is not key=value{hint}")
 
 
-def _typed(pairs: Sequence[TypedArgument], schema: Schema) -> object:
-    """The value of one key, which may have been given several times."""
+def _convert(pairs: Sequence[TypedArgument], schema: Schema) -> object:
+    """Returns the value of one key, which may occur several times for a list."""
     key = pairs[0].key
     node = _properties(schema).get(key, schema.get("additionalProperties"))
     types = _types(node, schema)
@@ -117,7 +118,7 @@ def _json(word: str, text: str) -> object:
 
 
 def _number(text: str) -> object:
-    """A number that is too large for the usual conversion; other text is left for the check to name."""
+    """Returns a number that is too large for `coerce`; other text stays as it is."""
     try:
         value = json_text.decode(text)
     except ValueError:
@@ -125,7 +126,7 @@ def _number(text: str) -> object:
     return value if isinstance(value, int | float) and not isinstance(value, bool) else text
 
 
-# What a schema accepts
+# Schemas
 
 
 def _properties(schema: Schema) -> Schema:
@@ -134,22 +135,22 @@ def _properties(schema: Schema) -> Schema:
 
 
 def _types(node: object, root: Schema, depth: int = 0) -> frozenset[str]:
-    """The JSON types that a part of a schema accepts; none where it accepts anything."""
-    if not isinstance(node, Mapping) or depth > _DEPTH:
-        return _ANYTHING
-    here = _follow(cast("Schema", node), root)
-    if isinstance(kind := here.get("type"), str):
+    """Returns the JSON types that a part of a schema accepts; empty if it accepts any type."""
+    if not isinstance(node, Mapping) or depth > _MAX_DEPTH:
+        return _ANY_TYPE
+    schema = _resolve_reference(cast("Schema", node), root)
+    if isinstance(kind := schema.get("type"), str):
         return frozenset((kind,))
     if isinstance(kind, list):
         return frozenset(map(str, cast("list[object]", kind)))
     for keyword in ("anyOf", "oneOf"):
-        if options := _list(here, keyword):
-            found = [_types(option, root, depth + 1) for option in options]
-            return _ANYTHING.union(*found) if all(found) else _ANYTHING
-    values = [here["const"]] if "const" in here else _list(here, "enum")
+        if options := _list(schema, keyword):
+            option_types = [_types(option, root, depth + 1) for option in options]
+            return _ANY_TYPE.union(*option_types) if all(option_types) else _ANY_TYPE
+    values = [schema["const"]] if "const" in schema else _list(schema, "enum")
     if values:
         return frozenset(map(_type_of, values))
-    return next((types for part in _list(here, "allOf") if (types := _types(part, root, depth + 1))), _ANYTHING)
+    return next((types for part in _list(schema, "allOf") if (types := _types(part, root, depth + 1))), _ANY_TYPE)
 
 
 def _type_of(value: object) -> str:
@@ -171,16 +172,16 @@ def _type_of(value: object) -> str:
 
 
 def _items(node: object, root: Schema) -> object:
-    """What the elements of an array must be."""
-    return next((here["items"] for here in _parts(node, root, 0) if "items" in here), None)
+    """Returns the schema of the items of an array."""
+    return next((schema["items"] for schema in _parts(node, root, 0) if "items" in schema), None)
 
 
 def _parts(node: object, root: Schema, depth: int) -> Iterator[Schema]:
-    if isinstance(node, Mapping) and depth <= _DEPTH:
-        here = _follow(cast("Schema", node), root)
-        yield here
+    if isinstance(node, Mapping) and depth <= _MAX_DEPTH:
+        schema = _resolve_reference(cast("Schema", node), root)
+        yield schema
         for keyword in ("anyOf", "oneOf", "allOf"):
-            for option in _list(here, keyword):
+            for option in _list(schema, keyword):
                 yield from _parts(option, root, depth + 1)
 
 
@@ -189,8 +190,8 @@ def _list(node: Schema, keyword: str) -> list[object]:
     return cast("list[object]", value) if isinstance(value, list) else []
 
 
-def _follow(node: Schema, root: Schema) -> Schema:
-    for _ in range(_DEPTH):
+def _resolve_reference(node: Schema, root: Schema) -> Schema:
+    for _ in range(_MAX_DEPTH):
         reference = node.get("$ref")
         if not isinstance(reference, str) or not reference.startswith("#/"):
             break

@@ -1,4 +1,8 @@
-"""OpenTelemetry spans: of every call while it runs, and of a finished run from its trace. Sends nothing by itself."""
+"""OpenTelemetry spans of runs, turns and calls.
+
+`instrument` creates them while the calls run; `export_run` creates them from the trace of a finished run. Only uses the
+OpenTelemetry API: the SDK and the exporter belong to the user's program. A failure of telemetry never fails a call.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +23,14 @@ from toolspace.integrations.protocols import (
     Instrumentable,
     InstrumentableToolspace,
     NextStage,
-    OperationNode,
     TracedCall,
-    TracedPipeline,
     TracedRun,
+    TracedStageContext,
+    TraceNode,
 )
 
 _log = logging.getLogger("toolspace.telemetry")
-_NAMES = {
+_ATTRIBUTES = {
     "requested": "toolspace.requested",
     "namespace": "toolspace.namespace",
     "errorKind": "toolspace.error_kind",
@@ -41,9 +45,9 @@ _NAMES = {
     "agentId": "gen_ai.agent.id",
     "userId": "user.id",
 }
-"""The facts of a call, as the books and the trace name them, and the attributes that carry them."""
-_LONGEST_NAME = 200
-"""Of a name that a model made up, as an attribute."""
+"""The values of a call, by their name in the trace → the span attributes."""
+_MAX_NAME = 200
+"""Characters of a tool name that a model invented, as an attribute."""
 
 
 def instrument(
@@ -52,51 +56,51 @@ def instrument(
     *,
     capture_content: bool = False,
 ) -> Callable[[], None]:
-    """Makes a span of every call, turn and run from now on. The answer ends that.
+    """Creates spans for every run, turn and call from now on. Returns the function that ends this.
 
-    Without a provider it is the global one. `capture_content` adds arguments and results, with secrets hidden.
+    The default provider is the global one. `capture_content` adds arguments and results, with secrets masked.
     """
     owner = cast("Any", toolspace)
     orchestrator: Instrumentable = getattr(owner, "orchestrator", owner)
-    runs = _Runs(_tracer(tracer_provider))
-    remove = orchestrator.use(_CallSpans(runs, capture_content=capture_content))
-    forget = orchestrator.on_run(runs.began)
+    runs = _RunRegistry(_get_tracer(tracer_provider))
+    remove_stage = orchestrator.add_stage(_CallSpans(runs, capture_content=capture_content))
+    remove_listener = orchestrator.on_run(runs.add)
 
     def uninstrument() -> None:
-        remove()
-        forget()
+        remove_stage()
+        remove_listener()
 
     return uninstrument
 
 
-def export_run(operation: OperationNode | Mapping[str, Any], tracer: Tracer | None = None) -> None:
-    """Makes spans of a run's trace, or of the JSON that it was exported as, with the times of then."""
-    node = operation if isinstance(operation, Mapping) else operation.to_dict()
-    _export(node, tracer or _tracer(None), None)
+def export_run(run_trace: TraceNode | Mapping[str, Any], tracer: Tracer | None = None) -> None:
+    """Creates the spans of a finished run from its trace, or from the JSON of the trace, with their original times."""
+    node = run_trace if isinstance(run_trace, Mapping) else run_trace.to_dict()
+    _export(node, tracer or _get_tracer(None), None)
 
 
-def _tracer(provider: TracerProvider | None) -> Tracer:
+def _get_tracer(provider: TracerProvider | None) -> Tracer:
     return trace.get_tracer("toolspace", version("toolspace"), provider)
 
 
-# Live spans
+# Spans of running calls
 
 
 class _CallSpans:
-    """The stage that keeps a span around every call: current while the tool runs, so that what it does nests."""
+    """The stage that wraps every call in a span. The span is current while the tool runs."""
 
-    def __init__(self, runs: _Runs, *, capture_content: bool) -> None:
+    def __init__(self, runs: _RunRegistry, *, capture_content: bool) -> None:
         self._runs = runs
         self._capture_content = capture_content
         self._running: dict[TracedCall, Span] = {}
 
-    def __call__(self, plan: TracedPipeline, next: NextStage, /) -> NextStage:
-        entry = plan.entry
-        name = _span_name(entry.tool.name, known=entry.known)
-        fixed = _tool_attributes(entry.tool.name, entry.tool.description)
+    def __call__(self, context: TracedStageContext, next: NextStage, /) -> NextStage:
+        entry = context.entry
+        name = _span_name(entry.tool.name, is_registered=entry.is_registered)
+        tool_attributes = _tool_attributes(entry.tool.name, entry.tool.description)
 
         async def run(call: TracedCall) -> ToolResult:
-            span = self._begin(call, name, fixed)
+            span = self._start_span(call, name, tool_attributes)
             self._running[call] = span
             result = None
             try:
@@ -105,24 +109,24 @@ class _CallSpans:
                     return result
             finally:
                 del self._running[call]
-                self._end(span, call, result or call.outcome)
+                self._end_span(span, call, result or call.outcome)
 
         return run
 
     def _parent(self, call: TracedCall) -> tuple[Context | None, list[Link]]:
-        """Where the span goes: below the call that made this one, else below its run's turn."""
-        above = call.parent
-        if call.run is not None and (above is None or above.run is not call.run):
-            return self._runs.of(call.run).turn()
-        span = self._running.get(above) if above is not None else None
+        """Returns the parent context and the links: the call that made this one, else the turn of its run."""
+        parent = call.parent
+        if call.run is not None and (parent is None or parent.run is not call.run):
+            return self._runs.get(call.run).turn_context()
+        span = self._running.get(parent) if parent is not None else None
         current = trace.get_current_span().get_span_context()
         if span is None or current.trace_id == span.get_span_context().trace_id:
-            return None, []  # The current span is the call above, or one that its tool opened.
-        return trace.set_span_in_context(span), []  # The tool called from a thread that knows nothing of it.
+            return None, []  # The current span is the parent call, or a span that its tool opened.
+        return trace.set_span_in_context(span), []  # The tool called from a thread without the context.
 
-    def _begin(self, call: TracedCall, name: str, fixed: Mapping[str, Any]) -> Span:
+    def _start_span(self, call: TracedCall, name: str, attributes: Mapping[str, Any]) -> Span:
         parent, links = self._parent(call)
-        span = _start(self._runs.tracer, name, parent, fixed, call.started_at, links)
+        span = _start(self._runs.tracer, name, parent, attributes, call.started_at, links)
         if span.is_recording():
             span.set_attribute("gen_ai.tool.call.id", call.id)
             if call.run is not None:
@@ -132,9 +136,9 @@ class _CallSpans:
             span.add_event("tool_started", timestamp=_nanoseconds(call.started_at))
         return span
 
-    def _end(self, span: Span, call: TracedCall, result: ToolResult | None) -> None:
+    def _end_span(self, span: Span, call: TracedCall, result: ToolResult | None) -> None:
         if span.is_recording() and result is not None:
-            span.set_attributes(_call_attributes(_facts(call, result)))
+            span.set_attributes(_call_attributes(_call_values(call, result)))
             if self._capture_content and result.ok:
                 span.set_attribute("gen_ai.tool.call.result", mask_secrets(result.text))
             _set_status(span, result.ok, mask_secrets(result.error or ""))
@@ -142,73 +146,73 @@ class _CallSpans:
         _finish(span)
 
 
-class _Runs:
-    """The spans of the runs that are going on."""
+class _RunRegistry:
+    """The spans of the runs that are not garbage collected yet."""
 
     def __init__(self, tracer: Tracer) -> None:
         self.tracer = tracer
         self._spans: weakref.WeakKeyDictionary[TracedRun, _RunSpans] = weakref.WeakKeyDictionary()
 
-    def began(self, run: TracedRun) -> None:
+    def add(self, run: TracedRun) -> None:
         spans = self._spans[run] = _RunSpans(self.tracer, run.trace, run.id)
-        # A run that nobody closes still shows, from when nobody holds it any more.
+        # The span of a run that is never closed ends when the run is garbage collected.
         weakref.finalize(run, spans.end).atexit = False
 
-    def of(self, run: TracedRun) -> _RunSpans:
+    def get(self, run: TracedRun) -> _RunSpans:
         if run not in self._spans:
-            self.began(run)  # It is older than the instrumentation.
+            self.add(run)  # It was created before the instrumentation.
         return self._spans[run]
 
 
 class _RunSpans:
-    """The span of one run, and of the turn that it is in."""
+    """The span of one run and of its current turn."""
 
-    def __init__(self, tracer: Tracer, operation: OperationNode, run_id: str) -> None:
+    def __init__(self, tracer: Tracer, run_node: TraceNode, run_id: str) -> None:
         self._tracer = tracer
-        self._operation = operation
-        self._made_in: SpanContext = trace.get_current_span().get_span_context()
+        self._run_node = run_node
+        self._outer_span: SpanContext = trace.get_current_span().get_span_context()
         attributes = {"toolspace.run.id": run_id}
-        self._span = _start(tracer, "toolspace.run", None, attributes, operation.started_at)
-        _when_ended(operation, self._span)
-        self._turn: tuple[OperationNode, Span] | None = None
+        self._span = _start(tracer, "toolspace.run", None, attributes, run_node.started_at)
+        _end_with(run_node, self._span)
+        self._turn: tuple[TraceNode, Span] | None = None
 
-    def turn(self) -> tuple[Context, list[Link]]:
-        """The context of the open turn; and a link to the span that is current, where the run does not know it."""
+    def turn_context(self) -> tuple[Context, list[Link]]:
+        """Returns the context of the current turn, and a link to the current span if the run was not created in it."""
         current = trace.get_current_span().get_span_context()
-        known = not current.is_valid or current.span_id == self._made_in.span_id
-        return trace.set_span_in_context(self._open_turn()), [] if known else [Link(current)]
+        is_outer_span = not current.is_valid or current.span_id == self._outer_span.span_id
+        return trace.set_span_in_context(self._turn_span()), [] if is_outer_span else [Link(current)]
 
     def end(self) -> None:
         if self._turn is not None:
             _finish(self._turn[1])
         _finish(self._span)
 
-    def _open_turn(self) -> Span:
-        operation = self._operation.last("turn")
-        if operation is None:
+    def _turn_span(self) -> Span:
+        node = self._run_node.last_child("turn")
+        if node is None:
             return self._span
-        if self._turn is None or self._turn[0] is not operation:
-            above = trace.set_span_in_context(self._span)
-            attributes = {"toolspace.turn": int(operation.name)}
-            span = _start(self._tracer, "toolspace.turn", above, attributes, operation.started_at)
-            _when_ended(operation, span)
-            self._turn = (operation, span)
+        if self._turn is None or self._turn[0] is not node:
+            parent = trace.set_span_in_context(self._span)
+            attributes = {"toolspace.turn": int(node.name)}
+            span = _start(self._tracer, "toolspace.turn", parent, attributes, node.started_at)
+            _end_with(node, span)
+            self._turn = (node, span)
         return self._turn[1]
 
 
-def _when_ended(operation: OperationNode, span: Span) -> None:
-    """Ends the span with the operation."""
-    before = operation.on_end
+def _end_with(node: TraceNode, span: Span) -> None:
+    """Ends the span when the node of the trace ends."""
+    previous_listener = node.on_end
 
-    def end(ended: OperationNode) -> None:
-        if before is not None:
-            before(ended)
-        _set_status(span, ended.status == "ok", ended.status)
-        _finish(span, ended.ended_at)
+    def end(ended_node: TraceNode) -> None:
+        if previous_listener is not None:
+            previous_listener(ended_node)
+        _set_status(span, ended_node.status == "ok", ended_node.status)
+        _finish(span, ended_node.ended_at)
 
-    operation.on_end = end
-    if operation.ended_at is not None:
-        end(operation)
+    node.on_end = end
+    if node.ended_at is not None:
+        end(node)
 
 
 def _start(
@@ -219,20 +223,20 @@ def _start(
     at: float,
     links: list[Link] | None = None,
 ) -> Span:
-    """A span, or one that records nothing: exporters are other people's code, and must not fail a call."""
+    """Starts a span. Returns one that records nothing if the SDK fails, because telemetry must not fail a call."""
     try:
         return tracer.start_span(name, parent, attributes=attributes, links=links, start_time=_nanoseconds(at))
     except Exception:
-        _log.exception("the span %s could not be started", name)
+        _log.exception("span %s cannot be started", name)
         return trace.INVALID_SPAN
 
 
 def _finish(span: Span, at: float | None = None) -> None:
     try:
-        if span.is_recording():  # A run's span may end in more than one way, but only once.
+        if span.is_recording():  # The span of a run may be ended twice: by its trace and by the garbage collector.
             span.end(None if at is None else _nanoseconds(at))
     except Exception:
-        _log.exception("a span could not be ended")
+        _log.exception("a span cannot be ended")
 
 
 # Finished runs
@@ -241,7 +245,7 @@ def _finish(span: Span, at: float | None = None) -> None:
 def _export(node: Mapping[str, Any], tracer: Tracer, parent: Context | None) -> None:
     kind, status = node["kind"], node["status"]
     if kind == "call":
-        name = _span_name(node["name"], known=node.get("errorKind") != "unknown_tool")
+        name = _span_name(node["name"], is_registered=node.get("errorKind") != "unknown_tool")
         attributes = _tool_attributes(node["name"]) | _call_attributes(node)
         attributes["gen_ai.tool.call.id"] = node["id"]
     else:
@@ -249,24 +253,24 @@ def _export(node: Mapping[str, Any], tracer: Tracer, parent: Context | None) -> 
         attributes = {"toolspace.run.id": node["id"]} if kind == "run" else {"toolspace.turn": int(node["name"])}
     span = _start(tracer, name, parent, attributes, node["startedAt"])
     _set_status(span, status in ("ok", "running"), node.get("errorKind") or status)
-    below = trace.set_span_in_context(span)
+    context = trace.set_span_in_context(span)
     for child in node["children"]:
-        _export(child, tracer, below)
+        _export(child, tracer, context)
     _finish(span, node["endedAt"])
 
 
 # Attributes
 
 
-def _span_name(tool: str, *, known: bool) -> str:
-    # A name that no tool has stays out: span names are what backends group by, and a model may send anything.
-    return f"execute_tool {tool}" if known else "execute_tool"
+def _span_name(tool: str, *, is_registered: bool) -> str:
+    # Without the name of an unknown tool: backends group by span names, and a model may send any name.
+    return f"execute_tool {tool}" if is_registered else "execute_tool"
 
 
 def _tool_attributes(name: str, description: str = "") -> dict[str, Any]:
     attributes = {
         "gen_ai.operation.name": "execute_tool",
-        "gen_ai.tool.name": name[:_LONGEST_NAME],
+        "gen_ai.tool.name": name[:_MAX_NAME],
         "gen_ai.tool.type": "function",
     }
     if description:
@@ -274,17 +278,17 @@ def _tool_attributes(name: str, description: str = "") -> dict[str, Any]:
     return attributes
 
 
-def _call_attributes(facts: Mapping[str, Any]) -> dict[str, Any]:
-    attributes = {name: facts[fact] for fact, name in _NAMES.items() if facts.get(fact) not in (None, "")}
-    if error := facts.get("errorKind"):
+def _call_attributes(values: Mapping[str, Any]) -> dict[str, Any]:
+    attributes = {name: values[key] for key, name in _ATTRIBUTES.items() if values.get(key) not in (None, "")}
+    if error := values.get("errorKind"):
         attributes["error.type"] = error
     return attributes
 
 
-def _facts(call: TracedCall, result: ToolResult) -> dict[str, Any]:
+def _call_values(call: TracedCall, result: ToolResult) -> dict[str, Any]:
     arguments = call.arguments
     return {
-        "requested": call.requested[:_LONGEST_NAME],
+        "requested": call.requested_name[:_MAX_NAME],
         "namespace": result.namespace,
         "errorKind": result.error_kind,
         "executed": result.executed,
@@ -294,8 +298,8 @@ def _facts(call: TracedCall, result: ToolResult) -> dict[str, Any]:
         "charactersIn": len(arguments) if isinstance(arguments, str | bytes) else len(_json(arguments)),
         "charactersOut": len(result.text),
         "parentId": call.parent.id if call.parent is not None else None,
-        "agentId": call.base.agent_id,
-        "userId": call.base.user_id,
+        "agentId": call.base_context.agent_id,
+        "userId": call.base_context.user_id,
     }
 
 
@@ -311,7 +315,7 @@ def _arguments_text(call: TracedCall) -> str:
 
 
 def _set_status(span: Span, ok: bool, reason: str) -> None:
-    if not ok:  # By convention success is left unset.
+    if not ok:  # The conventions leave the status of a success unset.
         span.set_status(Status(StatusCode.ERROR, reason))
 
 

@@ -1,4 +1,4 @@
-"""What the adapters need of a toolspace, a run and a call, as types. They import none of them."""
+"""The parts of a toolspace, a run and a call that the adapters use, as protocols. Imports only `core`."""
 
 from __future__ import annotations
 
@@ -11,20 +11,23 @@ from toolspace.core.tool import Tool
 
 Arguments = Mapping[str, Any] | str | bytes | None
 LOOP_TOOLS = frozenset(("agent__final_report", "agent__task_status"))
-"""They speak to whoever runs the model's loop. Where that is the other library, nobody would listen."""
+"""Tools whose results are for the owner of the model loop. Another library's loop would ignore them."""
+
+
+# For adapters that call tools
 
 
 class RunLike(Protocol):
-    """A run, as an adapter uses it."""
+    """A run that an adapter calls tools in."""
 
-    async def call(
+    def call(
         self,
         name: str,
         arguments: Arguments = None,
         *,
         context: ToolContext | None = None,
         call_id: str | None = None,
-    ) -> ToolResult: ...
+    ) -> Coroutine[Any, Any, ToolResult]: ...
 
     def next_turn(self) -> int: ...
 
@@ -32,7 +35,7 @@ class RunLike(Protocol):
 
 
 class ToolListing(Protocol):
-    """The side of the orchestrator that shows tools."""
+    """The methods of an orchestrator that list tools."""
 
     def list_tools(self, *, context: ToolContext | None = None) -> Sequence[Tool]: ...
 
@@ -42,28 +45,28 @@ class ToolListing(Protocol):
 
 
 class ToolspaceLike(Protocol):
-    """A toolspace, as an adapter uses it."""
+    """A toolspace that an adapter calls tools of."""
 
     @property
     def orchestrator(self) -> ToolListing: ...
 
-    async def call(
+    def call(
         self,
         name: str,
         arguments: Arguments = None,
         *,
         context: ToolContext | None = None,
         call_id: str | None = None,
-    ) -> ToolResult: ...
+    ) -> Coroutine[Any, Any, ToolResult]: ...
 
     def run(self, **options: Any) -> RunLike: ...
 
 
-# What spans tell of
+# For adapters that trace calls
 
 
-class OperationNode(Protocol):
-    """A node of a run's trace."""
+class TraceNode(Protocol):
+    """A node in the trace of a run: the run itself, a turn or a call."""
 
     name: str
     started_at: float
@@ -71,30 +74,34 @@ class OperationNode(Protocol):
     status: str
     on_end: Callable[[Any], None] | None
 
-    def last(self, kind: Any, /) -> OperationNode | None: ...
+    def last_child(self, kind: Any, /) -> TraceNode | None: ...
 
     def to_dict(self) -> dict[str, Any]: ...
 
 
 class TracedRun(Protocol):
+    """A run whose trace becomes spans."""
+
     id: str
 
     @property
-    def trace(self) -> OperationNode: ...
+    def trace(self) -> TraceNode: ...
 
 
 class TracedEntry(Protocol):
+    """The catalog entry of a tool."""
+
     tool: Tool
-    known: bool
+    is_registered: bool
 
 
 class TracedCall(Protocol):
-    """One call, as its span tells of it."""
+    """A call that becomes a span."""
 
     id: str
-    requested: str
+    requested_name: str
     arguments: Arguments
-    base: ToolContext
+    base_context: ToolContext
     started_at: float
     queue_wait: float
     cache_hit: bool
@@ -109,21 +116,23 @@ class TracedCall(Protocol):
 NextStage = Callable[[TracedCall], Coroutine[Any, Any, ToolResult]]
 
 
-class TracedPipeline(Protocol):
+class TracedStageContext(Protocol):
+    """What a stage of the pipeline is compiled from."""
+
     @property
     def entry(self) -> TracedEntry: ...
 
 
 class Instrumentable(Protocol):
-    """What can be instrumented: an orchestrator."""
+    """An orchestrator that accepts a stage around its calls."""
 
-    def use(self, stage: Callable[[Any, Any], Any], /) -> Callable[[], None]: ...
+    def add_stage(self, stage: Callable[[Any, Any], Any], /) -> Callable[[], None]: ...
 
     def on_run(self, listener: Callable[[Any], None], /) -> Callable[[], None]: ...
 
 
 class InstrumentableToolspace(Protocol):
-    """Or a toolspace, which owns one."""
+    """A toolspace with such an orchestrator."""
 
     @property
     def orchestrator(self) -> Instrumentable: ...

@@ -1,4 +1,7 @@
-"""A toolspace as a Pydantic AI toolset. Every call goes through the toolspace; Pydantic AI only carries it there."""
+"""A toolspace as a Pydantic AI toolset: `Agent(toolsets=[ToolspaceToolset(toolspace)])`.
+
+Every call goes through the toolspace. Pydantic AI's own validation is bypassed: the toolspace validates the arguments.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +28,8 @@ from toolspace.integrations.protocols import LOOP_TOOLS, RunLike, ToolspaceLike
 class ToolspaceToolset(AbstractToolset[AgentDepsT]):
     """The tools of a toolspace, for `Agent(toolsets=[…])`.
 
-    Each agent run is a run of the toolspace, and each of its steps a turn: limits, the token budget and the trace
-    follow from that. Give `run` to use one of your own, which you close. `context` says who calls.
+    Each agent run is a run of the toolspace, and each of its steps a turn: limits, token budget and trace work per run.
+    With `run` the calls belong to an existing run, which the caller closes. `context` is the caller.
     """
 
     def __init__(
@@ -51,17 +54,17 @@ class ToolspaceToolset(AbstractToolset[AgentDepsT]):
         return self._id
 
     async def for_run(self, ctx: RunContext[AgentDepsT]) -> Self:
-        """A copy of this toolset that belongs to one agent run."""
-        bound = copy.copy(self)
+        """Returns a copy of this toolset that belongs to one agent run."""
+        toolset = copy.copy(self)
         if self._run is None:
-            # One session per conversation: what one of its runs stored, the next can read back.
+            # One session per conversation, so that a later run can read the stored outputs of an earlier one.
             session = f"session-{ctx.conversation_id}" if ctx.conversation_id else None
-            bound._run = self._toolspace.run(context=self._context, session=session)
-            bound._owns_run = True
+            toolset._run = self._toolspace.run(context=self._context, session=session)
+            toolset._owns_run = True
         else:
-            # A given run begins with its first turn; an agent run that comes after another begins the next one.
+            # The first agent run uses the first turn of an existing run; a later agent run starts the next turn.
             self._step = 0
-        return bound
+        return toolset
 
     async def for_run_step(self, ctx: RunContext[AgentDepsT]) -> Self:
         if self._step is not None and ctx.run_step > self._step and self._run is not None:
@@ -78,14 +81,14 @@ class ToolspaceToolset(AbstractToolset[AgentDepsT]):
 
     async def get_tools(self, ctx: RunContext[AgentDepsT]) -> dict[str, ToolsetTool[AgentDepsT]]:
         retries = self._max_retries if self._max_retries is not None else ctx.max_retries
-        hidden = LOOP_TOOLS if self._run is None or self._owns_run else ()
-        shown = self._toolspace.orchestrator.tools_for_model(self._run, context=self._context)
+        hidden_names = LOOP_TOOLS if self._run is None or self._owns_run else ()
+        tools = self._toolspace.orchestrator.tools_for_model(self._run, context=self._context)
         return {
             tool.name: ToolsetTool(
-                toolset=self, tool_def=_definition(tool), max_retries=retries, args_validator=_anything
+                toolset=self, tool_def=_definition(tool), max_retries=retries, args_validator=_accept_all
             )
-            for tool in shown
-            if tool.name not in hidden
+            for tool in tools
+            if tool.name not in hidden_names
         }
 
     async def call_tool(
@@ -96,11 +99,11 @@ class ToolspaceToolset(AbstractToolset[AgentDepsT]):
         tool: ToolsetTool[AgentDepsT],
     ) -> Any:
         caller = self._run or self._toolspace
-        arguments = tool_args.text if isinstance(tool_args, _NoObject) else tool_args
+        arguments = tool_args.text if isinstance(tool_args, _InvalidArguments) else tool_args
         result = await caller.call(name, arguments, context=self._context, call_id=ctx.tool_call_id)
         if not result.ok:
             raise _failure(result, last_attempt=ctx.last_attempt)
-        return ToolReturn(_content(result), metadata=_facts(result))
+        return ToolReturn(_content(result), metadata=_metadata(result))
 
 
 def _definition(tool: Tool) -> ToolDefinition:
@@ -118,22 +121,22 @@ def _definition(tool: Tool) -> ToolDefinition:
 
 
 def _failure(result: ToolResult, *, last_attempt: bool) -> Exception:
-    """What makes the model see the failure. Neither of them ends the agent's run."""
+    """Returns the exception that shows the failure to the model. Neither kind ends the agent run."""
     if result.error_kind == "invalid_parameters" and not last_attempt:
         return ModelRetry(result.error or result.text)
-    # A retry beyond the last would raise out of the run: the model is told as of any other failure.
+    # After the last attempt a ModelRetry would end the run, so the model gets a failed result instead.
     return ToolFailed(result.text)
 
 
-def _facts(result: ToolResult) -> dict[str, Any]:
-    """For the application, beside the message. Without the value: that is in the message already."""
-    facts = result.to_dict()
-    del facts["result"], facts["content"]
-    return facts
+def _metadata(result: ToolResult) -> dict[str, Any]:
+    """Returns the result without its value, which is in the message already."""
+    metadata = result.to_dict()
+    del metadata["result"], metadata["content"]
+    return metadata
 
 
 def _content(result: ToolResult) -> str | Sequence[str | BinaryContent]:
-    """What the model reads: text, with images and audio in their places where it can be shown them."""
+    """Returns what the model reads: text, with images and audio between the texts if models accept them."""
     items = [_binary(part) or part.placeholder for part in result.parts]
     return items if any(isinstance(item, BinaryContent) for item in items) else result.text
 
@@ -147,22 +150,22 @@ def _binary(part: Content) -> BinaryContent | None:
         return None
     try:
         binary = BinaryContent(base64.b64decode(data, validate=True), media_type=media_type)
-        _ = binary.format  # Raises for a type that no model takes: it would fail the request, not the tool.
+        _ = binary.format  # Raises for a type that no model accepts: it would fail the request to the model.
     except (binascii.Error, ValueError):
         return None
     return binary
 
 
-class _NoObject(dict[str, Any]):
-    """Arguments that are no JSON object, on their way to the one place that says what is wrong with them."""
+class _InvalidArguments(dict[str, Any]):
+    """Arguments that are not a JSON object. The toolspace gets their text and reports what is wrong."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
         self.text = text
 
 
-class _Anything:
-    """Lets all arguments through: the toolspace checks them, coerces them, and books the ones that do not fit."""
+class _AcceptAll:
+    """A validator that accepts all arguments: the toolspace validates, converts and logs them."""
 
     def __init__(self) -> None:
         self._validator = SchemaValidator(core_schema.any_schema())
@@ -176,14 +179,14 @@ class _Anything:
     ) -> Any:
         try:
             value = self._validator.validate_json(input, allow_partial=allow_partial)
-        except (ValueError, TypeError):  # No JSON, or no text: lone surrogates.
+        except (ValueError, TypeError):  # Not JSON, or not valid text (lone surrogates).
             value = None
         if isinstance(value, dict):
             return cast("dict[str, Any]", value)
-        return _NoObject(input if isinstance(input, str) else input.decode("utf-8", "replace"))
+        return _InvalidArguments(input if isinstance(input, str) else input.decode("utf-8", "replace"))
 
     def validate_python(self, input: Any, **_: Any) -> Any:
         return input
 
 
-_anything = _Anything()
+_accept_all = _AcceptAll()

@@ -1,7 +1,7 @@
-"""What an agent does about what was said: finds its runs, follows them, cancels them, and knows when it is done.
+"""Follows the runs of the agent in a chat: finds them, subscribes to their events, cancels them, knows when all ended.
 
-An inbox says whether something is still to be looked at, and the list of runs what is under way. Both are asked only
-while there is something to wait for; once a run is known, its own stream tells when it ends.
+The inbox of the agent shows whether an event still waits, and the list of runs shows which ones are open. Both are
+polled only while something is expected; the end of a known run comes with its own stream.
 """
 
 from __future__ import annotations
@@ -18,158 +18,159 @@ from toolspace.core.ids import derived_id
 from toolspace.core.inbox_text import HANDOFF_PREFIX
 from toolspace.core.records import ENDED_RUN
 
-_FIRST_LOOK: Final = 0.05
-_MOST_PAUSE: Final = 1.0
+_FIRST_POLL_SECONDS: Final = 0.05
+_MAX_POLL_SECONDS: Final = 1.0
 _SILENCE_SECONDS: Final = 10.0
-_RUNS: Final = 20
-_EVENTS: Final = 500
-_HANDOFF: Final = "router__handoff-to"
+_MAX_RUNS: Final = 20
+_MAX_EVENTS: Final = 500
+_HANDOFF_TOOL: Final = "router__handoff-to"
 
-Hear = Callable[[str, StreamEvent], None]
+OnRunEvent = Callable[[str, StreamEvent], None]
 
 
 class RunTracker:
-    """The runs of one agent that this conversation is about."""
+    """The runs of the agent that belong to this chat."""
 
-    def __init__(self, room: ChatContext, *, hear: Hear, on_silence: Callable[[], None]) -> None:
-        """`hear` gets every event of them, with the run; `on_silence` is called where no run begins for long."""
-        self.failed = False
+    def __init__(self, context: ChatContext, *, on_event: OnRunEvent, on_silence: Callable[[], None]) -> None:
+        """`on_event` gets every event of a run with its id; `on_silence` is called if no run starts for long."""
+        self.has_failed = False
         """Whether the last run that ended has failed."""
-        self._room = room
-        self._client = room.client
-        self._hear = hear
+        self._context = context
+        self._client = context.client
+        self._on_event = on_event
         self._on_silence = on_silence
         self._expected: dict[str, str] = {}
-        """Events that nobody has looked after yet, and whose inbox they are in: the agent's, or that of another one
-        which it has handed them on to."""
-        self._since = 0
-        """When the first of them came: a run that is older is not about them."""
+        """Inbox event that no run has handled yet → the agent whose inbox has it, which changes with a handoff."""
+        self._expected_since = 0
+        """When the first of them was created: older runs have nothing to do with them."""
         self._runs: dict[str, asyncio.Task[None]] = {}
-        """Those that are open, and what follows them."""
-        self._over: set[str] = set()
-        self._stirred = asyncio.Event()
+        """Open run → the task that reads its events."""
+        self._ended_runs: set[str] = set()
+        self._wake_up = asyncio.Event()
         self._changed = asyncio.Condition()
-        self._busy = False
+        self._is_busy = False
 
-    def expect_event(self, event_id: str, at: int) -> None:
-        """Something was said or answered at a time of the gateway: the agent finds it in its inbox under this id."""
+    def expect_event(self, event_id: str, created_at: int) -> None:
+        """Waits for the run that handles an inbox event. `created_at` is a time of the gateway."""
         if not self._expected:
-            self._since = at
-        self._expected[event_id] = self._room.agent.id
-        self.failed = False
+            self._expected_since = created_at
+        self._expected[event_id] = self._context.agent.id
+        self.has_failed = False
         self.wake()
 
     @property
     def is_busy(self) -> bool:
-        """Whether there is something to wait for."""
-        return self._busy
+        """Whether a run is open or expected."""
+        return self._is_busy
 
     def add_run(self, run_id: str) -> None:
-        """A run was seen."""
-        if run_id not in self._runs and run_id not in self._over:
+        """Follows a run until it ends."""
+        if run_id not in self._runs and run_id not in self._ended_runs:
             self._runs[run_id] = asyncio.ensure_future(self._follow(run_id))
             self.wake()
 
     def wake(self) -> None:
-        """There may be something to look at."""
-        self._busy = True
-        self._stirred.set()
+        """Polls at once: there may be something new."""
+        self._is_busy = True
+        self._wake_up.set()
 
     async def wait_until_idle(self, *, unless: Callable[[], bool] = lambda: False) -> None:
-        """Waits until the agent has done all that there was; or until something else holds."""
+        """Returns when no run is open or expected, or when `unless` is true."""
         async with self._changed:
-            await self._changed.wait_for(lambda: not self._busy or unless())
+            await self._changed.wait_for(lambda: not self._is_busy or unless())
 
     async def wait_until_busy(self) -> None:
-        """Waits until there is something again."""
         async with self._changed:
-            await self._changed.wait_for(lambda: self._busy)
+            await self._changed.wait_for(lambda: self._is_busy)
 
     async def cancel(self) -> bool:
-        """Cancels what the agent does now; whether there was anything."""
-        found = False
+        """Cancels the open runs. Returns False if there was none."""
+        has_canceled = False
         with suppress(ApiError, GatewayUnreachable):
-            await self._look()
+            await self._poll()
             for run_id in [*self._runs]:
                 with suppress(Conflict, NotFound):  # It has just ended.
                     await self._client.runs.cancel(run_id)
-                    found = True
-        return found
+                    has_canceled = True
+        return has_canceled
 
     async def run(self) -> None:
-        """Looks after all that is waited for, as long as it is let."""
+        """Polls while something is expected. Runs until it is cancelled."""
         while True:
-            await self._stirred.wait()
-            pause, waited = _FIRST_LOOK, 0.0
+            await self._wake_up.wait()
+            delay, waited = _FIRST_POLL_SECONDS, 0.0
             while True:
-                self._stirred.clear()
-                await self._tell()
-                if not await self._look():
+                self._wake_up.clear()
+                await self._notify()
+                if not await self._poll():
                     break
-                if waited < _SILENCE_SECONDS <= waited + pause and not self._runs:
+                if waited < _SILENCE_SECONDS <= waited + delay and not self._runs:
                     self._on_silence()
-                waited += pause
+                waited += delay
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(pause):
-                        await self._stirred.wait()
-                pause = min(pause * 2, _MOST_PAUSE)
-            if not self._stirred.is_set():
-                self._busy = False
-                await self._tell()
+                    async with asyncio.timeout(delay):
+                        await self._wake_up.wait()
+                delay = min(delay * 2, _MAX_POLL_SECONDS)
+            if not self._wake_up.is_set():
+                self._is_busy = False
+                await self._notify()
 
     async def aclose(self) -> None:
-        following = [*self._runs.values()]
-        for task in following:
+        tasks = [*self._runs.values()]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*following, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _tell(self) -> None:
+    async def _notify(self) -> None:
         async with self._changed:
             self._changed.notify_all()
 
-    async def _look(self) -> bool:
-        """Whether there is something to wait for. The inbox first: what it has no more is in a run already, or over."""
-        expected = {**self._expected}  # What is said while this looks is for the next time.
-        for agent in {self._room.agent.id, *expected.values()}:
-            await self._look_at(agent, {event_id for event_id, whose in expected.items() if whose == agent})
+    async def _poll(self) -> bool:
+        """Returns whether a run is open or expected."""
+        expected = {**self._expected}  # Copied: events that are added meanwhile are for the next poll.
+        for agent_id in {self._context.agent.id, *expected.values()}:
+            event_ids = {event_id for event_id, owner_id in expected.items() if owner_id == agent_id}
+            await self._poll_agent(agent_id, event_ids)
         return bool(self._expected or self._runs)
 
-    async def _look_at(self, agent: str, expected: set[str]) -> None:
-        waiting: set[str] = set()
-        for status in ("pending", "processing") if expected else ():
-            found = await self._client.agents.list_inbox(agent, status=status, limit=_EVENTS)
-            waiting.update(one.event_id for one in found)
-        for event_id in expected - waiting:
+    async def _poll_agent(self, agent_id: str, event_ids: set[str]) -> None:
+        # The inbox before the runs: an event that has left the inbox is in a run by then, or handled.
+        waiting_ids: set[str] = set()
+        for status in ("pending", "processing") if event_ids else ():
+            events = await self._client.agents.list_inbox(agent_id, status=status, limit=_MAX_EVENTS)
+            waiting_ids.update(event.event_id for event in events)
+        for event_id in event_ids - waiting_ids:
             self._expected.pop(event_id, None)
-        for one in (await self._client.agents.list_runs(agent, limit=_RUNS)).items:
-            # One that is over already is looked at too: it may have failed at once.
-            is_about_it = bool(expected) and (one.status not in ENDED_RUN or one.created_at >= self._since)
-            if is_about_it or (one.status not in ENDED_RUN and one.space_id == self._room.space.id):
-                self.add_run(one.id)
+        for run in (await self._client.agents.list_runs(agent_id, limit=_MAX_RUNS)).items:
+            is_open = run.status not in ENDED_RUN
+            # Ended runs too: one that handled an event may have failed at once.
+            is_expected = bool(event_ids) and (is_open or run.created_at >= self._expected_since)
+            if is_expected or (is_open and run.space_id == self._context.space.id):
+                self.add_run(run.id)
 
     async def _follow(self, run_id: str) -> None:
-        """Hears of a run until it ends."""
+        """Reads the events of a run until it ends."""
         events = self._client.runs.subscribe(run_id, from_start=True)
         try:
-            handed_to: str | None = None
+            receiver: str | None = None
             async for event in events:
-                if event.type == "tool.done" and event.data.get("toolName") == _HANDOFF:
+                if event.type == "tool.done" and event.data.get("toolName") == _HANDOFF_TOOL:
                     output: Any = event.data.get("output") or {}
-                    handed_to = str(output.get("handedTo"))
+                    receiver = str(output.get("handedTo"))
                 if event.type == "run.done":
-                    if handed_to is not None and event.data.get("status") == "completed":
-                        # Its answer is the answer.
-                        self._expected[f"{HANDOFF_PREFIX}{run_id}"] = derived_id("ent", "agent", handed_to)
-                    self.failed = event.data.get("status") == "failed"
-                    if self.failed:
-                        self._expected.clear()  # It may be tried again, much later.
-                self._hear(run_id, event)
+                    if receiver is not None and event.data.get("status") == "completed":
+                        # After a handoff the answer comes from the receiving agent.
+                        self._expected[f"{HANDOFF_PREFIX}{run_id}"] = derived_id("ent", "agent", receiver)
+                    self.has_failed = event.data.get("status") == "failed"
+                    if self.has_failed:
+                        self._expected.clear()  # The gateway may retry, but much later.
+                self._on_event(run_id, event)
                 if event.type == "run.done":
                     break
         except ApiError:
-            pass  # It was removed.
+            pass  # The run was removed.
         finally:
             events.close()
-            self._over.add(run_id)
+            self._ended_runs.add(run_id)
             self._runs.pop(run_id, None)
-            self._stirred.set()
+            self._wake_up.set()

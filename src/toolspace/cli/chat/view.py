@@ -1,236 +1,228 @@
-"""Turns what happens in a space into what a person reads: words as they are said, tools as they go. Asks nothing."""
+"""Turns the events of a chat into text on its screen: messages, calls, charts and activity. Asks nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, cast
 
-from toolspace.cli.chat.line_editor import width
-from toolspace.cli.chat.screen import ChatScreen, fitted
-from toolspace.cli.output import CommandOutput, escape_control_characters, first_line
+from toolspace.cli.chat.screen import ChatScreen
+from toolspace.cli.output import CommandOutput, cut, escape_control_characters, first_line, text_width
 from toolspace.core import json_text
 
-_QUIET: Final = frozenset(("enter_space", "leave_space", "send_message", "skip"))
-"""Tools whose effect is seen anyway."""
-_TEXT: Final = 100
-_REASON: Final = 500
-_MOST_BARS: Final = 40
-_BAR: Final = 30
-_LARGEST: Final = 1e300
-"""Beyond it, whole numbers are none that a bar can be computed of."""
+_HIDDEN_TOOLS: Final = frozenset(("enter_space", "leave_space", "send_message", "skip"))
+"""Tools whose calls are not shown, because their effect is."""
+_MAX_VALUE: Final = 100
+_MAX_ERROR: Final = 500
+_MAX_BARS: Final = 40
+_MAX_LABEL: Final = 20
+_BAR_WIDTH: Final = 30
+_MAX_NUMBER: Final = 1e300
+"""Larger integers cannot be divided as floats."""
 
 
 class ConversationView:
-    """Shows messages and calls, each once, however often it is told of them."""
+    """Shows each message and each call once, even if several streams have it."""
 
     def __init__(
         self,
         screen: ChatScreen,
         output: CommandOutput,
         *,
-        me: str,
-        agent: str,
+        person_id: str,
+        agent_id: str,
         names: Mapping[str, str],
         is_busy: Callable[[], bool],
     ) -> None:
-        """`me` and `agent` are ids; `names` has what people call everyone in the space; `is_busy` whether the agent has
-        something to do."""
+        """`names` has the name of every entity in the space; `is_busy` returns whether the agent has work."""
         self._is_busy = is_busy
         self._screen = screen
         self._output = output
-        self._me = me
-        self._agent = agent
+        self._person_id = person_id
+        self._agent_id = agent_id
         self._names = names
         self._calls: dict[str, dict[str, Any]] = {}
-        """What each call that runs was asked."""
-        self._over: set[str] = set()
-        self._saying: str | None = None
-        """The message that grows on the screen. Others are shown when they are done."""
-        self._said = ""
+        """Running call → the data of its events."""
+        self._ended_calls: set[str] = set()
+        self._message_id: str | None = None
+        """The message that grows on the screen. Other messages are shown when they are complete."""
+        self._message_text = ""
 
     # Messages
 
-    def message_started(self, data: Mapping[str, Any]) -> None:
-        if data.get("senderId") != self._me and self._saying is None:
-            self._begin(str(data.get("messageId")), str(data.get("senderId")))
+    def start_message(self, data: Mapping[str, Any]) -> None:
+        sender = str(data.get("senderId"))
+        if sender != self._person_id and self._message_id is None:
+            self._message_id, self._message_text = str(data.get("messageId")), ""
+            self._screen.start_message(self._name(sender), is_agent=sender == self._agent_id)
 
-    def message_grew(self, data: Mapping[str, Any]) -> None:
-        if data.get("messageId") != self._saying:
+    def append_delta(self, data: Mapping[str, Any]) -> None:
+        if data.get("messageId") != self._message_id:
             return
         delta = str(data.get("delta", ""))
-        if data.get("restart") and self._said:
-            # What is on the screen cannot be taken back.
-            self._say("… (begins again)\n")
-            self._said = ""
-        self._said += delta
-        self._say(delta)
+        if data.get("restart") and self._message_text:
+            # Text on the screen cannot be taken back.
+            self._screen.append_text("… (starts again)\n")
+            self._message_text = ""
+        self._message_text += delta
+        self._screen.append_text(delta)
 
-    def message_done(self, message: Mapping[str, Any]) -> None:
+    def finish_message(self, message: Mapping[str, Any]) -> None:
         sender = str(message.get("senderId"))
-        failed = message.get("status") == "error"
-        content = message.get("content")
-        text = content if isinstance(content, str) else json_text.encode(content)
-        if message.get("id") == self._saying:
-            if failed:
-                self._say("… (not finished)")
-            elif text.startswith(self._said):
-                self._say(text[len(self._said) :])
+        has_failed = message.get("status") == "error"
+        text = _plain_text(message.get("content"))
+        if message.get("id") == self._message_id:
+            if has_failed:
+                self._screen.append_text("… (not finished)")
+            elif text.startswith(self._message_text):
+                self._screen.append_text(text[len(self._message_text) :])
             else:
-                self._say("\n" + text)
-            self._screen.end_message()
-            self._saying, self._said = None, ""
-        elif not failed and sender != self._me:
-            self._screen.start_message(self._name(sender), known=sender == self._agent)
-            self._say(text)
+                self._screen.append_text("\n" + text)
+            self.abort_message()
+        elif not has_failed and sender != self._person_id:
+            self._screen.start_message(self._name(sender), is_agent=sender == self._agent_id)
+            self._screen.append_text(text)
             self._screen.end_message()
 
-    def break_off(self) -> None:
-        """Nobody goes on with what was being said."""
-        if self._saying is not None:
+    def abort_message(self) -> None:
+        """Ends the message that grows on the screen, if there is one."""
+        if self._message_id is not None:
             self._screen.end_message()
-            self._saying, self._said = None, ""
+            self._message_id, self._message_text = None, ""
 
-    def recall(self, messages: Sequence[Any]) -> None:
-        """Messages of the past."""
-        for message in messages:
-            if message.kind == "message":
-                said = message.content if isinstance(message.content, str) else json_text.encode(message.content)
-                who = "you" if message.sender_id == self._me else self._name(message.sender_id)
-                self._line(f"{who}: {escape_control_characters(said)}", dim=True)
+    def show_history(self, entries: Sequence[Any]) -> None:
+        """Shows earlier messages and calls of the space."""
+        for entry in entries:
+            if entry.kind == "message":
+                sender = "you" if entry.sender_id == self._person_id else self._name(entry.sender_id)
+                text = escape_control_characters(_plain_text(entry.content))
+                self._screen.line(f"{sender}: {text}", dim=True)
             else:
-                self._line(f"  {message.status} {first_line(str(message.content.get('toolName')))}", dim=True)
+                self._screen.line(f"  {entry.status} {first_line(str(entry.content.get('toolName')))}", dim=True)
 
     # Calls
 
-    def call_started(self, data: Mapping[str, Any]) -> None:
+    def start_call(self, data: Mapping[str, Any]) -> None:
         call_id = str(data.get("toolCallId"))
-        if call_id not in self._over:
+        if call_id not in self._ended_calls:
             self._calls[call_id] = {**data}
-            self.show_work()
+            self.show_activity()
 
-    def call_moved(self, data: Mapping[str, Any]) -> None:
-        """A call is being written, or says how far it is."""
+    def update_call(self, data: Mapping[str, Any]) -> None:
+        """Shows the progress of a call, or that the model is writing one."""
         call = self._calls.get(str(data.get("toolCallId")))
         if call is not None:
             call.update({key: data[key] for key in ("progress", "total", "message") if key in data})
-            self.show_work()
-        elif data.get("toolName") not in _QUIET:
-            self.working(str(data.get("toolName")))
+            self.show_activity()
+        elif data.get("toolName") not in _HIDDEN_TOOLS:
+            self.show_working(str(data.get("toolName")))
 
-    def call_ended(self, data: Mapping[str, Any]) -> None:
+    def finish_call(self, data: Mapping[str, Any]) -> None:
         call_id, name = str(data.get("toolCallId")), str(data.get("toolName"))
-        if call_id in self._over:
+        if call_id in self._ended_calls:
             return
-        begun = self._calls.pop(call_id, None)
-        self._over.add(call_id)
-        if begun is None:
-            return  # It began elsewhere, or before all this.
-        took = f" {data['durationMs']} ms" if data.get("durationMs") is not None else ""
+        call = self._calls.pop(call_id, None)
+        self._ended_calls.add(call_id)
+        if call is None:
+            return  # It started in another space, or before this chat.
+        duration = f" {data['durationMs']} ms" if data.get("durationMs") is not None else ""
         if "error" in data:
             if data.get("errorKind") != "canceled":
-                self._line(f"  ✗ {first_line(name)}{took}: {_short(data['error'], _REASON)}", fg="red")
-        elif name not in _QUIET:
-            # A tool has the time it took; a person who was asked has not.
-            asked = _short(begun["input"]) if begun.get("input") not in (None, {}) else ""
-            took = took if data.get("source") != "client" else f" {_short(data.get('output'))}"
-            self._line(self._fitted(f"  ✓ {first_line(name)}{took} {asked}".rstrip()), dim=True)
-            if (drawn := draw_chart(name, begun.get("input"))) is not None:
-                self._screen.block(drawn)
-        self.show_work()
+                text = f"  ✗ {first_line(name)}{duration}: {_shorten(data['error'], _MAX_ERROR)}"
+                self._screen.line(text, fg="red")
+        elif name not in _HIDDEN_TOOLS:
+            arguments = _shorten(call["input"]) if call.get("input") not in (None, {}) else ""
+            # A person's answer is more interesting than the time that it took.
+            detail = duration if data.get("source") != "client" else f" {_shorten(data.get('output'))}"
+            self._screen.line(self._fit(f"  ✓ {first_line(name)}{detail} {arguments}".rstrip()), dim=True)
+            if (chart := draw_chart(name, call.get("input"))) is not None:
+                self._screen.block(chart)
+        self.show_activity()
 
-    def show_work(self) -> None:
-        """Says what is running, at the bottom of a terminal."""
-        running = [call for call in self._calls.values() if call.get("toolName") not in _QUIET]
-        if not running and not self._is_busy():
-            self._screen.show_activity(None)  # It was someone else who worked.
-        elif not running:
-            self.working()
-        else:
-            call = running[-1]
+    def show_activity(self) -> None:
+        """Shows the running call at the bottom of a terminal."""
+        calls = [call for call in self._calls.values() if call.get("toolName") not in _HIDDEN_TOOLS]
+        if calls:
+            call = calls[-1]
             progress = f" {call['progress']:g}" if isinstance(call.get("progress"), int | float) else ""
             total = f"/{call['total']:g}" if progress and isinstance(call.get("total"), int | float) else ""
-            said = f" {call['message']}" if isinstance(call.get("message"), str) else ""
-            self.working(f"{call.get('toolName')}{progress}{total}{said}")
+            message = f" {call['message']}" if isinstance(call.get("message"), str) else ""
+            self.show_working(f"{call.get('toolName')}{progress}{total}{message}")
+        elif self._is_busy():
+            self.show_working()
+        else:
+            self._screen.show_activity(None)  # It was a call of somebody else.
 
-    def working(self, detail: str = "") -> None:
-        """The agent works."""
-        who = self._name(self._agent)
-        self._screen.show_activity(f"{who}: {first_line(detail)}" if detail else f"{who} is working")
+    def show_working(self, detail: str = "") -> None:
+        """Shows that the agent works."""
+        name = self._name(self._agent_id)
+        self._screen.show_activity(f"{name}: {first_line(detail)}" if detail else f"{name} is working")
 
-    def rests(self) -> None:
-        """The agent has nothing more to do."""
+    def show_idle(self) -> None:
+        """Removes the activity: the agent has nothing more to do."""
         self._calls.clear()
         self._screen.show_activity(None)
 
-    def asked(self, data: Mapping[str, Any]) -> None:
-        """Someone is asked something; how it is answered is for others."""
+    def show_question(self, data: Mapping[str, Any]) -> None:
+        """Shows the tool and the arguments of a call that a person answers."""
         self._calls.pop(str(data.get("toolCallId")), None)
-        name, asked = str(data.get("toolName")), data.get("input")
-        self._line(f"? {first_line(name)}", fg="yellow", bold=True)
-        if isinstance(asked, dict):
-            lines = [f"    {first_line(key)}: {_value(value)}" for key, value in cast("dict[str, Any]", asked).items()]
+        name, arguments = str(data.get("toolName")), data.get("input")
+        self._screen.line(f"? {first_line(name)}", fg="yellow", bold=True)
+        if isinstance(arguments, dict):
+            values = cast("dict[str, Any]", arguments)
+            lines = [f"    {first_line(key)}: {_indent(value)}" for key, value in values.items()]
         else:
-            lines = [f"    {_value(asked)}"] if asked is not None else []
+            lines = [f"    {_indent(arguments)}"] if arguments is not None else []
         if lines:
             self._screen.block("\n".join(lines))
 
-    # Anything else
+    # Other lines
 
-    def note(self, text: str) -> None:
-        self._line(escape_control_characters(text), dim=True)
+    def show_note(self, text: str) -> None:
+        self._screen.line(escape_control_characters(text), dim=True)
 
-    def wrong(self, text: str) -> None:
-        """What went wrong."""
+    def show_problem(self, text: str) -> None:
         self._screen.problem(text)
 
-    def _begin(self, message_id: str, sender: str) -> None:
-        self._saying, self._said = message_id, ""
-        self._screen.start_message(self._name(sender), known=sender == self._agent)
-
-    def _say(self, text: str) -> None:
-        self._screen.append_text(text)
-
-    def _line(self, text: str, **style: Any) -> None:
-        self._screen.line(text, **style)
-
-    def _fitted(self, text: str) -> str:
-        """In one row, where the screen has rows."""
+    def _fit(self, text: str) -> str:
+        """Returns the text, cut to one row of the terminal."""
         columns = self._output.columns
-        cut = text if columns is None else fitted(text, columns - 1)
-        return cut if cut == text else f"{cut[:-1]}…"
+        row = text if columns is None else cut(text, columns - 1)
+        return row if row == text else f"{row[:-1]}…"
 
     def _name(self, entity_id: str) -> str:
         return first_line(self._names.get(entity_id, entity_id))
 
 
-def draw_chart(tool: str, asked: Any) -> str | None:
-    """A chart that a tool shows, in characters; None where there is none to show."""
-    given: Mapping[str, Any] = cast("dict[str, Any]", asked) if isinstance(asked, dict) else {}
-    values: Any = given.get("values")
+def draw_chart(tool: str, arguments: Any) -> str | None:
+    """Returns the bar chart that a tool shows, drawn with characters; None if the call shows no chart."""
+    chart: Mapping[str, Any] = cast("dict[str, Any]", arguments) if isinstance(arguments, dict) else {}
+    values: Any = chart.get("values")
     if not tool.lower().endswith("chart") or not isinstance(values, list) or not values:
         return None
     numbers = cast("list[Any]", values)
-    if not all(isinstance(one, int | float) and abs(one) < _LARGEST for one in numbers):
+    if not all(isinstance(number, int | float) and abs(number) < _MAX_NUMBER for number in numbers):
         return None
-    labels: Any = given.get("labels")
-    named = (
-        cast("list[Any]", labels) if isinstance(labels, list) and len(cast("list[Any]", labels)) == len(numbers) else []
-    )
-    names = [first_line(str(one))[:20] for one in named] or [str(place) for place in range(1, len(numbers) + 1)]
-    longest = max(sum(map(width, name)) for name in names[:_MOST_BARS])
-    most = max(abs(one) for one in numbers) or 1
-    lines = [f"    {first_line(str(given.get('title', '')))}"]
-    for name, number in list(zip(names, numbers, strict=True))[:_MOST_BARS]:
-        pad = " " * (longest - sum(map(width, name)))
-        lines.append(f"    {name}{pad} {'█' * round(abs(number) / most * _BAR)} {number:g}")
+    raw_labels: Any = chart.get("labels")
+    labels = [str(position) for position in range(1, len(numbers) + 1)]
+    if isinstance(raw_labels, list) and len(cast("list[Any]", raw_labels)) == len(numbers):
+        labels = [first_line(str(label))[:_MAX_LABEL] for label in cast("list[Any]", raw_labels)]
+    label_width = max(map(text_width, labels[:_MAX_BARS]))
+    largest = max(abs(number) for number in numbers) or 1
+    lines = [f"    {first_line(str(chart.get('title', '')))}"]
+    for label, number in list(zip(labels, numbers, strict=True))[:_MAX_BARS]:
+        padding = " " * (label_width - text_width(label))
+        lines.append(f"    {label}{padding} {'█' * round(abs(number) / largest * _BAR_WIDTH)} {number:g}")
     return "\n".join(lines)
 
 
-def _value(value: Any) -> str:
-    text = value if isinstance(value, str) else json_text.encode(value)
-    return escape_control_characters(text).replace("\n", "\n      ")
+def _plain_text(value: Any) -> str:
+    return value if isinstance(value, str) else json_text.encode(value)
 
 
-def _short(value: Any, most: int = _TEXT) -> str:
-    text = first_line(value if isinstance(value, str) else json_text.encode(value))
-    return text if len(text) <= most else f"{text[:most]}…"
+def _indent(value: Any) -> str:
+    return escape_control_characters(_plain_text(value)).replace("\n", "\n      ")
+
+
+def _shorten(value: Any, limit: int = _MAX_VALUE) -> str:
+    text = first_line(_plain_text(value))
+    return text if len(text) <= limit else f"{text[:limit]}…"
