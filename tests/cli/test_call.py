@@ -78,7 +78,7 @@ def test_json_prints_a_failure_as_a_result_object(toolspace: Toolspace) -> None:
         (["call", "read_file", "README.md"], "'README.md' is not key=value; did you mean path=README.md?"),
         (["call", "echo", "--n", "5"], "the arguments of a tool are written key=value"),
         (["call", "echo", "--args", "@missing.json"], "missing.json cannot be read: No such file"),
-        (["call", "echo", "--timeout", "5"], "say the unit: 5s or 5ms"),
+        (["call", "echo", "--timeout", "5"], "add the unit: 5s or 5ms"),
         (["call"], "Missing argument 'NAME'"),
     ],
 )

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import environment
-from tests.cli.terminals import TOOLSPACE, Terminal
+from tests.cli.terminal import TOOLSPACE, Terminal
 from tests.server.gateway_api import SECRET, write_config
 from tests.server.scripted_agents import agent_config, message_turns, open_model_server, tool_calls_turn
 from toolspace.agents.host import entity_id_for
@@ -273,7 +273,7 @@ async def test_an_unknown_agent_or_space_is_wrong_usage_with_the_nearest(tmp_pat
         apart = await chat(tmp_path, "robot", "--space", "elsewhere")
     assert [done.returncode for done in (near, which, space, apart)] == [2, 2, 2, 2]
     assert "there is no agent 'robott'; did you mean \"Robot\"?" in near.stderr
-    assert "there are 2 agents; say which: toolspace chat NAME; there are Painter, Robot" in which.stderr
+    assert "there are 2 agents; choose one: toolspace chat NAME; there are Painter, Robot" in which.stderr
     assert "there is no space 'nowhere'" in space.stderr
     assert "the agent 'Robot' is not a member of the space 'elsewhere'" in apart.stderr
 
@@ -315,8 +315,8 @@ async def test_at_a_terminal_words_and_tools_show_as_they_come(tmp_path: Path) -
         await see(terminal, "Robot: It is late.\\x1b]0;title\\x07")
         terminal.type("/quit\n")
         assert await left(terminal) == 0
-    assert "you> what time?\r\n" in terminal.shown
-    assert "✓ current_time" in terminal.shown
+    assert "you> what time?\r\n" in terminal.output
+    assert "✓ current_time" in terminal.output
 
 
 async def test_a_question_is_asked_in_place(tmp_path: Path) -> None:
@@ -388,7 +388,7 @@ async def test_commands_show_history_and_agents(tmp_path: Path) -> None:
         terminal.type("/hisotry\n")
         await see(terminal, 'there is no /hisotry; did you mean "/history"?')
         terminal.type("\x1b[200~two\nlines\x1b[201~\n")
-        await see(terminal, "You said: two\r\nlines")
+        await asyncio.to_thread(terminal.wait_for_screen, "Robot: You said: two", "lines", "you>")
         terminal.type("\x04")
         assert await left(terminal) == 0
 

@@ -34,7 +34,7 @@ def test_every_error_of_the_configuration_is_told_with_its_fix(toolspace: Toolsp
     problems = found(done, "problem")
     assert done.returncode == 1
     assert json.loads(done.stdout)["ok"] is False
-    assert [problem["fix"] for problem in problems] == ["mend toolspace.yaml:1", "mend toolspace.yaml:2"]
+    assert [problem["fix"] for problem in problems] == ["correct toolspace.yaml:1", "correct toolspace.yaml:2"]
     assert "defaults" in problems[0]["found"]
 
 
@@ -47,7 +47,7 @@ def test_functions_that_do_not_import_and_queues_that_do_not_exist_are_problems(
     problems = found(toolspace("doctor", "--json"), "problem")
 
     assert [problem["what"] for problem in problems] == ["queues", "functions"]
-    assert 'lines asks for the queue "slow"' in problems[0]["found"]
+    assert 'lines uses the queue "slow"' in problems[0]["found"]
     assert "No module named 'no_such_module'" in problems[1]["found"]
     assert all(problem["fix"] for problem in problems)
 
@@ -99,7 +99,7 @@ def test_each_agent_is_told_with_its_model_and_whether_its_key_is_there(toolspac
     assert (poor["found"], "GEMINI_API_KEY" in poor["fix"]) == ("poor: google:gemini: no key is set", True)
     assert (lost["found"], "openai" in lost["fix"]) == ("lost: unknown model provider 'opnai'", True)
     (nowhere,) = [check for check in checks if check["state"] == "warning"]
-    assert nowhere["found"] == f"poor: there is no {project / 'nowhere'} to know"
+    assert nowhere["found"] == f"poor: its knowledge {project / 'nowhere'} does not exist"
     assert "hunter2" not in done.stdout
 
 
@@ -110,14 +110,14 @@ def test_an_agent_without_a_model_needs_a_key_of_some_provider(toolspace: Toolsp
     assert "✓ agents: any: anthropic:" in toolspace("doctor", **keys).stdout
 
     done = toolspace("doctor", **{**keys, "ANTHROPIC_API_KEY": ""})
-    assert "✗ agents: any: names no model, and no key is set" in done.stdout
+    assert "✗ agents: any: has no model, and no key is set" in done.stdout
     assert done.returncode == 1
 
 
 def test_the_agent_to_try_things_out_with_is_told_with_its_model(toolspace: Toolspace) -> None:
     keys = {"OPENAI_API_KEY": "", "GEMINI_API_KEY": "", "GOOGLE_API_KEY": "", "ANTHROPIC_API_KEY": "k"}
-    assert "thinks with anthropic:" in toolspace("doctor", **keys).stdout
-    assert "goes by a few rules" in toolspace("doctor", **{**keys, "ANTHROPIC_API_KEY": ""}).stdout
+    assert "uses anthropic:" in toolspace("doctor", **keys).stdout
+    assert "follows a few fixed rules" in toolspace("doctor", **{**keys, "ANTHROPIC_API_KEY": ""}).stdout
 
 
 def test_a_model_at_an_address_needs_no_key(toolspace: Toolspace, project: Path) -> None:
@@ -170,16 +170,16 @@ def test_every_server_is_started_and_each_failure_has_its_way_out(toolspace: Too
     fine = [check["found"] for check in found(done, "ok") if check["what"] == "servers"]
     assert done.returncode == 1
     assert fixes == {
-        "npx": "install Node.js 20 or newer, which brings npx",
-        "path": "there is no program ./gone: mend its command",
-        "script": "there is no file gone.py: mend its args, or set its cwd",
-        "folder": f"make the folder {project / 'gone'}, or mend its cwd",
-        "dying": "start sh by hand with its args to see more, or mend toolspace.yaml:8 (mcpServers.dying)",
-        "refusing": "is it running at http://127.0.0.1:9? Start it, or mend its url",
-        "pets": f"there is no file {project / 'gone.yaml'}: mend its spec",
+        "npx": "install Node.js 20 or newer, which includes npx",
+        "path": "there is no program ./gone: correct its command",
+        "script": "there is no file gone.py: correct its args, or set its cwd",
+        "folder": f"create the folder {project / 'gone'}, or correct its cwd",
+        "dying": "start sh by hand with its args to see more, or correct toolspace.yaml:8 (mcpServers.dying)",
+        "refusing": "is it running at http://127.0.0.1:9? Start it, or correct its url",
+        "pets": f"there is no file {project / 'gone.yaml'}: correct its spec",
     }
-    assert warnings["placeless"] == "set its baseUrl to where the service is"
-    assert warnings["filtered"] == "mend its tags, methods, paths and operations"
+    assert warnings["placeless"] == "set its baseUrl to the URL of the service"
+    assert warnings["filtered"] == "correct its tags, methods, paths and operations"
     assert sum(warning["found"].startswith("filtered") for warning in found(done, "warning")) == 1
     assert fine[0].startswith("small: 2 tools, stdio, 2026-07-28 stateless, ready after ")
     assert fine[1] == "off: disabled"
@@ -244,7 +244,7 @@ def test_a_database_is_named_with_its_version_and_never_touched(toolspace: Tools
     assert before == {
         "state": "ok",
         "what": "database",
-        "found": f"{file}: made when the gateway first starts (toolspace serve)",
+        "found": f"{file}: created when the gateway first starts (toolspace serve)",
     }
     assert untouched
     assert after["state"] == "ok"
@@ -270,7 +270,7 @@ def test_a_database_of_another_program_or_a_newer_version_is_a_problem(toolspace
     assert {check["state"] for check in checks.values()} == {"problem"}
     assert all(check["fix"] for check in checks.values())
     assert "another program" in checks["other"]["found"]
-    assert "at version 900" in checks["newer"]["found"]
+    assert "version 900" in checks["newer"]["found"]
     assert "cannot be read" in checks["broken"]["found"]
 
 
@@ -283,8 +283,8 @@ def test_a_postgresql_is_named_with_its_version_or_why_it_cannot_be_reached(
 
     assert there["state"] == "ok", there
     assert "PostgreSQL " in there["found"]
-    assert "the gateway makes its tables" in there["found"]
+    assert "the gateway creates its tables" in there["found"]
     assert database(away)["state"] == "problem"
     assert "127.0.0.1:1/none cannot be reached" in database(away)["found"]
-    assert database(away)["fix"] == "start it, or mend TOOLSPACE_STORAGE_URL (environment)"
+    assert database(away)["fix"] == "start it, or correct TOOLSPACE_STORAGE_URL (environment)"
     assert "hunter22" not in away.stdout + away.stderr

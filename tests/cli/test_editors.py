@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from toolspace.cli.editors import CLIENTS, ClientEnvironment, config_file, is_toolspace
 from toolspace.cli.json_edit import remove_value, set_value
-from toolspace.cli.tomledit import remove_table, set_table
+from toolspace.cli.toml_edit import remove_table, set_table
 from toolspace.config.document import TextSyntaxError
 from toolspace.config.parsing import parse_json
 
@@ -169,9 +169,10 @@ def test_a_table_in_the_middle_goes_with_its_inner_ones_and_leaves_the_comments_
     ),
 )
 def test_whatever_a_value_holds_toml_gives_it_back(before: dict[str, str], values: dict[str, Any]) -> None:
-    text = set_table("", ("first",), {**before})
+    text = set_table("", ("first", "own"), {**before})
 
-    assert tomllib.loads(set_table(text, ("t", "own"), values)) == {"first": before, "t": {"own": values}}
+    expected = {"first": {"own": before}, "second": {"own": values}}
+    assert tomllib.loads(set_table(text, ("second", "own"), values)) == expected
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.cli.conftest import Toolspace
 from toolspace.cli.editor_import import import_servers
 from toolspace.cli.editors import CLIENTS, ClientEnvironment, config_file
-from toolspace.cli.init import server_section
+from toolspace.cli.init import format_servers
 from toolspace.config.load import load_config
 
 pytestmark = pytest.mark.spec("17.1")
@@ -119,8 +119,8 @@ def test_init_takes_the_servers_of_all_editors_over_and_says_where_from(
     assert "# From Claude Code: " in text
     assert "# From Codex: ~/.codex/config.toml" in text
     assert "enabled: false  # Set REMOTE_TOKEN, then remove this line." in text
-    assert "Left out time (Cursor): another server has that name, from Claude Code" in done.stderr
-    assert "Left out empty (Cursor): it has neither a command nor a url" in done.stderr
+    assert "Skipped time (Cursor): another server has that name, from Claude Code" in done.stderr
+    assert "Skipped empty (Cursor): it has neither a command nor a url" in done.stderr
     assert "all (Cursor)" not in done.stderr
 
 
@@ -195,7 +195,7 @@ def test_toolspace_never_takes_itself_over(toolspace: Toolspace, project: Path, 
 
     done = toolspace("init", "--force")
 
-    assert "Left out toolspace (Cursor): it is Toolspace itself" in done.stderr
+    assert "Skipped toolspace (Cursor): it is Toolspace itself" in done.stderr
     assert load_config(project / "toolspace.yaml", environ={}).mcp_servers == {}
 
 
@@ -211,7 +211,7 @@ def test_the_import_can_be_left_out_or_kept_to_one_client(toolspace: Toolspace, 
 
     assert load_config(new / "none.yaml", environ={}).mcp_servers == {}
     assert list(load_config(new / "one.yaml", environ={}).mcp_servers) == ["b"]
-    assert "There are no servers to take over from codex." in nothing.stderr
+    assert "No servers to import from codex." in nothing.stderr
     assert (wrong.returncode, 'did you mean "cursor"' in wrong.stderr) == (2, True)
 
 
@@ -225,7 +225,7 @@ def test_an_editors_broken_file_is_told_and_hurts_nothing_else(
     done = toolspace("init", cwd=new)
 
     assert done.returncode == 0
-    assert "Left out Claude Code: " in done.stderr
+    assert "Skipped Claude Code: " in done.stderr
     assert list(load_config(new / "toolspace.yaml", environ={}).mcp_servers) == ["b"]
 
 
@@ -261,8 +261,8 @@ def test_whatever_an_editors_file_holds_the_new_file_loads(
     around = ClientEnvironment(tmp_path, tmp_path, {}, "linux")
     write(config_file(CLIENTS[client], "user", around), {CLIENTS[client].table: servers})
 
-    found = import_servers(around, [client]).found
-    (tmp_path / "toolspace.yaml").write_text(server_section(found, tmp_path) if found else "")
+    found = import_servers(around, [client]).servers
+    (tmp_path / "toolspace.yaml").write_text(format_servers(found, tmp_path) if found else "")
 
     config = load_config(tmp_path / "toolspace.yaml", environ={"HOME": "/"})
     assert set(config.mcp_servers) == {server.name for server in found}

@@ -183,7 +183,7 @@ def test_a_linked_file_stays_a_link_and_a_dangling_one_is_refused(
     assert (home / ".claude.json").is_symlink()
     assert list(read(home / "dotfiles" / "claude.json")) == ["theme", "mcpServers"]
     assert dangling.returncode == 2
-    assert "gone.toml, which is not there" in dangling.stderr
+    assert "gone.toml, which does not exist" in dangling.stderr
     assert not (home / "gone.toml").exists()
 
 
@@ -192,7 +192,7 @@ def test_a_pipe_in_the_place_of_the_file_is_refused_at_once(toolspace: Toolspace
 
     done = toolspace("install", "claude-code")
 
-    assert (done.returncode, done.stderr) == (2, "error: .mcp.json: is no regular file\n")
+    assert (done.returncode, done.stderr) == (2, "error: .mcp.json: is not a regular file\n")
 
 
 def test_dry_run_shows_the_change_without_the_secrets_around_it(

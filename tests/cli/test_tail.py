@@ -80,7 +80,7 @@ async def test_tail_shows_what_happens_and_ends_well(tmp_path: Path) -> None:
         ada = await client.entities.create("human", "Ada", id="ada")
         space = await client.spaces.create("Support", members=[ada.id], id="support")
         async with tailing(tmp_path) as tail:
-            await tail.says("following everything")
+            await tail.says("following all events")
             await client.spaces.send_message(space.id, "Hello\nworld", entity_id=ada.id)
             assert "message.started" in await tail.line()
             assert (await tail.line()).endswith("message.done      ada  Hello  space:support")
@@ -98,7 +98,7 @@ async def test_tail_follows_one_space_as_json_over_a_restart(tmp_path: Path) -> 
             await client.spaces.send_message("support", "one", entity_id="ada")
             seen = [json.loads(await tail.line()) for _ in range(2)]
             gateway.process.kill()
-            await tail.says("the gateway is gone")
+            await tail.says("the gateway has ended")
             async with start_gateway_process(tmp_path) as again, ToolspaceClient(again.url, secret_key=SECRET) as other:
                 await other.spaces.send_message("support", "two", entity_id="ada")
                 seen += [json.loads(await tail.line()) for _ in range(2)]
@@ -130,7 +130,7 @@ async def test_tail_of_everything_says_once_what_a_run_does_in_a_space(tmp_path:
         await client.entities.create("agent", "Bot", id="bot")
         await client.spaces.create("Support", members=["bot"], id="support")
         async with tailing(tmp_path) as tail:
-            await tail.says("following everything")
+            await tail.says("following all events")
             await client.runs.open("bot", space_id="support", id="run_1")
             await client.runs.call("run_1", "send_message", {"text": "Hello"})
             await client.runs.close("run_1")
@@ -152,7 +152,7 @@ async def test_tail_without_a_gateway_says_what_to_do(tmp_path: Path) -> None:
     assert "toolspace serve" in none.stderr
     elsewhere = await command(tmp_path, "tail", "--url", "http://127.0.0.1:9")
     assert elsewhere.returncode == 1
-    assert "a secret key of http://127.0.0.1:9 is needed" in elsewhere.stderr
+    assert "http://127.0.0.1:9 needs a secret key" in elsewhere.stderr
     both = await command(tmp_path, "tail", "--space", "a", "--run", "b")
     assert both.returncode == 2
     wrong = await command(tmp_path, "tail", "--url", "localhost", "--key", "sk_a")
@@ -183,7 +183,7 @@ async def test_tail_into_a_pipe_that_is_closed_ends_well(tmp_path: Path) -> None
             stderr=asyncio.subprocess.PIPE,
         )
         tail = Tail(process)
-        await tail.says("following everything")
+        await tail.says("following all events")
         while process.returncode is None:
             await client.spaces.send_message("support", "hello", entity_id="ada")
         assert process.returncode == 0
@@ -215,10 +215,10 @@ async def test_keys_are_made_listed_and_revoked(tmp_path: Path) -> None:
     ("words", "said"),
     [
         (("revok", "key_a"), "did you mean"),
-        (("revoke",), "which one?"),
+        (("revoke",), "the id is missing"),
         (("list", "--name", "x"), "are for keys new"),
         (("new", "--allow", "x"), "--kind tools"),
-        (("new", "key_a"), "takes no"),
+        (("new", "key_a"), "has no argument"),
     ],
 )
 async def test_wrong_words_after_keys_are_told(tmp_path: Path, words: tuple[str, ...], said: str) -> None:

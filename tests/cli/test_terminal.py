@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import environment
-from tests.cli.terminals import Terminal
-from toolspace.cli.list import shorten
-from toolspace.cli.output import escape_control_characters, first_line
+from tests.cli.terminal import Terminal
+from toolspace.cli.output import escape_control_characters, first_line, shorten
 
 pytestmark = pytest.mark.spec("17.2")
 COLOUR = {"TERM": "xterm-256color", "NO_COLOR": ""}
@@ -26,22 +25,22 @@ def test_colour_is_for_terminals_and_for_those_who_want_it(project: Path) -> Non
     with open_terminal("call", "echo", "n=5", project=project, NO_COLOR="1") as plain:
         assert plain.end() == 0
 
-    assert '\x1b[36m"n"\x1b[0m: \x1b[33m5\x1b[0m' in coloured.shown
-    assert plain.shown == '{\r\n  "n": 5\r\n}\r\n'
+    assert '\x1b[36m"n"\x1b[0m: \x1b[33m5\x1b[0m' in coloured.output
+    assert plain.output == '{\r\n  "n": 5\r\n}\r\n'
 
 
 def test_a_tool_cannot_command_the_terminal(project: Path) -> None:
     with open_terminal("call", "give", "what=escapes", project=project) as terminal:
         assert terminal.end() == 0
 
-    assert terminal.shown == "\\x1b[31mred\\x1b[0m\\x1b]0;title\\x07\r\n"
+    assert terminal.output == "\\x1b[31mred\\x1b[0m\\x1b]0;title\\x07\r\n"
 
 
 def test_the_list_fits_the_terminal(project: Path) -> None:
     with open_terminal("list", project=project, columns=60) as terminal:
         assert terminal.end() == 0
 
-    lines = _ESCAPES.sub("", terminal.shown).splitlines()
+    lines = _ESCAPES.sub("", terminal.output).splitlines()
     assert max(map(len, lines)) <= 60
     assert any(line.startswith("http_request") and line.endswith("…") for line in lines)
 
@@ -54,7 +53,7 @@ def test_ctrl_c_cancels_the_call_and_cleans_up(project: Path, tool: str) -> None
         code = terminal.end()
 
     assert code == 128 + signal.SIGINT
-    assert "the call was canceled" in terminal.shown
+    assert "the call was canceled" in terminal.output
     assert (project / "cleaned").exists() == (tool == "waits")
 
 
@@ -74,7 +73,7 @@ def test_what_takes_long_shows_how_far_it_is_and_leaves_no_trace(project: Path) 
         terminal.type("\x03")
         terminal.end()
 
-    after = terminal.shown.rpartition("\r\x1b[K")[2]
+    after = terminal.output.rpartition("\r\x1b[K")[2]
     assert "still here" not in after
 
 
@@ -83,8 +82,8 @@ def test_log_lines_are_coloured_by_their_level(project: Path) -> None:
     with open_terminal("call", "fails", "--verbose", project=project) as terminal:
         assert terminal.end() == 1
 
-    assert "\x1b[36m[VRB]\x1b[0m tool request → fails" in terminal.shown
-    assert "\x1b[33m[WRN]\x1b[0m tool response ← fails" in terminal.shown
+    assert "\x1b[36m[VRB]\x1b[0m tool request → fails" in terminal.output
+    assert "\x1b[33m[WRN]\x1b[0m tool response ← fails" in terminal.output
 
 
 def test_only_what_a_terminal_would_obey_is_escaped() -> None:

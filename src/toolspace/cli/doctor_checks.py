@@ -327,7 +327,7 @@ def _find_service_fix(reason: str) -> str:
         return "set its baseUrl to the URL of the service"
     if re.search(r"\bauth\b|credential|security scheme|\b401\b|\b403\b", reason, re.IGNORECASE):
         return "set its auth or headers"
-    if "filters let none" in reason:
+    if "filters accept none" in reason:
         return "correct its tags, methods, paths and operations"
     return ""
 

@@ -31,7 +31,7 @@ from toolspace.cli.output import (
 )
 from toolspace.cli.runner import run
 from toolspace.config.load import Config
-from toolspace.config.model import McpServerSettings
+from toolspace.config.provider_settings import McpServerSettings
 from toolspace.core.names import did_you_mean
 from toolspace.server.control_socket import ControlRequest, ServerReport, ask_processes, report_servers
 

@@ -254,7 +254,7 @@ class Conversation:
         if self._screen.is_interactive:
             self._view.show_history(messages)
             place = f'"{context.space.name}" at {self._client.url}'
-            self._view.show_note(f"Chat with {context.agent.name} in {place}; /help lists the commands.")
+            self._view.show_note(f"Chat with {context.agent.name} in {place}; /help for help.")
         await self._questions.load_open()
 
     async def _show_idle(self) -> None:

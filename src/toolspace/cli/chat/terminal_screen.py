@@ -106,15 +106,15 @@ class TerminalScreen:
         self._session.app.invalidate()
 
     def append_text(self, text: str) -> None:
-        *lines, self._unfinished = (self._unfinished + escape_control_characters(text)).split("\n")
-        for line in lines:
-            self._write_message_line(line)
+        lines, line_break, self._unfinished = (self._unfinished + escape_control_characters(text)).rpartition("\n")
+        if line_break:
+            self._write_message_lines(lines)
         self._session.app.invalidate()
 
     def end_message(self) -> None:
         if self._speaker or self._unfinished:
             line, self._unfinished = self._unfinished, ""
-            self._write_message_line(line)
+            self._write_message_lines(line)
 
     def show_activity(self, activity: str | None) -> None:
         if activity is not None and self._activity is None:
@@ -130,9 +130,9 @@ class TerminalScreen:
         self._timer = self._loop.call_later(SPINNER_SECONDS, self._animate)
         self._session.app.invalidate()
 
-    def _write_message_line(self, line: str) -> None:
+    def _write_message_lines(self, lines: str) -> None:
         speaker, self._speaker = self._speaker, ""
-        self._output.line((self._output.style(speaker, fg="cyan", bold=True) if speaker else "") + line)
+        self._output.line((self._output.style(speaker, fg="cyan", bold=True) if speaker else "") + lines)
 
     def _write_above(self, write: Callable[[], None]) -> None:
         """Writes above the input line. Log lines of other threads are handed to the thread of the loop."""

@@ -94,7 +94,7 @@ def test_a_value_gets_the_type_that_the_schema_asks_for(words: list[str], value:
     [
         (["n=1", "n=2"], "n is given 2 times, but it takes one value"),
         (["five"], "did you mean n=five?"),
-        (["n=1", "five"], "it takes n, x, flag"),
+        (["n=1", "five"], "the parameters are n, x, flag"),
         (["=5"], "is not key=value"),
         ([":=5"], "is not key=value"),
         (["n:=five"], "'n:=five' is not JSON"),

@@ -18,7 +18,7 @@ NO_KEYS = {variable: "" for provider in PROVIDERS.values() for variable in provi
 async def test_without_a_key_it_says_which_to_set_and_how_to_talk(tmp_path: Path) -> None:
     async with start_gateway_process(tmp_path, environ=NO_KEYS) as gateway:
         said = "\n".join(gateway.stderr_lines)
-    assert 'The agent Demo is in the space "Lobby". It goes by a few rules: no key of a model is set.' in said
+    assert 'The agent Demo is in the space "Lobby". It follows a few fixed rules: no key of a model is set.' in said
     assert f"OPENAI_API_KEY     openai:{PROVIDERS['openai'].default_model}" in said
     assert f"GEMINI_API_KEY     google:{PROVIDERS['google'].default_model}" in said
     assert "\n  toolspace chat\n" in said
@@ -27,10 +27,7 @@ async def test_without_a_key_it_says_which_to_set_and_how_to_talk(tmp_path: Path
 async def test_with_a_key_it_says_which_model_it_thinks_with(tmp_path: Path) -> None:
     async with start_gateway_process(tmp_path, environ={**NO_KEYS, "ANTHROPIC_API_KEY": "sk-ant-none"}) as gateway:
         said = "\n".join(gateway.stderr_lines)
-    assert (
-        f'The agent Demo is in the space "Lobby", and thinks with anthropic:{PROVIDERS["anthropic"].default_model}.'
-        in said
-    )
+    assert f'The agent Demo is in the space "Lobby", and uses anthropic:{PROVIDERS["anthropic"].default_model}.' in said
     assert "sk-ant-none" not in said
 
 
@@ -38,7 +35,7 @@ async def test_agents_of_ones_own_are_named(tmp_path: Path) -> None:
     config = write_config(tmp_path, agents={"ann": {"model": "demo"}, "bob jones": {"model": "demo"}})
     async with start_gateway_process(tmp_path, config) as gateway:
         said = "\n".join(gateway.stderr_lines)
-    assert "Agents: ann, bob jones. To talk to one, in another terminal:\n  toolspace chat ann\n" in said
+    assert "Agents: ann, bob jones. To chat with one, in another terminal:\n  toolspace chat ann\n" in said
     assert "Lobby" not in said
 
 
@@ -46,5 +43,7 @@ async def test_agents_that_cannot_think_are_named_with_what_they_lack(tmp_path: 
     agents = {"ann": {"model": "demo"}, "bob": {"model": "openai:gpt-5"}, "eve": {"model": "openai:gpt-5"}}
     async with start_gateway_process(tmp_path, write_config(tmp_path, agents=agents), environ=NO_KEYS) as gateway:
         said = "\n".join(gateway.stderr_lines)
-    assert "Agents that cannot think yet (toolspace doctor says more):\n  bob, eve: openai:gpt-5: no key is set" in said
+    assert (
+        "Agents without a usable model (toolspace doctor says more):\n  bob, eve: openai:gpt-5: no key is set" in said
+    )
     assert "OPENAI_API_KEY" in said

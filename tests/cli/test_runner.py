@@ -8,8 +8,8 @@ import sys
 _ASK = """
 import gc, sys
 from toolspace.cli import mcp, serve
-assert mcp.tune is serve.tune
-serve.tune()
+assert mcp.tune_process is serve.tune_process
+serve.tune_process()
 print(sys.getswitchinterval() <= 0.001, gc.get_threshold()[0] > 2000, gc.get_freeze_count() > 1000)
 """
 

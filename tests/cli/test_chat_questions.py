@@ -56,9 +56,9 @@ def test_a_form_asks_for_each_property_of_the_output() -> None:
     assert form.answer("2") is None
     assert form.answer("") is None
     assert form.field.prompt == "breakfast [Y/n]> "
-    assert form.take("") is None
-    assert isinstance(form.take("Ann, Bob"), InvalidAnswer)
-    assert form.take('["Ann", "Bob"]') is None
+    assert form.answer("") is None
+    assert isinstance(form.answer("Ann, Bob"), InvalidAnswer)
+    assert form.answer('["Ann", "Bob"]') is None
     assert answered(form, " 12 ") == {
         "nights": 2,
         "room": "double",
