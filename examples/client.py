@@ -13,8 +13,8 @@ async def main() -> None:
         space = await client.spaces.create("Workshop", members=[ada.id, robot.id])
         await client.spaces.send_message(space.id, "What time is it?", entity_id=ada.id)
 
-        (asked,) = await client.agents.list_inbox(robot.id)
-        print("the robot is asked:", asked.data["content"])
+        (request_event,) = await client.agents.list_inbox(robot.id)
+        print("the robot is asked:", request_event.data["content"])
 
         run = await client.runs.open(robot.id, space_id=space.id)
         result = await client.runs.call(run.id, "current_time", {"timezone": "UTC"})

@@ -18,7 +18,7 @@ async def divide(a: float, b: float) -> float:
 
 async def main() -> None:
     async with Toolspace(tools=[divide]) as ts:
-        tools = {one.name: one for one in to_langchain_tools(ts)}
+        tools = {tool_.name: tool_ for tool_ in to_langchain_tools(ts)}
         # What a chat model answers once it knows the tools:
         answer = AIMessage(
             "",

@@ -72,10 +72,10 @@ class NotesProvider(ToolProvider):
         return f"{title}: {len(text)} characters"
 
     def _read(self, title: str) -> str:
-        found = self._open.execute("SELECT text FROM notes WHERE title = ?", (title,)).fetchone()
-        if found is None:
+        row = self._open.execute("SELECT text FROM notes WHERE title = ?", (title,)).fetchone()
+        if row is None:
             raise ToolExecutionError(f'there is no note "{title}"')
-        return found[0]
+        return row[0]
 
     async def _wait_for(self, title: str) -> str:
         self.waiting += 1

@@ -17,7 +17,9 @@ async def main() -> None:
     model = ScriptedModel(
         [
             [call("look_up", {"city": "Lisbon"}), call("look_up", {"city": "Oslo"})],  # Two calls at once.
-            lambda request: f"They have {' and '.join(one.text for one in request.turns[-1].results)} degrees.",
+            lambda request: (
+                f"They have {' and '.join(tool_call.text for tool_call in request.turns[-1].results)} degrees."
+            ),
         ]
     )
     turns: list[Turn] = [UserTurn("How warm is it in Lisbon and Oslo?")]
@@ -29,7 +31,8 @@ async def main() -> None:
             if not turn.calls:
                 break
             answers = [
-                ModelToolResult(one.id, one.name, (await ts.call(one.name, one.arguments)).text) for one in turn.calls
+                ModelToolResult(tool_call.id, tool_call.name, (await ts.call(tool_call.name, tool_call.arguments)).text)
+                for tool_call in turn.calls
             ]
             turns.append(ResultsTurn(tuple(answers)))
     print(turn.text)

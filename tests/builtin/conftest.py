@@ -1,4 +1,4 @@
-"""One door to the built-in tools for the tests of this folder: a real toolspace, inside a folder of its own."""
+"""Calls the built-in tools through a real toolspace in a temporary folder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from toolspace.toolspace import Settings, Toolspace
 
 
 class ToolCaller:
-    """Calls tools the way users do."""
+    """Calls tools as users do."""
 
     def __init__(self, toolspace: Toolspace) -> None:
         self.toolspace = toolspace
@@ -35,7 +35,7 @@ class ToolCaller:
     async def call_fails(
         self, tool: str, arguments: dict[str, Any], kind: str, *words: str, context: ToolContext | None = None
     ) -> str:
-        """The message of a call that fails in this way and names these things."""
+        """The error message of a call that fails with this kind and contains these words."""
         result = await self.call(tool, arguments, context)
         assert not result.ok, result.result
         assert result.error is not None
@@ -56,7 +56,7 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def memory(tmp_path: Path) -> Path:
-    """The memory folder; nothing has made it yet."""
+    """The memory folder, which does not exist yet."""
     return tmp_path / "memory"
 
 

@@ -1,3 +1,5 @@
+"""Addresses, hosts and `allowedHosts`: what counts as public, and what an entry allows."""
+
 from __future__ import annotations
 
 import socket
@@ -82,7 +84,7 @@ def test_a_public_address_has_no_kind(text: str):
 
 @settings(deadline=None)
 @given(st.ip_addresses())
-def test_whatever_the_standard_library_calls_special_is_refused(address: IPv4Address | IPv6Address):
+def test_addresses_that_the_standard_library_calls_special_are_refused(address: IPv4Address | IPv6Address):
     plain = parse_address(str(address))
     if isinstance(plain, IPv6Address) and (plain.sixtofour or plain in NAT64):
         return
@@ -113,7 +115,7 @@ def test_whatever_the_standard_library_calls_special_is_refused(address: IPv4Add
         "０x7f.1",
     ],
 )
-def test_every_spelling_of_an_address_is_that_address(text: str):
+def test_every_spelling_of_an_address_is_recognized(text: str):
     assert canonical_host(text) == LOOPBACK
 
 
@@ -139,14 +141,14 @@ def test_every_spelling_of_an_address_is_that_address(text: str):
         ".".join(["a" * 60] * 5),
     ],
 )
-def test_what_is_no_host_is_refused(text: str):
+def test_an_invalid_host_is_rejected(text: str):
     with pytest.raises(ValueError):
         canonical_host(text)
 
 
 @settings(deadline=None)
 @given(st.text(alphabet="0123456789abcdefx.", min_size=1, max_size=24))
-def test_a_host_that_the_system_would_read_as_an_address_never_counts_as_a_name(text: str):
+def test_a_host_that_the_system_reads_as_an_address_is_not_a_name(text: str):
     try:
         expected = IPv4Address(socket.inet_aton(text))
     except OSError:
@@ -165,7 +167,7 @@ def test_a_host_that_the_system_would_read_as_an_address_never_counts_as_a_name(
 
 @settings(deadline=None)
 @given(st.ip_addresses(v=4), st.sampled_from("dohs"))
-def test_an_address_in_numbers_of_any_base_is_recognised(address: IPv4Address, form: str):
+def test_an_address_in_numbers_of_any_base_is_recognized(address: IPv4Address, form: str):
     number = int(address)
     spelled = {
         "d": str(number),
@@ -209,7 +211,7 @@ def test_any_text_is_a_canonical_host_or_a_value_error(text: str):
         ("*:8080", "anything.example", "::1", 8080),
     ],
 )
-def test_an_entry_allows_what_it_names(entry: str, host: str, address: str, port: int):
+def test_an_entry_allows_its_host(entry: str, host: str, address: str, port: int):
     assert HostGuard([entry]).filter_addresses(host, port, [ip_address(address)]) == [ip_address(address)]
 
 
@@ -248,13 +250,13 @@ def test_an_entry_allows_nothing_else(entry: str, host: str, address: str, port:
         "[::1",
     ],
 )
-def test_an_entry_of_another_form_is_a_configuration_error(entry: str):
+def test_an_invalid_entry_is_a_configuration_error(entry: str):
     with pytest.raises(ConfigError, match="allowedHosts"):
         AllowedHosts([entry])
 
 
 @pytest.mark.spec("10.3")
-def test_the_refusal_names_host_kind_address_and_the_way_out():
+def test_the_refusal_names_host_kind_address_and_setting():
     with pytest.raises(ToolPermissionError) as refusal:
         HostGuard().filter_addresses("db.example", 80, [ip_address("10.0.0.1")])
     assert str(refusal.value) == (
@@ -269,7 +271,7 @@ def test_refused_addresses_are_dropped_and_public_ones_stay():
 
 
 @pytest.mark.spec("10.3")
-def test_metadata_names_are_refused_before_they_are_looked_up():
+def test_metadata_hosts_are_refused_before_they_are_resolved():
     with pytest.raises(ToolPermissionError, match="metadata"):
         HostGuard(["10.0.0.0/8"]).check_name("metadata.google.internal", 80)
     HostGuard(["metadata.google.internal"]).check_name("metadata.google.internal", 80)

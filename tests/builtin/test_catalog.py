@@ -1,4 +1,4 @@
-"""10.7: the collections, and what all built-ins have in common."""
+"""10.7: the collections, and rules for all built-in tools."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def names(tools: Sequence[Any]) -> list[str]:
 
 
 @pytest.mark.spec("10.7")
-def test_the_collections_hold_what_they_promise() -> None:
+def test_the_collections_contain_the_documented_tools() -> None:
     assert names(main_agent_tools) == [
         "current_time",
         "memory_list",
@@ -40,21 +40,21 @@ def test_the_collections_hold_what_they_promise() -> None:
     assert names(session_tools) == ["session_archive_read"]
     task = set(names(all_task_tools))
     assert {"spawn_task", "reply"}.isdisjoint(task)
-    assert {one.category.value for one in all_task_tools} == {"system", "file", "network", "data", "memory"}
+    assert {tool_.category.value for tool_ in all_task_tools} == {"system", "file", "network", "data", "memory"}
     assert {"task_list", "task_replay", "read_file", "http_get", "json_parse", "memory_append"} <= task
     assert set(tool_collections) == {"allTaskTools", "mainAgentTools", "reflectionTools", "sessionTools"}
 
 
 @pytest.mark.spec("10.7")
 @pytest.mark.parametrize("name", ["allTaskTools", "mainAgentTools", "reflectionTools", "sessionTools"])
-async def test_a_collection_makes_a_toolspace(name: str) -> None:
+async def test_a_toolspace_can_use_a_collection(name: str) -> None:
     async with Toolspace(tools=tool_collections[name]) as ts:
         assert names(ts.list_tools()) == names(tool_collections[name])
 
 
 @pytest.mark.spec("1.1")
 @pytest.mark.parametrize("tool", builtin_tools, ids=names(builtin_tools))
-def test_a_built_in_is_fully_described(tool: Any) -> None:
+def test_every_built_in_tool_is_fully_described(tool: Any) -> None:
     wire = tool.to_dict()
     assert len(wire["description"]) > 10
     assert wire["visible"] is False
@@ -65,21 +65,21 @@ def test_a_built_in_is_fully_described(tool: Any) -> None:
 
 
 @pytest.mark.spec("1.2")
-def test_categories_are_the_known_ones() -> None:
+def test_categories_are_valid() -> None:
     from toolspace import Tool, ToolCategory, ToolDefinitionError
 
-    known = ["system", "file", "network", "data", "memory", "code", "mcp", "rest", "agent", "space", "custom"]
-    assert [category.value for category in ToolCategory] == known
-    assert [str(Tool("x", category=name).category) for name in known] == known
+    categories = ["system", "file", "network", "data", "memory", "code", "mcp", "rest", "agent", "space", "custom"]
+    assert [category.value for category in ToolCategory] == categories
+    assert [str(Tool("x", category=name).category) for name in categories] == categories
     with pytest.raises(ToolDefinitionError, match=r"'fun'.*system, file"):
         Tool("x", category="fun")
 
 
 class Host:
-    """An agent that only keeps what it is told."""
+    """A task host that records its calls."""
 
     def __init__(self) -> None:
-        self.said: list[tuple[str, str, str | None]] = []
+        self.replies: list[tuple[str, str, str | None]] = []
 
     async def list_tasks(self, date: str | None, context: ToolContext) -> Sequence[Mapping[str, Any]]:
         return [{"taskId": "t1", "date": date}]
@@ -91,11 +91,11 @@ class Host:
         return f"task of {description}: {input}"
 
     async def reply(self, text: str, channel_id: str, reply_to: str | None, context: ToolContext) -> Mapping[str, Any]:
-        self.said.append((text, channel_id, reply_to))
+        self.replies.append((text, channel_id, reply_to))
         return {"delivered": True}
 
 
-async def test_the_task_tools_speak_to_the_agent_around_them() -> None:
+async def test_the_task_tools_call_the_task_host() -> None:
     host = Host()
     async with Toolspace(tools=[*task_tools, *agent_tools], context=ToolContext(tasks=host)) as ts:
         assert (await ts.call("task_list", {"date": "2026-01-31"})).result == [{"taskId": "t1", "date": "2026-01-31"}]
@@ -104,15 +104,15 @@ async def test_the_task_tools_speak_to_the_agent_around_them() -> None:
         spawned = await ts.call("spawn_task", {"description": "d", "input": "i"})
         assert spawned.result == {"taskId": "task of d: i"}
         assert (await ts.call("reply", {"text": "hi", "channelId": "c", "replyTo": "m"})).result == {"delivered": True}
-    assert host.said == [("hi", "c", "m")]
+    assert host.replies == [("hi", "c", "m")]
 
 
 @pytest.mark.parametrize("tool", [*task_tools, *agent_tools], ids=names([*task_tools, *agent_tools]))
-async def test_without_an_agent_the_task_tools_say_so(tool: Any) -> None:
+async def test_without_an_agent_the_task_tools_fail_clearly(tool: Any) -> None:
     arguments = {"taskId": "x", "description": "d", "input": "i", "text": "t", "channelId": "c"}
-    known = tool.input_schema["properties"]
+    properties = tool.input_schema["properties"]
     async with Toolspace(tools=[tool]) as ts:
-        result = await ts.call(tool.name, {name: value for name, value in arguments.items() if name in known})
+        result = await ts.call(tool.name, {name: value for name, value in arguments.items() if name in properties})
     assert "only in calls of a running agent" in (result.error or "")
 
 

@@ -1,4 +1,4 @@
-"""`edit_file`: exact text for exact text, all edits or none."""
+"""`edit_file`: replaces exact text, all edits or none."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def edit(*edits: dict[str, Any], path: str = "a.txt") -> dict[str, Any]:
 
 
 @pytest.mark.spec("10.2")
-async def test_edits_are_applied_in_order_each_to_the_result_of_the_one_before(tools: Any, work: Path) -> None:
+async def test_edits_are_applied_in_order(tools: Any, work: Path) -> None:
     (work / "a.txt").write_text("one two")
     result = await tools.ok("edit_file", edit({"old": "one", "new": "three"}, {"old": "three two", "new": "done"}))
     assert result == {"applied": 2}
@@ -29,14 +29,14 @@ async def test_edits_are_applied_in_order_each_to_the_result_of_the_one_before(t
 
 @pytest.mark.spec("10.2")
 @pytest.mark.parametrize("new", ["$&", r"\1", r"\g<0>", r"\n", "$1", "%s", "{0}", "\\", ""])
-async def test_the_new_text_is_taken_literally(tools: Any, work: Path, new: str) -> None:
+async def test_the_replacement_is_literal(tools: Any, work: Path, new: str) -> None:
     (work / "a.txt").write_text("a(.*)b")
     await tools.ok("edit_file", edit({"old": "(.*)", "new": new}))
     assert (work / "a.txt").read_text() == f"a{new}b"
 
 
 @pytest.mark.spec("10.2")
-async def test_all_edits_are_made_or_none(tools: Any, work: Path) -> None:
+async def test_all_edits_are_applied_or_none(tools: Any, work: Path) -> None:
     (work / "a.txt").write_text("one two two")
     first = {"old": "one", "new": "1"}
     await tools.call_fails(
@@ -58,7 +58,7 @@ async def test_replace_all_replaces_every_occurrence(tools: Any, work: Path) -> 
     await tools.call_fails("edit_file", none, "invalid_parameters", "edits[0]", "0 times")
 
 
-async def test_occurrences_that_overlap_are_several(tools: Any, work: Path) -> None:
+async def test_overlapping_occurrences_count_separately(tools: Any, work: Path) -> None:
     (work / "a.txt").write_text("aaa")
     await tools.call_fails("edit_file", edit({"old": "aa", "new": "b"}), "invalid_parameters", "2 times")
 
@@ -66,7 +66,7 @@ async def test_occurrences_that_overlap_are_several(tools: Any, work: Path) -> N
 @pytest.mark.parametrize(
     "edits", [[], [{"old": "", "new": "x"}], [{"old": "a"}], [{"old": "a", "new": "b", "all": True}], "a", [1]]
 )
-async def test_edits_that_say_nothing_are_refused(tools: Any, work: Path, edits: Any) -> None:
+async def test_empty_edits_are_rejected(tools: Any, work: Path, edits: Any) -> None:
     (work / "a.txt").write_text("a")
     await tools.call_fails("edit_file", {"path": "a.txt", "edits": edits}, "invalid_parameters", "edits")
     assert (work / "a.txt").read_text() == "a"
@@ -82,7 +82,7 @@ async def test_byte_order_mark_line_ends_last_line_and_mode_are_kept(tools: Any,
     assert stat.S_IMODE(path.stat().st_mode) == 0o755
 
 
-async def test_in_a_file_of_windows_lines_an_edit_means_those(tools: Any, work: Path) -> None:
+async def test_edits_of_a_crlf_file_use_crlf(tools: Any, work: Path) -> None:
     path = work / "a.txt"
     path.write_bytes(b"one\r\ntwo\r\n")
     await tools.ok("edit_file", edit({"old": "one\ntwo", "new": "1\n2\n3"}))
@@ -91,7 +91,7 @@ async def test_in_a_file_of_windows_lines_an_edit_means_those(tools: Any, work: 
     assert path.read_bytes() == b"x\ny\r\n3\r\n"
 
 
-async def test_a_link_inside_is_edited_through_and_stays_a_link(tools: Any, work: Path) -> None:
+async def test_editing_a_link_changes_its_target(tools: Any, work: Path) -> None:
     (work / "a.txt").write_text("old")
     (work / "link").symlink_to("a.txt")
     await tools.ok("edit_file", edit({"old": "old", "new": "new"}, path="link"))
@@ -100,25 +100,25 @@ async def test_a_link_inside_is_edited_through_and_stays_a_link(tools: Any, work
 
 
 @pytest.mark.parametrize("data", [b"a\0b", b"a\xffb"])
-async def test_a_binary_file_is_refused(tools: Any, work: Path, data: bytes) -> None:
+async def test_a_binary_file_is_rejected(tools: Any, work: Path, data: bytes) -> None:
     (work / "a.txt").write_bytes(data)
     await tools.call_fails("edit_file", edit({"old": "a", "new": "b"}), "execution_error", "not utf-8 text")
     assert (work / "a.txt").read_bytes() == data
 
 
-async def test_a_missing_file_is_an_error_and_is_not_made(tools: Any, work: Path) -> None:
+async def test_a_missing_file_is_an_error_and_is_not_created(tools: Any, work: Path) -> None:
     await tools.call_fails("edit_file", edit({"old": "a", "new": "b"}), "execution_error", "not found")
     assert os.listdir(work) == []
 
 
-async def test_edits_that_would_fill_the_memory_are_refused(tools: Any, work: Path) -> None:
+async def test_edits_that_exceed_the_size_limit_are_rejected(tools: Any, work: Path) -> None:
     (work / "a.txt").write_text("a" * 1000)
     grow = {"old": "a", "new": "a" * 1000, "replaceAll": True}
     await tools.call_fails("edit_file", edit(*[grow] * 20), "invalid_parameters", "edits[1]", "would have more than")
     assert (work / "a.txt").read_text() == "a" * 1000
 
 
-async def test_edits_at_once_do_not_lose_each_other(tools: Any, work: Path) -> None:
+async def test_concurrent_edits_lose_nothing(tools: Any, work: Path) -> None:
     (work / "a.txt").write_text("".join(f"<{number}>" for number in range(30)))
     edits = [tools.ok("edit_file", edit({"old": f"<{number}>", "new": f"[{number}]"})) for number in range(30)]
     await asyncio.gather(*edits)
@@ -131,7 +131,7 @@ async def test_edits_at_once_do_not_lose_each_other(tools: Any, work: Path) -> N
     st.text(st.sampled_from("ab\n\rü$\\"), min_size=1, max_size=4),
     st.text(st.sampled_from("xy\r$&\\1")),
 )
-async def test_any_edit_changes_exactly_the_one_place(tools: Any, work: Path, text: str, old: str, new: str) -> None:
+async def test_any_edit_changes_exactly_one_place(tools: Any, work: Path, text: str, old: str, new: str) -> None:
     assume("\r\n" not in text)
     (work / "a.txt").write_bytes(text.encode())
     places = [at for at in range(len(text)) if text.startswith(old, at)]

@@ -1,4 +1,4 @@
-"""The file tools: what they do, and that nothing leads them out of the allowed folders."""
+"""The file tools: their results, and that they cannot leave the allowed folders."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ TOUCHING = {
 
 @pytest.fixture
 def outside(tmp_path: Path) -> Path:
-    """A folder that no tool may touch."""
+    """A folder that no tool may access."""
     folder = tmp_path / "outside"
     folder.mkdir()
     (folder / "secret.txt").write_text("secret")
@@ -55,7 +55,7 @@ def names(listing: dict[str, Any]) -> list[str]:
 
 
 @pytest.mark.spec("10.2")
-async def test_read_file_gives_content_size_and_lines(tools: Any, work: Path) -> None:
+async def test_read_file_returns_content_size_and_lines(tools: Any, work: Path) -> None:
     (work / "a.txt").write_bytes("één\r\ntwo\nthree".encode())
     assert await tools.ok("read_file", {"path": "a.txt"}) == {
         "content": "één\r\ntwo\nthree",
@@ -87,7 +87,7 @@ async def test_offset_counts_lines_from_one(tools: Any, work: Path, window: dict
 
 
 @pytest.mark.parametrize("window", [{"offset": -1}, {"limit": -1}])
-async def test_negative_lines_are_refused(tools: Any, work: Path, window: dict[str, int]) -> None:
+async def test_negative_line_numbers_are_rejected(tools: Any, work: Path, window: dict[str, int]) -> None:
     (work / "a.txt").write_text("a")
     await tools.call_fails("read_file", {"path": "a.txt", **window}, "invalid_parameters", next(iter(window)))
 
@@ -99,7 +99,7 @@ async def test_negative_lines_are_refused(tools: Any, work: Path, window: dict[s
     st.integers(0, 8) | st.none(),
     st.sampled_from(["utf-8", "utf-16", "utf-32-be"]),
 )
-async def test_any_window_of_any_text_is_the_lines_that_an_editor_counts(
+async def test_any_range_of_lines_is_what_an_editor_shows(
     tools: Any, work: Path, text: str, offset: int, limit: int | None, encoding: str
 ) -> None:
     (work / "a.txt").write_bytes(text.encode(encoding))
@@ -108,13 +108,13 @@ async def test_any_window_of_any_text_is_the_lines_that_an_editor_counts(
     if not lines[-1]:
         lines.pop()
     first = max(offset - 1, 0)
-    wanted = lines[first:] if limit is None else lines[first : first + limit]
+    expected = lines[first:] if limit is None else lines[first : first + limit]
     arguments = {"path": "a.txt", "offset": offset, "limit": limit, "encoding": encoding}
     read = await tools.ok("read_file", arguments)
-    assert (read["content"], read["totalLines"]) == ("".join(wanted), len(lines))
+    assert (read["content"], read["totalLines"]) == ("".join(expected), len(lines))
 
 
-async def test_lines_are_found_across_the_pieces_that_a_large_file_is_read_in(tools: Any, work: Path) -> None:
+async def test_lines_may_cross_the_read_buffer(tools: Any, work: Path) -> None:
     lines = [f"{number} {'ü' * 50}\n" for number in range(1, 20_001)]
     (work / "a.txt").write_text("".join(lines))
     read = await tools.ok("read_file", {"path": "a.txt", "offset": 9_999, "limit": 3})
@@ -131,7 +131,7 @@ async def test_a_file_too_large_to_read_whole_is_read_in_parts(tools: Any, work:
     await tools.call_fails("read_file", {"path": "large.log", "encoding": "base64"}, "limit_exceeded", "11,700,000")
 
 
-async def test_a_line_without_end_is_not_taken_into_memory(tools: Any, work: Path) -> None:
+async def test_an_endless_line_is_not_loaded(tools: Any, work: Path) -> None:
     with (work / "line.txt").open("wb") as file:
         file.writelines(b"x" * 1_000_000 for _ in range(11))
     await tools.call_fails("read_file", {"path": "line.txt", "limit": 1}, "limit_exceeded")
@@ -149,7 +149,7 @@ async def test_a_binary_file_is_read_as_base64_only(tools: Any, work: Path, data
     assert read["size"] == len(data)
 
 
-async def test_a_file_is_read_in_its_own_encoding(tools: Any, work: Path) -> None:
+async def test_a_file_is_read_in_the_given_encoding(tools: Any, work: Path) -> None:
     (work / "a.txt").write_bytes("größer".encode("latin-1"))
     await tools.call_fails("read_file", {"path": "a.txt"}, "execution_error", "not utf-8")
     assert (await tools.ok("read_file", {"path": "a.txt", "encoding": "ISO-8859-1"}))["content"] == "größer"
@@ -158,14 +158,14 @@ async def test_a_file_is_read_in_its_own_encoding(tools: Any, work: Path) -> Non
 @pytest.mark.parametrize(
     "encoding", ["klingon", "", "hex", "rot13", "zlib", "idna", "unicode_escape", "a\0b", "ü", "\ud800", "x" * 5000]
 )
-async def test_an_encoding_that_is_none_is_refused(tools: Any, work: Path, encoding: str) -> None:
+async def test_an_unknown_encoding_is_rejected(tools: Any, work: Path, encoding: str) -> None:
     (work / "a.txt").write_text("a")
     await tools.call_fails("read_file", {"path": "a.txt", "encoding": encoding}, "invalid_parameters", "encoding")
     write = {"path": "b.txt", "content": "", "encoding": encoding}
     await tools.call_fails("write_file", write, "invalid_parameters", "encoding")
 
 
-async def test_lines_of_base64_are_refused(tools: Any, work: Path) -> None:
+async def test_offset_and_limit_with_base64_are_rejected(tools: Any, work: Path) -> None:
     (work / "a.txt").write_text("a")
     await tools.call_fails("read_file", {"path": "a.txt", "encoding": "base64", "offset": 1}, "invalid_parameters")
 
@@ -174,7 +174,7 @@ async def test_lines_of_base64_are_refused(tools: Any, work: Path) -> None:
 
 
 @pytest.mark.spec("10.2")
-async def test_write_file_makes_folders_and_writes_what_it_is_given(tools: Any, work: Path) -> None:
+async def test_write_file_creates_folders_and_writes_the_content(tools: Any, work: Path) -> None:
     written = await tools.ok("write_file", {"path": "new/deep/a.txt", "content": "ü\r\n\n$&"})
     assert written == {"bytesWritten": 7}
     assert (work / "new/deep/a.txt").read_bytes() == b"\xc3\xbc\r\n\n$&"
@@ -182,7 +182,7 @@ async def test_write_file_makes_folders_and_writes_what_it_is_given(tools: Any, 
     assert (work / "a.bin").read_bytes() == b"\xff\x00\x80\xff"
 
 
-async def test_write_file_keeps_the_mode_of_a_file_and_leaves_nothing_else_behind(tools: Any, work: Path) -> None:
+async def test_write_file_keeps_the_mode_and_leaves_no_temporary_file(tools: Any, work: Path) -> None:
     script = work / "run.sh"
     script.write_text("old")
     script.chmod(0o751)
@@ -193,15 +193,15 @@ async def test_write_file_keeps_the_mode_of_a_file_and_leaves_nothing_else_behin
 
 
 @pytest.mark.spec("10.2")
-async def test_a_reader_never_sees_half_a_file(tools: Any, work: Path) -> None:
+async def test_readers_never_see_a_partial_file(tools: Any, work: Path) -> None:
     path = work / "a.txt"
     path.write_text("a" * 200_000)
     done = threading.Event()
-    seen: set[str] = set()
+    contents: set[str] = set()
 
     def read() -> None:
         while not done.is_set():
-            seen.add(path.read_text())
+            contents.add(path.read_text())
 
     reader = threading.Thread(target=read)
     reader.start()
@@ -209,10 +209,10 @@ async def test_a_reader_never_sees_half_a_file(tools: Any, work: Path) -> None:
         await tools.ok("write_file", {"path": "a.txt", "content": letter * 200_000})
     done.set()
     reader.join()
-    assert seen <= {letter * 200_000 for letter in "abcdefgh"}
+    assert contents <= {letter * 200_000 for letter in "abcdefgh"}
 
 
-async def test_a_failed_write_leaves_the_file_as_it_was(tools: Any, work: Path) -> None:
+async def test_a_failed_write_keeps_the_old_content(tools: Any, work: Path) -> None:
     (work / "a.txt").write_text("old")
     await tools.call_fails("write_file", {"path": "a.txt", "content": "\ud800"}, "invalid_parameters", "content")
     latin = {"path": "a.txt", "content": "漢", "encoding": "latin-1"}
@@ -231,7 +231,7 @@ async def test_a_write_protected_file_is_not_replaced(tools: Any, work: Path) ->
 
 
 @pytest.mark.parametrize("path", ["folder", "folder/", ".", "..", "new/", "folder/."])
-async def test_a_folder_is_not_written_as_a_file(tools: Any, work: Path, path: str) -> None:
+async def test_writing_to_a_folder_is_an_error(tools: Any, work: Path, path: str) -> None:
     (work / "folder").mkdir()
     result = await tools.call("write_file", {"path": path, "content": "x"})
     assert not result.ok
@@ -260,7 +260,7 @@ def tree(work: Path) -> Path:
 
 
 @pytest.mark.spec("10.2")
-async def test_list_files_gives_the_entries_of_a_folder_sorted(tools: Any, tree: Path) -> None:
+async def test_list_files_returns_sorted_entries(tools: Any, tree: Path) -> None:
     (tree / "link").symlink_to("a.ts")
     listing = await tools.ok("list_files", {"path": "."})
     assert names(listing) == [".git", ".h", "a.ts", "b.tsx", "c.py", "link", "src", "xts"]
@@ -292,23 +292,21 @@ async def test_list_files_gives_the_entries_of_a_folder_sorted(tools: Any, tree:
         ({"pattern": "nothing/**/x"}, []),
     ],
 )
-async def test_patterns_are_globs_and_never_regular_expressions(
+async def test_patterns_are_globs_not_regular_expressions(
     tools: Any, tree: Path, arguments: dict[str, Any], expected: list[str]
 ) -> None:
     listing = await tools.ok("list_files", {"path": ".", **arguments})
     assert names(listing) == expected
 
 
-async def test_listed_paths_are_paths_for_the_other_tools(tools: Any, tree: Path) -> None:
+async def test_listed_paths_work_with_the_other_tools(tools: Any, tree: Path) -> None:
     for start in ("src", "./src/", str(tree / "src"), "src/deep/.."):
         listing = await tools.ok("list_files", {"path": start, "pattern": "f.py", "recursive": True})
         (path,) = names(listing)
         assert (await tools.ok("read_file", {"path": path}))["content"] == "src/deep/f.py"
 
 
-async def test_a_recursive_listing_follows_no_link_and_leaves_out_what_git_keeps(
-    tools: Any, tree: Path, outside: Path
-) -> None:
+async def test_a_recursive_listing_skips_links_and_git_folders(tools: Any, tree: Path, outside: Path) -> None:
     (tree / "away").symlink_to(outside)
     (tree / "loop").symlink_to(".")
     listing = await tools.ok("list_files", {"path": ".", "recursive": True})
@@ -316,7 +314,7 @@ async def test_a_recursive_listing_follows_no_link_and_leaves_out_what_git_keeps
     assert not any("secret" in path or path.startswith(("loop/", ".git/")) for path in names(listing))
 
 
-async def test_a_long_listing_is_cut_and_says_so(tools: Any, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_long_listing_is_truncated_and_marked(tools: Any, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files_module, "MAX_ENTRIES", 5)
     for number in range(5):
         (work / f"{number}").touch()
@@ -326,7 +324,7 @@ async def test_a_long_listing_is_cut_and_says_so(tools: Any, work: Path, monkeyp
     assert (len(listing["files"]), listing["truncated"]) == (5, True)
 
 
-async def test_a_deep_tree_takes_no_more_open_files_than_a_flat_one(tools: Any, work: Path) -> None:
+async def test_a_deep_tree_needs_few_open_files(tools: Any, work: Path) -> None:
     folder = work
     for _ in range(300):
         folder = folder / "d"
@@ -337,7 +335,7 @@ async def test_a_deep_tree_takes_no_more_open_files_than_a_flat_one(tools: Any, 
 
 
 @not_root
-async def test_folders_that_cannot_be_read_are_left_out(tools: Any, tree: Path) -> None:
+async def test_unreadable_folders_are_skipped(tools: Any, tree: Path) -> None:
     (tree / "src").chmod(0)
     try:
         assert "src" in names(await tools.ok("list_files", {"path": ".", "recursive": True}))
@@ -347,14 +345,14 @@ async def test_folders_that_cannot_be_read_are_left_out(tools: Any, tree: Path) 
 
 
 @pytest.mark.parametrize("pattern", ["*a" * 400 + "b", "**/" * 300 + "b", "{a,b}" * 5 + "*" * 100 + "b"])
-async def test_a_hostile_glob_ends(tools: Any, work: Path, pattern: str) -> None:
+async def test_a_hostile_glob_takes_little_time(tools: Any, work: Path, pattern: str) -> None:
     (work / ("a" * 250)).mkdir()
     (work / ("a" * 250) / ("a" * 250)).touch()
     assert names(await tools.ok("list_files", {"path": ".", "pattern": pattern, "recursive": True})) == []
 
 
 @pytest.mark.parametrize("pattern", ["{a,b}" * 30, "x" * 2000, "a\0"])
-async def test_a_glob_that_stands_for_too_much_is_refused(tools: Any, pattern: str) -> None:
+async def test_a_glob_with_too_many_alternatives_is_rejected(tools: Any, pattern: str) -> None:
     await tools.call_fails("list_files", {"path": ".", "pattern": pattern}, "invalid_parameters", "pattern: ")
 
 
@@ -366,7 +364,7 @@ async def test_names_of_any_bytes_are_listed(tools: Any, work: Path) -> None:
     assert names(await tools.ok("list_files", {"path": "."})) == ["\ufffd\ufffd.txt"]
 
 
-async def test_a_file_is_not_listed_as_a_folder(tools: Any, tree: Path) -> None:
+async def test_listing_a_file_is_an_error(tools: Any, tree: Path) -> None:
     await tools.call_fails("list_files", {"path": "a.ts"}, "execution_error", "not a folder")
     await tools.call_fails("list_files", {"path": "nowhere"}, "execution_error", "not found")
 
@@ -382,7 +380,7 @@ async def test_delete_file_deletes_and_a_missing_file_is_an_error(tools: Any, wo
     await tools.call_fails("delete_file", {"path": "a.txt"}, "execution_error", "not found")
 
 
-async def test_delete_file_refuses_folders(tools: Any, work: Path) -> None:
+async def test_delete_file_rejects_folders(tools: Any, work: Path) -> None:
     (work / "folder").mkdir()
     for path in ("folder", "folder/", ".", "folder/.."):
         await tools.call_fails("delete_file", {"path": path}, "execution_error", "folder")
@@ -390,7 +388,7 @@ async def test_delete_file_refuses_folders(tools: Any, work: Path) -> None:
 
 
 @pytest.mark.spec("10.2")
-async def test_a_link_is_deleted_itself_wherever_it_points(tools: Any, work: Path, outside: Path) -> None:
+async def test_deleting_a_link_keeps_its_target(tools: Any, work: Path, outside: Path) -> None:
     (work / "out").symlink_to(outside / "secret.txt")
     (work / "dangling").symlink_to("nothing")
     (work / "folder").symlink_to(outside)
@@ -404,7 +402,7 @@ async def test_a_link_is_deleted_itself_wherever_it_points(tools: Any, work: Pat
 
 
 @pytest.mark.spec("10.2")
-async def test_move_file_moves_and_makes_folders(tools: Any, work: Path) -> None:
+async def test_move_file_creates_folders(tools: Any, work: Path) -> None:
     data = bytes(range(256))
     (work / "a.bin").write_bytes(data)
     assert await tools.ok("move_file", {"from": "a.bin", "to": "x/y/b.bin"}) == {"success": True}
@@ -414,7 +412,7 @@ async def test_move_file_moves_and_makes_folders(tools: Any, work: Path) -> None
     assert (work / "z/b.bin").read_bytes() == data
 
 
-async def test_move_file_overwrites_only_when_told(tools: Any, work: Path) -> None:
+async def test_move_file_overwrites_only_with_overwrite(tools: Any, work: Path) -> None:
     (work / "a").write_text("a")
     (work / "b").write_text("b")
     await tools.call_fails("move_file", {"from": "a", "to": "b"}, "execution_error", "'b' exists already", "overwrite")
@@ -424,7 +422,7 @@ async def test_move_file_overwrites_only_when_told(tools: Any, work: Path) -> No
     assert os.listdir(work) == ["b"]
 
 
-async def test_move_file_names_what_is_wrong(tools: Any, work: Path) -> None:
+async def test_move_file_errors_name_the_problem(tools: Any, work: Path) -> None:
     (work / "a").write_text("a")
     (work / "folder").mkdir()
     await tools.call_fails("move_file", {"from": "nothing", "to": "x"}, "execution_error", "'nothing' not found")
@@ -439,7 +437,7 @@ async def test_move_file_names_what_is_wrong(tools: Any, work: Path) -> None:
     assert (work / "a").read_text() == "a"
 
 
-async def test_of_many_moves_to_one_name_one_wins_and_nothing_is_lost(tools: Any, work: Path) -> None:
+async def test_of_concurrent_moves_to_one_name_one_succeeds(tools: Any, work: Path) -> None:
     for number in range(8):
         (work / f"{number}").write_text(f"{number}")
     moves = [tools.call("move_file", {"from": f"{number}", "to": "one"}) for number in range(8)]
@@ -461,7 +459,7 @@ def elsewhere(work: Path) -> Iterator[Path]:
 
 
 @pytest.mark.spec("10.2")
-async def test_move_file_works_over_file_systems(tools: Any, work: Path, elsewhere: Path) -> None:
+async def test_move_file_works_across_file_systems(tools: Any, work: Path, elsewhere: Path) -> None:
     data = os.urandom(3_000_000)
     (work / "a.bin").write_bytes(data)
     (work / "a.bin").chmod(0o640)
@@ -470,8 +468,8 @@ async def test_move_file_works_over_file_systems(tools: Any, work: Path, elsewhe
     (elsewhere / "taken").write_text("taken")
     both = ToolContext(allowed_paths=[work, elsewhere])
 
-    taken = {"from": "a.bin", "to": str(elsewhere / "taken")}
-    await tools.call_fails("move_file", taken, "execution_error", "exists already", context=both)
+    arguments = {"from": "a.bin", "to": str(elsewhere / "taken")}
+    await tools.call_fails("move_file", arguments, "execution_error", "exists already", context=both)
     await tools.ok("move_file", {"from": "a.bin", "to": str(elsewhere / "b.bin")}, both)
     await tools.ok("move_file", {"from": "link", "to": str(elsewhere / "link")}, both)
     folder = {"from": "folder", "to": str(elsewhere / "folder")}
@@ -484,11 +482,11 @@ async def test_move_file_works_over_file_systems(tools: Any, work: Path, elsewhe
     assert os.listdir(work) == ["folder"]
 
 
-# What is known of a file
+# File info
 
 
 @pytest.mark.spec("10.2")
-async def test_get_file_info_tells_of_files_folders_and_nothing(tools: Any, work: Path) -> None:
+async def test_get_file_info_describes_files_folders_and_missing_paths(tools: Any, work: Path) -> None:
     (work / "a.txt").write_text("abc")
     (work / "link").symlink_to("a.txt")
     (work / "dangling").symlink_to("nothing")
@@ -502,7 +500,7 @@ async def test_get_file_info_tells_of_files_folders_and_nothing(tools: Any, work
         assert info == {"exists": False, "size": None, "modified": None, "type": None}
 
 
-# Staying inside
+# Allowed paths
 
 
 async def attempt(tools: Any, action: str, path: str, context: ToolContext | None = None) -> Any:
@@ -512,7 +510,7 @@ async def attempt(tools: Any, action: str, path: str, context: ToolContext | Non
 
 @pytest.mark.spec("10.2")
 @pytest.mark.parametrize("action", TOUCHING)
-async def test_nothing_outside_the_allowed_folders_is_touched(
+async def test_paths_outside_the_allowed_folders_are_refused(
     tools: Any, work: Path, outside: Path, action: str
 ) -> None:
     (work / "mine.txt").write_text("secret")
@@ -550,7 +548,7 @@ async def test_nothing_outside_the_allowed_folders_is_touched(
     assert (work / "mine.txt").read_text() == "secret"
 
 
-async def test_a_refusal_does_not_tell_whether_the_file_exists(tools: Any, outside: Path) -> None:
+async def test_a_refusal_does_not_reveal_whether_the_file_exists(tools: Any, outside: Path) -> None:
     there = await tools.call_fails("get_file_info", {"path": f"{outside}/secret.txt"}, "not_permitted")
     nowhere = await tools.call_fails("get_file_info", {"path": f"{outside}/absent.txt"}, "not_permitted")
     assert there.replace("secret", "absent") == nowhere
@@ -579,7 +577,7 @@ async def test_a_link_to_another_allowed_folder_works(tools: Any, work: Path, ou
     assert (await tools.ok("read_file", {"path": "link/secret.txt"}, both))["content"] == "secret"
 
 
-async def test_an_allowed_folder_may_be_reached_through_a_link_itself(tools: Any, work: Path, tmp_path: Path) -> None:
+async def test_an_allowed_folder_may_be_a_link(tools: Any, work: Path, tmp_path: Path) -> None:
     (work / "a.txt").write_text("a")
     (tmp_path / "alias").symlink_to(work)
     aliased = ToolContext(allowed_paths=[tmp_path / "alias"])
@@ -587,9 +585,7 @@ async def test_an_allowed_folder_may_be_reached_through_a_link_itself(tools: Any
         assert (await tools.ok("read_file", {"path": path}, aliased))["content"] == "a"
 
 
-async def test_without_allowed_paths_it_is_the_current_folder_and_an_empty_list_is_nothing(
-    work: Path, outside: Path
-) -> None:
+async def test_default_is_the_current_folder_and_an_empty_list_allows_nothing(work: Path, outside: Path) -> None:
     from toolspace.builtin.files import read_file
     from toolspace.errors import ToolPermissionError
 
@@ -601,7 +597,7 @@ async def test_without_allowed_paths_it_is_the_current_folder_and_an_empty_list_
         read_file(path="a.txt", context=ToolContext(allowed_paths=[]))
 
 
-async def test_one_file_may_be_allowed_alone(tools: Any, outside: Path) -> None:
+async def test_a_single_file_can_be_allowed(tools: Any, outside: Path) -> None:
     (outside / "other.txt").touch()
     only = ToolContext(allowed_paths=[outside / "secret.txt"])
     assert (await tools.ok("read_file", {"path": f"{outside}/secret.txt"}, only))["content"] == "secret"
@@ -611,7 +607,7 @@ async def test_one_file_may_be_allowed_alone(tools: Any, outside: Path) -> None:
     await tools.call_fails("read_file", {"path": f"{outside}/secret.txt/x"}, "execution_error", context=only)
 
 
-async def test_an_allowed_folder_that_does_not_exist_yet_is_made_by_a_write(tools: Any, tmp_path: Path) -> None:
+async def test_a_write_creates_a_missing_allowed_folder(tools: Any, tmp_path: Path) -> None:
     later = ToolContext(allowed_paths=[tmp_path / "later"])
     await tools.call_fails("read_file", {"path": f"{tmp_path}/later/a"}, "execution_error", "not found", context=later)
     await tools.ok("write_file", {"path": f"{tmp_path}/later/a", "content": "a"}, later)
@@ -635,7 +631,7 @@ async def test_an_allowed_folder_cannot_be_replaced_by_a_link_to_elsewhere(
     "path", ["", " ", "a\0b", "\ud800", "~", "~/a.txt", "x" * 300, "x/" * 3000, "a/" + "x" * 300 + "/b"]
 )
 @pytest.mark.parametrize("action", TOUCHING)
-async def test_what_cannot_be_a_path_is_refused(tools: Any, work: Path, action: str, path: str) -> None:
+async def test_an_invalid_path_is_rejected(tools: Any, work: Path, action: str, path: str) -> None:
     (work / "mine.txt").write_text("mine")
     (work / "a").mkdir()
     result = await attempt(tools, action, path)
@@ -644,7 +640,7 @@ async def test_what_cannot_be_a_path_is_refused(tools: Any, work: Path, action: 
 
 
 @pytest.mark.parametrize("action", ["read_file", "write_file", "edit_file", "grep_files", "move from", "list_files"])
-async def test_pipes_sockets_and_devices_are_refused_without_waiting(tools: Any, work: Path, action: str) -> None:
+async def test_pipes_sockets_and_devices_are_rejected_without_waiting(tools: Any, work: Path, action: str) -> None:
     os.mkfifo(work / "pipe")
     listener = socket.socket(socket.AF_UNIX)
     listener.bind("socket")
@@ -660,7 +656,7 @@ async def test_pipes_sockets_and_devices_are_refused_without_waiting(tools: Any,
     assert "device" in device.error
 
 
-async def test_links_in_a_circle_are_refused(tools: Any, work: Path) -> None:
+async def test_circular_links_are_refused(tools: Any, work: Path) -> None:
     (work / "a").symlink_to("b")
     (work / "b").symlink_to("a")
     for action in ("read_file", "write_file", "list_files", "get_file_info"):
@@ -678,9 +674,7 @@ async def test_links_in_a_circle_are_refused(tools: Any, work: Path) -> None:
     st.booleans(),
 )
 @example("out/../outside/secret.txt", False)
-async def test_no_path_reads_or_changes_what_is_outside(
-    tools: Any, work: Path, outside: Path, path: str, absolute: bool
-) -> None:
+async def test_no_path_accesses_files_outside(tools: Any, work: Path, outside: Path, path: str, absolute: bool) -> None:
     (work / "sub").mkdir(exist_ok=True)
     for name, target in (("out", "../outside"), ("up", ".."), ("self", ".")):
         for folder in (work, work / "sub"):
@@ -697,10 +691,10 @@ async def test_no_path_reads_or_changes_what_is_outside(
 
 @pytest.mark.spec("10.2")
 @pytest.mark.parametrize("action", ["read_file", "write_file", "list_files", "edit_file", "grep_files", "delete_file"])
-async def test_a_link_swapped_in_at_any_moment_leads_nowhere(
+async def test_a_link_swapped_in_during_a_call_is_not_followed(
     tools: Any, work: Path, outside: Path, action: str
 ) -> None:
-    """A folder and a link to outside change places as fast as they can, while the tool goes through them."""
+    """Swaps a folder and a link to the outside as fast as possible while a tool walks through them."""
     inside = work / "sub"
     inside.mkdir()
     (inside / "secret.txt").write_text("inside")
@@ -745,7 +739,7 @@ async def test_a_canceled_call_stops_reading(work: Path) -> None:
     context.handle = Canceled()  # type: ignore[assignment]
     (work / "a.txt").write_text("a")
     for action in ("read_file", "write_file", "list_files", "grep_files"):
-        function = next(one for one in files_module.file_tools if one.name == action)
+        function = next(file_tool for file_tool in files_module.file_tools if file_tool.name == action)
         name = "call" if action == "grep_files" else "context"
         with pytest.raises(ToolCanceledError):
             function(**TOUCHING[action]("." if action in ("list_files", "grep_files") else "a.txt"), **{name: context})
@@ -764,9 +758,7 @@ async def test_a_canceled_call_stops_reading(work: Path) -> None:
         ("write_file", {"path": "link.yaml", "content": "tools: {}"}),
     ],
 )
-async def test_no_tool_changes_the_files_that_configure_the_toolspace(
-    work: Path, name: str, arguments: dict[str, Any]
-) -> None:
+async def test_tools_cannot_change_configuration_files(work: Path, name: str, arguments: dict[str, Any]) -> None:
     (work / "conf").mkdir()
     protected = work / "conf" / "toolspace.yaml"
     protected.write_text("a")

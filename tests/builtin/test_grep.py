@@ -1,4 +1,4 @@
-"""`grep_files`: what it finds, what it leaves out, and that no pattern brings it down."""
+"""`grep_files`: matches, skipped files, and hostile patterns."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def write(folder: Path, files: dict[str, str]) -> None:
         (folder / path).write_text(text)
 
 
-def places(found: dict[str, Any]) -> list[tuple[str, int]]:
-    return [(match["path"], match["line"]) for match in found["matches"]]
+def places(result: dict[str, Any]) -> list[tuple[str, int]]:
+    return [(match["path"], match["line"]) for match in result["matches"]]
 
 
 @pytest.mark.spec("10.2")
@@ -42,7 +42,7 @@ async def test_matches_are_lines_sorted_by_path(tools: Any, work: Path) -> None:
 
 
 @pytest.mark.spec("10.2")
-async def test_a_search_takes_a_folder_or_a_file_a_glob_and_case(tools: Any, work: Path) -> None:
+async def test_a_search_accepts_a_folder_or_file_a_glob_and_ignore_case(tools: Any, work: Path) -> None:
     write(work, {"a.py": "Needle", "src/b.ts": "needle", "src/deep/c.py": "NEEDLE"})
     every = {"pattern": "needle", "ignoreCase": True}
     assert places(await tools.ok("grep_files", every)) == [("a.py", 1), ("src/b.ts", 1), ("src/deep/c.py", 1)]
@@ -54,10 +54,10 @@ async def test_a_search_takes_a_folder_or_a_file_a_glob_and_case(tools: Any, wor
 
 
 @pytest.mark.spec("10.2")
-async def test_lines_around_a_match_are_shown(tools: Any, work: Path) -> None:
+async def test_context_lines_are_returned(tools: Any, work: Path) -> None:
     write(work, {"a.txt": "1\n2\nx3\nx4\n5\n6"})
-    found = await tools.ok("grep_files", {"pattern": "x", "context": 2})
-    assert found["matches"] == [
+    result = await tools.ok("grep_files", {"pattern": "x", "context": 2})
+    assert result["matches"] == [
         {"path": "a.txt", "line": 3, "text": "x3", "before": ["1", "2"], "after": ["x4", "5"]},
         {"path": "a.txt", "line": 4, "text": "x4", "before": ["2", "x3"], "after": ["5", "6"]},
     ]
@@ -66,7 +66,7 @@ async def test_lines_around_a_match_are_shown(tools: Any, work: Path) -> None:
 
 
 @pytest.mark.spec("10.2")
-async def test_binary_and_git_files_and_links_are_left_out(tools: Any, work: Path, tmp_path: Path) -> None:
+async def test_binary_files_git_files_and_links_are_skipped(tools: Any, work: Path, tmp_path: Path) -> None:
     write(work, {"a.txt": "needle", ".git/config": "needle", "sub/.git": "needle", ".hidden": "needle"})
     (work / "b.bin").write_bytes(b"needle\0needle")
     (work / "latin.txt").write_bytes(b"\xff needle")
@@ -75,8 +75,8 @@ async def test_binary_and_git_files_and_links_are_left_out(tools: Any, work: Pat
     (work / "out.txt").symlink_to(tmp_path / "outside/secret.txt")
     (work / "loop").symlink_to(".")
     os.mkfifo(work / "pipe")
-    found = await tools.ok("grep_files", {"pattern": "needle"})
-    assert places(found) == [(".hidden", 1), ("a.txt", 1), ("latin.txt", 1)]
+    result = await tools.ok("grep_files", {"pattern": "needle"})
+    assert places(result) == [(".hidden", 1), ("a.txt", 1), ("latin.txt", 1)]
     await tools.call_fails("grep_files", {"pattern": "x", "path": "out"}, "not_permitted", "out")
     await tools.call_fails("grep_files", {"pattern": "x", "path": "nowhere"}, "execution_error", "not found")
 
@@ -147,17 +147,17 @@ def unignored_by_git(folder: Path) -> list[str]:
 
 @pytest.mark.spec("10.2")
 @pytest.mark.skipif(shutil.which("git") is None, reason="git says what is right here")
-async def test_ignored_files_are_those_that_git_ignores(tools: Any, work: Path) -> None:
+async def test_gitignore_rules_match_git(tools: Any, work: Path) -> None:
     write(
         work, {path: text + "\nneedle\n" if path.endswith(".gitignore") else "needle" for path, text in IGNORED.items()}
     )
     expected = unignored_by_git(work)
-    found = await tools.ok("grep_files", {"pattern": "needle"})
-    assert sorted(path for path, _ in places(found)) == expected
+    result = await tools.ok("grep_files", {"pattern": "needle"})
+    assert sorted(path for path, _ in places(result)) == expected
     assert {"keep.log", "nested/b.log", "src/top.txt", "docs/deep/a.md"} <= set(expected)
 
 
-async def test_rules_of_the_folders_around_hold_up_to_the_top_of_the_repository(tools: Any, work: Path) -> None:
+async def test_gitignore_files_apply_up_to_the_root_of_the_repository(tools: Any, work: Path) -> None:
     write(work, {".gitignore": "*.far\n", "repo/.git/HEAD": "", "repo/.gitignore": "*.near\nskip/\n"})
     for name in ("repo/src/a.txt", "repo/src/a.near", "repo/src/a.far", "repo/skip/b.txt"):
         write(work, {name: "needle"})
@@ -184,7 +184,7 @@ async def test_rules_of_the_folders_around_hold_up_to_the_top_of_the_repository(
         (r"\p{No}[", 6),
     ],
 )
-async def test_a_pattern_with_a_fault_is_refused_with_its_place(tools: Any, pattern: str, position: int | None) -> None:
+async def test_an_invalid_pattern_is_rejected_with_its_position(tools: Any, pattern: str, position: int | None) -> None:
     where = "at position" if position is None else f"at position {position}"
     await tools.call_fails("grep_files", {"pattern": pattern}, "invalid_parameters", "pattern", where)
 
@@ -205,25 +205,25 @@ async def test_a_pattern_with_a_fault_is_refused_with_its_place(tools: Any, patt
         "a{99999999999999999999}",
     ],
 )
-async def test_a_pattern_that_would_take_all_memory_is_refused(tools: Any, work: Path, pattern: str) -> None:
+async def test_a_pattern_that_needs_too_much_memory_is_rejected(tools: Any, work: Path, pattern: str) -> None:
     write(work, {"a.txt": "aaaa"})
     await tools.call_fails("grep_files", {"pattern": pattern}, "invalid_parameters", "pattern")
 
 
 @pytest.mark.spec("10.2")
 @pytest.mark.parametrize("pattern", ["(x+x+)+y", "(x|xx)+$", "^(([x])+.)+[A-Z]([a-z])+$"])
-async def test_a_pattern_that_takes_forever_is_stopped(tools: Any, work: Path, pattern: str) -> None:
+async def test_a_slow_pattern_is_stopped(tools: Any, work: Path, pattern: str) -> None:
     write(work, {"a.txt": "x" * 5000 + "!"})
     await tools.call_fails("grep_files", {"pattern": pattern}, "execution_error", "line 1 of 'a.txt'", "simpler")
 
 
-async def test_a_slow_line_of_a_whole_program_is_left_out(
+async def test_a_slow_match_on_a_very_long_line_is_skipped(
     tools: Any, work: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(work, {"bundle.js": "x" * 20_000 + "!", "z.txt": "xxy"})
-    found = await tools.ok("grep_files", {"pattern": "(x+x+)+y"})
-    assert places(found) == [("z.txt", 1)]
-    assert found["truncated"] is True
+    result = await tools.ok("grep_files", {"pattern": "(x+x+)+y"})
+    assert places(result) == [("z.txt", 1)]
+    assert result["truncated"] is True
 
 
 @pytest.mark.parametrize(
@@ -247,10 +247,10 @@ async def test_a_slow_line_of_a_whole_program_is_left_out(
         (r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", "123e4567-e89b-12d3-a456-426614174000"),
     ],
 )
-async def test_patterns_mean_what_they_mean_in_python(tools: Any, work: Path, pattern: str, text: str) -> None:
+async def test_patterns_have_python_semantics(tools: Any, work: Path, pattern: str, text: str) -> None:
     write(work, {"a.txt": text or "no match"})
-    found = await tools.ok("grep_files", {"pattern": pattern})
-    assert bool(found["matches"]) == bool(text)
+    result = await tools.ok("grep_files", {"pattern": pattern})
+    assert bool(result["matches"]) == bool(text)
 
 
 @quick
@@ -285,9 +285,7 @@ async def test_patterns_mean_what_they_mean_in_python(tools: Any, work: Path, pa
     ).map("".join),
     st.text(st.sampled_from("ab-&{}[]\n\r"), max_size=8),
 )
-async def test_any_pattern_is_refused_or_finds_the_lines_that_python_finds(
-    tools: Any, work: Path, pattern: str, text: str
-) -> None:
+async def test_any_pattern_is_rejected_or_matches_like_python(tools: Any, work: Path, pattern: str, text: str) -> None:
     (work / "a.txt").write_bytes(text.encode())
     result = await tools.call("grep_files", {"pattern": pattern})
     try:
@@ -304,7 +302,9 @@ async def test_any_pattern_is_refused_or_finds_the_lines_that_python_finds(
 
 
 @pytest.mark.spec("10.2")
-async def test_long_lines_and_many_matches_are_cut(tools: Any, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_long_lines_and_many_matches_are_truncated(
+    tools: Any, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write(work, {"long.txt": "x" * 2000 + "needle" + "y" * 2000})
     (match,) = (await tools.ok("grep_files", {"pattern": "needle"}))["matches"]
     assert "needle" in match["text"]
@@ -320,15 +320,15 @@ async def test_long_lines_and_many_matches_are_cut(tools: Any, work: Path, monke
     assert (len(more["matches"]), more["truncated"]) == (grep.MAX_MATCHES, True)
 
 
-async def test_all_that_is_found_together_is_bounded(tools: Any, work: Path) -> None:
+async def test_the_total_size_of_all_matches_is_limited(tools: Any, work: Path) -> None:
     write(work, {"a.txt": ("x" * 400 + "\n") * 5000})
-    found = await tools.ok("grep_files", {"pattern": "x", "context": 50})
-    size = sum(len(m["text"]) + sum(map(len, m["before"] + m["after"])) for m in found["matches"])
-    assert found["truncated"] is True
+    result = await tools.ok("grep_files", {"pattern": "x", "context": 50})
+    size = sum(len(m["text"]) + sum(map(len, m["before"] + m["after"])) for m in result["matches"])
+    assert result["truncated"] is True
     assert grep.MAX_MATCH_CHARACTERS / 2 < size < grep.MAX_MATCH_CHARACTERS * 20
 
 
-async def test_large_files_are_left_out_of_a_folder_but_searched_by_name(tools: Any, work: Path) -> None:
+async def test_large_files_are_skipped_unless_named(tools: Any, work: Path) -> None:
     with (work / "large.log").open("wb") as file:
         file.writelines(b"%0999d\n" % number for number in range(11_000))
         file.write(b"needle\n")
@@ -337,23 +337,23 @@ async def test_large_files_are_left_out_of_a_folder_but_searched_by_name(tools: 
     assert places(named) == [("large.log", 11_001)]
 
 
-async def test_a_line_larger_than_memory_should_hold_counts_as_one(tools: Any, work: Path) -> None:
+async def test_a_very_large_line_counts_as_one(tools: Any, work: Path) -> None:
     (work / "a.txt").write_bytes(b"x" * 3_000_000 + b"\nneedle")
-    found = await tools.ok("grep_files", {"pattern": "needle"})
-    assert places(found) == [("a.txt", 2)]
-    assert found["truncated"] is True
+    result = await tools.ok("grep_files", {"pattern": "needle"})
+    assert places(result) == [("a.txt", 2)]
+    assert result["truncated"] is True
 
 
-async def test_a_search_stays_inside(tools: Any, work: Path, tmp_path: Path) -> None:
+async def test_a_search_stays_in_the_allowed_folders(tools: Any, work: Path, tmp_path: Path) -> None:
     write(tmp_path, {"secret.txt": "needle", ".gitignore": "*\n"})
     write(work, {"a.txt": "needle"})
     await tools.call_fails("grep_files", {"pattern": "needle", "path": ".."}, "not_permitted")
-    found = await tools.ok("grep_files", {"pattern": "needle", "path": str(work)})
-    assert places(found) == [(f"{work}/a.txt", 1)]
+    result = await tools.ok("grep_files", {"pattern": "needle", "path": str(work)})
+    assert places(result) == [(f"{work}/a.txt", 1)]
     nothing = ToolContext(allowed_paths=[])
     assert await tools.ok("grep_files", {"pattern": "needle"}, context=nothing) == {"matches": [], "truncated": False}
     await tools.call_fails("grep_files", {"pattern": "needle", "path": "."}, "not_permitted", context=nothing)
     elsewhere = ToolContext(allowed_paths=[tmp_path / "other"])
     write(tmp_path / "other", {"b.txt": "needle"})
-    found = await tools.ok("grep_files", {"pattern": "needle"}, context=elsewhere)
-    assert places(found) == [(f"{tmp_path}/other/b.txt", 1)]
+    result = await tools.ok("grep_files", {"pattern": "needle"}, context=elsewhere)
+    assert places(result) == [(f"{tmp_path}/other/b.txt", 1)]

@@ -1,4 +1,4 @@
-"""The memory tools: an agent's notes survive it, stay where they belong, and lose nothing."""
+"""The memory tools: notes persist, stay in the memory folder, and are never lost."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def test_memory_list_shows_every_file_with_its_summary(tools: Any, memory:
 
 
 @pytest.mark.spec("10.5")
-async def test_what_is_written_is_read_back_as_it_is(tools: Any, memory: Path) -> None:
+async def test_written_content_is_read_back_unchanged(tools: Any, memory: Path) -> None:
     text = "# Ü\r\n\n> Summary: x\n$& \\1"
     written = await tools.ok("memory_write", {"path": "facts/a.md", "content": text})
     assert written == {"path": "facts/a.md", "size": len(text.encode())}
@@ -48,7 +48,7 @@ async def test_what_is_written_is_read_back_as_it_is(tools: Any, memory: Path) -
     assert (memory / "facts/a.md").read_bytes() == text.encode()
 
 
-async def test_without_a_memory_folder_it_is_below_the_current_one(work: Path) -> None:
+async def test_default_memory_folder_is_below_the_current_folder(work: Path) -> None:
     from toolspace.builtin.memory import memory_list, memory_write
 
     memory_write(path="facts/a.md", content="a", context=ToolContext())
@@ -83,7 +83,7 @@ async def test_memory_patch_replaces_exactly_one_occurrence_literally(tools: Any
         ("# T\n> Summary: s\n", "- a\n- b", "# T\n> Summary: s\n- a\n- b\n"),
     ],
 )
-async def test_memory_append_adds_one_line_end_in_between(
+async def test_memory_append_separates_entries_by_one_line_end(
     tools: Any, memory: Path, before: str | None, entry: str, after: str
 ) -> None:
     if before is not None:
@@ -116,7 +116,7 @@ async def test_memory_append_keeps_one_summary_line(tools: Any, memory: Path, be
     assert listed["summary"] == "new"
 
 
-async def test_a_summary_stays_one_line_whatever_it_holds(tools: Any, memory: Path) -> None:
+async def test_a_summary_stays_on_one_line(tools: Any, memory: Path) -> None:
     tricky = {"path": "a.md", "entry": "x\n> Summary: false", "summary": "one\n> Summary: two\r\n\u2028three $& \\1"}
     await tools.ok("memory_append", tricky)
     await tools.ok("memory_append", {**tricky, "summary": None})
@@ -135,7 +135,7 @@ async def test_a_summary_stays_one_line_whatever_it_holds(tools: Any, memory: Pa
         max_size=5,
     )
 )
-async def test_after_any_appends_there_is_one_summary_line(
+async def test_any_appends_keep_one_summary_line(
     tools: Any, memory: Path, appends: list[tuple[str, str | None]]
 ) -> None:
     (memory / "a.md").unlink(missing_ok=True)
@@ -147,12 +147,12 @@ async def test_after_any_appends_there_is_one_summary_line(
     assert len(summaries(text)) == given_one
 
 
-async def test_an_empty_entry_is_refused(tools: Any) -> None:
+async def test_an_empty_entry_is_rejected(tools: Any) -> None:
     await tools.call_fails("memory_append", {"path": "a.md", "entry": " \n"}, "invalid_parameters", "entry")
 
 
 @pytest.mark.spec("10.5")
-async def test_appends_at_once_lose_nothing(tools: Any, memory: Path) -> None:
+async def test_concurrent_appends_lose_nothing(tools: Any, memory: Path) -> None:
     appends = [tools.ok("memory_append", {"path": "facts/a.md", "entry": f"- {number}"}) for number in range(40)]
     await asyncio.gather(*appends)
     lines = (memory / "facts/a.md").read_text().splitlines()
@@ -168,10 +168,10 @@ def test_appends_of_several_processes_lose_nothing(memory: Path) -> None:
         "for number in range(25):\n"
         "    memory_append(path='a.md', entry=f'- {sys.argv[2]} {number}', context=context)\n"
     )
-    processes = [subprocess.Popen([sys.executable, "-c", program, str(memory), f"{one}"]) for one in range(3)]
+    processes = [subprocess.Popen([sys.executable, "-c", program, str(memory), f"{number}"]) for number in range(3)]
     assert [process.wait() for process in processes] == [0, 0, 0]
     lines = (memory / "a.md").read_text().splitlines()
-    assert sorted(lines) == sorted(f"- {one} {number}" for one in range(3) for number in range(25))
+    assert sorted(lines) == sorted(f"- {process} {number}" for process in range(3) for number in range(25))
 
 
 @pytest.mark.spec("10.5")
@@ -204,7 +204,7 @@ async def test_memory_list_follows_no_link(tools: Any, memory: Path, tmp_path: P
     assert await tools.ok("memory_list", {}) == []
 
 
-async def test_a_memory_file_that_is_missing_or_no_text_is_a_clear_error(tools: Any, memory: Path) -> None:
+async def test_a_missing_or_binary_memory_file_is_a_clear_error(tools: Any, memory: Path) -> None:
     await tools.call_fails("memory_read", {"path": "facts/a.md"}, "execution_error", "not found", "memory_list")
     memory.mkdir()
     (memory / "b.md").write_bytes(b"\xff")

@@ -1,3 +1,5 @@
+"""The network tools: HTTP requests through the guarded client, against real servers on loopback."""
+
 from __future__ import annotations
 
 import asyncio
@@ -32,12 +34,12 @@ pytestmark = pytest.mark.spec("10.3")
 
 @pytest.fixture(autouse=True)
 def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keeps toolspaces away from the user's own state."""
+    """Isolates toolspaces from the user's state directory."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
 
 
 async def call(tool: Tool, arguments: dict[str, Any], *allowed_hosts: str) -> Any:
-    """What a call gives, or its failure as the exception of its kind."""
+    """The result of a call; raises the exception of a failure."""
     context = ToolContext(allowed_hosts=allowed_hosts)
     settings = Settings(tool_response_max_bytes=50_000_000)
     async with Toolspace(tools=network_tools, context=context, settings=settings) as toolspace:
@@ -64,7 +66,7 @@ def redirecting_from(path: str, status: int, location: str) -> Respond:
     return answer
 
 
-async def test_get_gives_status_headers_and_body():
+async def test_http_get_returns_status_headers_and_body():
     answer = answering(text="hello", headers=[("X-Kind", "a"), ("Set-Cookie", "a=1"), ("Set-Cookie", "b=2")])
     async with http_server(answer) as server:
         result = await call(http_get, {"url": server.url("/x?y=1"), "headers": {"X-Ask": "me"}}, server.address)
@@ -102,14 +104,14 @@ async def test_any_status_is_a_result(status: int):
         (b"", "image/png", ""),
     ],
 )
-async def test_text_is_decoded_by_what_it_says_it_is(body: bytes, content_type: str, text: str):
+async def test_text_is_decoded_with_its_declared_charset(body: bytes, content_type: str, text: str):
     async with http_server(answering(body=body, headers={"content-type": content_type})) as server:
         result = await call(http_get, {"url": server.url()}, server.address)
     assert result["body"] == text
     assert "encoding" not in result
 
 
-async def test_a_binary_body_is_base64_and_says_so():
+async def test_a_binary_body_is_marked_as_base64():
     image = b"\x89PNG\r\n\x1a\n\x00\x00\xff\xfe"
     async with http_server(answering(body=image, content_type="image/png")) as server:
         result = await call(http_get, {"url": server.url()}, server.address)
@@ -128,7 +130,7 @@ async def test_a_binary_body_is_base64_and_says_so():
         ("grün", "grün", "text/plain; charset=utf-8"),
     ],
 )
-async def test_post_sends_objects_as_json_and_strings_as_they_are(body: Any, sent: str, content_type: str):
+async def test_post_sends_objects_as_json_and_strings_unchanged(body: Any, sent: str, content_type: str):
     async with http_server(answering()) as server:
         await call(http_post, {"url": server.url(), "body": body}, server.address)
     assert server.requests[0].method == "POST"
@@ -136,21 +138,21 @@ async def test_post_sends_objects_as_json_and_strings_as_they_are(body: Any, sen
     assert server.requests[0].headers["content-type"] == content_type
 
 
-async def test_a_given_content_type_wins():
+async def test_content_type_of_the_caller_is_kept():
     arguments: dict[str, Any] = {"body": {"a": 1}, "headers": {"content-TYPE": "application/ld+json"}}
     async with http_server(answering()) as server:
         await call(http_post, {"url": server.url(), **arguments}, server.address)
     assert server.requests[0].headers["content-type"] == "application/ld+json"
 
 
-async def test_post_without_a_body_says_that_it_is_empty():
+async def test_post_without_a_body_has_content_length_zero():
     async with http_server(answering()) as server:
         await call(http_post, {"url": server.url()}, server.address)
     assert server.requests[0].headers["content-length"] == "0"
 
 
 @pytest.mark.parametrize("method", ["GET", "put", "PATCH", "DELETE", "OPTIONS", "HEAD"])
-async def test_request_sends_any_method(method: str):
+async def test_http_request_sends_any_method(method: str):
     async with http_server(answering(text="body")) as server:
         result = await call(http_request, {"method": method, "url": server.url(), "body": "x"}, server.address)
     assert server.requests[0].method == method.upper()
@@ -158,7 +160,7 @@ async def test_request_sends_any_method(method: str):
 
 
 @pytest.mark.parametrize("method", ["CONNECT", "TRACE", "", "GET /x HTTP/1.1\r\nHost: evil\r\n\r\nGET", "GÉT"])
-async def test_a_method_that_is_none_is_refused(method: str):
+async def test_an_invalid_method_is_rejected(method: str):
     with pytest.raises(ToolValidationError, match="method"):
         await call(http_request, {"method": method, "url": "http://127.0.0.1:9/"}, "127.0.0.1")
 
@@ -181,7 +183,7 @@ async def test_a_method_that_is_none_is_refused(method: str):
         {"Proxy-Authorization": "x"},
     ],
 )
-async def test_headers_that_could_change_the_request_are_refused(headers: dict[str, str]):
+async def test_framing_headers_are_rejected(headers: dict[str, str]):
     with pytest.raises(ToolValidationError, match="headers"):
         await GuardedHttpClient(["127.0.0.1"]).send("GET", "http://127.0.0.1:9/", headers=headers)
 
@@ -212,7 +214,7 @@ async def test_headers_that_could_change_the_request_are_refused(headers: dict[s
         "http://\ud800/",
     ],
 )
-async def test_a_url_that_cannot_be_fetched_is_refused(url: str):
+async def test_an_invalid_url_is_rejected(url: str):
     with pytest.raises(ToolValidationError, match="url"):
         await GuardedHttpClient(["*"]).send("GET", url)
 
@@ -229,13 +231,13 @@ def test_any_text_is_a_url_or_a_validation_error(text: str):
         assert parse_url(str(url)).raw_host == url.raw_host
 
 
-async def test_a_password_in_a_url_is_refused_and_not_repeated():
+async def test_a_password_in_a_url_is_rejected_and_not_shown():
     with pytest.raises(ToolValidationError, match="Authorization") as refusal:
         await call(http_get, {"url": "http://me:s3cret@example.com/?token=s3cret"})
     assert "s3cret" not in str(refusal.value)
 
 
-async def test_a_loopback_server_is_refused_unless_named_and_sees_nothing():
+async def test_a_loopback_server_is_refused_unless_allowed():
     async with http_server(answering()) as server:
         with pytest.raises(ToolPermissionError, match=r"127\.0\.0\.1 is a loopback address; add it to allowedHosts"):
             await call(http_get, {"url": server.url()})
@@ -276,12 +278,12 @@ async def test_a_loopback_server_is_refused_unless_named_and_sees_nothing():
         "255.255.255.255",
     ],
 )
-async def test_no_spelling_of_a_refused_address_gets_through(host: str):
+async def test_every_spelling_of_a_refused_address_is_refused(host: str):
     with pytest.raises(ToolPermissionError, match="allowedHosts"):
         await call(http_get, {"url": f"http://{host}/"})
 
 
-async def test_an_odd_spelling_of_an_allowed_address_reaches_it():
+async def test_an_unusual_spelling_of_an_allowed_address_works():
     async with http_server(answering(text="here")) as server:
         result = await call(http_get, {"url": f"http://127.1:{server.port}/"}, server.address)
     assert result["body"] == "here"
@@ -289,14 +291,14 @@ async def test_an_odd_spelling_of_an_allowed_address_reaches_it():
 
 
 class Names:
-    """A resolver that answers what it is told, the next answer each time."""
+    """A resolver that returns the given answers one after the other."""
 
     def __init__(self, *answers: list[str]) -> None:
         self.answers = list(answers)
-        self.asked: list[str] = []
+        self.resolved_hosts: list[str] = []
 
     async def __call__(self, host: str, port: int) -> list[str]:
-        self.asked.append(host)
+        self.resolved_hosts.append(host)
         return self.answers.pop(0)
 
 
@@ -311,22 +313,22 @@ async def test_a_name_that_resolves_to_a_private_address_is_refused():
 
 
 @pytest.mark.parametrize("address", ["::ffff:10.0.0.1", "64:ff9b::a00:1", "fe80::1%lo", "::1", "169.254.169.254"])
-async def test_a_name_that_resolves_to_a_disguised_address_is_refused(address: str):
+async def test_a_name_that_resolves_to_a_mapped_private_address_is_refused(address: str):
     with pytest.raises(ToolPermissionError):
         await GuardedHttpClient(resolve=Names([address])).send("GET", "http://db.example/")
 
 
-async def test_the_connection_goes_to_the_checked_address_and_to_no_later_answer():
+async def test_the_connection_uses_the_checked_address():
     names = Names(["10.0.0.1", "127.0.0.1", "127.0.0.1"])
     async with http_server(answering(text="here")) as server:
         client = GuardedHttpClient([server.address], resolve=names)
         response = await client.send("GET", f"http://made-up.example:{server.port}/")
     assert response.body == b"here"
-    assert names.asked == ["made-up.example"]
+    assert names.resolved_hosts == ["made-up.example"]
     assert server.requests[0].headers["host"] == f"made-up.example:{server.port}"
 
 
-async def test_a_name_is_looked_up_and_checked_again_on_a_redirect():
+async def test_a_redirect_resolves_and_checks_the_host_again():
     names = Names(["127.0.0.1"], ["10.0.0.1"])
     async with http_server(redirecting(302, "/again")) as server:
         with pytest.raises(ToolPermissionError, match=r"redirects to .*/again.* resolves to the private address"):
@@ -336,7 +338,7 @@ async def test_a_name_is_looked_up_and_checked_again_on_a_redirect():
     assert len(server.requests) == 1
 
 
-async def test_naming_a_host_allows_whatever_it_resolves_to():
+async def test_an_allowed_host_may_resolve_to_any_address():
     async with http_server(answering(text="here")) as server:
         client = GuardedHttpClient(["*.corp.example"], resolve=Names(["127.0.0.1"]))
         response = await client.send("GET", f"http://wiki.corp.example:{server.port}/")
@@ -354,7 +356,7 @@ async def test_a_name_without_an_address_is_a_transport_error(answer: list[str] 
         await GuardedHttpClient(resolve=resolve).send("GET", "http://gone.example/")
 
 
-async def test_redirects_are_followed_and_the_final_url_is_told():
+async def test_redirects_are_followed_and_the_final_url_is_returned():
     async with http_server(redirecting_from("/old", 301, "new?x=1#part")) as server:
         result = await call(http_get, {"url": server.url("/old")}, server.address)
     assert result["body"] == "arrived at /new"
@@ -374,25 +376,25 @@ async def test_a_redirect_to_a_host_that_is_not_allowed_is_refused(location: str
 
 
 @pytest.mark.parametrize("location", ["file:///etc/passwd", "ftp://x.example/", "http://[::1", "http://u:p@x.example/"])
-async def test_a_redirect_to_what_cannot_be_fetched_fails(location: str):
+async def test_a_redirect_to_an_invalid_url_fails(location: str):
     async with http_server(redirecting(302, location)) as server:
         with pytest.raises(ToolExecutionError, match="redirects, but"):
             await call(http_get, {"url": server.url()}, server.address)
 
 
-async def test_a_refused_redirect_of_a_post_does_not_claim_that_nothing_was_done():
+async def test_a_refused_redirect_of_a_post_counts_as_executed():
     async with http_server(redirecting(307, "http://10.0.0.1/")) as server:
         with pytest.raises(ToolPermissionError, match=r"Permission denied: .* redirects to") as refused:
             await call(http_post, {"url": server.url()}, server.address)
     assert refused.value.executed
 
 
-async def test_a_redirect_without_a_location_is_the_answer():
+async def test_a_redirect_without_a_location_is_returned():
     async with http_server(answering(status=302)) as server:
         assert (await call(http_get, {"url": server.url()}, server.address))["status"] == 302
 
 
-async def test_redirects_without_end_are_given_up():
+async def test_too_many_redirects_are_an_error():
     async with http_server(redirecting(302, "/again")) as server:
         with pytest.raises(ToolExecutionError, match="more than 10 times"):
             await call(http_get, {"url": server.url()}, server.address)
@@ -413,7 +415,7 @@ async def test_redirects_without_end_are_given_up():
         (303, "HEAD", "HEAD"),
     ],
 )
-async def test_a_redirect_keeps_or_changes_the_method_by_its_status(status: int, method: str, becomes: str):
+async def test_the_redirect_status_decides_the_method(status: int, method: str, becomes: str):
     async with http_server(redirecting_from("/old", status, "/new")) as server:
         arguments = {"method": method, "url": server.url("/old"), "body": {"a": 1}}
         await call(http_request, arguments, server.address)
@@ -423,7 +425,7 @@ async def test_a_redirect_keeps_or_changes_the_method_by_its_status(status: int,
     assert ("content-type" in arrived.headers) == (becomes != "GET")
 
 
-async def test_headers_with_secrets_do_not_follow_to_another_origin():
+async def test_another_origin_receives_no_secret_headers():
     secrets = {"Authorization": "Bearer s", "Cookie": "c=s", "X-Api-Key": "s"}
     async with (
         http_server(answering()) as other,
@@ -436,14 +438,14 @@ async def test_headers_with_secrets_do_not_follow_to_another_origin():
     assert other.requests[0].headers["accept"] == "text/x"
 
 
-async def test_headers_follow_within_one_origin():
+async def test_a_redirect_within_the_origin_keeps_the_headers():
     async with http_server(redirecting_from("/old", 302, "/new")) as server:
         arguments = {"url": server.url("/old"), "headers": {"Authorization": "Bearer s"}}
         await call(http_get, arguments, server.address)
     assert server.requests[1].headers["authorization"] == "Bearer s"
 
 
-async def test_cookies_of_one_answer_are_not_sent_to_the_next():
+async def test_cookies_are_not_kept_between_requests():
     async def answer(request: web.Request) -> web.StreamResponse:
         if request.path == "/new":
             return web.Response()
@@ -454,27 +456,27 @@ async def test_cookies_of_one_answer_are_not_sent_to_the_next():
     assert "cookie" not in server.requests[1].headers
 
 
-async def test_proxies_of_the_environment_are_ignored(monkeypatch: pytest.MonkeyPatch):
+async def test_proxy_variables_are_ignored(monkeypatch: pytest.MonkeyPatch):
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     async with http_server(answering(text="here")) as server:
         assert (await call(http_get, {"url": server.url()}, server.address))["body"] == "here"
 
 
-async def test_a_large_body_is_cut_and_says_so():
+async def test_a_large_body_is_truncated_and_marked():
     async with http_server(answering(body="é".encode() * 5_500_000, content_type="text/plain")) as server:
         result = await call(http_get, {"url": server.url()}, server.address)
     assert result["truncated"] is True
     assert result["body"] == "é" * 5_000_000
 
 
-async def test_a_cut_inside_a_character_leaves_the_character_out():
+async def test_truncation_inside_a_character_drops_the_character():
     async with http_server(answering(body=("x" + "é" * 6_000_000).encode())) as server:
         result = await call(http_get, {"url": server.url()}, server.address)
     assert result["body"][-1] == "é"
 
 
-async def test_a_small_body_that_unpacks_to_a_huge_one_is_cut():
+async def test_a_decompression_bomb_is_truncated():
     packer = zlib.compressobj(9, zlib.DEFLATED, 31)
     packed = b"".join(packer.compress(bytes(1_000_000).replace(b"\0", b"a")) for _ in range(100)) + packer.flush()
     async with http_server(answering(body=packed, headers={"content-encoding": "gzip"})) as server:
@@ -484,7 +486,7 @@ async def test_a_small_body_that_unpacks_to_a_huge_one_is_cut():
     assert len(result["body"]) == 10_000_000
 
 
-async def test_a_packed_body_that_unpacks_to_nothing_forever_is_cut():
+async def test_an_endless_compressed_body_is_truncated():
     head = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\n\r\n"
     async with raw_server(head + gzip.compress(b"") * 50_000) as server:
         response = await GuardedHttpClient([server.address], max_body_bytes=100_000).send("GET", server.url())
@@ -509,18 +511,18 @@ def raw_deflate(data: bytes) -> bytes:
         ("identity", b"hello"),
     ],
 )
-async def test_a_packed_body_is_unpacked(encoding: str, packed: bytes):
+async def test_a_compressed_body_is_decompressed(encoding: str, packed: bytes):
     async with http_server(answering(body=packed, headers={"content-encoding": encoding})) as server:
         assert (await call(http_get, {"url": server.url()}, server.address))["body"] == "hello"
 
 
-async def test_a_broken_packed_body_is_a_transport_error():
+async def test_an_invalid_compressed_body_is_a_transport_error():
     async with http_server(answering(body=b"no gzip", headers={"content-encoding": "gzip"})) as server:
         with pytest.raises(ToolTransportError, match="cannot be decompressed"):
             await call(http_get, {"url": server.url()}, server.address)
 
 
-async def test_a_server_that_is_not_there_is_a_transport_error():
+async def test_a_refused_connection_is_a_transport_error():
     async with http_server(answering()) as server:
         pass
     with pytest.raises(ToolTransportError, match=f"cannot connect to {server.address}"):
@@ -542,7 +544,7 @@ async def test_a_server_without_tls_is_a_transport_error():
         (b"HTTP/1.1 200 OK\r\nX: " + b"x" * 100_000 + b"\r\n\r\n", "did not answer in HTTP"),
     ],
 )
-async def test_a_broken_answer_is_a_transport_error_without_the_query(answer: bytes, message: str):
+async def test_an_invalid_response_is_a_transport_error_without_the_query(answer: bytes, message: str):
     async with raw_server(answer) as server:
         with pytest.raises(ToolTransportError, match=message) as failure:
             await call(http_get, {"url": server.url("/?key=s3cret")}, server.address)
@@ -550,21 +552,21 @@ async def test_a_broken_answer_is_a_transport_error_without_the_query(answer: by
     assert failure.value.__cause__ is None
 
 
-async def test_bytes_in_headers_that_are_no_text_do_not_break_the_result():
+async def test_invalid_bytes_in_headers_are_replaced():
     async with raw_server(b"HTTP/1.1 200 OK\r\nX: a\xffb\r\nContent-Length: 0\r\n\r\n") as server:
         result = await call(http_get, {"url": server.url()}, server.address)
     assert result["headers"]["x"] == "a\ufffdb"
 
 
 async def test_cancelling_closes_the_connection():
-    arrived, gone = asyncio.Event(), asyncio.Event()
+    arrived, disconnected = asyncio.Event(), asyncio.Event()
 
     async def answer(request: web.Request) -> web.StreamResponse:
         arrived.set()
         try:
             await asyncio.Event().wait()
         finally:
-            gone.set()
+            disconnected.set()
         return web.Response()
 
     async with http_server(answer) as server:
@@ -573,15 +575,15 @@ async def test_cancelling_closes_the_connection():
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        await gone.wait()
+        await disconnected.wait()
 
 
-async def test_a_body_with_half_a_surrogate_pair_is_refused():
+async def test_a_body_with_half_a_surrogate_pair_is_rejected():
     with pytest.raises(ToolValidationError, match="surrogate"):
         await http_post.function("http://example.com/", "\ud800", context=ToolContext())
 
 
-def test_the_tools_are_light_to_import():
+def test_listing_the_tools_does_not_import_aiohttp():
     script = (
         "import sys, toolspace.builtin.network as n; [t.input_schema for t in n.network_tools];"
         "print([m for m in ('aiohttp', 'yarl', 'pydantic', 'ssl') if m in sys.modules])"
@@ -590,7 +592,7 @@ def test_the_tools_are_light_to_import():
     assert done.stdout.strip() == "[]"
 
 
-def test_the_tools_say_what_they_are():
+def test_the_tools_have_annotations_and_descriptions():
     assert [tool.name for tool in network_tools] == ["http_get", "http_post", "http_request", "web_search"]
     assert all(tool.category == "network" and tool.annotations.open_world for tool in network_tools)
     assert [bool(tool.annotations.read_only) for tool in network_tools] == [True, False, False, True]

@@ -1,4 +1,4 @@
-"""The system tools: the time, waiting, and the environment."""
+"""The system tools: time, sleep and environment variables."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from toolspace.core.context import ToolContext
 
 
 @pytest.mark.spec("10.1")
-async def test_current_time_gives_milliseconds_and_the_offset_of_the_zone(tools: Any) -> None:
+async def test_current_time_returns_milliseconds_and_the_utc_offset(tools: Any) -> None:
     before = int(time.time() * 1000)
     now = await tools.ok("current_time", {"timezone": "Asia/Kolkata"})
     after = int(time.time() * 1000)
@@ -28,7 +28,9 @@ async def test_current_time_gives_milliseconds_and_the_offset_of_the_zone(tools:
     assert int(moment.timestamp() * 1000) == now["timestamp"]
 
 
-async def test_current_time_without_a_zone_is_the_machines_own(tools: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_current_time_defaults_to_the_time_zone_of_the_machine(
+    tools: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TZ", "America/New_York")
     now = await tools.ok("current_time", {})
 
@@ -38,7 +40,7 @@ async def test_current_time_without_a_zone_is_the_machines_own(tools: Any, monke
 
 
 @pytest.mark.parametrize("name", ["UTC", "utc", "Z"])
-async def test_utc_is_known_under_all_its_names(tools: Any, name: str) -> None:
+async def test_utc_has_several_names(tools: Any, name: str) -> None:
     now = await tools.ok("current_time", {"timezone": name})
     assert now["timezone"] == "UTC"
     assert now["iso"].endswith("+00:00")
@@ -48,23 +50,23 @@ async def test_utc_is_known_under_all_its_names(tools: Any, name: str) -> None:
     "name",
     ["Europe/Berln", "America", "../../etc/passwd", "/etc/localtime", "zone.tab", "", "a\0b", "\ud800", "x" * 9000],
 )
-async def test_an_unknown_zone_is_a_clear_error(tools: Any, name: str) -> None:
+async def test_an_unknown_time_zone_is_a_clear_error(tools: Any, name: str) -> None:
     await tools.call_fails("current_time", {"timezone": name}, "invalid_parameters", "timezone")
 
 
-async def test_an_unknown_zone_gets_the_nearest_names(tools: Any) -> None:
+async def test_an_unknown_time_zone_suggests_similar_names(tools: Any) -> None:
     await tools.call_fails("current_time", {"timezone": "Europe/Berln"}, "invalid_parameters", '"Europe/Berlin"')
     await tools.call_fails("current_time", {"timezone": "berlin"}, "invalid_parameters", '"Europe/Berlin"')
 
 
 @pytest.mark.spec("10.1")
-async def test_sleep_says_how_long_it_slept(tools: Any) -> None:
+async def test_sleep_returns_its_duration(tools: Any) -> None:
     assert await tools.ok("sleep", {"duration": 0.001}) == {"slept": 0.001}
     assert await tools.ok("sleep", {"duration": 0}) == {"slept": 0}
 
 
 @pytest.mark.parametrize("duration", [-1, -0.001, math.nan, math.inf, -math.inf, 1e300, 86_401])
-async def test_sleep_refuses_what_is_no_time_to_wait(tools: Any, duration: float) -> None:
+async def test_sleep_rejects_invalid_durations(tools: Any, duration: float) -> None:
     await tools.call_fails("sleep", {"duration": duration}, "invalid_parameters", "duration")
 
 
@@ -78,7 +80,9 @@ async def test_harmless_variables_are_read_by_default(tools: Any, monkeypatch: p
 
 
 @pytest.mark.spec("10.1")
-async def test_a_refusal_does_not_tell_whether_the_variable_is_set(tools: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_refusal_does_not_reveal_whether_the_variable_is_set(
+    tools: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("DATABASE_PASSWORD", "hunter2")
     set_message = await tools.call_fails("get_env", {"key": "DATABASE_PASSWORD"}, "not_permitted", "allowedEnv")
     monkeypatch.delenv("DATABASE_PASSWORD")
@@ -90,7 +94,7 @@ async def test_a_refusal_does_not_tell_whether_the_variable_is_set(tools: Any, m
 
 
 @pytest.mark.spec("10.1")
-async def test_allowed_names_are_read_and_set(tools: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_allowed_variables_are_read_and_set(tools: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("APP_MODE", raising=False)
     context = ToolContext(allowed_env=["APP_*"])
 
@@ -105,7 +109,7 @@ async def test_an_empty_list_allows_nothing(tools: Any) -> None:
 
 
 @pytest.mark.parametrize("key", ["PATH", "LD_PRELOAD", "PYTHONPATH", "DYLD_INSERT_LIBRARIES", "https_proxy", "HOME"])
-async def test_powerful_variables_are_set_only_where_they_are_named_exactly(
+async def test_powerful_variables_must_be_allowed_by_exact_name(
     tools: Any, monkeypatch: pytest.MonkeyPatch, key: str
 ) -> None:
     monkeypatch.setenv(key, "before")
@@ -118,14 +122,14 @@ async def test_powerful_variables_are_set_only_where_they_are_named_exactly(
 
 
 @pytest.mark.parametrize("key", ["", "A=B", "A\0B", "\ud800"])
-async def test_what_cannot_name_a_variable_is_refused(tools: Any, key: str) -> None:
+async def test_an_invalid_variable_name_is_rejected(tools: Any, key: str) -> None:
     everything = ToolContext(allowed_env=["*"])
     await tools.call_fails("get_env", {"key": key}, "invalid_parameters", "key", context=everything)
     await tools.call_fails("set_env", {"key": key, "value": ""}, "invalid_parameters", "key", context=everything)
 
 
 @pytest.mark.parametrize("value", ["a\0b", "\ud800"])
-async def test_a_value_that_the_environment_cannot_carry_is_refused(tools: Any, value: str) -> None:
+async def test_an_invalid_variable_value_is_rejected(tools: Any, value: str) -> None:
     context = ToolContext(allowed_env=["APP_MODE"])
     await tools.call_fails(
         "set_env", {"key": "APP_MODE", "value": value}, "invalid_parameters", "value", context=context

@@ -1,3 +1,5 @@
+"""`web_search` with every supported service."""
+
 from __future__ import annotations
 
 import json
@@ -78,8 +80,8 @@ def bing_answer(pages: list[dict[str, str]]) -> web.Response:
         for page in pages
     ]
     answer: dict[str, Any] = {"_type": "SearchResponse", "queryContext": {"originalQuery": "q"}}
-    found = {"webPages": {"webSearchUrl": "x", "totalEstimatedMatches": 3, "value": value}}
-    return web.json_response({**answer, **found} if value else answer)
+    response = {"webPages": {"webSearchUrl": "x", "totalEstimatedMatches": 3, "value": value}}
+    return web.json_response({**answer, **response} if value else answer)
 
 
 AD = """
@@ -118,67 +120,67 @@ def duckduckgo_answer(pages: list[dict[str, str]]) -> web.Response:
 
 
 @dataclass
-class Service:
-    """How one provider is asked and how it answers."""
+class SearchServiceCase:
+    """One search service: its settings, its expected request and its responses."""
 
     name: str
     answer: Callable[[list[dict[str, str]]], web.Response]
     settings: dict[str, Any] = field(default_factory=dict[str, Any])
-    asked: Callable[[ReceivedRequest], tuple[Any, ...]] = lambda seen: ()
-    asks: tuple[Any, ...] = ()
+    sent_parts: Callable[[ReceivedRequest], tuple[Any, ...]] = lambda request: ()
+    expected_parts: tuple[Any, ...] = ()
     errors: Any = None
 
 
-def tavily_asked(seen: ReceivedRequest) -> tuple[Any, ...]:
-    return seen.method, seen.headers["authorization"], json.loads(seen.body)
+def tavily_request_parts(request: ReceivedRequest) -> tuple[Any, ...]:
+    return request.method, request.headers["authorization"], json.loads(request.body)
 
 
-def google_asked(seen: ReceivedRequest) -> tuple[Any, ...]:
-    return seen.method, seen.query
+def google_request_parts(request: ReceivedRequest) -> tuple[Any, ...]:
+    return request.method, request.query
 
 
-def bing_asked(seen: ReceivedRequest) -> tuple[Any, ...]:
-    return seen.method, seen.headers["ocp-apim-subscription-key"], seen.query
+def bing_request_parts(request: ReceivedRequest) -> tuple[Any, ...]:
+    return request.method, request.headers["ocp-apim-subscription-key"], request.query
 
 
-def duckduckgo_asked(seen: ReceivedRequest) -> tuple[Any, ...]:
-    return seen.method, seen.query
+def duckduckgo_request_parts(request: ReceivedRequest) -> tuple[Any, ...]:
+    return request.method, request.query
 
 
 SERVICES = [
-    Service(
+    SearchServiceCase(
         "tavily",
         tavily_answer,
         {"apiKey": KEY},
-        tavily_asked,
+        tavily_request_parts,
         ("POST", f"Bearer {KEY}", {"query": "snow & ice?", "max_results": 2}),
         {"detail": {"error": f"Unauthorized: invalid API key {KEY}."}},
     ),
-    Service(
+    SearchServiceCase(
         "google",
         google_answer,
         {"apiKey": KEY, "cx": "engine"},
-        google_asked,
+        google_request_parts,
         ("GET", {"key": KEY, "cx": "engine", "q": "snow & ice?", "num": "2"}),
         {"error": {"code": 400, "message": f"API key not valid: {KEY}", "errors": [], "status": "X"}},
     ),
-    Service(
+    SearchServiceCase(
         "bing",
         bing_answer,
         {"apiKey": KEY},
-        bing_asked,
+        bing_request_parts,
         ("GET", KEY, {"q": "snow & ice?", "count": "2"}),
         {
             "_type": "ErrorResponse",
             "errors": [{"code": "InvalidAuthorization", "message": f"No such key: {KEY}"}],
         },
     ),
-    Service("duckduckgo", duckduckgo_answer, {}, duckduckgo_asked, ("GET", {"q": "snow & ice?"})),
+    SearchServiceCase("duckduckgo", duckduckgo_answer, {}, duckduckgo_request_parts, ("GET", {"q": "snow & ice?"})),
 ]
 KEYED = [service for service in SERVICES if service.settings]
 
 
-def named(service: Service) -> str:
+def named(service: SearchServiceCase) -> str:
     return service.name
 
 
@@ -195,34 +197,34 @@ def answering(response: Callable[[], web.StreamResponse]) -> Respond:
 
 @pytest.fixture(autouse=True)
 def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keeps toolspaces away from the user's own state."""
+    """Isolates toolspaces from the user's state directory."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
 
 
 async def search(settings: dict[str, Any] | None, query: str = "snow & ice?", **arguments: Any) -> Any:
-    """What a search gives, or its failure as the exception of its kind."""
+    """The results of a search; raises the exception of a failure."""
     async with Toolspace(tools=network_tools, context=ToolContext(web_search=settings)) as toolspace:
         return (await toolspace.call("web_search", {"query": query, **arguments})).unwrap()
 
 
 @each_service
-async def test_a_search_asks_in_the_providers_way_and_gives_title_url_and_snippet(service: Service):
+async def test_a_search_sends_the_request_of_the_service_and_returns_results(service: SearchServiceCase):
     async with http_server(answering(lambda: service.answer(PAGES))) as server:
         settings = {"provider": service.name, "url": server.url("/search"), **service.settings}
         result = await search(settings, limit=2)
     assert result == {"results": PAGES[:2]}
     assert server.requests[0].path == "/search"
-    assert service.asked(server.requests[0]) == service.asks
+    assert service.sent_parts(server.requests[0]) == service.expected_parts
 
 
 @each_service
-async def test_nothing_found_is_an_empty_list(service: Service):
+async def test_no_results_are_an_empty_list(service: SearchServiceCase):
     async with http_server(answering(lambda: service.answer([]))) as server:
         assert await search({"provider": service.name, "url": server.url(), **service.settings}) == {"results": []}
 
 
 @each_service
-async def test_the_limit_is_bounded_by_the_setting(service: Service):
+async def test_max_results_limits_the_limit(service: SearchServiceCase):
     async with http_server(answering(lambda: service.answer(PAGES))) as server:
         settings = {"provider": service.name, "url": server.url(), "maxResults": 1, **service.settings}
         assert (await search(settings, limit=1000))["results"] == PAGES[:1]
@@ -234,7 +236,7 @@ async def test_the_limit_is_bounded_by_the_setting(service: Service):
     "body",
     ["", "[]", "null", "{}", '{"results": 1}', "<html><h1>Welcome</h1></html>", "[" * 100_000, "\xff\x00"],
 )
-async def test_an_answer_of_another_shape_is_a_clear_error(service: Service, body: str):
+async def test_an_unexpected_response_is_a_clear_error(service: SearchServiceCase, body: str):
     def answer() -> web.StreamResponse:
         return web.Response(body=body.encode("latin-1"))
 
@@ -245,13 +247,13 @@ async def test_an_answer_of_another_shape_is_a_clear_error(service: Service, bod
 
 @each_keyed_service
 @pytest.mark.parametrize("key", [None, "", "  \n"])
-async def test_a_missing_key_names_the_setting(service: Service, key: str | None):
+async def test_a_missing_key_names_the_setting(service: SearchServiceCase, key: str | None):
     with pytest.raises(ToolExecutionError, match=r"tools\.webSearch\.apiKey is not set"):
         await search({"provider": service.name, "cx": "engine", "apiKey": key})
 
 
 @each_keyed_service
-async def test_a_refused_key_names_the_setting_and_what_was_said_but_not_the_key(service: Service):
+async def test_a_rejected_key_is_reported_without_the_key(service: SearchServiceCase):
     def answer() -> web.StreamResponse:
         return web.json_response(service.errors, status=401)
 
@@ -264,14 +266,14 @@ async def test_a_refused_key_names_the_setting_and_what_was_said_but_not_the_key
 
 @each_service
 @pytest.mark.parametrize("status", [429, 500, 503])
-async def test_an_error_of_the_provider_tells_its_status(service: Service, status: int):
+async def test_an_error_of_the_service_has_its_status(service: SearchServiceCase, status: int):
     async with http_server(answering(lambda: web.Response(status=status))) as server:
         with pytest.raises(ToolExecutionError, match=f"{service.name} answered {status}"):
             await search({"provider": service.name, "url": server.url(), **service.settings})
 
 
 @each_service
-async def test_a_redirect_is_not_followed(service: Service):
+async def test_a_redirect_is_not_followed(service: SearchServiceCase):
     async with http_server(answering(lambda: service.answer(PAGES))) as other:
 
         def answer() -> web.StreamResponse:
@@ -284,7 +286,7 @@ async def test_a_redirect_is_not_followed(service: Service):
 
 
 @each_keyed_service
-async def test_a_provider_out_of_reach_is_a_transport_error_without_the_key(service: Service):
+async def test_an_unreachable_service_is_a_transport_error_without_the_key(service: SearchServiceCase):
     async with http_server(answering(web.Response)) as server:
         pass
     with pytest.raises(ToolTransportError) as failure:
@@ -293,15 +295,15 @@ async def test_a_provider_out_of_reach_is_a_transport_error_without_the_key(serv
 
 
 @each_keyed_service
-async def test_a_key_with_a_line_break_at_its_end_works(service: Service):
+async def test_a_key_with_a_line_break_at_its_end_works(service: SearchServiceCase):
     async with http_server(answering(lambda: service.answer(PAGES))) as server:
         settings = {"provider": service.name, "url": server.url(), **service.settings, "apiKey": f" {KEY}\n"}
         await search(settings, limit=2)
-    assert service.asked(server.requests[0]) == service.asks
+    assert service.sent_parts(server.requests[0]) == service.expected_parts
 
 
 @pytest.mark.parametrize("provider", ["tavily", "bing"])
-async def test_a_key_that_breaks_the_request_is_refused_and_not_shown(provider: str):
+async def test_an_invalid_key_is_rejected_and_not_shown(provider: str):
     with pytest.raises(ToolExecutionError, match=r"tools\.webSearch\.apiKey") as failure:
         await search({"provider": provider, "apiKey": "s3cret\r\nX: y"})
     assert "s3cret" not in str(failure.value)
@@ -316,14 +318,14 @@ async def test_google_needs_a_search_engine():
     assert server.requests[0].query["cx"] == "engine"
 
 
-async def test_google_is_never_asked_for_more_than_it_gives():
+async def test_google_requests_have_at_most_ten_results():
     async with http_server(answering(lambda: google_answer(PAGES))) as server:
         settings = {"provider": "google", "apiKey": KEY, "cx": "e", "maxResults": 30, "url": server.url()}
         await search(settings, limit=25)
     assert server.requests[0].query["num"] == "10"
 
 
-def test_without_configuration_duckduckgo_gives_ten():
+def test_the_default_is_ten_results_of_duckduckgo():
     provider = WebSearchClient(None)
     assert (provider.name, provider.max_results) == ("duckduckgo", 10)
     assert SEARCH_SERVICES["duckduckgo"].endpoint == URL("https://html.duckduckgo.com/html/")
@@ -343,18 +345,18 @@ def test_without_configuration_duckduckgo_gives_ten():
         ({"url": "file:///etc/passwd"}, r"tools\.webSearch\.url"),
     ],
 )
-async def test_a_wrong_setting_is_named(settings: dict[str, Any], named: str):
+async def test_an_invalid_setting_is_named(settings: dict[str, Any], named: str):
     with pytest.raises(ToolExecutionError, match=named):
         await search(settings)
 
 
 @pytest.mark.parametrize("arguments", [{"query": " "}, {"query": "x", "limit": 0}, {"query": "x", "limit": -1}])
-async def test_an_empty_query_or_limit_is_refused(arguments: dict[str, Any]):
+async def test_an_empty_query_and_an_invalid_limit_are_rejected(arguments: dict[str, Any]):
     with pytest.raises(ToolValidationError):
         await search(None, **arguments)
 
 
-async def test_the_configured_endpoint_is_allowed_for_searches_alone():
+async def test_the_configured_endpoint_is_allowed_only_for_searches():
     async with http_server(answering(lambda: tavily_answer(PAGES))) as server:
         settings = {"provider": "tavily", "apiKey": KEY, "url": f"http://localhost:{server.port}/"}
         assert await search(settings, limit=1) == {"results": PAGES[:1]}
@@ -365,7 +367,7 @@ async def test_the_configured_endpoint_is_allowed_for_searches_alone():
 
 
 @pytest.mark.parametrize("status", [200, 202])
-async def test_duckduckgos_puzzle_is_told_from_an_empty_page(status: int):
+async def test_a_captcha_of_duckduckgo_is_reported(status: int):
     html = '<div class="anomaly-modal__title">Unfortunately, bots use DuckDuckGo too.</div>'
     page = web.Response(text=html, content_type="text/html", status=status)
     async with http_server(answering(lambda: page)) as server:
@@ -373,33 +375,33 @@ async def test_duckduckgos_puzzle_is_told_from_an_empty_page(status: int):
             await search({"url": server.url()})
 
 
-def page_of(html: str) -> GuardedResponse:
+def page_response(html: str) -> GuardedResponse:
     headers = {"content-type": "text/html; charset=utf-8"}
     body = html.encode("utf-8", "replace")
     return GuardedResponse(status=200, headers=headers, body=body, truncated=False, url=URL("http://x.example/"))
 
 
-def test_duckduckgos_wrapped_links_are_unwrapped():
-    found = SEARCH_SERVICES["duckduckgo"].results(
-        page_of(
+def test_redirect_links_of_duckduckgo_are_resolved():
+    results = SEARCH_SERVICES["duckduckgo"].results(
+        page_response(
             '<a class="result__a" href="//duckduckgo.com/l/?uddg=https%3A%2F%2Fa.example%2Fx&amp;rut=z">'
             "A</a>"
             '<a class="result__a" href="/l/?uddg=javascript%3Aalert(1)">script</a>'
             '<a class="result__a" href="javascript:alert(1)">script</a>'
         )
     )
-    assert found == [{"title": "A", "url": "https://a.example/x", "snippet": ""}]
+    assert results == [{"title": "A", "url": "https://a.example/x", "snippet": ""}]
 
 
-def test_duckduckgos_lite_page_is_read_too():
-    found = SEARCH_SERVICES["duckduckgo"].results(
-        page_of(
+def test_the_lite_page_of_duckduckgo_is_read():
+    results = SEARCH_SERVICES["duckduckgo"].results(
+        page_response(
             "<table><tr><td>1.</td>"
             "<td><a rel='nofollow' href='https://a.example/' class='result-link'>A</a></td></tr>"
             "<tr><td></td><td class='result-snippet'>About <b>a</b>.</td></tr><tr><td>other</td></tr></table>"
         )
     )
-    assert found == [{"title": "A", "url": "https://a.example/", "snippet": "About a."}]
+    assert results == [{"title": "A", "url": "https://a.example/", "snippet": "About a."}]
 
 
 @hypothesis_settings(deadline=None)
@@ -424,9 +426,9 @@ def test_duckduckgos_lite_page_is_read_too():
         max_size=30,
     )
 )
-def test_any_page_gives_results_or_an_unknown_shape(pieces: list[str]):
+def test_any_page_has_results_or_is_unreadable(pieces: list[str]):
     try:
-        found = SEARCH_SERVICES["duckduckgo"].results(page_of("".join(pieces)))
+        results = SEARCH_SERVICES["duckduckgo"].results(page_response("".join(pieces)))
     except UnreadableResults:
         return
-    assert all(item["url"].startswith("http") for item in found)
+    assert all(item["url"].startswith("http") for item in results)

@@ -1,4 +1,4 @@
-"""What the tests of loaded code share."""
+"""Fixtures for tests that load user code."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 @pytest.fixture
 def interpreter() -> Iterator[None]:
-    """What a test imports and puts on the path is gone after it."""
+    """Removes the modules and path entries that a test adds."""
     path, modules = list(sys.path), set(sys.modules)
     yield
     sys.path[:] = path

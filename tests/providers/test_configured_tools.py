@@ -1,4 +1,4 @@
-"""Tools that configuration declares, by who executes them: here, elsewhere, or nobody."""
+"""Tools that the configuration declares, by execution type."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Opens = Callable[..., Toolspace]
 
 @pytest.fixture
 def opened(tmp_path: Path) -> Opens:
-    """A toolspace of these definitions, in a file with one key a line."""
+    """Opens a toolspace with these definitions, in a file with one key per line."""
 
     def open_with(*definitions: dict[str, Any], **config: Any) -> Toolspace:
         path = tmp_path / "toolspace.json"
@@ -59,25 +59,27 @@ async def test_a_compute_tool_evaluates_its_expression_over_the_input(opened: Op
 @pytest.mark.spec("6.1")
 @pytest.mark.spec("5.2")
 @pytest.mark.parametrize(
-    ("expression", "message"),
+    ("expression", "expected"),
     [
         ("price *", "the end: "),
         ("prize * 2", 'the inputSchema has no "prize"; did you mean "price"?'),
         ("sun([price])", 'there is no function "sun"; did you mean "sum"?'),
     ],
 )
-def test_a_wrong_expression_is_a_fault_of_the_file_with_its_line(opened: Opens, expression: str, message: str) -> None:
+def test_an_invalid_expression_is_a_configuration_error_with_its_line(
+    opened: Opens, expression: str, expected: str
+) -> None:
     schema = {"type": "object", "properties": {"price": {"type": "number"}}}
-    said = refused(opened, defined("compute", {"expression": expression}, inputSchema=schema))
-    assert "toolspace.json:15 (tools[0].execution.expression)" in said
-    assert message in said
+    message = refused(opened, defined("compute", {"expression": expression}, inputSchema=schema))
+    assert "toolspace.json:15 (tools[0].execution.expression)" in message
+    assert expected in message
 
 
-def test_all_wrong_definitions_are_told_at_once(opened: Opens) -> None:
+def test_all_invalid_definitions_are_reported_together(opened: Opens) -> None:
     other = {"name": "other", "executionType": "prebuilt", "execution": {"action": "sendMesage"}}
-    said = refused(opened, defined("compute", {"expression": "1 +"}), other)
-    assert "tools[0].execution.expression" in said
-    assert "tools[1].execution.action" in said
+    message = refused(opened, defined("compute", {"expression": "1 +"}), other)
+    assert "tools[0].execution.expression" in message
+    assert "tools[1].execution.action" in message
 
 
 # gateway
@@ -111,7 +113,7 @@ async def test_a_tool_with_a_url_is_an_http_request(opened: Opens, execution_typ
 
 
 @pytest.mark.spec("3.21")
-async def test_a_failed_request_of_a_configured_tool_says_status_and_body(opened: Opens) -> None:
+async def test_a_failed_request_of_a_configured_tool_has_status_and_body(opened: Opens) -> None:
     async def answer(request: web.Request) -> web.Response:
         return web.json_response({"why": "no such order"}, status=404)
 
@@ -124,7 +126,7 @@ async def test_a_failed_request_of_a_configured_tool_says_status_and_body(opened
         )
 
 
-async def test_requests_of_configured_tools_go_on_after_a_reload(opened: Opens, tmp_path: Path) -> None:
+async def test_requests_of_configured_tools_continue_after_a_reload(opened: Opens, tmp_path: Path) -> None:
     async with http_server() as server, opened(defined("gateway", {"url": server.url()})) as ts:
         assert (await ts.call("it")).ok
         changed = {"tools": [defined("gateway", {"url": server.url("/new")})]}
@@ -135,7 +137,7 @@ async def test_requests_of_configured_tools_go_on_after_a_reload(opened: Opens, 
 
 
 @pytest.mark.parametrize(
-    ("execution", "message"),
+    ("execution", "expected"),
     [
         ({"url": "ftp://example.org"}, "tools[0].execution.url"),
         ({"url": "https://example.org/${parameters.}"}, "tools[0].execution.url"),
@@ -145,10 +147,10 @@ async def test_requests_of_configured_tools_go_on_after_a_reload(opened: Opens, 
         ({}, '"url" is missing'),
     ],
 )
-def test_a_wrong_request_is_a_fault_of_the_file(opened: Opens, execution: dict[str, Any], message: str) -> None:
-    said = refused(opened, defined("gateway", execution))
-    assert "toolspace.json:" in said
-    assert message in said
+def test_an_invalid_request_is_a_configuration_error(opened: Opens, execution: dict[str, Any], expected: str) -> None:
+    message = refused(opened, defined("gateway", execution))
+    assert "toolspace.json:" in message
+    assert expected in message
 
 
 # external, space, wait
@@ -156,7 +158,7 @@ def test_a_wrong_request_is_a_fault_of_the_file(opened: Opens, execution: dict[s
 
 @pytest.mark.spec("6.1")
 @pytest.mark.parametrize(("execution_type", "who"), [("external", "a worker"), ("space", "a person in a space")])
-async def test_what_others_execute_needs_the_gateway(opened: Opens, execution_type: str, who: str) -> None:
+async def test_external_tools_need_the_gateway(opened: Opens, execution_type: str, who: str) -> None:
     async with opened(defined(execution_type)) as ts:
         result = await ts.call("it", {})
         assert result.error == f'tool "it" is executed by {who}; start the gateway (toolspace serve) and call it there'
@@ -164,7 +166,7 @@ async def test_what_others_execute_needs_the_gateway(opened: Opens, execution_ty
 
 
 @pytest.mark.spec("6.1")
-async def test_a_wait_without_the_gateway_just_takes_its_time(opened: Opens) -> None:
+async def test_wait_without_the_gateway_sleeps(opened: Opens) -> None:
     async with opened(defined("wait", {"duration": "5ms"}), {"name": "any", "executionType": "waiting"}) as ts:
         assert (await ts.call("it")).unwrap() == {"waited": 5}
         assert (await ts.call("any", {"duration": 1})).unwrap() == {"waited": 1}
@@ -173,7 +175,7 @@ async def test_a_wait_without_the_gateway_just_takes_its_time(opened: Opens) -> 
 
 
 @pytest.mark.parametrize(
-    ("definition", "message"),
+    ("definition", "expected"),
     [
         (defined("wait", {"duration": "soon"}), 'expected milliseconds or a duration such as "30s"'),
         (defined("wait", inputSchema={"type": "object", "properties": {"x": {}}}), '"duration" is missing'),
@@ -187,12 +189,10 @@ async def test_a_wait_without_the_gateway_just_takes_its_time(opened: Opens) -> 
         ),
     ],
 )
-def test_a_wrong_definition_names_the_file_and_the_line(
-    opened: Opens, definition: dict[str, Any], message: str
-) -> None:
-    said = refused(opened, definition)
-    assert "toolspace.json:" in said
-    assert message in said
+def test_an_invalid_definition_names_file_and_line(opened: Opens, definition: dict[str, Any], expected: str) -> None:
+    message = refused(opened, definition)
+    assert "toolspace.json:" in message
+    assert expected in message
 
 
 # visibility
@@ -223,7 +223,7 @@ async def test_each_execution_type_has_its_own_default_for_visible(opened: Opens
 
 
 @pytest.mark.spec("6.2")
-async def test_visible_is_as_configuration_says(opened: Opens) -> None:
+async def test_configuration_sets_visible(opened: Opens) -> None:
     definitions = [
         {"name": "shown", "executionType": "internal", "visible": True},
         {"name": "hidden", "executionType": "space", "visible": False},
@@ -253,14 +253,14 @@ async def test_a_prebuilt_tool_has_the_schema_and_description_of_its_action(open
 @pytest.mark.spec("8.2")
 def test_no_configuration_makes_a_prebuilt_tool_visible(opened: Opens) -> None:
     ts = opened(defined("prebuilt", {"action": "get_goals"}, visible=True))
-    found = ts.find_tool("it")
-    assert found is not None
-    assert not found.visible
-    assert "shown to nobody" in ts.warnings[0]
+    tool = ts.find_tool("it")
+    assert tool is not None
+    assert not tool.visible
+    assert "never shown" in ts.warnings[0]
 
 
 @pytest.mark.spec("1.1")
-async def test_a_definition_says_how_long_its_calls_may_wait(opened: Opens) -> None:
+async def test_a_definition_sets_the_timeout(opened: Opens) -> None:
     definitions = [
         {"name": "ask", "executionType": "space", "expiresAfter": "2h"},
         {"name": "old", "executionType": "basic"},
@@ -278,23 +278,23 @@ async def test_a_definition_says_how_long_its_calls_may_wait(opened: Opens) -> N
 PAGE = (Path(__file__).parents[2] / "docs" / "execution-types.md").read_text()
 
 
-async def test_the_tools_of_the_page_are_as_it_says(tmp_path: Path) -> None:
-    shown = PAGE.split("```yaml\n")[1].split("```")[0]
-    (tmp_path / "toolspace.yaml").write_text(shown)
+async def test_the_examples_of_the_page_work(tmp_path: Path) -> None:
+    yaml_text = PAGE.split("```yaml\n")[1].split("```")[0]
+    (tmp_path / "toolspace.yaml").write_text(yaml_text)
     async with Toolspace.open(tmp_path / "toolspace.yaml") as ts:
         order = {"items": [{"price": 2.5, "count": 2}]}
         assert (await ts.call("orderTotal", order)).result == 5.0
         assert (await ts.call("orderTotal", {**order, "tax": 20})).result == 6.0
         assert (await ts.call("officeHours", {"name": "Ann"})).result == "We are here from 9 to 17, Ann."
         for name in ("executeRobotAction", "confirmAction", "setGoals"):
-            found = ts.find_tool(name)
-            assert found is not None
-            given: dict[str, Any] = {"action": "x", "question": "x", "goals": []}
-            required = {key: given[key] for key in found.input_schema["required"]}
-            assert not (await ts.call(name, required)).ok
+            tool = ts.find_tool(name)
+            assert tool is not None
+            values: dict[str, Any] = {"action": "x", "question": "x", "goals": []}
+            arguments = {key: values[key] for key in tool.input_schema["required"]}
+            assert not (await ts.call(name, arguments)).ok
 
 
-def test_every_function_and_action_has_its_place_on_the_page() -> None:
+def test_the_page_lists_every_function_and_action() -> None:
     from toolspace.agents.prebuilt.provider import ALL_ACTIONS
     from toolspace.providers.expressions.functions import FUNCTIONS
 

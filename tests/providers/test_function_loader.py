@@ -1,4 +1,4 @@
-"""Python tools are found by file, module and name; faults in users' code are said with their line."""
+"""Python tools are found by file, module and name; errors in user code are reported with their line."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ TOOLS = """
 
 
 @pytest.mark.spec("5.1")
-def test_a_file_gives_its_public_tools_in_order_and_once(write: Any, tmp_path: Path) -> None:
+def test_a_file_offers_its_public_tools_in_order_and_once(write: Any, tmp_path: Path) -> None:
     write("tools.py", TOOLS)
     assert names(load_functions("./tools.py", tmp_path)) == ["second", "first"]
     assert names(load_functions(str(tmp_path / "tools.py"), Path("/elsewhere"))) == ["second", "first"]
@@ -88,7 +88,7 @@ def test_one_name_may_be_a_tool_a_function_or_a_list(
     assert names(load_functions(f"./tools.py:{name}", tmp_path)) == expected
 
 
-def test_type_hints_of_a_file_are_understood(write: Any, tmp_path: Path) -> None:
+def test_type_hints_of_a_file_are_resolved(write: Any, tmp_path: Path) -> None:
     write(
         "tools.py",
         """
@@ -110,7 +110,7 @@ def test_type_hints_of_a_file_are_understood(write: Any, tmp_path: Path) -> None
     assert set(move.input_schema["properties"]) == {"point", "steps"}
 
 
-def test_all_says_what_is_offered(write: Any, tmp_path: Path) -> None:
+def test_dunder_all_selects_the_tools(write: Any, tmp_path: Path) -> None:
     write("tools.py", TOOLS + '    __all__ = ["second", "_hidden"]\n')
     assert names(load_functions("./tools.py", tmp_path)) == ["second", "_hidden"]
 
@@ -124,7 +124,7 @@ def test_imported_tools_are_offered_only_by_name(write: Any, tmp_path: Path) -> 
     assert names(load_functions("./tools.py", tmp_path)) == ["second"]
 
 
-def test_a_package_offers_what_it_gathers_from_its_modules(write: Any, tmp_path: Path) -> None:
+def test_a_package_offers_the_tools_of_its_modules(write: Any, tmp_path: Path) -> None:
     write("pkg_b/__init__.py", "from pkg_b.mod import second, other\n")
     write("pkg_b/mod.py", TOOLS)
     assert names(load_functions("pkg_b", tmp_path)) == ["second", "first"]
@@ -144,7 +144,7 @@ def test_a_package_offers_what_it_gathers_from_its_modules(write: Any, tmp_path:
         ("", "names no tools"),
     ],
 )
-def test_a_wrong_line_says_the_way_out(write: Any, tmp_path: Path, spec: str, message: str) -> None:
+def test_an_invalid_line_says_what_to_write(write: Any, tmp_path: Path, spec: str, message: str) -> None:
     write("tools.py", TOOLS)
     write("empty.py", "x = 1\n")
     with pytest.raises(ConfigError, match=message):
@@ -165,14 +165,14 @@ def test_a_wrong_line_says_the_way_out(write: Any, tmp_path: Path, spec: str, me
         ),
     ],
 )
-def test_a_fault_in_the_users_code_names_its_line(write: Any, tmp_path: Path, text: str, place: str) -> None:
+def test_an_error_in_user_code_names_its_line(write: Any, tmp_path: Path, text: str, place: str) -> None:
     write("bad.py", text)
     write("helper_bad.py", "x = 1\noops\n")
     with pytest.raises(ConfigError, match=place):
         load_functions("./bad.py", tmp_path)
 
 
-def test_neighbours_can_be_imported_at_once_and_later(write: Any, tmp_path: Path) -> None:
+def test_neighbours_can_be_imported_immediately_and_later(write: Any, tmp_path: Path) -> None:
     write("near.py", "VALUE = 1\n")
     write("later.py", "VALUE = 2\n")
     write(
@@ -191,14 +191,14 @@ def test_neighbours_can_be_imported_at_once_and_later(write: Any, tmp_path: Path
     assert add() == 3  # pyright: ignore[reportCallIssue]
 
 
-def test_a_neighbour_named_like_a_library_does_not_stand_in_for_it_afterwards(write: Any, tmp_path: Path) -> None:
+def test_a_neighbour_does_not_replace_a_library_of_the_same_name(write: Any, tmp_path: Path) -> None:
     write("tools.py", TOOLS)
     load_functions("./tools.py", tmp_path)
     assert sys.path[0] != str(tmp_path)
     assert sys.path.count(str(tmp_path)) == 1
 
 
-def test_two_lines_that_name_one_file_share_its_module(write: Any, tmp_path: Path) -> None:
+def test_two_lines_with_one_file_share_its_module(write: Any, tmp_path: Path) -> None:
     write("tools.py", TOOLS)
     for _ in range(2):  # The second time is a reload, which makes a new module that both share again.
         first, *_ = load_functions("./tools.py", tmp_path)
@@ -223,7 +223,7 @@ def test_loading_again_reads_changed_code_even_of_equal_time_and_size(write: Any
 
 
 @pytest.mark.spec("5.4")
-def test_a_failed_reload_leaves_the_earlier_tools_working(write: Any, tmp_path: Path) -> None:
+def test_a_failed_reload_keeps_the_previous_tools(write: Any, tmp_path: Path) -> None:
     write("near_kept.py", "VALUE = 1\n")
     write(
         "tools.py",
@@ -231,15 +231,15 @@ def test_a_failed_reload_leaves_the_earlier_tools_working(write: Any, tmp_path: 
         "@tool\ndef get() -> int:\n  import near_kept\n  return near_kept.VALUE\n",
     )
     (get,) = load_functions("./tools.py", tmp_path)
-    kept = sys.modules["near_kept"]
+    module = sys.modules["near_kept"]
     write("tools.py", "import near_kept\n1 / 0\n")
     with pytest.raises(ConfigError, match="ZeroDivisionError"):
         load_functions("./tools.py", tmp_path)
-    assert sys.modules["near_kept"] is kept
+    assert sys.modules["near_kept"] is module
     assert get() == 1  # pyright: ignore[reportCallIssue]
 
 
-def test_a_module_that_the_program_had_before_is_taken_as_it_is(write: Any, tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_module_that_was_already_imported_is_not_reloaded(write: Any, tmp_path: Path, monkeypatch: Any) -> None:
     write("mine_already.py", TOOLS)
     monkeypatch.syspath_prepend(str(tmp_path))
     import importlib

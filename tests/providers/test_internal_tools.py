@@ -1,4 +1,4 @@
-"""3.30–3.34: the agent's own tools."""
+"""3.30–3.34: the internal tools of an agent."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required"
 @pytest.mark.spec("3.30")
 @pytest.mark.parametrize("format", REPORT_FORMATS)
 @pytest.mark.parametrize("status", ["success", "failure", "partial"])
-async def test_a_final_report_ends_the_run_with_that_answer(format: str, status: str) -> None:
+async def test_a_final_report_ends_the_run(format: str, status: str) -> None:
     json_format = format in ("json", "slack-block-kit")
     content: Any = {"content_json": {"blocks": [{"type": "divider"}]}} if json_format else {"content": "# Done"}
     async with Toolspace(tools=[add]) as ts:
@@ -77,7 +77,7 @@ async def test_a_json_report_is_checked_against_the_schema_and_a_mismatch_goes_b
         ({"status": "success", "format": "json", "content": "{"}, "not JSON"),
     ],
 )
-async def test_a_report_that_is_not_one_is_refused(arguments: dict[str, Any], hint: str) -> None:
+async def test_an_invalid_report_is_rejected(arguments: dict[str, Any], hint: str) -> None:
     async with Toolspace() as ts:
         run = ts.run()
         result = await run.call("agent__final_report", arguments)
@@ -97,9 +97,9 @@ STATUS = {
 
 
 @pytest.mark.spec("3.31")
-async def test_task_status_is_an_event_and_a_run_that_is_done_is_nudged() -> None:
+async def test_task_status_is_an_event_and_reminds_of_the_final_report() -> None:
     async with Toolspace() as ts:
-        seen = EventRecorder(ts)
+        recorder = EventRecorder(ts)
         run = ts.run()
         going = await run.call("agent__task_status", {**STATUS, "status": "in-progress"})
         assert going.result == {"received": True}
@@ -109,7 +109,7 @@ async def test_task_status_is_an_event_and_a_run_that_is_done_is_nudged() -> Non
         assert run.final_report_reminder is not None
         await run.call("agent__final_report", {"status": "success", "format": "pipe", "content": "x"})
         assert run.final_report_reminder is None
-    events = [event.to_dict() for event in seen.of_type(EventType.TASK_STATUS)]
+    events = [event.to_dict() for event in recorder.of_type(EventType.TASK_STATUS)]
     assert [event["status"]["status"] for event in events] == ["in-progress", "completed"]
     assert events[0]["runId"] == run.id
 
@@ -118,7 +118,7 @@ async def test_task_status_is_an_event_and_a_run_that_is_done_is_nudged() -> Non
 @pytest.mark.parametrize(
     "change", [{"status": "in-progress"}, {"ready_for_final_report": False}, {"need_to_run_more_tools": True}]
 )
-async def test_only_all_three_together_nudge(change: dict[str, Any]) -> None:
+async def test_the_reminder_needs_all_three_conditions(change: dict[str, Any]) -> None:
     async with Toolspace() as ts:
         run = ts.run()
         await run.call("agent__task_status", {**STATUS, **change})
@@ -130,7 +130,7 @@ def batch(*calls: tuple[str, str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.spec("3.32")
-async def test_a_batch_runs_side_by_side_and_answers_in_order() -> None:
+async def test_a_batch_runs_in_parallel_and_returns_results_in_order() -> None:
     both = asyncio.Barrier(3)
 
     @tool
@@ -163,7 +163,7 @@ async def test_one_failure_never_fails_the_batch() -> None:
 
 
 @pytest.mark.spec("3.32")
-async def test_calls_of_a_batch_keep_to_queues_caps_and_permissions() -> None:
+async def test_calls_of_a_batch_respect_queues_limits_and_permissions() -> None:
     inside = most = 0
 
     @tool(queue="narrow")
@@ -193,7 +193,7 @@ async def test_calls_of_a_batch_keep_to_queues_caps_and_permissions() -> None:
 
 
 @pytest.mark.spec("3.32")
-async def test_a_batch_inside_a_batch_is_refused_by_any_name() -> None:
+async def test_a_nested_batch_is_refused_under_any_name() -> None:
     async with Toolspace(tools=[add], settings=Settings(aliases={"many": "agent__batch"})) as ts:
         inner = batch(("x", "add", {"a": 1}))
         result = await ts.call(
@@ -209,13 +209,13 @@ async def test_a_batch_inside_a_batch_is_refused_by_any_name() -> None:
 @pytest.mark.parametrize(
     "calls", [{"calls": []}, {"calls": "x"}, {}, batch(("1", "add", {}), ("1", "add", {})), {"calls": [{"id": "1"}]}]
 )
-async def test_a_batch_that_is_none_is_refused(calls: Any) -> None:
+async def test_an_invalid_batch_is_rejected(calls: Any) -> None:
     async with Toolspace(tools=[add]) as ts:
         assert (await ts.call("agent__batch", calls)).error_kind == "invalid_parameters"
 
 
 @pytest.mark.spec("3.32")
-async def test_a_batch_takes_what_models_send() -> None:
+async def test_a_batch_accepts_arguments_as_models_write_them() -> None:
     async with Toolspace(tools=[add]) as ts:
         calls = [
             {"id": 1, "tool": "add", "parameters": '{"a": 4}'},
@@ -227,7 +227,7 @@ async def test_a_batch_takes_what_models_send() -> None:
 
 
 @pytest.mark.spec("3.32")
-async def test_cancelling_a_batch_cancels_what_is_in_it() -> None:
+async def test_cancelling_a_batch_cancels_its_calls() -> None:
     stopped: list[int] = []
 
     @tool
@@ -238,11 +238,11 @@ async def test_cancelling_a_batch_cancels_what_is_in_it() -> None:
             stopped.append(n)
 
     async with Toolspace(tools=[wait]) as ts:
-        seen = EventRecorder(ts)
+        recorder = EventRecorder(ts)
         task = asyncio.create_task(
             ts.call("agent__batch", batch(("1", "wait", {"n": 1}), ("2", "wait", {"n": 2})), call_id="b")
         )
-        await seen.wait_for(lambda _: len(seen.of_type(EventType.TOOL_CALL_REQUESTED)) == 3)
+        await recorder.wait_for(lambda _: len(recorder.of_type(EventType.TOOL_CALL_REQUESTED)) == 3)
         ts.cancel("b")
         assert (await task).error_kind == "canceled"
     assert sorted(stopped) == [1, 2]
@@ -286,43 +286,43 @@ async def list_directory(path: str) -> None:
 )
 async def test_tools_are_found_by_what_they_do(query: str, best: str) -> None:
     async with Toolspace(tools=[*numbered(50), send_invoice, list_directory]) as ts:
-        found = (await ts.call("agent__find_tools", {"query": query})).result["tools"]
-    assert found[0]["name"] == best
-    assert found[0]["parameters"]["type"] == "object"
-    assert found[0]["description"]
+        matches = (await ts.call("agent__find_tools", {"query": query})).result["tools"]
+    assert matches[0]["name"] == best
+    assert matches[0]["parameters"]["type"] == "object"
+    assert matches[0]["description"]
 
 
 @pytest.mark.spec("3.34")
-async def test_nothing_fits_gives_nothing_and_an_empty_query_is_refused() -> None:
+async def test_no_match_is_an_empty_list_and_an_empty_query_is_rejected() -> None:
     async with Toolspace(tools=[send_invoice]) as ts:
         assert (await ts.call("agent__find_tools", {"query": "zzzz qqqq"})).result == {"tools": []}
         assert (await ts.call("agent__find_tools", {"query": "  "})).error_kind == "invalid_parameters"
 
 
 @pytest.mark.spec("4.9")
-async def test_beyond_a_threshold_the_model_is_shown_a_search_tool_and_its_finds() -> None:
+async def test_beyond_a_threshold_the_model_gets_a_search_tool_and_its_results() -> None:
     few = Toolspace(tools=[send_invoice], settings=Settings(tool_search_threshold=1_000))
-    assert [one["function"]["name"] for one in few.to_llm_tools()] == ["send_invoice"]
+    assert [definition["function"]["name"] for definition in few.to_llm_tools()] == ["send_invoice"]
     many = Toolspace(tools=[*numbered(100), send_invoice], settings=Settings(tool_search_threshold=1_000))
     async with many as ts:
         run = ts.run()
-        shown = [one["function"]["name"] for one in ts.to_llm_tools(run=run)]
-        assert "agent__find_tools" in shown
-        assert "send_invoice" not in shown
-        assert "filler_1" not in shown
+        tool_names = [definition["function"]["name"] for definition in ts.to_llm_tools(run=run)]
+        assert "agent__find_tools" in tool_names
+        assert "send_invoice" not in tool_names
+        assert "filler_1" not in tool_names
         await run.call("agent__find_tools", {"query": "send an invoice", "limit": 1})
-        shown = [one["function"]["name"] for one in ts.to_llm_tools(run=run)]
-        assert "send_invoice" in shown
-        assert "filler_1" not in shown
-        assert "send_invoice" not in [one["function"]["name"] for one in ts.to_llm_tools(run=ts.run())]
+        tool_names = [definition["function"]["name"] for definition in ts.to_llm_tools(run=run)]
+        assert "send_invoice" in tool_names
+        assert "filler_1" not in tool_names
+        assert "send_invoice" not in [definition["function"]["name"] for definition in ts.to_llm_tools(run=ts.run())]
     unbounded = Toolspace(tools=numbered(100), settings=Settings(tool_search_threshold=None))
     assert len(unbounded.to_llm_tools()) == 100
 
 
-async def test_the_agents_tools_are_shown_in_runs_and_can_always_be_called() -> None:
+async def test_internal_tools_are_offered_in_runs_and_always_callable() -> None:
     async with Toolspace(tools=[add]) as ts:
-        assert [one.name for one in ts.list_tools()] == ["add"]
-        in_run = [one["function"]["name"] for one in ts.to_llm_tools(run=ts.run())]
+        assert [definition.name for definition in ts.list_tools()] == ["add"]
+        in_run = [definition["function"]["name"] for definition in ts.to_llm_tools(run=ts.run())]
         assert in_run == ["add", "agent__final_report", "agent__task_status", "agent__batch"]
         direct = await ts.call("agent__final_report", {"status": "success", "format": "tty", "content": "x"})
         assert direct.result["accepted"] is True

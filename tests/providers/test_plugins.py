@@ -1,4 +1,4 @@
-"""3.1 and 3.2: providers of other packages and of one's own, named in the configuration, reloaded while calls run."""
+"""3.1 and 3.2: providers from packages and user code in the configuration, reloaded while calls run."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from toolspace import (
     Toolspace,
     tool,
 )
+from toolspace.providers.function_loader import list_loaded_files
 from toolspace.providers.plugins import load_provider
 from toolspace.testing import EventRecorder, ProviderContract
 
@@ -48,6 +49,7 @@ class Plug(ToolProvider):
         self.resting = asyncio.Event()
         self.go_on = asyncio.Event()
         self.hanging = asyncio.Event()
+        self.closed = asyncio.Event()
         log.append(f"made {greeting}")
 
     def list_tools(self):
@@ -72,6 +74,7 @@ class Plug(ToolProvider):
 
     async def aclose(self):
         log.append(f"closed {self.greeting}")
+        self.closed.set()
 
 
 class Named(Plug):
@@ -125,7 +128,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
-    """Puts a package where installed ones are: its module, and the folder that says what it declares."""
+    """Installs a package: its module and its metadata with entry points."""
 
     def install(package: str, code: str, **points: str) -> Path:
         site = tmp_path / "site"
@@ -160,21 +163,23 @@ def opened(write: Callable[..., Path]) -> Open:
 
 
 def names(ts: Toolspace) -> list[str]:
-    return [one.name for one in ts.list_tools() if not one.name.startswith("agent__")]
+    return [tool.name for tool in ts.list_tools() if not tool.name.startswith("agent__")]
 
 
 def plug(ts: Toolspace, namespace: str) -> Any:
-    """The provider itself, to look at it as the test that wrote it may."""
-    (mounted,) = [one for one in ts.orchestrator.providers if one.namespace == namespace and one.list_tools()]
+    """The provider of the test behind a namespace."""
+    (mounted,) = [
+        provider for provider in ts.orchestrator.providers if provider.namespace == namespace and provider.list_tools()
+    ]
     return mounted.inner  # type: ignore[attr-defined]
 
 
 def log_of(provider: Any) -> list[str]:
-    # Not from `sys.modules`: a reload puts another module of the same name there.
+    # Not from `sys.modules`: a reload replaces the module there.
     return type(provider).aclose.__globals__["log"]
 
 
-# From installed packages
+# Providers of installed packages
 
 
 @pytest.mark.spec("3.1")
@@ -193,7 +198,7 @@ async def test_an_installed_package_offers_its_provider(install: Callable[..., P
 
 @pytest.mark.spec("3.1")
 class TestInstalledExample(ProviderContract):
-    """The example, as a package that declares it would bring it."""
+    """The example provider as an installed package."""
 
     call = ("write", {"title": "a", "text": "b"})
     failing_call = ("write", {"title": "a", "text": "b" * 11})
@@ -206,7 +211,7 @@ class TestInstalledExample(ProviderContract):
 
 
 @pytest.mark.spec("3.1")
-def test_a_provider_that_nobody_offers_gets_the_nearest_names(install: Callable[..., Path]) -> None:
+def test_an_unknown_provider_suggests_similar_names(install: Callable[..., Path]) -> None:
     with pytest.raises(ConfigError, match='no installed package offers a provider "weather"; none is installed'):
         load_provider("weather", {})
     install("plug_near", PROVIDER, weather="plug_near:Plug", stocks="plug_near:Plug")
@@ -232,7 +237,7 @@ def test_two_packages_with_one_name_are_an_error_that_names_both(install: Callab
         ("import sys; sys.exit(2)", "plug_bad:Plug", "SystemExit: 2"),
     ],
 )
-def test_a_package_that_cannot_be_imported_says_why(
+def test_a_package_that_cannot_be_imported_is_reported_with_the_reason(
     install: Callable[..., Path], code: str, value: str, message: str
 ) -> None:
     install("plug_bad", code, greeter=value)
@@ -241,7 +246,7 @@ def test_a_package_that_cannot_be_imported_says_why(
     assert 'the provider "greeter" of plug_bad 1.2 (plug_bad:Plug) cannot be imported' in str(caught.value)
 
 
-def test_what_is_installed_is_looked_at_only_for_a_provider(write: Callable[..., Path], folder: Path) -> None:
+def test_entry_points_are_read_only_if_a_provider_is_configured(write: Callable[..., Path], folder: Path) -> None:
     code = "import sys, toolspace; toolspace.Toolspace.open({!r}); print('importlib.metadata' in sys.modules)"
 
     def looked(path: Path) -> str:
@@ -252,12 +257,12 @@ def test_what_is_installed_is_looked_at_only_for_a_provider(write: Callable[...,
     assert looked(write(providers={"greeter": {"enabled": False}})) == "False"
 
 
-# Of one's own
+# Providers of the user
 
 
 @pytest.mark.spec("3.1")
 @pytest.mark.parametrize("uses", ["plug:Plug", "./plug.py:Plug", "plug:make", "plug:ready"])
-async def test_a_provider_of_the_users_own_is_found_beside_the_configuration(opened: Open, uses: str) -> None:
+async def test_a_user_provider_is_found_beside_the_configuration(opened: Open, uses: str) -> None:
     async with opened(mine=uses) as ts:
         assert (await ts.call("mine__say")).result == "hello"
 
@@ -284,13 +289,13 @@ async def test_a_provider_of_the_users_own_is_found_beside_the_configuration(ope
         ("./plug.py:make", {"greting": 1}, "cannot be made with the settings greting: TypeError"),
     ],
 )
-def test_a_wrong_entry_says_the_way_out(folder: Path, uses: str, settings: dict[str, Any], message: str) -> None:
+def test_an_invalid_entry_says_what_to_write(folder: Path, uses: str, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_provider(uses, settings, base_dir=folder)
 
 
 @pytest.mark.spec("3.1")
-def test_a_fault_in_the_users_code_names_its_line(folder: Path) -> None:
+def test_an_error_in_user_code_names_its_line(folder: Path) -> None:
     (folder / "bad.py").write_text("x = 1\ny = 1 / 0\n")
     with pytest.raises(ConfigError, match=r"bad.py:Plug cannot be imported: .*bad\.py:2: ZeroDivisionError") as caught:
         load_provider("./bad.py:Plug", {}, base_dir=folder)
@@ -298,7 +303,7 @@ def test_a_fault_in_the_users_code_names_its_line(folder: Path) -> None:
 
 
 @pytest.mark.spec("3.2")
-def test_all_faults_come_at_once_with_their_lines(opened: Open, folder: Path) -> None:
+def test_all_errors_are_reported_together_with_their_lines(opened: Open, folder: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         opened(a="no_such_one", b={"uses": "./plug.py:Plug", "settings": {"x": 1}}, c="./plug.py:Plug")
     first, second = str(caught.value).splitlines()
@@ -320,14 +325,14 @@ def test_no_message_shows_a_secret(write: Callable[..., Path], shape: str) -> No
     assert "hidden.example" not in message
 
 
-# Under the rules of its entry
+# Rules of an entry
 
 
 @pytest.mark.spec("3.2")
-async def test_the_namespace_is_the_entrys_else_the_providers_else_the_name(opened: Open) -> None:
+async def test_the_namespace_comes_from_the_entry_the_provider_or_the_name(opened: Open) -> None:
     own = "./plug.py:Named"
     async with opened(a=own, b={"uses": own, "namespace": "other"}, c="./plug.py:Plug") as ts:
-        assert {one.split("__")[0] for one in names(ts)} == {"own", "other", "c"}
+        assert {name.split("__")[0] for name in names(ts)} == {"own", "other", "c"}
     with pytest.raises(ConfigError, match=r'providers.b\): the namespace "own" is that of providers.a already'):
         opened(a=own, b=own)
 
@@ -362,47 +367,46 @@ async def test_explaining_a_tool_names_the_line_of_its_provider(write: Callable[
 
 
 @pytest.mark.spec("3.1")
-async def test_a_provider_chooses_whom_it_offers_a_tool_and_says_how_to_use_it(opened: Open) -> None:
+async def test_a_provider_decides_who_gets_a_tool_and_gives_instructions(opened: Open) -> None:
     async with opened(shy="./plug.py:Shy") as ts:
         assert names(ts) == []
-        shown = [one.name for one in ts.list_tools(context=ToolContext(user_id="ann"))]
-        assert [name for name in shown if name.startswith("shy")] == ["shy__say"]
+        tool_names = [tool.name for tool in ts.list_tools(context=ToolContext(user_id="ann"))]
+        assert [name for name in tool_names if name.startswith("shy")] == ["shy__say"]
         assert (await ts.call("shy__say")).result == "hello"  # Not shown is not forbidden.
         assert "Say hello." in ts.orchestrator.instructions()
 
 
-# Reloaded
+# Reload
 
 
 @pytest.mark.spec("5.4")
-async def test_a_reload_keeps_what_has_not_changed_and_swaps_what_has(write: Callable[..., Path]) -> None:
+async def test_a_reload_replaces_only_changed_providers(write: Callable[..., Path]) -> None:
     def config(**changed: Any) -> dict[str, Any]:
-        return {one: {"uses": "./plug.py:Plug", "settings": {"greeting": one}} for one in ("kept", "old")} | changed
+        return {name: {"uses": "./plug.py:Plug", "settings": {"greeting": name}} for name in ("kept", "old")} | changed
 
     async with Toolspace.open(write(providers=config()), environ={}) as ts:
-        kept, log = plug(ts, "kept"), log_of(plug(ts, "kept"))
+        kept_plug, old, log = plug(ts, "kept"), plug(ts, "old"), log_of(plug(ts, "kept"))
         log.clear()
         write(providers=config(old={"uses": "./plug.py:Plug", "settings": {"greeting": "new"}}))
         await ts.reload()
-        assert plug(ts, "kept") is kept
+        assert plug(ts, "kept") is kept_plug
         assert (await ts.call("old__say")).result == "new"
         assert log_of(plug(ts, "old")) == ["made new", "started new"]
-        await closed(ts)
+        await wait_until_closed(old)
         assert log == ["closed old"]
         write(providers={"kept": config()["kept"], "added": "./plug.py:Plug"})
         await ts.reload()
         assert names(ts) == ["kept__say", "kept__rest", "added__say", "added__rest"]
-        assert plug(ts, "kept") is kept
+        assert plug(ts, "kept") is kept_plug
 
 
-async def closed(ts: Toolspace) -> None:
-    """Waits until the toolspace has closed what the last reload retired."""
-    async with asyncio.timeout(20):
-        await asyncio.gather(*ts._closing)
+async def wait_until_closed(provider: Any) -> None:
+    """A reload closes replaced providers in the background."""
+    await asyncio.wait_for(provider.closed.wait(), 20)
 
 
 @pytest.mark.spec("5.4")
-async def test_rules_change_without_a_new_start(write: Callable[..., Path]) -> None:
+async def test_rules_change_without_a_restart(write: Callable[..., Path]) -> None:
     entry = {"uses": "./plug.py:Plug", "settings": {"greeting": "a"}}
     async with Toolspace.open(write(providers={"a": entry}), environ={}) as ts:
         before = plug(ts, "a")
@@ -418,7 +422,7 @@ async def test_rules_change_without_a_new_start(write: Callable[..., Path]) -> N
 
 @pytest.mark.spec("5.4")
 @pytest.mark.parametrize("change", ["changed", "removed", "disabled"])
-async def test_calls_in_flight_finish_before_their_provider_is_closed(write: Callable[..., Path], change: str) -> None:
+async def test_running_calls_finish_before_their_provider_is_closed(write: Callable[..., Path], change: str) -> None:
     entry = {"uses": "./plug.py:Plug", "settings": {"greeting": "old"}}
     after: dict[str, Any] = {
         "changed": {"a": {**entry, "settings": {"greeting": "new"}}},
@@ -436,12 +440,12 @@ async def test_calls_in_flight_finish_before_their_provider_is_closed(write: Cal
         assert "closed old" not in log_of(old)
         old.go_on.set()
         assert (await call).result == "old"
-        await closed(ts)
+        await wait_until_closed(old)
         assert log_of(old)[-1] == "closed old"
 
 
 @pytest.mark.spec("5.4")
-async def test_closing_the_toolspace_stops_the_calls_and_closes_what_waits_for_them(
+async def test_closing_the_toolspace_stops_running_calls_and_closes_providers(
     write: Callable[..., Path],
 ) -> None:
     async with Toolspace.open(write(providers={"a": "./plug.py:Plug"}), environ={}) as ts:
@@ -464,7 +468,7 @@ async def test_closing_the_toolspace_stops_the_calls_and_closes_what_waits_for_t
         ({"providers": {"a": "./plug.py:Plug"}, "functions": "./clash.py"}, ToolNameConflict),
     ],
 )
-async def test_where_the_new_configuration_is_wrong_nothing_changes(
+async def test_an_invalid_new_configuration_changes_nothing(
     write: Callable[..., Path], folder: Path, wrong: dict[str, Any], error: type[Exception]
 ) -> None:
     (folder / "clash.py").write_text("from toolspace import tool\n@tool\ndef a__say() -> str:\n  return 'clash'\n")
@@ -477,11 +481,11 @@ async def test_where_the_new_configuration_is_wrong_nothing_changes(
         assert names(ts) == ["a__say", "a__rest"]
         assert plug(ts, "a") is before
         assert (await ts.call("a__say")).result == "old"
-        assert not ts._closing
+        assert log_of(before) == ["made old", "started old"]
 
 
 @pytest.mark.spec("5.4")
-async def test_a_running_provider_that_cannot_be_listed_any_more_leaves_all_as_it_was(
+async def test_a_reload_with_an_unlistable_provider_changes_nothing(
     write: Callable[..., Path],
 ) -> None:
     async with Toolspace.open(write(providers={"a": "./plug.py:Plug"}), environ={}) as ts:
@@ -493,42 +497,41 @@ async def test_a_running_provider_that_cannot_be_listed_any_more_leaves_all_as_i
 
 
 @pytest.mark.spec("5.4")
-async def test_changed_code_of_ones_own_is_read_again(write: Callable[..., Path], folder: Path) -> None:
+async def test_changed_user_code_is_reloaded(write: Callable[..., Path], folder: Path) -> None:
     async with Toolspace.open(write(providers={"a": "plug:Plug"}), environ={}) as ts:
-        assert folder / "plug.py" in ts._files()
+        assert folder / "plug.py" in list_loaded_files()
         (folder / "plug.py").write_text(PROVIDER.replace('"hello"', '"good day"'))
         await ts.reload()
         assert (await ts.call("a__say")).result == "good day"
 
 
 @pytest.mark.spec("3.2")
-async def test_after_a_reload_a_provider_that_does_not_start_is_tried_again(write: Callable[..., Path]) -> None:
+async def test_a_provider_that_fails_to_start_after_a_reload_is_retried(write: Callable[..., Path]) -> None:
     async with Toolspace.open(write(), environ={}) as ts:
-        ts.orchestrator._startup._retry = (0.01,)
         broken = {"uses": "./plug.py:Plug", "settings": {"broken": True}, "required": True}
         write(providers={"a": broken})
-        seen = EventRecorder(ts)
+        recorder = EventRecorder(ts)
         await ts.reload()
         assert ts.orchestrator.unavailable_providers() == {"a": "nobody answers"}
-        changes = len(seen.of_type(EventType.TOOLS_CHANGED))
+        changes = len(recorder.of_type(EventType.TOOLS_CHANGED))
         plug(ts, "a").broken = False
-        await seen.wait_for(lambda _: len(seen.of_type(EventType.TOOLS_CHANGED)) > changes)
+        await recorder.wait_for(lambda _: len(recorder.of_type(EventType.TOOLS_CHANGED)) > changes)
         assert ts.orchestrator.unavailable_providers() == {}
 
 
 @pytest.mark.spec("5.4")
-async def test_a_provider_that_hangs_can_be_taken_out_again(write: Callable[..., Path]) -> None:
+async def test_a_hanging_provider_can_be_removed(write: Callable[..., Path]) -> None:
     async with Toolspace.open(write(), environ={}) as ts:
         hanging = {"uses": "./plug.py:Plug", "settings": {"greeting": "stuck", "hangs": True}}
         write(providers={"a": hanging, "b": "./plug.py:Plug"})
-        seen = EventRecorder(ts)
+        recorder = EventRecorder(ts)
         starting = asyncio.create_task(ts.reload())
-        await seen.wait_for(lambda _: "a__say" in names(ts))
+        await recorder.wait_for(lambda _: "a__say" in names(ts))
         stuck = plug(ts, "a")
         await stuck.hanging.wait()
         write(providers={"b": "./plug.py:Plug"})
         await ts.reload()
-        await closed(ts)
+        await wait_until_closed(stuck)
         await starting
         assert log_of(stuck)[-1] == "closed stuck"
         assert ts.orchestrator.unavailable_providers() == {}
@@ -540,16 +543,16 @@ async def test_a_watched_configuration_reloads_its_providers(
     write: Callable[..., Path],
 ) -> None:
     async with Toolspace.open(write(), environ={}) as ts:
-        seen = EventRecorder(ts)
+        recorder = EventRecorder(ts)
         ts.watch(interval=0.01)
         path = write(providers={"a": "./plug.py:Plug"})
         os.utime(path, (1, 1))
-        await seen.wait_for(lambda _: "a__say" in names(ts))
+        await recorder.wait_for(lambda _: "a__say" in names(ts))
         assert (await ts.call("a__say")).result == "hello"
 
 
 @pytest.mark.spec("3.1")
-async def test_tools_and_providers_added_in_code_stay_beside_configured_ones(opened: Open, folder: Path) -> None:
+async def test_tools_and_providers_added_in_code_survive_a_reload(opened: Open, folder: Path) -> None:
     @tool
     async def local() -> str:
         return "here"

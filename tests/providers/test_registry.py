@@ -1,4 +1,4 @@
-"""18: the registry by itself, without an orchestrator."""
+"""18: the registry without an orchestrator."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def shout(text: str, context: ToolContext) -> str:
 
 
 @pytest.mark.spec("18")
-async def test_a_registry_keeps_finds_lists_counts_and_runs_tools() -> None:
+async def test_a_registry_stores_finds_lists_counts_and_runs_tools() -> None:
     registry = ToolRegistry()
     registry.register(double)
     registry.register_many([shout])
@@ -31,7 +31,7 @@ async def test_a_registry_keeps_finds_lists_counts_and_runs_tools() -> None:
     assert registry.list() == [double, shout]
     assert registry.list_by_category(ToolCategory.DATA) == [double]
     assert registry.list_by_category("system") == [shout]
-    assert [one["name"] for one in registry.to_llm_tools(format="anthropic")] == ["double", "shout"]
+    assert [definition["name"] for definition in registry.to_llm_tools(format="anthropic")] == ["double", "shout"]
     assert registry.to_llm_tools()[0]["function"]["parameters"]["required"] == ["n"]
     context = ToolContext(user_id="ann")
     assert (await registry.execute("double", {"n": 4}, context)).result == 8
@@ -41,7 +41,7 @@ async def test_a_registry_keeps_finds_lists_counts_and_runs_tools() -> None:
 
 
 @pytest.mark.spec("18")
-def test_statistics_can_be_updated_by_whoever_runs_the_tools() -> None:
+def test_callers_can_update_the_statistics() -> None:
     registry = ToolRegistry([double, shout])
     for duration in (10.0, 20.0, 30.0):
         registry.update_call_stats("double", duration, True)
@@ -53,7 +53,7 @@ def test_statistics_can_be_updated_by_whoever_runs_the_tools() -> None:
     assert stats.call_stats["double"]["avgDuration"] == 25.0
 
 
-def test_a_tool_whose_hint_is_wrong_is_refused_when_it_is_registered() -> None:
+def test_an_unsupported_type_hint_is_rejected_at_registration() -> None:
     @tool
     async def odd(what: NoSuchType) -> None: ...  # type: ignore[name-defined]  # noqa: F821
 
@@ -69,7 +69,7 @@ def test_a_tool_whose_hint_is_wrong_is_refused_when_it_is_registered() -> None:
     assert registry.list() == [double]
 
 
-def test_a_name_that_no_model_accepts_is_refused() -> None:
+def test_a_name_that_models_do_not_accept_is_rejected() -> None:
     for name in ("has space", "", "ü", "x" * 65, "a.b"):
         with pytest.raises(ToolDefinitionError, match="cannot name a tool"):
             ToolRegistry([Tool(name, handler=lambda parameters, context: None)])
@@ -80,5 +80,5 @@ def test_a_plain_function_becomes_a_tool() -> None:
         """Greets."""
         return name
 
-    made = ToolRegistry().register(greet)
-    assert (made.name, made.description) == ("greet", "Greets.")
+    tool = ToolRegistry().register(greet)
+    assert (tool.name, tool.description) == ("greet", "Greets.")

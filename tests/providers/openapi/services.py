@@ -1,4 +1,4 @@
-"""OpenAPI services on loopback: a document of the test's own, a real server behind it, and a toolspace before it."""
+"""OpenAPI services on loopback: a document of the test, a real server and a toolspace."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def document(paths: Json, *, version: str = "3.0.3", **more: Any) -> Json:
 
 
 def operation(path: str = "/x", method: str = "get", **fields: Any) -> Json:
-    """The paths of a document whose one operation is called `op`."""
+    """The paths of a document with one operation, `op`."""
     return {path: {method: {"operationId": "op", "responses": {}, **fields}}}
 
 
@@ -37,20 +37,22 @@ def parameter(name: str, place: str, schema: Json | None = None, **fields: Any) 
 
 
 def read(described: Json, **spec: Any) -> OperationList:
-    """What is read from a document, without a file or a server."""
+    """Reads the operations of a document without a file or a server."""
     opened = OpenApiDocument(described)
-    said = OpenApiSpec(spec="test", **spec)
-    return read_operations(opened, said, SecuritySchemes(opened, "api", said.auth, said.headers, HttpClient()))
+    openapi_spec = OpenApiSpec(spec="test", **spec)
+    return read_operations(
+        opened, openapi_spec, SecuritySchemes(opened, "api", openapi_spec.auth, openapi_spec.headers, HttpClient())
+    )
 
 
 def schema_of(described: Json, **spec: Any) -> Json:
-    """The schema of the arguments of the document's one operation."""
+    """The input schema of the document's only operation."""
     reading = read(described, **spec)
     assert reading.warnings == []
     return reading.operations[0].inputs.schema
 
 
-class Service:
+class OpenApiService:
     """A toolspace with one OpenAPI service, `api`, and the server that its calls reach."""
 
     def __init__(self, server: HttpTestServer, toolspace: Toolspace, provider: OpenApiProvider) -> None:
@@ -66,15 +68,15 @@ class Service:
         return await self.toolspace.call(f"api__{name}", arguments)
 
     async def sent(self, name: str = "op", /, **arguments: Any) -> ReceivedRequest:
-        """The request that a call makes, as it arrives."""
+        """The request of a successful call, as the server received it."""
         result = await self.call(name, **arguments)
         assert result.ok, result.error
         return self.server.requests[-1]
 
 
 @asynccontextmanager
-async def service(described: Json, answer: Respond | None = None, **spec: Any) -> AsyncIterator[Service]:
-    """The service of a document, which is a file. Its server is the test's, unless the document is to say it."""
+async def service(described: Json, answer: Respond | None = None, **spec: Any) -> AsyncIterator[OpenApiService]:
+    """The service of a document in a file. Calls go to the test server, unless the document has servers."""
     async with http_server(answer) as server:
         with TemporaryDirectory() as folder:
             file = Path(folder) / "openapi.json"
@@ -84,4 +86,4 @@ async def service(described: Json, answer: Respond | None = None, **spec: Any) -
                 spec.setdefault("base_url", server.url("/v1"))
             provider = OpenApiProvider("api", OpenApiSpec(spec=str(file), **spec))
             async with Toolspace(providers=[provider]) as toolspace:
-                yield Service(server, toolspace, provider)
+                yield OpenApiService(server, toolspace, provider)

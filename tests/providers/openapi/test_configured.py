@@ -1,4 +1,4 @@
-"""An `openapi` section of a configuration makes tools that can be called."""
+"""An `openapi` section of a configuration creates callable tools."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The contract of providers, kept by an OpenAPI service."""
+"""An OpenAPI service fulfils the contract of providers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Documents are read from files and URLs, in JSON and YAML, and whatever is wrong with one is said."""
+"""Documents are read from files and URLs, in JSON and YAML; errors are reported."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def names(provider: OpenApiProvider) -> list[str]:
     return [tool.name for tool in provider.list_tools()]
 
 
-async def test_yaml_is_read_as_the_text_that_it_looks_like(tmp_path: Path) -> None:
+async def test_yaml_scalars_follow_yaml_1_2(tmp_path: Path) -> None:
     file = tmp_path / "api.yaml"
     file.write_text(YAML)
     [tool] = (await loaded(str(file))).list_tools()
@@ -73,7 +73,7 @@ async def test_a_document_may_be_a_url_and_its_servers_relative_to_it(text: str)
 
 
 @pytest.mark.parametrize(
-    ("content", "wanted"),
+    ("content", "expected"),
     [
         (b"", "expected a mapping"),
         (b"\xff\xfe\x00", "not UTF-8"),
@@ -87,25 +87,25 @@ async def test_a_document_may_be_a_url_and_its_servers_relative_to_it(text: str)
     ],
     ids=["empty", "bytes", "cut", "deep-json", "deep-yaml", "circle", "swagger", "future", "other"],
 )
-async def test_what_is_no_document_is_refused_with_the_reason(tmp_path: Path, content: bytes, wanted: str) -> None:
+async def test_an_invalid_document_is_rejected_with_the_reason(tmp_path: Path, content: bytes, expected: str) -> None:
     file = tmp_path / "api.json"
     file.write_bytes(content)
-    with pytest.raises(ProviderError, match=wanted):
+    with pytest.raises(ProviderError, match=expected):
         await loaded(str(file))
 
 
-def test_nested_aliases_are_counted_not_followed() -> None:
+def test_nested_aliases_are_counted_not_expanded() -> None:
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 12)]
     with pytest.raises(ValueError, match="after its aliases are expanded"):
         parse_yaml_as_json("\n".join(lines))
 
 
-def test_merged_mappings_stay_below_what_is_said_beside_them() -> None:
+def test_own_keys_override_merged_keys() -> None:
     assert parse_yaml_as_json("a: &a {x: 1, y: 2}\nb: {<<: *a, y: 3}")["b"] == {"y": 3, "x": 1}
 
 
-async def test_a_missing_file_and_an_oversized_one_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_missing_and_oversized_files_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ProviderError, match="no such file"):
         await loaded(str(tmp_path / "none.yaml"))
     file = tmp_path / "api.yaml"
@@ -115,7 +115,7 @@ async def test_a_missing_file_and_an_oversized_one_are_said(tmp_path: Path, monk
         await loaded(str(file))
 
 
-async def test_a_url_that_fails_is_said_without_its_query() -> None:
+async def test_a_failed_download_is_reported_without_the_query() -> None:
     async def answer(request: web.Request) -> web.StreamResponse:
         raise web.HTTPForbidden
 
@@ -125,7 +125,7 @@ async def test_a_url_that_fails_is_said_without_its_query() -> None:
     assert "hush" not in str(caught.value)
 
 
-async def test_the_services_headers_reach_the_document_only_where_the_service_is() -> None:
+async def test_headers_are_sent_to_the_document_only_at_the_service_origin() -> None:
     async def answer(request: web.Request) -> web.StreamResponse:
         return web.json_response(document(operation()))
 
@@ -133,10 +133,10 @@ async def test_the_services_headers_reach_the_document_only_where_the_service_is
         await loaded(server.url("/a.json"), headers={"X-Key": "k"})
         await loaded(server.url("/a.json"), headers={"X-Key": "k"}, base_url="https://elsewhere.test")
         await loaded(server.url("/a.json"), headers={"X-Key": "k"}, base_url=server.url("/v1"))
-    assert ["x-key" in seen.headers for seen in server.requests] == [False, False, True]
+    assert ["x-key" in request.headers for request in server.requests] == [False, False, True]
 
 
-async def test_files_beside_the_document_are_part_of_it_and_no_others(tmp_path: Path) -> None:
+async def test_references_reach_only_files_in_the_document_folder(tmp_path: Path) -> None:
     folder = tmp_path / "docs"
     (folder / "parts").mkdir(parents=True)
     (tmp_path / "secret.yaml").write_text("Pet: {type: string}")
@@ -167,10 +167,10 @@ async def test_files_beside_the_document_are_part_of_it_and_no_others(tmp_path: 
     assert left_out == {"up", "link", "web", "none"}
     schema = provider.list_tools()[0].input_schema
     assert set(schema["properties"]) == {"name", "owner"}
-    assert sorted(one["type"] for one in schema["$defs"].values()) == ["integer", "string"]
+    assert sorted(definition["type"] for definition in schema["$defs"].values()) == ["integer", "string"]
 
 
-async def test_a_document_on_the_web_reads_no_file_and_asks_no_other_server() -> None:
+async def test_a_document_from_the_web_loads_no_files_and_urls() -> None:
     async def answer(request: web.Request) -> web.StreamResponse:
         return web.json_response(document(operation(parameters=[{"$ref": "other.json#/p"}])))
 
@@ -204,7 +204,7 @@ async def test_servers_come_from_the_operation_the_path_or_the_document() -> Non
         assert "broken" in api.tools
 
 
-async def test_a_service_that_says_no_host_is_listed_and_says_what_to_set() -> None:
+async def test_a_service_without_a_host_says_what_to_set() -> None:
     async with service(document(operation(), servers=[{"url": "/v1"}])) as api:
         result = await api.call()
         assert (result.error_kind, result.executed) == ("execution_error", False)
@@ -212,7 +212,7 @@ async def test_a_service_that_says_no_host_is_listed_and_says_what_to_set() -> N
         assert any("baseUrl" in warning for warning in api.provider.warnings)
 
 
-async def test_a_base_url_has_to_be_one(tmp_path: Path) -> None:
+async def test_an_invalid_base_url_is_an_error(tmp_path: Path) -> None:
     file = tmp_path / "api.yaml"
     file.write_text(YAML)
     with pytest.raises(ProviderError, match="baseUrl: expected an absolute URL"):
@@ -220,8 +220,8 @@ async def test_a_base_url_has_to_be_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.1", "[::ffff:127.0.0.1]"])
-async def test_a_document_on_the_web_does_not_lead_to_a_private_address(host: str) -> None:
-    """127.0.0.2 stands for the web here: documents of this machine may lead wherever they like."""
+async def test_a_document_from_the_web_cannot_lead_to_a_private_address(host: str) -> None:
+    """In these tests 127.0.0.2 counts as public; all other addresses are private."""
 
     def special(address: Address) -> str | None:
         return None if str(address) == "127.0.0.2" else "private"

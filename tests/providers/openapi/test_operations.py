@@ -1,4 +1,4 @@
-"""Every operation becomes a tool: its name, what filters leave of it, what it says of itself."""
+"""Every operation becomes a tool: names, filters, descriptions, parameters."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ PETS = document(
 
 
 def names(described: Json, **spec: Any) -> list[str]:
-    return [one.name for one in read(described, **spec).operations]
+    return [entry.name for entry in read(described, **spec).operations]
 
 
-async def test_a_tool_is_named_by_its_operation_id_else_by_method_and_path() -> None:
+async def test_a_tool_is_named_by_operation_id_or_method_and_path() -> None:
     async with service(PETS) as api:
         listed = [tool.name for tool in api.toolspace.list_tools() if tool.name.startswith("api__")]
         assert listed == ["api__list_pets", "api__post__pets", "api__deletePet", "api__shops"]
@@ -36,7 +36,7 @@ async def test_a_tool_is_named_by_its_operation_id_else_by_method_and_path() -> 
 
 
 @pytest.mark.parametrize(
-    ("spec", "wanted"),
+    ("spec", "expected"),
     [
         ({"tags": ("PETS",)}, ["list-pets", "post_/pets", "deletePet"]),
         ({"tags": ("re*",)}, ["list-pets"]),
@@ -48,15 +48,15 @@ async def test_a_tool_is_named_by_its_operation_id_else_by_method_and_path() -> 
     ],
     ids=["tag", "tag-glob", "method", "path", "path-glob", "operation", "all-hold"],
 )
-def test_filters_choose_operations(spec: Json, wanted: list[str]) -> None:
-    assert names(PETS, **spec) == wanted
+def test_filters_choose_operations(spec: Json, expected: list[str]) -> None:
+    assert names(PETS, **spec) == expected
 
 
-def test_filters_that_leave_nothing_are_said() -> None:
+def test_filters_that_accept_nothing_are_a_warning() -> None:
     assert read(PETS, tags=("cats",)).warnings == ["the filters accept none of its 4 operations"]
 
 
-def test_names_that_collide_are_unique_and_do_not_depend_on_the_filters() -> None:
+def test_colliding_names_are_unique_and_independent_of_filters() -> None:
     described = document(
         {
             "/a": {
@@ -74,7 +74,7 @@ def test_names_that_collide_are_unique_and_do_not_depend_on_the_filters() -> Non
     assert names(described, paths=("/b",)) == all_names[2:]
 
 
-def test_one_broken_operation_is_left_out_and_named() -> None:
+def test_an_invalid_operation_is_left_out_with_a_warning() -> None:
     broken: Json = {
         "ref": {"parameters": [{"$ref": "#/components/parameters/none"}]},
         "loop": {"parameters": [{"$ref": "#/components/parameters/loop"}]},
@@ -86,16 +86,16 @@ def test_one_broken_operation_is_left_out_and_named() -> None:
         "body": {"requestBody": 5},
         "security": {"security": {"key": []}},
     }
-    paths = {f"/{name}": {"get": {"operationId": name, "responses": {}, **one}} for name, one in broken.items()}
+    paths = {f"/{name}": {"get": {"operationId": name, "responses": {}, **entry}} for name, entry in broken.items()}
     paths["/nothing"] = 5  # type: ignore[assignment]
     paths["/fine"] = {"get": {"operationId": "fine", "responses": None}}
     components = {"parameters": {"loop": {"$ref": "#/components/parameters/loop"}}}
     reading = read(document(paths, components=components))
-    assert [one.name for one in reading.operations] == ["fine"]
+    assert [entry.name for entry in reading.operations] == ["fine"]
     assert [warning.split('"')[1] for warning in reading.warnings] == ["/nothing", *broken]
 
 
-def test_parameters_of_the_path_and_of_components_are_taken_and_those_of_the_operation_win() -> None:
+def test_operation_parameters_override_path_parameters() -> None:
     described = document(
         {
             "/a/{id}": {
@@ -122,24 +122,24 @@ def test_parameters_of_the_path_and_of_components_are_taken_and_those_of_the_ope
     assert (schema["required"], schema["additionalProperties"]) == (["id"], False)
 
 
-def test_a_hole_that_no_parameter_describes_is_an_argument_all_the_same() -> None:
+def test_an_undescribed_path_placeholder_is_an_argument() -> None:
     assert schema_of(document(operation("/a/{id}")))["required"] == ["id"]
 
 
-def test_parameters_of_one_name_get_names_of_their_own() -> None:
-    taken = [parameter("id", place, {"type": "string"}) for place in ("cookie", "header", "query", "path")]
-    taken.append(parameter("id_query", "query"))
-    schema = schema_of(document(operation("/a/{id}", parameters=taken)))
+def test_parameters_with_the_same_name_get_unique_arguments() -> None:
+    parameters = [parameter("id", place, {"type": "string"}) for place in ("cookie", "header", "query", "path")]
+    parameters.append(parameter("id_query", "query"))
+    schema = schema_of(document(operation("/a/{id}", parameters=parameters)))
     assert set(schema["properties"]) == {"id", "id_query", "id_query_", "id_header", "id_cookie"}
 
 
-def test_headers_that_are_not_the_callers_are_no_arguments() -> None:
+def test_client_headers_are_no_arguments() -> None:
     listed = ["Accept", "content-type", "AUTHORIZATION", "Host", "Content-Length", "X-Tenant", "X-Trace"]
     described = document(operation(parameters=[parameter(name, "header") for name in listed]))
     assert list(schema_of(described, headers={"x-tenant": "us"})["properties"]) == ["X-Trace"]
 
 
-async def test_a_tool_says_what_it_does() -> None:
+async def test_the_description_comes_from_the_operation() -> None:
     fields: Json = {"summary": "List pets", "description": "All of them.", "deprecated": True, "tags": ["pets"]}
     described = document({"/p": {m: {"operationId": m, "responses": {}, **fields} for m in ("get", "put", "post")}})
     described["paths"]["/p"]["post"]["description"] = "long " * 1000
@@ -154,7 +154,7 @@ async def test_a_tool_says_what_it_does() -> None:
 
 
 @pytest.mark.parametrize("path", ["/../admin", "/a/./b", "/a/%2e%2e/b", "/a?b={id}"])
-def test_a_path_that_leads_elsewhere_or_cannot_be_filled_in_is_left_out(path: str) -> None:
+def test_an_unsafe_path_is_left_out(path: str) -> None:
     reading = read(document({**operation(path), "/fine": {"get": {"operationId": "fine", "responses": {}}}}))
-    assert [one.name for one in reading.operations] == ["fine"]
+    assert [entry.name for entry in reading.operations] == ["fine"]
     assert path in reading.warnings[0]

@@ -1,4 +1,4 @@
-"""Whatever the values: what is written can be read back, and nothing leaves its place."""
+"""Any value round-trips through paths, queries, headers and cookies, and stays in its place."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ VALUES = st.recursive(
 SERVER = URL("https://api.example.com/v1")
 
 
-def request(path: str, one: Json, value: Any) -> HttpRequest:
-    [found] = read(document(operation(path, parameters=[one]))).operations
-    return compile_operation(found, SERVER, {}, OperationCredentials())({one["name"]: value})
+def request(path: str, described: Json, value: Any) -> HttpRequest:
+    [compiled] = read(document(operation(path, parameters=[described]))).operations
+    return compile_operation(compiled, SERVER, {}, OperationCredentials())({described["name"]: value})
 
 
 @settings(deadline=None)
 @given(value=VALUES, style=st.sampled_from(["simple", "label", "matrix"]), explode=st.booleans())
 def test_no_value_of_a_path_leaves_its_segment(value: Any, style: str, explode: bool) -> None:
-    one = parameter("id", "path", style=style, explode=explode)
+    described = parameter("id", "path", style=style, explode=explode)
     try:
-        sent = str(request("/a/{id}/z", one, value).url)
+        sent = str(request("/a/{id}/z", described, value).url)
     except ToolValidationError:
         return
     parts = urlsplit(sent)
@@ -54,7 +54,7 @@ def test_no_value_of_a_path_leaves_its_segment(value: Any, style: str, explode: 
 
 @settings(deadline=None)
 @given(value=HOSTILE, reserved=st.booleans())
-def test_a_text_in_a_query_is_read_back_and_adds_nothing(value: str, reserved: bool) -> None:
+def test_a_text_in_a_query_round_trips(value: str, reserved: bool) -> None:
     sent = str(request("/a", parameter("q", "query", allowReserved=reserved), value).url)
     assert parse_qsl(urlsplit(sent).query, keep_blank_values=True, strict_parsing=True) == [("q", value)]
     assert urlsplit(sent).fragment == ""
@@ -66,7 +66,7 @@ def test_a_text_in_a_query_is_read_back_and_adds_nothing(value: str, reserved: b
     style=st.sampled_from(["form", "spaceDelimited", "pipeDelimited", "deepObject"]),
     explode=st.booleans(),
 )
-def test_a_query_stays_a_query(value: Any, style: str, explode: bool) -> None:
+def test_values_cannot_break_out_of_the_query(value: Any, style: str, explode: bool) -> None:
     sent = str(request("/a", parameter("q", "query", style=style, explode=explode), value).url)
     parts = urlsplit(sent)
     assert (parts.netloc, parts.path, parts.fragment) == ("api.example.com", "/v1/a", "")
@@ -77,7 +77,7 @@ def test_a_query_stays_a_query(value: Any, style: str, explode: bool) -> None:
 
 @settings(deadline=None)
 @given(values=st.lists(TEXT.filter(bool), min_size=1, max_size=5), explode=st.booleans())
-def test_a_list_in_a_query_is_read_back(values: list[str], explode: bool) -> None:
+def test_a_list_in_a_query_round_trips(values: list[str], explode: bool) -> None:
     sent = str(request("/a", parameter("q", "query", explode=explode), values).url)
     raw = urlsplit(sent).query
     pieces = [pair.partition("=")[2] for pair in raw.split("&")] if explode else raw.partition("=")[2].split(",")

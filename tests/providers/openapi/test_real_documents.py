@@ -1,4 +1,4 @@
-"""Documents that others wrote: GitHub's, and the examples of ReadMe."""
+"""Real documents: GitHub's, and the examples of ReadMe."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def read(file: Path, **fields: str) -> OpenApiProvider:
 
 
 def check(provider: OpenApiProvider) -> None:
-    """Every schema is valid and stands alone: a reference that leaves it does not compile."""
+    """Every schema is valid and self-contained: a reference out of it would not compile."""
     for tool in provider.list_tools():
         compile_schema(tool.input_schema, owner=tool.name)
         assert tool.input_schema["type"] == "object"
@@ -38,7 +38,7 @@ def check(provider: OpenApiProvider) -> None:
             compile_schema(tool.output_schema, owner=f"the output of {tool.name}")
 
 
-async def test_every_operation_of_github_is_a_tool_with_schemas_that_stand_alone() -> None:
+async def test_every_github_operation_is_a_tool_with_valid_schemas() -> None:
     provider = await read(github())
     assert provider.warnings == ()
     assert len(provider.list_tools()) == 1223
@@ -49,7 +49,7 @@ async def test_every_operation_of_github_is_a_tool_with_schemas_that_stand_alone
     assert names["repos/create-for-authenticated-user"] == "github__repos_create_for_authenticated_user"
 
 
-async def test_calls_of_github_arrive_as_its_document_says() -> None:
+async def test_github_calls_match_the_document() -> None:
     async with http_server() as server:
         spec = OpenApiSpec(spec=str(github()), base_url=server.url(""), headers={"Authorization": "Bearer t"})
         async with Toolspace(providers=[OpenApiProvider("github", spec)]) as toolspace:
@@ -67,17 +67,20 @@ async def test_calls_of_github_arrive_as_its_document_says() -> None:
     assert created.body == b'{"title":"T","labels":["x",{"name":"y"}]}'
     assert content.target == "/repos/o/r/contents/docs%2Fa%20b.md"
     assert (rendered.headers["content-type"], rendered.body) == ("text/plain", b"# hello")
-    assert all(seen.headers["authorization"] == "Bearer t" for seen in server.requests)
+    assert all(request.headers["authorization"] == "Bearer t" for request in server.requests)
 
 
 def examples() -> list[Path]:
     folder = npm_package("@readme/oas-examples")
     return sorted(
-        one for version in ("3.0", "3.1") for one in folder.glob(f"{version}/**/*") if one.suffix in (".json", ".yaml")
+        path
+        for version in ("3.0", "3.1")
+        for path in folder.glob(f"{version}/**/*")
+        if path.suffix in (".json", ".yaml")
     )
 
 
-async def test_every_example_of_3_0_and_3_1_is_read_whole() -> None:
+async def test_every_3_0_and_3_1_example_is_read_without_warnings() -> None:
     files = examples()
     assert len(files) > 80
     for file in files:
@@ -93,10 +96,10 @@ async def test_an_example_is_the_same_in_json_and_yaml() -> None:
             await read(folder / f"3.0/{kind}/{name}.{kind}", base_url="https://example.com")
             for kind in ("json", "yaml")
         ]
-        first, second = ([tool.to_dict() for tool in one.list_tools()] for one in written)
+        first, second = ([tool.to_dict() for tool in provider.list_tools()] for provider in written)
         assert first == second
 
 
-async def test_the_examples_of_2_0_are_refused_with_the_way_out() -> None:
+async def test_2_0_documents_are_rejected_with_a_hint() -> None:
     with pytest.raises(ProviderError, match=r"Swagger 2\.0.*convert it"):
         await read(npm_package("@readme/oas-examples") / "2.0/json/petstore.json")

@@ -1,4 +1,4 @@
-"""Calls arrive as the document says: path, query, header, cookie and body, seen from the server."""
+"""Requests as the server receives them: path, query, header, cookie and body."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ LIST = ["blue", "black", "brown"]
 OBJECT = {"R": 100, "G": 200}
 
 
-async def arrived(path: str, one: Json, value: Any) -> ReceivedRequest:
-    """The request of a call with one argument."""
-    async with service(document(operation(path, parameters=[one]))) as api:
-        return await api.sent(**{one["name"]: value})
+async def arrived(path: str, described: Json, value: Any) -> ReceivedRequest:
+    """The request of a call with one argument, as the server received it."""
+    async with service(document(operation(path, parameters=[described]))) as api:
+        return await api.sent(**{described["name"]: value})
 
 
 @pytest.mark.parametrize(
-    ("style", "explode", "value", "wanted"),
+    ("style", "explode", "value", "expected"),
     [
         ("simple", False, "blue", "blue"),
         ("simple", False, LIST, "blue,black,brown"),
@@ -51,15 +51,15 @@ async def arrived(path: str, one: Json, value: Any) -> ReceivedRequest:
         ("simple", False, "ä", "%C3%A4"),
     ],
 )
-async def test_paths_in_every_style(style: str, explode: bool, value: Any, wanted: str) -> None:
-    seen = await arrived("/c/{color}/x", parameter("color", "path", style=style, explode=explode), value)
-    assert seen.target == f"/v1/c/{wanted}/x"
+async def test_paths_in_every_style(style: str, explode: bool, value: Any, expected: str) -> None:
+    request = await arrived("/c/{color}/x", parameter("color", "path", style=style, explode=explode), value)
+    assert request.target == f"/v1/c/{expected}/x"
 
 
 @pytest.mark.parametrize(
     "value", ["..", ".", "", "a/../../b", "..\\x", "%2e%2e", "a\nb", [], [".."], None, [None], {"a": None}]
 )
-async def test_a_path_value_that_would_leave_its_segment_is_refused(value: Any) -> None:
+async def test_a_path_value_that_leaves_its_segment_is_rejected(value: Any) -> None:
     async with service(document(operation("/c/{color}", parameters=[parameter("color", "path")]))) as api:
         result = await api.call(color=value)
         assert (result.error_kind, result.executed) == ("invalid_parameters", False)
@@ -67,15 +67,15 @@ async def test_a_path_value_that_would_leave_its_segment_is_refused(value: Any) 
         assert api.server.requests == []
 
 
-async def test_values_that_are_harmless_alone_are_refused_where_they_climb_together() -> None:
-    one = parameter("color", "path", style="label")
-    async with service(document(operation("/c/{color}/{a}{b}", parameters=[one]))) as api:
+async def test_values_cannot_form_dot_dot_together() -> None:
+    described = parameter("color", "path", style="label")
+    async with service(document(operation("/c/{color}/{a}{b}", parameters=[described]))) as api:
         assert (await api.call(color="x", a=".", b=".")).error_kind == "invalid_parameters"
         assert (await api.sent(color="x", a="a", b="b")).target == "/v1/c/.x/ab"
 
 
 @pytest.mark.parametrize(
-    ("fields", "value", "wanted"),
+    ("fields", "value", "expected"),
     [
         ({}, "blue", "color=blue"),
         ({}, "", "color="),
@@ -98,15 +98,15 @@ async def test_values_that_are_harmless_alone_are_refused_where_they_climb_toget
         ({}, [{"a": 1}], "color=%7B%22a%22%3A1%7D"),
     ],
 )
-async def test_queries_in_every_style(fields: Json, value: Any, wanted: str) -> None:
-    seen = await arrived("/c", parameter("color", "query", **fields), value)
-    assert seen.target == f"/v1/c{'?' if wanted else ''}{wanted}"
+async def test_queries_in_every_style(fields: Json, value: Any, expected: str) -> None:
+    request = await arrived("/c", parameter("color", "query", **fields), value)
+    assert request.target == f"/v1/c{'?' if expected else ''}{expected}"
 
 
 async def test_a_parameter_with_content_is_sent_as_json() -> None:
-    one = {"name": "filter", "in": "query", "content": {"application/json": {"schema": {"type": "object"}}}}
-    seen = await arrived("/c", one, {"a": [1, True]})
-    assert parse_qs(seen.target.partition("?")[2]) == {"filter": ['{"a":[1,true]}']}
+    described = {"name": "filter", "in": "query", "content": {"application/json": {"schema": {"type": "object"}}}}
+    request = await arrived("/c", described, {"a": [1, True]})
+    assert parse_qs(request.target.partition("?")[2]) == {"filter": ['{"a":[1,true]}']}
 
 
 async def test_a_parameter_may_be_allowed_to_be_empty() -> None:
@@ -117,7 +117,7 @@ async def test_a_parameter_may_be_allowed_to_be_empty() -> None:
 
 
 @pytest.mark.parametrize(
-    ("explode", "value", "wanted"),
+    ("explode", "value", "expected"),
     [
         (False, "blue", "blue"),
         (False, LIST, "blue,black,brown"),
@@ -126,9 +126,9 @@ async def test_a_parameter_may_be_allowed_to_be_empty() -> None:
         (False, 5, "5"),
     ],
 )
-async def test_headers(explode: bool, value: Any, wanted: str) -> None:
-    seen = await arrived("/c", parameter("X-Color", "header", explode=explode), value)
-    assert seen.headers["x-color"] == wanted
+async def test_headers(explode: bool, value: Any, expected: str) -> None:
+    request = await arrived("/c", parameter("X-Color", "header", explode=explode), value)
+    assert request.headers["x-color"] == expected
 
 
 @pytest.mark.parametrize("value", ["a\r\nX-Evil: 1", "a\0", ["x\ny"], {"k\r\n": 1}])
@@ -139,7 +139,7 @@ async def test_a_header_value_is_one_line(value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("explode", "value", "wanted"),
+    ("explode", "value", "expected"),
     [
         (True, "b; c=d", "color=b%3B%20c%3Dd"),
         (True, LIST, "color=blue; color=black; color=brown"),
@@ -148,28 +148,28 @@ async def test_a_header_value_is_one_line(value: Any) -> None:
         (False, OBJECT, "color=R,100,G,200"),
     ],
 )
-async def test_cookies(explode: bool, value: Any, wanted: str) -> None:
-    seen = await arrived("/c", parameter("color", "cookie", explode=explode), value)
-    assert seen.headers["cookie"] == wanted
+async def test_cookies(explode: bool, value: Any, expected: str) -> None:
+    request = await arrived("/c", parameter("color", "cookie", explode=explode), value)
+    assert request.headers["cookie"] == expected
 
 
 def body(media: Json, **fields: Any) -> Json:
     return document(operation("/b", "post", requestBody={"required": True, "content": media, **fields}))
 
 
-async def test_json_is_chosen_and_its_fields_arrive_as_they_are() -> None:
+async def test_json_is_preferred_and_its_fields_arrive_unchanged() -> None:
     fields = {"type": "object", "properties": {"n": {"type": "integer"}, "who": {"type": "string", "nullable": True}}}
     media = {"text/xml": {}, "multipart/form-data": {"schema": fields}, "application/vnd.x+json": {"schema": fields}}
     async with service(body(media)) as api:
-        seen = await api.sent(n="5", who=None)
-        assert (seen.headers["content-type"], json.loads(seen.body)) == (
+        request = await api.sent(n="5", who=None)
+        assert (request.headers["content-type"], json.loads(request.body)) == (
             "application/vnd.x+json",
             {"n": 5, "who": None},
         )
         assert json.loads((await api.sent()).body) == {}
 
 
-async def test_a_body_that_is_left_out_is_not_sent() -> None:
+async def test_a_missing_body_is_not_sent() -> None:
     fields = {"type": "object", "properties": {"n": {"type": "integer"}}}
     async with service(body({"application/json": {"schema": fields}}, required=False)) as api:
         assert (await api.sent()).body == b""
@@ -192,9 +192,9 @@ async def test_forms() -> None:
     }
     media = {"application/x-www-form-urlencoded": {"schema": schema, "encoding": encoding}}
     async with service(body(media)) as api:
-        seen = await api.sent(**fields)
-    assert seen.headers["content-type"] == "application/x-www-form-urlencoded"
-    assert parse_qsl(seen.body.decode()) == [
+        request = await api.sent(**fields)
+    assert request.headers["content-type"] == "application/x-www-form-urlencoded"
+    assert parse_qsl(request.body.decode()) == [
         ("name", "a b&c"),
         ("list", "1"),
         ("list", "2"),
@@ -205,10 +205,10 @@ async def test_forms() -> None:
     ]
 
 
-def parts_of(seen: ReceivedRequest) -> list[tuple[Any, ...]]:
-    """Name, file name, type and content of each part, as an independent parser reads them."""
-    head = f"Content-Type: {seen.headers['content-type']}\r\n\r\n".encode()
-    message = email.parser.BytesParser(policy=email.policy.HTTP).parsebytes(head + seen.body)
+def parts_of(request: ReceivedRequest) -> list[tuple[Any, ...]]:
+    """Name, file name, type and content of each part, read by an independent parser."""
+    head = f"Content-Type: {request.headers['content-type']}\r\n\r\n".encode()
+    message = email.parser.BytesParser(policy=email.policy.HTTP).parsebytes(head + request.body)
     return [
         (
             part.get_param("name", header="content-disposition"),
@@ -241,7 +241,7 @@ async def test_multipart() -> None:
     data = bytes(range(256))
     text = base64.b64encode(data).decode()
     async with service(described) as api:
-        seen = await api.sent(
+        request = await api.sent(
             file={"data": text, "filename": '../etc/"x\r\n.bin', "contentType": "application/zip"},
             more=[text, {"data": ""}],
             photo=text,
@@ -250,7 +250,7 @@ async def test_multipart() -> None:
             meta={"a": 1},
             tags=["x", "y"],
         )
-        assert parts_of(seen) == [
+        assert parts_of(request) == [
             ("file", "%22x%0D%0A.bin", "application/zip", data),
             ("more", "more", "application/octet-stream", data),
             ("more", "more", "application/octet-stream", b""),
@@ -268,34 +268,34 @@ async def test_multipart() -> None:
 
 async def test_text_and_binary_bodies() -> None:
     async with service(body({"text/plain": {"schema": {"type": "string"}}})) as api:
-        seen = await api.sent(body="plain, ü")
-        assert (seen.headers["content-type"], seen.body.decode()) == ("text/plain", "plain, ü")
+        request = await api.sent(body="plain, ü")
+        assert (request.headers["content-type"], request.body.decode()) == ("text/plain", "plain, ü")
     async with service(body({"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}})) as api:
-        seen = await api.sent(body=base64.b64encode(b"\0\xff").decode())
-        assert (seen.headers["content-type"], seen.body) == ("application/octet-stream", b"\0\xff")
+        request = await api.sent(body=base64.b64encode(b"\0\xff").decode())
+        assert (request.headers["content-type"], request.body) == ("application/octet-stream", b"\0\xff")
     async with service(body({"image/*": {}})) as api:
-        seen = await api.sent(body={"data": "AA==", "contentType": "image/gif"})
-        assert (seen.headers["content-type"], seen.body) == ("image/gif", b"\0")
+        request = await api.sent(body={"data": "AA==", "contentType": "image/gif"})
+        assert (request.headers["content-type"], request.body) == ("image/gif", b"\0")
 
 
-async def test_the_configurations_headers_are_sent_and_win() -> None:
+async def test_configured_headers_override_others() -> None:
     async with service(document(operation()), headers={"ACCEPT": "text/csv", "X-Api": "2"}) as api:
-        seen = await api.sent()
-        assert (seen.headers["accept"], seen.headers["x-api"]) == ("text/csv", "2")
+        request = await api.sent()
+        assert (request.headers["accept"], request.headers["x-api"]) == ("text/csv", "2")
     async with service(document(operation())) as api:
         assert "application/json" in (await api.sent()).headers["accept"]
 
 
-async def test_arguments_are_checked_and_mended_before_anything_is_sent() -> None:
-    one = parameter("n", "query", {"type": "integer"}, required=True)
-    async with service(document(operation(parameters=[one]))) as api:
+async def test_arguments_are_validated_and_corrected_before_sending() -> None:
+    described = parameter("n", "query", {"type": "integer"}, required=True)
+    async with service(document(operation(parameters=[described]))) as api:
         assert (await api.sent(n="5")).target == "/v1/x?n=5"
         assert "required" in ((await api.call()).error or "")
         assert "no such parameter" in ((await api.call(n=1, m=2)).error or "")
         assert len(api.server.requests) == 1
 
 
-async def test_an_answer_is_a_result_and_a_failing_status_a_failure() -> None:
+async def test_a_response_is_a_result_and_a_failed_status_a_failure() -> None:
     async def answer(request: web.Request) -> web.StreamResponse:
         return web.json_response({"no": "such pet"}, status=404)
 

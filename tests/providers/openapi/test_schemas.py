@@ -1,4 +1,4 @@
-"""Schemas stand alone, are valid JSON Schema 2020-12, and say what a request may hold."""
+"""Schemas are self-contained, valid JSON Schema 2020-12, and describe requests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.spec("3.22")
 
 
 def of(schema: Any, *, version: str = "3.0.3", **schemas: Any) -> Json:
-    """A schema converted: that of the query parameter `x`."""
+    """A converted schema: that of the query parameter `x`."""
     described = document(
         operation(parameters=[parameter("x", "query", schema)]), version=version, components={"schemas": schemas}
     )
@@ -32,7 +32,7 @@ def with_body(schema: Any, *, required: bool = True, media: str = "application/j
 
 
 @pytest.mark.parametrize(
-    ("given", "wanted"),
+    ("schema", "expected"),
     [
         ({"type": "string", "nullable": True}, {"type": ["string", "null"]}),
         ({"type": "string", "enum": ["a"], "nullable": True}, {"type": ["string", "null"], "enum": ["a", None]}),
@@ -51,8 +51,8 @@ def with_body(schema: Any, *, required: bool = True, media: str = "application/j
     ],
     ids=["null", "null-enum", "null-one", "strict", "loose", "example", "file", "invalid", "kept", "tuple", "names"],
 )
-def test_a_schema_of_3_0_becomes_one_of_2020_12(given: Json, wanted: Json) -> None:
-    assert of(given) == wanted
+def test_a_schema_of_3_0_becomes_one_of_2020_12(schema: Json, expected: Json) -> None:
+    assert of(schema) == expected
 
 
 def test_a_schema_of_3_1_keeps_its_keywords() -> None:
@@ -62,7 +62,7 @@ def test_a_schema_of_3_1_keeps_its_keywords() -> None:
     assert beside == {"$ref": "#/$defs/A", "description": "d"}
 
 
-def test_only_what_a_tool_refers_to_is_among_its_definitions_and_circles_are_fine() -> None:
+def test_a_tool_has_only_the_definitions_it_uses_even_if_circular() -> None:
     node = {
         "type": "object",
         "properties": {"next": {"$ref": "#/components/schemas/Node"}, "p": {"$ref": "#/components/schemas/P"}},
@@ -75,7 +75,7 @@ def test_only_what_a_tool_refers_to_is_among_its_definitions_and_circles_are_fin
     assert not check.is_valid({"id": "1", "next": {"next": {"p": "x"}}})
 
 
-def test_definitions_have_names_of_their_own_wherever_they_stand() -> None:
+def test_definitions_have_unique_names() -> None:
     described = document(
         operation(
             parameters=[
@@ -99,7 +99,7 @@ def test_definitions_are_shared_by_the_tools_that_use_them() -> None:
     assert first.inputs.schema["$defs"]["A"] is second.inputs.schema["$defs"]["A"]
 
 
-def test_what_is_read_only_is_no_part_of_a_request() -> None:
+def test_read_only_properties_are_left_out_of_requests() -> None:
     schema = {
         "type": "object",
         "required": ["made", "name", "by"],
@@ -122,7 +122,7 @@ def test_the_fields_of_a_plain_body_are_arguments() -> None:
     assert (set(whole["properties"]), whole["required"]) == ({"id", "name"}, ["id", "name"])
 
 
-def test_a_body_that_may_be_left_out_is_given_whole_or_not_at_all() -> None:
+def test_an_optional_body_needs_all_its_required_fields() -> None:
     fields = {"name": {"type": "string"}, "tag": {"type": "string"}}
     whole = with_body({"type": "object", "required": ["name"], "properties": fields}, required=False)
     check = compile_schema(whole, owner="test")
@@ -150,7 +150,7 @@ def test_any_other_body_is_one_argument(schema: Json) -> None:
     assert whole["required"] == ["id", "body"]
 
 
-def test_a_body_of_many_parts_is_one_object_and_one_without_end_takes_no_time() -> None:
+def test_allof_parts_form_one_object_and_circular_parts_end() -> None:
     def ref(name: str) -> Json:
         return {"$ref": f"#/components/schemas/{name}"}
 
@@ -168,7 +168,7 @@ def test_an_argument_called_body_keeps_its_name() -> None:
     assert set(schema["properties"]) == {"body", "request_body"}
 
 
-async def test_the_output_schema_is_that_of_the_one_success() -> None:
+async def test_the_output_schema_is_that_of_the_only_success() -> None:
     def answers(*statuses: str, schema: Any = None, media: str = "application/json") -> Json:
         content = {media: {"schema": schema or {"$ref": "#/components/schemas/Pet"}}}
         return {"responses": {**{status: {"content": content} for status in statuses}, "404": {"content": content}}}
@@ -214,12 +214,10 @@ JSON = st.recursive(
 
 @settings(max_examples=200, deadline=None)
 @given(schema=JSON, other=JSON, version=st.sampled_from(["3.0.3", "3.1.0"]), as_body=st.booleans())
-def test_whatever_a_document_says_a_tool_is_left_out_or_has_a_valid_schema(
-    schema: Any, other: Any, version: str, as_body: bool
-) -> None:
+def test_any_document_gives_valid_schemas_or_warnings(schema: Any, other: Any, version: str, as_body: bool) -> None:
     body = {"requestBody": {"content": {"multipart/form-data" if as_body else "application/json": {"schema": schema}}}}
     fields = {"parameters": [{"name": "x", "in": "query", "schema": schema}], **body}
     reading = read(document(operation(method="post", **fields), version=version, components={"schemas": {"A": other}}))
     assert len(reading.operations) + len(reading.warnings) == 1
-    for one in reading.operations:
-        compile_schema(one.inputs.schema, owner="test")
+    for entry in reading.operations:
+        compile_schema(entry.inputs.schema, owner="test")

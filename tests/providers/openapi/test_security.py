@@ -1,4 +1,4 @@
-"""Credentials go where the document says, are never the model's to give, and never shown."""
+"""Credentials are sent where the document says, are never arguments, and are never shown."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def secured(*ways: Any, **fields: Any) -> Json:
 
 
 @pytest.mark.parametrize(
-    ("scheme", "credential", "header", "wanted"),
+    ("scheme", "credential", "header", "expected"),
     [
         ("head", "k&y", "x-key", "k&y"),
         ("head", {"apiKey": "key"}, "x-key", "key"),
@@ -48,9 +48,11 @@ def secured(*ways: Any, **fields: Any) -> Json:
         ("client", "tok", "authorization", "Bearer tok"),
     ],
 )
-async def test_a_credential_goes_where_its_scheme_says(scheme: str, credential: Any, header: str, wanted: str) -> None:
+async def test_a_credential_goes_where_its_scheme_says(
+    scheme: str, credential: Any, header: str, expected: str
+) -> None:
     async with service(secured({scheme: []}), auth={scheme: credential}) as api:
-        assert (await api.sent()).headers[header] == wanted
+        assert (await api.sent()).headers[header] == expected
 
 
 async def test_a_key_in_the_query_joins_the_arguments() -> None:
@@ -59,13 +61,13 @@ async def test_a_key_in_the_query_joins_the_arguments() -> None:
 
 
 async def test_schemes_that_are_needed_together_are_sent_together() -> None:
-    given = {"head": "a", "jar": "b", "bearer": "c"}
-    async with service(secured({name: [] for name in given}), auth=given) as api:
+    credentials = {"head": "a", "jar": "b", "bearer": "c"}
+    async with service(secured({name: [] for name in credentials}), auth=credentials) as api:
         headers = (await api.sent()).headers
         assert (headers["x-key"], headers["cookie"], headers["authorization"]) == ("a", "sid=b", "Bearer c")
 
 
-async def test_the_first_way_that_the_configuration_can_go_is_taken() -> None:
+async def test_the_first_alternative_with_all_credentials_is_used() -> None:
     ways = ({"bearer": []}, {"head": [], "jar": []}, {"basic": []})
     async with service(secured(*ways), auth={"head": "k", "basic": "u:p"}) as api:
         headers = (await api.sent()).headers
@@ -73,7 +75,7 @@ async def test_the_first_way_that_the_configuration_can_go_is_taken() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ways", "wanted"),
+    ("ways", "expected"),
     [
         ([{"bearer": []}], "set openapi.api.auth.bearer to its key or token"),
         ([{"basic": []}], "set openapi.api.auth.basic to {username, password}"),
@@ -85,11 +87,11 @@ async def test_the_first_way_that_the_configuration_can_go_is_taken() -> None:
     ],
     ids=["bearer", "basic", "client", "half", "tls", "digest", "unknown"],
 )
-async def test_a_missing_credential_is_named_before_anything_is_sent(ways: list[Any], wanted: str) -> None:
+async def test_a_missing_credential_is_named_before_anything_is_sent(ways: list[Any], expected: str) -> None:
     async with service(secured(*ways), auth={"head": "k"}) as api:
         result = await api.call()
         assert (result.error_kind, result.executed, api.server.requests) == ("not_permitted", False, [])
-        assert wanted in (result.error or "")
+        assert expected in (result.error or "")
 
 
 async def test_security_of_the_operation_replaces_that_of_the_document() -> None:
@@ -108,9 +110,9 @@ async def test_security_of_the_operation_replaces_that_of_the_document() -> None
         assert "cookie" not in (await api.sent("maybe")).headers
 
 
-async def test_a_credential_is_no_argument_and_never_shown() -> None:
-    given = [parameter("x-key", "header"), parameter("api key", "query"), parameter("q", "query")]
-    described = secured({"head": [], "ask": []}, parameters=given)
+async def test_a_credential_is_no_argument_and_is_never_shown() -> None:
+    parameters = [parameter("x-key", "header"), parameter("api key", "query"), parameter("q", "query")]
+    described = secured({"head": [], "ask": []}, parameters=parameters)
     async with service(described, auth={"head": "hush-hush", "ask": "hush-hush"}) as api:
         tool = api.tools["op"]
         assert list(tool.input_schema["properties"]) == ["q"]
@@ -118,18 +120,18 @@ async def test_a_credential_is_no_argument_and_never_shown() -> None:
         assert "hush" not in repr(api.provider.__dict__)
 
 
-async def test_a_header_set_by_hand_stands_for_the_scheme() -> None:
+async def test_a_configured_header_replaces_the_scheme() -> None:
     async with service(secured({"client": ["read"]}), headers={"authorization": "Bearer mine"}) as api:
         assert (await api.sent()).headers["authorization"] == "Bearer mine"
 
 
-async def test_a_credential_of_no_scheme_is_said() -> None:
+async def test_a_credential_without_a_scheme_is_a_warning() -> None:
     async with service(secured({"bearer": []}), auth={"baerer": "x"}) as api:
         assert 'did you mean "bearer"' in api.provider.warnings[0]
 
 
 class Issuer:
-    """A service behind tokens that it gives out itself."""
+    """A service that issues its own access tokens."""
 
     def __init__(self, *, expires_in: Any = 3600) -> None:
         self.expires_in = expires_in
@@ -154,7 +156,7 @@ class Issuer:
 CLIENT = {"client": {"clientId": "me", "clientSecret": "hush hush"}}
 
 
-async def test_client_credentials_are_exchanged_once_for_calls_at_once() -> None:
+async def test_concurrent_calls_share_one_token_request() -> None:
     issuer = Issuer()
     issuer.open.clear()
     async with service(secured({"client": ["read"]}), issuer.answer, auth=CLIENT) as api:
@@ -167,11 +169,11 @@ async def test_client_credentials_are_exchanged_once_for_calls_at_once() -> None
         assert {result.result["by"] for result in results} == {"Bearer token-1"}
         assert (await api.call()).result == {"by": "Bearer token-1"}
         assert issuer.forms == [{"grant_type": ["client_credentials"], "scope": ["read"]}]
-        asked = api.server.requests[0].headers["authorization"]
-        assert asked == "Basic " + base64.b64encode(b"me:hush+hush").decode()
+        authorization = api.server.requests[0].headers["authorization"]
+        assert authorization == "Basic " + base64.b64encode(b"me:hush+hush").decode()
 
 
-async def test_a_refused_token_is_replaced_once() -> None:
+async def test_a_rejected_token_is_replaced_once() -> None:
     issuer = Issuer()
     async with service(secured({"client": []}), issuer.answer, auth=CLIENT) as api:
         assert (await api.call()).ok
@@ -180,7 +182,7 @@ async def test_a_refused_token_is_replaced_once() -> None:
     assert issuer.issued == 2
 
 
-async def test_a_service_that_refuses_every_token_is_asked_twice_and_no_more() -> None:
+async def test_a_service_that_rejects_every_token_gets_two_requests() -> None:
     async def answer(request: web.Request) -> web.StreamResponse:
         if request.path == "/oauth/token":
             return web.json_response({"access_token": "t"})
@@ -189,7 +191,7 @@ async def test_a_service_that_refuses_every_token_is_asked_twice_and_no_more() -
     async with service(secured({"client": []}), answer, auth=CLIENT) as api:
         result = await api.call()
         assert (result.error_kind, result.extras["status"]) == ("execution_error", 401)
-        assert [seen.target for seen in api.server.requests] == ["/oauth/token", "/v1/x"] * 2
+        assert [request.target for request in api.server.requests] == ["/oauth/token", "/v1/x"] * 2
 
 
 async def test_an_expired_token_is_not_used() -> None:
@@ -198,7 +200,7 @@ async def test_an_expired_token_is_not_used() -> None:
         assert [(await api.call()).result["by"] for _ in range(2)] == ["Bearer token-1", "Bearer token-2"]
 
 
-async def test_the_configuration_may_say_scopes_where_tokens_are_and_how_to_ask() -> None:
+async def test_scopes_token_url_and_client_auth_are_configurable() -> None:
     issuer = Issuer()
     async with service(secured({"client": ["read"]}), issuer.answer, auth={}) as api:
         own = {**CLIENT["client"], "scopes": "a b", "tokenUrl": api.server.url("/oauth/token"), "clientAuth": "body"}
@@ -212,7 +214,7 @@ async def test_the_configuration_may_say_scopes_where_tokens_are_and_how_to_ask(
 @pytest.mark.parametrize(
     "reply", [(400, '{"error": "invalid_client"}'), (200, "<html>"), (200, '{"access_token": "a\\r\\nb"}')], ids=str
 )
-async def test_no_token_is_said_without_the_secret_and_nothing_is_sent(reply: tuple[int, str]) -> None:
+async def test_a_missing_token_is_reported_without_the_secret(reply: tuple[int, str]) -> None:
     async def answer(request: web.Request) -> web.StreamResponse:
         return web.Response(status=reply[0], text=reply[1])
 
@@ -221,25 +223,25 @@ async def test_no_token_is_said_without_the_secret_and_nothing_is_sent(reply: tu
         assert (result.error_kind, result.executed) == ("transport_error", False)
         assert 'scheme "client"' in (result.error or "")
         assert "hush" not in (result.error or "")
-        assert [seen.target for seen in api.server.requests] == ["/oauth/token"]
+        assert [request.target for request in api.server.requests] == ["/oauth/token"]
 
 
 @pytest.mark.parametrize("place", ["query", "cookie"])
-async def test_an_object_that_is_spread_out_cannot_bring_a_credential_of_its_own(place: str) -> None:
+async def test_an_exploded_object_cannot_set_a_credential(place: str) -> None:
     schemes = {"securitySchemes": {"k": {"type": "apiKey", "in": place, "name": "sid"}}}
     filters = parameter("filter", place, {"type": "object"}, style="form", explode=True)
     paths = operation(parameters=[filters, parameter("Cookie", "header")], security=[{"k": []}])
     async with service(document(paths, components=schemes), auth={"k": "real"}) as api:
         refused = await api.call(filter={"sid": "another"})
         assert (refused.error_kind, api.server.requests) == ("invalid_parameters", [])
-        seen = await api.sent(filter={"a": "1"})
-        assert "sid=real" in seen.target + seen.headers.get("cookie", "")
+        request = await api.sent(filter={"a": "1"})
+        assert "sid=real" in request.target + request.headers.get("cookie", "")
         if place == "cookie":
             assert "Cookie" not in api.tools["op"].input_schema["properties"]
 
 
 @pytest.mark.parametrize("name", ["Content-Length", "Transfer-Encoding", "Host"])
-async def test_a_key_never_goes_where_a_message_says_how_long_it_is_or_for_whom(name: str) -> None:
+async def test_a_key_is_never_sent_in_a_framing_header(name: str) -> None:
     schemes = {"securitySchemes": {"k": {"type": "apiKey", "in": "header", "name": name}}}
     async with service(document(operation(security=[{"k": []}]), components=schemes), auth={"k": "5"}) as api:
         result = await api.call()
@@ -247,17 +249,19 @@ async def test_a_key_never_goes_where_a_message_says_how_long_it_is_or_for_whom(
         assert api.server.requests == []
 
 
-async def test_a_key_in_a_place_that_there_is_not_takes_no_argument_away() -> None:
+async def test_a_key_in_an_unknown_location_hides_no_argument() -> None:
     schemes = {"securitySchemes": {"k": {"type": "apiKey", "in": "path", "name": "id"}}}
     paths = operation("/c/{id}", parameters=[parameter("id", "path")], security=[{"k": []}, {}])
     async with service(document(paths, components=schemes)) as api:
         assert (await api.sent(id="x")).target == "/v1/c/x"
 
 
-async def test_a_service_cannot_bring_a_credential_into_an_error() -> None:
+async def test_credentials_that_a_service_sends_back_are_masked() -> None:
     async def echo(request: web.Request) -> web.Response:
-        said = request.headers["Authorization"].removeprefix("Basic ")
-        return web.Response(status=403, text=f"{base64.b64decode(said).decode()} {request.headers['X-Key']} is wrong")
+        credentials = request.headers["Authorization"].removeprefix("Basic ")
+        return web.Response(
+            status=403, text=f"{base64.b64decode(credentials).decode()} {request.headers['X-Key']} is wrong"
+        )
 
     auth = {"basic": {"username": "me", "password": "clover-1"}, "head": "clover-2"}
     async with service(secured({"basic": [], "head": []}), echo, auth=auth) as api:

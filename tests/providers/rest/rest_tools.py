@@ -11,17 +11,17 @@ from toolspace.toolspace import Toolspace
 
 
 def rest_spec(url: str, **fields: Any) -> RestSpec:
-    """A tool `t` that takes anything."""
+    """The spec of a tool `t` that accepts any arguments."""
     fields.setdefault("parameters_schema", {"type": "object"})
     return RestSpec(name="t", url=url, **fields)
 
 
 def rest_toolspace(spec: RestSpec, *, client: HttpClient | None = None, **options: Any) -> Toolspace:
-    """A toolspace that has this one tool, `rest__t`."""
+    """A toolspace with only the tool `rest__t`."""
     return Toolspace(providers=[RestProvider([spec], client=client)], **options)
 
 
 async def call(spec: RestSpec, arguments: dict[str, Any] | None = None) -> ToolResult:
-    """One call through a toolspace of its own."""
+    """Calls the tool in a new toolspace."""
     async with rest_toolspace(spec) as toolspace:
         return await toolspace.call("rest__t", arguments or {})

@@ -1,4 +1,4 @@
-"""Where REST tools let themselves be led, and what goes along."""
+"""Redirects of REST tools, and the headers that follow them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KEYS = {"Authorization": "Bearer hush", "Cookie": "a=hush", "X-Api-Key": "hush",
 
 
 def redirecting(location: str, status: int = 302) -> Any:
-    """Sends `/` on to a place, and answers everywhere else."""
+    """Redirects `/` to a location and answers all other paths."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
         if request.path == "/":
@@ -32,18 +32,18 @@ def redirecting(location: str, status: int = 302) -> Any:
 @pytest.mark.spec("3.21")
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 @pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS"])
-async def test_a_safe_request_follows_and_keeps_its_headers_on_its_own_server(method: str, status: int) -> None:
+async def test_a_safe_request_follows_redirects_and_keeps_its_headers(method: str, status: int) -> None:
     async with http_server(redirecting("there?x=1", status)) as server:
         result = await call(rest_spec(server.url(), method=method, headers=KEYS))
     assert result.ok, result.error
-    assert [seen.target for seen in server.requests] == ["/", "/there?x=1"]
+    assert [request.target for request in server.requests] == ["/", "/there?x=1"]
     assert server.requests[1].method == method
     assert server.requests[1].headers["x-api-key"] == "hush"
 
 
 @pytest.mark.spec("3.21")
 @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE"])
-async def test_no_other_request_follows(method: str) -> None:
+async def test_an_unsafe_request_does_not_follow_redirects(method: str) -> None:
     async with http_server(redirecting("/there")) as server:
         result = await call(rest_spec(server.url(), method=method))
     assert result.error == f"HTTP 302 Found: redirects to /there; redirects are not followed for {method}"
@@ -51,18 +51,18 @@ async def test_no_other_request_follows(method: str) -> None:
 
 
 @pytest.mark.spec("3.21")
-async def test_another_server_gets_no_key() -> None:
+async def test_another_server_receives_no_secrets() -> None:
     async with http_server() as other, http_server(redirecting(other.url("/there"))) as server:
         result = await call(rest_spec(server.url(), headers=KEYS))
     assert result.ok, result.error
-    (seen,) = other.requests
-    assert seen.headers["accept-language"] == "fr"
-    assert not {"authorization", "cookie", "x-api-key"} & set(seen.headers)
-    assert "hush" not in str(seen)
+    (request,) = other.requests
+    assert request.headers["accept-language"] == "fr"
+    assert not {"authorization", "cookie", "x-api-key"} & set(request.headers)
+    assert "hush" not in str(request)
 
 
 @pytest.mark.spec("3.21")
-async def test_a_circle_ends() -> None:
+async def test_circular_redirects_end() -> None:
     async with http_server(redirecting("/")) as server:
         result = await call(rest_spec(server.url()))
     assert "redirected more than 5 times" in (result.error or "")
@@ -71,7 +71,7 @@ async def test_a_circle_ends() -> None:
 
 @pytest.mark.spec("3.21")
 @pytest.mark.parametrize("location", ["ftp://x/", "javascript:1", "http://[::1", "file:///etc/passwd"])
-async def test_what_is_no_http_url_is_not_followed(location: str) -> None:
+async def test_a_location_that_is_no_http_url_is_an_error(location: str) -> None:
     async with http_server(redirecting(location)) as server:
         result = await call(rest_spec(server.url()))
     assert result.error_kind == "execution_error"
@@ -79,7 +79,7 @@ async def test_what_is_no_http_url_is_not_followed(location: str) -> None:
 
 
 @pytest.mark.spec("3.21")
-def test_nothing_leads_from_https_to_http() -> None:
+def test_a_redirect_from_https_to_http_is_refused() -> None:
     request = HttpRequest("GET", URL("https://api.example/a?key=hush"))
     with pytest.raises(ToolPermissionError, match=r"from https to http$") as caught:
         redirect_request(request, "http://api.example/a")
@@ -87,7 +87,7 @@ def test_nothing_leads_from_https_to_http() -> None:
     assert redirect_request(request, "//other.example/b").url == URL("https://other.example/b")
 
 
-def test_the_step_to_https_of_the_same_host_keeps_the_headers() -> None:
+def test_an_upgrade_to_https_keeps_the_headers() -> None:
     request = HttpRequest("GET", URL("http://api.example/a"), {"X-Key": "k"})
     assert redirect_request(request, "https://api.example/a").headers == {"X-Key": "k"}
     assert list(redirect_request(request, "https://api.example:8443/a").headers) == []
@@ -95,13 +95,13 @@ def test_the_step_to_https_of_the_same_host_keeps_the_headers() -> None:
 
 
 def special(address: Address) -> str | None:
-    """In these tests 127.0.0.2 is a public address, and all others of the machine are private."""
+    """In these tests 127.0.0.2 counts as public; all other addresses are private."""
     return None if str(address) == "127.0.0.2" else "private"
 
 
 @pytest.mark.spec("3.21")
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.1", "2130706433", "0x7f000001", "[::ffff:127.0.0.1]"])
-async def test_a_public_server_cannot_lead_to_a_private_address(host: str) -> None:
+async def test_a_public_server_cannot_redirect_to_a_private_address(host: str) -> None:
     client = HttpClient(classify_address=special)
     async with http_server() as private:
         location = f"http://{host}:{private.port}/there"
@@ -115,7 +115,7 @@ async def test_a_public_server_cannot_lead_to_a_private_address(host: str) -> No
 
 
 @pytest.mark.spec("3.21")
-async def test_a_private_server_that_the_operator_chose_may_lead_to_another() -> None:
+async def test_a_configured_private_server_may_redirect_to_another() -> None:
     client = HttpClient(classify_address=special)
     async with http_server(host="127.0.0.3") as other, http_server(redirecting(other.url("/there"))) as server:
         async with rest_toolspace(rest_spec(server.url()), client=client) as toolspace:
@@ -126,7 +126,7 @@ async def test_a_private_server_that_the_operator_chose_may_lead_to_another() ->
 
 
 @pytest.mark.spec("3.21")
-async def test_a_public_server_may_lead_to_another_public_one() -> None:
+async def test_a_public_server_may_redirect_to_another_public_one() -> None:
     client = HttpClient(classify_address=lambda address: None)
     async with http_server(host="127.0.0.3") as other, http_server(redirecting(other.url("/there"))) as server:
         async with rest_toolspace(rest_spec(server.url()), client=client) as toolspace:

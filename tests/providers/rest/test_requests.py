@@ -1,4 +1,4 @@
-"""What a REST tool sends: templates filled in, and nothing that an argument could turn into something else."""
+"""Requests of REST tools: filled templates, and arguments that cannot change anything else."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ async def test_parameters_fill_url_headers_query_and_body() -> None:
         result = await call(spec, arguments)
 
     assert result.ok, result.error
-    (seen,) = server.requests
-    assert seen.method == "POST"
-    assert seen.target == "/users/5/files/b%20c?page=2&limit=1&limit=2&fixed=7&q=repo%3Aa%2Fb"
-    assert seen.headers["x-trace"] == "t-x"
-    assert seen.headers["content-type"] == "application/json"
-    assert json.loads(seen.body) == {"title": {"en": "Hi"}, "text": 'says {"en":"Hi"}', "tags": [1.5]}
+    (request,) = server.requests
+    assert request.method == "POST"
+    assert request.target == "/users/5/files/b%20c?page=2&limit=1&limit=2&fixed=7&q=repo%3Aa%2Fb"
+    assert request.headers["x-trace"] == "t-x"
+    assert request.headers["content-type"] == "application/json"
+    assert json.loads(request.body) == {"title": {"en": "Hi"}, "text": 'says {"en":"Hi"}', "tags": [1.5]}
 
 
 @pytest.mark.spec("3.20")
@@ -55,9 +55,9 @@ async def test_unused_parameters_go_to_the_query(method: str) -> None:
         spec = rest_spec(server.url("/a/${parameters.id}?k=1"), method=method)
         await call(spec, {"id": 1, "text": "ä&b=c", "list": [1, "x"], "flag": True, "none": None, "data": {"a": 1}})
 
-    (seen,) = server.requests
-    assert seen.target == "/a/1?k=1&text=%C3%A4%26b%3Dc&list=1&list=x&flag=true&data=%7B%22a%22%3A1%7D"
-    assert seen.body == b""
+    (request,) = server.requests
+    assert request.target == "/a/1?k=1&text=%C3%A4%26b%3Dc&list=1&list=x&flag=true&data=%7B%22a%22%3A1%7D"
+    assert request.body == b""
 
 
 @pytest.mark.spec("3.20")
@@ -78,7 +78,7 @@ async def test_unused_parameters_go_to_the_json_body(method: str) -> None:
 
 
 @pytest.mark.spec("3.20")
-async def test_what_is_absent_is_left_out() -> None:
+async def test_missing_arguments_are_left_out() -> None:
     async with http_server() as server:
         spec = rest_spec(
             server.url("/?a=${parameters.a}&b=x-${parameters.b}"),
@@ -89,11 +89,11 @@ async def test_what_is_absent_is_left_out() -> None:
         )
         await call(spec, {"c": None, "null": None})
 
-    (seen,) = server.requests
-    assert seen.target == "/?d=1&e=5"
-    assert "x-a" not in seen.headers
-    assert "authorization" not in seen.headers
-    assert json.loads(seen.body) == {"g": {}, "null": None}
+    (request,) = server.requests
+    assert request.target == "/?d=1&e=5"
+    assert "x-a" not in request.headers
+    assert "authorization" not in request.headers
+    assert json.loads(request.body) == {"g": {}, "null": None}
 
 
 @pytest.mark.spec("3.20")
@@ -113,7 +113,7 @@ async def test_a_missing_path_value_is_named_and_nothing_is_sent() -> None:
     ["", ".", "..", "../admin", "a/../../b", "..\\b", "%2e%2e", "%2e%2e%2fadmin", "%252e%252e", "..;/x", ".. ", "a\nb",
      "\0", "\ud800"],
 )  # fmt: skip
-async def test_a_path_value_that_would_leave_its_segment_is_refused(value: str) -> None:
+async def test_a_path_value_that_leaves_its_segment_is_rejected(value: str) -> None:
     build = compile_request(rest_spec("https://api.example/files/${parameters.id}/raw"))
     with pytest.raises(ToolValidationError, match=r"^Parameter validation failed: id: "):
         build({"id": value})
@@ -132,7 +132,7 @@ async def test_a_path_value_is_percent_encoded(value: object, written: str) -> N
 
 
 @pytest.mark.spec("3.20")
-def test_literal_text_and_value_cannot_make_a_way_up_together() -> None:
+def test_literal_text_and_value_cannot_form_dot_dot() -> None:
     build = compile_request(rest_spec("https://api.example/a/.${parameters.x}/${parameters.y}${parameters.z}/b"))
     with pytest.raises(ToolValidationError):
         build({"x": ".", "y": "a", "z": "b"})
@@ -156,7 +156,7 @@ def test_no_path_value_leaves_its_segment_or_changes_the_origin(value: str) -> N
     assert "#" not in url
     path = request.url.raw_path
     for _ in range(4):
-        # However sloppily a server decodes: no step of it leads up.
+        # No segment is `..`, however often a server decodes.
         assert not {".", ".."} & {part.partition(";")[0].strip() for part in path.replace("\\", "/").split("/")}
         path = unquote(path)
 
@@ -192,7 +192,7 @@ def test_no_value_adds_a_header(value: str) -> None:
 
 @pytest.mark.spec("3.20")
 @given(value=json_values)
-def test_a_value_in_a_json_text_stays_a_value(value: Any) -> None:
+def test_a_value_cannot_break_out_of_json_text(value: Any) -> None:
     body = '{"raw": ${parameters.x}, "text": "<${parameters.x}>", "quote": "\\"${parameters.s}"}'
     build = compile_request(rest_spec("https://api.example/", method="POST", body=body))
     sent = build({"x": value, "s": '","admin":true,"'}).body
@@ -217,7 +217,7 @@ def test_a_value_in_a_json_text_stays_a_value(value: Any) -> None:
         ("application/json", "${parameters.x}", b'"\\"<&"'),
     ],
 )
-async def test_a_body_is_escaped_as_its_type_needs(content_type: str, body: Any, sent: bytes) -> None:
+async def test_a_body_is_escaped_by_its_content_type(content_type: str, body: Any, sent: bytes) -> None:
     async with http_server() as server:
         spec = rest_spec(server.url(), method="POST", headers={"Content-Type": content_type}, body=body)
         await call(spec, {"x": '"<&'})
@@ -226,7 +226,7 @@ async def test_a_body_is_escaped_as_its_type_needs(content_type: str, body: Any,
 
 
 @pytest.mark.spec("3.20")
-async def test_an_argument_cannot_replace_what_the_configuration_sets() -> None:
+async def test_an_argument_cannot_override_the_configuration() -> None:
     async with http_server() as server:
         query = await call(rest_spec(server.url("/?tenant=1"), query={"key": "k"}), {"tenant": 2, "key": "x"})
         body = await call(rest_spec(server.url(), method="POST", body={"tenant": 1}), {"tenant": 2})
@@ -237,7 +237,7 @@ async def test_an_argument_cannot_replace_what_the_configuration_sets() -> None:
 
 
 @pytest.mark.spec("3.20")
-def test_a_hole_in_the_host_is_one_label_of_a_fixed_domain() -> None:
+def test_a_placeholder_in_the_host_is_one_label_of_a_fixed_domain() -> None:
     build = compile_request(rest_spec("https://${parameters.tenant}.api.example:8443/x"))
     assert str(build({"tenant": "acme"}).url) == "https://acme.api.example:8443/x"
     for value in ("evil.org/", "a.b", "a@evil", "", "-a", "a:1", "x#", "ä", "a" * 64):
@@ -271,7 +271,7 @@ def test_a_hole_in_the_host_is_one_label_of_a_fixed_domain() -> None:
     ],
     ids=lambda fields: " ".join(map(str, fields.values())).encode("unicode_escape").decode(),
 )
-def test_a_template_that_leaves_open_what_it_must_not_is_refused(fields: dict[str, Any]) -> None:
+def test_an_unsafe_template_is_rejected(fields: dict[str, Any]) -> None:
     with pytest.raises(ToolDefinitionError, match=r"^REST tool 't': (url|headers|query|body|method): "):
         compile_request(rest_spec(**fields))
 
@@ -283,14 +283,14 @@ async def test_a_user_in_the_url_becomes_a_header() -> None:
     assert server.requests[0].headers["authorization"] == "Basic bWU6cEBzcw=="
 
 
-def test_texts_of_specs_and_requests_show_no_key() -> None:
+def test_repr_of_specs_and_requests_shows_no_secret() -> None:
     spec = rest_spec("https://api.example/a?key=hush", headers={"X-Key": "hush"}, body="hush", method="POST")
     assert "hush" not in repr(spec)
     assert "hush" not in repr(compile_request(spec)({}))
 
 
 @pytest.mark.spec("3.20")
-def test_without_a_schema_the_placeholders_are_the_parameters() -> None:
+def test_the_schema_is_built_from_the_placeholders() -> None:
     spec = RestSpec(
         name="t",
         method="POST",

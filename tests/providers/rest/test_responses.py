@@ -1,4 +1,4 @@
-"""What a REST tool gives back: parsed, typed and bounded, whatever the server sends."""
+"""Results of REST tools: parsed, typed and limited, whatever the server sends."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def result_of(
     ids=["json", "plus-json", "bom", "utf-16", "empty-json", "broken-json", "big-integer", "text", "html", "latin-1",
          "undeclared", "unknown-charset", "svg", "octets-of-text", "empty-text"],
 )  # fmt: skip
-async def test_an_answer_is_its_json_or_its_text(body: bytes, content_type: str, value: object) -> None:
+async def test_a_response_is_its_json_or_text(body: bytes, content_type: str, value: object) -> None:
     result = await result_of(body, content_type)
     assert result.ok, result.error
     assert result.result == value
@@ -74,7 +74,7 @@ async def test_an_answer_is_its_json_or_its_text(body: bytes, content_type: str,
 
 
 @pytest.mark.spec("3.21")
-async def test_json_without_a_content_type_is_still_json() -> None:
+async def test_json_is_recognized_without_a_content_type() -> None:
     async with raw_server(b'HTTP/1.1 200 OK\r\nContent-Length: 7\r\n\r\n{"a":1}') as server:
         assert (await call(rest_spec(server.url()))).result == {"a": 1}
 
@@ -87,7 +87,7 @@ async def test_no_content_is_null() -> None:
 
 
 @pytest.mark.spec("3.21")
-async def test_a_head_request_gives_status_and_headers() -> None:
+async def test_a_head_request_returns_status_and_headers() -> None:
     result = await result_of(b"{}", "application/json", method="HEAD", ETag="x")
     assert result.result["status"] == 200
     assert result.result["headers"]["etag"] == "x"
@@ -106,7 +106,7 @@ async def test_a_head_request_gives_status_and_headers() -> None:
     ],
     ids=["image", "audio", "zip", "unsaid", "image-with-charset", "zip-with-charset"],
 )
-async def test_what_is_no_text_is_a_typed_part(content_type: str | None, kind: type) -> None:
+async def test_binary_content_is_a_typed_part(content_type: str | None, kind: type) -> None:
     result = await result_of(PNG, content_type)
     (part,) = result.content
     assert isinstance(part, kind)
@@ -131,7 +131,7 @@ async def test_a_status_outside_2xx_is_an_execution_error_with_status_and_body(s
 
 
 @pytest.mark.spec("3.21")
-async def test_a_failed_answer_is_bounded_and_shows_no_secret() -> None:
+async def test_a_failed_response_is_shortened_and_shows_no_secret() -> None:
     register_secrets(["hush-hush-hush"])
     body = json.dumps({"you sent": "hush-hush-hush", "password": "p4", "token": "t", "long": "x" * 200_000}).encode()
     async with http_server(
@@ -143,7 +143,7 @@ async def test_a_failed_answer_is_bounded_and_shows_no_secret() -> None:
     assert len(json.dumps(result.extras)) < 100_000
 
 
-async def test_a_service_cannot_bring_the_tools_keys_or_its_own_into_an_error() -> None:
+async def test_secrets_that_a_service_sends_back_are_masked() -> None:
     async def echo(request: web.Request) -> web.Response:
         sent = {"key": request.headers["X-Key"], "asked": request.raw_path, "said": request.headers["Authorization"]}
         return web.json_response({**sent, "access_token": "its-own-token"}, status=403)
@@ -154,14 +154,14 @@ async def test_a_service_cannot_bring_the_tools_keys_or_its_own_into_an_error() 
         )
         result = await call(spec)
     assert "HTTP 403" in (result.error or "")
-    shown = json.dumps(result.to_dict())
-    assert "blossom" not in shown
-    assert "its-own-token" not in shown
+    text = json.dumps(result.to_dict())
+    assert "blossom" not in text
+    assert "its-own-token" not in text
 
 
 @pytest.mark.spec("3.21")
 @pytest.mark.spec("4.6")
-async def test_a_large_answer_is_stored_and_not_given_whole() -> None:
+async def test_a_large_response_is_stored() -> None:
     text = "\n".join(f"line {number}" for number in range(150_000))
     async with (
         http_server(answering(text.encode(), "text/plain")) as server,
@@ -176,7 +176,7 @@ async def test_a_large_answer_is_stored_and_not_given_whole() -> None:
 
 
 @pytest.mark.spec("3.21")
-async def test_large_json_that_the_limit_allows_is_parsed() -> None:
+async def test_large_json_within_the_limit_is_parsed() -> None:
     value = [{"n": number, "text": "ä" * 10} for number in range(60_000)]
     body = json.dumps(value).encode()
     assert len(body) > 2 << 20
@@ -186,7 +186,7 @@ async def test_large_json_that_the_limit_allows_is_parsed() -> None:
 
 
 class HttpClientOf:
-    """Sends requests to one URL, by themselves."""
+    """Sends requests to one URL without a toolspace."""
 
     def __init__(self, url: str) -> None:
         self._request = compile_request(rest_spec(url))({})
@@ -201,7 +201,7 @@ class HttpClientOf:
 
 @pytest.mark.spec("3.21")
 @pytest.mark.parametrize("content_type", ["text/plain", "application/json", "application/zip", "application/x-ndjson"])
-async def test_more_than_the_limit_is_an_error_that_says_so(content_type: str) -> None:
+async def test_a_response_beyond_the_limit_is_an_error(content_type: str) -> None:
     body = b'"' + b"x" * (3 << 20) + b'"'
     async with http_server(answering(body, content_type)) as server, HttpClientOf(server.url()) as send:
         with pytest.raises(Exception, match=r"has more than 2,097,152 bytes") as caught:
@@ -211,7 +211,7 @@ async def test_more_than_the_limit_is_an_error_that_says_so(content_type: str) -
 
 
 @pytest.mark.spec("3.21")
-async def test_a_small_answer_that_unpacks_to_a_huge_one_is_stopped() -> None:
+async def test_a_decompression_bomb_is_stopped() -> None:
     packed = gzip.compress(bytes(64 << 20))
     assert len(packed) < 100_000
     answer = answering(packed, "application/zip", **{"Content-Encoding": "gzip"})
@@ -221,16 +221,18 @@ async def test_a_small_answer_that_unpacks_to_a_huge_one_is_stopped() -> None:
 
 
 @pytest.mark.spec("3.21")
-async def test_a_packed_answer_is_unpacked() -> None:
+async def test_a_compressed_response_is_decompressed() -> None:
     result = await result_of(gzip.compress(b'{"a": 1}'), "application/json", **{"Content-Encoding": "gzip"})
     assert result.result == {"a": 1}
 
 
 @pytest.mark.spec("1.7")
-async def test_a_refused_connection_is_a_transport_error_that_sent_nothing() -> None:
-    with socket.socket() as taken:  # Bound, and never listening.
-        taken.bind(("127.0.0.1", 0))
-        result = await call(rest_spec(f"http://127.0.0.1:{taken.getsockname()[1]}/?key=hush", method="POST"), {"a": 1})
+async def test_a_refused_connection_is_not_executed() -> None:
+    with socket.socket() as bound_socket:  # Bound, and never listening.
+        bound_socket.bind(("127.0.0.1", 0))
+        result = await call(
+            rest_spec(f"http://127.0.0.1:{bound_socket.getsockname()[1]}/?key=hush", method="POST"), {"a": 1}
+        )
     assert result.error_kind == "transport_error"
     assert not result.executed
     assert "cannot connect to 127.0.0.1:" in (result.error or "")
@@ -238,14 +240,14 @@ async def test_a_refused_connection_is_a_transport_error_that_sent_nothing() -> 
 
 
 @pytest.mark.spec("1.7")
-async def test_a_name_that_does_not_exist_is_a_transport_error_that_sent_nothing() -> None:
+async def test_an_unknown_host_is_not_executed() -> None:
     result = await call(rest_spec("http://nowhere.invalid/"))
     assert result.error_kind == "transport_error"
     assert not result.executed
 
 
 @pytest.mark.spec("1.7")
-async def test_a_server_without_tls_is_a_transport_error_that_sent_nothing() -> None:
+async def test_a_failed_tls_handshake_is_not_executed() -> None:
     async with http_server() as server:
         result = await call(rest_spec(server.url("/x").replace("http:", "https:")))
     assert result.error_kind == "transport_error"
@@ -262,7 +264,7 @@ async def test_a_server_without_tls_is_a_transport_error_that_sent_nothing() -> 
      b"HTTP/1.1 200 OK\r\nX: " + b"x" * 100_000 + b"\r\n\r\n"],
     ids=["nothing", "garbage", "half", "half-a-stream", "broken-gzip", "endless-header"],
 )  # fmt: skip
-async def test_a_broken_answer_is_a_transport_error_that_may_have_run(sent: bytes) -> None:
+async def test_an_invalid_response_counts_as_executed(sent: bytes) -> None:
     async with raw_server(sent) as server:
         result = await call(rest_spec(server.url("/?key=hush"), method="POST"), {"a": 1})
     assert result.error_kind == "transport_error"
@@ -271,14 +273,14 @@ async def test_a_broken_answer_is_a_transport_error_that_may_have_run(sent: byte
 
 
 @pytest.mark.spec("4.4")
-@pytest.mark.parametrize("begun", [False, True], ids=["before-the-answer", "inside-the-answer"])
-async def test_a_time_out_closes_the_connection(begun: bool) -> None:
+@pytest.mark.parametrize("has_started", [False, True], ids=["before-the-answer", "inside-the-answer"])
+async def test_a_timeout_closes_the_connection(has_started: bool) -> None:
     closed = asyncio.Event()
 
     async def answer(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/plain"})
         try:
-            if begun:
+            if has_started:
                 await response.prepare(request)
                 await response.write(b"x")
             await asyncio.Event().wait()
@@ -295,10 +297,10 @@ async def test_a_time_out_closes_the_connection(begun: bool) -> None:
 
 @pytest.mark.spec("4.5")
 async def test_cancelling_closes_the_connection() -> None:
-    asked, closed = asyncio.Event(), asyncio.Event()
+    arrived, closed = asyncio.Event(), asyncio.Event()
 
     async def answer(request: web.Request) -> web.StreamResponse:
-        asked.set()
+        arrived.set()
         try:
             await asyncio.Event().wait()
         finally:
@@ -308,13 +310,13 @@ async def test_cancelling_closes_the_connection() -> None:
     async with http_server(answer) as server, rest_toolspace(rest_spec(server.url())) as toolspace:
         running = asyncio.create_task(toolspace.call("rest__t", {}))
         async with asyncio.timeout(20):
-            await asked.wait()
+            await arrived.wait()
             running.cancel()
             await asyncio.wait((running,))
             await closed.wait()
 
 
-async def test_connections_are_used_again_and_carry_no_cookies() -> None:
+async def test_connections_are_reused_without_cookies() -> None:
     ports: set[int] = set()
 
     async def answer(request: web.Request) -> web.StreamResponse:
@@ -342,7 +344,7 @@ def test_one_client_serves_one_event_loop_after_another() -> None:
 
 
 @given(header=st.text(max_size=60), body=st.binary(max_size=200))
-def test_no_content_type_breaks_the_reading_of_a_body(header: str, body: bytes) -> None:
+def test_any_content_type_is_handled(header: str, body: bytes) -> None:
     media = parse_content_type(header)
     assert isinstance(decode_text(body, media), str | None)
 
@@ -350,6 +352,6 @@ def test_no_content_type_breaks_the_reading_of_a_body(header: str, body: bytes) 
 @given(
     charset=st.sampled_from(["utf-8", "utf-16", "idna", "punycode", "unicode_escape", "rot13", "zlib", "hex", "utf-7"])
 )
-def test_only_charsets_of_texts_are_used(charset: str) -> None:
+def test_unsafe_charsets_are_ignored(charset: str) -> None:
     media = parse_content_type(f"text/plain; charset={charset}")
     assert media.charset == (charset if charset.startswith("utf") else None)

@@ -21,7 +21,7 @@ from toolspace.providers.rest.provider import RestProvider, RestSpec, build_requ
 from toolspace.testing import ProviderContract
 
 working: list[web.Request] = []
-"""The slow requests that a server is busy with."""
+"""The slow requests that a server is processing."""
 
 
 async def answer(request: web.Request) -> web.StreamResponse:
@@ -58,12 +58,12 @@ class TestRestProvider(ProviderContract):
 
 
 @pytest.mark.spec("3.20")
-def test_a_tool_says_what_its_method_does_to_the_world() -> None:
-    def annotations(method: str, **given: bool) -> Annotations:
-        spec = RestSpec(name="t", url="https://api.example/", method=method, annotations=Annotations(**given))
-        (made,) = RestProvider([spec]).list_tools()
-        assert made.category is ToolCategory.REST
-        return made.annotations
+def test_annotations_follow_from_the_method() -> None:
+    def annotations(method: str, **configured: bool) -> Annotations:
+        spec = RestSpec(name="t", url="https://api.example/", method=method, annotations=Annotations(**configured))
+        (rest_tool,) = RestProvider([spec]).list_tools()
+        assert rest_tool.category is ToolCategory.REST
+        return rest_tool.annotations
 
     assert annotations("get") == Annotations(read_only=True, destructive=False, idempotent=True, open_world=True)
     assert annotations("POST") == Annotations(read_only=False, destructive=False, idempotent=False, open_world=True)
@@ -72,7 +72,7 @@ def test_a_tool_says_what_its_method_does_to_the_world() -> None:
 
 
 @pytest.mark.spec("2.1")
-async def test_its_tools_are_called_by_the_namespace_rest() -> None:
+async def test_rest_tools_have_the_namespace_rest() -> None:
     async with http_server(answer) as server:
         provider = RestProvider([RestSpec(name="weather", url=server.url("/w"), description="The weather.")])
         async with Toolspace(providers=[provider]) as toolspace:
@@ -80,12 +80,12 @@ async def test_its_tools_are_called_by_the_namespace_rest() -> None:
     assert (result.result, result.kind, result.namespace) == ({"at": "/w"}, "rest", "rest")
 
 
-def test_two_tools_of_one_name_are_refused() -> None:
+def test_two_tools_with_one_name_are_an_error() -> None:
     with pytest.raises(ToolDefinitionError, match="two REST tools 't'"):
         RestProvider([rest_spec("https://a.example/"), rest_spec("https://b.example/")])
 
 
-async def test_a_client_that_was_given_stays_open() -> None:
+async def test_a_shared_client_stays_open() -> None:
     client = HttpClient()
     async with http_server() as server:
         first = RestProvider([rest_spec(server.url())], client=client)
@@ -108,12 +108,12 @@ async def test_a_configured_tool_with_a_url_is_a_request(
     client = HttpClient()
     async with http_server() as server:
         handler = build_request_handler("weather", {"url": server.url("/v1"), **execution}, client)
-        made = Tool("weather", "", {"type": "object"}, handler=handler, execution_type="gateway")
-        async with Toolspace(tools=[made]) as toolspace:
+        weather = Tool("weather", "", {"type": "object"}, handler=handler, execution_type="gateway")
+        async with Toolspace(tools=[weather]) as toolspace:
             assert (await toolspace.call("weather", {"city": "Paris"})).result == {}
         await client.aclose()
-    (seen,) = server.requests
-    assert (seen.method, seen.target, seen.body) == (method, target, body)
+    (request,) = server.requests
+    assert (request.method, request.target, request.body) == (method, target, body)
 
 
 @pytest.mark.spec("3.20")
@@ -136,7 +136,7 @@ async def test_variables_and_parameters_expand_in_a_configured_tool(
         async with Toolspace.open(file) as toolspace:
             result = await toolspace.call("rest__weather", {"city": "New York", "days": 3})
     assert result.ok, result.error
-    (seen,) = server.requests
-    assert seen.target == "/v1/New%20York?units=metric"
-    assert seen.headers["x-key"] == "k-e-y-0-1"
-    assert seen.body == b'{"key":"k-e-y-0-1","days":3}'
+    (request,) = server.requests
+    assert request.target == "/v1/New%20York?units=metric"
+    assert request.headers["x-key"] == "k-e-y-0-1"
+    assert request.body == b'{"key":"k-e-y-0-1","days":3}'

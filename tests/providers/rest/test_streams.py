@@ -1,4 +1,4 @@
-"""Answers that come in pieces: each piece a partial result at once, all of them the result in the end."""
+"""Streamed responses: each value is a partial result, all together are the result."""
 
 from __future__ import annotations
 
@@ -45,19 +45,19 @@ def streaming(content_type: str, *pieces: bytes) -> Any:
     ],
     ids=["ndjson", "jsonl", "json-seq", "events", "model-api"],
 )
-async def test_a_stream_comes_as_partial_results_and_as_a_list(
+async def test_a_stream_gives_partial_results_and_a_list(
     content_type: str, pieces: list[bytes], values: list[Any]
 ) -> None:
     async with (
         http_server(streaming(content_type, *pieces)) as server,
         rest_toolspace(rest_spec(server.url())) as toolspace,
     ):
-        seen = EventRecorder(toolspace)
+        recorder = EventRecorder(toolspace)
         result = await toolspace.call("rest__t", {})
     assert result.ok, result.error
     assert result.result == values
     assert result.extras["status"] == 200
-    partials = seen.of_type(EventType.TOOL_CALL_PARTIAL)
+    partials = recorder.of_type(EventType.TOOL_CALL_PARTIAL)
     assert [event.value for event in partials if isinstance(event, CallPartial)] == values
 
 
@@ -69,28 +69,28 @@ async def test_a_stream_of_texts_is_their_joined_text() -> None:
 
 
 @pytest.mark.spec("3.21")
-async def test_a_partial_result_comes_before_the_end() -> None:
-    heard = asyncio.Event()
+async def test_partial_results_arrive_before_the_end() -> None:
+    received = asyncio.Event()
 
     async def answer(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": NDJSON})
         await response.prepare(request)
         await response.write(b"1\n")
-        await heard.wait()
+        await received.wait()
         await response.write(b"2\n")
         return response
 
     async with http_server(answer) as server, rest_toolspace(rest_spec(server.url())) as toolspace:
-        seen = EventRecorder(toolspace)
+        recorder = EventRecorder(toolspace)
         running = asyncio.create_task(toolspace.call("rest__t", {}))
-        await seen.wait_for(lambda event: event.type is EventType.TOOL_CALL_PARTIAL)
+        await recorder.wait_for(lambda event: event.type is EventType.TOOL_CALL_PARTIAL)
         assert not running.done()
-        heard.set()
+        received.set()
         assert (await running).result == [1, 2]
 
 
 @pytest.mark.spec("3.21")
-async def test_a_status_outside_2xx_is_no_stream() -> None:
+async def test_a_failed_status_is_not_streamed() -> None:
     async def answer(request: web.Request) -> web.StreamResponse:
         return web.Response(status=500, text="data: x\n\n", content_type=SSE)
 
@@ -99,7 +99,7 @@ async def test_a_status_outside_2xx_is_no_stream() -> None:
 
 
 @pytest.mark.spec("3.21")
-async def test_a_record_without_an_end_is_refused() -> None:
+async def test_an_endless_record_is_refused() -> None:
     answer = streaming(NDJSON, *[b"x" * (1 << 20)] * 20)
     async with http_server(answer) as server, rest_toolspace(rest_spec(server.url())) as toolspace:
         result = await toolspace.call("rest__t", {})
@@ -108,7 +108,7 @@ async def test_a_record_without_an_end_is_refused() -> None:
 
 
 @pytest.mark.spec("4.6")
-async def test_a_stream_larger_than_memory_allows_goes_to_disk() -> None:
+async def test_a_large_stream_is_stored_on_disk() -> None:
     line = json.dumps({"text": "x" * 1_000}).encode() + b"\n"
     chunk = line * 1_000
     async with (
@@ -140,7 +140,7 @@ VALUES = st.lists(
 
 
 @given(values=VALUES, cuts=CUTS, end=st.sampled_from(["\n", "\r\n", "\r"]))
-def test_where_the_pieces_are_cut_makes_no_difference(values: list[Any], cuts: list[int], end: str) -> None:
+def test_chunk_boundaries_do_not_matter(values: list[Any], cuts: list[int], end: str) -> None:
     async def check() -> None:
         texts = [json.dumps(value) for value in values]
         assert await read(read_json_lines, "".join(f"{text}\n" for text in texts).encode(), cuts) == values
