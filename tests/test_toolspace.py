@@ -174,7 +174,7 @@ async def test_a_changed_file_is_reloaded_by_itself_and_so_is_a_hangup(
         changed = TOOLS.replace("return 1", "return 22222")
         assert await _reloaded(ts, lambda: (folder / "tools.py").write_text(changed)) == 22222
         path.write_text("functions: [")
-        await _until(lambda: "the changed configuration is wrong" in caplog.text)
+        await _until(lambda: "the changed configuration is invalid" in caplog.text)
         assert (await ts.call("version")).result == 22222
         (folder / "other.py").write_text(TOOLS.replace("return 1", "return 333"))
         assert await _reloaded(ts, lambda: path.write_text("functions: ./other.py\n")) == 333

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from toolspace.agents.agent_request import AgentResult as AgentResult
     from toolspace.client.client import ToolspaceClient as ToolspaceClient
     from toolspace.client.worker import ToolWorker as ToolWorker
+    from toolspace.composition.settings import Settings as Settings
     from toolspace.core.context import ToolContext as ToolContext
     from toolspace.core.elicitation import CallerClient as CallerClient
     from toolspace.core.elicitation import ElicitationResult as ElicitationResult
@@ -66,7 +67,6 @@ if TYPE_CHECKING:
     from toolspace.providers.registry import ToolRegistry as ToolRegistry
     from toolspace.providers.rest.provider import RestProvider as RestProvider
     from toolspace.providers.rest.provider import RestSpec as RestSpec
-    from toolspace.toolspace import Settings as Settings
     from toolspace.toolspace import Toolspace as Toolspace
 
 _MODULES = {
@@ -104,7 +104,7 @@ _MODULES = {
     "RunLimits": "toolspace.agents.agent",
     "ServerSpec": "toolspace.providers.mcp.spec",
     "ServerStatus": "toolspace.providers.mcp.status",
-    "Settings": "toolspace.toolspace",
+    "Settings": "toolspace.composition.settings",
     "TextPart": "toolspace.core.result",
     "tool": "toolspace.core.function_tool",
     "Tool": "toolspace.core.tool",

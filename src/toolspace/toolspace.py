@@ -1,4 +1,8 @@
-"""The composition root: builds a toolspace from tools or from configuration, and owns everything it opened."""
+"""The composition root: builds a toolspace from tools or from a configuration, and owns everything that it opens.
+
+`Toolspace` is the entry point of the library. It connects the orchestrator, the providers, the agents and the stores;
+`composition` builds the parts that a configuration describes.
+"""
 
 from __future__ import annotations
 
@@ -6,38 +10,36 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
-from toolspace.config.files import default_state_dir
-from toolspace.core import defaults
+from toolspace.composition.background import BackgroundTasks, close_when_idle, sweep_outputs
+from toolspace.composition.settings import Settings
+from toolspace.config.files import default_state_dir, watch_files
 from toolspace.core.context import ToolContext
 from toolspace.core.export import ToolFormat, export_tools
 from toolspace.core.function_tool import as_tool
-from toolspace.core.interfaces import OutputStore, Policy, ResultCache, TokenCounter, ToolProvider
+from toolspace.core.interfaces import OutputStore, ResultCache, ToolProvider
 from toolspace.core.names import did_you_mean
 from toolspace.core.result import ToolResult
 from toolspace.core.statistics import ToolStats
-from toolspace.core.tokens import estimate_tokens
 from toolspace.core.tool import Tool
-from toolspace.errors import ProviderError, ToolspaceError
-from toolspace.orchestrator.call import Arguments, context_without_call
-from toolspace.orchestrator.catalog import Catalog, CatalogEntry
+from toolspace.errors import ToolspaceError
+from toolspace.orchestrator.call import Arguments
+from toolspace.orchestrator.catalog import CatalogEntry
 from toolspace.orchestrator.event_bus import EventBus
 from toolspace.orchestrator.layered import LayeredOrchestrator
 from toolspace.orchestrator.orchestrator import ToolOrchestrator
 from toolspace.orchestrator.provider_startup import StartupWait
-from toolspace.orchestrator.queues import QueueSpec
 from toolspace.orchestrator.run import Run
-from toolspace.orchestrator.settings import CallDefaults, ProviderRules, SourcedValue, ToolRules
+from toolspace.orchestrator.settings import ProviderRules
 from toolspace.providers.internal_tools import InternalProvider
 from toolspace.providers.mcp.callbacks import NO_CALLBACKS, McpCallbacks
 from toolspace.providers.mcp.status import ServerStatus
-from toolspace.providers.plugins import MountedProvider
 from toolspace.providers.registry import ToolRegistry
 from toolspace.storage.caches.memory import MemoryCache
 from toolspace.storage.outputs.disk import DiskOutputs
@@ -47,43 +49,22 @@ if TYPE_CHECKING:
     from toolspace.agents.agent_request import AgentResult
     from toolspace.agents.registry import AgentRegistry
     from toolspace.composition.parts import ConfiguredParts
+    from toolspace.config.configuration import Config
     from toolspace.core.model import ModelListener
     from toolspace.providers.mcp.provider import McpProvider
 
+__all__ = ["Settings", "Toolspace"]
+
 _log = logging.getLogger("toolspace")
-_SWEEP_SECONDS = 3600.0
-
-
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """What a program sets where there is no configuration file. Durations are seconds."""
-
-    tool_timeout: float = defaults.TOOL_TIMEOUT_SECONDS
-    tool_response_max_bytes: int = defaults.TOOL_RESPONSE_MAX_BYTES
-    max_tool_calls_per_turn: int | None = None
-    max_concurrent_tools: int | None = None
-    context_window: int | None = None
-    tool_search_threshold: int | None = defaults.TOOL_SEARCH_THRESHOLD
-    tool_output_ttl: float = defaults.TOOL_OUTPUT_TTL_SECONDS
-    queues: Mapping[str, QueueSpec] = {}
-    aliases: Mapping[str, str] = {}
-    overrides: Mapping[str, ToolRules] = {}
-    policies: Sequence[Policy] = ()
-    count_tokens: TokenCounter = estimate_tokens
-    state_dir: Path | None = None
-    """Where stored outputs are kept; where it is not said, in the user's state folder."""
-
-    def defaults(self) -> CallDefaults:
-        fields = CallDefaults.__struct_fields__
-        return CallDefaults(**{name: SourcedValue(getattr(self, name), f"Settings.{name}") for name in fields})
 
 
 class Toolspace:
-    """Tools, and one way to call them.
+    """A set of tools that are called through one pipeline.
 
         ts = Toolspace(tools=[add])
         result = await ts.call("add", {"a": 1, "b": 2})
 
-    `async with` starts the providers and closes everything again; a toolspace of functions works without it.
+    `async with` starts the providers and closes everything at the end. A toolspace of functions works without it.
     """
 
     def __init__(
@@ -98,16 +79,26 @@ class Toolspace:
         outputs: OutputStore | None = None,
         parent: Toolspace | None = None,
     ) -> None:
-        """`below`: another toolspace, whose tools are here too, except those whose names are taken here."""
+        """`parent`: a toolspace whose tools this one offers too, except those whose names it uses itself."""
         settings = settings or Settings()
-        state_dir = settings.state_dir or default_state_dir()
-        self._cache = cache or MemoryCache()
+        self.state_dir = settings.state_dir or default_state_dir()
+        self.config_path: Path | None = None
+        self.startup_wait = StartupWait()
+        """How long `async with` waits for providers that start slowly."""
         self._parent = parent
-        self._hides_builtins = False
         self._parts: ConfiguredParts | None = None
+        self._hides_builtins = False
+        """Whether it has its own built-in tools instead of those of the parent."""
+        self._agents: AgentRegistry | None = None
+        self._configured_agents: Sequence[Agent] = ()
+        self._environ: Mapping[str, str] = os.environ
+        self._callbacks = NO_CALLBACKS
+        self._handles_sighup = False
+        self._background = BackgroundTasks()
+        self._cache = cache or MemoryCache()
         if parent is None:
             self._outputs = outputs or DiskOutputs(
-                state_dir / "outputs", ttl=settings.tool_output_ttl, count_tokens=settings.count_tokens
+                self.state_dir / "outputs", ttl=settings.tool_output_ttl, count_tokens=settings.count_tokens
             )
             self.orchestrator = ToolOrchestrator(
                 context=context,
@@ -130,22 +121,9 @@ class Toolspace:
             outputs=self._outputs,
             has_stored_output=self.orchestrator.stored_sessions.__contains__,
         )
-        self._agents: AgentRegistry | None = None
-        self._configured: Sequence[Agent] = ()
-        self._listens = False
-        """Whether SIGHUP comes here."""
-        self.config_path: Path | None = None
-        self._environ: Mapping[str, str] = os.environ
-        self.startup_wait = StartupWait()
-        """How long `async with` waits for providers that start slowly."""
-        self.state_dir = state_dir
-        self._callbacks = NO_CALLBACKS
-        self._background: set[asyncio.Task[None]] = set()
-        self._closing: set[asyncio.Task[None]] = set()
-        """What closes providers that a reload took out. Never cancelled: it has to finish."""
-        local = ProviderRules(overrides=settings.overrides)
-        self.orchestrator.register(self._builtins, local)
-        self.orchestrator.register(self.registry, local)
+        local_rules = ProviderRules(overrides=settings.overrides)
+        self.orchestrator.register(self._builtins, local_rules)
+        self.orchestrator.register(self.registry, local_rules)
         self.orchestrator.register(self._internal)
         for provider in providers:
             self.orchestrator.register(provider)
@@ -164,23 +142,25 @@ class Toolspace:
         callbacks: McpCallbacks = NO_CALLBACKS,
         single_tool: str | None = None,
     ) -> Self:
-        """A toolspace from a configuration file; from the built-ins alone where no path is given.
+        """A toolspace from a configuration file; without a path, from the built-in tools alone.
 
-        Use it with `async with`. Raises `ConfigError` with every fault of the file. `callbacks` answer what MCP
-        servers ask while they work. `only_for` names the one tool that is to be called: servers and services that
-        it cannot need are left out, unless they are required.
+        Use it with `async with`. Raises `ConfigError` with all problems of the file. `callbacks` answer the requests of
+        MCP servers. `single_tool` names the only tool that will be called: providers that it cannot need are left out,
+        unless they are required.
         """
-        from toolspace.composition.parts import build_parts  # Here: a toolspace of functions needs no configuration.
+        # Imported here: a toolspace of functions needs no configuration.
+        from toolspace.composition.parts import build_parts
         from toolspace.config.load import load_config
 
-        def call_agent(*asked: Any) -> Any:
-            return self._call_agent(*asked)
+        def call_agent(*arguments: Any) -> Any:
+            return self._call_agent(*arguments)
 
-        config = load_config(Path(path) if path is not None else None, environ=environ)
+        config_path = Path(path) if path is not None else None
+        config = load_config(config_path, environ=environ)
         parts = build_parts(config, callbacks=callbacks, single_tool=single_tool, call_agent=call_agent)
         cache: ResultCache | None = None
         if config.storage.cache == "disk":
-            from toolspace.storage.caches.sqlite import SqliteCache  # SQLite only where it is asked for.
+            from toolspace.storage.caches.sqlite import SqliteCache
 
             cache = SqliteCache(config.state_dir / "cache.db")
         parts.context.session_id = session
@@ -190,7 +170,7 @@ class Toolspace:
             cache=cache,
         )
         self._internal.always_offered = True
-        self.config_path = Path(path) if path is not None else None
+        self.config_path = config_path
         self._environ = environ
         self._callbacks = callbacks
         self._apply(parts)
@@ -206,9 +186,10 @@ class Toolspace:
             raise
         if self._parent is not None:
             return self
-        self._own(self._sweep())
+        stored_sessions = self.orchestrator.stored_sessions
+        self._background.start(sweep_outputs(self._outputs, stored_sessions))
         try:
-            self.orchestrator.stored_sessions.update(await self._outputs.sessions())
+            stored_sessions.update(await self._outputs.sessions())
         except OSError as error:
             _log.warning("stored outputs cannot be read: %s", error)
         return self
@@ -217,17 +198,16 @@ class Toolspace:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Stops what runs, and closes what was opened."""
-        if self._listens:
-            self._listens = False
+        """Stops everything that runs, and closes everything that was opened."""
+        if self._handles_sighup:
+            self._handles_sighup = False
             asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
-        for task in tuple(self._background):
-            task.cancel()
-        if self._closing:
-            self.orchestrator.cancel()  # They wait for the last calls to end.
-        await asyncio.gather(*self._background, *self._closing, return_exceptions=True)
+        self._background.cancel()
+        if self._background.has_uncancellable:
+            self.orchestrator.cancel()  # Providers that are being closed wait for the last calls.
+        await self._background.aclose()
         if self._agents is not None:
-            self.orchestrator.cancel()  # Before what agents work with is closed under them.
+            self.orchestrator.cancel()  # Before the agents' models and tools are closed.
             await self._agents.aclose()
         await self.orchestrator.cleanup()
         if self._parts is not None and self._parts.client is not None:
@@ -247,33 +227,31 @@ class Toolspace:
         run: Run | None = None,
         call_id: str | None = None,
     ) -> Coroutine[Any, Any, ToolResult]:
-        """Runs one tool. `arguments` is a mapping, or the JSON text that a model sent."""
+        """Calls a tool. `arguments` is a mapping, or the JSON text that a model wrote."""
         return self.orchestrator.execute(name, arguments, context=context, run=run, call_id=call_id)
 
     def cancel(self, call_id: str) -> bool:
-        """Stops a call and everything below it. Whether it was running."""
+        """Cancels a call and the calls that it made. Returns whether it was running."""
         return self.orchestrator.cancel(call_id)
 
     def run(self, **options: Any) -> Run:
-        """A run: calls with limits, a budget, a deadline and a trace of their own. See `Run` for the options."""
+        """A run: calls with their own limits, budget, deadline and trace. See `Run` for the options."""
         return self.orchestrator.run(**options)
 
     # Agents
 
     @property
     def agents(self) -> AgentRegistry:
-        """The agents. Each is a tool too, `agent__{name}`."""
+        """The agents. Each is also a tool, `agent__{name}`."""
         if self._agents is None:
+            # Imported here: most toolspaces have no agents.
             from toolspace.agents.registry import AgentRegistry
-            from toolspace.agents.subagents import (
-                AgentProvider,  # Here: most toolspaces have no agents.
-                RouterProvider,
-            )
+            from toolspace.agents.subagents import AgentProvider, RouterProvider
 
-            crew = AgentRegistry(self.orchestrator, make_tools=self._tools_of, environ=self._environ)
-            self.orchestrator.register(AgentProvider(crew), needs_start=False)
+            registry = AgentRegistry(self.orchestrator, make_tools=self._create_for, environ=self._environ)
+            self.orchestrator.register(AgentProvider(registry), needs_start=False)
             self.orchestrator.register(RouterProvider(), needs_start=False)
-            self._agents = crew
+            self._agents = registry
         return self._agents
 
     async def run_agent(
@@ -285,23 +263,23 @@ class Toolspace:
         listen: ModelListener | None = None,
         max_steps: int | None = None,
     ) -> AgentResult:
-        """Has an agent answer. What goes wrong is in the result; raises only where there is no such agent.
+        """Lets an agent answer a prompt. The result contains failures; raises only if there is no such agent.
 
-        `listen` hears the model write. An agent that hands the request on is followed: `result.agent` answered.
+        `listen` receives the parts of the model's response. After a handoff, `result.agent` is the agent that answered.
         """
         from toolspace.agents.agent_request import run_agent
 
         return await run_agent(self.agents, name, prompt, context=context, listen=listen, max_steps=max_steps)
 
-    def _tools_of(self, agent: Agent) -> Toolspace:
-        """A toolspace that is one agent's alone, above this one."""
-        own = Toolspace(agent.tools, parent=self, settings=Settings(state_dir=self.state_dir))
-        own._callbacks = self._callbacks
-        own._configure_for(agent)
-        return own
+    def _create_for(self, agent: Agent) -> Toolspace:
+        """A toolspace that only one agent uses, with this one as its parent."""
+        toolspace = Toolspace(agent.tools, parent=self, settings=Settings(state_dir=self.state_dir))
+        toolspace._callbacks = self._callbacks
+        toolspace._configure_for(agent)
+        return toolspace
 
     async def renew(self, agent: Agent) -> None:
-        """For the toolspace that is one agent's alone: the agent is described otherwise now."""
+        """Applies the new description of the one agent that uses this toolspace."""
         self._configure_for(agent)
         await self._finish_reload()
 
@@ -309,24 +287,14 @@ class Toolspace:
         config = agent.spec.config if agent.spec is not None else None
         if config is None or self._parent is None:
             return
-        from toolspace.composition.parts import build_parts
-
-        before = self._parts
-        parts = build_parts(
-            config,
-            before.providers if before is not None else None,
-            self._callbacks,
-            client=before.client if before is not None else None,
-            call_agent=self._parent._call_agent,
-        )
+        parts = self._build_parts(config, self._parent)
         for warning in parts.warnings:
             _log.warning('the agent "%s": %s', agent.name, warning)
-        parts.context.session_id = self._parent.orchestrator.context.session_id
         self._hides_builtins = bool(parts.builtins) or ("tools", "builtins") in config.origins
         self._apply(parts)
 
     def _hides(self, entry: CatalogEntry) -> bool:
-        """Whether a tool below is not here: configuration says so, or there are others of its kind."""
+        """Whether this toolspace does not offer a tool of its parent: it is denied, or there are other built-ins."""
         kind, parts = entry.provider.kind, self._parts
         if kind == "builtin" and self._hides_builtins:
             return True
@@ -344,60 +312,57 @@ class Toolspace:
     # Tools
 
     def add_tool(self, tool: Tool | Callable[..., Any]) -> Tool:
-        """Adds a tool, or a function as one, from now on. A name that is taken is an error."""
-        made = as_tool(tool)
-        self.orchestrator.check_name_available(self.registry, made.name)
-        return self.registry.register(made)
+        """Adds a tool, or a function as a tool. Raises if its name is used."""
+        tool = as_tool(tool)
+        self.orchestrator.check_name_available(self.registry, tool.name)
+        return self.registry.register(tool)
 
     def remove_tool(self, name: str) -> Tool:
+        """Removes a tool that was added. Raises if there is none of that name."""
         return self.registry.unregister(name)
 
     async def add_provider(self, provider: ToolProvider, rules: ProviderRules | None = None) -> None:
-        """Adds a provider and gets it ready."""
+        """Adds a provider and starts it."""
         self.orchestrator.register(provider, rules)
         await self.orchestrator.warmup()
 
     def list_tools(self, *, context: ToolContext | None = None) -> list[Tool]:
+        """All tools that may be called."""
         return self.orchestrator.list_tools(context=context)
 
     def find_tool(self, name: str) -> Tool | None:
-        """The tool that a name means, or None."""
+        """The tool of a name, an alias or another spelling of it; None if there is none."""
         return self.orchestrator.find(name)
 
     def to_llm_tools(self, format: ToolFormat = "openai", *, run: Run | None = None) -> list[dict[str, Any]]:
-        """What to show a model: the definitions, or a search tool and its finds where all would cost too much."""
+        """The tool definitions for a model. If all would cost too many tokens: a search tool, and what it found."""
         return export_tools(self.orchestrator.tools_for_model(run), format)
 
     def search(self, query: str, limit: int = 10) -> list[tuple[Tool, float]]:
+        """The tools that match a query best, with their scores."""
         return self.orchestrator.search(query, limit)
 
     # MCP servers
 
     def list_servers(self) -> list[ServerStatus]:
-        """How each MCP server is."""
-        return [status() for status, _ in self._servers().values()]
+        """The status of each MCP server."""
+        return [server.status() for server in self._find_servers().values()]
 
     async def restart_server(self, name: str) -> ServerStatus:
-        """Stops one MCP server and starts it again. Raises where there is none of that name, or it does not start."""
-        servers = self._servers()
+        """Restarts one MCP server. Raises if there is none of that name, or if it does not start."""
+        servers = self._find_servers()
         if name not in servers:
-            known = did_you_mean(name, servers) or ("; there is none" if not servers else "")
-            raise ToolspaceError(f'there is no MCP server "{name}"{known}')
-        status, restart = servers[name]
-        await restart()
-        return status()
+            hint = did_you_mean(name, servers) or ("; there is none" if not servers else "")
+            raise ToolspaceError(f'there is no MCP server "{name}"{hint}')
+        await servers[name].restart()
+        return servers[name].status()
 
-    def _servers(self) -> dict[str, tuple[Callable[[], ServerStatus], Callable[[], Awaitable[None]]]]:
-        found: dict[str, tuple[Callable[[], ServerStatus], Callable[[], Awaitable[None]]]] = {}
-        for provider in self.orchestrator.providers:
-            inner = provider.inner if isinstance(provider, MountedProvider) else provider
-            # Asked for by its kind: its class comes with the MCP library, which is slow to import.
-            if inner.kind == "mcp":
-                server = cast("McpProvider", inner)
-                found[server.namespace] = server.status, server.restart
-        return found
+    def _find_servers(self) -> dict[str, McpProvider]:
+        from toolspace.composition.providers import find_mcp_providers
 
-    # Books
+        return find_mcp_providers(self.orchestrator.providers)
+
+    # Events and statistics
 
     @property
     def bus(self) -> EventBus:
@@ -405,7 +370,7 @@ class Toolspace:
 
     @property
     def outputs(self) -> OutputStore:
-        """Where results that are too large are kept."""
+        """The store of large results."""
         return self._outputs
 
     def get_stats(self) -> ToolStats:
@@ -413,98 +378,105 @@ class Toolspace:
 
     @property
     def warnings(self) -> Sequence[str]:
-        """What configuration asks for in vain."""
+        """Settings of the configuration that have no effect."""
         return self._parts.warnings if self._parts is not None else ()
 
     # Configuration
 
     async def reload(self) -> None:
-        """Reads the configuration again and applies what changed. Where it is wrong, nothing changes.
+        """Loads the configuration again and applies the changes. Raises if it is invalid; then nothing changes.
 
-        Waits until new providers have started, or are known not to; one that does not start is tried again in the
-        background, even if it is required. Providers that are gone are closed behind it, after their last call.
+        Waits until new providers have started or failed. A provider that fails, even a required one, is retried in the
+        background. Removed providers are closed in the background, after their last call.
         """
         self._reload()
         await self._finish_reload()
 
+    async def wait_for_removed_providers(self) -> None:
+        """Waits until the providers that a reload removed are closed."""
+        await self._background.wait_for_uncancellable()
+
+    def watch(self, *, interval: float = 1.0) -> None:
+        """Reloads whenever a file of the configuration changes, and on SIGHUP."""
+        # `watch_files` reads the files now, not when the task starts: no change between the two is missed.
+        self._background.start(self._reload_on(watch_files(self.list_config_files, interval=interval)))
+        # Not on this platform, or not in this thread.
+        with suppress(AttributeError, NotImplementedError, RuntimeError, ValueError):
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload_in_background)
+            self._handles_sighup = True
+
+    def list_config_files(self) -> Sequence[Path]:
+        """The files of the configuration, and the Python files of its functions and providers."""
+        return self._parts.files() if self._parts is not None else ()
+
     def _reload(self) -> None:
         if self._parts is None:
             raise ToolspaceError("this toolspace was made without configuration; there is nothing to reload")
-        from toolspace.composition.parts import build_parts
         from toolspace.config.load import load_config
 
-        config = load_config(self.config_path, environ=self._environ)
-        parts = build_parts(
-            config, self._parts.providers, self._callbacks, client=self._parts.client, call_agent=self._call_agent
-        )
-        parts.context.session_id = self.orchestrator.context.session_id
-        self._apply(parts)
+        self._apply(self._build_parts(load_config(self.config_path, environ=self._environ), self))
 
-    def watch(self, *, interval: float = 1.0) -> None:
-        """Reloads by itself whenever a file of the configuration changes, and on SIGHUP."""
-        from toolspace.config.files import watch_files
+    def _build_parts(self, config: Config, main: Toolspace) -> ConfiguredParts:
+        """The parts of a configuration. `main` is the toolspace with the agents and the session."""
+        from toolspace.composition.parts import build_parts
 
-        # Looked at now, not when the task first runs: no change may fall in between.
-        self._own(self._reload_on(watch_files(self._files, interval=interval)))
-        with suppress(AttributeError, NotImplementedError, RuntimeError, ValueError):  # Not here, or not this thread.
-            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload_now)
-            self._listens = True
-
-    def _files(self) -> Sequence[Path]:
-        return self._parts.files() if self._parts is not None else ()
+        parts = build_parts(config, self._parts, self._callbacks, call_agent=main._call_agent)
+        parts.context.session_id = main.orchestrator.context.session_id
+        return parts
 
     def _apply(self, parts: ConfiguredParts) -> None:
-        before = self._parts
-        old = [mount.provider for mount in before.providers.values()] if before is not None else []
-        configured = [*before.functions, *before.definitions] if before is not None else []
-        local = [*parts.functions, *parts.definitions]
-        local += [tool for tool in self.registry.list() if tool not in configured]  # Added by the program: they stay.
-        mounts = {mount.provider: mount.rules for mount in parts.providers.values()}
-        replaced = (self._builtins, self.registry, self._borrowed, *old)
-        others = [provider for provider in self.orchestrator.providers if provider not in replaced]
-        # Checked as a whole before anything is replaced: a conflict must leave the old tools in place.
-        _check_names([ToolRegistry([*parts.builtins, *local]), *others, *mounts])
+        """Replaces the parts of the last configuration. Raises if tool names conflict; then nothing changes."""
+        from toolspace.composition.providers import check_tool_names
+
+        previous = self._parts
+        old_providers = [entry.provider for entry in previous.providers.values()] if previous is not None else []
+        old_tools = [*previous.functions, *previous.definitions] if previous is not None else []
+        # Tools that the program added stay.
+        added_tools = [tool for tool in self.registry.list() if tool not in old_tools]
+        local_tools = [*parts.functions, *parts.definitions, *added_tools]
+        rules = {entry.provider: entry.rules for entry in parts.providers.values()}
+        orchestrator = self.orchestrator
+        inherited_tools = orchestrator.inherited_tools if isinstance(orchestrator, LayeredOrchestrator) else None
+        replaced_providers = (self._builtins, self.registry, inherited_tools, *old_providers)
+        other_providers = [provider for provider in self.orchestrator.providers if provider not in replaced_providers]
+        check_tool_names([ToolRegistry([*parts.builtins, *local_tools]), *other_providers, *rules])
         self._apply_agents(parts)
-        starting = before is None
         self._parts = parts
-        gone = [provider for provider in old if provider not in mounts]
-        for provider in gone:
+        removed_providers = [provider for provider in old_providers if provider not in rules]
+        for provider in removed_providers:
             provider.retire()
         self._builtins.replace_all(())
-        self.registry.replace_all(local)
+        self.registry.replace_all(local_tools)
         self._builtins.replace_all(parts.builtins)
-        for provider, rules in mounts.items():
-            if provider not in old:
-                # What runs already is not to be stopped by a provider that does not start.
-                once = rules if starting else msgspec.structs.replace(rules, required=False)
-                self.orchestrator.register(provider, once)
+        for provider, provider_rules in rules.items():
+            if provider not in old_providers:
+                # After the start, a required provider that fails must not stop what runs.
+                is_required = provider_rules.required and previous is None
+                self.orchestrator.register(provider, msgspec.structs.replace(provider_rules, required=is_required))
         self.orchestrator.configure(
             defaults=parts.defaults,
             queues=parts.queues,
             aliases=parts.aliases,
             context=parts.context,
-            rules={self.registry: parts.rules, self._builtins: parts.rules, **mounts},
+            rules={self.registry: parts.rules, self._builtins: parts.rules, **rules},
         )
-        for provider in gone:
-            self._own(self._close_after_calls(provider), self._closing)
-
-    @property
-    def _borrowed(self) -> ToolProvider | None:
-        return self.orchestrator.inherited_tools if isinstance(self.orchestrator, LayeredOrchestrator) else None
+        for provider in removed_providers:
+            self._background.start(close_when_idle(self.orchestrator, provider), is_cancellable=False)
 
     def _apply_agents(self, parts: ConfiguredParts) -> None:
         if self._parent is None and (parts.agents or self._agents is not None):
             from toolspace.agents.agent import Agent
 
-            added = [agent for agent in self.agents if agent not in self._configured]  # By the program: they stay.
-            configured = [Agent.from_spec(spec) for spec in parts.agents]
-            self.agents.replace([*added, *configured])
-            self._configured = configured
+            # Agents that the program added stay.
+            added_agents = [agent for agent in self.agents if agent not in self._configured_agents]
+            configured_agents = [Agent.from_spec(spec) for spec in parts.agents]
+            self.agents.replace([*added_agents, *configured_agents])
+            self._configured_agents = configured_agents
 
     async def _finish_reload(self) -> None:
         try:
-            await self._cache.clear()  # What was answered before may be another tool's answer now.
-        except Exception as error:  # Whatever a broken cache raises: it must not keep new providers from starting.
+            await self._cache.clear()  # A cached result may belong to a tool that has changed.
+        except Exception as error:  # A broken cache must not stop new providers from starting.
             _log.warning("the cache could not be cleared: %r", error)
         if self._agents is not None:
             await self._agents.reload()
@@ -512,62 +484,15 @@ class Toolspace:
 
     async def _reload_on(self, changes: AsyncIterator[None]) -> None:
         async for _ in changes:
-            self._reload_now()
+            self._reload_in_background()
 
-    def _reload_now(self) -> None:
+    def _reload_in_background(self) -> None:
         try:
             self._reload()
             _log.info("the configuration was reloaded")
-            self._own(self._finish_reload())  # Beside it: a provider that hangs must not keep later changes out.
+            # In another task: a provider that hangs must not block later changes.
+            self._background.start(self._finish_reload())
         except ToolspaceError as error:
-            _log.warning("the changed configuration is wrong, the old one stays in force: %s", error)
-        except Exception:  # Whatever it is, the next change may mend it, and has to be heard.
+            _log.warning("the changed configuration is invalid, the old one stays in force: %s", error)
+        except Exception:  # The next change may repair it, and must still be noticed.
             _log.exception("the changed configuration could not be applied")
-
-    async def _close_after_calls(self, provider: ToolProvider) -> None:
-        """Closes a provider that offers nothing any more, once the calls that were under way have ended."""
-        # Of all calls, not only its own: a tool may call others, and closing can wait.
-        await self.orchestrator.wait_until_idle()
-        try:
-            await self.orchestrator.unregister(provider)
-        except Exception:
-            _log.exception("provider %s did not close", provider.namespace or provider.kind)
-
-    async def _sweep(self) -> None:
-        while True:
-            await self._sweep_once()
-            await asyncio.sleep(_SWEEP_SECONDS)
-
-    async def _sweep_once(self) -> None:
-        known = frozenset(self.orchestrator.stored_sessions)
-        try:
-            await self._outputs.sweep()
-            left = await self._outputs.sessions()
-        except OSError as error:
-            _log.warning("stored outputs could not be swept: %s", error)
-        else:
-            self.orchestrator.stored_sessions.difference_update(known.difference(left))
-
-    def _own(self, work: Any, owned: set[asyncio.Task[None]] | None = None) -> None:
-        owned = self._background if owned is None else owned
-        # Outside any call: a tool may ask for a reload, and what that does is not a part of its call.
-        task = asyncio.get_running_loop().create_task(work, context=context_without_call())
-        owned.add(task)
-        task.add_done_callback(owned.discard)
-
-
-def _check_names(providers: Iterable[ToolProvider]) -> None:
-    """Raises where two of them offer one name, or one cannot say what it offers."""
-    catalog = Catalog(lambda _: None)
-    try:
-        for provider in providers:
-            try:
-                catalog.add(provider, ProviderRules())
-            except ToolspaceError:
-                raise
-            except Exception as error:  # Another's code: what it raises must not end whoever reloads.
-                name = provider.namespace or provider.kind
-                raise ProviderError(f"provider {name} cannot list its tools: {error!r}") from error
-    finally:
-        for provider in catalog.providers:
-            catalog.remove(provider)

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
+from toolspace import Settings, Toolspace
 from toolspace.builtin.data import data_tools
 from toolspace.builtin.files import file_tools
 from toolspace.builtin.memory import memory_tools
 from toolspace.builtin.system import system_tools
 from toolspace.core.context import ToolContext
 from toolspace.core.result import ToolResult
-from toolspace.toolspace import Settings, Toolspace
 
 
 class ToolCaller:

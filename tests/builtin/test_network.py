@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.http_servers import Respond, http_server, raw_server
+from toolspace import Settings, Toolspace
 from toolspace.builtin.http_client import GuardedHttpClient, parse_url
 from toolspace.builtin.network import http_get, http_post, http_request, network_tools
 from toolspace.core.context import ToolContext
@@ -27,7 +28,6 @@ from toolspace.errors import (
     ToolTransportError,
     ToolValidationError,
 )
-from toolspace.toolspace import Settings, Toolspace
 
 pytestmark = pytest.mark.spec("10.3")
 

@@ -1,34 +1,43 @@
-"""Makes the providers that a configuration names: MCP servers, REST tools, OpenAPI services, plugins. Starts none."""
+"""Builds the providers of a configuration: MCP servers, REST tools, OpenAPI services, plugins. Starts none.
+
+Used by `parts`; the CLI uses `login_dir` and `build_server_spec`.
+"""
 
 from __future__ import annotations
 
+import functools
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from toolspace.config.load import Config
+from toolspace.config.configuration import Config
 from toolspace.config.provider_settings import McpServerSettings, OpenApiSettings, ProviderSettings, RestToolSettings
 from toolspace.core import json_text
 from toolspace.core.interfaces import ToolProvider
 from toolspace.core.names import SEPARATOR, sanitise
-from toolspace.errors import ConfigError, RegistrationError
+from toolspace.errors import ConfigError, ProviderError, RegistrationError, ToolspaceError
+from toolspace.orchestrator.catalog import Catalog
 from toolspace.orchestrator.settings import ProviderRules, ToolRules
 from toolspace.providers.mcp.callbacks import McpCallbacks
 from toolspace.providers.mcp.spec import ServerSpec
 from toolspace.providers.plugins import MountedProvider
+
+if TYPE_CHECKING:
+    from toolspace.providers.mcp.connect import StartupLimiter
+    from toolspace.providers.mcp.provider import McpProvider
 
 REST = "rest"
 """The namespace of the REST tools, which are one provider."""
 
 
 class ConfiguredProvider(msgspec.Struct, frozen=True, kw_only=True):
-    """One provider, made."""
+    """A provider that was built from the configuration."""
 
     identity: bytes
-    """Where it is the same, making it again would give the same. Rules may differ: they need no new provider."""
+    """The settings that it was built from. If they are equal, the provider need not be built again. Excludes rules."""
     provider: MountedProvider
     rules: ProviderRules
 
@@ -36,147 +45,143 @@ class ConfiguredProvider(msgspec.Struct, frozen=True, kw_only=True):
         return self.identity == identity and self.provider.is_code_unchanged()
 
 
-class _Wanted(msgspec.Struct, frozen=True, kw_only=True):
-    """A provider that the configuration asks for."""
+class _ProviderPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """A provider that the configuration describes, before it is built."""
 
     section: str
     name: str
     identity: bytes
     namespace: str | None
     """None: the provider's own, else the name."""
-    make: Callable[[], ToolProvider]
+    build: Callable[[], ToolProvider]
     rules: ProviderRules
 
     def may_offer(self, tool: str) -> bool:
-        """Whether a tool of this full name may be one of its own. Plugins may tell their namespace only when made."""
-        return self.section == "providers" or _is_within(tool, self.namespace or self.name)
+        """Whether it may offer a tool of this full name. The namespace of a plugin is unknown before it is built."""
+        return self.section == "providers" or _is_in_namespace(tool, self.namespace or self.name)
 
 
 def belongs_to_one_provider(config: Config, tool: str) -> bool:
-    """Whether a full name says which of the configuration's MCP servers and services offers the tool."""
-    named = [*config.mcp_servers, *config.openapi, *([REST] if config.rest_tools else [])]
-    return any(_is_within(tool, name) for name in named)
+    """Whether the full name of a tool has the namespace of a configured MCP server or service."""
+    namespaces = [*config.mcp_servers, *config.openapi, *([REST] if config.rest_tools else [])]
+    return any(_is_in_namespace(tool, namespace) for namespace in namespaces)
 
 
-def _is_within(tool: str, namespace: str) -> bool:
+def _is_in_namespace(tool: str, namespace: str) -> bool:
     return sanitise(tool).startswith(sanitise(namespace) + SEPARATOR)
 
 
 def build_providers(
     config: Config,
     overrides: Mapping[str, ToolRules],
-    running: Mapping[str, ConfiguredProvider],
+    running_providers: Mapping[str, ConfiguredProvider],
     callbacks: McpCallbacks,
     *,
     single_tool: str | None = None,
 ) -> dict[str, ConfiguredProvider]:
-    """Every provider that is enabled: the running one where nothing of it changed, else a new one.
+    """The enabled providers: the running one if its settings are unchanged, else a new one.
 
-    `only_for`: without those that cannot be the one of this tool.
+    `single_tool`: leaves out the providers that cannot offer this tool. Raises `ConfigError` with all problems.
     """
-    mounts: dict[str, ConfiguredProvider] = {}
-    faults: list[str] = []
-    for wanted in _wanted(config, overrides, callbacks):
-        if single_tool is not None and not wanted.rules.required and not wanted.may_offer(single_tool):
+    providers: dict[str, ConfiguredProvider] = {}
+    problems: list[str] = []
+    for plan in _plan_providers(config, overrides, callbacks):
+        if single_tool is not None and not plan.rules.required and not plan.may_offer(single_tool):
             continue
-        key = f"{wanted.section}.{wanted.name}"
-        known = running.get(key)
+        key = f"{plan.section}.{plan.name}"
+        running_provider = running_providers.get(key)
         try:
-            if known is not None and known.is_unchanged(wanted.identity):
-                provider = known.provider
+            if running_provider is not None and running_provider.is_unchanged(plan.identity):
+                provider = running_provider.provider
             else:
-                inner = wanted.make()
-                provider = MountedProvider(inner, wanted.namespace or inner.namespace or wanted.name)
-            mounts[key] = ConfiguredProvider(identity=wanted.identity, provider=provider, rules=wanted.rules)
+                inner = plan.build()
+                provider = MountedProvider(inner, plan.namespace or inner.namespace or plan.name)
+            providers[key] = ConfiguredProvider(identity=plan.identity, provider=provider, rules=plan.rules)
         except (ConfigError, RegistrationError) as error:
-            # The REST tools are one provider, of a section with many entries.
-            place = (wanted.section,) if wanted.name == REST else (wanted.section, wanted.name)
-            faults.append(f"{config.source(*place)}: {error}")
-    faults += _shared_namespaces(config, mounts)
-    if faults:
-        raise ConfigError("\n".join(faults))
-    return mounts
+            # All entries of the section `restTools` are one provider.
+            path = (plan.section,) if plan.name == REST else (plan.section, plan.name)
+            problems.append(f"{config.source(*path)}: {error}")
+    problems += _find_namespace_conflicts(config, providers)
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return providers
 
 
-def _wanted(config: Config, overrides: Mapping[str, ToolRules], callbacks: McpCallbacks) -> Iterator[_Wanted]:
-    factories: dict[str, object] = {}  # Entries that use the same share its module, as they would in a program.
+def _plan_providers(
+    config: Config, overrides: Mapping[str, ToolRules], callbacks: McpCallbacks
+) -> Iterator[_ProviderPlan]:
+    factories: dict[str, object] = {}  # Entries with the same `uses` share its module, as in a Python program.
     for entry in config.providers.values():
         if entry.enabled:
-            yield _plugin(config, entry, overrides, factories)
-    servers = [server for server in config.mcp_servers.values() if server.enabled and server.transport is not None]
-    if servers:
-        gate = _gate(config)
-        for server in servers:
-            yield _mcp(config, server, overrides, lambda one: _mcp_provider(config, one, gate(), callbacks))
-    rest = [tool for tool in config.rest_tools.values() if tool.enabled]
-    if rest:
-        yield _rest(config, rest, overrides)
+            yield _plan_plugin(config, entry, overrides, factories)
+
+    @functools.cache
+    def get_limiter() -> StartupLimiter:
+        from toolspace.providers.mcp.connect import StartupLimiter
+
+        return StartupLimiter(config.defaults.mcp_init_concurrency)
+
+    for server in config.mcp_servers.values():
+        if server.enabled and server.transport is not None:
+            yield _plan_mcp_server(config, server, overrides, get_limiter, callbacks)
+    rest_tools = [tool for tool in config.rest_tools.values() if tool.enabled]
+    if rest_tools:
+        yield _plan_rest_tools(rest_tools, overrides)
     for service in config.openapi.values():
         if service.enabled:
-            yield _openapi(config, service, overrides)
+            yield _plan_openapi(config, service, overrides)
 
 
-def _plugin(
+def _plan_plugin(
     config: Config, entry: ProviderSettings, overrides: Mapping[str, ToolRules], factories: dict[str, object]
-) -> _Wanted:
-    def make() -> ToolProvider:
-        from toolspace.providers.plugins import build_provider, get_factory  # Here: most configurations name none.
+) -> _ProviderPlan:
+    def build() -> ToolProvider:
+        from toolspace.providers.plugins import build_provider, get_factory
 
         uses = entry.uses or entry.name
         if uses not in factories:
             factories[uses] = get_factory(uses, config.base_dir)
-        written: Any = None
-        at = config.origins.get(("providers", entry.name, "settings"))
-        if isinstance(at, tuple):
-            written = config.document.data
-            for key in at:
-                written = written[key]
-        return build_provider(factories[uses], uses, entry.settings, source_settings=written)
+        source_settings: Any = None
+        path = config.origins.get(("providers", entry.name, "settings"))
+        if isinstance(path, tuple):
+            source_settings = config.document.data
+            for key in path:
+                source_settings = source_settings[key]
+        return build_provider(factories[uses], uses, entry.settings, source_settings=source_settings)
 
-    return _Wanted(
+    return _ProviderPlan(
         section="providers",
         name=entry.name,
-        # As text: 1, 1.0 and true are equal in Python, and not to a provider.
+        # As JSON text: 1, 1.0 and true are equal in Python, but not for a provider.
         identity=json_text.encode_canonical([entry.uses or entry.name, entry.namespace, entry.settings]),
         namespace=entry.namespace,
-        make=make,
-        rules=_rules(config, "providers", entry, overrides),
+        build=build,
+        rules=_build_rules(config, "providers", entry, overrides),
     )
 
 
-def _gate(config: Config) -> Callable[[], Any]:
-    """Makes the gate that the servers of one configuration share, when the first of them is made."""
-    made: list[Any] = []
-
-    def gate() -> Any:
-        from toolspace.providers.mcp.connect import StartupLimiter
-
-        if not made:
-            made.append(StartupLimiter(config.defaults.mcp_init_concurrency))
-        return made[0]
-
-    return gate
-
-
-def _mcp(
+def _plan_mcp_server(
     config: Config,
     server: McpServerSettings,
     overrides: Mapping[str, ToolRules],
-    make: Callable[[McpServerSettings], ToolProvider],
-) -> _Wanted:
-    said = msgspec.to_builtins(build_server_spec(server), enc_hook=str)
-    return _Wanted(
+    get_limiter: Callable[[], StartupLimiter],
+    callbacks: McpCallbacks,
+) -> _ProviderPlan:
+    settings = msgspec.to_builtins(build_server_spec(server), enc_hook=str)
+    return _ProviderPlan(
         section="mcpServers",
         name=server.name,
-        identity=json_text.encode_canonical([said, config.defaults.trace_mcp]),
+        identity=json_text.encode_canonical([settings, config.defaults.trace_mcp]),
         namespace=None,
-        make=lambda: make(server),
-        rules=_rules(config, "mcpServers", server, overrides),
+        build=lambda: _build_mcp_provider(config, server, get_limiter(), callbacks),
+        rules=_build_rules(config, "mcpServers", server, overrides),
     )
 
 
-def _mcp_provider(config: Config, server: McpServerSettings, gate: Any, callbacks: McpCallbacks) -> ToolProvider:
-    # Here: the MCP library takes most of a second to import, and only those with servers should wait for it.
+def _build_mcp_provider(
+    config: Config, server: McpServerSettings, limiter: StartupLimiter, callbacks: McpCallbacks
+) -> ToolProvider:
+    # Imported here: the MCP library takes most of a second, and only configurations with servers need it.
     import importlib.metadata
 
     from toolspace.providers.mcp.connect import ConnectionOptions
@@ -186,67 +191,75 @@ def _mcp_provider(config: Config, server: McpServerSettings, gate: Any, callback
 
     spec = build_server_spec(server)
     if config.defaults.trace_mcp:
-        logging.getLogger("toolspace.mcp").setLevel(logging.DEBUG)  # Asked for, so to be seen.
-    hooks = ConnectionOptions(
+        logging.getLogger("toolspace.mcp").setLevel(logging.DEBUG)
+    options = ConnectionOptions(
         callbacks=callbacks,
-        startup_limiter=gate,
+        startup_limiter=limiter,
         auth=create_http_auth(server.name, spec, store=TokenStore(login_dir(config)), open_login_page=None),
         trace=config.defaults.trace_mcp,
         version=importlib.metadata.version("toolspace"),
     )
-    return McpProvider(server.name, spec, hooks)
+    return McpProvider(server.name, spec, options)
 
 
 def login_dir(config: Config) -> Path:
-    """Where logins at MCP servers are kept."""
+    """The directory of the logins at MCP servers."""
     return config.state_dir / "logins"
 
 
 def build_server_spec(server: McpServerSettings) -> ServerSpec:
-    """The server as the provider takes it."""
-    same = {name: getattr(server, name) for name in ServerSpec.__struct_fields__}
-    return ServerSpec(**same)
+    """The settings of a server as its provider needs them."""
+    return ServerSpec(**_copy_fields(server, ServerSpec))
 
 
-def _rest(config: Config, tools: list[RestToolSettings], overrides: Mapping[str, ToolRules]) -> _Wanted:
-    def make() -> ToolProvider:
+def find_mcp_providers(providers: Iterable[ToolProvider]) -> dict[str, McpProvider]:
+    """The MCP servers among the providers, by namespace."""
+    inner_providers = (provider.inner if isinstance(provider, MountedProvider) else provider for provider in providers)
+    # By kind instead of by class: the class would import the MCP library.
+    servers = [cast("McpProvider", provider) for provider in inner_providers if provider.kind == "mcp"]
+    return {server.namespace: server for server in servers}
+
+
+def _plan_rest_tools(tools: list[RestToolSettings], overrides: Mapping[str, ToolRules]) -> _ProviderPlan:
+    def build() -> ToolProvider:
         from toolspace.providers.rest.provider import RestProvider, RestSpec
 
-        return RestProvider([RestSpec(**_fields(tool, RestSpec)) for tool in tools])
+        return RestProvider([RestSpec(**_copy_fields(tool, RestSpec)) for tool in tools])
 
-    return _Wanted(
+    return _ProviderPlan(
         section="restTools",
         name=REST,
-        identity=json_text.encode_canonical([_fields(tool, RestToolSettings) for tool in tools]),
+        identity=json_text.encode_canonical([_copy_fields(tool, RestToolSettings) for tool in tools]),
         namespace=REST,
-        make=make,
+        build=build,
         rules=ProviderRules(overrides=overrides),
     )
 
 
-def _openapi(config: Config, service: OpenApiSettings, overrides: Mapping[str, ToolRules]) -> _Wanted:
-    def make() -> ToolProvider:
+def _plan_openapi(config: Config, service: OpenApiSettings, overrides: Mapping[str, ToolRules]) -> _ProviderPlan:
+    def build() -> ToolProvider:
         from toolspace.providers.openapi.provider import OpenApiProvider, OpenApiSpec
 
-        return OpenApiProvider(service.name, OpenApiSpec(**_fields(service, OpenApiSpec)))
+        return OpenApiProvider(service.name, OpenApiSpec(**_copy_fields(service, OpenApiSpec)))
 
-    rules = ("tools_allowed", "tools_denied", "queue", "cache", "request_timeout", "enabled", "required")
-    said = {name: value for name, value in _fields(service, OpenApiSettings).items() if name not in rules}
-    return _Wanted(
+    rule_fields = ("tools_allowed", "tools_denied", "queue", "cache", "request_timeout", "enabled", "required")
+    fields = _copy_fields(service, OpenApiSettings)
+    return _ProviderPlan(
         section="openapi",
         name=service.name,
-        identity=json_text.encode_canonical(said),
+        identity=json_text.encode_canonical({name: fields[name] for name in fields if name not in rule_fields}),
         namespace=service.name,
-        make=make,
-        rules=_rules(config, "openapi", service, overrides),
+        build=build,
+        rules=_build_rules(config, "openapi", service, overrides),
     )
 
 
-def _fields(entry: Any, kind: Any) -> dict[str, Any]:
-    return {name: getattr(entry, name) for name in kind.__struct_fields__ if hasattr(entry, name)}
+def _copy_fields(entry: Any, struct: Any) -> dict[str, Any]:
+    """The values of the fields that the entry and the struct share."""
+    return {name: getattr(entry, name) for name in struct.__struct_fields__ if hasattr(entry, name)}
 
 
-def _rules(
+def _build_rules(
     config: Config,
     section: str,
     entry: ProviderSettings | McpServerSettings | OpenApiSettings,
@@ -262,13 +275,30 @@ def _rules(
     )
 
 
-def _shared_namespaces(config: Config, mounts: Mapping[str, ConfiguredProvider]) -> Iterator[str]:
+def _find_namespace_conflicts(config: Config, providers: Mapping[str, ConfiguredProvider]) -> Iterator[str]:
     owners: dict[str, str] = {}
-    for key, mount in mounts.items():
-        namespace = mount.provider.namespace
+    for key, entry in providers.items():
+        namespace = entry.provider.namespace
         section, _, name = key.partition(".")
         owner = owners.setdefault(sanitise(namespace), key)
         if owner != key:
             place = config.source(section, name)
-            way_out = "give it one with namespace" if section == "providers" else "rename one of them"
-            yield f'{place}: the namespace "{namespace}" is that of {owner} already; {way_out}'
+            remedy = "give it one with namespace" if section == "providers" else "rename one of them"
+            yield f'{place}: the namespace "{namespace}" is that of {owner} already; {remedy}'
+
+
+def check_tool_names(providers: Iterable[ToolProvider]) -> None:
+    """Raises if two providers offer the same name, or a provider cannot list its tools."""
+    catalog = Catalog(lambda _: None)
+    try:
+        for provider in providers:
+            try:
+                catalog.add(provider, ProviderRules())
+            except ToolspaceError:
+                raise
+            except Exception as error:  # Code of others: whatever it raises must not stop the caller.
+                name = provider.namespace or provider.kind
+                raise ProviderError(f"provider {name} cannot list its tools: {error!r}") from error
+    finally:
+        for provider in catalog.providers:
+            catalog.remove(provider)

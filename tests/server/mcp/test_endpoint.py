@@ -13,13 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.server.mcp.conftest import META, VERSION, Answer, Serve, Served, make_tools
-from toolspace import Allow, Deny, Tool, ToolContext, Toolspace
+from toolspace import Allow, Deny, Settings, Tool, ToolContext, Toolspace
 from toolspace.server import asgi
 from toolspace.server.authentication import require_bearer_token
 from toolspace.server.host_and_cors import HostCheck
 from toolspace.server.problems import Problem
 from toolspace.storage.outputs.memory import MemoryOutputs
-from toolspace.toolspace import Settings
 
 pytestmark = pytest.mark.spec("12.3")
 CALL = {"name": "add", "arguments": {"a": 1, "b": 2}}

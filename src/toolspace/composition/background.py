@@ -1,0 +1,75 @@
+"""Runs the background tasks of a toolspace: closes removed providers, and deletes expired stored outputs.
+
+Used by `toolspace.toolspace`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any
+
+from toolspace.core.interfaces import OutputStore, ToolProvider
+from toolspace.orchestrator.call import context_without_call
+from toolspace.orchestrator.orchestrator import ToolOrchestrator
+
+SWEEP_SECONDS = 3600.0
+
+_log = logging.getLogger("toolspace")
+
+
+class BackgroundTasks:
+    """Owns tasks, and waits for them in `aclose`."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._uncancellable_tasks: set[asyncio.Task[None]] = set()
+
+    def start(self, work: Coroutine[Any, Any, None], *, is_cancellable: bool = True) -> None:
+        """Starts a task. `aclose` cancels it, unless it is not cancellable: then `aclose` waits for its end."""
+        tasks = self._tasks if is_cancellable else self._uncancellable_tasks
+        # Without the context of a call: a tool may request a reload, which is not part of its call.
+        task = asyncio.get_running_loop().create_task(work, context=context_without_call())
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    @property
+    def has_uncancellable(self) -> bool:
+        return bool(self._uncancellable_tasks)
+
+    async def wait_for_uncancellable(self) -> None:
+        await asyncio.gather(*self._uncancellable_tasks)
+
+    def cancel(self) -> None:
+        for task in tuple(self._tasks):
+            task.cancel()
+
+    async def aclose(self) -> None:
+        """Cancels the cancellable tasks and waits for all."""
+        self.cancel()
+        await asyncio.gather(*self._tasks, *self._uncancellable_tasks, return_exceptions=True)
+
+
+async def sweep_outputs(outputs: OutputStore, stored_sessions: set[str]) -> None:
+    """Deletes expired stored outputs every hour, and the sessions without any from `stored_sessions`."""
+    while True:
+        sessions_before = frozenset(stored_sessions)
+        try:
+            await outputs.sweep()
+            sessions = await outputs.sessions()
+        except OSError as error:
+            _log.warning("stored outputs could not be swept: %s", error)
+        else:
+            stored_sessions.difference_update(sessions_before.difference(sessions))
+        await asyncio.sleep(SWEEP_SECONDS)
+
+
+async def close_when_idle(orchestrator: ToolOrchestrator, provider: ToolProvider) -> None:
+    """Closes a removed provider after the running calls have ended."""
+    # All calls, not only its own: a tool may call others, and closing is not urgent.
+    await orchestrator.wait_until_idle()
+    try:
+        await orchestrator.unregister(provider)
+    except Exception:
+        _log.exception("provider %s did not close", provider.namespace or provider.kind)
