@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import importlib
 import importlib.machinery
-import importlib.util
 import inspect
 import linecache
 import os
 import re
 import sys
-import sysconfig
 import traceback
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
@@ -135,10 +133,12 @@ def import_file(file: Path) -> ModuleType:
     loaded_module = sys.modules.get(name)
     if loaded_module is not None and _loaded_sources.get(name) == source:
         return loaded_module  # Two lines may name the same file; they share its module-level state.
-    spec = importlib.util.spec_from_file_location(name, file, loader=loader)
+    from importlib.util import module_from_spec, spec_from_file_location  # Imported here: it slows the start down.
+
+    spec = spec_from_file_location(name, file, loader=loader)
     if spec is None:
         raise ImportError(f"{file} cannot be loaded")
-    module = importlib.util.module_from_spec(spec)
+    module = module_from_spec(spec)
     sys.modules[name] = module  # Type hints that are text are resolved there.
     _loaded_sources[name] = source
     loader.exec_module(module)
@@ -183,6 +183,8 @@ def user_imports(spec: str, folder: Path) -> Generator[None]:
 
 def _find_new_modules(folder: Path, names_before: set[str]) -> dict[str, ModuleType]:
     """The user's modules that were imported since: source files below the folder that are not installed packages."""
+    import sysconfig  # Imported here: it slows the start down.
+
     installed = tuple({sysconfig.get_path(kind) + os.sep for kind in ("stdlib", "purelib", "platlib")})
     prefix = str(folder) + os.sep
     modules: dict[str, ModuleType] = {}
