@@ -120,8 +120,8 @@ def test_no_event_is_more_than_one_line(type: str, data: Any, id: str) -> None:
 
 def test_only_handoff_events_are_rendered_as_handoffs() -> None:
     data = {"handoff": {"from": "router", "message": None}, "request": "x"}
-    assert "] handed on by router: " in render(event("service", data, "handoff:run_1"))
-    assert "] handed on by" not in render(event("service", data))
+    assert "] handed off by router: " in render(event("service", data, "handoff:run_1"))
+    assert "] handed off by" not in render(event("service", data))
 
 
 def test_long_content_is_cut_in_messages() -> None:

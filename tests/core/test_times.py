@@ -71,7 +71,7 @@ def test_times_without_an_offset_are_in_the_given_zone() -> None:
     assert parse_iso_time("2026-03-01T08:00:00Z") == _utc(2026, 3, 1, 8)
     assert parse_iso_time("2026-03-01T08:00:00", "Europe/Berlin") == _utc(2026, 3, 1, 7)
     assert format_iso(to_milliseconds(_utc(2026, 3, 1, 8))) == "2026-03-01T08:00:00Z"
-    with pytest.raises(ValueError, match="no ISO time"):
+    with pytest.raises(ValueError, match="not an ISO time"):
         parse_iso_time("tomorrow")
     with pytest.raises(ValueError, match="time zone 'Europe/Berlni'; did you mean"):
         parse_iso_time("2026-03-01", "Europe/Berlni")

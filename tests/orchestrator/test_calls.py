@@ -388,7 +388,7 @@ async def test_an_unawaited_coroutine_or_generator_is_no_result(make: Callable[[
     async with Toolspace(tools=[give]) as ts:
         result = await ts.call("give")
     value.close()
-    assert "still to run" in (result.error or "")
+    assert "a coroutine or generator" in (result.error or "")
 
 
 @pytest.mark.parametrize("name", [None, 5, b"add"])

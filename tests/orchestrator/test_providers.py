@@ -286,7 +286,7 @@ async def test_a_provider_that_hangs_delays_the_start_only_briefly(monkeypatch: 
     async with asyncio.timeout(5), Toolspace(providers=[hanging, flaky]) as ts:
         assert names(ts) == ["flaky__work"]
         assert ts.orchestrator.unavailable_providers() == {
-            "hanging": "it has not started within 50ms, and is still at it"
+            "hanging": "it has not started within 50ms; it is still starting"
         }
         failed = await ts.call("hanging__work", {"q": "x"})
         assert (failed.error_kind, failed.executed) == ("transport_error", False)

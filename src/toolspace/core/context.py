@@ -314,7 +314,7 @@ class ToolContext:
 
     def _get_caller_client(self) -> CallerClient:
         if self.caller_client is None:
-            raise ToolError("nobody can be asked: whoever called this tool does not take questions")
+            raise ToolError("nobody can be asked: the caller of this tool accepts no requests")
         return self.caller_client
 
     @property

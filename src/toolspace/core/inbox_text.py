@@ -126,8 +126,8 @@ def _handoff_body(data: Mapping[str, Any], handoff: Mapping[str, Any], max_chara
         parts.append(quote_truncated(data["request"], max_characters))
     if heard_messages:
         messages = quote_truncated(heard_messages, max_characters)
-        parts.append(f"what you heard yourself {messages}; skip if you have seen to it")
-    return f"handed on by {quote_name(handoff.get('from'))}{advice}: {'; '.join(parts)}"
+        parts.append(f"messages that you received yourself {messages}; skip them if you have handled them")
+    return f"handed off by {quote_name(handoff.get('from'))}{advice}: {'; '.join(parts)}"
 
 
 def _replied_message_id(data: Mapping[str, Any]) -> str | None:

@@ -44,7 +44,7 @@ def parse_duration(value: object) -> float:
             )
         seconds = float(match[1]) * _UNIT_SECONDS[match[2] or "ms"]
         if seconds * 1000 > _MAX_MILLISECONDS:
-            raise ValueError(f"{value[:40]!r} is longer than anyone can wait")
+            raise ValueError(f"{value[:40]!r} is too long; the maximum is 1e15 milliseconds")
         return seconds
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f'{value!r} is not a duration; write milliseconds or a string such as "30s"')
@@ -79,7 +79,7 @@ def parse_delay(text: str) -> float:
     words = text.strip().lower().removeprefix("in ").replace(",", " ").replace(" and ", " ")
     parts = _DELAY_PART.findall(words)
     if not parts or _DELAY_PART.sub("", words).strip():
-        raise ValueError(f'{text!r} is no time to wait; write it like "2 hours", "30 minutes" or "1 day"')
+        raise ValueError(f'{text!r} is not a delay; write it like "2 hours", "30 minutes" or "1 day"')
     total = 0.0
     for amount, unit in parts:
         total += (1.0 if amount.startswith("a") else float(amount)) * _DELAY_UNITS[_delay_unit(unit, text)]
@@ -94,7 +94,7 @@ def _delay_unit(word: str, text: str) -> str:
     unit = _DELAY_ABBREVIATIONS.get(unit, unit)
     if unit not in _DELAY_UNITS:
         hint = did_you_mean(word, [f"{name}s" for name in _DELAY_UNITS]) or f"; there are {', '.join(_DELAY_UNITS)}"
-        raise ValueError(f"{text!r} has {word!r}, which is no unit of time{hint}")
+        raise ValueError(f"{text!r} has {word!r}, which is not a unit of time{hint}")
     return unit
 
 
@@ -103,7 +103,7 @@ def parse_iso_time(text: str, zone: str | None = None) -> datetime:
     try:
         time = datetime.fromisoformat(text.strip())
     except ValueError:
-        raise ValueError(f'{text!r} is no ISO time; write it like "2026-03-01T08:00:00Z"') from None
+        raise ValueError(f'{text!r} is not an ISO time; write it like "2026-03-01T08:00:00Z"') from None
     if time.tzinfo is None:
         time = time.replace(tzinfo=get_time_zone(zone))
     try:
@@ -128,17 +128,17 @@ def get_time_zone(name: str | None) -> tzinfo:
 def next_cron_time(expression: str, after: datetime, zone: str | None = None) -> datetime | None:
     """Returns when a five-field cron expression matches next, strictly after a time; None if it never does.
 
-    Raises `ValueError` if it is no cron expression. A time that a clock change skips or repeats occurs once.
+    Raises `ValueError` if it is not a cron expression. A time that a clock change skips or repeats occurs once.
     """
     from cronsim import CronSim, CronSimError  # Imported here: only schedules need it.
 
     text = _NAMED_CRON.get(expression.strip().lower(), expression.strip())
     if len(text.split()) != 5:
-        raise ValueError(f'{expression!r} is no cron expression; it has five fields, like "0 9 * * *"')
+        raise ValueError(f'{expression!r} is not a cron expression; it has five fields, like "0 9 * * *"')
     try:
         time = next(CronSim(text, after.astimezone(get_time_zone(zone))), None)
     except CronSimError as error:
-        raise ValueError(f"{expression!r} is no cron expression: {error}") from None
+        raise ValueError(f"{expression!r} is not a cron expression: {error}") from None
     return time.astimezone(UTC) if time is not None else None
 
 

@@ -215,9 +215,7 @@ class Call(msgspec.Struct, weakref=False, eq=False, gc=True):
                 value = join_parts(parts)
             elif kind is not list:
                 if isinstance(value, _NOT_RUN):
-                    return self.fail(
-                        "execution_error", "the tool returned something that is still to run, not a result"
-                    )
+                    return self.fail("execution_error", "the tool returned a coroutine or generator, not a result")
                 value = json_text.to_json_data(value)
         # Positional arguments: keywords would double the cost of this, which every call pays (benchmark `call`).
         entry, started = self.entry, self.started_at

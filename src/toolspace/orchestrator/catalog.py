@@ -173,7 +173,7 @@ class Catalog:
     def not_found_message(self, name: str, candidates: Iterable[str]) -> str:
         """Returns the message for a name that means no tool. `candidates` are the names that the caller may know."""
         if name in self.aliases:
-            return f'Tool "{name}" not found: it is an alias of "{self.aliases[name]}", which nobody offers'
+            return f'Tool "{name}" not found: it is an alias of "{self.aliases[name]}", which no provider offers'
         return f'Tool "{name}" not found{did_you_mean(name, candidates)}'
 
     def _refresh(self, provider: ToolProvider) -> None:

@@ -93,7 +93,7 @@ class NameResolver:
         names = [f'"{candidate}"' for candidate in self._permitted_names(candidate_entries, call)]
         if not names:
             return self._not_found_message(name, call)
-        return f'Tool "{name}" not found: it could mean {", ".join(names)}; say which'
+        return f'Tool "{name}" not found: it could mean {", ".join(names)}; use the full name'
 
     def _unavailable_message(self, name: str, reason: str, call: Call) -> str:
         may_know = is_permitted(Tool(name), call.base_context, self._services.policies)

@@ -27,7 +27,7 @@ STRAGGLER_SHARE = 0.16
 _PROVIDERS_PER_STRAGGLER = 5
 """One of so many slow providers may be a straggler. With fewer, the start waits for each."""
 _INSTANT_SECONDS = 0.05
-_NOT_STARTED = "it was not started; use the toolspace with `async with`, which starts its providers"
+_NOT_STARTED = "it was not started; use `async with` on the toolspace, which starts its providers"
 
 
 class StartupWait(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,7 +74,7 @@ class ProviderStartup:
             for provider, attempt in attempts.items():
                 if not attempt.done():
                     duration = format_milliseconds(seconds)
-                    self._report(provider, f"it has not started within {duration}ms, and is still at it")
+                    self._report(provider, f"it has not started within {duration}ms; it is still starting")
             failed = [provider for provider in required if provider in self.failures]
             if failed:
                 reasons = "; ".join(f"{_name(provider)}: {self.failures[provider]}" for provider in failed)

@@ -234,7 +234,7 @@ async def test_a_server_that_hangs_does_not_delay_the_others(
     async with space(*good, hanging) as ts:
         assert {f"good{index}__echo" for index in range(5)} <= {tool.name for tool in ts.list_tools()}
         assert hanging.status().state == "starting"
-        assert "still at it" in ts.orchestrator.unavailable_providers()["hanging"]
+        assert "still starting" in ts.orchestrator.unavailable_providers()["hanging"]
         assert (await ts.call("good0__echo", {"text": "a"})).ok
 
 

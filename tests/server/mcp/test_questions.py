@@ -279,4 +279,4 @@ async def test_a_program_that_calls_can_be_asked_too() -> None:
         assert (await ts.call("folders", context=context)).result == ["file:///work"]
         alone = await ts.call("paint")
     assert (alone.error_kind, alone.executed) == ("execution_error", True)
-    assert alone.error == "nobody can be asked: whoever called this tool does not take questions"
+    assert alone.error == "nobody can be asked: the caller of this tool accepts no requests"

@@ -63,4 +63,4 @@ def _canceled_result(call: Call, caller_continues: bool) -> ToolResult:
     if not caller_continues:
         return call.fail("canceled", "the caller was canceled")
     # Nobody cancelled the call: the tool awaited something that was cancelled elsewhere.
-    return call.fail("execution_error", "the tool was cancelled from inside")
+    return call.fail("execution_error", "an operation that the tool awaited was cancelled")
