@@ -1,4 +1,4 @@
-"""An agent without a gateway. The script says what its model says; with a key, name a model instead."""
+"""Runs an agent without a gateway. Its model is scripted; with an API key, use the name of a model instead."""
 
 import asyncio
 
@@ -8,7 +8,7 @@ from toolspace.testing import ScriptedModel, call
 
 @tool
 async def temperature(city: str) -> int:
-    """The temperature of a city, in degrees."""
+    """Returns the temperature of a city in degrees."""
     return {"Lisbon": 21, "Oslo": 9}[city]
 
 

@@ -1,4 +1,4 @@
-"""Agents that call agents, and one that hands over what it is asked."""
+"""Agents that call agents, and a router that hands requests to other agents."""
 
 import asyncio
 
@@ -17,7 +17,7 @@ researcher = Agent(
     description="Finds things in the archive.",
     system="Search until you are sure.",
     model=ScriptedModel([call("search", {"words": "tides"}), "The tables of tides are on shelf 4."]),
-    tools=[search],  # Its own: nobody else has it.
+    tools=[search],  # Only this agent has the tool.
     settings=LoopSettings(max_steps=5),
     limits=RunLimits(max_cost=0.10, timeout=60),
 )
@@ -30,12 +30,12 @@ editor = Agent(
             "You find the tables of tides on shelf 4.",
         ]
     ),
-    agents=[researcher],  # It may call this one, and no other.
-    limits=RunLimits(max_tokens=50_000),  # With all that the researcher uses.
+    agents=[researcher],  # It may call only this agent.
+    limits=RunLimits(max_tokens=50_000),  # Includes what the researcher uses.
 )
 desk = Agent(
     "desk",
-    system="Hand each question to whoever should answer it.",
+    system="Hand each question to the agent that should answer it.",
     model=ScriptedModel([call("router__handoff-to", {"agent": "editor", "message": "They are in a hurry."})]),
     destinations=[editor],
 )

@@ -1,4 +1,4 @@
-"""A program that talks to a gateway: a space, a message, a tool call, and what others see of it."""
+"""A client of a gateway: creates a space, sends a message, calls a tool and reads the events of the space."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""The tools of a toolspace as LangChain tools, for `model.bind_tools(tools)` or an agent."""
+"""Converts the tools of a toolspace to LangChain tools, for `model.bind_tools(tools)` or an agent."""
 
 import asyncio
 
@@ -12,22 +12,22 @@ from toolspace.integrations.langchain import to_langchain_tools
 async def divide(a: float, b: float) -> float:
     """Divides one number by another."""
     if b == 0:
-        raise ValueError("nothing can be divided by zero")
+        raise ValueError("division by zero")
     return a / b
 
 
 async def main() -> None:
     async with Toolspace(tools=[divide]) as ts:
-        tools = {tool_.name: tool_ for tool_ in to_langchain_tools(ts)}
-        # What a chat model answers once it knows the tools:
-        answer = AIMessage(
+        tools = {langchain_tool.name: langchain_tool for langchain_tool in to_langchain_tools(ts)}
+        # The response of a chat model that has these tools:
+        response = AIMessage(
             "",
             tool_calls=[
                 {"name": "divide", "args": {"a": 1, "b": 4}, "id": "c1"},
                 {"name": "divide", "args": {"a": 1, "b": 0}, "id": "c2"},
             ],
         )
-        for call in answer.tool_calls:
+        for call in response.tool_calls:
             message = await tools[call["name"]].ainvoke(call)
             print(message.status, message.content, message.artifact.error_kind)
 

@@ -1,4 +1,4 @@
-"""An MCP server's tools beside a function of one's own. The server here is Toolspace itself, with its own tools."""
+"""Uses the tools of an MCP server beside a Python function. The server is Toolspace itself, with its built-in tools."""
 
 import asyncio
 import sys
@@ -20,7 +20,7 @@ async def main() -> None:
         encoded = await ts.call("box__base64_encode", {"text": "tools"})
         print(encoded.ok, encoded.text)
 
-        # Checked here, before anything is sent; the text tells the model how to mend it.
+        # Validated before anything is sent; the text tells the model what to correct.
         print((await ts.call("box__base64_encode", {})).text)
 
         (server,) = ts.list_servers()

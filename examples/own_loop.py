@@ -1,4 +1,4 @@
-"""A program that runs its own model loop: a run with limits, a budget and a trace around its calls."""
+"""A program with its own model loop: a run adds limits, a budget and a trace to the calls."""
 
 import asyncio
 import json
@@ -9,12 +9,12 @@ from toolspace import EventType, Toolspace, tool
 
 @tool(cache=60, timeout=10)
 async def look_up(city: str) -> dict[str, Any]:
-    """Looks the weather of a city up."""
+    """Looks up the weather of a city."""
     return {"city": city, "degrees": 21}
 
 
 def model(turn: int) -> list[dict[str, str]]:
-    """Stands for your model: the tool calls it asks for in each turn, as its API gives them."""
+    """Replaces your model: returns the tool calls of each turn in the format of its API."""
     turns = [
         [
             {"id": "c1", "name": "look_up", "arguments": '{"city": "Lisbon"}'},

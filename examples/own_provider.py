@@ -1,4 +1,4 @@
-"""A provider of your own: notes in an SQLite file, as tools. `docs/providers.md` goes through it."""
+"""A custom provider: stores notes in an SQLite file. `docs/providers.md` explains it."""
 
 import asyncio
 import sqlite3
@@ -13,7 +13,7 @@ TITLE = {"type": "string", "minLength": 1, "maxLength": 100}
 
 
 class NotesProvider(ToolProvider):
-    """Writes notes, reads them, and waits for one to be written."""
+    """Tools that write a note, read one, and wait until one is written."""
 
     kind = "notes"
     namespace = "notes"
@@ -22,7 +22,7 @@ class NotesProvider(ToolProvider):
         super().__init__()
         self._file = file
         self._max_length = max_length
-        self._database: sqlite3.Connection | None = None  # Opened by `warmup`: making a provider costs nothing.
+        self._database: sqlite3.Connection | None = None  # Opened by `warmup`: creating a provider must be cheap.
         self._titles: list[str] = []
         self._written = asyncio.Condition()
         self.waiting = 0
@@ -30,17 +30,17 @@ class NotesProvider(ToolProvider):
     async def warmup(self) -> None:
         self._database = sqlite3.connect(self._file)
         self._database.execute("CREATE TABLE IF NOT EXISTS notes (title TEXT PRIMARY KEY, text TEXT NOT NULL)")
-        self._list_again()
+        self._update_titles()
 
     async def aclose(self) -> None:
-        if self._database is not None:  # `warmup` may have failed, or never have been called.
+        if self._database is not None:  # `warmup` may have failed, or not have run.
             self._database.close()
 
     def list_tools(self) -> Sequence[Tool]:
         note = {"title": TITLE, "text": {"type": "string"}}
         tools = [
             Tool("write", "Writes a note.", _object(note)),
-            Tool("wait_for", "Waits until a note of this title is written.", _object({"title": TITLE}), timeout=300),
+            Tool("wait_for", "Waits until a note with this title is written.", _object({"title": TITLE}), timeout=300),
         ]
         if self._titles:
             titles = {"title": {"enum": self._titles}}
@@ -48,7 +48,7 @@ class NotesProvider(ToolProvider):
         return tools
 
     def get_instructions(self) -> str:
-        return "Notes outlive the conversation. Give each a title that says what it is about."
+        return "Notes are kept after the conversation. Give each note a descriptive title."
 
     async def execute(self, name: str, parameters: dict[str, Any], context: ToolContext) -> ToolResult:
         match name:
@@ -58,21 +58,21 @@ class NotesProvider(ToolProvider):
                 return ToolResult(ok=True, result=self._read(parameters["title"]))
             case "wait_for":
                 return ToolResult(ok=True, result=await self._wait_for(parameters["title"]))
-        raise ToolNotFoundError(f'there is no tool "{name}" here')
+        raise ToolNotFoundError(f'there is no tool "{name}"')
 
     async def _write(self, title: str, text: str) -> str:
         if len(text) > self._max_length:
-            raise ToolExecutionError(f"a note has {self._max_length} characters at most", executed=False)
-        with self._open as database:
+            raise ToolExecutionError(f"a note can have at most {self._max_length} characters", executed=False)
+        with self._connection as database:
             database.execute("INSERT OR REPLACE INTO notes VALUES (?, ?)", (title, text))
         if title not in self._titles:
-            self._list_again()
+            self._update_titles()
         async with self._written:
             self._written.notify_all()
         return f"{title}: {len(text)} characters"
 
     def _read(self, title: str) -> str:
-        row = self._open.execute("SELECT text FROM notes WHERE title = ?", (title,)).fetchone()
+        row = self._connection.execute("SELECT text FROM notes WHERE title = ?", (title,)).fetchone()
         if row is None:
             raise ToolExecutionError(f'there is no note "{title}"')
         return row[0]
@@ -84,16 +84,16 @@ class NotesProvider(ToolProvider):
                 await self._written.wait_for(lambda: title in self._titles)
             return self._read(title)
         finally:
-            self.waiting -= 1  # Also when the call is cancelled: that comes as an exception out of the wait.
+            self.waiting -= 1  # Also if the call is cancelled, which raises an exception in the wait.
 
-    def _list_again(self) -> None:
-        self._titles = [title for (title,) in self._open.execute("SELECT title FROM notes ORDER BY title")]
+    def _update_titles(self) -> None:
+        self._titles = [title for (title,) in self._connection.execute("SELECT title FROM notes ORDER BY title")]
         self.notify_changed()
 
     @property
-    def _open(self) -> sqlite3.Connection:
+    def _connection(self) -> sqlite3.Connection:
         if self._database is None:
-            raise ToolExecutionError("the notes are not open", executed=False)
+            raise ToolExecutionError("the database is not open", executed=False)
         return self._database
 
 

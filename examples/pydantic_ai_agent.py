@@ -1,4 +1,4 @@
-"""A Pydantic AI agent with the tools of a toolspace. Put your model's name in the place of the scripted one."""
+"""A Pydantic AI agent with the tools of a toolspace. Replace the test model by the name of your model."""
 
 import asyncio
 
@@ -11,10 +11,10 @@ from toolspace.integrations.pydantic_ai import ToolspaceToolset
 
 @tool(timeout=5, cache=60)
 async def weather(city: str) -> dict[str, object]:
-    """The weather of a city, now.
+    """Returns the current weather of a city.
 
     Args:
-        city: Its name.
+        city: The name of the city.
     """
     return {"city": city, "celsius": 21}
 
@@ -23,8 +23,8 @@ async def main() -> None:
     async with Toolspace(tools=[weather]) as ts:
         toolset = ToolspaceToolset(ts)
         agent = Agent(TestModel(call_tools=["weather"]), toolsets=[toolset])  # Or: Agent("openai:gpt-5", …)
-        answer = await agent.run("How warm is it in Lisbon?")
-        print(answer.output)
+        result = await agent.run("How warm is it in Lisbon?")
+        print(result.output)
 
 
 if __name__ == "__main__":

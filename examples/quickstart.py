@@ -1,4 +1,4 @@
-"""From a function to a called tool, and what comes back when things go wrong."""
+"""Turns a function into a tool, calls it, and shows the results of failed calls."""
 
 import asyncio
 
@@ -10,8 +10,8 @@ async def convert(amount: float, rate: float = 1.1) -> float:
     """Converts an amount of money.
 
     Args:
-        amount: How much.
-        rate: What one unit is worth.
+        amount: The amount to convert.
+        rate: The value of one unit.
     """
     return round(amount * rate, 2)
 
@@ -21,12 +21,12 @@ async def main() -> None:
         result = await ts.call("convert", {"amount": 20})
         print(result.ok, result.result)
 
-        # A model sends text; what is plain is mended, what is wrong is explained.
+        # Models send text: obvious type errors are corrected, other errors are explained.
         print((await ts.call("convert", '{"amount": "20", "rate": 2}')).result)
         print((await ts.call("convert", '{"amount": "many"}')).text)
         print((await ts.call("conver", {})).error)
 
-        # What the model is shown.
+        # The definition that the model gets.
         print(ts.to_llm_tools("openai")[0]["function"]["parameters"]["required"])
 
 

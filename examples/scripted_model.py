@@ -1,4 +1,4 @@
-"""A test of a model loop that needs no provider and no key: the script says what the model says."""
+"""Tests a model loop without a model provider or an API key: the responses of the model are scripted."""
 
 import asyncio
 
@@ -9,14 +9,14 @@ from toolspace.testing import ScriptedModel, call
 
 @tool
 async def look_up(city: str) -> int:
-    """Looks the temperature of a city up."""
+    """Looks up the temperature of a city."""
     return {"Lisbon": 21, "Oslo": 9}[city]
 
 
 async def main() -> None:
     model = ScriptedModel(
         [
-            [call("look_up", {"city": "Lisbon"}), call("look_up", {"city": "Oslo"})],  # Two calls at once.
+            [call("look_up", {"city": "Lisbon"}), call("look_up", {"city": "Oslo"})],  # Two parallel calls.
             lambda request: (
                 f"They have {' and '.join(tool_call.text for tool_call in request.turns[-1].results)} degrees."
             ),
@@ -30,11 +30,11 @@ async def main() -> None:
             turns.append(turn)
             if not turn.calls:
                 break
-            answers = [
+            results = [
                 ModelToolResult(tool_call.id, tool_call.name, (await ts.call(tool_call.name, tool_call.arguments)).text)
                 for tool_call in turn.calls
             ]
-            turns.append(ResultsTurn(tuple(answers)))
+            turns.append(ResultsTurn(tuple(results)))
     print(turn.text)
     print(len(model.requests), "requests;", model.remaining_steps, "turns left")
 

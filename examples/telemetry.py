@@ -1,4 +1,4 @@
-"""OpenTelemetry spans of every call, printed as a tree. Give your own provider in the place of this one."""
+"""Prints the OpenTelemetry spans of every call as a tree. Replace the provider by your own."""
 
 import asyncio
 
@@ -25,23 +25,23 @@ async def quadruple(number: int, context: ToolContext) -> int:
 
 
 async def main() -> None:
-    finished = InMemorySpanExporter()
+    exporter = InMemorySpanExporter()
     provider = TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(finished))
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
     async with Toolspace(tools=[double, quadruple]) as ts:
-        instrument(ts, provider)  # Without a provider: the one that the program has set.
+        instrument(ts, provider)  # Without an argument, the global provider is used.
         async with ts.run() as run:
             await run.call("quadruple", {"number": 3})
             run.next_turn()
             await run.call("double", {"number": "three"})
-    show(finished.get_finished_spans())
+    print_spans(exporter.get_finished_spans())
 
 
-def show(spans: tuple[ReadableSpan, ...], parent: int | None = None, depth: int = 0) -> None:
+def print_spans(spans: tuple[ReadableSpan, ...], parent: int | None = None, depth: int = 0) -> None:
     for span in sorted(spans, key=lambda span: span.start_time or 0):
         if (span.parent.span_id if span.parent else None) == parent:
             print("  " * depth + span.name, span.status.status_code.name)
-            show(spans, span.context.span_id, depth + 1)
+            print_spans(spans, span.context.span_id, depth + 1)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A worker: executes the calls of one tool of a gateway, on any machine."""
+"""A worker: executes the calls of one external tool of a gateway, on any machine."""
 
 import os
 
