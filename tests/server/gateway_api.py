@@ -84,8 +84,8 @@ class ApiClient:
 
     async def member(self, entity_id: str) -> ApiClient:
         """The same gateway for an entity, with a public key and a token."""
-        made = await self.create(f"/api/entities/{entity_id}/token")
-        return self.with_headers(x_public_key=PUBLIC, authorization=f"Bearer {made['token']}")
+        token = await self.create(f"/api/entities/{entity_id}/token")
+        return self.with_headers(x_public_key=PUBLIC, authorization=f"Bearer {token['token']}")
 
 
 def write_config(folder: Path, **more: Any) -> Path:

@@ -25,7 +25,7 @@ class GatewayProcess:
         """What it wrote to standard output."""
         self.stderr_lines: list[str] = []
         """What it wrote to standard error."""
-        self._heard = asyncio.Condition()
+        self._output_changed = asyncio.Condition()
         self._reading = [
             asyncio.create_task(self._read(process.stdout, self.stdout_lines)),
             asyncio.create_task(self._read(process.stderr, self.stderr_lines)),
@@ -34,17 +34,17 @@ class GatewayProcess:
     @property
     def keys(self) -> dict[str, str]:
         """The keys that it printed, by what it calls them."""
-        found = (re.fullmatch(r"  (secret|public|JWT) +(\S+)", line) for line in self.stdout_lines)
-        return {match[1]: match[2] for match in found if match is not None}
+        matches = (re.fullmatch(r"  (secret|public|JWT) +(\S+)", line) for line in self.stdout_lines)
+        return {match[1]: match[2] for match in matches if match is not None}
 
     async def wait_for_line(self, text: str) -> str:
         """Waits for a line that has this text, on either of its outputs."""
-        async with self._heard, asyncio.timeout(30):
+        async with self._output_changed, asyncio.timeout(30):
             while True:
                 for line in (*self.stdout_lines, *self.stderr_lines):
                     if text in line:
                         return line
-                await self._heard.wait()
+                await self._output_changed.wait()
 
     async def wait_until_ready(self) -> None:
         """Waits for the last that it says, and for the last of the keys that it shows with it."""
@@ -67,9 +67,9 @@ class GatewayProcess:
     async def _read(self, stream: asyncio.StreamReader | None, into: list[str]) -> None:
         assert stream is not None
         while line := await stream.readline():
-            async with self._heard:
+            async with self._output_changed:
                 into.append(line.decode().rstrip("\n"))
-                self._heard.notify_all()
+                self._output_changed.notify_all()
 
 
 @asynccontextmanager

@@ -26,10 +26,10 @@ Turn = str | bytes | Reply
 """What the model says, as text or as OpenAI streams it; or a reply of another kind."""
 
 
-def tool_calls_turn(*wanted: tuple[str, Mapping[str, Any]], text: str = "") -> bytes:
+def tool_calls_turn(*calls: tuple[str, Mapping[str, Any]], text: str = "") -> bytes:
     """A turn that calls tools."""
     deltas: list[dict[str, Any]] = [{"content": text}] if text else []
-    for index, (name, arguments) in enumerate(wanted):
+    for index, (name, arguments) in enumerate(calls):
         deltas.append(called(index, id=f"call_{index}", name=name, arguments=json.dumps(arguments)))
     return completion(*deltas, finish="tool_calls")
 
@@ -56,14 +56,14 @@ class ScriptedModelServer(Loopback):
 
     def list_requests(self, model: str = MODEL) -> list[Any]:
         """The requests to a model."""
-        return [one.json for one in self.asked if one.json["model"] == model]
+        return [request.json for request in self.asked if request.json["model"] == model]
 
     async def wait_for_requests(self, count: int = 1, model: str = MODEL) -> Any:
         """Waits for so many requests to a model; gives the last of them."""
-        while len(found := self.list_requests(model)) < count:
+        while len(requests := self.list_requests(model)) < count:
             self.came.clear()
             await asyncio.wait_for(self.came.wait(), 20)
-        return found[count - 1]
+        return requests[count - 1]
 
     async def _speak(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         turns = self.scripts.get(self.asked[-1].json["model"])
@@ -101,17 +101,17 @@ def _reply(turn: Turn) -> Reply:
 
 def list_input_texts(request: Any) -> list[str]:
     """What a request to a model tells it: instructions and inbox, not its own words nor results."""
-    return [one["content"] for one in request["messages"] if one["role"] in ("system", "user")]
+    return [message["content"] for message in request["messages"] if message["role"] in ("system", "user")]
 
 
 def list_result_texts(request: Any) -> list[str]:
     """The results of tools in a request to a model."""
-    return [one["content"] for one in request["messages"] if one["role"] == "tool"]
+    return [message["content"] for message in request["messages"] if message["role"] == "tool"]
 
 
 def offered_tools(request: Any) -> dict[str, Any]:
     """The tools that a request offers, by name."""
-    return {one["function"]["name"]: one["function"] for one in request.get("tools", ())}
+    return {tool["function"]["name"]: tool["function"] for tool in request.get("tools", ())}
 
 
 class AgentGateway:
@@ -170,9 +170,11 @@ class AgentGateway:
     async def list_agent_messages(self, agent: str = "ada", space: str = ROOM) -> list[str]:
         """What an agent has said in a space."""
         return [
-            one["content"]
-            for one in await self.list_messages(space)
-            if one["senderId"] == entity_id_for(agent) and one["kind"] == "message" and one["status"] == "complete"
+            message["content"]
+            for message in await self.list_messages(space)
+            if message["senderId"] == entity_id_for(agent)
+            and message["kind"] == "message"
+            and message["status"] == "complete"
         ]
 
     async def list_calls(self, run: Any) -> list[Any]:

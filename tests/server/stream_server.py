@@ -65,8 +65,8 @@ class Streams:
             if scope["path"] == "/everything":
                 answer = await self.readers.open_firehose(self.hub)
             else:
-                wanted = msgspec.convert(query, StreamQuery, strict=False)
-                reading = parse_stream_options(wanted, headers.get(b"last-event-id", b"").decode())
+                stream_query = msgspec.convert(query, StreamQuery, strict=False)
+                reading = parse_stream_options(stream_query, headers.get(b"last-event-id", b"").decode())
                 answer = await self.readers.open_stream(
                     self.hub,
                     scope["path"].lstrip("/"),

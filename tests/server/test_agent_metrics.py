@@ -15,7 +15,7 @@ from tests.server.scripted_agents import (
     open_model_server,
     tool_calls_turn,
 )
-from tests.server.test_exposition import samples
+from tests.server.test_prometheus_format import samples
 
 pytestmark = pytest.mark.spec("12.4")
 
@@ -24,7 +24,7 @@ async def figures(house: AgentGateway) -> dict[str, str]:
     return samples((await house.api.get("/metrics")).body)
 
 
-async def test_cycles_are_counted_by_how_they_end_and_models_by_what_they_cost(tmp_path: Path) -> None:
+async def test_cycles_are_counted_by_outcome_and_models_by_tokens_and_cost(tmp_path: Path) -> None:
     async with open_model_server() as brain:
         agents = {
             "ada": agent_config(brain, model={"name": "gpt-4.1"}),
@@ -36,20 +36,20 @@ async def test_cycles_are_counted_by_how_they_end_and_models_by_what_they_cost(t
             await house.say("Hi")
             await house.wait_for_run_end()
             await house.wait_for_run_end(agent="bob")
-            found = await figures(house)
-    assert found['toolspace_agent_cycles_total{outcome="skipped"}'] == "1"
-    assert found['toolspace_agent_cycles_total{outcome="failed"}'] == "1"
+            metrics = await figures(house)
+    assert metrics['toolspace_agent_cycles_total{outcome="skipped"}'] == "1"
+    assert metrics['toolspace_agent_cycles_total{outcome="failed"}'] == "1"
     name = 'model="openai-compatible:gpt-4.1"'
-    assert found[f'toolspace_model_requests_total{{{name},status="ok"}}'] == "1"
+    assert metrics[f'toolspace_model_requests_total{{{name},status="ok"}}'] == "1"
     kinds = ("input", "cached", "output")
-    tokens = [found[f'toolspace_model_tokens_total{{{name},kind="{kind}"}}'] for kind in kinds]
+    tokens = [metrics[f'toolspace_model_tokens_total{{{name},kind="{kind}"}}'] for kind in kinds]
     assert tokens == ["1000", "400", "50"]
-    assert float(found[f"toolspace_model_cost_dollars_total{{{name}}}"]) == pytest.approx(0.0018)
+    assert float(metrics[f"toolspace_model_cost_dollars_total{{{name}}}"]) == pytest.approx(0.0018)
     refused = 'toolspace_model_requests_total{model="openai-compatible:of-bob",status="not_permitted"}'
-    assert found[refused] == "1"
+    assert metrics[refused] == "1"
 
 
-async def test_who_thinks_now_is_counted(tmp_path: Path) -> None:
+async def test_active_agents_are_counted(tmp_path: Path) -> None:
     async with open_model_server() as brain, open_agent_gateway(tmp_path, brain) as house:
         gate = HeldTurn()
         brain.script(gate)
@@ -62,7 +62,7 @@ async def test_who_thinks_now_is_counted(tmp_path: Path) -> None:
         assert (await figures(house))['toolspace_agent_cycles_total{outcome="answered"}'] == "1"
 
 
-async def test_a_run_that_is_canceled_is_counted_so(tmp_path: Path) -> None:
+async def test_a_canceled_run_is_counted_as_canceled(tmp_path: Path) -> None:
     async with open_model_server() as brain, open_agent_gateway(tmp_path, brain) as house:
         brain.script(brain.silence)
         await house.push_event("go")
@@ -72,6 +72,6 @@ async def test_a_run_that_is_canceled_is_counted_so(tmp_path: Path) -> None:
         await brain.hung_up.wait()
         await house.push_event("and again")
         await house.wait_for_run_end(2)
-        found = await figures(house)
-    assert found['toolspace_agent_cycles_total{outcome="canceled"}'] == "1"
-    assert found['toolspace_model_requests_total{model="openai-compatible:m",status="canceled"}'] == "1"
+        metrics = await figures(house)
+    assert metrics['toolspace_agent_cycles_total{outcome="canceled"}'] == "1"
+    assert metrics['toolspace_model_requests_total{model="openai-compatible:m",status="canceled"}'] == "1"

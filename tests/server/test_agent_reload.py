@@ -42,19 +42,19 @@ async def change(house: AgentGateway, **agents: Any) -> None:
 
 
 @pytest.mark.spec("11.1")
-async def test_a_new_agent_gets_its_place_and_answers(tmp_path: Path) -> None:
+async def test_an_agent_that_is_added_to_the_configuration_joins_its_space_and_answers(tmp_path: Path) -> None:
     async with open_model_server() as brain, open_agent_gateway(tmp_path, brain) as house:
         await change(house, ada=agent_config(brain), bob=bob(brain, spaces=["Room", "Garden"]))
-        names = [one["name"] for one in (await house.api.get("/api/agents")).data["items"]]
+        names = [agent["name"] for agent in (await house.api.get("/api/agents")).data["items"]]
         assert sorted(names) == ["ada", "bob"]
         brain.script(*message_turns("I am new here."), model="of-bob")
         await house.say("Who are you?")
         await house.wait_for_run_end(agent="bob")
         assert await house.list_agent_messages("bob") == ["I am new here."]
-        assert "Garden" in {one["name"] for one in (await house.api.get("/api/spaces")).data["items"]}
+        assert "Garden" in {space["name"] for space in (await house.api.get("/api/spaces")).data["items"]}
 
 
-async def test_an_agent_that_is_gone_is_not_woken_and_one_that_is_back_reads_what_waits(tmp_path: Path) -> None:
+async def test_a_removed_agent_is_not_woken_and_reads_its_inbox_when_it_is_added_again(tmp_path: Path) -> None:
     async with open_model_server() as brain:
         both = {"ada": agent_config(brain), "bob": bob(brain)}
         async with open_agent_gateway(tmp_path, brain, agents=both) as house:
@@ -69,7 +69,7 @@ async def test_an_agent_that_is_gone_is_not_woken_and_one_that_is_back_reads_wha
             assert 'Husam (human): "Two"' in list_input_texts(brain.list_requests("of-bob")[1])[-1]
 
 
-async def test_an_agent_that_goes_while_it_thinks_ends_its_run_and_begins_no_other(tmp_path: Path) -> None:
+async def test_an_agent_removed_during_a_run_ends_that_run_and_starts_no_other(tmp_path: Path) -> None:
     async with open_model_server() as brain, open_agent_gateway(tmp_path, brain) as house:
         gate = HeldTurn()
         brain.script(gate)
@@ -83,10 +83,12 @@ async def test_an_agent_that_goes_while_it_thinks_ends_its_run_and_begins_no_oth
         await house.wait_for_run_end(agent="bob")
         assert len(await house.list_runs()) == 1
         inbox = (await house.api.get(f"/api/agents/{entity_id_for('ada')}/inbox")).data["items"]
-        assert [(one["status"], one["attempts"]) for one in inbox if one["status"] != "processed"] == [("pending", 0)]
+        assert [(event["status"], event["attempts"]) for event in inbox if event["status"] != "processed"] == [
+            ("pending", 0)
+        ]
 
 
-async def test_what_is_changed_of_an_agent_holds_from_its_next_cycle(tmp_path: Path) -> None:
+async def test_a_changed_agent_configuration_applies_from_the_next_cycle(tmp_path: Path) -> None:
     async with open_model_server() as brain, http_server(accept) as hook, open_agent_gateway(tmp_path, brain) as house:
         gate = HeldTurn(tool_calls_turn(("get_goals", {})))
         brain.script(gate)
@@ -100,7 +102,7 @@ async def test_what_is_changed_of_an_agent_holds_from_its_next_cycle(tmp_path: P
         await change(house, ada=agent_config(brain, model={"temperature": 0.1}, **changed))
         gate.open()
         assert (await house.wait_for_run_end())["steps"] == 2
-        assert [list_input_texts(one)[0].partition("\n")[0] for one in brain.list_requests()] == [
+        assert [list_input_texts(request)[0].partition("\n")[0] for request in brain.list_requests()] == [
             "You are helpful."
         ] * 2
         brain.script(tool_calls_turn(("send_notification", {"title": "a", "body": "b"})))
@@ -115,7 +117,7 @@ async def test_what_is_changed_of_an_agent_holds_from_its_next_cycle(tmp_path: P
         assert len(hook.requests) == 1
 
 
-async def test_documents_that_are_configured_no_more_are_found_no_more(tmp_path: Path) -> None:
+async def test_documents_removed_from_the_configuration_are_not_found(tmp_path: Path) -> None:
     (tmp_path / "a.md").write_text("The key is under the mat.")
     async with open_single_agent_gateway(tmp_path, ada={"knowledge": "./a.md"}) as house:
         await house.wait_for_documents()
@@ -127,7 +129,7 @@ async def test_documents_that_are_configured_no_more_are_found_no_more(tmp_path:
         assert "mat" not in list_result_texts(house.model_server.list_requests()[1])[0]
 
 
-async def test_a_wrong_file_changes_nothing(tmp_path: Path) -> None:
+async def test_an_invalid_configuration_file_changes_nothing(tmp_path: Path) -> None:
     async with open_model_server() as brain, open_agent_gateway(tmp_path, brain) as house:
         with pytest.raises(Exception, match="router"):
             await change(house, ada=agent_config(brain, router={"destinations": ["nobody"]}))
@@ -136,7 +138,7 @@ async def test_a_wrong_file_changes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.spec("11.1")
-async def test_a_gateway_hears_of_changed_agents_by_a_signal(tmp_path: Path) -> None:
+async def test_a_signal_reloads_the_agents_of_a_gateway(tmp_path: Path) -> None:
     async with open_model_server() as brain:
         config = write_config(tmp_path, agents={})
         async with start_gateway_process(tmp_path, config) as process, open_process_api(process) as api:

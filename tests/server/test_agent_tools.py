@@ -20,7 +20,7 @@ OWN = {"name": "tide", "description": "Tells the tide.", "executionType": "stati
 
 
 @pytest.mark.spec("11.1")
-async def test_tools_of_one_agent_are_not_anothers(tmp_path: Path) -> None:
+async def test_the_tools_of_an_agent_are_only_its_own(tmp_path: Path) -> None:
     async with open_model_server() as brain:
         agents = {
             "ada": agent_config(brain, tools=[{**OWN, "visible": False}]),
@@ -39,7 +39,7 @@ async def test_tools_of_one_agent_are_not_anothers(tmp_path: Path) -> None:
 
 
 @pytest.mark.spec("11.4")
-async def test_folders_that_an_agent_names_are_used_for_it_alone(tmp_path: Path) -> None:
+async def test_the_folders_of_an_agent_are_only_its_own(tmp_path: Path) -> None:
     note = tool_calls_turn(("memory_write", {"path": "facts/tide.md", "content": "high at noon"}))
     async with open_model_server() as brain:
         short = {"maxTokens": 1, "minRecentCycles": 1}
@@ -64,7 +64,7 @@ async def test_folders_that_an_agent_names_are_used_for_it_alone(tmp_path: Path)
 
 
 @pytest.mark.parametrize("where", ["main", "own"])
-async def test_results_are_kept_within_the_context_window_that_is_configured(where: str, tmp_path: Path) -> None:
+async def test_results_are_cut_to_the_configured_context_window(where: str, tmp_path: Path) -> None:
     long = {**OWN, "visible": False, "execution": {"output": "high and low " * 2_000}}
     bound = {"defaults": {"contextWindow": 3_000}}
     async with open_model_server() as brain:

@@ -95,7 +95,7 @@ async def raw(api: ApiClient, *pieces: bytes, end: bool = True) -> bytes:
 
 
 @pytest.mark.spec("12.1")
-async def test_what_a_handler_gives_back_is_json(frame: ApiClient) -> None:
+async def test_the_value_that_a_handler_returns_is_sent_as_json(frame: ApiClient) -> None:
     reply = await frame.post("/things", {"name": "Ann", "count": 3})
     assert (reply.status, reply.headers["content-type"]) == (200, "application/json")
     assert reply.data == {"name": "Ann", "count": 3, "by": "key_configured"}
@@ -103,7 +103,7 @@ async def test_what_a_handler_gives_back_is_json(frame: ApiClient) -> None:
 
 
 @pytest.mark.spec("12.1")
-async def test_an_unknown_path_is_a_problem_that_says_where_to_look(frame: ApiClient) -> None:
+async def test_an_unknown_path_is_404_and_names_the_openapi_document(frame: ApiClient) -> None:
     reply = await frame.get("/nowhere")
     assert reply.status == 404
     assert reply.data["title"] == "Not Found"
@@ -111,14 +111,14 @@ async def test_an_unknown_path_is_a_problem_that_says_where_to_look(frame: ApiCl
     assert "remove the slash at the end" in (await frame.get("/things/")).detail
 
 
-async def test_a_method_that_is_not_taken_names_those_that_are(frame: ApiClient) -> None:
+async def test_a_method_that_is_not_allowed_is_405_with_the_allowed_ones(frame: ApiClient) -> None:
     reply = await frame.put("/things/a")
     assert (reply.status, reply.headers["allow"]) == (405, "DELETE, GET, HEAD, OPTIONS")
     reply = await frame.request("OPTIONS", "/things/a")
     assert (reply.status, reply.headers["allow"], reply.body) == (204, "DELETE, GET, HEAD, OPTIONS", b"")
 
 
-async def test_head_is_get_without_the_body(frame: ApiClient) -> None:
+async def test_head_responds_like_get_without_the_body(frame: ApiClient) -> None:
     whole = await frame.get("/things/a")
     head = await frame.request("HEAD", "/things/a")
     assert (head.status, head.body) == (200, b"")
@@ -126,7 +126,7 @@ async def test_head_is_get_without_the_body(frame: ApiClient) -> None:
     assert (await frame.request("HEAD", "/nowhere")).status == 404
 
 
-async def test_an_answer_without_content_has_none(frame: ApiClient) -> None:
+async def test_a_204_response_has_no_body(frame: ApiClient) -> None:
     reply = await frame.delete("/things/a")
     assert (reply.status, reply.body) == (204, b"")
     assert "content-length" not in reply.headers
@@ -146,7 +146,7 @@ async def test_an_answer_without_content_has_none(frame: ApiClient) -> None:
         (b"", "$", "missing required field `name`"),
     ],
 )
-async def test_a_wrong_body_is_a_problem_that_names_the_place(
+async def test_an_invalid_body_is_400_with_the_path_of_the_value(
     frame: ApiClient, body: bytes, path: str, words: str
 ) -> None:
     reply = await frame.post("/things", raw=body)
@@ -154,7 +154,7 @@ async def test_a_wrong_body_is_a_problem_that_names_the_place(
     assert words in reply.detail
 
 
-async def test_a_value_that_is_none_of_the_choices_is_told_them(api: ApiClient) -> None:
+async def test_an_invalid_enum_value_is_400_with_the_valid_values(api: ApiClient) -> None:
     reply = await api.get("/api/runs?status=done")
     assert (reply.status, reply.data["path"]) == (400, "$.status")
     assert "'done'; expected one of canceled, completed, failed, queued, running, waiting_tool" in reply.detail
@@ -176,19 +176,19 @@ async def test_a_value_that_is_none_of_the_choices_is_told_them(api: ApiClient) 
         b"\xef\xbb\xbf{}",
     ],
 )
-async def test_what_is_no_json_or_too_deep_is_refused(frame: ApiClient, body: bytes) -> None:
+async def test_a_body_that_is_not_json_or_nested_too_deeply_is_refused(frame: ApiClient, body: bytes) -> None:
     reply = await frame.post("/things", raw=body[:LIMIT])
     assert reply.status == 400
     assert "body" in reply.detail
     assert "jSON" not in reply.detail
 
 
-async def test_a_wide_body_is_not_a_deep_one(frame: ApiClient) -> None:
+async def test_a_wide_body_is_accepted(frame: ApiClient) -> None:
     data = [{"a": [1]} for _ in range(500)]
     assert (await frame.post("/things", {"name": "a", "data": data})).status == 200
 
 
-async def test_other_media_types_are_refused_with_the_way_out(frame: ApiClient) -> None:
+async def test_other_media_types_are_415(frame: ApiClient) -> None:
     for kind in ("application/x-www-form-urlencoded", "text/plain", "application/json; charset=latin-1"):
         reply = await frame.post("/things", raw=b'{"name":"a"}', headers={"content-type": kind})
         assert reply.status == 415, kind
@@ -197,7 +197,7 @@ async def test_other_media_types_are_refused_with_the_way_out(frame: ApiClient) 
 
 
 @pytest.mark.spec("8.3")
-async def test_a_body_beyond_the_limit_is_refused_whether_its_length_is_said_or_not(frame: ApiClient) -> None:
+async def test_a_body_beyond_the_limit_is_413_with_or_without_content_length(frame: ApiClient) -> None:
     reply = await frame.post("/things", raw=b" " * (LIMIT + 1))
     assert reply.status == 413
     assert str(LIMIT) in reply.detail
@@ -211,7 +211,7 @@ async def test_a_body_beyond_the_limit_is_refused_whether_its_length_is_said_or_
 
 
 @pytest.mark.spec("8.3")
-async def test_a_body_that_does_not_arrive_is_given_up(frame: ApiClient, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_body_that_does_not_arrive_is_408(frame: ApiClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asgi, "BODY_TIMEOUT_SECONDS", 0.05)
     head = b"POST /things HTTP/1.1\r\nhost: localhost\r\nx-secret-key: " + frame.headers["x-secret-key"].encode()
     answer = await raw(frame, head + b'\r\ncontent-length: 100\r\n\r\n{"na')
@@ -219,7 +219,7 @@ async def test_a_body_that_does_not_arrive_is_given_up(frame: ApiClient, monkeyp
     assert b"connection: close" in answer
 
 
-async def test_a_client_who_leaves_in_the_middle_of_a_body_disturbs_nobody(frame: ApiClient) -> None:
+async def test_a_client_that_disconnects_during_its_body_does_not_affect_others(frame: ApiClient) -> None:
     head = b"POST /things HTTP/1.1\r\nhost: localhost\r\nx-secret-key: " + frame.headers["x-secret-key"].encode()
     await raw(frame, head + b'\r\ncontent-length: 100\r\n\r\n{"name":"a"', end=False)
     assert (await frame.post("/things", {"name": "b"})).status == 200
@@ -237,22 +237,22 @@ async def test_a_client_who_leaves_in_the_middle_of_a_body_disturbs_nobody(frame
         ("&".join(f"a{n}=1" for n in range(80)), "Invalid query string"),
     ],
 )
-async def test_a_wrong_query_is_a_problem_that_names_the_parameter(frame: ApiClient, query: str, words: str) -> None:
+async def test_an_invalid_query_is_400_with_the_parameter(frame: ApiClient, query: str, words: str) -> None:
     reply = await frame.get(f"/things/a?{query}")
     assert reply.status == 400
     assert words in reply.detail
 
 
-async def test_a_query_is_read_by_the_types_of_its_parameters(frame: ApiClient) -> None:
+async def test_query_parameters_are_converted_to_their_types(frame: ApiClient) -> None:
     assert (await frame.get("/things/a?limit=25&loud=true")).data == {"id": "a", "limit": 25, "loud": True}
 
 
-async def test_what_cannot_be_an_id_is_not_there(frame: ApiClient) -> None:
+async def test_an_invalid_id_in_the_path_is_404(frame: ApiClient) -> None:
     for odd in ("a%20b", "a%00b", "%F0%9F%98%80", "a" * 129, "a%2Fb"):
         assert (await frame.get(f"/things/{odd}")).status == 404, odd
 
 
-async def test_a_fault_says_nothing_of_the_inside_and_is_logged_under_its_id(
+async def test_an_internal_error_hides_its_details_and_is_logged_under_its_id(
     frame: ApiClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.ERROR, "toolspace.server"):
@@ -265,13 +265,13 @@ async def test_a_fault_says_nothing_of_the_inside_and_is_logged_under_its_id(
 
 
 @pytest.mark.spec("15.3")
-async def test_a_database_that_is_away_means_try_again(frame: ApiClient) -> None:
+async def test_an_unavailable_database_is_503_with_retry_after(frame: ApiClient) -> None:
     reply = await frame.get("/fail/storage")
     assert (reply.status, reply.headers["retry-after"]) == (503, "1")
     assert "10.0.0.5" not in reply.detail
 
 
-async def test_refusals_and_problems_are_told_as_they_are(frame: ApiClient) -> None:
+async def test_refused_errors_and_problems_keep_their_status_and_detail(frame: ApiClient) -> None:
     reply = await frame.get("/fail/refused")
     assert (reply.status, reply.detail, reply.data["name"]) == (409, "it is there already", "x")
     reply = await frame.get("/fail/problem")
@@ -282,13 +282,13 @@ async def test_refusals_and_problems_are_told_as_they_are(frame: ApiClient) -> N
 
 
 @pytest.mark.spec("8.1")
-async def test_credentials_are_looked_at_before_anything_else_of_a_request(frame: ApiClient) -> None:
+async def test_credentials_are_checked_before_the_body_and_the_query(frame: ApiClient) -> None:
     nobody = frame.with_headers()
     reply = await nobody.post("/things", raw=b"{")
     assert (reply.status, reply.headers["content-type"]) == (401, "application/problem+json")
 
 
-async def test_a_header_that_is_there_twice_is_refused(frame: ApiClient) -> None:
+async def test_a_repeated_header_is_refused(frame: ApiClient) -> None:
     head = b"POST /things HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\nx-secret-key: "
     head += frame.headers["x-secret-key"].encode()
     both = b"\r\ncontent-type: application/json\r\ncontent-type: text/plain\r\ncontent-length: 12\r\n\r\n"
@@ -297,20 +297,20 @@ async def test_a_header_that_is_there_twice_is_refused(frame: ApiClient) -> None
     assert b"more than once" in answer
 
 
-async def test_answers_are_observed_with_their_route_and_status(gateway: Gateway) -> None:
-    seen: list[tuple[str | None, int]] = []
+async def test_the_observer_gets_the_route_and_the_status(gateway: Gateway) -> None:
+    observations: list[tuple[str | None, int]] = []
 
-    def observe(found: Route | None, status: int, seconds: float) -> None:
+    def observe(matched_route: Route | None, status: int, seconds: float) -> None:
         assert seconds >= 0
-        seen.append((found.path if found is not None else None, status))
+        observations.append((matched_route.path if matched_route is not None else None, status))
 
     async with open_app_api(gateway, ROUTES, observe=observe) as api:
         replies: list[ApiResponse] = [await api.get("/things/a"), await api.get("/nowhere"), await api.get("/fail/bug")]
     assert [reply.status for reply in replies] == [200, 404, 500]
-    assert seen == [("/things/{thingId}", 200), (None, 404), ("/fail/{how}", 500)]
+    assert observations == [("/things/{thingId}", 200), (None, 404), ("/fail/{how}", 500)]
 
 
-async def test_an_answer_does_not_repeat_all_that_was_sent(api: ApiClient) -> None:
+async def test_a_problem_quotes_at_most_a_part_of_a_long_value(api: ApiClient) -> None:
     long = "x" * 100_000
     for body in (
         {long: 1},

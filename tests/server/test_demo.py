@@ -39,8 +39,8 @@ async def lobby(folder: Path, environ: Mapping[str, str] | None = None) -> Async
 
 async def answer(client: ToolspaceClient, text: str) -> Message:
     """What the demo says next after a person said something."""
-    said = await client.spaces.send_message(LOBBY_SPACE_ID, text, entity_id=YOU_ENTITY_ID)
-    return await spoken(client, said.seq)
+    message = await client.spaces.send_message(LOBBY_SPACE_ID, text, entity_id=YOU_ENTITY_ID)
+    return await spoken(client, message.seq)
 
 
 async def spoken(client: ToolspaceClient, after: int) -> Message:
@@ -58,7 +58,7 @@ async def pending(client: ToolspaceClient) -> Any:
     return (await client.calls.list(status="pending")).items[0]
 
 
-async def test_it_greets_in_the_lobby_and_is_heard_while_it_writes(tmp_path: Path) -> None:
+async def test_the_demo_agent_greets_in_the_lobby_and_streams_its_text(tmp_path: Path) -> None:
     async with lobby(tmp_path) as client:
         assert (await answer(client, "hello")).content == GREETING
         deltas = ""
@@ -74,7 +74,7 @@ async def test_it_greets_in_the_lobby_and_is_heard_while_it_writes(tmp_path: Pat
     assert GREETING.startswith(deltas)
 
 
-async def test_it_uses_the_real_tools_on_its_own_folder_only(tmp_path: Path) -> None:
+async def test_the_demo_agent_uses_real_tools_in_its_own_folder_only(tmp_path: Path) -> None:
     async with lobby(tmp_path) as client:
         assert "Ann orders the signs" in (await answer(client, "read meeting.md")).content
         assert (await answer(client, "what time is it in Tokyo?")).content.endswith("in Asia/Tokyo.")
@@ -85,41 +85,45 @@ async def test_it_uses_the_real_tools_on_its_own_folder_only(tmp_path: Path) -> 
 
 
 @pytest.mark.spec("6.1")
-async def test_a_chart_shows_in_the_space(tmp_path: Path) -> None:
+async def test_a_chart_is_shown_in_the_space(tmp_path: Path) -> None:
     async with lobby(tmp_path) as client:
         await answer(client, "chart the sales")
-        shown = [one for one in (await client.spaces.list_messages(LOBBY_SPACE_ID)).items if one.kind == "tool"]
-    assert [one.content["toolName"] for one in shown] == ["displayChart"]
-    assert shown[0].content["input"]["values"] == [120, 98, 143, 160, 151, 187]
+        calls = [
+            message for message in (await client.spaces.list_messages(LOBBY_SPACE_ID)).items if message.kind == "tool"
+        ]
+    assert [call.content["toolName"] for call in calls] == ["displayChart"]
+    assert calls[0].content["input"]["values"] == [120, 98, 143, 160, 151, 187]
 
 
 @pytest.mark.spec("6.3")
 @pytest.mark.parametrize("confirmed", [True, False])
-async def test_it_asks_before_it_deletes_and_goes_on_in_a_later_cycle(tmp_path: Path, confirmed: bool) -> None:
+async def test_the_demo_agent_asks_before_it_deletes_and_continues_in_a_later_cycle(
+    tmp_path: Path, confirmed: bool
+) -> None:
     draft = tmp_path / "state" / "demo" / "drafts" / "old-plan.txt"
     async with lobby(tmp_path) as client:
-        asked = await answer(client, "clean up the drafts")
+        question = await answer(client, "clean up the drafts")
         call = await pending(client)
         assert draft.exists()
     async with lobby(tmp_path) as client:  # The answer may come after any number of restarts.
         await client.tools.submit_result(LOBBY_SPACE_ID, call.run_id, call.call_id, {"confirmed": confirmed})
-        said = await spoken(client, asked.seq)
-    assert said.content.startswith("Deleted drafts/old-plan.txt" if confirmed else "All right, I keep")
+        texts = await spoken(client, question.seq)
+    assert texts.content.startswith("Deleted drafts/old-plan.txt" if confirmed else "All right, I keep")
     assert draft.exists() is not confirmed
 
 
 @pytest.mark.spec("9.2")
 @pytest.mark.spec("9.4")
-async def test_it_remembers_over_a_restart_and_reminds_when_it_is_time(tmp_path: Path) -> None:
+async def test_the_demo_agent_remembers_after_a_restart_and_reminds_at_the_time(tmp_path: Path) -> None:
     async with lobby(tmp_path) as client:
         await answer(client, "remember that I like tea")
-        said = await answer(client, "remind me in 1 second to stretch")
+        reply = await answer(client, "remind me in 1 second to stretch")
     async with lobby(tmp_path) as client:
-        assert (await spoken(client, said.seq)).content == "A reminder: stretch"
+        assert (await spoken(client, reply.seq)).content == "A reminder: stretch"
         assert "I like tea" in (await answer(client, "what do you remember?")).content
 
 
-async def test_another_start_finds_everything_as_it_was_left(tmp_path: Path) -> None:
+async def test_a_second_start_changes_no_demo_file(tmp_path: Path) -> None:
     async with lobby(tmp_path) as client:
         await client.entities.update(YOU_ENTITY_ID, name="Ann")
         (tmp_path / "state" / "demo" / "welcome.txt").unlink()
@@ -132,14 +136,14 @@ async def test_another_start_finds_everything_as_it_was_left(tmp_path: Path) -> 
         assert "welcome.txt" not in (await answer(client, "list the files")).content
 
 
-async def test_the_lobby_is_made_once_on_every_database(database: Database) -> None:
+async def test_the_lobby_is_created_once_on_every_database(database: Database) -> None:
     ledger = Ledger(database)
     await asyncio.gather(*(set_up_demo(ledger) for _ in range(3)))
     members = await ledger.read(entities.list_members, LOBBY_SPACE_ID)
-    assert sorted((one.type, one.name) for one in members) == [("agent", "Demo"), ("human", "You")]
+    assert sorted((member.type, member.name) for member in members) == [("agent", "Demo"), ("human", "You")]
 
 
-def test_with_a_key_in_the_environment_it_thinks(tmp_path: Path) -> None:
+def test_the_demo_agent_uses_the_model_whose_key_is_set(tmp_path: Path) -> None:
     config = load_config(write_config(tmp_path, demo=True, storage={"dir": str(tmp_path / "state")}), environ={})
     rules = demo_agent(config, {})
     assert rules is not None
@@ -153,7 +157,7 @@ def test_with_a_key_in_the_environment_it_thinks(tmp_path: Path) -> None:
         assert f"Your folder: {tmp_path / 'state' / 'demo'}" in spec.system
 
 
-def test_there_is_none_where_agents_are_configured_or_none_is_wanted(tmp_path: Path) -> None:
+def test_there_is_no_demo_agent_if_agents_are_configured_or_the_demo_is_disabled(tmp_path: Path) -> None:
     none = load_config(write_config(tmp_path, demo=False), environ={})
     assert demo_agent(none, {}) is None
     own = load_config(

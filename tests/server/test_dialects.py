@@ -120,15 +120,15 @@ def script() -> Script:
 
 def part(message: Any, type: str) -> Any:
     """The one part of a UI message of this type."""
-    (found,) = [part for part in message["parts"] if part["type"] == type]
-    return found
+    (match,) = [part for part in message["parts"] if part["type"] == type]
+    return match
 
 
 # The AI SDK
 
 
 @pytest.mark.spec("7.5")
-def test_the_ai_sdk_reads_a_run_with_streamed_input_parts_of_a_result_and_text(script: Script) -> None:
+def test_the_ai_sdk_reads_a_run_with_streamed_input_partial_results_and_text(script: Script) -> None:
     script.run("run_1")
     script.tool_delta("call_1", '{"city":')
     script.tool_delta("call_1", ' "Oslo"}')
@@ -159,7 +159,7 @@ def test_the_ai_sdk_reads_a_run_with_streamed_input_parts_of_a_result_and_text(s
 
 
 @pytest.mark.spec("7.5")
-def test_the_ai_sdk_is_told_that_a_person_is_asked_and_what_became_of_it(script: Script) -> None:
+def test_the_ai_sdk_gets_approval_requests_and_their_outcome(script: Script) -> None:
     for id in ("yes", "no", "late", "open"):
         script.tool(id, status="requires_action")
     script.tool_done("yes", None)
@@ -180,7 +180,7 @@ def test_the_ai_sdk_is_told_that_a_person_is_asked_and_what_became_of_it(script:
 
 
 @pytest.mark.spec("7.5")
-def test_the_ai_sdk_gets_a_result_that_comes_when_another_run_is_under_way(script: Script) -> None:
+def test_the_ai_sdk_gets_a_result_that_arrives_during_another_run(script: Script) -> None:
     script.run("run_1")
     script.tool("call_1", status="requires_action")
     script.run_done("run_1")
@@ -194,7 +194,7 @@ def test_the_ai_sdk_gets_a_result_that_comes_when_another_run_is_under_way(scrip
 
 
 @pytest.mark.spec("7.5")
-def test_a_reader_who_comes_in_the_middle_is_told_what_is_open(script: Script) -> None:
+def test_a_subscriber_that_joins_late_gets_what_is_open(script: Script) -> None:
     script.run("run_1")
     script.tool("call_1", status="requires_action")
     script.tool_delta("call_2", '{"city":')
@@ -222,7 +222,7 @@ def test_a_reader_who_comes_in_the_middle_is_told_what_is_open(script: Script) -
 
 @pytest.mark.spec("9.1")
 @pytest.mark.spec("7.5")
-def test_the_ai_sdk_is_told_what_of_a_text_does_not_count(script: Script) -> None:
+def test_the_ai_sdk_gets_discarded_text_marked_as_void(script: Script) -> None:
     script.message("msg_1", "run_1")
     script.delta("msg_1", "It is w")
     script.delta("msg_1", "", restart=True)
@@ -236,7 +236,7 @@ def test_the_ai_sdk_is_told_what_of_a_text_does_not_count(script: Script) -> Non
 
 
 @pytest.mark.spec("9.1")
-def test_the_ai_sdk_reads_a_message_that_was_abandoned_and_said_later(script: Script) -> None:
+def test_the_ai_sdk_reads_a_message_that_failed_and_was_written_again(script: Script) -> None:
     script.message("msg_1", "run_1")
     script.delta("msg_1", "It i")
     script.message_done("msg_1", "", "run_1", status="error")
@@ -257,7 +257,7 @@ def test_the_ai_sdk_reads_a_message_that_was_abandoned_and_said_later(script: Sc
 
 @pytest.mark.spec("9.1")
 @pytest.mark.spec("7.5")
-def test_ag_ui_gets_a_text_that_begins_anew_under_another_id(script: Script) -> None:
+def test_ag_ui_gets_a_restarted_text_under_another_id(script: Script) -> None:
     script.run("run_1")
     script.message("msg_1", "run_1")
     script.delta("msg_1", "It is w")
@@ -273,11 +273,15 @@ def test_ag_ui_gets_a_text_that_begins_anew_under_another_id(script: Script) -> 
     script.message_done("msg_2", "Snow.", "run_1")
     script.run_done("run_1")
     answer = read(AG_UI, said(AG_UI, script.events))
-    texts = {one["id"]: one["content"] for one in answer["messages"] if isinstance(one.get("content"), str)}
+    texts = {
+        message["id"]: message["content"] for message in answer["messages"] if isinstance(message.get("content"), str)
+    }
     assert texts == {"msg_1": "It is w", "msg_1.2": "It is cold.", "msg_2": "Ra", "msg_2.2": "Snow."}
     assert answer["types"].count("TEXT_MESSAGE_START") == answer["types"].count("TEXT_MESSAGE_END") == 4
     answer = read(AG_UI, said(AG_UI, script.events, joins=joins))
-    texts = {one["id"]: one["content"] for one in answer["messages"] if isinstance(one.get("content"), str)}
+    texts = {
+        message["id"]: message["content"] for message in answer["messages"] if isinstance(message.get("content"), str)
+    }
     assert texts["msg_1.2"] == "It is cold."
 
 
@@ -305,7 +309,11 @@ def test_ag_ui_reads_a_run(script: Script) -> None:
     ]  # fmt: skip
     calls = {call["id"]: call for message in answer["messages"] for call in message.get("toolCalls", ())}
     assert json.loads(calls["call_1"]["function"]["arguments"]) == {"city": "Oslo"}
-    results = {one["toolCallId"]: one["content"] for one in answer["messages"] if one["role"] == "tool"}
+    results = {
+        result_message["toolCallId"]: result_message["content"]
+        for result_message in answer["messages"]
+        if result_message["role"] == "tool"
+    }
     assert results == {"call_1": '{"rows":2}', "call_2": "it broke"}
     assert [message["content"] for message in answer["messages"] if message["id"] == "msg_1"] == ["It is cold."]
 
@@ -315,7 +323,7 @@ def test_ag_ui_reads_a_run(script: Script) -> None:
     ("status", "more", "last"),
     [("completed", {}, "RUN_FINISHED"), ("canceled", {}, "RUN_FINISHED"), ("failed", {"error": "no"}, "RUN_ERROR")],
 )
-def test_ag_ui_hears_how_a_run_ended(script: Script, status: str, more: dict[str, str], last: str) -> None:
+def test_ag_ui_gets_the_outcome_of_a_run(script: Script, status: str, more: dict[str, str], last: str) -> None:
     script.run("run_1")
     script.message("msg_1", "run_1")
     script.run_done("run_1", status, **more)
@@ -323,7 +331,7 @@ def test_ag_ui_hears_how_a_run_ended(script: Script, status: str, more: dict[str
 
 
 @pytest.mark.spec("7.5")
-def test_ag_ui_reads_a_space_in_which_several_speak_at_once(script: Script) -> None:
+def test_ag_ui_reads_a_space_with_several_runs_at_once(script: Script) -> None:
     script.message("msg_0")
     script.message_done("msg_0", "Hello, both of you")
     script.run("run_1")
@@ -343,7 +351,9 @@ def test_ag_ui_reads_a_space_in_which_several_speak_at_once(script: Script) -> N
     script.run_done("run_2")
     script.tool_done("call_1", "long after")
     answer = read(AG_UI, said(AG_UI, script.events))
-    texts = {one["id"]: one["content"] for one in answer["messages"] if isinstance(one.get("content"), str)}
+    texts = {
+        message["id"]: message["content"] for message in answer["messages"] if isinstance(message.get("content"), str)
+    }
     assert (texts["msg_0"], texts["msg_1"], texts["msg_2"]) == ("Hello, both of you", "I am.", "So do I.")
     assert answer["types"].count("RUN_STARTED") == answer["types"].count("RUN_FINISHED")
 
@@ -389,7 +399,7 @@ def anything(seed: int) -> list[StoredEvent]:
 
 
 @pytest.mark.spec("7.5")
-def test_their_parsers_take_whatever_happens_in_whatever_order_from_wherever() -> None:
+def test_the_parsers_of_both_protocols_accept_any_events_from_any_start() -> None:
     streams: list[tuple[Dialect, bytes]] = []
     for seed in range(300):
         events = anything(seed)
@@ -405,9 +415,7 @@ def test_their_parsers_take_whatever_happens_in_whatever_order_from_wherever() -
 
 @pytest.mark.spec("7.4")
 @pytest.mark.parametrize("dialect", FORMATS, ids=lambda dialect: dialect.name)
-def test_frames_of_one_event_have_ids_of_their_own_and_the_last_has_the_events(
-    script: Script, dialect: Dialect
-) -> None:
+def test_frames_of_one_event_have_partial_ids_and_the_last_has_the_event_id(script: Script, dialect: Dialect) -> None:
     script.run("run_1")
     script.message_done("msg_1", "Hello", "run_1")
     feed = feed_of(dialect)
@@ -429,7 +437,7 @@ SECRET = "s3cr3t-of-a-prebuilt-tool"
 @pytest.mark.parametrize("dialect", DIALECTS.values(), ids=lambda dialect: dialect.name)
 @pytest.mark.parametrize("exposure", ["name", "none"])
 @pytest.mark.parametrize("joins", [0, 3])
-def test_no_byte_of_a_prebuilt_tools_input_or_output_reaches_a_public_reader(
+def test_a_public_subscriber_gets_no_byte_of_the_input_or_output_of_prebuilt_tools(
     script: Script, dialect: Dialect, exposure: Visibility, joins: int
 ) -> None:
     script.run("run_1")
@@ -441,9 +449,9 @@ def test_no_byte_of_a_prebuilt_tools_input_or_output_reaches_a_public_reader(
     script.add("tool.done", exposure, **named, output={"stored": SECRET}, source="server")
     script.add("tool.error", exposure, **named, error=SECRET, errorKind=SECRET, output=SECRET)
     script.run_done("run_1", "failed", error=SECRET, usage={"model": SECRET})
-    shown = said(dialect, script.events, audience="public", joins=joins)
-    assert SECRET.encode() not in shown
-    assert (b"call_1" in shown) == (exposure == "name")
+    frames = said(dialect, script.events, audience="public", joins=joins)
+    assert SECRET.encode() not in frames
+    assert (b"call_1" in frames) == (exposure == "name")
     assert SECRET.encode() in said(dialect, script.events, joins=joins)
 
 
@@ -461,7 +469,7 @@ kinds = st.sampled_from(("tool.started", "tool.streaming", "tool.progress", "too
 
 @pytest.mark.spec("8.2")
 @given(st.lists(st.tuples(kinds, st.sampled_from(("name", "none")), fields), max_size=8), st.integers(0, 8))
-def test_whatever_is_in_the_events_of_prebuilt_tools_stays_here(
+def test_a_public_subscriber_gets_no_data_of_the_events_of_prebuilt_tools(
     happened: list[tuple[str, Visibility, dict[str, Any]]], joins: int
 ) -> None:
     script = Script()
@@ -471,7 +479,7 @@ def test_whatever_is_in_the_events_of_prebuilt_tools_stays_here(
         assert SECRET.encode() not in said(dialect, script.events, audience="public", joins=joins)
 
 
-def test_a_public_reader_gets_the_id_and_the_name_of_a_prebuilt_call_and_nothing_else(script: Script) -> None:
+def test_a_public_subscriber_gets_only_the_id_and_the_name_of_a_prebuilt_call(script: Script) -> None:
     script.tool("call_1", "name")
     script.tool_done("call_1", 1, "name")
     frames = said(NATIVE, script.events, audience="public").decode()
@@ -493,7 +501,7 @@ def test_members_see_the_input_and_the_output_of_the_tools_that_they_execute(scr
 
 
 @pytest.mark.parametrize("dialect", DIALECTS.values(), ids=lambda dialect: dialect.name)
-async def test_readers_who_fold_the_past_and_readers_who_saw_it_read_the_same(dialect: Dialect) -> None:
+async def test_late_and_early_subscribers_read_the_same(dialect: Dialect) -> None:
     for seed in range(30):
         events = anything(seed)
 
@@ -501,7 +509,7 @@ async def test_readers_who_fold_the_past_and_readers_who_saw_it_read_the_same(di
             return events[after : after + limit]
 
         feed = SharedFeed(Hub(load, _nothing), "space:spc_1", dialect, "public")
-        seen = translator_of(feed)
+        translator = translator_of(feed)
         for place, event in enumerate(events):
             folded = await feed.replay_translator(place)
-            assert feed.encode(event, folded) == feed.encode(event, seen)
+            assert feed.encode(event, folded) == feed.encode(event, translator)

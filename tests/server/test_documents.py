@@ -12,47 +12,47 @@ pytestmark = [pytest.mark.spec("9.5"), pytest.mark.spec("12.1")]
 
 
 async def agent(api: ApiClient, name: str = "Ada") -> str:
-    made = await api.create("/api/entities", type="agent", name=name)
-    return f"/api/agents/{made['id']}/documents"
+    new_agent = await api.create("/api/entities", type="agent", name=name)
+    return f"/api/agents/{new_agent['id']}/documents"
 
 
-async def test_documents_are_kept_for_an_agent_and_found(anywhere: ApiClient) -> None:
+async def test_documents_of_an_agent_are_stored_and_found(anywhere: ApiClient) -> None:
     path = await agent(anywhere)
     body = {"title": "FAQ", "text": "Tea is in the kitchen.", "source": "https://example.com/faq", "metadata": {"v": 1}}
-    made = await anywhere.post(path, body)
-    assert made.status == 201
-    document = made.data
+    created = await anywhere.post(path, body)
+    assert created.status == 201
+    document = created.data
     assert (document["title"], document["size"], document["passages"], document["origin"]) == ("FAQ", 22, 1, "api")
     assert "text" not in document
-    one = (await anywhere.get(f"{path}/{document['id']}")).data
-    assert one == {**document, "text": body["text"]}
+    full_document = (await anywhere.get(f"{path}/{document['id']}")).data
+    assert full_document == {**document, "text": body["text"]}
     changed = await anywhere.put(f"{path}/{document['id']}", {"title": "FAQ", "text": "Coffee is in the hall."})
     assert (changed.data["source"], changed.data["metadata"]) == (None, {})
     run = await anywhere.create("/api/runs", agentEntityId=path.split("/")[3])
-    found = await anywhere.post(
+    matches = await anywhere.post(
         f"/api/runs/{run['id']}/calls", {"name": "search_knowledge", "args": {"query": "coffee"}}
     )
-    assert found.data["result"]["results"][0]["text"] == "Coffee is in the hall."
+    assert matches.data["result"]["results"][0]["text"] == "Coffee is in the hall."
     assert (await anywhere.delete(f"{path}/{document['id']}")).status == 204
     assert (await anywhere.delete(f"{path}/{document['id']}")).status == 404
     assert (await anywhere.get(f"{path}/{document['id']}")).status == 404
-    found = await anywhere.post(
+    matches = await anywhere.post(
         f"/api/runs/{run['id']}/calls", {"name": "search_knowledge", "args": {"query": "coffee"}}
     )
-    assert found.data["result"] == {"results": [], "total": 0}
+    assert matches.data["result"] == {"results": [], "total": 0}
 
 
-async def test_documents_are_listed_page_by_page(api: ApiClient) -> None:
+async def test_documents_are_listed_in_pages(api: ApiClient) -> None:
     path = await agent(api)
     for n in range(5):
         assert (await api.put(f"{path}/doc_{n}", {"title": f"{n}", "text": "x"})).status == 200
     first = (await api.get(f"{path}?limit=3")).data
     rest = (await api.get(f"{path}?limit=3&cursor={first['next']}")).data
-    assert [one["id"] for one in (*first["items"], *rest["items"])] == [f"doc_{n}" for n in range(5)]
+    assert [document["id"] for document in (*first["items"], *rest["items"])] == [f"doc_{n}" for n in range(5)]
     assert rest["next"] is None
 
 
-async def test_what_cannot_be_kept_is_refused_with_the_reason(api: ApiClient) -> None:
+async def test_an_invalid_document_is_refused_with_the_reason(api: ApiClient) -> None:
     path = await agent(api)
     for body, reason in (
         ({"title": "T", "text": "é" * 510_000}, "so split it"),
@@ -74,17 +74,17 @@ async def test_what_cannot_be_kept_is_refused_with_the_reason(api: ApiClient) ->
     assert (await api.get(path)).data["items"] == []
 
 
-async def test_an_id_is_given_once_and_a_repeated_request_finds_the_first(api: ApiClient) -> None:
+async def test_a_document_id_is_unique_and_a_repeated_request_returns_the_first(api: ApiClient) -> None:
     path = await agent(api)
     body = {"title": "T", "text": "x", "id": "mine"}
     first = await api.post(path, body, headers={"Idempotency-Key": "k1"})
     again = await api.post(path, body, headers={"Idempotency-Key": "k1"})
     assert (first.status, again.status, again.data) == (201, 201, first.data)
-    taken = await api.post(path, body)
-    assert (taken.status, "PUT replaces it" in taken.detail) == (409, True)
+    duplicate = await api.post(path, body)
+    assert (duplicate.status, "PUT replaces it" in duplicate.detail) == (409, True)
 
 
-async def test_another_agents_documents_are_its_own(api: ApiClient) -> None:
+async def test_documents_of_another_agent_are_not_found(api: ApiClient) -> None:
     ada, bob = await agent(api), await agent(api, "Bob")
     await api.put(f"{ada}/plan", {"title": "Plan", "text": "hers"})
     assert (await api.get(f"{bob}/plan")).status == 404
@@ -94,7 +94,7 @@ async def test_another_agents_documents_are_its_own(api: ApiClient) -> None:
 
 
 @pytest.mark.spec("13.1")
-async def test_the_client_has_a_method_for_each(api: ApiClient) -> None:
+async def test_the_client_has_a_method_for_each_document_route(api: ApiClient) -> None:
     bot = (await api.create("/api/entities", type="agent", name="Bot"))["id"]
     async with ToolspaceClient(api.url, secret_key=SECRET) as client:
         added = await client.agents.add_document(bot, "FAQ", "Tea.", source="faq.md", metadata={"v": 1}, id="faq")
@@ -103,7 +103,7 @@ async def test_the_client_has_a_method_for_each(api: ApiClient) -> None:
             await client.agents.add_document(bot, "FAQ", "Tea.", id="faq")
         assert (await client.agents.put_document(bot, "faq", "FAQ", "Coffee.")).size == 7
         assert (await client.agents.get_document(bot, "faq")).text == "Coffee."
-        assert [one.id for one in (await client.agents.list_documents(bot)).items] == ["faq"]
+        assert [document.id for document in (await client.agents.list_documents(bot)).items] == ["faq"]
         await client.agents.delete_document(bot, "faq")
         with pytest.raises(NotFound):
             await client.agents.get_document(bot, "faq")

@@ -11,7 +11,7 @@ from tests.server.gateway_api import ApiClient
 
 @pytest.mark.spec("7.1")
 @pytest.mark.spec("12.1")
-async def test_an_entity_is_created_looked_at_changed_and_removed(anywhere: ApiClient) -> None:
+async def test_an_entity_is_created_read_updated_and_deleted(anywhere: ApiClient) -> None:
     api = anywhere
     reply = await api.post("/api/entities", {"type": "human", "name": "Ann", "metadata": {"π": [1, None, 2.5]}})
     assert reply.status == 201
@@ -31,7 +31,7 @@ async def test_an_entity_is_created_looked_at_changed_and_removed(anywhere: ApiC
         assert ann["id"] in reply.detail
 
 
-async def test_an_id_of_ones_own_is_taken_once(anywhere: ApiClient) -> None:
+async def test_a_chosen_entity_id_is_unique(anywhere: ApiClient) -> None:
     body = {"id": "bot-7", "type": "agent", "name": "Bot"}
     replies = await asyncio.gather(*(anywhere.post("/api/entities", body) for _ in range(5)))
     assert sorted(reply.status for reply in replies) == [201, 409, 409, 409, 409]
@@ -53,60 +53,60 @@ async def test_an_id_of_ones_own_is_taken_once(anywhere: ApiClient) -> None:
         ({"type": "human", "name": "x", "createdAt": 1}, "$.createdAt"),
     ],
 )
-async def test_what_an_entity_cannot_be_is_named(api: ApiClient, body: object, path: str) -> None:
+async def test_an_invalid_entity_is_refused_with_the_reason(api: ApiClient, body: object, path: str) -> None:
     reply = await api.post("/api/entities", body)
     assert (reply.status, reply.data["path"]) == (400, path)
 
 
-async def test_odd_values_in_metadata_come_back_as_they_are(anywhere: ApiClient) -> None:
+async def test_metadata_is_returned_unchanged(anywhere: ApiClient) -> None:
     odd = b'{"type":"human","name":"x","metadata":{"nul":"a\\u0000b","big":123456789012345678901234567890,"f":0.1}}'
-    made = await anywhere.post("/api/entities", raw=odd)
-    assert made.status == 201
-    again = await anywhere.get(f"/api/entities/{made.data['id']}")
-    assert again.body == made.body
+    created = await anywhere.post("/api/entities", raw=odd)
+    assert created.status == 201
+    again = await anywhere.get(f"/api/entities/{created.data['id']}")
+    assert again.body == created.body
     assert b'"big":123456789012345678901234567890' in again.body
     assert b'"nul":"a\\u0000b"' in again.body
 
 
 @pytest.mark.spec("12.1")
-async def test_lists_come_page_by_page_each_entity_once(anywhere: ApiClient) -> None:
+async def test_each_entity_is_on_exactly_one_page(anywhere: ApiClient) -> None:
     for number in range(7):
         kind = "agent" if number % 2 else "human"
         await anywhere.create("/api/entities", id=f"e{number}", type=kind, name=f"E{number}")
-    seen: list[str] = []
+    ids: list[str] = []
     cursor = ""
     while True:
         reply = await anywhere.get(f"/api/entities?limit=3{cursor}")
-        seen += [entity["id"] for entity in reply.data["items"]]
+        ids += [entity["id"] for entity in reply.data["items"]]
         if reply.data["next"] is None:
             break
         cursor = f"&cursor={reply.data['next']}"
-    assert seen == [f"e{number}" for number in range(7)]
+    assert ids == [f"e{number}" for number in range(7)]
     agents = (await anywhere.get("/api/entities?type=agent")).data
     assert [agent["id"] for agent in agents["items"]] == ["e1", "e3", "e5"]
     assert [agent["id"] for agent in (await anywhere.get("/api/agents")).data["items"]] == ["e1", "e3", "e5"]
 
 
 @pytest.mark.parametrize("limit", ["0", "501", "-1", "1.5", "x", "9" * 30])
-async def test_a_page_has_a_bounded_size(api: ApiClient, limit: str) -> None:
+async def test_the_page_size_is_limited(api: ApiClient, limit: str) -> None:
     assert (await api.get(f"/api/entities?limit={limit}")).status == 400
 
 
-async def test_a_person_is_no_agent(api: ApiClient) -> None:
+async def test_a_person_is_not_found_as_an_agent(api: ApiClient) -> None:
     ann = await api.create("/api/entities", type="human", name="Ann")
     assert (await api.get(f"/api/agents/{ann['id']}")).status == 404
 
 
 @pytest.mark.spec("8.1")
-async def test_an_entity_sees_itself_and_who_shares_a_space_without_their_metadata(api: ApiClient) -> None:
+async def test_an_entity_sees_itself_and_entities_in_its_spaces_without_their_metadata(api: ApiClient) -> None:
     for name, kind in (("ann", "human"), ("bob", "human"), ("bot", "agent"), ("spy", "agent")):
         await api.create("/api/entities", id=name, type=kind, name=name, metadata={"note": f"about {name}"})
     await api.create("/api/spaces", name="ours", members=["ann", "bot"])
     await api.create("/api/spaces", name="theirs", members=["bob", "spy"])
     ann = await api.member("ann")
     assert (await ann.get("/api/entities/ann")).data["metadata"] == {"note": "about ann"}
-    shown = await ann.get("/api/entities/bot")
-    assert (shown.status, shown.data["metadata"]) == (200, {})
+    entity = await ann.get("/api/entities/bot")
+    assert (entity.status, entity.data["metadata"]) == (200, {})
     assert (await ann.get("/api/agents/bot")).data["metadata"] == {}
     agents = (await ann.get("/api/agents")).data["items"]
     assert [(agent["id"], agent["metadata"]) for agent in agents] == [("bot", {})]
@@ -118,7 +118,7 @@ async def test_an_entity_sees_itself_and_who_shares_a_space_without_their_metada
 
 
 @pytest.mark.spec("8.1")
-async def test_the_token_of_a_removed_entity_is_good_for_nothing(api: ApiClient) -> None:
+async def test_the_token_of_a_deleted_entity_is_invalid(api: ApiClient) -> None:
     await api.create("/api/entities", id="ann", type="human", name="Ann")
     ann = await api.member("ann")
     assert (await ann.get("/api/spaces")).status == 200
@@ -127,7 +127,7 @@ async def test_the_token_of_a_removed_entity_is_good_for_nothing(api: ApiClient)
 
 
 @pytest.mark.parametrize("name", ["id", "name"])
-async def test_a_line_break_at_the_end_is_a_part_of_no_id_and_no_name(api: ApiClient, name: str) -> None:
+async def test_ids_and_names_must_not_end_with_a_line_break(api: ApiClient, name: str) -> None:
     reply = await api.post("/api/entities", {"id": "bot-7", "type": "agent", "name": "Bot", name: "bot-8\n"})
     assert reply.status == 400
     assert reply.data["path"] == f"$.{name}"

@@ -46,19 +46,19 @@ async def agent(tmp_path: Path) -> AsyncIterator[Agent]:
         ]
         path = write_config(tmp_path, tools={"definitions": tools, "overrides": {"goals": {"visible": True}}})
         async with Gateway.open(path) as gateway, open_api(gateway) as api:
-            made = Agent(api)
-            await made.settle_in()
-            yield made
+            new_agent = Agent(api)
+            await new_agent.settle_in()
+            yield new_agent
 
 
-async def test_the_clock_answers_a_wait(agent: Agent) -> None:
+async def test_a_timer_resolves_a_wait(agent: Agent) -> None:
     reply = await agent.call("pause")
     assert reply.data["ok"], reply
     assert reply.data["result"]["waited"] >= 20
 
 
 @pytest.mark.spec("6.3")
-async def test_a_long_wait_ends_in_the_inbox(agent: Agent) -> None:
+async def test_the_result_of_a_long_wait_goes_to_the_inbox(agent: Agent) -> None:
     reply = await agent.call("nap", duration="60ms")
     assert reply.data["error"] == "Tool timed out after 20ms"
     inbox = (await agent.api.get(f"/api/agents/{agent.id}/inbox?wait=10")).data["items"]
@@ -68,7 +68,7 @@ async def test_a_long_wait_ends_in_the_inbox(agent: Agent) -> None:
     assert "is not a duration" in wrong.data["error"]
 
 
-async def test_what_runs_here_runs_in_a_run(agent: Agent) -> None:
+async def test_server_tools_are_executed_in_a_run(agent: Agent) -> None:
     assert (await agent.call("total", price=2, count=3)).data["result"] == 6
     assert (await agent.call("goals")).data["result"] == {"goals": [], "totalGoals": 0}
 
@@ -88,8 +88,8 @@ async def test_a_visible_tool_needs_an_active_space(agent: Agent) -> None:
     pending = await agent.call("confirm", question="Sure?")
     assert pending.data["result"]["status"] == "pending"
     messages = (await agent.api.get(f"/api/spaces/{agent.space}/messages")).data["items"]
-    shown = [(message["content"]["toolName"], message["status"]) for message in messages]
-    assert shown == [("fetch", "complete"), ("show", "complete"), ("confirm", "requires_action")]
+    calls = [(message["content"]["toolName"], message["status"]) for message in messages]
+    assert calls == [("fetch", "complete"), ("show", "complete"), ("confirm", "requires_action")]
 
 
 @pytest.mark.spec("6.7")
@@ -99,7 +99,7 @@ async def test_a_tool_that_no_worker_serves_fails_fast(agent: Agent) -> None:
 
 
 @pytest.mark.spec("8.2")
-async def test_an_override_does_not_show_what_a_prebuilt_tool_does(agent: Agent) -> None:
+async def test_an_override_does_not_make_a_prebuilt_tool_visible(agent: Agent) -> None:
     await agent.call("enter_space", spaceId=agent.space)
     assert (await agent.call("goals")).data["ok"]
     assert (await agent.api.get(f"/api/spaces/{agent.space}/messages")).data["items"] == []

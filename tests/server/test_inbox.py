@@ -30,7 +30,7 @@ async def states(api: ApiClient) -> dict[str, str]:
 
 @pytest.mark.spec("7.3")
 @pytest.mark.spec("12.1")
-async def test_an_event_is_told_once_taken_and_done(anywhere: ApiClient) -> None:
+async def test_an_event_is_pushed_once_claimed_and_acknowledged(anywhere: ApiClient) -> None:
     api = anywhere
     await agent(api)
     assert await push(api, "order-1", {"order": 1}) == {"eventId": "order-1", "fresh": True}
@@ -39,13 +39,13 @@ async def test_an_event_is_told_once_taken_and_done(anywhere: ApiClient) -> None
     assert [(event["eventId"], event["type"], event["data"]) for event in listed] == [
         ("order-1", "service", {"order": 1})
     ]
-    taken = await api.create(f"{PATH}/claim", count=5, leaseSeconds=30)
-    assert [event["eventId"] for event in taken["items"]] == ["order-1"]
-    assert taken["leaseUntil"] > taken["items"][0]["timestamp"]
+    claim = await api.create(f"{PATH}/claim", count=5, leaseSeconds=30)
+    assert [event["eventId"] for event in claim["items"]] == ["order-1"]
+    assert claim["leaseUntil"] > claim["items"][0]["timestamp"]
     assert (await api.create(f"{PATH}/claim"))["items"] == []
     other = await api.create(f"{PATH}/done", claim="another", eventIds=["order-1", "order-9"])
     assert other == {"done": [], "notHeld": ["order-1", "order-9"]}
-    assert await api.create(f"{PATH}/done", claim=taken["claim"], eventIds=["order-1"]) == {
+    assert await api.create(f"{PATH}/done", claim=claim["claim"], eventIds=["order-1"]) == {
         "done": ["order-1"],
         "notHeld": [],
     }
@@ -54,28 +54,26 @@ async def test_an_event_is_told_once_taken_and_done(anywhere: ApiClient) -> None
 
 
 @pytest.mark.spec("7.3")
-async def test_events_are_taken_by_one_of_many_in_their_order(anywhere: ApiClient) -> None:
+async def test_events_are_claimed_once_and_in_order(anywhere: ApiClient) -> None:
     await agent(anywhere)
     for number in range(10):
         await push(anywhere, f"e{number}")
-    taken = await asyncio.gather(*(anywhere.create(f"{PATH}/claim", count=3) for _ in range(6)))
-    ids = [event["eventId"] for one in taken for event in one["items"]]
+    claims = await asyncio.gather(*(anywhere.create(f"{PATH}/claim", count=3) for _ in range(6)))
+    ids = [event["eventId"] for claim in claims for event in claim["items"]]
     assert sorted(ids) == [f"e{number}" for number in range(10)]
-    for one in taken:
-        own = [event["eventId"] for event in one["items"]]
+    for claim in claims:
+        own = [event["eventId"] for event in claim["items"]]
         assert own == sorted(own)
 
 
 @pytest.mark.spec("7.3")
-async def test_what_is_given_back_comes_again_until_it_is_parked_for_an_operator(
-    gateway: Gateway, api: ApiClient
-) -> None:
+async def test_a_released_event_is_retried_until_it_fails(gateway: Gateway, api: ApiClient) -> None:
     await agent(api)
     await push(api, "e1")
     for attempt in range(1, inbox.MAX_ATTEMPTS + 1):
-        taken = await api.create(f"{PATH}/claim", wait=60)
-        assert taken["items"][0]["attempts"] == attempt
-        back = await api.create(f"{PATH}/return", claim=taken["claim"], eventIds=["e1", "e2"], error="no luck")
+        claim = await api.create(f"{PATH}/claim", wait=60)
+        assert claim["items"][0]["attempts"] == attempt
+        back = await api.create(f"{PATH}/return", claim=claim["claim"], eventIds=["e1", "e2"], error="no luck")
         assert back["notHeld"] == ["e2"]
         assert back["items"][0]["status"] == ("pending" if attempt < inbox.MAX_ATTEMPTS else "failed")
         # The time until it comes again is the clock's; the test does not wait for it.
@@ -99,24 +97,24 @@ def _hurry() -> Any:
 
 
 @pytest.mark.spec("7.3")
-async def test_whoever_waits_hears_of_an_event_when_it_comes(anywhere: ApiClient) -> None:
+async def test_a_waiting_request_gets_an_event_when_it_arrives(anywhere: ApiClient) -> None:
     await agent(anywhere)
     claiming = asyncio.create_task(anywhere.create(f"{PATH}/claim", wait=60))
     looking = asyncio.create_task(anywhere.get(f"{PATH}?wait=60"))
     await asyncio.sleep(0)
     await push(anywhere, "news")
-    taken, seen = await asyncio.wait_for(asyncio.gather(claiming, looking), 30)
-    assert [event["eventId"] for event in taken["items"]] == ["news"]
-    assert [event["eventId"] for event in seen.data["items"]] == ["news"]
+    claim, listed = await asyncio.wait_for(asyncio.gather(claiming, looking), 30)
+    assert [event["eventId"] for event in claim["items"]] == ["news"]
+    assert [event["eventId"] for event in listed.data["items"]] == ["news"]
 
 
-async def test_waiting_in_vain_ends(api: ApiClient) -> None:
+async def test_a_wait_without_events_ends_in_time(api: ApiClient) -> None:
     await agent(api)
     assert (await api.get(f"{PATH}?wait=0.05")).data == {"items": [], "next": None}
     assert (await api.create(f"{PATH}/claim", wait=0.05))["items"] == []
 
 
-async def test_a_waiting_client_who_left_takes_nothing(gateway: Gateway, api: ApiClient) -> None:
+async def test_a_disconnected_client_claims_nothing(gateway: Gateway, api: ApiClient) -> None:
     await agent(api)
     claiming = asyncio.create_task(api.create(f"{PATH}/claim", wait=60))
     await _until(lambda: gateway.ledger.waiters.is_waited_for("inbox:bot"))
@@ -126,7 +124,7 @@ async def test_a_waiting_client_who_left_takes_nothing(gateway: Gateway, api: Ap
     assert await states(api) == {"e1": "pending"}
 
 
-async def test_whoever_waits_is_sent_home_when_the_gateway_stops(tmp_path: Path) -> None:
+async def test_waiting_requests_end_when_the_gateway_stops(tmp_path: Path) -> None:
     async with Gateway.open(write_config(tmp_path)) as gateway, open_api(gateway) as api:
         await agent(api)
         claiming = asyncio.create_task(api.create(f"{PATH}/claim", wait=60))
@@ -153,7 +151,7 @@ async def test_whoever_waits_is_sent_home_when_the_gateway_stops(tmp_path: Path)
         ("/return", {"eventIds": ["x"], "error": "a\0"}),
     ],
 )
-async def test_what_an_inbox_does_not_take_is_refused(api: ApiClient, path: str, body: object) -> None:
+async def test_an_invalid_inbox_event_is_refused(api: ApiClient, path: str, body: object) -> None:
     await agent(api)
     assert (await api.post(PATH + path, body)).status == 400
 
@@ -165,7 +163,7 @@ async def test_only_agents_have_an_inbox(api: ApiClient) -> None:
         assert (await api.post(f"/api/agents/{entity}/inbox", {"data": 1})).status == 404
 
 
-async def test_events_are_taken_by_their_type(api: ApiClient) -> None:
+async def test_events_are_claimed_by_type(api: ApiClient) -> None:
     await agent(api)
     await push(api, "e1")
     assert (await api.create(f"{PATH}/claim", types=["tool_result"]))["items"] == []

@@ -12,7 +12,7 @@ async def made(api: ApiClient, **body: object) -> ApiResponse:
 
 
 @pytest.mark.spec("8.3")
-async def test_a_key_is_shown_once_and_then_only_hinted_at(api: ApiClient) -> None:
+async def test_a_key_is_returned_once_and_later_only_its_hint(api: ApiClient) -> None:
     reply = await made(api, kind="secret", name="backend")
     assert reply.status == 201
     key = reply.data["key"]
@@ -26,13 +26,13 @@ async def test_a_key_is_shown_once_and_then_only_hinted_at(api: ApiClient) -> No
         "agentEntityId": None,
     }
     listed = await api.get("/api/keys")
-    (one,) = listed.data["items"]
-    assert one["hint"] == f"sk_…{key[-4:]}"
-    assert "key" not in one
+    (listed_key,) = listed.data["items"]
+    assert listed_key["hint"] == f"sk_…{key[-4:]}"
+    assert "key" not in listed_key
     assert key.encode() not in listed.body
 
 
-async def test_a_revoked_key_is_listed_as_such_and_opens_nothing(api: ApiClient) -> None:
+async def test_a_revoked_key_is_listed_as_revoked_and_is_invalid(api: ApiClient) -> None:
     await made(api, kind="secret", name="kept")
     reply = await made(api, kind="secret", name="revoked")
     own = api.with_headers(authorization=f"Bearer {reply.data['key']}")
@@ -41,17 +41,17 @@ async def test_a_revoked_key_is_listed_as_such_and_opens_nothing(api: ApiClient)
     assert (await own.get("/api/spaces")).status == 401
     assert (await api.delete(f"/api/keys/{reply.data['id']}")).status == 204  # Said twice.
     items = (await api.get("/api/keys")).data["items"]
-    assert [one["revokedAt"] is not None for one in items] == [False, True]
+    assert [key["revokedAt"] is not None for key in items] == [False, True]
     assert (await api.delete("/api/keys/key_none")).status == 404
 
 
-async def test_keys_come_in_pages(api: ApiClient) -> None:
+async def test_keys_are_listed_in_pages(api: ApiClient) -> None:
     for number in range(5):
         await made(api, kind="public", name=f"key {number}")
     names, cursor = [], ""
     while True:
         page = (await api.get(f"/api/keys?limit=2{cursor}")).data
-        names += [one["name"] for one in page["items"]]
+        names += [key["name"] for key in page["items"]]
         if page["next"] is None:
             break
         cursor = f"&cursor={page['next']}"
@@ -74,7 +74,7 @@ async def test_keys_come_in_pages(api: ApiClient) -> None:
         {"kind": "secret", "name": ""},
     ],
 )
-async def test_a_key_that_makes_no_sense_is_refused(api: ApiClient, body: dict[str, object]) -> None:
+async def test_an_invalid_key_is_refused(api: ApiClient, body: dict[str, object]) -> None:
     await api.create("/api/entities", id="ann", type="human", name="Ann")
     reply = await api.post("/api/keys", body)
     assert reply.status == 400, reply
@@ -82,7 +82,7 @@ async def test_a_key_that_makes_no_sense_is_refused(api: ApiClient, body: dict[s
 
 
 @pytest.mark.spec("8.1")
-async def test_a_token_names_its_entity_until_it_ends(api: ApiClient) -> None:
+async def test_a_token_identifies_its_entity_until_it_expires(api: ApiClient) -> None:
     await api.create("/api/entities", id="ann", type="human", name="Ann")
     reply = await api.post("/api/entities/ann/token", {"expiresIn": 60})
     assert reply.status == 201

@@ -53,33 +53,39 @@ def test_the_document_is_valid_openapi() -> None:
 
 
 @pytest.mark.spec("12.1")
-async def test_the_gateway_serves_the_document_of_everything_that_it_answers(api: ApiClient) -> None:
+async def test_the_served_document_describes_every_route(api: ApiClient) -> None:
     served = (await api.with_headers().get("/openapi.json")).data
-    described = {(method.upper(), path) for path, one in served["paths"].items() for method in one}
+    described = {(method.upper(), path) for path, path_item in served["paths"].items() for method in path_item}
     assert described == {(route.method, route.path) for route in ROUTES} | {("GET", "/openapi.json")}
     for path, operations in served["paths"].items():
         for method, operation in operations.items():
             assert operation["summary"], (method, path)
-            names = {one["name"] for one in operation.get("parameters", ()) if one["in"] == "path"}
+            names = {parameter["name"] for parameter in operation.get("parameters", ()) if parameter["in"] == "path"}
             assert names == set(re.findall(r"{(\w+)}", path))
     for name, answer in served["components"]["responses"].items():
         assert list(answer["content"]) == ["application/problem+json"], name
 
 
-def test_every_operation_has_a_name_of_its_own() -> None:
+def test_operation_ids_are_unique() -> None:
     described = msgspec.json.decode(encode_document(ROUTES))
-    names = [one["operationId"] for path in described["paths"].values() for one in path.values()]
+    names = [operation["operationId"] for path in described["paths"].values() for operation in path.values()]
     assert len(set(names)) == len(names)
 
 
-def test_every_member_and_parameter_says_what_it_is() -> None:
+def test_every_field_and_parameter_has_a_description() -> None:
     described = msgspec.json.decode(encode_document(ROUTES))
     silent: list[str] = []
     for name, schema in described["components"]["schemas"].items():
-        silent += [f"{name}.{member}" for member, one in _members(schema).items() if not _says(one)]
+        silent += [
+            f"{name}.{member}" for member, property_schema in _members(schema).items() if not _says(property_schema)
+        ]
     for path, operations in described["paths"].items():
         for operation in operations.values():
-            silent += [f"{path} {one['name']}" for one in operation.get("parameters", ()) if not one.get("description")]
+            silent += [
+                f"{path} {parameter['name']}"
+                for parameter in operation.get("parameters", ())
+                if not parameter.get("description")
+            ]
     assert not silent
 
 
@@ -88,10 +94,10 @@ def _members(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _says(schema: dict[str, Any]) -> bool:
-    return "description" in schema or any("description" in one for one in schema.get("anyOf", ()))
+    return "description" in schema or any("description" in option for option in schema.get("anyOf", ()))
 
 
-def test_what_calls_answer_is_described_by_its_members() -> None:
+def test_the_responses_of_call_routes_are_described_by_their_fields() -> None:
     described = msgspec.json.decode(encode_document(ROUTES))
     for path in ("/api/tools/{name}/call", "/api/runs/{runId}/calls"):
         for status in ("200", "202"):
@@ -103,17 +109,17 @@ def test_what_calls_answer_is_described_by_its_members() -> None:
         assert answer == {"$ref": "#/components/schemas/Call"}
 
 
-def test_every_route_says_whose_it_is() -> None:
+def test_every_route_names_its_credentials() -> None:
     described = msgspec.json.decode(encode_document(ROUTES))
     for route in ROUTES:
         security = described["paths"][route.path][route.method.lower()]["security"]
         assert bool(security) == (route.access is not Access.OPEN), route.name
-        schemes = {name for one in security for name in one}
+        schemes = {name for requirement in security for name in requirement}
         assert ("token" in schemes) == (route.access in (Access.MEMBER, Access.ANY)), route.name
 
 
 @pytest.mark.spec("12.1")
-def test_every_route_has_one_line_in_the_page_that_says_who_may_and_what_it_does() -> None:
+def test_the_docs_page_has_one_line_for_every_route() -> None:
     page = (ROOT / "docs" / "http-api.md").read_text()
     who = {
         Access.OPEN: "anyone",
@@ -123,8 +129,8 @@ def test_every_route_has_one_line_in_the_page_that_says_who_may_and_what_it_does
         Access.ANY: "any key",
     }
     lines = re.findall(r"^\| `((?:GET|POST|PUT|PATCH|DELETE) [^`]+)` \| (.+?) \| (.+?) \|$", page, re.MULTILINE)
-    told = [(route.name, who[route.access], route.summary) for route in ROUTES]
-    assert sorted(lines) == sorted([*told, ("GET /openapi.json", "anyone", "Get the OpenAPI document")])
+    expected = [(route.name, who[route.access], route.summary) for route in ROUTES]
+    assert sorted(lines) == sorted([*expected, ("GET /openapi.json", "anyone", "Get the OpenAPI document")])
 
 
 class _Background:
@@ -185,16 +191,14 @@ def operations() -> list[Any]:
     """What is fuzzed. What streams until someone ends it is tested where it is made."""
     served = schemathesis.openapi.from_dict(msgspec.json.decode(encode_document(ROUTES)))
     streaming = {(route.method.lower(), route.path) for route in ROUTES if route.is_stream}
-    found = [one.ok() for one in served.get_all_operations()]
-    return [one for one in found if (one.method, one.path) not in streaming]
+    all_operations = [operation.ok() for operation in served.get_all_operations()]
+    return [operation for operation in all_operations if (operation.method, operation.path) not in streaming]
 
 
 @pytest.mark.spec("12.1")
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=["fitting", "unfitting"])
-@pytest.mark.parametrize("operation", operations(), ids=lambda one: one.label)
-def test_no_request_gets_an_answer_that_the_document_does_not_have(
-    operation: Any, mode: GenerationMode, fuzzed: str
-) -> None:
+@pytest.mark.parametrize("operation", operations(), ids=lambda item: item.label)
+def test_every_response_conforms_to_the_document(operation: Any, mode: GenerationMode, fuzzed: str) -> None:
     if mode is GenerationMode.NEGATIVE and not (operation.body or operation.query or operation.path_parameters):
         return  # There is nothing that could be wrong.
 

@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 
 from tests.server.gateway_api import SECRET, ApiClient, ApiResponse, open_api, write_config
-from tests.server.test_operations import ready_says
+from tests.server.test_health_and_metrics import ready_says
 from tests.servers.postgres import LocalPostgresServer
 from toolspace.client.worker import ToolWorker
 from toolspace.server.gateway import Gateway
@@ -75,7 +75,7 @@ async def _reading(api: ApiClient) -> AsyncIterator[_Reader]:
 
 @pytest.mark.spec("15.3")
 @pytest.mark.spec("7.4")
-async def test_what_waited_reads_and_works_goes_on_when_a_lost_database_is_back(
+async def test_waiting_calls_streams_and_agents_continue_after_a_database_outage(
     stoppable_postgres: LocalPostgresServer, tmp_path: Path
 ) -> None:
     with stoppable_postgres.database() as url:
@@ -95,7 +95,7 @@ async def test_what_waited_reads_and_works_goes_on_when_a_lost_database_is_back(
                 await reader.reads("requires_action")
 
                 await asyncio.to_thread(stoppable_postgres.stop)
-                said, called = await _say(here, "meanwhile"), await _call(here, "move", "call_1")
+                message, called = await _say(here, "meanwhile"), await _call(here, "move", "call_1")
                 await asyncio.to_thread(stoppable_postgres.start)
                 await asyncio.gather(ready_says(here, 200), ready_says(there, 200))
 
@@ -108,9 +108,9 @@ async def test_what_waited_reads_and_works_goes_on_when_a_lost_database_is_back(
                 confirmed = await waiting
             inbox = await here.get("/api/agents/robot/inbox")
 
-    for refused in (said, called):
+    for refused in (message, called):
         assert (refused.status, refused.headers["retry-after"]) == (503, "1")
-        assert "the database does not answer" in refused.detail
+        assert "The database is unavailable" in refused.detail
     assert (again.status, again.data["result"]) == (200, "moved")
     assert (answered.status, confirmed.data["result"]) == (200, "yes")
     assert [event["type"] for event in inbox.data["items"]] == ["space_message"] * 2
@@ -129,19 +129,19 @@ def _largest_file(size: int) -> Iterator[None]:
 
 
 @pytest.mark.spec("15.2")
-async def test_a_full_disk_is_said_so_loses_nothing_and_when_there_is_room_it_goes_on(tmp_path: Path) -> None:
+async def test_a_full_disk_is_reported_loses_nothing_and_work_continues_afterwards(tmp_path: Path) -> None:
     async with _gateway(tmp_path / "a") as api:
         await _settle_in(api)
         size = max(file.stat().st_size for file in (tmp_path / "a" / "state").iterdir())
-        said: list[str] = []
+        contents: list[str] = []
         with _largest_file(size + 300_000):
-            while (reply := await _say(api, text := f"{len(said)} " + "x" * 20_000)).status == 201:
-                said.append(text)
+            while (reply := await _say(api, text := f"{len(contents)} " + "x" * 20_000)).status == 201:
+                contents.append(text)
             health = await api.get("/health")
         after = await _say(api, "after")
-        kept = await api.get("/api/spaces/room/messages?after=0&limit=500")
+        messages = await api.get("/api/spaces/room/messages?after=0&limit=500")
 
     assert (reply.status, reply.headers["retry-after"], health.status) == (503, "1", 200)
     assert after.status == 201
-    assert [message["content"] for message in kept.data["items"]] == [*said, "after"]
-    assert "the database does not answer" in reply.detail
+    assert [message["content"] for message in messages.data["items"]] == [*contents, "after"]
+    assert "The database is unavailable" in reply.detail

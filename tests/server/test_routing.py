@@ -30,21 +30,21 @@ ROUTER = Router(
 
 def found(path: str, raw: bytes | None = None) -> tuple[set[str], tuple[str, ...]] | None:
     match = ROUTER.find(path, path.encode() if raw is None else raw)
-    return None if match is None else ({one.path for one in match.routes.values()}, match.values)
+    return None if match is None else ({matched_route.path for matched_route in match.routes.values()}, match.values)
 
 
-def test_a_path_leads_to_its_route_with_the_values_of_its_parameters() -> None:
+def test_a_path_matches_its_route_with_the_values_of_its_parameters() -> None:
     assert found("/api/tools") == ({"/api/tools"}, ())
     assert found("/api/tools/echo/call") == ({"/api/tools/{name}/call"}, ("echo",))
     assert found("/api/spaces/s1/members/e1") == ({"/api/spaces/{spaceId}/members/{entityId}"}, ("s1", "e1"))
 
 
-def test_a_fixed_name_goes_before_a_parameter_and_hides_nothing_below_it() -> None:
+def test_a_fixed_segment_takes_precedence_over_a_parameter_and_hides_nothing() -> None:
     assert found("/api/tools/stats") == ({"/api/tools/stats"}, ())
     assert found("/api/tools/stats/call") == ({"/api/tools/{name}/call"}, ("stats",))
 
 
-def test_an_encoded_slash_is_a_part_of_a_name() -> None:
+def test_an_encoded_slash_is_part_of_a_segment() -> None:
     assert found("/api/tools/a/b", b"/api/tools/a%2Fb") == ({"/api/tools/{name}"}, ("a/b",))
     assert found("/api/tools/a%2Fb", b"/api/tools/a%252Fb") == ({"/api/tools/{name}"}, ("a%2Fb",))
 
@@ -52,15 +52,15 @@ def test_an_encoded_slash_is_a_part_of_a_name() -> None:
 @pytest.mark.parametrize(
     "path", ["", "/", "/api", "/api/tools/", "/api//stats", "/api/tools//call", "/api/tools/a/b/c", "*"]
 )
-def test_other_paths_lead_nowhere(path: str) -> None:
+def test_other_paths_match_no_route(path: str) -> None:
     assert found(path) is None
 
 
-def test_bytes_that_are_no_text_lead_nowhere() -> None:
+def test_a_path_that_is_not_utf8_matches_no_route() -> None:
     assert found("/api/tools/?", b"/api/tools/%ff") is None
 
 
-def test_the_same_path_leads_to_the_same_route_every_time() -> None:
+def test_a_path_matches_the_same_route_every_time() -> None:
     for _ in range(2):
         assert found("/api/tools/echo/call") == ({"/api/tools/{name}/call"}, ("echo",))
         assert found("/api/tools/a/call", b"/api/tools/a%2Fcall") == ({"/api/tools/{name}"}, ("a/call",))
@@ -69,6 +69,6 @@ def test_the_same_path_leads_to_the_same_route_every_time() -> None:
     assert found(f"/api/tools/{long}") == ({"/api/tools/{name}"}, (long,))
 
 
-def test_two_routes_for_one_address_are_refused() -> None:
+def test_two_routes_with_the_same_path_are_refused() -> None:
     with pytest.raises(ValueError, match="two routes"):
         Router([route("GET", "/api/{a}"), route("GET", "/api/{b}")])

@@ -51,9 +51,9 @@ async def test_a_run_is_opened_listed_and_closed(anywhere: ApiClient) -> None:
     assert (await api.get(f"/api/runs/{run['id']}")).data == run
     second = await api.create("/api/runs", agentEntityId="bot")
     listed = (await api.get("/api/runs?agentEntityId=bot&limit=1")).data
-    assert [one["id"] for one in listed["items"]] == [second["id"]]
+    assert [listed_run["id"] for listed_run in listed["items"]] == [second["id"]]
     older = (await api.get(f"/api/runs?limit=1&cursor={listed['next']}")).data
-    assert ([one["id"] for one in older["items"]], older["next"]) == ([run["id"]], None)
+    assert ([listed_run["id"] for listed_run in older["items"]], older["next"]) == ([run["id"]], None)
     assert len((await api.get("/api/agents/bot/runs")).data["items"]) == 2
     closed = await api.create(f"/api/runs/{run['id']}/close", usage={"tokens": 12}, status="failed", error="no luck")
     assert (closed["status"], closed["usage"], closed["error"]) == ("failed", {"tokens": 12}, "no luck")
@@ -61,10 +61,12 @@ async def test_a_run_is_opened_listed_and_closed(anywhere: ApiClient) -> None:
     assert (await api.create(f"/api/runs/{run['id']}/close", status="failed"))["status"] == "failed"
     assert (await api.post(f"/api/runs/{run['id']}/close")).status == 409
     assert (await api.post(f"/api/runs/{run['id']}/cancel")).status == 409
-    assert [one["id"] for one in (await api.get("/api/runs?status=running")).data["items"]] == [second["id"]]
+    assert [listed_run["id"] for listed_run in (await api.get("/api/runs?status=running")).data["items"]] == [
+        second["id"]
+    ]
 
 
-async def test_a_run_that_cannot_be_is_refused(api: ApiClient) -> None:
+async def test_an_invalid_run_is_refused(api: ApiClient) -> None:
     await people(api)
     for body, status in (
         ({"agentEntityId": "ann"}, 400),
@@ -81,7 +83,7 @@ async def test_a_run_that_cannot_be_is_refused(api: ApiClient) -> None:
         assert (await api.post(f"/api/runs/lost{path}")).status == 404
 
 
-async def test_a_canceled_run_ends_what_waits_in_it(gateway: Gateway, api: ApiClient) -> None:
+async def test_canceling_a_run_cancels_its_pending_calls(gateway: Gateway, api: ApiClient) -> None:
     await people(api)
     run = await api.create("/api/runs", agentEntityId="bot", spaceId="den")
     await begin(gateway, "c1", run["id"], "full")
@@ -102,21 +104,21 @@ async def test_a_run_counts_the_turns_of_its_model(api: ApiClient) -> None:
 @pytest.mark.spec("7.1")
 @pytest.mark.spec("8.1")
 @pytest.mark.spec("8.2")
-async def test_members_see_a_run_and_its_calls_as_far_as_they_may(gateway: Gateway, api: ApiClient) -> None:
+async def test_members_see_a_redacted_run_and_its_visible_calls(gateway: Gateway, api: ApiClient) -> None:
     await people(api)
     run = await api.create("/api/runs", agentEntityId="bot", spaceId="den", trigger={"why": "a-private-reason"})
     path = f"/api/runs/{run['id']}"
     for call_id, exposure in (("shown", "full"), ("named", "name"), ("hidden", "none")):
         await begin(gateway, call_id, run["id"], exposure)
     ann, bob = await api.member("ann"), await api.member("bob")
-    shown = await ann.get(path)
-    assert (shown.status, shown.data["status"]) == (200, "running")
-    assert b"private" not in shown.body
-    assert "trigger" not in shown.data
-    seen = await ann.get(f"{path}/calls")
-    assert [call["toolName"] for call in seen.data["items"]] == ["tool-shown", "tool-named"]
-    assert seen.data["items"][1] == {"toolCallId": "named", "toolName": "tool-named"}
-    assert b"args of named" not in seen.body
+    response = await ann.get(path)
+    assert (response.status, response.data["status"]) == (200, "running")
+    assert b"private" not in response.body
+    assert "trigger" not in response.data
+    calls = await ann.get(f"{path}/calls")
+    assert [call["toolName"] for call in calls.data["items"]] == ["tool-shown", "tool-named"]
+    assert calls.data["items"][1] == {"toolCallId": "named", "toolName": "tool-named"}
+    assert b"args of named" not in calls.body
     every = (await api.get(f"{path}/calls?limit=2")).data
     assert [(call["callId"], call["seq"]) for call in every["items"]] == [("shown", 1), ("named", 2)]
     rest = (await api.get(f"{path}/calls?limit=2&cursor={every['next']}")).data
@@ -129,7 +131,7 @@ async def test_members_see_a_run_and_its_calls_as_far_as_they_may(gateway: Gatew
 
 
 @pytest.mark.spec("12.1")
-async def test_calls_are_listed_by_what_they_are(gateway: Gateway, api: ApiClient) -> None:
+async def test_calls_are_filtered_by_their_fields(gateway: Gateway, api: ApiClient) -> None:
     await people(api)
     run = await api.create("/api/runs", agentEntityId="bot", spaceId="den")
     for call_id, exposure in (("shown", "full"), ("named", "name"), ("hidden", "none")):
@@ -150,8 +152,12 @@ async def test_calls_are_listed_by_what_they_are(gateway: Gateway, api: ApiClien
         pages += [call["callId"] for call in data["items"]]
         cursor = data["next"]
     assert sorted(pages) == ["hidden", "named", "shown"]
-    one = (await api.get("/api/calls/shown")).data
-    assert (one["toolCallId"], one["startedAt"], one["completedAt"]) == ("shown", one["createdAt"], None)
+    single_call = (await api.get("/api/calls/shown")).data
+    assert (single_call["toolCallId"], single_call["startedAt"], single_call["completedAt"]) == (
+        "shown",
+        single_call["createdAt"],
+        None,
+    )
     assert "sleeping" in (await api.get("/api/calls?status=sleeping")).detail
     assert await listed(await api.member("ann")) == ["shown"]
     assert await listed(await api.member("bob")) == []
@@ -161,7 +167,7 @@ async def test_calls_are_listed_by_what_they_are(gateway: Gateway, api: ApiClien
 
 @pytest.mark.spec("7.4")
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
-async def test_what_is_nested_as_deeply_as_can_be_makes_nothing_unreadable(
+async def test_values_with_the_maximum_depth_stay_readable(
     request: pytest.FixtureRequest, tmp_path: Path, kind: str
 ) -> None:
     """A model or a tool may say anything: a space in which that shows must not be lost for all others."""

@@ -47,13 +47,13 @@ async def show_tool_call(gateway: Gateway) -> CallRecord:
 
 @pytest.mark.spec("7.1")
 @pytest.mark.spec("12.1")
-async def test_a_space_is_created_looked_at_changed_and_removed(anywhere: ApiClient) -> None:
+async def test_a_space_is_created_read_updated_and_deleted(anywhere: ApiClient) -> None:
     api = anywhere
     space = await api.create("/api/spaces", name="Support", metadata={"team": 3})
     path = f"/api/spaces/{space['id']}"
     assert (await api.get(path)).data == space
     assert (await api.patch(path, {"name": "Help"})).data == {**space, "name": "Help"}
-    assert [one["name"] for one in (await api.get("/api/spaces")).data["items"]] == ["Help"]
+    assert [listed_space["name"] for listed_space in (await api.get("/api/spaces")).data["items"]] == ["Help"]
     assert (await api.delete(path)).status == 204
     assert (await api.get(path)).status == 404
     assert (await api.get(f"{path}/members")).status == 404
@@ -61,7 +61,7 @@ async def test_a_space_is_created_looked_at_changed_and_removed(anywhere: ApiCli
 
 
 @pytest.mark.spec("7.1")
-async def test_members_come_and_go(anywhere: ApiClient) -> None:
+async def test_members_are_added_and_removed(anywhere: ApiClient) -> None:
     api = anywhere
     await people(api)
     joined = await api.put("/api/spaces/den/members/bob")
@@ -78,7 +78,7 @@ async def test_members_come_and_go(anywhere: ApiClient) -> None:
     assert {member["entityId"] for member in members} == {"ann", "bot"}
 
 
-async def test_a_space_with_an_unknown_member_is_not_made(anywhere: ApiClient) -> None:
+async def test_a_space_with_an_unknown_member_is_not_created(anywhere: ApiClient) -> None:
     reply = await anywhere.post("/api/spaces", {"id": "den", "name": "x", "members": ["ghost"]})
     assert reply.status == 400
     assert "ghost" in reply.detail
@@ -105,13 +105,13 @@ async def test_a_message_is_numbered_and_reaches_every_other_agent(anywhere: Api
 
 
 @pytest.mark.spec("7.1")
-async def test_messages_of_many_at_once_have_one_number_each(anywhere: ApiClient) -> None:
+async def test_concurrent_messages_have_unique_numbers(anywhere: ApiClient) -> None:
     await people(anywhere)
-    said = await asyncio.gather(*(say(anywhere, f"m{number}") for number in range(20)))
-    assert sorted(message["seq"] for message in said) == list(range(1, 21))
+    messages = await asyncio.gather(*(say(anywhere, f"m{number}") for number in range(20)))
+    assert sorted(message["seq"] for message in messages) == list(range(1, 21))
 
 
-async def test_messages_are_read_backwards_and_forwards(anywhere: ApiClient) -> None:
+async def test_messages_are_listed_backwards_and_forwards(anywhere: ApiClient) -> None:
     api = anywhere
     await people(api)
     for number in range(1, 8):
@@ -143,21 +143,21 @@ async def test_messages_are_read_backwards_and_forwards(anywhere: ApiClient) -> 
         ({"content": "x", "entityId": "ann", "replyTo": "m1", "metadata": {"replyTo": "m2"}}, "are different"),
     ],
 )
-async def test_what_cannot_be_said_is_named(api: ApiClient, body: object, words: str) -> None:
+async def test_an_invalid_message_is_refused_with_the_reason(api: ApiClient, body: object, words: str) -> None:
     await people(api)
     reply = await api.post("/api/spaces/den/messages", body)
     assert reply.status == 400
     assert words in reply.detail
 
 
-async def test_only_members_speak(api: ApiClient) -> None:
+async def test_only_members_post_messages(api: ApiClient) -> None:
     await people(api)
     assert (await api.post("/api/spaces/den/messages", {"content": "x", "entityId": "bob"})).status == 403
     assert (await api.post("/api/spaces/den/messages", {"content": "x", "entityId": "ghost"})).status == 404
     assert (await api.post("/api/spaces/lost/messages", {"content": "x", "entityId": "ann"})).status == 404
 
 
-async def test_a_message_id_is_taken_once(anywhere: ApiClient) -> None:
+async def test_a_message_id_is_unique(anywhere: ApiClient) -> None:
     await people(anywhere)
     body = {"id": "m1", "content": "x", "entityId": "ann"}
     replies = await asyncio.gather(*(anywhere.post("/api/spaces/den/messages", body) for _ in range(4)))
@@ -167,15 +167,15 @@ async def test_a_message_id_is_taken_once(anywhere: ApiClient) -> None:
 
 
 @pytest.mark.spec("7.2")
-async def test_a_tool_call_shows_as_a_message_that_cannot_be_replied_to(gateway: Gateway, api: ApiClient) -> None:
+async def test_a_visible_call_is_a_message_without_replies(gateway: Gateway, api: ApiClient) -> None:
     await people(api)
-    said = await say(api, "Hello")
-    answer = await say(api, "And you?", replyTo=said["id"])
-    assert answer["metadata"] == {"replyTo": said["id"]}
-    assert (await say(api, "Again", metadata={"replyTo": said["id"]}))["metadata"] == {"replyTo": said["id"]}
+    message = await say(api, "Hello")
+    answer = await say(api, "And you?", replyTo=message["id"])
+    assert answer["metadata"] == {"replyTo": message["id"]}
+    assert (await say(api, "Again", metadata={"replyTo": message["id"]}))["metadata"] == {"replyTo": message["id"]}
     call = await show_tool_call(gateway)
-    shown = (await api.get(f"/api/spaces/den/messages/{call.message_id}")).data
-    assert (shown["kind"], shown["status"]) == ("tool", "requires_action")
+    call_message = (await api.get(f"/api/spaces/den/messages/{call.message_id}")).data
+    assert (call_message["kind"], call_message["status"]) == ("tool", "requires_action")
     for more in ({"replyTo": call.message_id}, {"metadata": {"replyTo": call.message_id}}):
         reply = await api.post("/api/spaces/den/messages", {"content": "x", "entityId": "ann", **more})
         assert reply.status == 400
@@ -186,27 +186,27 @@ async def test_a_tool_call_shows_as_a_message_that_cannot_be_replied_to(gateway:
 
 
 @pytest.mark.spec("8.1")
-async def test_a_member_sees_and_speaks_in_its_own_spaces_alone(api: ApiClient) -> None:
+async def test_a_member_reads_and_posts_only_in_its_own_spaces(api: ApiClient) -> None:
     await people(api)
     await api.create("/api/spaces", id="lair", name="The lair", members=["bob"])
     ann, bob = await api.member("ann"), await api.member("bob")
     assert [space["id"] for space in (await ann.get("/api/spaces")).data["items"]] == ["den"]
-    said = await ann.post("/api/spaces/den/messages", {"content": "It is me"})
-    assert (said.status, said.data["senderId"]) == (201, "ann")
+    response = await ann.post("/api/spaces/den/messages", {"content": "It is me"})
+    assert (response.status, response.data["senderId"]) == (201, "ann")
     assert (await ann.post("/api/spaces/den/messages", {"content": "x", "entityId": "bot"})).status == 403
     assert (await ann.get("/api/spaces/den/messages")).status == 200
-    for path in ("", "/members", "/messages", f"/messages/{said.data['id']}"):
+    for path in ("", "/members", "/messages", f"/messages/{response.data['id']}"):
         assert (await bob.get(f"/api/spaces/den{path}")).status == 403, path
         assert (await bob.get(f"/api/spaces/lost{path}")).status == 404, path
     assert (await bob.post("/api/spaces/den/messages", {"content": "x"})).status == 403
     # A message of another space is not found through one's own.
-    assert (await bob.get(f"/api/spaces/lair/messages/{said.data['id']}")).status == 404
+    assert (await bob.get(f"/api/spaces/lair/messages/{response.data['id']}")).status == 404
     for method, path in (("POST", "/api/spaces"), ("PATCH", "/api/spaces/den"), ("DELETE", "/api/spaces/den")):
         assert (await ann.request(method, path, {})).status == 403
 
 
 @pytest.mark.spec("8.1")
-async def test_who_was_removed_is_out_at_once(api: ApiClient) -> None:
+async def test_a_removed_member_loses_access_at_once(api: ApiClient) -> None:
     await people(api)
     ann = await api.member("ann")
     assert (await ann.get("/api/spaces/den")).status == 200
@@ -216,27 +216,27 @@ async def test_who_was_removed_is_out_at_once(api: ApiClient) -> None:
 
 
 @pytest.mark.spec("8.3")
-async def test_a_page_of_large_messages_ends_before_it_is_too_large(api: ApiClient) -> None:
+async def test_a_page_of_large_messages_is_limited_in_bytes(api: ApiClient) -> None:
     await people(api)
     ann = await api.member("ann")
     for _ in range(20):
         await ann.create("/api/spaces/den/messages", content="€" * 100_000, metadata={"x": "x" * 60_000})
     for first in ("?limit=500", "?limit=500&after=0"):
-        seen: list[int] = []
+        numbers: list[int] = []
         query: str | None = first
         while query is not None:
             reply = await ann.get(f"/api/spaces/den/messages{query}")
             assert len(reply.body) < 8_000_000
             seqs = [message["seq"] for message in reply.data["items"]]
             assert seqs == sorted(seqs)
-            seen = [*seen, *seqs] if "after" in first else [*seqs, *seen]
+            numbers = [*numbers, *seqs] if "after" in first else [*seqs, *numbers]
             query = f"?limit=500&cursor={reply.data['next']}" if reply.data["next"] else None
-        assert seen == list(range(1, 21))
+        assert numbers == list(range(1, 21))
 
 
 @pytest.mark.spec("8.1")
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
-async def test_a_space_under_the_id_of_a_removed_one_shows_nothing_of_it(
+async def test_a_space_with_the_id_of_a_deleted_one_is_empty(
     request: pytest.FixtureRequest, tmp_path: Path, kind: str
 ) -> None:
     tools = [{"name": "confirm", "executionType": "space", "isAsync": True}]
@@ -245,8 +245,8 @@ async def test_a_space_under_the_id_of_a_removed_one_shows_nothing_of_it(
     async with Gateway.open(config) as gateway, open_api(gateway) as api:
         await people(api)
         await api.create("/api/runs", id="run_1", agentEntityId="bot", spaceId="den")
-        begun = await api.post("/api/runs/run_1/calls", {"name": "confirm", "args": {"question": "a secret"}})
-        call = begun.data["pendingToolCallId"]
+        response = await api.post("/api/runs/run_1/calls", {"name": "confirm", "args": {"question": "a secret"}})
+        call = response.data["pendingToolCallId"]
         await api.create("/api/spaces/den/messages", entityId="bot", content="a secret")
         path = "/api/spaces/den/stream?from=start"
         async with api.session.get(api.url + path, headers=api.headers) as operator:
@@ -257,9 +257,9 @@ async def test_a_space_under_the_id_of_a_removed_one_shows_nothing_of_it(
         bob = await api.member("bob")
         await bob.create("/api/spaces/den/messages", content="the first word here")
         async with bob.session.get(f"{api.url}{path}&until=message.done", headers=bob.headers) as stream:
-            seen = await stream.read()
-        assert b"the first word here" in seen
-        assert b"a secret" not in seen
+            data = await stream.read()
+        assert b"the first word here" in data
+        assert b"a secret" not in data
         assert (await bob.get("/api/calls")).data["items"] == []
         assert (await bob.get("/api/runs/run_1/events")).status == 403
         assert (await api.post("/api/runs/run_1/calls", {"name": "enter_space", "args": {"spaceId": "den"}})).data["ok"]

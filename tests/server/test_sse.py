@@ -43,9 +43,7 @@ def ids(frames: list[Frame]) -> list[int]:
 
 
 @pytest.mark.spec("7.4")
-async def test_a_reader_gets_what_happens_from_now_on_with_ids(
-    streams: Streams, session: aiohttp.ClientSession
-) -> None:
+async def test_a_subscriber_gets_new_events_with_ids(streams: Streams, session: aiohttp.ClientSession) -> None:
     await streams.append("space:a", progress(1), progress(2))
     async with reading(session, f"{streams.url}/space:a") as reader:
         await streams.append("space:a", progress(3))
@@ -56,7 +54,7 @@ async def test_a_reader_gets_what_happens_from_now_on_with_ids(
 
 
 @pytest.mark.spec("7.4")
-async def test_a_reader_comes_back_with_the_header_or_the_query(
+async def test_a_subscriber_resumes_with_the_header_or_the_query(
     streams: Streams, session: aiohttp.ClientSession
 ) -> None:
     await streams.append("space:a", *map(progress, range(1, 6)))
@@ -70,7 +68,7 @@ async def test_a_reader_comes_back_with_the_header_or_the_query(
         assert ids(await reader.take(5)) == [1, 2, 3, 4, 5]
 
 
-async def test_a_reader_that_was_cut_off_before_the_first_event_has_a_place_to_come_back_to(
+async def test_a_subscriber_disconnected_before_the_first_event_can_resume(
     streams: Streams, session: aiohttp.ClientSession
 ) -> None:
     await streams.append("space:a", progress(1))
@@ -82,14 +80,14 @@ async def test_a_reader_that_was_cut_off_before_the_first_event_has_a_place_to_c
 
 
 @pytest.mark.parametrize("place", ["x", "-1", "1.", ".1", "1.2.3", "0.1", "1e3", "٣", "9" * 19, "1, 2", "null"])
-async def test_an_id_that_is_none_is_refused(streams: Streams, session: aiohttp.ClientSession, place: str) -> None:
+async def test_an_invalid_event_id_is_refused(streams: Streams, session: aiohttp.ClientSession, place: str) -> None:
     async with session.get(f"{streams.url}/space:a", params={"lastEventId": place}) as response:
         assert response.status == 400
         problem = await response.json(content_type="application/problem+json")
     assert "is not an event id" in problem["detail"]
 
 
-async def test_an_unknown_format_is_refused_with_the_three_there_are(
+async def test_an_unknown_format_is_refused_with_the_known_ones(
     streams: Streams, session: aiohttp.ClientSession
 ) -> None:
     async with session.get(f"{streams.url}/space:a", params={"format": "xml"}) as response:
@@ -99,7 +97,7 @@ async def test_an_unknown_format_is_refused_with_the_three_there_are(
 
 
 @pytest.mark.spec("7.4")
-async def test_a_place_that_is_not_kept_any_more_begins_with_a_reset(
+async def test_a_position_that_is_no_longer_stored_starts_with_a_reset(
     streams: Streams, session: aiohttp.ClientSession
 ) -> None:
     stored = await streams.append("space:a", *map(progress, range(1, 7)))
@@ -114,9 +112,7 @@ async def test_a_place_that_is_not_kept_any_more_begins_with_a_reset(
         assert ids(await reader.take(2)) == [5, 6]
 
 
-async def test_a_stream_ends_after_the_event_that_it_is_read_up_to(
-    streams: Streams, session: aiohttp.ClientSession
-) -> None:
+async def test_a_stream_ends_after_the_event_type_until(streams: Streams, session: aiohttp.ClientSession) -> None:
     done = NewEvent("run.done", {"runId": "run_1", "status": "completed"})
     await streams.append("run:a", progress(1), done, progress(2))
     async with reading(session, f"{streams.url}/run:a", until="run.done", **{"from": "start"}) as reader:
@@ -127,7 +123,9 @@ async def test_a_stream_ends_after_the_event_that_it_is_read_up_to(
 
 
 @pytest.mark.spec("7.5")
-async def test_the_ai_sdks_format_has_its_header_and_its_end(streams: Streams, session: aiohttp.ClientSession) -> None:
+async def test_the_ai_sdk_format_has_its_header_and_its_final_frame(
+    streams: Streams, session: aiohttp.ClientSession
+) -> None:
     async with reading(session, f"{streams.url}/run:a", format="ui-message-stream", until="run.done") as reader:
         assert reader.response.headers["x-vercel-ai-ui-message-stream"] == "v1"
         await streams.append("run:a", NewEvent("run.done", {"runId": "run_1", "status": "completed"}))
@@ -139,7 +137,7 @@ async def test_the_ai_sdks_format_has_its_header_and_its_end(streams: Streams, s
 
 
 @pytest.mark.spec("7.5")
-async def test_a_reader_who_joins_in_another_format_is_told_what_is_open(
+async def test_a_new_subscriber_in_another_format_gets_what_is_open(
     streams: Streams, session: aiohttp.ClientSession
 ) -> None:
     message = {"id": "msg_1", "spaceId": "a", "seq": 1, "senderId": "ent_1", "content": "Hello", "runId": None}
@@ -147,14 +145,14 @@ async def test_a_reader_who_joins_in_another_format_is_told_what_is_open(
     await streams.append("space:a", NewEvent("message.delta", {"messageId": "msg_1", "delta": "Hel"}))
     url = f"{streams.url}/space:a"
     async with (
-        reading(session, url, format="ui-message-stream") as one,
+        reading(session, url, format="ui-message-stream") as first_reader,
         reading(session, url, format="ui-message-stream") as other,
         reading(session, url, format="ui-message-stream", last_event_id="2") as back,
     ):
         await streams.append("space:a", NewEvent("message.delta", {"messageId": "msg_1", "delta": "lo"}))
         await streams.append("space:a", NewEvent("message.done", {"message": message}))
         assert [frame.data["type"] for frame in await back.take(2)] == ["text-delta", "text-end"]
-        for reader in (one, other):
+        for reader in (first_reader, other):
             frames = [frame.data for frame in await reader.take(5)]
             assert [frame["type"] for frame in frames] == [
                 "start",
@@ -167,7 +165,7 @@ async def test_a_reader_who_joins_in_another_format_is_told_what_is_open(
 
 
 @pytest.mark.spec("7.4")
-async def test_a_quiet_stream_has_heartbeats_with_the_place(tmp_path: Path, session: aiohttp.ClientSession) -> None:
+async def test_heartbeats_have_the_event_id(tmp_path: Path, session: aiohttp.ClientSession) -> None:
     async with (
         streaming(tmp_path, heartbeat=0.05) as streams,
         reading(session, f"{streams.url}/space:a", audience="public") as reader,
@@ -178,13 +176,13 @@ async def test_a_quiet_stream_has_heartbeats_with_the_place(tmp_path: Path, sess
         await reader.until(b": ping\nid: 1\n\n")
 
 
-async def test_heartbeats_are_sent_every_15_seconds_unless_said_otherwise() -> None:
+async def test_heartbeats_are_sent_every_15_seconds_by_default() -> None:
     assert StreamRegistry().heartbeat == 15.0
 
 
 @pytest.mark.spec("7.4")
 @pytest.mark.parametrize(("format", "each"), [("native", 60), ("ui-message-stream", 12), ("ag-ui", 12)])
-async def test_a_reader_that_drops_every_few_events_misses_nothing_and_gets_nothing_twice(
+async def test_a_subscriber_that_reconnects_often_gets_every_event_once(
     streams: Streams, session: aiohttp.ClientSession, format: str, each: int
 ) -> None:
     total = WRITERS * each
@@ -194,26 +192,26 @@ async def test_a_reader_that_drops_every_few_events_misses_nothing_and_gets_noth
             await streams.append("space:a", progress(writer * each + n))
 
     async def read(drop_after: int) -> list[Frame]:
-        seen: list[Frame] = []
+        frames: list[Frame] = []
         last = "0"
-        while sum(_progress(frame, format) is not None for frame in seen) < total:
+        while sum(_progress(frame, format) is not None for frame in frames) < total:
             async with reading(session, f"{streams.url}/space:a", last_event_id=last, format=format) as reader:
                 for _ in range(drop_after):
                     frame = await reader.next()
                     assert frame is not None
-                    seen.append(frame)
+                    frames.append(frame)
                     last = frame.id  # What lies behind it in the same piece counts as not read.
                     if int(last.partition(".")[0]) == total and "." not in last:
                         break
-        return seen
+        return frames
 
     readers = [asyncio.create_task(read(count)) for count in (1, 3, 7, 40)]
     await asyncio.gather(*map(write, range(WRITERS)))
     for frames in await asyncio.gather(*readers):
         places = [frame.id for frame in frames]
         assert len(set(places)) == len(places)
-        said = [found for frame in frames if (found := _progress(frame, format)) is not None]
-        assert sorted(said) == list(range(total))
+        received = [value for frame in frames if (value := _progress(frame, format)) is not None]
+        assert sorted(received) == list(range(total))
         if format == "native":
             assert ids(frames) == list(range(1, total + 1))
 
@@ -231,7 +229,7 @@ def _progress(frame: Frame, format: str) -> int | None:
 
 
 @pytest.mark.spec("7.4")
-async def test_a_reader_that_stops_reading_is_dropped_and_disturbs_nobody(
+async def test_a_subscriber_that_stops_reading_is_disconnected_and_does_not_affect_others(
     tmp_path: Path, session: aiohttp.ClientSession
 ) -> None:
     async with (
@@ -246,16 +244,16 @@ async def test_a_reader_that_stops_reading_is_dropped_and_disturbs_nobody(
             assert ids(await reader.take(8))[-1] == written
         assert len(streams.readers) == 1
         with stuck:
-            left = 0  # Cut off, with what is on the way: not left hanging, with all that it did not read.
+            unread_bytes = 0  # Cut off, with what is on the way: not left hanging, with all that it did not read.
             while piece := await asyncio.get_running_loop().sock_recv(stuck, 1 << 20):
-                left += len(piece)
-            assert left < written * 20_000
+                unread_bytes += len(piece)
+            assert unread_bytes < written * 20_000
         await streams.append("space:a", progress(0))
         assert len(await reader.take(1)) == 1
 
 
 @pytest.mark.spec("7.4")
-async def test_a_write_that_is_stuck_for_too_long_ends_even_if_nothing_more_happens(tmp_path: Path) -> None:
+async def test_a_stuck_write_ends_the_stream_even_without_new_events(tmp_path: Path) -> None:
     async with streaming(tmp_path, stall=0.2) as streams:
         stuck = await _open_and_never_read(streams, "space:a")
         await streams.append("space:a", *(progress(n, "x" * 1_000_000) for n in range(12)))
@@ -273,9 +271,9 @@ async def _open_and_never_read(streams: Streams, stream: str) -> socket.socket:
     loop = asyncio.get_running_loop()
     await loop.sock_connect(connection, (address.hostname or "", address.port or 0))
     await loop.sock_sendall(connection, f"GET /{stream} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
-    seen = b""
-    while b"id: 0" not in seen:
-        seen += await loop.sock_recv(connection, 256)
+    data = b""
+    while b"id: 0" not in data:
+        data += await loop.sock_recv(connection, 256)
     return connection
 
 
@@ -285,7 +283,7 @@ async def _until(true: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
-async def test_a_reader_that_goes_away_is_noticed_at_once(streams: Streams, session: aiohttp.ClientSession) -> None:
+async def test_a_disconnect_is_noticed_at_once(streams: Streams, session: aiohttp.ClientSession) -> None:
     async with reading(session, f"{streams.url}/space:a") as reader:
         await reader.until(b"id: 0")
         assert (len(streams.readers), streams.hub.subscription_count) == (1, 1)
@@ -294,7 +292,7 @@ async def test_a_reader_that_goes_away_is_noticed_at_once(streams: Streams, sess
 
 
 @pytest.mark.spec("7.4")
-async def test_a_thousand_readers_of_one_stream_all_get_everything(
+async def test_a_thousand_subscribers_of_one_stream_all_get_everything(
     tmp_path: Path, session: aiohttp.ClientSession
 ) -> None:
     count, total = 1_000, 48
@@ -313,12 +311,12 @@ async def test_a_thousand_readers_of_one_stream_all_get_everything(
         assert streams.hub.subscription_count == count
         for n in range(0, total, 16):
             await streams.append("space:a", *map(progress, range(n, n + 16)))
-        for seen in await asyncio.gather(*readers):
-            assert seen == list(range(1, total + 1))
+        for frames in await asyncio.gather(*readers):
+            assert frames == list(range(1, total + 1))
 
 
 @pytest.mark.spec("8.1")
-async def test_a_stream_ends_when_its_reader_may_not_read_it_any_more(
+async def test_a_stream_ends_when_its_subscriber_loses_the_permission(
     tmp_path: Path, session: aiohttp.ClientSession
 ) -> None:
     async with streaming(tmp_path, recheck=3600.0) as streams:
@@ -338,25 +336,25 @@ async def test_a_stream_ends_when_its_reader_may_not_read_it_any_more(
 
 
 @pytest.mark.spec("8.1")
-async def test_a_quiet_stream_finds_by_itself_that_its_reader_may_not_read_it_any_more(
+async def test_a_quiet_stream_checks_the_permission_of_its_subscriber(
     tmp_path: Path, session: aiohttp.ClientSession
 ) -> None:
     async with streaming(tmp_path, recheck=0.05) as streams:
-        asked = asyncio.Event()
+        checked = asyncio.Event()
         rights = {"member": True}
 
         async def allowed() -> bool:
-            asked.set()
+            checked.set()
             return rights["member"]
 
         streams.allowed = allowed
         async with reading(session, f"{streams.url}/space:a", audience="public") as reader:
-            await asked.wait()
+            await checked.wait()
             rights["member"] = False
             assert await reader.rest() == []
 
 
-async def test_a_stream_whose_reader_cannot_be_checked_writes_nothing(
+async def test_a_stream_sends_nothing_if_the_permission_cannot_be_checked(
     tmp_path: Path, session: aiohttp.ClientSession
 ) -> None:
     async with streaming(tmp_path, recheck=0.0001) as streams:
@@ -371,14 +369,14 @@ async def test_a_stream_whose_reader_cannot_be_checked_writes_nothing(
             assert await reader.rest() == []
 
 
-async def test_a_stream_ends_with_the_token_that_opened_it(tmp_path: Path, session: aiohttp.ClientSession) -> None:
+async def test_a_stream_ends_when_its_token_expires(tmp_path: Path, session: aiohttp.ClientSession) -> None:
     async with streaming(tmp_path, recheck=0.05) as streams:
         streams.expires_at = int(time.time() * 1000) + 50
         async with reading(session, f"{streams.url}/space:a") as reader:
             assert await reader.rest() == []
 
 
-async def test_all_streams_end_politely_when_the_gateway_stops(
+async def test_all_streams_end_properly_when_the_gateway_stops(
     streams: Streams, session: aiohttp.ClientSession
 ) -> None:
     async with reading(session, f"{streams.url}/space:a") as reader:
@@ -390,18 +388,18 @@ async def test_all_streams_end_politely_when_the_gateway_stops(
             assert response.headers["retry-after"]
 
 
-async def test_the_tail_has_the_events_of_all_streams(streams: Streams, session: aiohttp.ClientSession) -> None:
+async def test_the_firehose_has_the_events_of_all_streams(streams: Streams, session: aiohttp.ClientSession) -> None:
     async with reading(session, f"{streams.url}/everything") as reader:
         await reader.until(b"retry")
         await streams.append("space:a", progress(1))
         await streams.append("run:b", progress(2))
-        one, two = await reader.take(2)
-    assert (one.type, one.data["stream"], one.data["id"]) == ("tool.progress", "space:a", 1)
+        first, two = await reader.take(2)
+    assert (first.type, first.data["stream"], first.data["id"]) == ("tool.progress", "space:a", 1)
     assert (two.data["stream"], two.data["data"]["progress"]) == ("run:b", 2)
     assert isinstance(two.data["at"], int)
 
 
-async def test_a_reader_who_replays_a_long_stream_is_not_too_slow(
+async def test_a_subscriber_that_replays_a_long_stream_is_not_disconnected(
     tmp_path: Path, session: aiohttp.ClientSession
 ) -> None:
     async with streaming(tmp_path, max_events=16) as streams:
@@ -412,12 +410,12 @@ async def test_a_reader_who_replays_a_long_stream_is_not_too_slow(
             assert ids(first + await reader.take(950)) == list(range(1, 1051))
 
 
-async def test_strange_texts_stay_within_their_frame(streams: Streams, session: aiohttp.ClientSession) -> None:
+async def test_special_characters_stay_within_their_frame(streams: Streams, session: aiohttp.ClientSession) -> None:
     text = "a\nb\r\n\r\nid: 9\x00\u2028data: x\ud83d"
     async with reading(session, f"{streams.url}/space:a") as reader:
         await reader.until(b"id: 0")
         await streams.append("space:a", progress(2**70, text), progress(1))
-        one, two = await reader.take(2)
-    assert one.data["message"] == text.replace("\ud83d", "?")
-    assert (one.id, two.id) == ("1", "2")
+        first, two = await reader.take(2)
+    assert first.data["message"] == text.replace("\ud83d", "?")
+    assert (first.id, two.id) == ("1", "2")
     assert msgspec.json.encode(two.data)

@@ -27,13 +27,13 @@ async def reading(api: ApiClient, path: str) -> AsyncIterator[aiohttp.StreamRead
 
 
 async def until(stream: aiohttp.StreamReader, words: bytes) -> bytes:
-    seen = b""
+    data = b""
     async with asyncio.timeout(30):
-        while words not in seen:
+        while words not in data:
             piece = await stream.readany()
-            assert piece, f"it ended before {words!r}: {seen!r}"
-            seen += piece
-    return seen
+            assert piece, f"it ended before {words!r}: {data!r}"
+            data += piece
+    return data
 
 
 async def people(api: ApiClient) -> None:
@@ -44,7 +44,7 @@ async def people(api: ApiClient) -> None:
 
 @pytest.mark.spec("7.4")
 @pytest.mark.spec("12.1")
-async def test_what_is_said_is_streamed_and_can_be_read_again(api: ApiClient) -> None:
+async def test_messages_are_streamed_and_can_be_replayed(api: ApiClient) -> None:
     await people(api)
     ann = await api.member("ann")
     async with reading(ann, "/api/spaces/den/stream") as stream:
@@ -52,13 +52,13 @@ async def test_what_is_said_is_streamed_and_can_be_read_again(api: ApiClient) ->
         await until(stream, b"event: message.done")
     again = api.with_headers(**ann.headers, last_event_id="1")
     async with reading(again, "/api/spaces/den/stream") as stream:
-        seen = await until(stream, b"message.done")
-    assert b"Hello Ann" in seen
-    assert b"message.started" not in seen
+        data = await until(stream, b"message.done")
+    assert b"Hello Ann" in data
+    assert b"message.started" not in data
 
 
 @pytest.mark.spec("9.1")
-async def test_members_read_a_message_while_it_is_written(gateway: Gateway, api: ApiClient) -> None:
+async def test_members_receive_a_message_while_it_is_written(gateway: Gateway, api: ApiClient) -> None:
     await people(api)
     ann, bob = await api.member("ann"), await api.member("bob")
     run = (await api.create("/api/runs", agentEntityId="bot", spaceId="den"))["id"]
@@ -70,8 +70,8 @@ async def test_members_read_a_message_while_it_is_written(gateway: Gateway, api:
         assert b'"delta":"Hello "' in await until(stream, b"message.delta")
         (listed,) = (await ann.get("/api/spaces/den/messages")).data["items"]
         assert (listed["id"], listed["status"], listed["content"]) == (message_id, "running", "")
-        taken = await ann.post("/api/spaces/den/messages", {"id": message_id, "content": "Mine"})
-        assert taken.status == 409
+        duplicate = await ann.post("/api/spaces/den/messages", {"id": message_id, "content": "Mine"})
+        assert duplicate.status == 409
         sent = {"name": "send_message", "args": {"text": "Hello Ann"}, "callId": "call_1"}
         assert (await api.post(f"/api/runs/{run}/calls", sent)).data["result"]["messageId"] == message_id
         assert b"Hello Ann" in await until(stream, b"message.done")
@@ -80,7 +80,7 @@ async def test_members_read_a_message_while_it_is_written(gateway: Gateway, api:
     assert (await bob.get("/api/spaces/den/messages")).status == 403
 
 
-async def test_a_run_streams_its_beginning_and_its_end(api: ApiClient) -> None:
+async def test_a_run_streams_its_start_and_its_end(api: ApiClient) -> None:
     await people(api)
     run = await api.create("/api/runs", agentEntityId="bot", spaceId="den", trigger="why")
     path = f"/api/runs/{run['id']}/events?from=start"
@@ -90,7 +90,7 @@ async def test_a_run_streams_its_beginning_and_its_end(api: ApiClient) -> None:
         assert b"4711" not in await until(members, b"event: run.done")
 
 
-async def test_everything_is_streamed_to_an_operator(api: ApiClient) -> None:
+async def test_an_operator_receives_the_events_of_all_streams(api: ApiClient) -> None:
     await people(api)
     async with reading(api, "/api/events") as stream:
         await api.create("/api/spaces/den/messages", entityId="ann", content="Hello")
@@ -98,7 +98,7 @@ async def test_everything_is_streamed_to_an_operator(api: ApiClient) -> None:
 
 
 @pytest.mark.spec("8.1")
-async def test_streams_are_for_members(api: ApiClient) -> None:
+async def test_streams_require_membership(api: ApiClient) -> None:
     await people(api)
     run = await api.create("/api/runs", agentEntityId="bot", spaceId="den")
     ann, bob = await api.member("ann"), await api.member("bob")
@@ -111,7 +111,7 @@ async def test_streams_are_for_members(api: ApiClient) -> None:
 
 
 @pytest.mark.spec("8.1")
-async def test_a_stream_ends_for_who_is_not_a_member_any_more(gateway: Gateway, api: ApiClient) -> None:
+async def test_a_stream_ends_for_a_removed_member(gateway: Gateway, api: ApiClient) -> None:
     gateway.streams.recheck_after = 3600.0  # Not by the clock: because it is told.
     await people(api)
     async with reading(await api.member("ann"), "/api/spaces/den/stream") as stream:
@@ -123,7 +123,7 @@ async def test_a_stream_ends_for_who_is_not_a_member_any_more(gateway: Gateway, 
 
 
 @pytest.mark.parametrize("query", ["format=morse", "lastEventId=x", "from=yesterday", "until=run.over", "speed=9"])
-async def test_a_stream_that_cannot_be_is_refused(api: ApiClient, query: str) -> None:
+async def test_an_invalid_stream_request_is_refused(api: ApiClient, query: str) -> None:
     await people(api)
     reply = await api.get(f"/api/spaces/den/stream?{query}")
     assert reply.status == 400
@@ -131,7 +131,7 @@ async def test_a_stream_that_cannot_be_is_refused(api: ApiClient, query: str) ->
     assert (await api.request("HEAD", "/api/spaces/den/stream")).status == 405
 
 
-async def test_an_end_that_never_comes_is_said_with_the_one_that_was_meant(api: ApiClient) -> None:
+async def test_an_unknown_event_type_is_refused_with_a_suggestion(api: ApiClient) -> None:
     await people(api)
     reply = await api.get("/api/spaces/den/stream?until=run.dome")
     assert reply.status == 400
@@ -139,11 +139,11 @@ async def test_an_end_that_never_comes_is_said_with_the_one_that_was_meant(api: 
     assert "tool.started" not in reply.detail  # Not a list of all.
 
 
-def test_all_events_of_streams_can_be_waited_for() -> None:
+def test_every_event_type_can_end_a_stream() -> None:
     """Each type that is appended anywhere is known to `until`."""
     source = Path(toolspace.__file__).parent
     folders = ("spaces", "agent", "gateway/routes")
     text = "".join(path.read_text() for folder in folders for path in source.glob(f"{folder}/*.py"))
-    found = set(re.findall(r'"((?:run|tool|message)\.[a-z]+)"', text))
-    assert found >= {"run.started", "tool.done", "message.delta"}
-    assert found <= set(EVENT_TYPES)
+    types = set(re.findall(r'"((?:run|tool|message)\.[a-z]+)"', text))
+    assert types >= {"run.started", "tool.done", "message.delta"}
+    assert types <= set(EVENT_TYPES)

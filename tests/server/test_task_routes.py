@@ -29,8 +29,8 @@ def say(request: ModelRequest) -> Any:
         return "It is done."
     if request.system.startswith("You keep the long-term memory"):
         return "It went well."
-    told = request.turns[-1]
-    if "service" in getattr(told, "text", ""):
+    input_turn = request.turns[-1]
+    if "service" in getattr(input_turn, "text", ""):
         return call("spawn_task", {"description": "see to it", "input": "all of it"})
     return "I wait."
 
@@ -53,7 +53,7 @@ async def task_of(api: ApiClient, agent: str) -> Any:
 
 @pytest.mark.spec("11.5")
 @pytest.mark.spec("12.1")
-async def test_a_task_is_shown_with_its_conversation_and_what_was_learned(gateway: Gateway, api: ApiClient) -> None:
+async def test_a_task_is_returned_with_its_conversation_and_reflection(gateway: Gateway, api: ApiClient) -> None:
     agent = await living(gateway)
     await api.create(f"/api/agents/{agent}/inbox", data="something happened")
     task = await task_of(api, agent)
@@ -67,7 +67,7 @@ async def test_a_task_is_shown_with_its_conversation_and_what_was_learned(gatewa
     assert (await api.post(f"/api/agents/{agent}/tasks/{task['id']}/cancel")).status == 409
     async with ToolspaceClient(api.url, secret_key=SECRET) as client:
         page = await client.agents.list_tasks(agent, date=TODAY.isoformat(), status="completed")
-        assert [one.id for one in page.items] == [task["id"]]
+        assert [item.id for item in page.items] == [task["id"]]
         assert (await client.agents.get_task(agent, task["id"])).messages[-1].text == "It is done."
         history = await client.agents.get_history(agent)
         assert history.summary is None
@@ -87,13 +87,13 @@ async def new_tasks(gateway: Gateway, agent: str, count: int) -> list[str]:
 
 
 @pytest.mark.spec("12.1")
-async def test_tasks_are_listed_page_by_page_and_by_day(gateway: Gateway, api: ApiClient) -> None:
+async def test_tasks_are_listed_in_pages_and_by_day(gateway: Gateway, api: ApiClient) -> None:
     agent = (await api.create("/api/entities", type="agent", name="Bob"))["id"]
-    made = await new_tasks(gateway, agent, 5)
+    task_ids = await new_tasks(gateway, agent, 5)
     path = f"/api/agents/{agent}/tasks"
     first = (await api.get(f"{path}?limit=3")).data
     second = (await api.get(f"{path}?limit=3&cursor={first['next']}")).data
-    assert {one["id"] for one in (*first["items"], *second["items"])} == set(made)
+    assert {item["id"] for item in (*first["items"], *second["items"])} == set(task_ids)
     assert second["next"] is None
     assert len((await api.get(f"{path}?date={TODAY}")).data["items"]) == 5
     assert (await api.get(f"{path}?date={TODAY - datetime.timedelta(days=1)}")).data["items"] == []
@@ -103,7 +103,7 @@ async def test_tasks_are_listed_page_by_page_and_by_day(gateway: Gateway, api: A
 
 
 @pytest.mark.spec("12.1")
-async def test_a_task_is_canceled_and_its_agent_told(gateway: Gateway, api: ApiClient) -> None:
+async def test_a_task_is_canceled_and_its_agent_notified(gateway: Gateway, api: ApiClient) -> None:
     agent = (await api.create("/api/entities", type="agent", name="Bob"))["id"]
     other = (await api.create("/api/entities", type="agent", name="Eve"))["id"]
     (task,) = await new_tasks(gateway, agent, 1)
@@ -119,7 +119,7 @@ async def test_a_task_is_canceled_and_its_agent_told(gateway: Gateway, api: ApiC
 
 
 @pytest.mark.spec("12.1")
-async def test_a_history_is_read_backwards_page_by_page(gateway: Gateway, api: ApiClient) -> None:
+async def test_a_history_is_listed_backwards_in_pages(gateway: Gateway, api: ApiClient) -> None:
     from toolspace.core.model import UserTurn
     from toolspace.storage.queries.sessions import NewTurn, StoredTurn
 
@@ -130,20 +130,20 @@ async def test_a_history_is_read_backwards_page_by_page(gateway: Gateway, api: A
     turns = [NewTurn(stored=StoredTurn(UserTurn(f"{n}")), tokens=1, run_id=None) for n in range(1, 8)]
     await gateway.ledger.write(sessions.append_turns, agent, 1, turns)
     await gateway.ledger.write(sessions.replace_by_summary, agent, before=3, summary="one and two")
-    seen: list[str] = []
+    texts: list[str] = []
     query = "?limit=2"
     while query:
         part = (await api.get(path + query)).data
         assert part["summary"] == "one and two"
-        seen = [turn["text"] for turn in part["items"]] + seen
+        texts = [turn["text"] for turn in part["items"]] + texts
         query = f"?limit=2&cursor={part['next']}" if part["next"] else ""
-    assert seen == ["3", "4", "5", "6", "7"]
+    assert texts == ["3", "4", "5", "6", "7"]
     for wrong in ("cursor=x", "cursor=-1", f"cursor={10**16}", "limit=501"):
         assert (await api.get(f"{path}?{wrong}")).status == 400, wrong
 
 
 @pytest.mark.spec("11.5")
-async def test_an_agents_own_settings_hold_for_its_tasks_too(tmp_path: Path) -> None:
+async def test_the_settings_of_an_agent_apply_to_its_tasks(tmp_path: Path) -> None:
     """Its memory, and what it may not use."""
     async with open_model_server() as brain:
         brain.script(
@@ -154,9 +154,11 @@ async def test_an_agents_own_settings_hold_for_its_tasks_too(tmp_path: Path) -> 
             agent = entity_id_for("ada")
             await house.api.create(f"/api/agents/{agent}/inbox", data="something happened")
             task = await task_of(house.api, agent)
-        asked = [{one["function"]["name"] for one in request.get("tools", ())} for request in brain.list_requests("m")]
-    main = next(names for names in asked if "send_message" in names)
+        offered_tools = [
+            {tool["function"]["name"] for tool in request.get("tools", ())} for request in brain.list_requests("m")
+        ]
+    main = next(names for names in offered_tools if "send_message" in names)
     assert main >= {"spawn_task", "task_list", "memory_list"}
     assert main.isdisjoint({"reply", "memory_append", "read_file"})
-    assert {"memory_read", "memory_write", "memory_patch"} in asked
+    assert {"memory_read", "memory_write", "memory_patch"} in offered_tools
     assert task["status"] == "completed"

@@ -36,7 +36,7 @@ BOOKING = {"action": "Book 2 nights in Lisbon, 120 euros each"}
 
 @pytest.mark.spec("17.1")
 @pytest.mark.spec("11.2")
-async def test_the_example_team_looks_up_asks_and_books_once_it_is_confirmed(tmp_path: Path) -> None:
+async def test_the_example_team_searches_asks_and_books_after_confirmation(tmp_path: Path) -> None:
     async with open_model_server() as brain:
         environ = {
             "OPENAI_API_KEY": "sk-team",
@@ -60,13 +60,15 @@ async def test_the_example_team_looks_up_asks_and_books_once_it_is_confirmed(tmp
             brain.script(*asking_first, model=USUAL)
             await house.say("Two nights in Lisbon, please", space=TRAVEL)
             run = await house.wait_for_run_end(agent="concierge")
-            asked = brain.list_requests(USUAL)
-            assert "confirmAction" in offered_tools(asked[0])
-            assert "confirmAction" not in offered_tools(asked[2])  # The researcher has tools of its own.
-            assert "Up to 150 euros" in list_result_texts(asked[3])[-1]
-            assert "150 euros" in list_result_texts(asked[4])[-1]
+            requests = brain.list_requests(USUAL)
+            assert "confirmAction" in offered_tools(requests[0])
+            assert "confirmAction" not in offered_tools(requests[2])  # The researcher has tools of its own.
+            assert "Up to 150 euros" in list_result_texts(requests[3])[-1]
+            assert "150 euros" in list_result_texts(requests[4])[-1]
 
-            (call,) = [one for one in await house.list_calls(run) if one["toolName"] == "confirmAction"]
+            (call,) = [
+                candidate for candidate in await house.list_calls(run) if candidate["toolName"] == "confirmAction"
+            ]
             brain.script(tool_calls_turn(("bookRoom", {"city": "Lisbon", "nights": 2})), model=USUAL)
             confirmed = {"runId": run["id"], "toolCallId": call["callId"], "result": {"confirmed": True}}
             async with booking(api):

@@ -47,29 +47,29 @@ class Issuer:
             self.published("ed-1", self.ed, "EdDSA"),
         ]
         self.fails = False
-        self.asked = 0
+        self.fetch_count = 0
         self.url = ""
 
     def published(self, kid: str, key: Any, algorithm: str) -> dict[str, Any]:
-        made = jwt.get_algorithm_by_name(algorithm).to_jwk(key.public_key(), as_dict=True)
-        return {**made, "kid": kid, "use": "sig"}
+        jwk = jwt.get_algorithm_by_name(algorithm).to_jwk(key.public_key(), as_dict=True)
+        return {**jwk, "kid": kid, "use": "sig"}
 
     async def answer(self, _: web.Request) -> web.Response:
-        self.asked += 1
+        self.fetch_count += 1
         return web.Response(status=500) if self.fails else web.json_response({"keys": self.keys})
 
 
 @pytest.fixture
 async def issuer() -> AsyncIterator[Issuer]:
-    made = Issuer()
+    new_issuer = Issuer()
     app = web.Application()
-    app.router.add_get("/jwks", made.answer)
+    app.router.add_get("/jwks", new_issuer.answer)
     runner = web.AppRunner(app)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
-    made.url = f"http://127.0.0.1:{runner.addresses[0][1]}/jwks"
-    yield made
+    new_issuer.url = f"http://127.0.0.1:{runner.addresses[0][1]}/jwks"
+    yield new_issuer
     await runner.cleanup()
 
 
@@ -111,17 +111,17 @@ async def test_an_expired_token_is_refused_once_the_leeway_is_over() -> None:
     assert "expired" in await refusal(tokens, signed({"sub": "ent_1", "exp": now - 60}))
 
 
-async def test_a_token_without_an_end_is_refused() -> None:
+async def test_a_token_without_expiry_is_refused() -> None:
     token = jwt.encode({"sub": "ent_1"}, SECRET, algorithm="HS256")
     assert "exp" in await refusal(EntityTokens(secret=SECRET), token)
 
 
-async def test_a_token_that_begins_later_is_refused() -> None:
+async def test_a_token_that_is_not_valid_yet_is_refused() -> None:
     token = signed({"sub": "ent_1", "nbf": int(time.time()) + 600, "exp": int(time.time()) + 1200})
     assert "not valid yet" in await refusal(EntityTokens(secret=SECRET), token)
 
 
-async def test_a_wrong_signature_is_refused() -> None:
+async def test_an_invalid_signature_is_refused() -> None:
     other = signed({"sub": "ent_1"}, key="another-secret-of-more-than-32-characters-here")
     assert "signature" in await refusal(EntityTokens(secret=SECRET), other)
     head, body, signature = signed({"sub": "ent_1"}).split(".")
@@ -136,7 +136,7 @@ async def test_a_token_without_a_signature_is_refused(algorithm: Any) -> None:
     await refusal(EntityTokens(secret=SECRET), token)
 
 
-async def test_a_published_key_is_never_taken_for_a_shared_secret(issuer: Issuer) -> None:
+async def test_a_public_key_is_never_used_as_a_shared_secret(issuer: Issuer) -> None:
     """The oldest trick: sign with the public key as if it were the secret of HMAC."""
     import hashlib
     import hmac
@@ -152,13 +152,13 @@ async def test_a_published_key_is_never_taken_for_a_shared_secret(issuer: Issuer
         assert "signature" in await refusal(both, token)
 
 
-async def test_a_shared_key_in_the_published_set_opens_nothing(issuer: Issuer) -> None:
+async def test_a_symmetric_key_in_the_key_set_is_ignored(issuer: Issuer) -> None:
     issuer.keys.append({"kty": "oct", "kid": "oct-1", "k": base64.urlsafe_b64encode(b"x" * 32).decode()})
     token = signed({"sub": "ent_1"}, key="x" * 32, kid="oct-1")
     assert "algorithm" in await refusal(EntityTokens(secret=None, issuer_keys=IssuerKeys(issuer.url)), token)
 
 
-async def test_a_secret_too_short_for_a_digest_does_not_take_it() -> None:
+async def test_a_secret_that_is_too_short_for_an_algorithm_is_refused() -> None:
     short = "x" * 40
     with pytest.warns(jwt.InsecureKeyLengthWarning):
         token = signed({"sub": "ent_1"}, key=short, algorithm="HS512")
@@ -166,11 +166,11 @@ async def test_a_secret_too_short_for_a_digest_does_not_take_it() -> None:
 
 
 @pytest.mark.parametrize("token", ["", ".", "..", "a.b.c", "\x00", "é.é.é", "x" * 20_000, "e30.e30.", "{}.{}.{}"])
-async def test_what_is_no_token_is_refused(token: str) -> None:
+async def test_a_text_that_is_not_a_token_is_refused(token: str) -> None:
     await refusal(EntityTokens(secret=SECRET), token)
 
 
-async def test_audience_and_issuer_are_held_to() -> None:
+async def test_audience_and_issuer_are_checked() -> None:
     tokens = EntityTokens(secret=SECRET, audience="here", issuer="https://login.example")
     good = {"sub": "ent_1", "aud": "here", "iss": "https://login.example"}
     assert (await tokens.verify(signed(good))).entity_id == "ent_1"
@@ -181,7 +181,7 @@ async def test_audience_and_issuer_are_held_to() -> None:
     assert (await EntityTokens(secret=SECRET).verify(signed(good))).entity_id == "ent_1"
 
 
-async def test_a_token_made_here_is_good_here() -> None:
+async def test_a_created_token_is_valid() -> None:
     tokens = EntityTokens(secret=SECRET, claim="entity", audience="here", issuer="me")
     token, expires_at = tokens.create("ent_1", 60)
     named = await tokens.verify(token)
@@ -191,24 +191,24 @@ async def test_a_token_made_here_is_good_here() -> None:
 
 @pytest.mark.spec("8.1")
 @pytest.mark.parametrize(("kid", "algorithm"), [("rsa-1", "RS256"), ("ec-1", "ES256"), ("ed-1", "EdDSA")])
-async def test_a_token_of_an_issuer_names_its_entity(issuer: Issuer, kid: str, algorithm: str) -> None:
+async def test_a_token_from_an_issuer_names_its_entity(issuer: Issuer, kid: str, algorithm: str) -> None:
     tokens = EntityTokens(secret=None, issuer_keys=IssuerKeys(issuer.url))
     key = {"rsa-1": issuer.rsa, "ec-1": issuer.ec, "ed-1": issuer.ed}[kid]
     assert (await tokens.verify(signed({"sub": "ent_1"}, key, algorithm, kid=kid))).entity_id == "ent_1"
     assert (await tokens.verify(signed({"sub": "ent_2"}, key, algorithm))).entity_id == "ent_2"
-    assert issuer.asked == 1
+    assert issuer.fetch_count == 1
     assert not tokens.can_create
     await tokens.aclose()
 
 
-async def test_a_token_of_another_key_of_the_same_kind_is_refused(issuer: Issuer) -> None:
+async def test_a_token_signed_with_another_key_is_refused(issuer: Issuer) -> None:
     stranger = ec.generate_private_key(ec.SECP256R1())
     tokens = EntityTokens(secret=None, issuer_keys=IssuerKeys(issuer.url))
     assert "signature" in await refusal(tokens, signed({"sub": "ent_1"}, stranger, "ES256", kid="ec-1"))
     assert "signature" in await refusal(tokens, signed({"sub": "ent_1"}, stranger, "ES256"))
 
 
-async def test_a_new_key_is_fetched_when_a_token_names_it_but_not_for_everyone_who_makes_one_up(
+async def test_a_new_key_is_fetched_when_a_token_names_it_but_fetches_are_limited(
     issuer: Issuer,
 ) -> None:
     keys = IssuerKeys(issuer.url, pause=0)
@@ -217,14 +217,14 @@ async def test_a_new_key_is_fetched_when_a_token_names_it_but_not_for_everyone_w
     rolled = ec.generate_private_key(ec.SECP256R1())
     issuer.keys.append(issuer.published("ec-2", rolled, "ES256"))
     assert (await tokens.verify(signed({"sub": "ent_1"}, rolled, "ES256", kid="ec-2"))).entity_id == "ent_1"
-    assert issuer.asked == 2
+    assert issuer.fetch_count == 2
     patient = EntityTokens(secret=None, issuer_keys=IssuerKeys(issuer.url, pause=3600))
     for number in range(5):
         await refusal(patient, signed({"sub": "ent_1"}, rolled, "ES256", kid=f"made-up-{number}"))
-    assert issuer.asked == 3
+    assert issuer.fetch_count == 3
 
 
-async def test_keys_that_were_fetched_outlast_an_outage_of_the_issuer(issuer: Issuer) -> None:
+async def test_fetched_keys_stay_valid_during_an_outage_of_the_issuer(issuer: Issuer) -> None:
     tokens = EntityTokens(secret=None, issuer_keys=IssuerKeys(issuer.url, pause=0, max_age=0))
     token = signed({"sub": "ent_1"}, issuer.ec, "ES256", kid="ec-1")
     await tokens.verify(token)
@@ -235,7 +235,7 @@ async def test_keys_that_were_fetched_outlast_an_outage_of_the_issuer(issuer: Is
     await tokens.aclose()
 
 
-async def test_an_issuer_that_was_never_reached_is_no_verdict_on_the_token(issuer: Issuer) -> None:
+async def test_an_unreachable_issuer_is_not_an_invalid_token(issuer: Issuer) -> None:
     issuer.fails = True
     tokens = EntityTokens(secret=None, issuer_keys=IssuerKeys(issuer.url, pause=0))
     token = signed({"sub": "ent_1"}, issuer.ec, "ES256", kid="ec-1")
@@ -245,7 +245,7 @@ async def test_an_issuer_that_was_never_reached_is_no_verdict_on_the_token(issue
     assert (await tokens.verify(token)).entity_id == "ent_1"
 
 
-async def test_a_token_may_end_after_the_end_of_time() -> None:
+async def test_a_token_may_expire_after_the_year_9999() -> None:
     named = await EntityTokens(secret=SECRET).verify(signed({"sub": "ent_1", "exp": 10**400}))
     assert named.entity_id == "ent_1"
     assert named.expires_at < 2**53

@@ -57,7 +57,7 @@ async def names(api: ApiClient, query: str = "") -> list[str]:
 
 
 @pytest.mark.spec("12.1")
-async def test_tools_are_listed_looked_at_and_counted(api: ApiClient) -> None:
+async def test_tools_are_listed_read_and_counted(api: ApiClient) -> None:
     listed = await names(api)
     assert {"echo", "lookup"} <= set(listed)
     assert listed == sorted(listed)
@@ -86,9 +86,9 @@ async def test_how_a_tool_is_executed_is_not_shown(api: ApiClient) -> None:
 
 
 @pytest.mark.spec("8.1")
-async def test_a_tool_key_sees_its_tools_alone(api: ApiClient) -> None:
-    made = await api.create("/api/keys", kind="tools", name="ci", toolsAllowed=["ec*"])
-    key = api.with_headers(authorization=f"Bearer {made['key']}")
+async def test_a_tool_key_sees_only_its_tools(api: ApiClient) -> None:
+    new_key = await api.create("/api/keys", kind="tools", name="ci", toolsAllowed=["ec*"])
+    key = api.with_headers(authorization=f"Bearer {new_key['key']}")
     assert await names(key) == ["echo"]
     assert await names(key, "?search=price") == []
     assert (await key.get("/api/tools/echo")).status == 200
@@ -98,7 +98,7 @@ async def test_a_tool_key_sees_its_tools_alone(api: ApiClient) -> None:
 
 
 @pytest.mark.spec("12.1")
-async def test_servers_say_how_they_are_and_are_started_again(with_server: ApiClient, tmp_path: Path) -> None:
+async def test_servers_report_their_status_and_are_restarted(with_server: ApiClient, tmp_path: Path) -> None:
     api = with_server
     first = (await api.get("/api/servers/notes")).data
     assert (first["state"], first["tools"], first["restarts"]) == ("ready", 1, 0)
@@ -117,7 +117,7 @@ async def test_servers_say_how_they_are_and_are_started_again(with_server: ApiCl
 
 
 @pytest.mark.spec("12.1")
-async def test_a_stored_output_is_read_by_an_operator(gateway: Gateway, api: ApiClient) -> None:
+async def test_an_operator_reads_a_stored_output(gateway: Gateway, api: ApiClient) -> None:
     writer = await gateway.toolspace.outputs.create(session="s1", owner="ann", tool="read_file")
     await writer.write("<script>alert(1)</script>\nπ")
     stored = await writer.commit()
@@ -137,9 +137,9 @@ async def test_a_gateway_without_servers_has_an_empty_list(api: ApiClient) -> No
 
 @pytest.mark.spec("8.1")
 @pytest.mark.spec("12.3")
-async def test_a_tool_key_is_proposed_no_tool_that_it_may_not_use(api: ApiClient) -> None:
-    made = await api.create("/api/keys", kind="tools", name="ci", toolsAllowed=["ec*", "agent__batch"])
-    key = api.with_headers(authorization=f"Bearer {made['key']}")
+async def test_suggestions_for_a_tool_key_contain_only_its_tools(api: ApiClient) -> None:
+    new_key = await api.create("/api/keys", kind="tools", name="ci", toolsAllowed=["ec*", "agent__batch"])
+    key = api.with_headers(authorization=f"Bearer {new_key['key']}")
     assert '"lookup"' in (await api.post("/api/tools/lookups/call")).detail
     missed = await key.post("/api/tools/lookups/call")
     assert (missed.status, missed.detail) == (404, 'Tool "lookups" not found')

@@ -52,8 +52,8 @@ class Line:
 
 @asynccontextmanager
 async def connected(api: ApiClient, tools: str = "move", **query: Any) -> AsyncIterator[Line]:
-    wanted = {"tools": tools, **{name: str(value) for name, value in query.items()}}
-    async with api.session.get(api.url + "/api/tools/stream", params=wanted, headers=api.headers) as response:
+    parameters = {"tools": tools, **{name: str(value) for name, value in query.items()}}
+    async with api.session.get(api.url + "/api/tools/stream", params=parameters, headers=api.headers) as response:
         assert response.status == 200, await response.text()
         line = Line(response)
         await line.expect("worker.ready")
@@ -89,7 +89,7 @@ async def test_worker_is_offered_a_call_and_its_result_goes_to_the_caller(api: A
 
 
 @pytest.mark.spec("6.7")
-async def test_worker_hears_of_a_call_in_a_run_and_of_its_cancellation(api: ApiClient) -> None:
+async def test_worker_gets_a_call_of_a_run_and_its_cancellation(api: ApiClient) -> None:
     agent = await api.create("/api/entities", type="agent", name="Bot")
     run = await api.create("/api/runs", agentEntityId=agent["id"])
     async with connected(api, "later") as line:
@@ -101,7 +101,7 @@ async def test_worker_hears_of_a_call_in_a_run_and_of_its_cancellation(api: ApiC
 
 
 @pytest.mark.spec("6.7")
-async def test_call_of_a_worker_that_went_away_is_offered_to_the_next(api: ApiClient) -> None:
+async def test_call_of_a_disconnected_worker_is_offered_to_another(api: ApiClient) -> None:
     async with connected(api) as line:
         calling = asyncio.ensure_future(call(api, to="left"))
         first = await line.expect("call.offered")
@@ -112,19 +112,19 @@ async def test_call_of_a_worker_that_went_away_is_offered_to_the_next(api: ApiCl
         assert (await calling)["result"] == "done"
 
 
-async def test_worker_that_leaves_gives_back_what_it_does_not_finish(api: ApiClient) -> None:
+async def test_worker_that_leaves_releases_the_calls_that_it_does_not_finish(api: ApiClient) -> None:
     async with connected(api, "later", workerId="wrk_a") as first:
         ids = [(await call(api, "later"))["pendingToolCallId"] for _ in range(2)]
         for _ in ids:
             await first.expect("call.offered")
         async with connected(api, "later") as second:
-            left = await api.post("/api/workers/wrk_a/leave", {"finishing": ids[:1]})
-            assert left.status == 204
+            response = await api.post("/api/workers/wrk_a/leave", {"finishing": ids[:1]})
+            assert response.status == 204
             assert (await second.expect("call.offered"))["callId"] == ids[1]
     assert (await api.post("/api/workers/wrk_none/leave", {})).status == 404
 
 
-async def test_same_worker_connected_again_takes_the_place_of_the_first(api: ApiClient) -> None:
+async def test_worker_that_reconnects_replaces_its_first_connection(api: ApiClient) -> None:
     async with connected(api, "later", workerId="wrk_a") as first:
         pending = (await call(api, "later"))["pendingToolCallId"]
         await first.expect("call.offered")
@@ -134,13 +134,13 @@ async def test_same_worker_connected_again_takes_the_place_of_the_first(api: Api
             assert await first.next() is None
 
 
-async def test_tool_that_is_not_there_is_a_warning(api: ApiClient) -> None:
+async def test_unknown_tool_is_a_warning(api: ApiClient) -> None:
     async with connected(api, "move,fly") as line:
         assert (await line.expect("worker.warning"))["tools"] == ["fly"]
 
 
 @pytest.mark.parametrize(
-    ("query", "said"),
+    ("query", "detail"),
     [
         ("tools=hello", '"hello" is not for workers: its executionType is "static"'),
         ("tools=", "tools"),
@@ -153,10 +153,10 @@ async def test_tool_that_is_not_there_is_a_warning(api: ApiClient) -> None:
         ("tools=move&tool=x", '"tool"'),
     ],
 )
-async def test_what_a_worker_asks_wrongly_is_told(api: ApiClient, query: str, said: str) -> None:
+async def test_invalid_worker_request_is_refused_with_the_reason(api: ApiClient, query: str, detail: str) -> None:
     reply = await api.get(f"/api/tools/stream?{query}")
     assert reply.status == 400
-    assert said in reply.detail
+    assert detail in reply.detail
 
 
 @pytest.mark.spec("6.7")
@@ -173,7 +173,7 @@ async def test_only_secret_keys_are_workers(api: ApiClient) -> None:
 
 
 @pytest.mark.spec("7.4")
-async def test_idle_worker_hears_heartbeats(api: ApiClient) -> None:
+async def test_idle_worker_gets_heartbeats(api: ApiClient) -> None:
     async with connected(api) as line, asyncio.timeout(20):
         while b": ping" not in line.raw:
             line.raw += await line.response.content.readany()
@@ -191,9 +191,9 @@ async def test_revoked_key_ends_the_stream(api: ApiClient) -> None:
 async def test_call_in_one_process_is_executed_by_a_worker_of_another(tmp_path: Path, postgres_url: str) -> None:
     config = write_config(tmp_path, tools=TOOLS, storage={"url": postgres_url}, server={"workerGrace": "200ms"})
     async with (
-        Gateway.open(config) as one,
+        Gateway.open(config) as first_gateway,
         Gateway.open(config) as two,
-        open_api(one) as here,
+        open_api(first_gateway) as here,
         open_api(two) as there,
     ):
         async with connected(there) as line:
@@ -208,20 +208,20 @@ async def test_call_in_one_process_is_executed_by_a_worker_of_another(tmp_path: 
 
 async def test_many_calls_from_two_processes_are_each_executed_once(tmp_path: Path, postgres_url: str) -> None:
     config = write_config(tmp_path, tools=TOOLS, storage={"url": postgres_url})
-    seen: list[str] = []
+    executed: list[str] = []
 
     async def work(api: ApiClient) -> None:
         async with connected(api, concurrency=4) as line:
             while (event := await line.next()) is not None:
                 if event.type == "call.offered":
-                    seen.append(event.data["callId"])
+                    executed.append(event.data["callId"])
                     body = {"result": event.data["args"]["number"]}
                     assert (await api.post(f"/api/calls/{event.data['callId']}/result", body)).status == 200
 
     async with (
-        Gateway.open(config) as one,
+        Gateway.open(config) as first_gateway,
         Gateway.open(config) as two,
-        open_api(one) as here,
+        open_api(first_gateway) as here,
         open_api(two) as there,
     ):
         tasks = [asyncio.ensure_future(work(api)) for api in (here, here, there, there)]
@@ -233,4 +233,4 @@ async def test_many_calls_from_two_processes_are_each_executed_once(tmp_path: Pa
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
     assert [result["result"] for result in results] == list(range(60))
-    assert len(set(seen)) == len(seen) == 60
+    assert len(set(executed)) == len(executed) == 60

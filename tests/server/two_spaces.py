@@ -86,14 +86,14 @@ class TwoSpaces:
         return reply.data
 
     async def key(self, kind: str, **scope: Any) -> tuple[str, str]:
-        made = await self.api.create("/api/keys", kind=kind, name=f"{OPERATOR} key", **scope)
-        self.secrets.append(made["key"])
-        return made["id"], made["key"]
+        key = await self.api.create("/api/keys", kind=kind, name=f"{OPERATOR} key", **scope)
+        self.secrets.append(key["key"])
+        return key["id"], key["key"]
 
     async def token(self, entity: str) -> str:
-        made = await self.api.create(f"/api/entities/{entity}/token")
-        self.secrets.append(made["token"])
-        return made["token"]
+        token = await self.api.create(f"/api/entities/{entity}/token")
+        self.secrets.append(token["token"])
+        return token["token"]
 
 
 @asynccontextmanager
@@ -102,10 +102,10 @@ async def open_two_spaces(folder: Path, **server: Any) -> AsyncIterator[TwoSpace
     async with Gateway.open(config) as gateway:
         gateway.toolspace.orchestrator.register(Own())
         async with open_api(gateway) as api:
-            made = TwoSpaces(gateway, api)
-            await _settle(made)
-            await _invite(made)
-            yield made
+            setup = TwoSpaces(gateway, api)
+            await _settle(setup)
+            await _invite(setup)
+            yield setup
 
 
 async def _settle(town: TwoSpaces) -> None:
@@ -131,10 +131,12 @@ async def _settle(town: TwoSpaces) -> None:
             continue
         await town.call(run, "show", {"look": f"{mark} on a screen"})
         for name in ("confirm", "move"):
-            begun = await town.call(run, name, {"question": f"{mark} in a question"})
-            town.calls[f"{name} {space}"] = begun["pendingToolCallId"]
-        said = await api.post(f"/api/spaces/{space}/messages", {"entityId": agent, "content": f"{mark} in a message"})
-        town.messages[space] = said.data["id"]
+            response = await town.call(run, name, {"question": f"{mark} in a question"})
+            town.calls[f"{name} {space}"] = response["pendingToolCallId"]
+        response = await api.post(
+            f"/api/spaces/{space}/messages", {"entityId": agent, "content": f"{mark} in a message"}
+        )
+        town.messages[space] = response.data["id"]
         await api.post(f"/api/agents/{agent}/inbox", {"data": {"mark": f"{OPERATOR} in an inbox"}, "eventId": "evt_1"})
     listed = (await api.get("/api/runs/run_a/calls")).data["items"]
     town.calls["peek"] = next(call["callId"] for call in listed if call["toolName"] == "peek")

@@ -1,1 +1,12 @@
-"""The gateway: HTTP, streams, access and the MCP endpoint over one toolspace and its database."""
+"""The gateway: the HTTP API, event streams, authentication and the MCP endpoint over one toolspace and its database.
+
+- The HTTP edge, shared with the MCP endpoint: `asgi` (body reader), `host_and_cors`, `web_server` (uvicorn).
+- One request: `app`, `routing`, `requests`, `responses`, `problems`, `idempotency`, `openapi`, and `routes/`.
+- Access: `authentication`, `authorization`, `keys`, `tokens`, `rate_limit`, `redaction`.
+- Streams: `sse`, `broadcast`, `call_stream`, `dialects/`.
+- The process: `gateway` (puts the parts together), `metrics`, `demo`, `control_socket`.
+- `mcp/`: the MCP server, over stdio and HTTP.
+
+The CLI and programs that embed a gateway use this package. It may import every other package except `cli` and `testing`.
+docs/internals/server.md follows one request through it.
+"""

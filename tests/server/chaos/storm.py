@@ -130,10 +130,10 @@ class Storm:
     def check(self) -> None:
         """What must be true when it is over."""
         ids = {f"call_{number}" for number in range(self.calls)} - set(self.refused)
-        taken = {call_id for call_id in ids if self.accepted[call_id]}
+        accepted_ids = {call_id for call_id in ids if self.accepted[call_id]}
         assert all(count == 1 for count in self.accepted.values()), self.accepted.most_common(3)
         delivered = self.inline + self.by_inbox
-        assert not taken - set(delivered), f"lost: {sorted(taken - set(delivered))[:5]}"
+        assert not accepted_ids - set(delivered), f"lost: {sorted(accepted_ids - set(delivered))[:5]}"
         assert all(count == 1 for count in self.by_inbox.values()), self.by_inbox.most_common(3)
         twice = [call_id for call_id, count in delivered.items() if count != 1]
         # A process that dies right after it answered, before that is written down, cannot be told from one that died

@@ -1,4 +1,7 @@
-"""The routes of the HTTP API, one module per resource. `ROUTES` lists all of them: what is not in it is not served."""
+"""The routes of the HTTP API, one module per resource. `ROUTES` lists all of them; a route that is missing is not served.
+
+A handler reads the request, checks that the caller may see the resource, and calls queries or services. It has no SQL.
+"""
 
 from __future__ import annotations
 

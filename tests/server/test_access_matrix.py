@@ -34,7 +34,7 @@ class Row:
     """With `{name}` for what `make` or the town has."""
     body: Any = None
     good: int = 200
-    others: int | None = None
+    other_status: int | None = None
     """For members of other spaces; 403 unless they have something of their own to see."""
     member: int | None = None
     make: Callable[[TwoSpaces], Awaitable[Mapping[str, str]]] | None = None
@@ -51,13 +51,13 @@ async def _space(town: TwoSpaces) -> Mapping[str, str]:
 
 
 async def _run(town: TwoSpaces) -> Mapping[str, str]:
-    made = await town.api.create("/api/runs", agentEntityId="robot", spaceId="spc_a")
-    return {"made": made["id"]}
+    run = await town.api.create("/api/runs", agentEntityId="robot", spaceId="spc_a")
+    return {"made": run["id"]}
 
 
 async def _call(town: TwoSpaces) -> Mapping[str, str]:
-    begun = await town.call("run_a", "confirm", {"question": "made"})
-    return {"made": begun["pendingToolCallId"]}
+    response = await town.call("run_a", "confirm", {"question": "made"})
+    return {"made": response["pendingToolCallId"]}
 
 
 async def _key(town: TwoSpaces) -> Mapping[str, str]:
@@ -78,7 +78,7 @@ ROWS: dict[str, Row] = {
     "PATCH /api/entities/{entityId}": Row("/api/entities/ann", {"name": "Ann"}),
     "DELETE /api/entities/{entityId}": Row("/api/entities/{made}", good=204, make=_entity),
     "POST /api/entities/{entityId}/token": Row("/api/entities/ann/token", {"expiresIn": 1}, good=201),
-    "GET /api/spaces": Row("/api/spaces", others=200),
+    "GET /api/spaces": Row("/api/spaces", other_status=200),
     "POST /api/spaces": Row("/api/spaces", {"name": "New"}, good=201),
     "GET /api/spaces/{spaceId}": Row("/api/spaces/spc_a"),
     "PATCH /api/spaces/{spaceId}": Row("/api/spaces/spc_a", {"name": "MARK-IN-A space"}),
@@ -94,7 +94,7 @@ ROWS: dict[str, Row] = {
     "POST /api/spaces/{spaceId}/tool-results": Row(
         "/api/spaces/spc_a/tool-results", {"runId": "run_a", "toolCallId": "{made}", **RESULT}, make=_call
     ),
-    "GET /api/agents": Row("/api/agents", others=200),
+    "GET /api/agents": Row("/api/agents", other_status=200),
     "GET /api/agents/{agentId}": Row("/api/agents/robot"),
     "GET /api/agents/{agentId}/runs": Row("/api/agents/robot/runs"),
     "GET /api/agents/{agentId}/inbox": Row("/api/agents/robot/inbox"),
@@ -142,7 +142,7 @@ ROWS: dict[str, Row] = {
     "POST /api/runs/{runId}/tool-results": Row(
         "/api/runs/run_a/tool-results", {"callId": "{made}", **RESULT}, make=_call
     ),
-    "GET /api/calls": Row("/api/calls", others=200),
+    "GET /api/calls": Row("/api/calls", other_status=200),
     "GET /api/calls/{callId}": Row("/api/calls/{confirm}"),
     "POST /api/calls/{callId}/cancel": Row("/api/calls/{made}/cancel", make=_call),
     "POST /api/calls/{callId}/result": Row("/api/calls/{made}/result", RESULT, make=_call),
@@ -184,7 +184,7 @@ def expected(route: Route, row: Row, who: str) -> int:
     if route.access is not Access.MEMBER:
         return 403
     if who in OTHERS:
-        return row.others or 403
+        return row.other_status or 403
     return row.member or row.good
 
 
@@ -193,20 +193,22 @@ def filled(value: Any, ids: Mapping[str, str]) -> Any:
     if isinstance(value, str) and "{" in value:
         return value.format_map(ids)
     if isinstance(value, dict):
-        return {key: filled(one, ids) for key, one in value.items()}
+        return {key: filled(item, ids) for key, item in value.items()}
     return value
 
 
-async def status_of(made: TwoSpaces, who: str, method: str, path: str, body: Any, *, stream: bool) -> tuple[int, bytes]:
+async def status_of(
+    setup: TwoSpaces, who: str, method: str, path: str, body: Any, *, stream: bool
+) -> tuple[int, bytes]:
     if not stream:
-        reply = await made.ask(who, method, path, body)
+        reply = await setup.ask(who, method, path, body)
         return reply.status, reply.body
-    async with made.api.session.request(method, made.api.url + path, headers=made.callers[who]) as response:
+    async with setup.api.session.request(method, setup.api.url + path, headers=setup.callers[who]) as response:
         return response.status, b"" if response.status == 200 else await response.read()
 
 
-def routes_of(made: TwoSpaces) -> list[Route]:
-    app: Any = made.gateway.app
+def routes_of(setup: TwoSpaces) -> list[Route]:
+    app: Any = setup.gateway.app
     while not hasattr(app, "routes"):
         app = app.app
     return list(app.routes)
@@ -220,33 +222,33 @@ def test_every_route_has_a_row_in_the_matrix() -> None:
 
 @pytest.mark.spec("8.1")
 @pytest.mark.spec("12.1")
-async def test_every_route_answers_every_caller_as_it_should(tmp_path: Path) -> None:
+async def test_every_route_responds_to_every_kind_of_caller_as_the_matrix_says(tmp_path: Path) -> None:
     wrong: list[str] = []
-    async with open_two_spaces(tmp_path, rateLimit=None) as made:
+    async with open_two_spaces(tmp_path, rateLimit=None) as setup:
         fixed = {
-            "confirm": made.calls["confirm spc_a"],
-            "message": made.messages["spc_a"],
-            "output": made.calls["output"],
+            "confirm": setup.calls["confirm spc_a"],
+            "message": setup.messages["spc_a"],
+            "output": setup.calls["output"],
         }
-        assert {route.name for route in routes_of(made)} == ROWS.keys()
-        for route in routes_of(made):
+        assert {route.name for route in routes_of(setup)} == ROWS.keys()
+        for route in routes_of(setup):
             row = ROWS[route.name]
-            for who in made.callers:
-                wanted = expected(route, row, who)
-                ids = {"made": "none", **fixed, **(await row.make(made) if row.make is not None else {})}
+            for who in setup.callers:
+                status_expected = expected(route, row, who)
+                ids = {"made": "none", **fixed, **(await row.make(setup) if row.make is not None else {})}
                 path, body = filled(row.path, ids), filled(row.body, ids)
-                status, answer = await status_of(made, who, route.method, path, body, stream=route.is_stream)
-                if status != wanted:
-                    wrong.append(f"{route.name} for {who}: {status}, not {wanted}: {answer[:200]!r}")
+                status, answer = await status_of(setup, who, route.method, path, body, stream=route.is_stream)
+                if status != status_expected:
+                    wrong.append(f"{route.name} for {who}: {status}, not {status_expected}: {answer[:200]!r}")
     assert not wrong, "\n".join(wrong)
 
 
 @pytest.mark.spec("8.1")
-async def test_what_does_not_exist_is_404_for_whoever_may_ask(tmp_path: Path) -> None:
+async def test_a_missing_resource_is_404_for_callers_with_access(tmp_path: Path) -> None:
     """Also with an id that no database could hold."""
     wrong: list[str] = []
-    async with open_two_spaces(tmp_path, rateLimit=None) as made:
-        for route in routes_of(made):
+    async with open_two_spaces(tmp_path, rateLimit=None) as setup:
+        for route in routes_of(setup):
             if not route.parameters:
                 continue
             row = ROWS[route.name]
@@ -258,29 +260,29 @@ async def test_what_does_not_exist_is_404_for_whoever_may_ask(tmp_path: Path) ->
                 for who in ("secret", "member"):
                     if who == "member" and route.access is not Access.MEMBER:
                         continue
-                    reply = await made.ask(who, route.method, path, body)
+                    reply = await setup.ask(who, route.method, path, body)
                     if reply.status != 404:
                         wrong.append(f"{route.name} ({nothing[:9]}) for {who}: {reply.status}: {reply.body[:200]!r}")
     assert not wrong, "\n".join(wrong)
 
 
 @pytest.mark.spec("8.1")
-async def test_an_entity_sees_itself_and_speaks_only_as_itself(tmp_path: Path) -> None:
-    async with open_two_spaces(tmp_path) as made:
+async def test_an_entity_sees_itself_and_posts_only_as_itself(tmp_path: Path) -> None:
+    async with open_two_spaces(tmp_path) as setup:
         for who, entity in (("member", "ann"), ("member of no space", "eve")):
-            assert (await made.ask(who, "GET", f"/api/entities/{entity}")).status == 200
-            assert (await made.ask(who, "GET", "/api/me")).data["entity"]["id"] == entity
-        said = await made.ask("member", "POST", "/api/spaces/spc_a/messages", {"content": "I"})
-        assert said.data["senderId"] == "ann"
+            assert (await setup.ask(who, "GET", f"/api/entities/{entity}")).status == 200
+            assert (await setup.ask(who, "GET", "/api/me")).data["entity"]["id"] == entity
+        response = await setup.ask("member", "POST", "/api/spaces/spc_a/messages", {"content": "I"})
+        assert response.data["senderId"] == "ann"
         for pretended in ("robot", "bob"):
             body = {"content": "not I", "entityId": pretended}
-            assert (await made.ask("member", "POST", "/api/spaces/spc_a/messages", body)).status == 403
+            assert (await setup.ask("member", "POST", "/api/spaces/spc_a/messages", body)).status == 403
 
 
 @pytest.mark.spec("8.1")
-async def test_a_result_can_be_brought_only_by_a_member_and_only_to_what_it_belongs(tmp_path: Path) -> None:
-    async with open_two_spaces(tmp_path) as made:
-        a, b = made.calls["confirm spc_a"], made.calls["confirm spc_b"]
+async def test_only_a_member_can_submit_a_result_and_only_for_the_right_call(tmp_path: Path) -> None:
+    async with open_two_spaces(tmp_path) as setup:
+        a, b = setup.calls["confirm spc_a"], setup.calls["confirm spc_b"]
         result = {"result": "mine"}
         tries: list[tuple[str, str, Any]] = [
             ("member", "/api/runs/run_b/tool-results", {"callId": b, **result}),
@@ -289,65 +291,65 @@ async def test_a_result_can_be_brought_only_by_a_member_and_only_to_what_it_belo
             ("member", "/api/spaces/spc_a/tool-results", {"runId": "run_b", "toolCallId": b, **result}),
             ("member", "/api/spaces/spc_b/tool-results", {"runId": "run_b", "toolCallId": b, **result}),
             ("member", f"/api/calls/{b}/result", result),
-            ("member", f"/api/calls/{made.calls['quiet']}/result", result),
-            ("member", f"/api/calls/{made.calls['peek']}/result", result),
+            ("member", f"/api/calls/{setup.calls['quiet']}/result", result),
+            ("member", f"/api/calls/{setup.calls['peek']}/result", result),
             ("member of another space", f"/api/calls/{a}/result", result),
             ("member of no space", "/api/spaces/spc_a/tool-results", {"runId": "run_a", "toolCallId": a, **result}),
         ]
         for who, path, body in tries:
-            reply = await made.ask(who, "POST", path, body)
+            reply = await setup.ask(who, "POST", path, body)
             assert reply.status == 403, (who, path, reply)
             assert b"MARK" not in reply.body
-        assert (await made.api.get(f"/api/calls/{a}")).data["status"] == "pending"
-        assert (await made.api.get(f"/api/calls/{b}")).data["status"] == "pending"
+        assert (await setup.api.get(f"/api/calls/{a}")).data["status"] == "pending"
+        assert (await setup.api.get(f"/api/calls/{b}")).data["status"] == "pending"
         good = {"runId": "run_a", "toolCallId": a, "result": "yes"}
-        assert (await made.ask("member", "POST", "/api/spaces/spc_a/tool-results", good)).status == 200
+        assert (await setup.ask("member", "POST", "/api/spaces/spc_a/tool-results", good)).status == 200
 
 
 @pytest.mark.spec("12.3")
-async def test_a_tool_key_is_held_to_its_tools_over_http_too(tmp_path: Path) -> None:
-    async with open_two_spaces(tmp_path) as made:
-        listed = (await made.ask("tool key", "GET", "/api/tools")).data["items"]
-        assert {one["name"] for one in listed} == {"lookup", "large"}
-        found = await made.ask("tool key", "GET", "/api/tools?search=show+peek+move")
-        assert {one["name"] for one in found.data["items"]} <= {"lookup", "large"}
-        assert (await made.ask("tool key", "GET", "/api/tools/show")).status == 403
-        refused = await made.ask("tool key", "POST", "/api/tools/peek/call", {"args": {}})
+async def test_a_tool_key_is_restricted_to_its_tools_over_http(tmp_path: Path) -> None:
+    async with open_two_spaces(tmp_path) as setup:
+        listed = (await setup.ask("tool key", "GET", "/api/tools")).data["items"]
+        assert {tool["name"] for tool in listed} == {"lookup", "large"}
+        matches = await setup.ask("tool key", "GET", "/api/tools?search=show+peek+move")
+        assert {tool["name"] for tool in matches.data["items"]} <= {"lookup", "large"}
+        assert (await setup.ask("tool key", "GET", "/api/tools/show")).status == 403
+        refused = await setup.ask("tool key", "POST", "/api/tools/peek/call", {"args": {}})
         assert b"MARK" not in refused.body
         assert refused.status in (200, 403)
 
 
 @pytest.mark.spec("12.3")
-async def test_a_tool_key_finds_no_call_but_its_own_by_its_id(tmp_path: Path) -> None:
-    async with open_two_spaces(tmp_path) as made:
-        made.callers["another tool key"] = {"x-secret-key": (await made.key("tools"))[1]}
+async def test_a_tool_key_cannot_read_the_call_of_another_key_by_its_id(tmp_path: Path) -> None:
+    async with open_two_spaces(tmp_path) as setup:
+        setup.callers["another tool key"] = {"x-secret-key": (await setup.key("tools"))[1]}
         body = {"args": {}, "callId": "call_of_another"}
-        begun = (await made.api.post("/api/tools/move/call", body)).data
-        assert begun["pendingToolCallId"] == "call_of_another"
+        call = (await setup.api.post("/api/tools/move/call", body)).data
+        assert call["pendingToolCallId"] == "call_of_another"
         for who in ("tool key", "another tool key"):
-            stolen = await made.ask(who, "POST", "/api/tools/move/call", body)
+            stolen = await setup.ask(who, "POST", "/api/tools/move/call", body)
             assert b"call_of_another" not in stolen.body, stolen
-        assert (await made.api.post("/api/calls/call_of_another/result", {"result": "theirs"})).status == 200
+        assert (await setup.api.post("/api/calls/call_of_another/result", {"result": "theirs"})).status == 200
         # Its own it finds again.
         own = {"args": {}, "callId": "own"}
-        first = (await made.ask("another tool key", "POST", "/api/tools/move/call", own)).data["pendingToolCallId"]
-        again = (await made.ask("another tool key", "POST", "/api/tools/move/call", own)).data["pendingToolCallId"]
+        first = (await setup.ask("another tool key", "POST", "/api/tools/move/call", own)).data["pendingToolCallId"]
+        again = (await setup.ask("another tool key", "POST", "/api/tools/move/call", own)).data["pendingToolCallId"]
         assert first == again != "own"
 
 
-async def test_the_place_of_a_reader_that_leaves_is_given_back(tmp_path: Path) -> None:
-    async with open_two_spaces(tmp_path, maxStreamsPerCaller=2) as made:
-        url, headers = f"{made.api.url}/api/spaces/spc_a/stream", made.callers["member"]
-        one = await made.api.session.get(url, headers=headers)
-        two = await made.api.session.get(url, headers=headers)
-        assert (one.status, two.status) == (200, 200)
-        third = await made.api.session.get(url, headers=headers)
+async def test_a_closed_stream_no_longer_counts_against_the_limit(tmp_path: Path) -> None:
+    async with open_two_spaces(tmp_path, maxStreamsPerCaller=2) as setup:
+        url, headers = f"{setup.api.url}/api/spaces/spc_a/stream", setup.callers["member"]
+        first_response = await setup.api.session.get(url, headers=headers)
+        two = await setup.api.session.get(url, headers=headers)
+        assert (first_response.status, two.status) == (200, 200)
+        third = await setup.api.session.get(url, headers=headers)
         assert third.status == 429
         assert int(third.headers["retry-after"]) >= 1
         third.close()
-        one.close()
+        first_response.close()
         async with asyncio.timeout(10):
-            while (again := await made.api.session.get(url, headers=headers)).status != 200:
+            while (again := await setup.api.session.get(url, headers=headers)).status != 200:
                 again.close()  # The server hears soon that one has left.
         for response in (two, again):
             response.close()

@@ -12,7 +12,7 @@ KEY = {"Idempotency-Key": "order-4711"}
 
 
 @pytest.mark.spec("12.1")
-async def test_a_repeated_request_gets_the_first_answer_and_happens_once(anywhere: ApiClient) -> None:
+async def test_a_repeated_request_gets_the_first_response_and_has_one_effect(anywhere: ApiClient) -> None:
     body = {"type": "human", "name": "Ann"}
     replies: list[ApiResponse] = await asyncio.gather(
         *(anywhere.post("/api/entities", body, headers=KEY) for _ in range(5)),
@@ -25,31 +25,31 @@ async def test_a_repeated_request_gets_the_first_answer_and_happens_once(anywher
     assert (await anywhere.post("/api/entities", body, headers=KEY)).body == replies[0].body
 
 
-async def test_one_key_for_another_request_is_refused(api: ApiClient) -> None:
+async def test_a_key_with_another_body_is_refused(api: ApiClient) -> None:
     await api.post("/api/entities", {"type": "human", "name": "Ann"}, headers=KEY)
     reply = await api.post("/api/entities", {"type": "human", "name": "Bob"}, headers=KEY)
     assert reply.status == 422
     assert "new key" in reply.detail
 
 
-async def test_a_key_belongs_to_one_caller_and_one_address(api: ApiClient) -> None:
+async def test_a_key_belongs_to_one_caller_and_one_path(api: ApiClient) -> None:
     for name in ("ann", "bob"):
         await api.create("/api/entities", id=name, type="human", name=name)
     for space in ("den", "lair"):
         await api.create("/api/spaces", id=space, name=space, members=["ann", "bob"])
     body = {"content": "Hello"}
-    said: list[str] = []
+    errors: list[str] = []
     for name in ("ann", "bob"):
         who = await api.member(name)
         for space in ("den", "lair"):
             for _ in range(2):
                 reply = await who.post(f"/api/spaces/{space}/messages", body, headers=KEY)
                 assert reply.status == 201
-                said.append(reply.data["id"])
-    assert len(set(said)) == 4
+                errors.append(reply.data["id"])
+    assert len(set(errors)) == 4
 
 
-async def test_a_refused_request_leaves_its_key_free(api: ApiClient) -> None:
+async def test_a_refused_request_does_not_use_its_key(api: ApiClient) -> None:
     body = {"name": "Den", "members": ["ann"]}
     assert (await api.post("/api/spaces", body, headers=KEY)).status == 400
     await api.create("/api/entities", id="ann", type="human", name="Ann")
@@ -57,13 +57,13 @@ async def test_a_refused_request_leaves_its_key_free(api: ApiClient) -> None:
 
 
 @pytest.mark.parametrize("key", ["", "x" * 201, "a b", "ü"])
-async def test_a_key_that_is_none_is_refused(api: ApiClient, key: str) -> None:
+async def test_an_invalid_idempotency_key_is_refused(api: ApiClient, key: str) -> None:
     reply = await api.post("/api/entities", {"type": "human", "name": "x"}, headers={"Idempotency-Key": key})
     assert reply.status == 400
     assert "Idempotency-Key" in reply.detail
 
 
-async def test_repeated_runs_messages_and_inbox_events_happen_once(api: ApiClient) -> None:
+async def test_repeated_runs_messages_and_inbox_events_are_created_once(api: ApiClient) -> None:
     await api.create("/api/entities", id="bot", type="agent", name="Bot")
     await api.create("/api/entities", id="ann", type="human", name="Ann")
     await api.create("/api/spaces", id="den", name="Den", members=["ann", "bot"])

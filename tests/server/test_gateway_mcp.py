@@ -119,7 +119,7 @@ class Door:
 
     async def tools(self, key: str) -> set[str]:
         _, answer = await self.ask(key, "tools/list")
-        return {one["name"] for one in answer["result"]["tools"]}
+        return {listed_tool["name"] for listed_tool in answer["result"]["tools"]}
 
     async def call(self, key: str, name: str, /, **arguments: Any) -> dict[str, Any]:
         _, answer = await self.ask(key, "tools/call", {"name": name, "arguments": arguments})
@@ -174,8 +174,8 @@ async def opened(tmp_path: Path, server: ServerSettings) -> AsyncIterator[Door]:
 
 @pytest.fixture
 async def door(tmp_path: Path) -> AsyncIterator[Door]:
-    async for made in opened(tmp_path, ServerSettings(public_key="pk_0123456789abcdef", jwt_secret=JWT_SECRET)):
-        yield made
+    async for opened_door in opened(tmp_path, ServerSettings(public_key="pk_0123456789abcdef", jwt_secret=JWT_SECRET)):
+        yield opened_door
 
 
 @pytest.mark.spec("12.3")
@@ -186,7 +186,7 @@ async def test_a_secret_key_sees_and_calls_every_tool(door: Door) -> None:
 
 
 @pytest.mark.spec("12.3")
-async def test_a_tool_key_sees_and_calls_only_what_it_allows(door: Door) -> None:
+async def test_a_tool_key_sees_and_calls_only_its_allowed_tools(door: Door) -> None:
     key = await door.key(tools_allowed=("notes_*",), tools_denied=("*_drop",))
     assert await door.tools(key) == {"notes_read", "notes_inside", "notes_long"}
     assert "result" in await door.call(key, "notes_read")
@@ -198,7 +198,7 @@ async def test_a_tool_key_sees_and_calls_only_what_it_allows(door: Door) -> None
 
 
 @pytest.mark.spec("12.3")
-async def test_what_a_key_denies_cannot_be_reached_through_another_tool(door: Door) -> None:
+async def test_a_denied_tool_cannot_be_called_through_another_tool(door: Door) -> None:
     key = await door.key(tools_denied=("vault__*",))
     for name in ("vault__open", "vault.open", "open", "VAULT__OPEN"):
         inside = text_of(await door.call(key, "notes_inside", name=name))
@@ -206,12 +206,12 @@ async def test_what_a_key_denies_cannot_be_reached_through_another_tool(door: Do
         assert "gold" not in json.dumps(await door.call(key, name))
         batch = {"calls": [{"id": "1", "tool": name, "parameters": {}}]}
         assert "gold" not in json.dumps(await door.call(key, "agent__batch", **batch))
-    found = await door.call(key, "agent__find_tools", query="open the vault")
-    assert "vault__open" not in json.dumps(found)
+    matches = await door.call(key, "agent__find_tools", query="open the vault")
+    assert "vault__open" not in json.dumps(matches)
 
 
 @pytest.mark.spec("12.3")
-async def test_a_key_is_told_only_of_the_tools_that_it_may_use(door: Door) -> None:
+async def test_list_changes_are_sent_only_for_tools_that_the_key_may_use(door: Door) -> None:
     outside, inside = await door.key(tools_allowed=("notes_*",)), await door.key(tools_allowed=("vault__*",))
     assert "picture" in json.dumps((await door.session(inside))["said"])
     assert "picture" not in json.dumps((await door.session(outside))["said"])
@@ -222,20 +222,20 @@ async def test_a_key_is_told_only_of_the_tools_that_it_may_use(door: Door) -> No
 
 
 @pytest.mark.spec("12.3")
-async def test_each_key_is_a_user_of_its_own_and_may_speak_for_an_agent(door: Door) -> None:
-    one, other = await door.key(), await door.key(agent_entity_id="ent_agent")
-    first, second = [json.loads(text_of(await door.call(key, "notes_read"))) for key in (one, other)]
+async def test_each_key_is_its_own_user_and_may_act_for_an_agent(door: Door) -> None:
+    first_key, other = await door.key(), await door.key(agent_entity_id="ent_agent")
+    first, second = [json.loads(text_of(await door.call(key, "notes_read"))) for key in (first_key, other)]
     assert first["user"] != second["user"]
     assert first["session"] != second["session"]
     assert first["agent"] is None
     assert second["agent"] == "ent_agent"
 
 
-async def test_what_one_key_stored_no_other_reads(door: Door) -> None:
-    one, other = await door.key("secret"), await door.key("secret")
-    answer = await door.call(one, "notes_long")
+async def test_stored_outputs_of_a_key_are_only_its_own(door: Door) -> None:
+    first_key, other = await door.key("secret"), await door.key("secret")
+    answer = await door.call(first_key, "notes_long")
     (link,) = (part for part in answer["result"]["content"] if part["type"] == "resource_link")
-    status, read = await door.ask(one, "resources/read", {"uri": link["uri"]})
+    status, read = await door.ask(first_key, "resources/read", {"uri": link["uri"]})
     assert status == 200
     assert "a long line" in json.dumps(read)
     _, refused = await door.ask(other, "resources/read", {"uri": link["uri"]})
@@ -247,8 +247,8 @@ async def test_what_one_key_stored_no_other_reads(door: Door) -> None:
 
 
 async def test_a_session_is_for_the_key_that_opened_it(door: Door) -> None:
-    one, other = await door.key(), await door.key()
-    session = await door.session(one)
+    first_key, other = await door.key(), await door.key()
+    session = await door.session(first_key)
     session.pop("said")
     listing = json.dumps({"jsonrpc": "2.0", "id": 5, "method": "tools/list"})
     async with door.http.post(door.url, data=io.BytesIO(listing.encode()), headers=session) as answer:
@@ -261,7 +261,7 @@ async def test_a_session_is_for_the_key_that_opened_it(door: Door) -> None:
 
 
 @pytest.mark.spec("8.1")
-async def test_nobody_else_gets_in(door: Door) -> None:
+async def test_other_credentials_are_refused(door: Door) -> None:
     await door.ledger.write(entities.create_entity, "ent_1", "human", "Ann", {})
     token = jwt.encode({"sub": "ent_1", "exp": int(time.time()) + 60}, JWT_SECRET, algorithm="HS256")
     assert (await door.ask(None, "tools/list"))[0] == 401
@@ -290,20 +290,20 @@ async def test_a_stream_ends_when_its_key_is_revoked(door: Door, monkeypatch: py
 
 
 async def test_calls_are_counted_for_their_key(door: Door) -> None:
-    one, other = await door.key(), await door.key(tools_denied=("notes_drop",))
+    first_key, other = await door.key(), await door.key(tools_denied=("notes_drop",))
     for _ in range(3):
-        await door.call(one, "notes_read")
-    await door.call(one, "notes_inside", name="notes_read")
+        await door.call(first_key, "notes_read")
+    await door.call(first_key, "notes_inside", name="notes_read")
     await door.call(other, "notes_drop")
     await door.usage.flush()
-    found = {record.hint: record for record in await door.ledger.read(key_rows.list_keys)}
-    assert (found[keys.key_hint(one)].calls, found[keys.key_hint(one)].failed) == (4, 0)
-    assert (found[keys.key_hint(other)].calls, found[keys.key_hint(other)].failed) == (1, 1)
-    assert found[keys.key_hint(one)].last_used_at is not None
+    records = {record.hint: record for record in await door.ledger.read(key_rows.list_keys)}
+    assert (records[keys.key_hint(first_key)].calls, records[keys.key_hint(first_key)].failed) == (4, 0)
+    assert (records[keys.key_hint(other)].calls, records[keys.key_hint(other)].failed) == (1, 1)
+    assert records[keys.key_hint(first_key)].last_used_at is not None
 
 
 @pytest.mark.spec("8.3")
-async def test_the_limits_of_keys_hold_here_too(tmp_path: Path) -> None:
+async def test_rate_limits_apply_to_the_mcp_endpoint(tmp_path: Path) -> None:
     server = ServerSettings(secret_rate_limit=RateSetting(count=1, seconds=60.0), max_body_bytes=2000)
     async for door in opened(tmp_path, server):
         key = await door.key("secret")
@@ -315,7 +315,7 @@ async def test_the_limits_of_keys_hold_here_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.spec("8.3")
-async def test_no_key_takes_the_sessions_of_all_others(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_number_of_sessions_per_key_is_limited(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sessions, "MAX_SESSIONS_PER_CALLER", 3)
     greedy, other = await door.key(), await door.key()
     opened = [await door.session(greedy) for _ in range(3)]
@@ -339,20 +339,20 @@ async def test_no_key_takes_the_sessions_of_all_others(door: Door, monkeypatch: 
     await door.session(greedy)
 
 
-def test_sessions_that_nobody_used_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_expired_sessions_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sessions, "MAX_SESSIONS_PER_CALLER", 2)
-    kept = sessions.HandshakeSessions(idle_seconds=30)
+    handshake_sessions = sessions.HandshakeSessions(idle_seconds=30)
     opened = [sessions.HandshakeSession(name, "someone", None, can_answer=False) for name in (b"one", b"two")]
     for session in opened:
-        kept.add(session)
-    assert kept.has_too_many("someone")
-    assert not kept.has_too_many("another")
-    assert not kept.has_too_many(None)
+        handshake_sessions.add(session)
+    assert handshake_sessions.has_too_many("someone")
+    assert not handshake_sessions.has_too_many("another")
+    assert not handshake_sessions.has_too_many(None)
     opened[0].last_sdk_request_at -= 60
-    assert not kept.has_too_many("someone")
+    assert not handshake_sessions.has_too_many("someone")
 
 
-async def test_a_page_of_elsewhere_is_refused_and_one_of_here_may_ask_first(door: Door) -> None:
+async def test_a_foreign_origin_is_refused_and_an_allowed_one_gets_a_preflight_response(door: Door) -> None:
     key = await door.key()
     assert (await door.ask(key, "tools/list", origin="https://evil.example"))[0] == 403
     assert (await door.ask(key, "tools/list", host="evil.example"))[0] == 421

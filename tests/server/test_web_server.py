@@ -21,20 +21,20 @@ async def connect(api: ApiClient) -> tuple[asyncio.StreamReader, asyncio.StreamW
     return await asyncio.open_connection(where.hostname, where.port)
 
 
-@pytest.mark.parametrize("begun", [b"", b"GET /health HT", b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX-A: b"])
-async def test_a_connection_that_never_asks_anything_is_closed(
-    api: ApiClient, monkeypatch: pytest.MonkeyPatch, begun: bytes
+@pytest.mark.parametrize("start", [b"", b"GET /health HT", b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX-A: b"])
+async def test_a_connection_without_a_request_is_closed(
+    api: ApiClient, monkeypatch: pytest.MonkeyPatch, start: bytes
 ) -> None:
     monkeypatch.setattr(web_server, "HEADER_TIMEOUT_SECONDS", 0.05)
     reader, writer = await connect(api)
-    writer.write(begun)
+    writer.write(start)
 
     async with asyncio.timeout(20):
         assert await reader.read() == b""
     writer.close()
 
 
-async def test_the_second_head_of_a_connection_has_its_time_too(
+async def test_the_header_timeout_applies_to_every_request_of_a_connection(
     api: ApiClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(web_server, "HEADER_TIMEOUT_SECONDS", 0.05)
@@ -49,7 +49,7 @@ async def test_the_second_head_of_a_connection_has_its_time_too(
     writer.close()
 
 
-async def test_a_stream_may_be_silent_for_longer(api: ApiClient, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_timeouts_do_not_apply_to_a_silent_stream(api: ApiClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(web_server, "HEADER_TIMEOUT_SECONDS", 0.05)
     await api.create("/api/spaces", id="room", name="Room")
     await api.create("/api/entities", id="ann", type="human", name="Ann")
@@ -66,16 +66,16 @@ async def test_a_stream_may_be_silent_for_longer(api: ApiClient, monkeypatch: py
 
 
 @pytest.mark.parametrize("closing", ["keep-alive", "close"])
-async def test_an_answer_that_nobody_reads_is_not_kept_for_ever(
+async def test_a_response_that_the_client_does_not_read_is_dropped(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch, closing: str
 ) -> None:
-    gone = asyncio.Event()
+    disconnected = asyncio.Event()
     usual: Any = web_server.http_protocol()
 
     class Watched(usual):
         def connection_lost(self, exc: Exception | None) -> None:
             super().connection_lost(exc)
-            gone.set()
+            disconnected.set()
 
     monkeypatch.setattr(web_server, "http_protocol", lambda: Watched)
     monkeypatch.setattr(web_server, "READ_TIMEOUT_SECONDS", 0.05)
@@ -89,5 +89,5 @@ async def test_an_answer_that_nobody_reads_is_not_kept_for_ever(
         writer.transport.pause_reading()
         writer.write("\r\n".join([*head, "", ""]).encode())
         async with asyncio.timeout(20):
-            await gone.wait()
+            await disconnected.wait()
         writer.transport.abort()

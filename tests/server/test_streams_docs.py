@@ -16,18 +16,18 @@ EVENTS = (
 )  # fmt: skip
 
 
-def test_every_event_has_its_line() -> None:
+def test_every_event_type_is_documented() -> None:
     for type in EVENTS:
         assert f"| `{type}` |" in PAGE
 
 
-def test_every_parameter_and_format_is_there() -> None:
+def test_every_parameter_and_format_is_documented() -> None:
     for field in msgspec.structs.fields(StreamQuery):
         assert f"| `{field.encode_name}` |" in PAGE
     for name in DIALECTS:
         assert f"`{name}`" in PAGE
 
 
-def test_times_are_those_of_the_code() -> None:
+def test_documented_times_are_those_of_the_code() -> None:
     assert f"every {HEARTBEAT_SECONDS:.0f} seconds" in PAGE
     assert f"stuck for {STALL_SECONDS:.0f} seconds" in PAGE

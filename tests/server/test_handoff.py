@@ -21,7 +21,7 @@ HAND_ON = tool_calls_turn(("router__handoff-to", {"agent": "clerk", "message": "
 pytestmark = pytest.mark.spec("10.6")
 
 
-async def test_the_answer_of_whom_a_request_was_handed_on_to_is_not_handed_on_again(tmp_path: Path) -> None:
+async def test_the_answer_of_the_receiving_agent_is_not_handed_off_again(tmp_path: Path) -> None:
     async with open_model_server() as brain:
         agents = {
             "desk": agent_config(brain, model={"name": "of-desk"}, router={"destinations": ["clerk"]}),
@@ -40,7 +40,7 @@ async def test_the_answer_of_whom_a_request_was_handed_on_to_is_not_handed_on_ag
             assert await house.list_agent_messages("clerk") == ["At noon."]
 
 
-async def test_who_is_in_the_space_is_told_what_it_heard_already_by_its_id_alone(tmp_path: Path) -> None:
+async def test_a_receiving_agent_in_the_space_gets_only_the_id_of_a_message_that_it_has(tmp_path: Path) -> None:
     async with open_model_server() as brain:
         agents = {
             "desk": agent_config(brain, model={"name": "of-desk"}, router={"destinations": ["clerk"]}),
@@ -48,11 +48,13 @@ async def test_who_is_in_the_space_is_told_what_it_heard_already_by_its_id_alone
         }
         async with open_agent_gateway(tmp_path, brain, agents=agents) as house:
             brain.script(HAND_ON, model="of-desk")
-            said = await house.say("When does it sail?")
+            message = await house.say("When does it sail?")
             await house.wait_for_run_end(agent="desk")
             inbox = (await house.api.get(f"/api/agents/{entity_id_for('clerk')}/inbox")).data["items"]
-            (handed,) = [one for one in inbox if one["eventId"].startswith("handoff:")]
-            assert (handed["data"]["heard"], handed["data"]["request"]) == ([f"space_message:{said['id']}"], None)
+            (handed,) = [event for event in inbox if event["eventId"].startswith("handoff:")]
+            assert (handed["data"]["heard"], handed["data"]["request"]) == ([f"space_message:{message['id']}"], None)
             await house.wait_for_run_end(len(await house.list_runs("clerk")), agent="clerk")
-            everything = [line for asked in brain.list_requests("of-clerk")[-1:] for line in list_input_texts(asked)]
-            assert sum("When does it sail?" in one for one in everything) == 1
+            everything = [
+                line for request in brain.list_requests("of-clerk")[-1:] for line in list_input_texts(request)
+            ]
+            assert sum("When does it sail?" in text for text in everything) == 1

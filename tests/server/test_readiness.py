@@ -21,7 +21,7 @@ def _keep() -> Program[None]:
     yield from presence.record_heartbeat("node_1", started_at=1)
 
 
-async def test_it_is_ready_from_its_start_to_its_end(tmp_path: Path) -> None:
+async def test_it_is_ready_from_start_to_stop(tmp_path: Path) -> None:
     database = await SqliteDatabase.open(tmp_path / "toolspace.db")
     readiness = Readiness(lambda: database.read(statistics.count_open_work), lambda: database.run(_keep))
 
@@ -36,7 +36,7 @@ async def test_it_is_ready_from_its_start_to_its_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.spec("15.3")
-async def test_without_its_database_it_is_not_ready(tmp_path: Path) -> None:
+async def test_it_is_not_ready_without_the_database(tmp_path: Path) -> None:
     database = await SqliteDatabase.open(tmp_path / "toolspace.db")
     readiness = Readiness(lambda: database.read(statistics.count_open_work), lambda: database.run(_keep))
     readiness.started = True
@@ -46,7 +46,7 @@ async def test_without_its_database_it_is_not_ready(tmp_path: Path) -> None:
 
 
 @pytest.mark.spec("15.3")
-async def test_where_nothing_can_be_written_it_is_not_ready(tmp_path: Path) -> None:
+async def test_it_is_not_ready_if_the_database_cannot_be_written(tmp_path: Path) -> None:
     database = await SqliteDatabase.open(tmp_path / "toolspace.db")
     readiness = Readiness(lambda: database.read(statistics.count_open_work), lambda: database.run(_keep), timeout=0.2)
     readiness.started = True
@@ -61,21 +61,21 @@ async def test_where_nothing_can_be_written_it_is_not_ready(tmp_path: Path) -> N
     await database.aclose()
 
 
-async def test_a_database_that_hangs_keeps_nobody_waiting_and_is_asked_once_by_many() -> None:
-    asked = 0
+async def test_a_hanging_database_is_checked_once_for_many_requests_with_a_timeout() -> None:
+    attempts = 0
 
     async def hang() -> None:
-        nonlocal asked
-        asked += 1
+        nonlocal attempts
+        attempts += 1
         await asyncio.Event().wait()
 
     readiness = Readiness(hang, hang, timeout=0.05)
     readiness.started = True
     first = asyncio.create_task(readiness.list_reasons())
-    others = [asyncio.create_task(readiness.list_reasons()) for _ in range(50)]
+    tasks = [asyncio.create_task(readiness.list_reasons()) for _ in range(50)]
     await asyncio.sleep(0)
     first.cancel()
 
-    assert await asyncio.gather(*others) == [[DATABASE_DOWN]] * 50
-    assert asked == 1
+    assert await asyncio.gather(*tasks) == [[DATABASE_DOWN]] * 50
+    assert attempts == 1
     await readiness.aclose()

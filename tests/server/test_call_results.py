@@ -41,7 +41,7 @@ async def _waiting(gateway: Gateway, call_id: str) -> None:
 
 
 @pytest.mark.spec("6.4")
-async def test_a_result_that_is_nobodys_inboxs_is_for_whoever_asks_again(api: ApiClient) -> None:
+async def test_a_result_without_an_inbox_is_returned_to_a_repeated_call(api: ApiClient) -> None:
     body = {"args": {}, "callId": "call_mine"}
     assert (await api.post("/api/tools/approve/call", body)).status == 202
     assert (await api.post("/api/tools/approve/call", body)).status == 202
@@ -52,7 +52,7 @@ async def test_a_result_that_is_nobodys_inboxs_is_for_whoever_asks_again(api: Ap
 
 
 @pytest.mark.spec("12.1")
-async def test_a_call_that_waits_is_canceled_at_once(gateway: Gateway, api: ApiClient) -> None:
+async def test_a_waiting_call_is_canceled_at_once(gateway: Gateway, api: ApiClient) -> None:
     calling = asyncio.create_task(api.post("/api/tools/fetch/call", {"callId": "call_mine"}))
     await _waiting(gateway, "call_mine")
     canceled = await api.post("/api/calls/call_mine/cancel")
@@ -64,7 +64,7 @@ async def test_a_call_that_waits_is_canceled_at_once(gateway: Gateway, api: ApiC
 
 @pytest.mark.spec("6.4")
 @pytest.mark.parametrize("accept", ["application/json", "text/event-stream"])
-async def test_a_result_for_a_caller_who_went_away_reaches_the_inbox(
+async def test_a_result_for_a_disconnected_caller_goes_to_the_inbox(
     gateway: Gateway, api: ApiClient, accept: str
 ) -> None:
     await api.create("/api/entities", id="bot", type="agent", name="Bot")

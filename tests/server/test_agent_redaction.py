@@ -20,7 +20,7 @@ from tests.server.scripted_agents import (
     open_model_server,
     tool_calls_turn,
 )
-from tests.server.test_mcp import META, VERSION
+from tests.server.test_gateway_mcp import META, VERSION
 from toolspace.agents.host import entity_id_for
 
 OPERATOR = "MARK-OPERATOR"
@@ -110,10 +110,10 @@ def _found(body: bytes) -> list[str]:
 
 async def _looked_at(member: ApiClient, house: AgentGateway) -> dict[str, bytes]:
     """All that a member can get, or try to."""
-    seen: dict[str, bytes] = {}
+    responses: dict[str, bytes] = {}
     ids = [run["id"] for name in ("ada", "bob") for run in await house.list_runs(name)]
-    listed = [(await house.api.get(f"/api/runs/{one}/calls")).data["items"] for one in ids]
-    call_ids = [one["callId"] for some in listed for one in some]
+    listed = [(await house.api.get(f"/api/runs/{run_id}/calls")).data["items"] for run_id in ids]
+    call_ids = [call["callId"] for some in listed for call in some]
     agent = f"/api/agents/{entity_id_for('ada')}"
     parts = ("", "/runs", "/inbox", "/history", "/tasks", "/goals", "/memories", "/plans", "/documents")
     paths = [
@@ -122,40 +122,40 @@ async def _looked_at(member: ApiClient, house: AgentGateway) -> dict[str, bytes]
         f"/api/spaces/{ROOM}", f"/api/spaces/{ROOM}/messages", f"/api/spaces/{ROOM}/members",
         f"/api/spaces/{DEN}", f"/api/spaces/{DEN}/messages", f"/api/entities/{entity_id_for('ada')}",
         *(agent + part for part in parts),
-        *(f"/api/runs/{one}{part}" for one in ids for part in ("", "/calls")),
-        *(f"/api/calls/{one}" for one in call_ids),
+        *(f"/api/runs/{run_id}{part}" for run_id in ids for part in ("", "/calls")),
+        *(f"/api/calls/{call_id}" for call_id in call_ids),
     ]  # fmt: skip
     for path in paths:
-        seen[path] = (await member.get(path)).body
+        responses[path] = (await member.get(path)).body
     for form in FORMATS:
         query = f"?from=start&format={form}"
-        seen[f"space {form}"] = await _stream(member, f"/api/spaces/{ROOM}/stream{query}", f"{ROOMS} the end")
-        seen[f"den {form}"] = (await member.get(f"/api/spaces/{DEN}/stream{query}")).body
-        for one in ids:
-            seen[f"run {one} {form}"] = (await member.get(f"/api/runs/{one}/events{query}&until=run.done")).body
+        responses[f"space {form}"] = await _stream(member, f"/api/spaces/{ROOM}/stream{query}", f"{ROOMS} the end")
+        responses[f"den {form}"] = (await member.get(f"/api/spaces/{DEN}/stream{query}")).body
+        for run_id in ids:
+            responses[f"run {run_id} {form}"] = (
+                await member.get(f"/api/runs/{run_id}/events{query}&until=run.done")
+            ).body
     called: dict[str, Any] = {"name": "agent__bob", "arguments": {"prompt": "x"}}
     for method, params in (("tools/list", dict[str, Any]()), ("tools/call", called)):
         body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
-        seen[f"mcp {method}"] = (await member.post("/mcp", body)).body
-    return seen
+        responses[f"mcp {method}"] = (await member.post("/mcp", body)).body
+    return responses
 
 
 async def _stream(member: ApiClient, path: str, until: str) -> bytes:
-    seen = b""
+    data = b""
     async with member.session.get(member.url + path, headers=member.headers) as response:
-        while until.encode() not in seen:
+        while until.encode() not in data:
             piece = await response.content.readany()
-            assert piece, seen[-500:]
-            seen += piece
-    return seen
+            assert piece, data[-500:]
+            data += piece
+    return data
 
 
 @pytest.mark.spec("8.1")
 @pytest.mark.spec("8.2")
 @pytest.mark.spec("9.1")
-async def test_a_member_sees_nothing_of_what_an_agent_thinks_and_keeps(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_member_sees_no_private_data_of_an_agent(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "toolspace")
     async with (
         open_model_server() as brain,
@@ -164,13 +164,13 @@ async def test_a_member_sees_nothing_of_what_an_agent_thinks_and_keeps(
         member = await house.api.member(PERSON)
         await _live(house)
         await house.say(f"{ROOMS} the end", sender=entity_id_for("bob"))
-        seen = await _looked_at(member, house)
-        leaks = [f"{where}: {marks} in {body[:600]!r}" for where, body in seen.items() if (marks := _found(body))]
+        responses = await _looked_at(member, house)
+        leaks = [f"{where}: {marks} in {body[:600]!r}" for where, body in responses.items() if (marks := _found(body))]
         assert not leaks, "\n".join(leaks)
         for form in FORMATS:
-            assert f"{ROOMS} hello".encode() in seen[f"space {form}"]
-        assert b"set_memories" in seen["space native"]
-        assert b"usage" not in seen["space native"]
+            assert f"{ROOMS} hello".encode() in responses[f"space {form}"]
+        assert b"set_memories" in responses["space native"]
+        assert b"usage" not in responses["space native"]
         everything = await house.api.get("/api/calls?limit=500")
         assert OPERATOR.encode() in everything.body
         failed = next(run["error"] for run in await house.list_runs() if run["status"] == "failed")
@@ -180,13 +180,13 @@ async def test_a_member_sees_nothing_of_what_an_agent_thinks_and_keeps(
 
 @pytest.mark.spec("8.1")
 @pytest.mark.spec("3.40")
-async def test_a_tool_key_calls_the_agents_that_it_names_and_no_others(tmp_path: Path) -> None:
+async def test_a_tool_key_calls_only_its_allowed_agents(tmp_path: Path) -> None:
     async with (
         open_model_server() as brain,
         open_agent_gateway(tmp_path, brain, agents=_agents(brain), tools=TOOLS) as house,
     ):
-        made = await house.api.create("/api/keys", kind="tools", name="bob", toolsAllowed=["agent__bob"])
-        holder = house.api.with_headers(authorization=f"Bearer {made['key']}")
+        key = await house.api.create("/api/keys", kind="tools", name="bob", toolsAllowed=["agent__bob"])
+        holder = house.api.with_headers(authorization=f"Bearer {key['key']}")
         brain.script("It is noon.", model=f"{NAME}-bob")
         answers: dict[str, bytes] = {}
         for name in (

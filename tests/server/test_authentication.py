@@ -28,20 +28,20 @@ JWT_SECRET = "a-secret-for-tokens-with-32-characters"
 @pytest.fixture(params=["sqlite", "postgres"])
 async def ledger(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Ledger]:
     if request.param == "sqlite":
-        made = Ledger(await SqliteDatabase.open(tmp_path / "toolspace.db"))
+        opened_ledger = Ledger(await SqliteDatabase.open(tmp_path / "toolspace.db"))
     else:
         from toolspace.storage.postgres.database import PostgresDatabase
 
-        made = Ledger(await PostgresDatabase.open(request.getfixturevalue("postgres_url")))
-    yield made
-    await made.aclose()
+        opened_ledger = Ledger(await PostgresDatabase.open(request.getfixturevalue("postgres_url")))
+    yield opened_ledger
+    await opened_ledger.aclose()
 
 
 @pytest.fixture
 async def sqlite(tmp_path: Path) -> AsyncIterator[Ledger]:
-    made = Ledger(await SqliteDatabase.open(tmp_path / "toolspace.db"))
-    yield made
-    await made.aclose()
+    opened_ledger = Ledger(await SqliteDatabase.open(tmp_path / "toolspace.db"))
+    yield opened_ledger
+    await opened_ledger.aclose()
 
 
 async def entered(who: Authenticator, address: str = "192.0.2.1", **headers: str) -> Caller:
@@ -64,7 +64,7 @@ def token(entity: str, secret: str = JWT_SECRET, **claims: Any) -> str:
 
 
 @pytest.mark.spec("8.3")
-async def test_the_first_start_makes_keys_and_gives_them_once(ledger: Ledger) -> None:
+async def test_the_first_start_creates_keys_and_returns_them_once(ledger: Ledger) -> None:
     first = await keys.create_missing_keys(ledger, ServerSettings())
     assert first is not None
     assert first.secret is not None
@@ -81,12 +81,12 @@ async def test_the_first_start_makes_keys_and_gives_them_once(ledger: Ledger) ->
 
 
 @pytest.mark.spec("8.3")
-async def test_of_processes_that_start_at_once_one_shows_the_keys(ledger: Ledger) -> None:
-    made = await asyncio.gather(*(keys.create_missing_keys(ledger, ServerSettings()) for _ in range(8)))
-    shown = [one for one in made if one is not None]
-    secrets = [one.secret for one in shown if one.secret is not None]
+async def test_of_processes_that_start_at_once_one_returns_the_keys(ledger: Ledger) -> None:
+    created_keys = await asyncio.gather(*(keys.create_missing_keys(ledger, ServerSettings()) for _ in range(8)))
+    returned_keys = [created for created in created_keys if created is not None]
+    secrets = [returned.secret for returned in returned_keys if returned.secret is not None]
     assert len(secrets) == 1
-    assert len([one for one in shown if one.jwt_secret is not None]) == 1
+    assert len([returned for returned in returned_keys if returned.jwt_secret is not None]) == 1
     assert len(await ledger.read(rows.list_keys)) == 2
     assert isinstance(
         await entered(await Authenticator.open(ledger, ServerSettings()), x_secret_key=secrets[0]), SecretKeyCaller
@@ -97,9 +97,9 @@ async def test_of_processes_that_start_at_once_one_shows_the_keys(ledger: Ledger
 async def test_keys_are_stored_hashed(sqlite: Ledger, tmp_path: Path) -> None:
     first = await keys.create_missing_keys(sqlite, ServerSettings())
     assert first is not None
-    _, made = await keys.create_key(sqlite, "tools", "editor")
+    _, tool_key = await keys.create_key(sqlite, "tools", "editor")
     written = b"".join(path.read_bytes() for path in tmp_path.glob("toolspace.db*"))
-    for key in (first.secret, first.public, made):
+    for key in (first.secret, first.public, tool_key):
         assert key is not None
         assert keys.hash_key(key).encode() in written
         assert key.encode() not in written
@@ -131,14 +131,14 @@ async def test_a_tool_key_carries_its_scope(ledger: Ledger) -> None:
     record, key = await keys.create_key(ledger, "tools", "editor", scope)
     assert record.hint == f"tk_…{key[-4:]}"
     who = await Authenticator.open(ledger, ServerSettings())
-    wanted = ToolKeyCaller(
+    expected = ToolKeyCaller(
         key_id=record.id, tools_allowed=("notes__*",), tools_denied=("notes__drop",), agent_entity_id="ent_a"
     )
-    assert await entered(who, authorization=f"Bearer {key}") == wanted
-    assert await entered(who, x_secret_key=key) == wanted
+    assert await entered(who, authorization=f"Bearer {key}") == expected
+    assert await entered(who, x_secret_key=key) == expected
 
 
-async def test_a_revoked_key_ends_at_once_here_and_soon_elsewhere(
+async def test_a_revoked_key_is_invalid_at_once_here_and_soon_in_other_processes(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record, key = await keys.create_key(ledger, "secret", "one")
@@ -158,7 +158,7 @@ async def test_a_revoked_key_ends_at_once_here_and_soon_elsewhere(
     assert (await refusal(elsewhere, x_secret_key=key)).status == 401
 
 
-async def test_the_last_secret_key_stays_unless_there_is_another_way_in(ledger: Ledger) -> None:
+async def test_the_last_secret_key_is_kept_unless_there_is_other_access(ledger: Ledger) -> None:
     first, _ = await keys.create_key(ledger, "secret", "first")
     second, _ = await keys.create_key(ledger, "secret", "second")
     tools, _ = await keys.create_key(ledger, "tools", "tools")
@@ -169,19 +169,19 @@ async def test_the_last_secret_key_stays_unless_there_is_another_way_in(ledger: 
     assert await keys.revoke_key(ledger, second.id, has_other_access=True) == "revoked"
 
 
-async def test_two_who_revoke_the_last_two_keys_at_once_leave_one(ledger: Ledger) -> None:
-    made = [(await keys.create_key(ledger, "secret", f"key {number}"))[0] for number in range(4)]
-    outcomes = await asyncio.gather(*(keys.revoke_key(ledger, one.id, has_other_access=False) for one in made))
+async def test_revoking_the_last_two_keys_at_once_leaves_one(ledger: Ledger) -> None:
+    records = [(await keys.create_key(ledger, "secret", f"key {number}"))[0] for number in range(4)]
+    outcomes = await asyncio.gather(*(keys.revoke_key(ledger, record.id, has_other_access=False) for record in records))
     assert sorted(outcomes) == ["last", "revoked", "revoked", "revoked"]
 
 
-async def test_what_is_done_with_a_key_adds_up(ledger: Ledger) -> None:
+async def test_the_use_of_a_key_is_counted(ledger: Ledger) -> None:
     record, _ = await keys.create_key(ledger, "tools", "one")
     await ledger.write(rows.record_use, {record.id: rows.KeyUse(3, 1, 2000), "key_gone": rows.KeyUse(1, 0, 1)})
     await ledger.write(rows.record_use, {record.id: rows.KeyUse(2, 0, 1000)})
-    found = await ledger.read(rows.find, record.id)
-    assert found is not None
-    assert (found.calls, found.failed, found.last_used_at) == (5, 1, 2000)
+    stored = await ledger.read(rows.find, record.id)
+    assert stored is not None
+    assert (stored.calls, stored.failed, stored.last_used_at) == (5, 1, 2000)
 
 
 # Who is let in
@@ -207,7 +207,7 @@ SECRET, PUBLIC = "sk_0123456789abcdef", "pk_0123456789abcdef"
         {"x_secret_key": SECRET, "authorization": f"Bearer {SECRET}"},
     ],
 )
-async def test_a_secret_key_is_taken_from_either_header(door: Authenticator, headers: Mapping[str, str]) -> None:
+async def test_a_secret_key_is_accepted_in_either_header(door: Authenticator, headers: Mapping[str, str]) -> None:
     assert await entered(door, **headers) == SecretKeyCaller(key_id=CONFIGURED_KEY_ID)
 
 
@@ -242,12 +242,12 @@ async def test_a_secret_key_is_taken_from_either_header(door: Authenticator, hea
         ({"x_public_key": PUBLIC, "authorization": lambda: f"Bearer {token('ent_1', exp=1)}"}, "expired"),
     ],
 )
-async def test_other_credentials_are_refused_with_what_is_wrong(
+async def test_invalid_credentials_are_refused_with_the_reason(
     door: Authenticator, headers: Mapping[str, str | Callable[[], str]], says: str
 ) -> None:
     # Tokens live for a minute: they are made now, not when the tests were collected.
-    given = {name: value if isinstance(value, str) else value() for name, value in headers.items()}
-    problem = await refusal(door, **given)
+    credentials = {name: value if isinstance(value, str) else value() for name, value in headers.items()}
+    problem = await refusal(door, **credentials)
     assert problem.status == 401
     assert says in problem.detail
     assert dict(problem.headers)[b"www-authenticate"] == b"Bearer"
@@ -255,23 +255,23 @@ async def test_other_credentials_are_refused_with_what_is_wrong(
 
 
 @pytest.mark.parametrize("name", [b"authorization", b"x-secret-key", b"x-public-key"])
-async def test_a_header_that_is_there_twice_is_refused(door: Authenticator, name: bytes) -> None:
+async def test_a_repeated_header_is_refused(door: Authenticator, name: bytes) -> None:
     for values in ((SECRET, SECRET), (SECRET, "sk_other")):
         with pytest.raises(Problem, match="more than once"):
             door.authenticate([(name, value.encode()) for value in values], "")
 
 
-async def test_a_caller_who_is_known_costs_no_lookup(sqlite: Ledger) -> None:
+async def test_a_cached_caller_costs_no_lookup(sqlite: Ledger) -> None:
     who = await Authenticator.open(sqlite, ServerSettings())
     _, key = await keys.create_key(sqlite, "secret", "one")
     pairs = [(b"host", b"localhost"), (b"authorization", f"Bearer {key}".encode())]
     caller = who.authenticate(pairs, "")
     assert not isinstance(caller, Caller)
-    known = await caller
-    assert who.authenticate(pairs, "") is known
+    cached = await caller
+    assert who.authenticate(pairs, "") is cached
 
 
-async def test_a_token_ends_with_its_time_even_if_it_is_known(sqlite: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_cached_token_expires_in_time(sqlite: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     await sqlite.write(entities.create_entity, "ent_1", "human", "Ann", {})
     who = await Authenticator.open(sqlite, ServerSettings(public_key=PUBLIC, jwt_secret=JWT_SECRET))
     signed = token("ent_1", exp=int(time.time()) - 29)  # One second is left of the leeway.
@@ -290,7 +290,7 @@ async def test_a_token_ends_with_its_time_even_if_it_is_known(sqlite: Ledger, mo
     assert (await refusal(who, x_public_key=PUBLIC, authorization=f"Bearer {signed}")).status == 401
 
 
-async def test_an_entity_that_is_removed_is_nobody(sqlite: Ledger, door: Authenticator) -> None:
+async def test_a_deleted_entity_is_not_authenticated(sqlite: Ledger, door: Authenticator) -> None:
     headers = {"x_public_key": PUBLIC, "authorization": f"Bearer {token('ent_1')}"}
     await entered(door, **headers)
     await sqlite.write(entities.delete_entity, "ent_1")
@@ -299,7 +299,7 @@ async def test_an_entity_that_is_removed_is_nobody(sqlite: Ledger, door: Authent
 
 
 @pytest.mark.spec("8.3")
-async def test_guessing_is_slowed_and_does_not_hold_up_who_was_known(door: Authenticator) -> None:
+async def test_failed_logins_are_limited_and_do_not_affect_verified_callers(door: Authenticator) -> None:
     await entered(door, x_secret_key=SECRET)
     problems = [await refusal(door, x_secret_key=f"sk_guess_{number}") for number in range(70)]
     assert [problem.status for problem in problems[:60]] == [401] * 60
@@ -310,7 +310,7 @@ async def test_guessing_is_slowed_and_does_not_hold_up_who_was_known(door: Authe
     assert (await refusal(door, "192.0.2.7", x_secret_key="sk_guess")).status == 401
 
 
-async def test_a_key_of_this_process_alone_is_no_row(sqlite: Ledger, door: Authenticator) -> None:
+async def test_a_local_key_is_not_stored(sqlite: Ledger, door: Authenticator) -> None:
     key = door.create_local_key()
     assert isinstance(await entered(door, x_secret_key=key), SecretKeyCaller)
     assert await sqlite.read(rows.list_keys) == []
@@ -318,7 +318,7 @@ async def test_a_key_of_this_process_alone_is_no_row(sqlite: Ledger, door: Authe
     assert (await refusal(other, x_secret_key=key)).status == 401
 
 
-async def test_one_key_written_in_many_ways_is_not_remembered_as_many_long_ones(sqlite: Ledger) -> None:
+async def test_a_padded_key_is_not_cached(sqlite: Ledger) -> None:
     who = await Authenticator.open(sqlite, ServerSettings())
     _, key = await keys.create_key(sqlite, "secret", "one")
     for spaces in range(10_000, 10_010):
@@ -327,9 +327,7 @@ async def test_one_key_written_in_many_ways_is_not_remembered_as_many_long_ones(
 
 
 @pytest.mark.spec("8.3")
-async def test_guessing_holds_up_no_token_and_not_the_operator_on_the_machine(
-    sqlite: Ledger, door: Authenticator
-) -> None:
+async def test_failed_logins_affect_neither_tokens_nor_the_local_key(sqlite: Ledger, door: Authenticator) -> None:
     await sqlite.write(entities.create_entity, "ann", "human", "Ann", {})
     local = door.create_local_key()
     for number in range(100):
@@ -340,7 +338,7 @@ async def test_guessing_holds_up_no_token_and_not_the_operator_on_the_machine(
 
 
 @pytest.mark.spec("8.3")
-async def test_expired_tokens_hold_up_nobody(door: Authenticator) -> None:
+async def test_expired_tokens_are_not_counted_as_failed_logins(door: Authenticator) -> None:
     for number in range(100):
         expired = token("ann", exp=1_000 + number)
         assert (await refusal(door, x_public_key=PUBLIC, authorization=f"Bearer {expired}")).status == 401

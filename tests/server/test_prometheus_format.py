@@ -21,16 +21,16 @@ _SAMPLE = re.compile(
 
 def samples(text: bytes) -> dict[str, str]:
     """Every line of values; fails where one is not as Prometheus reads it."""
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for line in text.decode().split("\n"):
         if not line or line.startswith("# "):
             continue
         match = _SAMPLE.fullmatch(line)
         assert match is not None, line
         name = line.rpartition(" ")[0]
-        assert name not in found, f"{name} is there twice"
-        found[name] = match["value"]
-    return found
+        assert name not in values, f"{name} is there twice"
+        values[name] = match["value"]
+    return values
 
 
 def test_a_counter_counts_by_labels() -> None:
@@ -48,7 +48,7 @@ def test_a_counter_counts_by_labels() -> None:
     }
 
 
-def test_a_histogram_counts_what_is_no_longer_than_each_bound() -> None:
+def test_a_histogram_counts_durations_up_to_each_bound() -> None:
     histogram = Histogram("seconds", "Time.", bounds=(0.1, 1.0))
     for seconds in (0.05, 0.1, 0.5, 30.0):
         histogram.add(seconds)
@@ -70,7 +70,7 @@ def test_a_histogram_counts_what_is_no_longer_than_each_bound() -> None:
     ],
     ids=["counter", "histogram"],
 )
-def test_more_labels_than_are_kept_count_as_other(make: Callable[[], Counter | Histogram], rest: str) -> None:
+def test_label_sets_beyond_the_limit_count_as_other(make: Callable[[], Counter | Histogram], rest: str) -> None:
     family = make()
     for number in range(500):
         if isinstance(family, Counter):
@@ -78,14 +78,14 @@ def test_more_labels_than_are_kept_count_as_other(make: Callable[[], Counter | H
         else:
             family.add(0.1, (f"tool{number}",))
 
-    found = samples(format_prometheus([family]))
+    parsed = samples(format_prometheus([family]))
 
-    assert found[rest] == "490"
-    assert len([name for name in found if "le=" not in name and "_sum" not in name]) == 11
+    assert parsed[rest] == "490"
+    assert len([name for name in parsed if "le=" not in name and "_sum" not in name]) == 11
 
 
 @given(st.text(max_size=30), st.floats())
-def test_whatever_a_label_holds_the_text_stays_readable(label: str, value: float) -> None:
+def test_any_label_value_is_escaped(label: str, value: float) -> None:
     figures = MetricSamples("c", "gauge", "Text.", "name")
     figures.add(value, label)
 

@@ -65,13 +65,13 @@ def sockets(state: Path) -> list[Path]:
     return sorted((state / "run").iterdir()) if (state / "run").exists() else []
 
 
-async def test_a_running_toolspace_tells_of_its_servers_and_restarts_them(config: Path, state: Path) -> None:
+async def test_a_running_process_reports_and_restarts_its_servers(config: Path, state: Path) -> None:
     async with running(config, state) as ts:
         [first] = await control_socket.ask_processes(state, config, ControlRequest("status"))
         [second] = await control_socket.ask_processes(state, config, ControlRequest("restart", "quick"))
         [wrong] = await control_socket.ask_processes(state, config, ControlRequest("restart", "quik"))
-        [made] = sockets(state)
-        modes = [stat.S_IMODE(path.stat().st_mode) for path in (made, made.parent)]
+        [socket_file] = sockets(state)
+        modes = [stat.S_IMODE(path.stat().st_mode) for path in (socket_file, socket_file.parent)]
         here = control_socket.report_servers(ts)
 
     [before], [after] = first.servers, second.servers
@@ -87,7 +87,7 @@ async def test_a_running_toolspace_tells_of_its_servers_and_restarts_them(config
     assert await control_socket.ask_processes(state, config, ControlRequest("status")) == []
 
 
-async def test_only_the_same_configuration_is_asked(config: Path, state: Path, tmp_path: Path) -> None:
+async def test_only_processes_of_the_same_configuration_are_asked(config: Path, state: Path, tmp_path: Path) -> None:
     (tmp_path / "link.yaml").symlink_to(config)
     (tmp_path / "other.yaml").write_text("")
 
@@ -100,9 +100,7 @@ async def test_only_the_same_configuration_is_asked(config: Path, state: Path, t
     assert [len(answer) for answer in answers] == [2, 2, 0, 0]
 
 
-async def test_a_gateway_tells_its_own_user_where_it_is_and_how_to_get_in(
-    config: Path, state: Path, tmp_path: Path
-) -> None:
+async def test_a_gateway_gives_its_own_user_its_url_and_a_key(config: Path, state: Path, tmp_path: Path) -> None:
     environ = {**os.environ, "TOOLSPACE_STORAGE_DIR": str(state)}
     door = control_socket.LocalGateway("http://127.0.0.1:8787", "sk_only_in_memory")
     (tmp_path / "other.yaml").write_text("")
@@ -110,17 +108,17 @@ async def test_a_gateway_tells_its_own_user_where_it_is_and_how_to_get_in(
     async with running(config, state):
         assert await control_socket.find_gateway(state, config) is None
         async with Toolspace.open(config, environ=environ) as ts, control_socket.serve_control_socket(ts, door):
-            found = await control_socket.find_gateway(state, config)
+            gateway = await control_socket.find_gateway(state, config)
             elsewhere = await control_socket.find_gateway(state, tmp_path / "other.yaml")
             files = [path for path in state.rglob("*") if path.is_file() and b"only_in_memory" in path.read_bytes()]
 
-    assert found == elsewhere == door
+    assert gateway == elsewhere == door
     assert files == []
-    assert "only_in_memory" not in repr(found)
+    assert "only_in_memory" not in repr(gateway)
     assert await control_socket.find_gateway(state, config) is None
 
 
-async def test_a_socket_that_nobody_listens_on_is_removed_by_whoever_sees_it(config: Path, state: Path) -> None:
+async def test_the_socket_of_a_dead_process_is_removed(config: Path, state: Path) -> None:
     async with running(config, state):
         name = sockets(state)[0].name
     stale = state / "run" / name
@@ -139,7 +137,7 @@ async def test_a_socket_that_nobody_listens_on_is_removed_by_whoever_sees_it(con
     [b"", b"{}\n", b"[1]\n", b'{"do": "call"}\n', b'{"do": "status"', b"\xff\n", b"x" * 200_000, b"[" * 50_000 + b"\n"],
     ids=["nothing", "empty", "list", "other", "half", "bytes", "long", "deep"],
 )
-async def test_whatever_is_sent_gets_a_short_answer_and_hurts_nobody(
+async def test_an_invalid_request_gets_a_short_response_and_has_no_effect(
     config: Path, state: Path, request_line: bytes
 ) -> None:
     async with running(config, state):
@@ -160,7 +158,7 @@ async def test_whatever_is_sent_gets_a_short_answer_and_hurts_nobody(
     assert status.servers[0].state == "ready"
 
 
-async def test_one_who_connects_and_says_nothing_keeps_nobody_from_stopping(config: Path, state: Path) -> None:
+async def test_a_silent_client_does_not_delay_the_stop(config: Path, state: Path) -> None:
     async with running(config, state):
         descriptor = os.open(state / "run", os.O_RDONLY)
         reader, writer = await asyncio.open_unix_connection(f"/proc/self/fd/{descriptor}/{sockets(state)[0].name}")
@@ -171,7 +169,7 @@ async def test_one_who_connects_and_says_nothing_keeps_nobody_from_stopping(conf
     writer.close()
 
 
-async def test_a_folder_that_cannot_be_used_keeps_nothing_from_running(config: Path, tmp_path: Path) -> None:
+async def test_an_unusable_socket_folder_does_not_stop_the_program(config: Path, tmp_path: Path) -> None:
     (tmp_path / "state").write_text("a file")
     (tmp_path / "planted").mkdir()
     (tmp_path / "planted" / "run").symlink_to(tmp_path)
@@ -182,7 +180,7 @@ async def test_a_folder_that_cannot_be_used_keeps_nothing_from_running(config: P
     assert not list(tmp_path.glob("*.sock"))
 
 
-async def test_kill_leaves_no_socket_and_no_server_behind(config: Path, tmp_path: Path) -> None:
+async def test_a_killed_process_leaves_no_socket_and_no_server(config: Path, tmp_path: Path) -> None:
     state = tmp_path / "state" / "toolspace"
     process = await asyncio.create_subprocess_exec(
         sys.executable, str(PROGRAM), str(config), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE

@@ -15,7 +15,7 @@ PREFLIGHT = {"access-control-request-method": "POST", "access-control-request-he
 
 
 @pytest.mark.spec("8.3")
-async def test_a_foreign_name_is_not_answered_to(api: ApiClient) -> None:
+async def test_a_foreign_host_is_refused(api: ApiClient) -> None:
     for host in ("evil.example", "evil.example:8787", "localhost.evil.example", "127.0.0.1.evil.example", ""):
         reply = await api.get("/health", headers={"host": host})
         assert reply.status in (400, 421), host
@@ -23,7 +23,7 @@ async def test_a_foreign_name_is_not_answered_to(api: ApiClient) -> None:
 
 
 @pytest.mark.spec("8.3")
-async def test_pages_of_elsewhere_may_not_call(api: ApiClient) -> None:
+async def test_a_foreign_origin_is_refused(api: ApiClient) -> None:
     for origin in ("https://evil.example", "null", "file://", "http://localhost.evil.example", "http://127.0.0.1@evil"):
         reply = await api.get("/api/me", headers={"origin": origin})
         assert reply.status == 403, origin
@@ -31,14 +31,14 @@ async def test_pages_of_elsewhere_may_not_call(api: ApiClient) -> None:
         assert (await api.request("OPTIONS", "/api/me", headers={"origin": origin, **PREFLIGHT})).status == 403
 
 
-async def test_a_page_that_may_call_may_read_the_answer(tmp_path: Path) -> None:
+async def test_an_allowed_origin_gets_cors_headers(tmp_path: Path) -> None:
     config = write_config(tmp_path, server={"allowedOrigins": ["https://app.example"]})
     async with Gateway.open(config) as gateway, open_api(gateway) as api:
         for origin in ("https://app.example", "http://localhost:5173"):
-            asked = await api.request("OPTIONS", "/api/me", headers={"origin": origin, **PREFLIGHT})
-            assert asked.status == 204
-            assert asked.headers["access-control-allow-origin"] == origin
-            assert "x-public-key" in asked.headers["access-control-allow-headers"]
+            preflight = await api.request("OPTIONS", "/api/me", headers={"origin": origin, **PREFLIGHT})
+            assert preflight.status == 204
+            assert preflight.headers["access-control-allow-origin"] == origin
+            assert "x-public-key" in preflight.headers["access-control-allow-headers"]
             for path, status in (("/api/me", 200), ("/api/nothing", 404)):
                 reply = await api.get(path, headers={"origin": origin})
                 assert reply.status == status
@@ -47,7 +47,7 @@ async def test_a_page_that_may_call_may_read_the_answer(tmp_path: Path) -> None:
         assert (await api.get("/api/me", headers={"origin": "http://app.example"})).status == 403
 
 
-def test_it_answers_to_the_names_that_are_configured() -> None:
+def test_the_configured_hosts_are_allowed() -> None:
     assert allowed_hosts(ServerSettings()) == ("127.0.0.1",)
     server = ServerSettings(host="0.0.0.0", allowed_hosts=("a.example",), public_url="https://b.example:8443/x")
     assert allowed_hosts(server) == ("a.example", "b.example:8443")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.server.gateway_api import ApiClient, ApiResponse, open_api, write_config
-from tests.server.test_exposition import samples
+from tests.server.test_prometheus_format import samples
 from tests.servers.postgres import LocalPostgresServer
 from toolspace.server.gateway import Gateway
 from toolspace.storage.sqlite import files
@@ -16,7 +16,7 @@ from toolspace.storage.sqlite import files
 pytestmark = pytest.mark.spec("12.4")
 
 
-async def test_anyone_may_ask_whether_it_lives_and_is_ready(api: ApiClient) -> None:
+async def test_health_and_ready_need_no_credentials(api: ApiClient) -> None:
     nobody = api.with_headers()
 
     health, ready = await nobody.get("/health"), await nobody.get("/ready")
@@ -46,7 +46,7 @@ async def test_it_is_not_ready_while_the_disk_is_full(api: ApiClient, monkeypatc
     await ready_says(api, 200)
 
 
-async def test_figures_are_for_secret_keys_alone(api: ApiClient) -> None:
+async def test_metrics_require_a_secret_key(api: ApiClient) -> None:
     await api.create("/api/entities", id="ann", type="human", name="Ann")
     member = await api.member("ann")
 
@@ -54,7 +54,7 @@ async def test_figures_are_for_secret_keys_alone(api: ApiClient) -> None:
     assert (await member.get("/metrics")).status == 403
 
 
-async def test_figures_say_what_happened(api: ApiClient) -> None:
+async def test_metrics_count_what_happened(api: ApiClient) -> None:
     await api.post("/api/tools/json_parse/call", {"args": {"text": "[1]"}})
     await api.post("/api/tools/json_parse/call", {"args": {"text": "["}})
     await api.post("/api/tools/http_get/call", {"args": {"url": "http://127.0.0.1:1"}})
@@ -64,24 +64,26 @@ async def test_figures_say_what_happened(api: ApiClient) -> None:
     await api.create("/api/agents/robot/inbox", data={"order": 1})
 
     reply = await api.get("/metrics")
-    found = samples(reply.body)
+    metrics = samples(reply.body)
 
     assert reply.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
-    assert found['toolspace_tool_calls_total{tool="json_parse",status="ok",error_kind=""}'] == "1"
-    assert found['toolspace_tool_calls_total{tool="http_get",status="failed",error_kind="not_permitted"}'] == "1"
-    assert found['toolspace_tool_calls_total{tool="json_parse",status="failed",error_kind="invalid_parameters"}'] == "1"
-    assert found['toolspace_tool_call_duration_seconds_bucket{tool="json_parse",le="+Inf"}'] == "2"
-    assert found['toolspace_http_requests_total{method="POST",route="/api/tools/{name}/call",status="200"}'] == "3"
-    assert found['toolspace_http_requests_total{method="other",route="other",status="404"}'] == "1"
-    assert found['toolspace_runs_open{status="running"}'] == "1"
-    assert found['toolspace_inbox_events{status="pending"}'] == "1"
-    assert found['toolspace_calls_open{status="pending"}'] == "0"
-    assert int(found['toolspace_database_seconds_count{kind="write"}']) > 0
-    assert found["toolspace_database_up"] == found["toolspace_nodes"] == "1"
-    assert int(found["process_resident_memory_bytes"]) > 1_000_000
+    assert metrics['toolspace_tool_calls_total{tool="json_parse",status="ok",error_kind=""}'] == "1"
+    assert metrics['toolspace_tool_calls_total{tool="http_get",status="failed",error_kind="not_permitted"}'] == "1"
+    assert (
+        metrics['toolspace_tool_calls_total{tool="json_parse",status="failed",error_kind="invalid_parameters"}'] == "1"
+    )
+    assert metrics['toolspace_tool_call_duration_seconds_bucket{tool="json_parse",le="+Inf"}'] == "2"
+    assert metrics['toolspace_http_requests_total{method="POST",route="/api/tools/{name}/call",status="200"}'] == "3"
+    assert metrics['toolspace_http_requests_total{method="other",route="other",status="404"}'] == "1"
+    assert metrics['toolspace_runs_open{status="running"}'] == "1"
+    assert metrics['toolspace_inbox_events{status="pending"}'] == "1"
+    assert metrics['toolspace_calls_open{status="pending"}'] == "0"
+    assert int(metrics['toolspace_database_seconds_count{kind="write"}']) > 0
+    assert metrics["toolspace_database_up"] == metrics["toolspace_nodes"] == "1"
+    assert int(metrics["process_resident_memory_bytes"]) > 1_000_000
 
 
-async def test_what_callers_make_up_becomes_no_label(api: ApiClient) -> None:
+async def test_values_from_requests_do_not_become_labels(api: ApiClient) -> None:
     for number in range(30):
         await api.post(f"/api/tools/made_up_{number}/call", {"args": {}})
         await api.get(f"/made/up/{number}")
@@ -103,7 +105,7 @@ async def ready_says(api: ApiClient, status: int) -> ApiResponse:
 
 
 @pytest.mark.spec("15.3")
-async def test_while_the_database_is_away_it_says_so_lives_and_recovers_by_itself(
+async def test_the_gateway_survives_a_database_outage_and_recovers(
     stoppable_postgres: LocalPostgresServer, tmp_path: Path
 ) -> None:
     with stoppable_postgres.database() as url:
@@ -133,7 +135,7 @@ async def test_while_the_database_is_away_it_says_so_lives_and_recovers_by_itsel
     assert after.data == before
 
 
-async def test_every_figure_has_its_line_in_the_documentation(api: ApiClient) -> None:
+async def test_every_metric_is_documented(api: ApiClient) -> None:
     page = (Path(__file__).parents[2] / "docs" / "gateway.md").read_text()
     text = (await api.get("/metrics")).body.decode()
     names = [line.split()[2] for line in text.splitlines() if line.startswith("# TYPE ")]

@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 
 from tests.server.gateway_api import JWT_SECRET, SECRET
-from tests.server.test_matrix import OTHERS, ROWS, filled, routes_of
+from tests.server.test_access_matrix import OTHERS, ROWS, filled, routes_of
 from tests.server.two_spaces import IN_A, IN_B, OPERATOR, TwoSpaces, open_two_spaces
 from toolspace.core.records import NewEvent, run_stream, space_stream
 from toolspace.server.authorization import Access
@@ -48,9 +48,9 @@ def marks_in(text: bytes, who: str) -> list[str]:
 def _variants(path: str) -> Iterable[str]:
     """The same route, asked for what is someone else's in each way that it can be named."""
     yield path
-    for ours, theirs in (("spc_a", "spc_b"), ("run_a", "run_b"), ("robot", "other"), ("run_a", "run_alone")):
+    for ours, foreign in (("spc_a", "spc_b"), ("run_a", "run_b"), ("robot", "other"), ("run_a", "run_alone")):
         if ours in path:
-            yield path.replace(ours, theirs)
+            yield path.replace(ours, foreign)
     if path == "/api/calls":
         yield from (
             f"{path}?{query}" for query in ("spaceId=spc_b", "runId=run_b", "toolName=peek", "status=completed")
@@ -61,179 +61,181 @@ def _variants(path: str) -> Iterable[str]:
 
 @pytest.mark.spec("8.1")
 @pytest.mark.spec("8.2")
-async def test_no_answer_shows_a_public_reader_what_is_private(
+async def test_no_response_shows_private_data_to_a_public_caller(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    found: list[str] = []
-    async with open_two_spaces(tmp_path, rateLimit=None) as made:
+    leaks: list[str] = []
+    async with open_two_spaces(tmp_path, rateLimit=None) as setup:
         caplog.set_level(logging.DEBUG)
         caplog.clear()
-        for route in routes_of(made):
+        for route in routes_of(setup):
             if route.is_stream or route.access is Access.OPEN:
                 continue
             row = ROWS[route.name]
             for space in ("spc_a", "spc_b"):
                 ids = {
-                    "made": made.calls[f"confirm {space}"],
-                    "confirm": made.calls[f"move {space}"],
-                    "message": made.messages[space],
-                    "output": made.calls["output"],
+                    "made": setup.calls[f"confirm {space}"],
+                    "confirm": setup.calls[f"move {space}"],
+                    "message": setup.messages[space],
+                    "output": setup.calls["output"],
                 }
                 for path in _variants(filled(row.path, ids)):
                     for who in FORBIDDEN:
-                        reply = await made.ask(who, route.method, path, filled(row.body, ids))
+                        reply = await setup.ask(who, route.method, path, filled(row.body, ids))
                         body = reply.body
                         if who == "member of no space" and (path.startswith("/api/me") or "/entities/eve" in path):
                             body = body.replace(IN_A.encode(), b"")  # Her own.
                         if marks := marks_in(body, who):
-                            found.append(f"{who}: {route.method} {path}: {marks} in {body[:300]!r}")
-        for call in (made.calls["peek"], made.calls["quiet"]):
-            reply = await made.ask("member", "GET", f"/api/calls/{call}")
+                            leaks.append(f"{who}: {route.method} {path}: {marks} in {body[:300]!r}")
+        for call in (setup.calls["peek"], setup.calls["quiet"]):
+            reply = await setup.ask("member", "GET", f"/api/calls/{call}")
             assert (reply.status, marks_in(reply.body, "member")) == (403, [])
         if OPERATOR in caplog.text:
-            found.append("the log of what they asked")
-    assert not found, "\n".join(found)
+            leaks.append("the log of what they asked")
+    assert not leaks, "\n".join(leaks)
 
 
 @pytest.mark.spec("8.2")
-async def test_a_member_sees_what_shows_in_the_space_and_of_prebuilt_calls_the_name(tmp_path: Path) -> None:
-    async with open_two_spaces(tmp_path) as made:
-        calls = (await made.ask("member", "GET", "/api/runs/run_a/calls")).data["items"]
+async def test_a_member_sees_visible_calls_and_only_the_name_of_prebuilt_calls(tmp_path: Path) -> None:
+    async with open_two_spaces(tmp_path) as setup:
+        calls = (await setup.ask("member", "GET", "/api/runs/run_a/calls")).data["items"]
         by_name = {call["toolName"]: call for call in calls}
-        assert by_name["peek"] == {"toolCallId": made.calls["peek"], "toolName": "peek"}
+        assert by_name["peek"] == {"toolCallId": setup.calls["peek"], "toolName": "peek"}
         assert set(by_name["stumble"]) == {"toolCallId", "toolName"}
         assert "lookup" not in by_name
         assert "quiet" not in by_name
         assert by_name["confirm"]["args"] == {"question": f"{IN_A} in a question"}
-        run = (await made.ask("member", "GET", "/api/runs/run_a")).data
+        run = (await setup.ask("member", "GET", "/api/runs/run_a")).data
         assert run["id"] == "run_a"
         assert "trigger" not in run
 
 
-async def _stir(made: TwoSpaces) -> None:
+async def _stir(setup: TwoSpaces) -> None:
     """Makes an event of every kind in both spaces and all runs, with marks on what is private."""
     for run, space, mark in (("run_a", "spc_a", IN_A), ("run_b", "spc_b", IN_B)):
         for name in ("peek", "stumble", "lookup", "quiet"):
-            await made.call(run, name, {"look": f"{OPERATOR} in an argument"})
-        await made.call(run, "show", {"look": f"{mark} on a screen"})
+            await setup.call(run, name, {"look": f"{OPERATOR} in an argument"})
+        await setup.call(run, "show", {"look": f"{mark} on a screen"})
 
         def more(effects: Effects, run: str = run, space: str = space, mark: str = mark) -> Program[None]:
             # What only a model's stream makes.
             own = {"toolCallId": "call_x", "toolName": "peek", "inputDelta": f"{OPERATOR} in a delta"}
-            said = {"messageId": "msg_x", "delta": f"{mark} in a delta"}
+            delta = {"messageId": "msg_x", "delta": f"{mark} in a delta"}
             for stream in (space_stream(space), run_stream(run)):
                 effects.emit(stream, NewEvent("tool.streaming", own, "name"))
                 effects.emit(stream, NewEvent("tool.streaming", {**own, "toolName": "lookup"}, "none"))
-                effects.emit(stream, NewEvent("message.delta", said))
+                effects.emit(stream, NewEvent("message.delta", delta))
             return
             yield
 
-        await made.gateway.ledger.commit(more)
+        await setup.gateway.ledger.commit(more)
         end = {"status": "failed", "usage": {"cost": f"{OPERATOR} usage"}, "error": f"{OPERATOR} reason"}
-        assert (await made.api.post(f"/api/runs/{run}/close", end)).status == 200
-        said = {"entityId": "robot" if space == "spc_a" else "other", "content": END}
-        assert (await made.api.post(f"/api/spaces/{space}/messages", said)).status == 201
+        assert (await setup.api.post(f"/api/runs/{run}/close", end)).status == 200
+        message = {"entityId": "robot" if space == "spc_a" else "other", "content": END}
+        assert (await setup.api.post(f"/api/spaces/{space}/messages", message)).status == 201
 
 
 @asynccontextmanager
-async def reading(made: TwoSpaces, who: str, path: str) -> AsyncIterator[aiohttp.ClientResponse]:
-    async with made.api.session.get(made.api.url + path, headers=made.callers[who]) as response:
+async def reading(setup: TwoSpaces, who: str, path: str) -> AsyncIterator[aiohttp.ClientResponse]:
+    async with setup.api.session.get(setup.api.url + path, headers=setup.callers[who]) as response:
         yield response
 
 
 async def _read(response: aiohttp.ClientResponse, until: str) -> bytes:
     """All that comes until a text does."""
-    seen = b""
+    data = b""
     async with asyncio.timeout(10):
-        while until.encode() not in seen:
+        while until.encode() not in data:
             piece = await response.content.readany()
-            assert piece, seen[-500:]
-            seen += piece
-    return seen
+            assert piece, data[-500:]
+            data += piece
+    return data
 
 
 @pytest.mark.spec("8.2")
 @pytest.mark.spec("7.5")
 @pytest.mark.parametrize("format", ["native", "ui-message-stream", "ag-ui"])
-async def test_no_stream_shows_a_public_reader_what_is_private(tmp_path: Path, format: str) -> None:
-    async with open_two_spaces(tmp_path) as made:
+async def test_no_stream_shows_private_data_to_a_public_subscriber(tmp_path: Path, format: str) -> None:
+    async with open_two_spaces(tmp_path) as setup:
         query = f"?format={format}&from=start"
         readers = {"member": "spc_a", "member of another space": "spc_b", "secret": "spc_a"}
         async with AsyncExitStack() as stack:
             live = {
-                who: await stack.enter_async_context(reading(made, who, f"/api/spaces/{space}/stream{query}"))
+                who: await stack.enter_async_context(reading(setup, who, f"/api/spaces/{space}/stream{query}"))
                 for who, space in readers.items()
             }
-            await _stir(made)
-            seen = {who: await _read(response, END) for who, response in live.items()}
+            await _stir(setup)
+            received = {who: await _read(response, END) for who, response in live.items()}
         for who, space, run in (("member", "spc_a", "run_a"), ("member of another space", "spc_b", "run_b")):
-            async with reading(made, who, f"/api/spaces/{space}/stream{query}") as response:
+            async with reading(setup, who, f"/api/spaces/{space}/stream{query}") as response:
                 replayed = await _read(response, END)
-            of_run = await _whole(made, who, f"/api/runs/{run}/events{query}&until=run.done")
-            for text in (seen[who], replayed, of_run):
+            of_run = await _whole(setup, who, f"/api/runs/{run}/events{query}&until=run.done")
+            for text in (received[who], replayed, of_run):
                 assert marks_in(text, who) == []
                 assert b"peek" in text or format != "native"
-            assert (IN_A if who == "member" else IN_B).encode() in seen[who]
+            assert (IN_A if who == "member" else IN_B).encode() in received[who]
         if format == "native":
-            everything = seen["secret"] + await _whole(made, "secret", f"/api/runs/run_a/events{query}&until=run.done")
+            everything = received["secret"] + await _whole(
+                setup, "secret", f"/api/runs/run_a/events{query}&until=run.done"
+            )
             missing = [kind for kind in KINDS if f"event: {kind}".encode() not in everything]
             assert not missing, "no event of these kinds was looked at"
             assert OPERATOR.encode() in everything
         for who in OTHERS:
             for path in ("/api/spaces/spc_a/stream", "/api/runs/run_a/events", "/api/runs/run_alone/events"):
-                async with reading(made, who, path) as response:
+                async with reading(setup, who, path) as response:
                     assert response.status == 403
                     assert marks_in(await response.read(), who) == []
 
 
-async def _whole(made: TwoSpaces, who: str, path: str) -> bytes:
-    async with reading(made, who, path) as response, asyncio.timeout(10):
+async def _whole(setup: TwoSpaces, who: str, path: str) -> bytes:
+    async with reading(setup, who, path) as response, asyncio.timeout(10):
         assert response.status == 200
         return await response.read()
 
 
 @pytest.mark.spec("8.1")
-async def test_who_leaves_a_space_reads_no_further(tmp_path: Path) -> None:
-    async with open_two_spaces(tmp_path) as made, reading(made, "member", "/api/spaces/spc_a/stream") as response:
-        said = {"entityId": "robot", "content": "while she is there"}
-        await made.api.post("/api/spaces/spc_a/messages", said)
+async def test_a_removed_member_receives_no_more_events(tmp_path: Path) -> None:
+    async with open_two_spaces(tmp_path) as setup, reading(setup, "member", "/api/spaces/spc_a/stream") as response:
+        message = {"entityId": "robot", "content": "while she is there"}
+        await setup.api.post("/api/spaces/spc_a/messages", message)
         await _read(response, "while she is there")
-        assert (await made.api.delete("/api/spaces/spc_a/members/ann")).status == 204
-        await made.api.post("/api/spaces/spc_a/messages", {**said, "content": "AFTER-SHE-LEFT"})
+        assert (await setup.api.delete("/api/spaces/spc_a/members/ann")).status == 204
+        await setup.api.post("/api/spaces/spc_a/messages", {**message, "content": "AFTER-SHE-LEFT"})
         async with asyncio.timeout(10):
             rest = await response.content.read()
         assert b"AFTER-SHE-LEFT" not in rest
 
 
 @pytest.mark.spec("8.1")
-async def test_a_run_that_goes_elsewhere_takes_its_readers_along_only_where_they_may(tmp_path: Path) -> None:
-    async with open_two_spaces(tmp_path) as made:
-        await made.api.put("/api/spaces/spc_b/members/robot")
-        run = (await made.api.create("/api/runs", agentEntityId="robot", spaceId="spc_a"))["id"]
-        async with reading(made, "member", f"/api/runs/{run}/events") as response:
+async def test_subscribers_of_a_run_receive_nothing_from_a_space_that_is_not_theirs(tmp_path: Path) -> None:
+    async with open_two_spaces(tmp_path) as setup:
+        await setup.api.put("/api/spaces/spc_b/members/robot")
+        run = (await setup.api.create("/api/runs", agentEntityId="robot", spaceId="spc_a"))["id"]
+        async with reading(setup, "member", f"/api/runs/{run}/events") as response:
             assert response.status == 200
-            await made.call(run, "show", {"look": "in her space"})
+            await setup.call(run, "show", {"look": "in her space"})
             await _read(response, "in her space")
-            entered = await made.call(run, "enter_space", {"spaceId": "spc_b"})
+            entered = await setup.call(run, "enter_space", {"spaceId": "spc_b"})
             assert entered["ok"], entered
-            await made.call(run, "show", {"look": "IN-ANOTHER-SPACE"})
+            await setup.call(run, "show", {"look": "IN-ANOTHER-SPACE"})
             async with asyncio.timeout(10):
                 rest = await response.content.read()
             assert b"IN-ANOTHER-SPACE" not in rest
-        assert (await made.ask("member", "GET", f"/api/runs/{run}/calls")).status == 403
-        assert (await made.ask("member of another space", "GET", f"/api/runs/{run}/calls")).status == 403
+        assert (await setup.ask("member", "GET", f"/api/runs/{run}/calls")).status == 403
+        assert (await setup.ask("member of another space", "GET", f"/api/runs/{run}/calls")).status == 403
         # Back again: what it did elsewhere is still not hers.
-        await made.call(run, "enter_space", {"spaceId": "spc_a"})
-        assert (await made.ask("member", "GET", f"/api/runs/{run}/calls")).status == 403
+        await setup.call(run, "enter_space", {"spaceId": "spc_a"})
+        assert (await setup.ask("member", "GET", f"/api/runs/{run}/calls")).status == 403
 
 
 @pytest.mark.spec("8.1")
 async def test_streams_end_with_the_credentials_that_opened_them(tmp_path: Path) -> None:
-    async with open_two_spaces(tmp_path) as made:
-        key_id, key = await made.key("secret")
-        public_id, public = await made.key("public")
-        made.callers["ending"] = {"x-secret-key": key}
-        made.callers["ending public"] = {**made.callers["member"], "x-public-key": public}
+    async with open_two_spaces(tmp_path) as setup:
+        key_id, key = await setup.key("secret")
+        public_id, public = await setup.key("public")
+        setup.callers["ending"] = {"x-secret-key": key}
+        setup.callers["ending public"] = {**setup.callers["member"], "x-public-key": public}
         paths = (
             ("ending", "/api/spaces/spc_a/stream"),
             ("ending", "/api/runs/run_a/events"),
@@ -241,11 +243,13 @@ async def test_streams_end_with_the_credentials_that_opened_them(tmp_path: Path)
             ("ending", "/api/tools/stream?tools=move"),
             ("ending public", "/api/spaces/spc_a/stream"),
         )
-        responses = [await made.api.session.get(made.api.url + path, headers=made.callers[who]) for who, path in paths]
+        responses = [
+            await setup.api.session.get(setup.api.url + path, headers=setup.callers[who]) for who, path in paths
+        ]
         assert [response.status for response in responses] == [200] * len(paths)
         for revoked in (key_id, public_id):
-            assert (await made.api.delete(f"/api/keys/{revoked}")).status == 204
-        await made.api.post("/api/spaces/spc_a/messages", {"entityId": "robot", "content": "AFTER-THE-KEY"})
+            assert (await setup.api.delete(f"/api/keys/{revoked}")).status == 204
+        await setup.api.post("/api/spaces/spc_a/messages", {"entityId": "robot", "content": "AFTER-THE-KEY"})
         for (_, path), response in zip(paths, responses, strict=True):
             async with asyncio.timeout(10):
                 assert b"AFTER-THE-KEY" not in await response.content.read(), path
@@ -255,56 +259,56 @@ async def test_streams_end_with_the_credentials_that_opened_them(tmp_path: Path)
 @pytest.mark.spec("8.3")
 async def test_no_key_and_no_token_is_ever_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    async with open_two_spaces(tmp_path) as made:
-        for who in made.callers:
-            await made.ask(who, "GET", "/api/me")
-            await made.ask(who, "POST", "/api/keys", {"kind": "secret", "wrong": 1})
-        kept = await made.gateway.ledger.read(key_rows.list_keys)
-        assert kept
-        secrets = [*made.secrets, SECRET, JWT_SECRET]
+    async with open_two_spaces(tmp_path) as setup:
+        for who in setup.callers:
+            await setup.ask(who, "GET", "/api/me")
+            await setup.ask(who, "POST", "/api/keys", {"kind": "secret", "wrong": 1})
+        records = await setup.gateway.ledger.read(key_rows.list_keys)
+        assert records
+        secrets = [*setup.secrets, SECRET, JWT_SECRET]
     logged = "\n".join(f"{record.getMessage()} {record.exc_text or ''}" for record in caplog.records)
     assert [secret for secret in secrets if secret in logged] == []
 
 
 @pytest.mark.spec("8.2")
 async def test_the_mcp_endpoint_is_closed_to_public_readers(tmp_path: Path) -> None:
-    async with open_two_spaces(tmp_path) as made:
+    async with open_two_spaces(tmp_path) as setup:
         body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "peek", "arguments": {}}}
         for who in FORBIDDEN:
-            reply = await made.ask(who, "POST", "/mcp", body)
+            reply = await setup.ask(who, "POST", "/mcp", body)
             assert (reply.status, marks_in(reply.body, who)) == (403, [])
 
 
 @pytest.mark.spec("8.2")
-async def test_what_a_run_tried_outside_of_every_space_does_not_show_in_one_that_it_enters_later(
+async def test_calls_outside_a_space_are_not_shown_in_a_space_that_the_run_enters_later(
     tmp_path: Path,
 ) -> None:
-    async with open_two_spaces(tmp_path) as made:
-        run = (await made.api.create("/api/runs", agentEntityId="robot"))["id"]
+    async with open_two_spaces(tmp_path) as setup:
+        run = (await setup.api.create("/api/runs", agentEntityId="robot"))["id"]
         for name in ("show", "move", "confirm", "quiet", "peek"):
-            await made.call(run, name, {"look": f"{OPERATOR} before"})
-        assert (await made.call(run, "enter_space", {"spaceId": "spc_a"}))["ok"]
-        assert (await made.api.post(f"/api/runs/{run}/close")).status == 200
-        listed = await made.ask("member", "GET", f"/api/runs/{run}/calls")
+            await setup.call(run, name, {"look": f"{OPERATOR} before"})
+        assert (await setup.call(run, "enter_space", {"spaceId": "spc_a"}))["ok"]
+        assert (await setup.api.post(f"/api/runs/{run}/close")).status == 200
+        listed = await setup.ask("member", "GET", f"/api/runs/{run}/calls")
         assert listed.status == 200
         assert marks_in(listed.body, "member") == []
-        replayed = await _whole(made, "member", f"/api/runs/{run}/events?from=start&until=run.done")
+        replayed = await _whole(setup, "member", f"/api/runs/{run}/events?from=start&until=run.done")
         assert marks_in(replayed, "member") == []
 
 
 @pytest.mark.spec("8.2")
 @pytest.mark.parametrize("format", ["native", "ui-message-stream", "ag-ui"])
-async def test_an_event_that_is_not_shown_does_not_end_a_stream_either(tmp_path: Path, format: str) -> None:
+async def test_a_hidden_event_does_not_end_a_stream(tmp_path: Path, format: str) -> None:
     """What someone may not see, they must not learn from when a stream `until` it ends."""
-    async with open_two_spaces(tmp_path) as made:
-        path = f"{made.api.url}/api/runs/run_a/events?from=start&until=tool.progress&format={format}"
-        async with made.api.session.get(path, headers=made.callers["member"]) as stream:
-            await made.call("run_a", "show", {"look": END})
-            seen = b""
+    async with open_two_spaces(tmp_path) as setup:
+        path = f"{setup.api.url}/api/runs/run_a/events?from=start&until=tool.progress&format={format}"
+        async with setup.api.session.get(path, headers=setup.callers["member"]) as stream:
+            await setup.call("run_a", "show", {"look": END})
+            data = b""
             async with asyncio.timeout(30):
-                while END.encode() not in seen:
+                while END.encode() not in data:
                     piece = await stream.content.readany()
-                    assert piece, f"it ended after {seen!r}"
-                    seen += piece
-        async with made.api.session.get(path, headers=made.callers["secret"]) as stream:
+                    assert piece, f"it ended after {data!r}"
+                    data += piece
+        async with setup.api.session.get(path, headers=setup.callers["secret"]) as stream:
             assert b"peek" in await stream.read()

@@ -10,17 +10,17 @@ from tests.server.gateway_api import ApiClient
 
 
 async def agent(api: ApiClient, name: str = "Ada") -> str:
-    made = await api.create("/api/entities", type="agent", name=name)
-    return made["id"]
+    new_agent = await api.create("/api/entities", type="agent", name=name)
+    return new_agent["id"]
 
 
 @pytest.mark.spec("12.1")
 @pytest.mark.spec("9.3")
-async def test_goals_are_kept_for_an_agent(anywhere: ApiClient) -> None:
+async def test_goals_are_stored_for_an_agent(anywhere: ApiClient) -> None:
     path = f"/api/agents/{await agent(anywhere)}/goals"
-    made = await anywhere.put(path, {"goals": [{"description": "b"}, {"description": "a", "priority": 2}]})
-    assert [goal["description"] for goal in made.data["items"]] == ["a", "b"]
-    first = made.data["items"][0]
+    response = await anywhere.put(path, {"goals": [{"description": "b"}, {"description": "a", "priority": 2}]})
+    assert [goal["description"] for goal in response.data["items"]] == ["a", "b"]
+    first = response.data["items"][0]
     changed = {"goals": [{"id": first["id"], "description": "a", "isCompleted": True}], "clearExisting": True}
     assert (await anywhere.put(path, changed)).data["items"][0]["status"] == "completed"
     listed = (await anywhere.get(path)).data
@@ -34,8 +34,8 @@ async def test_goals_are_kept_for_an_agent(anywhere: ApiClient) -> None:
 @pytest.mark.spec("9.3")
 async def test_a_goal_of_another_agent_is_not_found(api: ApiClient) -> None:
     ada, bob = await agent(api), await agent(api, "Bob")
-    made = await api.put(f"/api/agents/{ada}/goals", {"goals": [{"description": "hers"}]})
-    hers = made.data["items"][0]["id"]
+    response = await api.put(f"/api/agents/{ada}/goals", {"goals": [{"description": "hers"}]})
+    hers = response.data["items"][0]["id"]
     stolen = {"goals": [{"description": "new"}, {"id": hers, "description": "mine now"}]}
     reply = await api.put(f"/api/agents/{bob}/goals", stolen)
     assert (reply.status, "is not a goal of this agent" in reply.detail) == (404, True)
@@ -45,11 +45,11 @@ async def test_a_goal_of_another_agent_is_not_found(api: ApiClient) -> None:
 
 @pytest.mark.spec("12.1")
 @pytest.mark.spec("9.2")
-async def test_memories_are_kept_for_an_agent(anywhere: ApiClient) -> None:
+async def test_memories_are_stored_for_an_agent(anywhere: ApiClient) -> None:
     path = f"/api/agents/{await agent(anywhere)}/memories"
-    wanted = [{"key": "deadline", "value": "Friday"}, {"key": "a/b c", "value": {"x": [None, "\0"]}}]
-    made = await anywhere.put(path, {"memories": wanted})
-    assert [(one["key"], one["value"]) for one in made.data["items"]] == [
+    memories = [{"key": "deadline", "value": "Friday"}, {"key": "a/b c", "value": {"x": [None, "\0"]}}]
+    response = await anywhere.put(path, {"memories": memories})
+    assert [(memory["key"], memory["value"]) for memory in response.data["items"]] == [
         ("a/b c", {"x": [None, "\0"]}),
         ("deadline", "Friday"),
     ]
@@ -74,14 +74,14 @@ async def test_memories_are_kept_for_an_agent(anywhere: ApiClient) -> None:
         ("memories", {}),
     ],
 )
-async def test_what_cannot_be_kept_is_refused(api: ApiClient, path: str, body: Any) -> None:
+async def test_invalid_goals_and_memories_are_refused(api: ApiClient, path: str, body: Any) -> None:
     reply = await api.put(f"/api/agents/{await agent(api)}/{path}", body)
     assert reply.status == 400, reply
     assert reply.detail
 
 
 @pytest.mark.spec("8.1")
-async def test_only_the_secret_key_reads_an_agents_mind(api: ApiClient) -> None:
+async def test_only_a_secret_key_reads_goals_and_memories(api: ApiClient) -> None:
     ada = await agent(api)
     person = (await api.create("/api/entities", type="human", name="Husam"))["id"]
     await api.create("/api/spaces", name="Room", members=[ada, person])

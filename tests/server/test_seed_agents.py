@@ -64,7 +64,7 @@ class Scene:
 
     async def shown(self) -> list[Any]:
         """The calls that show in the space."""
-        return [one for one in await self.house.list_messages() if one["kind"] == "tool"]
+        return [entry for entry in await self.house.list_messages() if entry["kind"] == "tool"]
 
 
 @asynccontextmanager
@@ -94,8 +94,8 @@ def _unchanged(**_: Any) -> Path:
 
 @asynccontextmanager
 async def travelling(state: Path, path: Path = SEEDS / "space_tools.json") -> AsyncIterator[Scene]:
-    async with scene(path, state, "travel-agent") as made:
-        yield made
+    async with scene(path, state, "travel-agent") as play:
+        yield play
 
 
 def moved(folder: Path, seed: str, urls: Mapping[str, str] | None = None, **more: Any) -> Path:
@@ -117,7 +117,7 @@ def moved(folder: Path, seed: str, urls: Mapping[str, str] | None = None, **more
 
 @pytest.mark.spec("9.3")
 @pytest.mark.spec("9.6")
-async def test_goal_aware_assistant_writes_goals_down_and_has_them_in_mind(tmp_path: Path) -> None:
+async def test_goal_aware_assistant_stores_goals_and_gets_them_in_its_prompt(tmp_path: Path) -> None:
     async with scene(SEEDS / "goal_aware_assistant.json", tmp_path, "goal-aware-assistant") as play:
         play.script(
             tool_calls_turn(("setGoals", {"goals": [{"description": "Learn Dutch", "priority": 2}]})),
@@ -131,9 +131,9 @@ async def test_goal_aware_assistant_writes_goals_down_and_has_them_in_mind(tmp_p
         assert first.get("max_completion_tokens", first.get("max_tokens")) == 1500
         assert "setGoals" in list_input_texts(first)[0]
         assert {"setGoals", "getGoals", "set_goals"} <= offered_tools(first).keys()
-        made = json.loads(list_result_texts(second)[0])
-        assert (made["success"], made["totalGoals"]) == (True, 1)
-        assert [one["description"] for one in json.loads(list_result_texts(third)[1])["goals"]] == ["Learn Dutch"]
+        goals = json.loads(list_result_texts(second)[0])
+        assert (goals["success"], goals["totalGoals"]) == (True, 1)
+        assert [goal["description"] for goal in json.loads(list_result_texts(third)[1])["goals"]] == ["Learn Dutch"]
         assert await play.house.list_agent_messages(play.name) == ["I will remind you."]
 
         play.script("I know.")
@@ -160,7 +160,7 @@ async def _others_see_that_a_tool_was_called(play: Scene, run: Any) -> None:
 @pytest.mark.spec("6.3")
 @pytest.mark.spec("11.2")
 @pytest.mark.parametrize("file", ["space_tools.json", "toolspace.yaml"])
-async def test_one_cycle_asks_and_moves_on_and_the_next_has_the_answer(file: str, tmp_path: Path) -> None:
+async def test_one_cycle_asks_a_question_and_a_later_cycle_gets_the_answer(file: str, tmp_path: Path) -> None:
     async with travelling(tmp_path, SEEDS / file) as play:
         asking = ("confirmAction", {"question": "Confirm booking?"})
         play.script(tool_calls_turn(ENTER, asking), "Asked Husam to confirm. Moving on to other tasks.")
@@ -183,7 +183,7 @@ async def test_one_cycle_asks_and_moves_on_and_the_next_has_the_answer(file: str
         assert f'confirmAction (callId: {call["callId"]}): {{"confirmed":true}}' in inbox
         assert "Asked Husam to confirm." in json.dumps(play.asked()[2]["messages"])  # It remembers having asked.
         assert await play.house.list_agent_messages(play.name) == ["Husam confirmed! Booking now..."]
-        assert [one["status"] for one in await play.shown()] == ["complete"]
+        assert [entry["status"] for entry in await play.shown()] == ["complete"]
 
         await husam.post(f"/api/spaces/{ROOM}/tool-results", body)
         await play.house.say("Thank you")
@@ -199,8 +199,8 @@ async def test_a_question_needs_a_space(tmp_path: Path) -> None:
         play.script(tool_calls_turn(("confirmAction", {"question": "Sure?"})))
         await play.house.say("Book it")
         await play.cycle()
-        said = 'Tool "confirmAction" is visible but you are not in a space. Call enter_space first.'
-        assert said in list_result_texts(play.asked()[1])[0]
+        error = 'Tool "confirmAction" is visible but you are not in a space. Call enter_space first.'
+        assert error in list_result_texts(play.asked()[1])[0]
         assert await play.shown() == []
 
 
@@ -210,8 +210,8 @@ async def test_a_question_needs_a_space(tmp_path: Path) -> None:
 @pytest.mark.spec("6.2")
 @pytest.mark.spec("6.7")
 @pytest.mark.parametrize("file", ["space_tools.json", "toolspace.yaml"])
-async def test_what_a_worker_finds_in_time_comes_in_the_same_cycle(file: str, tmp_path: Path) -> None:
-    found = {"source": "pm-api", "results": ["a", "b", "c"]}
+async def test_a_worker_result_in_time_is_used_in_the_same_cycle(file: str, tmp_path: Path) -> None:
+    result = {"source": "pm-api", "results": ["a", "b", "c"]}
     async with travelling(tmp_path, SEEDS / file) as play, connected(play.api, "fetchExternalData") as line:
         play.script(
             tool_calls_turn(("fetchExternalData", {"query": "active projects"})),
@@ -220,16 +220,16 @@ async def test_what_a_worker_finds_in_time_comes_in_the_same_cycle(file: str, tm
         await play.house.say("Look up active projects")
         offer = await line.expect("call.offered")
         assert offer["args"] == {"query": "active projects"}
-        assert (await play.submit(offer, found)).status == 200
+        assert (await play.submit(offer, result)).status == 200
         await play.cycle()
-        assert json.loads(list_result_texts(play.asked()[1])[0]) == found
+        assert json.loads(list_result_texts(play.asked()[1])[0]) == result
         assert await play.house.list_agent_messages(play.name) == ["Found 3 active projects"]
         assert await play.shown() == []
         assert len(await play.house.list_runs(play.name)) == 1
 
 
 @pytest.mark.spec("6.3")
-async def test_what_a_worker_finds_too_late_comes_by_the_inbox(tmp_path: Path) -> None:
+async def test_a_late_worker_result_goes_to_the_inbox(tmp_path: Path) -> None:
     path = moved(tmp_path, "space_tools.json", fetchExternalData={"timeout": 50})
     async with travelling(tmp_path, path) as play, connected(play.api, "fetchExternalData") as line:
         play.script(tool_calls_turn(("fetchExternalData", {"query": "all"})), "I will see it when it comes.")
@@ -237,7 +237,7 @@ async def test_what_a_worker_finds_too_late_comes_by_the_inbox(tmp_path: Path) -
         offer = await line.expect("call.offered")
         run = await play.cycle()
         assert list_result_texts(play.asked()[1]) == ["(tool failed: timeout)"]
-        assert [one["status"] for one in await play.house.list_calls(run)] == ["pending"]
+        assert [call["status"] for call in await play.house.list_calls(run)] == ["pending"]
         play.script(*message_turns("Here they are."))
         assert (await play.submit(offer, ["a"])).status == 200
         await play.cycle(2)
@@ -246,7 +246,7 @@ async def test_what_a_worker_finds_too_late_comes_by_the_inbox(tmp_path: Path) -
 
 
 @pytest.mark.spec("6.8")
-async def test_a_run_waits_for_an_approval_and_goes_on_with_it_in_its_place(tmp_path: Path) -> None:
+async def test_a_run_waits_for_an_approval_and_continues_with_it(tmp_path: Path) -> None:
     async with travelling(tmp_path) as play:
         play.script(tool_calls_turn(ENTER, ("getUserApproval", {"amount": 900})))
         await play.house.say("Spend it")
@@ -271,15 +271,15 @@ async def _waits(play: Scene) -> Any:
 
 
 @pytest.mark.spec("6.1")
-async def test_a_chart_shows_in_the_space(tmp_path: Path) -> None:
+async def test_a_chart_is_shown_in_the_space(tmp_path: Path) -> None:
     chart = {"title": "Sales", "values": [1, 2, 3]}
     async with travelling(tmp_path) as play:
         play.script(tool_calls_turn(ENTER, ("displayChart", chart)))
         await play.house.say("Show me the sales")
         await play.cycle()
         assert json.loads(list_result_texts(play.asked()[1])[1]) == {"success": True, "args": chart}
-        (shown,) = await play.shown()
-        assert (shown["content"]["toolName"], shown["content"]["input"], shown["status"]) == (
+        (call,) = await play.shown()
+        assert (call["content"]["toolName"], call["content"]["input"], call["status"]) == (
             "displayChart",
             chart,
             "complete",
@@ -305,13 +305,13 @@ async def test_support_agent_looks_things_up_over_http(tmp_path: Path) -> None:
             await play.cycle()
             _, weather, order = map(json.loads, list_result_texts(play.asked()[1]))
             assert (weather, order) == ({"temperature": 21}, {"order": {"id": "4711"}, "status": "sent"})
-            asked = sorted((one.method, one.target) for one in shop.requests)
-            assert asked == [("GET", "/current?city=Ghent"), ("POST", "/orders")]
-            assert [one["content"]["toolName"] for one in await play.shown()] == ["fetchWeather", "lookUpOrder"]
+            targets = sorted((request.method, request.target) for request in shop.requests)
+            assert targets == [("GET", "/current?city=Ghent"), ("POST", "/orders")]
+            assert [entry["content"]["toolName"] for entry in await play.shown()] == ["fetchWeather", "lookUpOrder"]
 
 
 @pytest.mark.spec("3.1")
-async def test_github_helper_uses_the_tools_of_a_server_that_it_may(tmp_path: Path) -> None:
+async def test_github_helper_uses_only_its_allowed_tools_of_a_server(tmp_path: Path) -> None:
     async with _mcp_server() as url:
         path = moved(tmp_path, "github_tools.json", {"https://mcp.github.com": url})
         async with scene(path, tmp_path, "github-helper", "claude-sonnet-4-5") as play:
@@ -324,7 +324,7 @@ async def test_github_helper_uses_the_tools_of_a_server_that_it_may(tmp_path: Pa
             run = await play.cycle()
             assert run["status"] == "completed", run["error"]
             first, second = play.asked()
-            offered = {one["name"] for one in first["tools"] if one["name"].startswith("github_tools__")}
+            offered = {tool["name"] for tool in first["tools"] if tool["name"].startswith("github_tools__")}
             assert offered == {"github_tools__list_prs", "github_tools__create_issue"}
             assert "garden#7 Mend the fence" in json.dumps(second["messages"])
             assert "Numbers of pull requests are unique." in json.dumps(first["system"])
@@ -345,6 +345,6 @@ async def _mcp_server() -> AsyncIterator[str]:
         await process.wait()
 
 
-def test_every_seed_has_its_scene() -> None:
+def test_every_seed_agent_has_a_test() -> None:
     played = {"goal_aware_assistant.json", "space_tools.json", "support_http_tools.json", "github_tools.json"}
     assert {file.name for file in SEEDS.iterdir()} == {*played, "toolspace.yaml"}

@@ -28,7 +28,7 @@ def retry_after(problem: Problem) -> int:
 
 
 @pytest.mark.spec("8.3")
-def test_an_entity_may_burst_and_then_goes_at_the_rate() -> None:
+def test_an_entity_may_burst_and_is_then_limited_to_the_rate() -> None:
     clock = Clock()
     limits = RequestLimiter(ServerSettings(rate_limit=RateSetting(count=10, seconds=1.0)), clock=clock)
     for _ in range(20):
@@ -47,7 +47,7 @@ def test_an_entity_may_burst_and_then_goes_at_the_rate() -> None:
         limits.admit(someone())()
 
 
-def test_being_refused_costs_nothing_more() -> None:
+def test_a_refused_request_takes_no_token() -> None:
     clock = Clock()
     buckets = TokenBuckets(RateSetting(count=1, seconds=10.0), burst=1, clock=clock)
     assert buckets.take("a") == 0
@@ -58,7 +58,7 @@ def test_being_refused_costs_nothing_more() -> None:
 
 
 @pytest.mark.spec("8.3")
-def test_keys_are_limited_only_where_that_is_configured() -> None:
+def test_keys_are_limited_only_if_configured() -> None:
     free = RequestLimiter(ServerSettings())
     for _ in range(1000):
         free.admit(SecretKeyCaller(key_id="key_1"))()
@@ -73,7 +73,7 @@ def test_keys_are_limited_only_where_that_is_configured() -> None:
 
 
 @pytest.mark.spec("8.3")
-def test_requests_under_way_are_bounded_in_total() -> None:
+def test_the_number_of_running_requests_is_limited() -> None:
     limits = RequestLimiter(ServerSettings(max_concurrent_requests=2))
     leave = limits.admit(SecretKeyCaller(key_id="key_1"))
     limits.admit(SecretKeyCaller(key_id="key_2"))
@@ -86,7 +86,7 @@ def test_requests_under_way_are_bounded_in_total() -> None:
 
 
 @pytest.mark.spec("8.3")
-def test_streams_are_bounded_for_each_caller_and_in_total() -> None:
+def test_the_number_of_streams_is_limited_per_caller_and_in_total() -> None:
     limits = RequestLimiter(ServerSettings(max_streams=3, max_streams_per_caller=2, max_concurrent_requests=1))
     leave = limits.admit(someone("ent_1"), stream=True)
     limits.admit(someone("ent_1"), stream=True)
@@ -130,7 +130,7 @@ def test_an_address_with_many_wrong_credentials_has_to_wait() -> None:
     failures.check("192.0.2.1")
 
 
-def test_the_table_of_callers_stays_bounded() -> None:
+def test_the_number_of_buckets_is_limited() -> None:
     clock = Clock()
     buckets = TokenBuckets(RateSetting(count=1, seconds=1.0), burst=1, clock=clock, max_buckets=100)
     for number in range(1000):
@@ -140,7 +140,7 @@ def test_the_table_of_callers_stays_bounded() -> None:
 
 
 @pytest.mark.spec("8.3")
-def test_one_entity_does_not_take_the_room_of_all() -> None:
+def test_one_entity_may_use_a_tenth_of_all_requests() -> None:
     limits = RequestLimiter(ServerSettings(rate_limit=None, max_concurrent_requests=20))
     leaves = [limits.admit(someone("ent_1")) for _ in range(2)]
     with pytest.raises(Problem) as caught:
@@ -155,7 +155,7 @@ def test_one_entity_does_not_take_the_room_of_all() -> None:
 
 
 @pytest.mark.spec("8.3")
-def test_a_network_of_ipv6_is_one_address() -> None:
+def test_an_ipv6_network_counts_as_one_address() -> None:
     failures = FailedLoginLimiter(RateSetting(count=10, seconds=10.0), clock=Clock())
     for number in range(10):
         failures.record(f"2001:db8:0:1::{number:x}")
