@@ -129,7 +129,7 @@ async def test_a_history_is_listed_backwards_in_pages(gateway: Gateway, api: Api
     await gateway.ledger.write(sessions.create, agent, agent, "agent")
     turns = [NewTurn(stored=StoredTurn(UserTurn(f"{n}")), tokens=1, run_id=None) for n in range(1, 8)]
     await gateway.ledger.write(sessions.append_turns, agent, 1, turns)
-    await gateway.ledger.write(sessions.replace_by_summary, agent, before=3, summary="one and two")
+    await gateway.ledger.write(sessions.replace_by_summary, agent, before_seq=3, summary="one and two")
     texts: list[str] = []
     query = "?limit=2"
     while query:

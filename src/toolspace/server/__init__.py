@@ -7,6 +7,6 @@
 - The process: `gateway` (puts the parts together), `metrics`, `demo`, `control_socket`.
 - `mcp/`: the MCP server, over stdio and HTTP.
 
-The CLI and programs that embed a gateway use this package. It may import every other package except `cli` and `testing`.
+The CLI and programs that embed a gateway use this package. It may import all packages except `cli` and `testing`.
 docs/internals/server.md follows one request through it.
 """

@@ -1,4 +1,4 @@
-"""The routes of the HTTP API, one module per resource. `ROUTES` lists all of them; a route that is missing is not served.
+"""The routes of the HTTP API, one module per resource. `ROUTES` lists all of them; other paths are not served.
 
 A handler reads the request, checks that the caller may see the resource, and calls queries or services. It has no SQL.
 """

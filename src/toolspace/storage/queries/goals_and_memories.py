@@ -24,13 +24,21 @@ class Goal(Record, frozen=True):
     """A goal of an agent."""
 
     id: str
+    """The id of the goal."""
     description: str
+    """What the agent wants to achieve."""
     status: str
+    """The status, in the agent's own words."""
     priority: float
+    """Goals with a higher priority come first."""
     is_long_term: bool
+    """Whether the goal lasts longer than one task."""
     is_completed: bool
+    """Whether the goal is reached."""
     created_at: int
+    """When the goal was created, in Unix milliseconds."""
     updated_at: int
+    """When the goal was last changed, in Unix milliseconds."""
 
 
 class GoalChange(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,9 +56,13 @@ class Memory(Record, frozen=True):
     """A value that an agent remembers under a key."""
 
     key: str
+    """The key of the memory."""
     value: Any
+    """The value: any JSON."""
     created_at: int
+    """When the memory was created, in Unix milliseconds."""
     updated_at: int
+    """When the memory was last changed, in Unix milliseconds."""
 
 
 _GOAL = Columns(Goal, flags=("is_long_term", "is_completed"))

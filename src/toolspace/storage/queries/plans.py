@@ -22,19 +22,31 @@ class Plan(Record, frozen=True):
     """An instruction that an agent gets in its inbox at a time, once or repeatedly."""
 
     id: str
+    """The id of the plan."""
     entity_id: str
+    """The agent of the plan."""
     name: str
+    """The name of the plan."""
     instruction: str
+    """What the agent is told when the plan runs."""
     run_after: str | None
     """The delay as the agent gave it."""
     scheduled_at: int | None
+    """When it runs once, in Unix milliseconds."""
     cron: str | None
+    """The cron expression of a repeated plan."""
     timezone: str | None
+    """The time zone of times without an offset."""
     status: PlanStatus
+    """The status of the plan."""
     next_run_at: int | None
+    """When it runs next, in Unix milliseconds; null if it does not."""
     last_run_at: int | None
+    """When it last ran, in Unix milliseconds."""
     created_at: int
+    """When the plan was created, in Unix milliseconds."""
     updated_at: int
+    """When the plan was last changed, in Unix milliseconds."""
 
 
 _PLAN = Columns(Plan)
