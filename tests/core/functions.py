@@ -1,4 +1,4 @@
-"""Small helpers for tests of function tools: the schema that one gets, and what a call of it gives."""
+"""Helpers for tests of function tools: the schema of a function, and the result of its call."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Mending arguments: what a model plainly meant is taken as that, and what is right already is never touched."""
+"""Coercion of arguments: obvious mistakes are corrected, and valid values are never changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a tool knows of its call, and what it may say while it runs."""
+"""The context of a call: what a tool knows about its caller, and what it can do while it runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Descriptions and argument lines of docstrings, in the three styles that people use."""
+"""Parsing of docstrings: descriptions and arguments, in the Google, NumPy and Sphinx styles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Durations as configuration writes them."""
+"""Durations in the configuration."""
 
 from __future__ import annotations
 

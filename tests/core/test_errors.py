@@ -1,4 +1,4 @@
-"""The kinds of failure, their exceptions and their messages."""
+"""Error kinds, their exceptions and their messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tool definitions as OpenAI, Anthropic, Gemini and MCP take them."""
+"""Export of tool definitions to OpenAI, Anthropic, Gemini and MCP."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a caller may send as arguments, and what it is told when they do not fit."""
+"""Arguments of function tools: what is accepted, and the messages for what is not."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def make() -> Toolspace:
 
 
 async def refused(name: str, arguments: Any) -> str:
-    """What the caller is told."""
+    """Returns the error message of a call."""
     result = await make().call(name, arguments)
     assert (result.ok, result.error_kind, result.executed) == (False, "invalid_parameters", False), result
     assert result.error is not None
@@ -92,7 +92,7 @@ async def refused(name: str, arguments: Any) -> str:
     return result.error
 
 
-# What is said
+# Messages
 
 
 @pytest.mark.spec("1.7")
@@ -210,7 +210,7 @@ async def test_a_mapping_its_text_and_its_bytes_mean_the_same(name: str, argumen
     assert (await make().call(name, arguments)).unwrap() == "ü"
 
 
-# What is hostile
+# Hostile arguments
 
 
 def _nested(levels: int) -> Any:

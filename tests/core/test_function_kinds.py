@@ -1,4 +1,4 @@
-"""`@tool` on every kind of callable: how it is run, where arguments and the context arrive. Hints are types here."""
+"""`@tool` on every kind of callable: how it runs, and how it gets arguments and the context. Hints are types here."""
 
 import asyncio
 import functools

@@ -1,4 +1,4 @@
-"""`@tool`: what a function becomes as a tool, and what a call of it does. Hints are types here, not text."""
+"""`@tool`: the definition of a function tool, and its calls. Hints are types here, not text."""
 
 import dataclasses
 import datetime
@@ -386,7 +386,7 @@ async def test_a_default_inside_annotated_makes_a_parameter_optional() -> None:
     assert await value(take) == [5, 1]
 
 
-# What cannot be
+# Functions that cannot be tools
 
 
 def test_a_type_that_json_cannot_express_is_refused_with_a_hint() -> None:

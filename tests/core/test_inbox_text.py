@@ -1,4 +1,4 @@
-"""Lines of an inbox: whatever people call themselves, a line is one line, and says who said what."""
+"""Inbox lines: one event is one line, whatever names and texts it contains, and can be parsed back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How tools are named, as pure functions: the same name for the same tool, whoever comes first."""
+"""Names of tools: sanitising, hashing, and the nearest name. The order of tools does not matter."""
 
 from __future__ import annotations
 

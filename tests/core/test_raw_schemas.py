@@ -1,4 +1,4 @@
-"""Tools with a raw JSON Schema: shown unchanged, and enforced."""
+"""Tools with a JSON Schema: the model gets it unchanged, and it is enforced."""
 
 from collections.abc import AsyncIterator
 from typing import Any

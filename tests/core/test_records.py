@@ -1,4 +1,4 @@
-"""Ids and records, as the API shows them."""
+"""Ids and records in their wire form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Results: what a model reads, what goes over the wire, and what comes of values that JSON has no word for."""
+"""Results: their text, their wire form, and values that JSON cannot express."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def of(value: Any) -> ToolResult:
 
 
 def wire(result: ToolResult) -> Any:
-    """What a browser would have after strict JSON there and back."""
+    """Returns the wire form after strict JSON encoding and decoding, as a browser has it."""
     return json.loads(json.dumps(result.to_dict(), allow_nan=False, ensure_ascii=False).encode())
 
 
@@ -380,7 +380,7 @@ HOSTILE = {
 @pytest.mark.parametrize("make", HOSTILE.values(), ids=list(HOSTILE))
 async def test_a_value_that_cannot_be_read_is_still_a_result(make: Any) -> None:
     for result in (of(make()), await returned(make())):
-        if not result.ok:  # A generator is no result of a call: nobody will ever run it.
+        if not result.ok:  # A generator is no result: nobody would run it.
             assert "a coroutine or generator" in (result.error or "")
             continue
         assert result.text.encode()

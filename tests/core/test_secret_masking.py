@@ -1,4 +1,4 @@
-"""Secrets stay out of logs: by name, by value and by shape."""
+"""Masking of secrets: by field name, by registered value and by form."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_registered_secrets_are_masked_everywhere() -> None:
     assert mask_secrets("login with hunter22-registered!") == f"login with {MASK}!"
     assert mask_secrets({"note": ["x", {"y": "ahunter22-registeredb"}]}) == {"note": ["x", {"y": f"a{MASK}b"}]}
     assert mask_secrets("hunter22-registered-long-version") == MASK
-    assert mask_secrets("short") == "short"  # Too short to hide everywhere without hiding ordinary words.
+    assert mask_secrets("short") == "short"  # Too short: masking it would mask ordinary words.
 
 
 def test_secrets_in_sets_and_tuples_are_masked() -> None:

@@ -1,4 +1,4 @@
-"""Statistics in bounded memory, held against exact ones."""
+"""Statistics in bounded memory, compared with exact ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`@tool` where hints are text (`from __future__ import annotations`), and the names in them may be anywhere."""
+"""`@tool` with text hints (`from __future__ import annotations`), whose names may be defined anywhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How text is taken apart for a search."""
+"""Text search: words and passages."""
 
 from __future__ import annotations
 

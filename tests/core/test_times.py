@@ -1,4 +1,4 @@
-"""When things are to happen, as people and cron say it."""
+"""Delays, ISO times, time zones and cron expressions."""
 
 from __future__ import annotations
 

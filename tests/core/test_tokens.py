@@ -1,4 +1,4 @@
-"""How near the estimate is to the exact count, on the kinds of text that tools return."""
+"""Token counts: the estimate compared with the exact count, on the kinds of text that tools return."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The quick way from a type hint to JSON Schema, held against pydantic's own."""
+"""JSON Schemas of type hints, compared with those of pydantic."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ json_values = st.recursive(
 
 
 def _inlined(schema: Any, definitions: Mapping[str, Any]) -> Any:
-    """Pydantic's schema without titles, and with each definition in its place."""
+    """Returns pydantic's schema without titles, with every definition inlined."""
     if isinstance(schema, list):
         return [_inlined(item, definitions) for item in schema]
     if not isinstance(schema, dict):
@@ -104,7 +104,7 @@ def _inlined(schema: Any, definitions: Mapping[str, Any]) -> Any:
     if "$ref" in schema:
         beside = {key: value for key, value in schema.items() if key not in ("$ref", "$defs", "title")}
         return {**_inlined(definitions[schema["$ref"].removeprefix("#/$defs/")], definitions), **beside}
-    if len(schema.get("enum", ())) == 1:  # Pydantic writes a choice of one in either way, by its version.
+    if len(schema.get("enum", ())) == 1:  # Versions of pydantic write a single choice differently.
         schema = {"const": schema["enum"][0], **{key: value for key, value in schema.items() if key != "enum"}}
     return {
         key: value if key in ("default", "const", "enum", "examples") else _inlined(value, definitions)
@@ -117,12 +117,12 @@ def _by_pydantic(hint: Any) -> Any:
     try:
         schema = TypeAdapter(hint).json_schema()
     except (SchemaError, TypeError, PydanticUserError):
-        reject()  # It makes no sense to begin with: an integer above 0.5.
+        reject()  # Such hints make no sense: an integer above 0.5.
     return schema
 
 
 def _same(first: Any, second: Any) -> bool:
-    """Equal as JSON: `1`, `1.0` and `true` are three things."""
+    """Whether two schemas are equal as JSON: `1` and `true` differ."""
     if isinstance(first, Mapping) and isinstance(second, Mapping):
         return first.keys() == second.keys() and all(_same(first[key], second[key]) for key in first)
     if isinstance(first, list) and isinstance(second, list):

@@ -1,4 +1,4 @@
-"""4.2: the cache. Equal calls run once; failures never stay; a broken cache costs nothing but the hit."""
+"""SPEC 4.2, the cache: equal calls run once, failures are not cached, and a broken cache fails no call."""
 
 from __future__ import annotations
 
@@ -232,7 +232,7 @@ async def test_configuration_can_turn_a_tools_cache_off() -> None:
 
 
 class BlockedTool:
-    """A cached tool that runs until it is let go."""
+    """A cached tool that runs until it is released."""
 
     def __init__(self, *, cache: float = 60) -> None:
         self.runs = 0
@@ -250,7 +250,7 @@ class BlockedTool:
 
 
 async def followers(ts: Toolspace, count: int, **more: Any) -> list[asyncio.Task[Any]]:
-    """Calls that wait for the one that runs."""
+    """Starts calls that wait for the running call."""
     tasks = [asyncio.create_task(ts.call("look_up", **more)) for _ in range(count)]
     for _ in range(3):
         await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""One call through the public door: what comes back, whatever the tool does."""
+"""Calls through the public API: results, events, streams and exceptions."""
 
 from __future__ import annotations
 
@@ -327,7 +327,7 @@ def test_import_is_light() -> None:
 
 
 class Stop(BaseException):
-    """Not an Exception, as some libraries derive theirs."""
+    """Derives from BaseException, as errors of some libraries do."""
 
 
 @pytest.mark.spec("1.6")

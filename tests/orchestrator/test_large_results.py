@@ -1,4 +1,4 @@
-"""4.6, 4.7 and 3.33: large results are stored, given back as handles, and read back in parts by their owner."""
+"""SPEC 4.6, 4.7 and 3.33: large results are stored, replaced by handles, and read back by their owner."""
 
 from __future__ import annotations
 
@@ -389,7 +389,7 @@ async def test_images_next_to_a_large_text_are_kept() -> None:
 
 
 class Pausing(MemoryOutputs):
-    """Stores when it is let."""
+    """An output store that waits for permission to write."""
 
     def __init__(self) -> None:
         super().__init__(ttl=60)

@@ -1,4 +1,4 @@
-"""Tools of its own above those of another orchestrator."""
+"""Layered orchestrators: tools on top of those of a parent."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ from toolspace.orchestrator.stage import CallHandler, StageContext
 
 @tool
 async def low() -> str:
-    """Below."""
+    """A tool of the parent."""
     return "low"
 
 
 @tool
 async def high() -> str:
-    """Above."""
+    """A tool of the layer."""
     return "high"
 
 
 @tool(name="both")
 async def both_low() -> str:
-    """Below."""
+    """A tool of the parent."""
     return "low"
 
 
 @tool(name="both")
 async def both_high() -> str:
-    """Above."""
+    """A tool of the layer."""
     return "high"
 
 
@@ -73,39 +73,39 @@ def names(ts: Toolspace) -> list[str]:
 
 
 async def test_names_of_a_layer_win_and_the_parents_other_tools_remain() -> None:
-    async with Toolspace([low, both_low]) as below, Toolspace([high, both_high], parent=below) as above:
-        assert names(above) == ["both", "high", "low"]
-        assert names(below) == ["both", "low"]
-        assert [(await above.call(name)).result for name in ("low", "high", "both")] == ["low", "high", "high"]
-        assert (await below.call("both")).result == "low"
+    async with Toolspace([low, both_low]) as parent, Toolspace([high, both_high], parent=parent) as layer:
+        assert names(layer) == ["both", "high", "low"]
+        assert names(parent) == ["both", "low"]
+        assert [(await layer.call(name)).result for name in ("low", "high", "both")] == ["low", "high", "high"]
+        assert (await parent.call("both")).result == "low"
 
 
 async def test_a_name_that_a_layer_removes_is_the_parents_again() -> None:
-    async with Toolspace([both_low]) as below, Toolspace([both_high], parent=below) as above:
-        above.remove_tool("both")
-        assert (await above.call("both")).result == "low"
-        above.add_tool(both_high)
-        assert (await above.call("both")).result == "high"
-        assert names(above) == ["both"]
+    async with Toolspace([both_low]) as parent, Toolspace([both_high], parent=parent) as layer:
+        layer.remove_tool("both")
+        assert (await layer.call("both")).result == "low"
+        layer.add_tool(both_high)
+        assert (await layer.call("both")).result == "high"
+        assert names(layer) == ["both"]
 
 
 async def test_tools_added_to_the_parent_later_are_inherited() -> None:
-    async with Toolspace() as below, Toolspace([high], parent=below) as above:
-        below.add_tool(low)
-        assert (await above.call("low")).result == "low"
-        below.remove_tool("low")
-        assert (await above.call("low")).error_kind == "unknown_tool"
+    async with Toolspace() as parent, Toolspace([high], parent=parent) as layer:
+        parent.add_tool(low)
+        assert (await layer.call("low")).result == "low"
+        parent.remove_tool("low")
+        assert (await layer.call("low")).error_kind == "unknown_tool"
 
 
 async def test_a_namespace_of_a_layer_hides_the_same_namespace_of_the_parent() -> None:
     async with (
-        Toolspace(providers=[Notes("read", "write")]) as below,
-        Toolspace(providers=[Notes("read")], parent=below) as above,
-        Toolspace([high], parent=below) as other,
+        Toolspace(providers=[Notes("read", "write")]) as parent,
+        Toolspace(providers=[Notes("read")], parent=parent) as layer,
+        Toolspace([high], parent=parent) as other,
     ):
-        assert names(above) == ["notes__read"]
+        assert names(layer) == ["notes__read"]
         assert names(other) == ["high", "notes__read", "notes__write"]
-        assert above.orchestrator.instructions() == "## notes\nNotes of read."
+        assert layer.orchestrator.instructions() == "## notes\nNotes of read."
         assert other.orchestrator.instructions() == "## notes\nNotes of read, write."
         result = await other.call("notes__write")
         assert (result.result, result.kind, result.namespace) == ("write", "notes", "notes")
@@ -134,17 +134,17 @@ async def test_queues_caches_rules_and_policies_of_the_parent_apply() -> None:
         queues={"narrow": QueueSpec(concurrent=1)}, overrides={"both": ToolRules(enabled=False)}, policies=[NotLow()]
     )
     async with (
-        Toolspace([slow, low, both_low], settings=settings) as below,
-        Toolspace([high], parent=below) as above,
-        Toolspace(parent=below) as other,
+        Toolspace([slow, low, both_low], settings=settings) as parent,
+        Toolspace([high], parent=parent) as layer,
+        Toolspace(parent=parent) as other,
     ):
-        await asyncio.gather(*(ts.call("slow", {"n": n}) for ts in (above, other, below) for n in (1, 2, 3)))
+        await asyncio.gather(*(ts.call("slow", {"n": n}) for ts in (layer, other, parent) for n in (1, 2, 3)))
         assert (ran, most) == (3, 1)
-        assert [(await above.call(name)).error_kind for name in ("low", "high")] == ["not_permitted"] * 2
-        assert (await above.call("both")).error_kind == "unknown_tool"
-        assert names(above) == ["slow"]
-        below.orchestrator.configure(policies=())
-        assert [(await above.call(name)).result for name in ("low", "high")] == ["low", "high"]
+        assert [(await layer.call(name)).error_kind for name in ("low", "high")] == ["not_permitted"] * 2
+        assert (await layer.call("both")).error_kind == "unknown_tool"
+        assert names(layer) == ["slow"]
+        parent.orchestrator.configure(policies=())
+        assert [(await layer.call(name)).result for name in ("low", "high")] == ["low", "high"]
 
 
 async def test_subscribers_of_the_parent_see_the_calls_of_its_layers() -> None:
@@ -158,17 +158,17 @@ async def test_subscribers_of_the_parent_see_the_calls_of_its_layers() -> None:
 
         return run
 
-    async with Toolspace([low]) as below, Toolspace([high], parent=below) as above:
-        below.bus.subscribe(lambda event: tool_names.append(event.tool_name), EventType.TOOL_CALL_COMPLETED)
-        await above.call("high")
-        remove = below.orchestrator.add_stage(stage)
-        await above.call("low")
-        await above.call("high")
+    async with Toolspace([low]) as parent, Toolspace([high], parent=parent) as layer:
+        parent.bus.subscribe(lambda event: tool_names.append(event.tool_name), EventType.TOOL_CALL_COMPLETED)
+        await layer.call("high")
+        remove = parent.orchestrator.add_stage(stage)
+        await layer.call("low")
+        await layer.call("high")
         remove()
-        await above.call("high")
+        await layer.call("high")
         assert tool_names == ["high", "low", "high", "high"]
         assert around == ["low", "high"]
-        assert [record.tool for record in below.orchestrator.call_log.recent] == tool_names
+        assert [record.tool for record in parent.orchestrator.call_log.recent] == tool_names
 
 
 async def test_a_parent_cancels_calls_of_its_layers_and_closing_a_layer_leaves_it_open() -> None:
@@ -180,14 +180,14 @@ async def test_a_parent_cancels_calls_of_its_layers_and_closing_a_layer_leaves_i
         reached.set()
         await asyncio.Event().wait()
 
-    async with Toolspace([low]) as below:
-        async with Toolspace([hang], parent=below) as above:
-            calling = asyncio.create_task(above.call("hang", call_id="call_1"))
+    async with Toolspace([low]) as parent:
+        async with Toolspace([hang], parent=parent) as layer:
+            calling = asyncio.create_task(layer.call("hang", call_id="call_1"))
             await reached.wait()
-            assert below.cancel("call_1")
+            assert parent.cancel("call_1")
             assert (await calling).error_kind == "canceled"
-        assert (await above.call("low")).error_kind == "canceled"
-        assert (await below.call("low")).result == "low"
+        assert (await layer.call("low")).error_kind == "canceled"
+        assert (await parent.call("low")).result == "low"
 
 
 async def test_a_function_of_a_layer_calls_tools_of_its_parent() -> None:
@@ -196,9 +196,9 @@ async def test_a_function_of_a_layer_calls_tools_of_its_parent() -> None:
         """Calls both."""
         return [(await context.call("low")).result, (await context.call("high")).result]
 
-    async with Toolspace([low]) as below, Toolspace([high, twice], parent=below) as above:
-        assert (await above.call("twice")).result == ["low", "high"]
-        run = above.run()
+    async with Toolspace([low]) as parent, Toolspace([high, twice], parent=parent) as layer:
+        assert (await layer.call("twice")).result == ["low", "high"]
+        run = layer.run()
         await run.call("twice")
         node = run.trace.children[0].children[0]
         assert [child.name for child in node.children] == ["low", "high"]
@@ -206,21 +206,21 @@ async def test_a_function_of_a_layer_calls_tools_of_its_parent() -> None:
 
 async def test_tools_of_the_same_name_in_layers_do_not_share_a_cache() -> None:
     @tool(name="same", cache=60.0)
-    async def below_tool() -> str:
-        """Below."""
-        return "below"
+    async def parent_tool() -> str:
+        """A tool of the parent."""
+        return "parent"
 
     @tool(name="same", cache=60.0)
-    async def above_tool() -> str:
-        """Above."""
-        return "above"
+    async def layer_tool() -> str:
+        """A tool of the layer."""
+        return "layer"
 
-    async with Toolspace([below_tool]) as below, Toolspace([above_tool], parent=below) as above:
-        assert [(await ts.call("same")).result for ts in (below, above, below, above)] == ["below", "above"] * 2
+    async with Toolspace([parent_tool]) as parent, Toolspace([layer_tool], parent=parent) as layer:
+        assert [(await ts.call("same")).result for ts in (parent, layer, parent, layer)] == ["parent", "layer"] * 2
 
 
 @pytest.mark.spec("4.9")
 async def test_a_search_in_a_layer_finds_the_tools_of_both() -> None:
-    async with Toolspace([low]) as below, Toolspace([high], parent=below) as above:
-        matches = {match.name for match, _ in above.search("above below", 10)}
+    async with Toolspace([low]) as parent, Toolspace([high], parent=parent) as layer:
+        matches = {match.name for match, _ in layer.search("layer parent", 10)}
         assert {"low", "high"} <= matches

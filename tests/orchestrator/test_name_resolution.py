@@ -1,4 +1,4 @@
-"""Section 2 through the public door: full names, what else resolves, and what is recorded."""
+"""SPEC 2: full names, aliases, bare names, and unknown names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SCHEMA = {"type": "object", "properties": {"q": {"type": "string"}}, "required":
 
 
 class Echo(ToolProvider):
-    """A provider whose tools say their own name."""
+    """A provider whose tools return their own name."""
 
     kind = "echo"
 
@@ -126,7 +126,7 @@ async def test_a_bare_name_that_several_offer_or_whose_arguments_do_not_fit_is_n
     other = {"type": "object", "properties": {"other": {"type": "string"}}, "required": ["other"]}
     providers = [Echo("a", "search"), Echo("b", "search", schema=other), Echo("c", "only")]
     async with Toolspace(providers=providers) as ts:
-        several = await ts.call("search", {"q": "x"})  # Of one of them only the arguments fit; that is no choice.
+        several = await ts.call("search", {"q": "x"})  # The arguments fit only one of them, but that does not decide.
         misfit = await ts.call("only", {"wrong": 1})
         fits = await ts.call("only", {"q": "x"})
     assert several.error_kind == misfit.error_kind == "unknown_tool"

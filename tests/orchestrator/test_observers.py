@@ -1,4 +1,4 @@
-"""What may be put around every call and told of every run, after the orchestrator was made."""
+"""Added stages and listeners of runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ async def add(a: int, b: int) -> int:
 
 
 class Watch:
-    """A stage that notes what passes."""
+    """A stage that records the calls that pass it."""
 
     def __init__(self, name: str, notes: list[str]) -> None:
         self._name = name

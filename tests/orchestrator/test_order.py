@@ -1,4 +1,4 @@
-"""4.1: the order of the stages, seen from outside: of two stages that would both act, the earlier one does."""
+"""SPEC 4.1, the order of the stages: if two stages would act on a call, the earlier one does."""
 
 from __future__ import annotations
 

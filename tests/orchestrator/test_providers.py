@@ -1,4 +1,4 @@
-"""3.1 and 3.2: providers come and go, fail alone, and are filtered by their rules."""
+"""SPEC 3.1 and 3.2: providers are added and removed, fail alone, and are filtered by rules."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from toolspace.testing import EventRecorder
 
 
 class Flaky(Echo):
-    """Cannot start until it is mended."""
+    """A provider that cannot start while `broken` is true."""
 
     def __init__(self, namespace: str = "flaky") -> None:
         super().__init__(namespace)
@@ -265,7 +265,7 @@ async def test_overrides_hold_key_by_key_and_the_most_specific_wins() -> None:
 
 
 class Hanging(Echo):
-    """Never gets ready."""
+    """A provider whose start never ends."""
 
     def __init__(self, namespace: str = "hanging") -> None:
         super().__init__(namespace)

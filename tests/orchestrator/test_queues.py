@@ -1,4 +1,4 @@
-"""4.3: queues. First come, first served; cancellation gives the place up; no call waits for its own ancestors."""
+"""SPEC 4.3, queues: first in, first out; canceled calls leave; a call never waits for its own ancestors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from toolspace.testing import EventRecorder
 
 
 class Gate:
-    """A tool body that runs until it is let through, and knows how many were inside at once."""
+    """A tool body that waits until it is released, and counts how many calls are inside at once."""
 
     def __init__(self) -> None:
         self.inside = 0
@@ -125,7 +125,7 @@ async def test_a_slot_of_a_call_cancelled_at_that_moment_goes_to_the_next() -> N
     second, third = (asyncio.create_task(queue.acquire()) for _ in range(2))
     await asyncio.sleep(0)
     slot.release()
-    second.cancel()  # In the same moment in which the slot was given to it.
+    second.cancel()  # In the same moment in which it gets the slot.
     await asyncio.gather(second, return_exceptions=True)
     lease = await asyncio.wait_for(third, 5)
     lease.release()
@@ -282,7 +282,7 @@ async def test_an_unknown_queue_is_an_error_that_names_the_known() -> None:
 
 
 async def test_a_call_interrupted_from_inside_its_parent_releases_its_slot() -> None:
-    """A call that cancels itself is interrupted without its task being cancelled, wherever below it waits."""
+    """A call that cancels itself is interrupted without cancelling its task, in whichever child call it waits."""
     gate = Gate()
 
     @tool(queue="q")
@@ -313,7 +313,7 @@ async def test_a_call_that_was_just_admitted_is_not_counted_as_waiting() -> None
     second = asyncio.create_task(queue.acquire())
     await asyncio.sleep(0)
     assert queue.waiting == 1
-    slot.release()  # The second is let in, and has not moved yet.
+    slot.release()  # The second call is admitted, but its task has not run yet.
     assert queue.waiting == 0
     third = asyncio.create_task(queue.acquire())
     (await second).release()
@@ -378,6 +378,6 @@ async def test_a_slot_released_on_one_event_loop_reaches_a_call_on_another() -> 
     second = asyncio.create_task(asyncio.to_thread(asyncio.run, call(2)))
     assert (await first).ok
     assert (await second).result == 2
-    # Told by the other loop, not woken by its own clock.
+    # The other loop woke it, not its own timeout.
     assert ts.orchestrator.call_log.recent[-1].queue_wait_ms < 9_000
     assert (queue.active, queue.waiting) == (0, 0)

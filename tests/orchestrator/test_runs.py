@@ -1,4 +1,4 @@
-"""Runs: limits per turn, the operation tree, policies, events in order, and the books."""
+"""Runs: limits per turn, traces, policies, the order of events, and the call log."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def test_the_limits_of_a_run_come_from_the_settings() -> None:
 
 
 class OnlyFor:
-    """A policy: one tool for one user."""
+    """A policy that allows one tool to one user only."""
 
     def __init__(self, tool: str, user: str) -> None:
         self.rule = f"{tool} is for {user}"

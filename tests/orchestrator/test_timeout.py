@@ -1,4 +1,4 @@
-"""4.4 and 4.5: time-outs and cancellation that really stop what runs."""
+"""SPEC 4.4 and 4.5: timeouts and cancellation really stop what runs."""
 
 from __future__ import annotations
 
@@ -268,7 +268,7 @@ async def test_a_call_that_cancels_itself_ends_where_it_next_waits() -> None:
     ts = Toolspace(tools=[suicidal])
     async with ts:
         result = await ts.call("suicidal")
-        await asyncio.sleep(0)  # The caller's own next await is not hit.
+        await asyncio.sleep(0)  # The caller's own next await is not cancelled.
     assert result.error_kind == "canceled"
     assert reached == ["still running"]
 
@@ -357,7 +357,7 @@ async def test_closing_a_toolspace_ends_its_calls() -> None:
 
 
 class SlowOutputs(MemoryOutputs):
-    """A store that says when it is written to, and does not come back."""
+    """An output store that signals a write and then never returns."""
 
     def __init__(self) -> None:
         super().__init__(ttl=60)
@@ -434,7 +434,7 @@ async def test_a_call_can_be_canceled_while_it_stores_its_result_or_reads_the_ca
 
 
 async def test_a_tools_own_task_group_does_not_start_the_grace_period(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A group cancels its own task and takes it back, and waits for its children in between."""
+    """A task group cancels its own task, waits for its children, and withdraws the cancellation."""
     monkeypatch.setattr(deadline, "GRACE_SECONDS", 0.02)
 
     async def linger() -> None:
@@ -614,7 +614,7 @@ async def test_a_thread_can_cancel_a_call() -> None:
     async with ts:
         # Nothing else happens on the loop: only the thread can wake it.
         result = await ts.call("stop")
-        assert entered.wait(10)  # It may still be on its way there
+        assert entered.wait(10)  # It may not have started yet
         release.set()
     assert result.error_kind == "canceled"
 

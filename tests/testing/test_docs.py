@@ -1,4 +1,4 @@
-"""docs/providers.md shows what runs: its code, its configuration and its declaration are real."""
+"""The code, the configuration and the declaration in docs/providers.md work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""3.1: one contract for all providers, run over the ones here; and it finds the faults that providers have."""
+"""SPEC 3.1: the provider contract passes for all providers here, and fails for providers with faults."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class TestNotes(ProviderContract):
 
 @pytest.mark.spec("3.1")
 class TestMounted(TestNotes):
-    """As configuration mounts it."""
+    """The provider as a configuration creates it."""
 
     @pytest.fixture
     def provider(self, tmp_path: Path) -> ToolProvider:
@@ -105,7 +105,7 @@ class TestInternal(ProviderContract):
 
 
 class Sound(ToolProvider):
-    """A provider without a fault, for others to have one."""
+    """A provider without faults; subclasses have one fault each."""
 
     kind = namespace = "sound"
 
@@ -183,7 +183,7 @@ class Stubborn(Sound):
 
 
 class LateList(Sound):
-    """Has its list only once it has started, and tells nobody: it is asked again then."""
+    """Knows its tools only after its start, and does not call `notify_changed`."""
 
     ready = False
 

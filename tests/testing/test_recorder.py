@@ -1,4 +1,4 @@
-"""The recorder and the clock that tests of extensions use."""
+"""The event recorder and the fake clock."""
 
 from __future__ import annotations
 
