@@ -1,15 +1,16 @@
-"""Agents that live in a process, without HTTP: for tests of their cycles."""
+"""Runs agents in the test's process, without HTTP, and reads what they did from the database."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 from toolspace import Tool, Toolspace
-from toolspace.agents.agent import Agent
-from toolspace.agents.host import AgentHost, entity_id_for
+from toolspace.agents.agent import Agent, entity_id_for
+from toolspace.agents.host import AgentHost
 from toolspace.agents.prebuilt.provider import PrebuiltProvider
 from toolspace.agents.subagent_runs import StoredRunRecorders
 from toolspace.agents.task_tools import TaskToolProvider
@@ -30,109 +31,101 @@ from toolspace.storage.queries import entities, events, inbox, messages, runs, s
 from toolspace.storage.queries.sessions import HistoryTurn
 
 
-class Village:
-    """One agent or more, a person, and a space that all of them are in."""
+class AgentHarness:
+    """Running agents, a person, and a space that all of them are members of."""
 
-    def __init__(self, ledger: Ledger, desk: PendingCalls, residents: AgentHost, names: Sequence[str]) -> None:
+    def __init__(self, ledger: Ledger, pending_calls: PendingCalls, host: AgentHost, names: Sequence[str]) -> None:
         self.ledger = ledger
-        self.desk = desk
-        self.residents = residents
+        self.pending_calls = pending_calls
+        self.host = host
         self.agents = [entity_id_for(name) for name in names]
         self.agent = self.agents[0]
         self.person, self.space = "ent_person", "spc_room"
 
-    async def settle_in(self) -> None:
+    async def create_space(self) -> None:
         await self.ledger.write(entities.create_entity, self.person, "human", "Husam", {})
         await self.ledger.write(entities.create_space, self.space, "Room", {})
         for entity in (self.person, *self.agents):
             await self.ledger.write(entities.add_member, self.space, entity)
 
-    async def say(self, text: str, *, sender: str | None = None) -> Message:
+    # Triggers
+
+    async def send_message(self, text: str, *, sender: str | None = None) -> Message:
         return await self.ledger.commit(messaging.send_message, self.space, sender or self.person, text)
 
-    async def push(self, data: Any, *, type: Any = "service", agent: str | None = None) -> None:
+    async def push_event(self, data: Any, *, type: Any = "service", agent: str | None = None) -> None:
         agent = agent or self.agent
         await self.ledger.write(inbox.add, agent, new_id("evt"), type, data, priority=2)
         self.ledger.waiters.wake(f"inbox:{agent}")
 
-    async def runs(self, agent: str | None = None) -> list[RunRecord]:
-        """Oldest first."""
-        return (await self.ledger.read(runs.list_runs, agent_entity_id=agent or self.agent))[::-1]
+    async def submit(self, call_id: str, result: Any, **options: Any) -> Any:
+        return await self.pending_calls.submit(Submission(call_id=call_id, result=result, **options))
 
-    async def until(self, look: Callable[[], Any]) -> Any:
-        """Waits until something is true, looking whenever anything happens to a run or a message."""
-        async with await self.ledger.hub.subscribe(f"space:{self.space}", after=0) as reader:
-            while not (found := await look()):
-                async for _ in reader:
-                    break
-        return found
+    # Waiting
 
-    async def run_ended(self, count: int = 1, agent: str | None = None) -> RunRecord:
-        """Waits until so many runs of the agent have ended; gives the last of them."""
+    async def wait_for_run(self, count: int = 1, agent: str | None = None) -> RunRecord:
+        """Waits until so many runs of the agent have ended. Returns the last of them."""
         while True:
-            ended = [run for run in await self.runs(agent) if run.status in ENDED_RUN]
-            if len(ended) >= count:
-                await self.quiet()
-                return ended[count - 1]
-            await self._news(agent or self.agent)
+            ended_runs = [run for run in await self.runs(agent) if run.status in ENDED_RUN]
+            if len(ended_runs) >= count:
+                await self.wait_until_idle()
+                return ended_runs[count - 1]
+            await asyncio.sleep(0.01)
 
-    async def paused(self, count: int = 1, agent: str | None = None) -> RunRecord:
-        """Waits until so many runs wait for results, and nobody thinks; gives the latest of them."""
+    async def wait_for_paused_run(self, count: int = 1, agent: str | None = None) -> RunRecord:
+        """Waits until so many runs wait for results, and no session is active. Returns the latest of them."""
         while True:
-            waiting = [run for run in await self.runs(agent) if run.status == "waiting_tool"]
-            if len(waiting) >= count:
-                await self.quiet()
-                return waiting[-1]
-            await self._news(agent or self.agent)
+            paused_runs = [run for run in await self.runs(agent) if run.status == "waiting_tool"]
+            if len(paused_runs) >= count:
+                await self.wait_until_idle()
+                return paused_runs[-1]
+            await asyncio.sleep(0.01)
 
-    async def quiet(self) -> None:
-        """Waits until nobody thinks."""
-        import asyncio
-
-        while self.residents.scheduler.active_count:  # noqa: ASYNC110 - nobody tells of it
+    async def wait_until_idle(self) -> None:
+        """Waits until no session is active."""
+        while self.host.scheduler.active_count:  # noqa: ASYNC110 - there is no event for it
             await asyncio.sleep(0.005)
 
-    async def _news(self, agent: str) -> None:
-        import asyncio
-
-        await asyncio.sleep(0.01)
-
-    async def seen(self, run_id: str, type: str) -> StoredEvent:
-        """Waits until something happened in a run."""
-        async with await self.ledger.hub.subscribe(f"run:{run_id}", after=0) as reader:
-            async for batch in reader:
+    async def wait_for_event(self, run_id: str, type: str) -> StoredEvent:
+        """Waits for an event on the stream of a run."""
+        async with await self.ledger.hub.subscribe(f"run:{run_id}", after=0) as subscription:
+            async for batch in subscription:
                 for event in batch:
                     if event.type == type:
                         return event
         raise AssertionError("the stream ended")
 
-    async def submit(self, call_id: str, result: Any, **options: Any) -> Any:
-        return await self.desk.submit(Submission(call_id=call_id, result=result, **options))
+    async def wait_for_open_call(self) -> Any:
+        """Waits until a call needs a result from outside. Returns it."""
+        while not (open_calls := await self.open_calls()):  # noqa: ASYNC110 - other processes open calls, too
+            await asyncio.sleep(0.01)
+        return open_calls[0]
+
+    # What is stored
+
+    async def runs(self, agent: str | None = None) -> list[RunRecord]:
+        """The runs of the agent, oldest first."""
+        return (await self.ledger.read(runs.list_runs, agent_entity_id=agent or self.agent))[::-1]
 
     async def calls(self, run_id: str) -> list[Any]:
         return await self.ledger.read(call_rows.list_calls, run_id=run_id)
 
-    async def until_asked(self) -> Any:
-        """Waits until someone else has to answer a call; gives it."""
-        while not (asked := await self.open_calls()):
-            await self._news(self.agent)
-        return asked[0]
-
     async def open_calls(self) -> list[Any]:
-        """Calls that someone else has to answer."""
+        """The calls that need a result from outside."""
         return await self.ledger.read(call_rows.list_calls, statuses=("waiting", "pending"))
 
     async def messages(self) -> list[Message]:
-        """All messages of the space, oldest first, whatever became of them."""
+        """All messages of the space, oldest first, with every status."""
         return (await self.ledger.read(messages.list_latest, self.space, limit=500))[0]
 
-    async def said(self, sender: str | None = None) -> list[str]:
-        """What was said in the space, oldest first; by one, if they are named."""
-        found, _ = await self.ledger.read(messages.list_latest, self.space, limit=500)
+    async def sent_texts(self, sender: str | None = None) -> list[str]:
+        """The texts of the complete messages in the space, oldest first; only those of `sender`, if it is given."""
         return [
-            one.content
-            for one in found
-            if one.kind == "message" and one.status == "complete" and (sender is None or one.sender_id == sender)
+            message.content
+            for message in await self.messages()
+            if message.kind == "message"
+            and message.status == "complete"
+            and (sender is None or message.sender_id == sender)
         ]
 
     async def inbox(self, agent: str | None = None) -> list[InboxEvent]:
@@ -141,8 +134,8 @@ class Village:
     async def history(self, agent: str | None = None) -> list[HistoryTurn]:
         return await self.ledger.read(sessions.list_turns, agent or self.agent)
 
-    async def token(self) -> int:
-        """How often the session of the first agent was taken."""
+    async def lease_token(self) -> int:
+        """The token of the first agent's session: how often its lease was acquired."""
         session = await self.ledger.read(sessions.find, self.agent)
         return session.token if session is not None else 0
 
@@ -150,34 +143,44 @@ class Village:
         return await self.ledger.read(events.list_after, stream, 0, 5000)
 
 
+class CallId:
+    """The handle of a call that has an id and no limits."""
+
+    run = None
+    allowed_seconds = float("inf")
+
+    def __init__(self, id: str) -> None:
+        self.id = id
+
+
 def agent(name: str, model: Model, *, tools: Sequence[Any] = (), system: str = "", **spec: Any) -> Agent:
-    """An agent of configuration, with a model of the test."""
-    made = Agent.from_spec(AgentSpec(name=name, system=system, **spec))
-    made.model, made.tools = model, tuple(tools)
-    return made
+    """An agent of configuration, with a model and tools of the test."""
+    configured = Agent.from_spec(AgentSpec(name=name, system=system, **spec))
+    configured.model, configured.tools = model, tuple(tools)
+    return configured
 
 
 @asynccontextmanager
-async def village(
+async def run_agents(
     database: Database,
     *agents: Agent,
     tools: Sequence[Tool | Callable[..., Any]] = (),
-    folder: Path,
+    session_dir: Path,
     wakeups: WakeUps | None = None,
-    owns: bool = True,
+    closes_database: bool = False,
     context: ToolContext | None = None,
     names: Sequence[str] = (),
     **options: Any,
-) -> AsyncIterator[Village]:
-    """`names`: of agents that are known already, where none lives in this process."""
+) -> AsyncIterator[AgentHarness]:
+    """Runs agents until the end of the block. `names`: those of stored agents, if this process has none."""
     async with AsyncExitStack() as stack:
         ledger = Ledger(database, wakeups)
-        if owns:
+        if closes_database:
             stack.push_async_callback(ledger.aclose)
         sweeper = await stack.enter_async_context(Sweeper(ledger, worker_grace=0.2))
-        desk = PendingCalls(ledger)
-        desk.on_timer_started = sweeper.wake
-        stack.push_async_callback(desk.aclose)
+        pending_calls = PendingCalls(ledger)
+        pending_calls.on_timer_started = sweeper.wake
+        stack.push_async_callback(pending_calls.aclose)
         ts = Toolspace(tools=tools, context=context)
         ts.orchestrator.register(PrebuiltProvider())
         ts.orchestrator.register(TaskToolProvider())
@@ -186,11 +189,10 @@ async def village(
         ts.orchestrator.add_stage(recorder.stage)
         await stack.enter_async_context(ts)
         ledger.on_stop_call = ts.cancel
-        crew = ts.agents
-        crew.add(agents)
-        crew.run_recorders = StoredRunRecorders(desk)
-        residents = AgentHost(desk, crew, session_dir=folder, **options)
-        made = Village(ledger, desk, residents, names or [one.name for one in agents])
-        await stack.enter_async_context(residents)
-        await made.settle_in()
-        yield made
+        ts.agents.add(agents)
+        ts.agents.run_recorders = StoredRunRecorders(pending_calls)
+        host = AgentHost(pending_calls, ts.agents, session_dir=session_dir, **options)
+        harness = AgentHarness(ledger, pending_calls, host, names or [agent.name for agent in agents])
+        await stack.enter_async_context(host)
+        await harness.create_space()
+        yield harness

@@ -1,4 +1,4 @@
-"""One kind of database alone, for what does not depend on it."""
+"""A fixture for tests whose behaviour does not depend on the kind of database."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from toolspace.storage.database import Database
 async def sqlite(tmp_path: Path) -> AsyncIterator[Database]:
     from toolspace.storage.sqlite.database import SqliteDatabase
 
-    opened = await SqliteDatabase.open(tmp_path / "toolspace.db")
+    database = await SqliteDatabase.open(tmp_path / "toolspace.db")
     try:
-        yield opened
+        yield database
     finally:
-        await opened.aclose()
+        await database.aclose()

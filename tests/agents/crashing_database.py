@@ -1,4 +1,4 @@
-"""A database of a process that dies, in the middle of the test's own process: from then on it writes nothing."""
+"""The database of a process that dies, within the test's own process: after the crash it writes nothing."""
 
 from __future__ import annotations
 
@@ -13,29 +13,30 @@ from toolspace.storage.queries import deferred_writes
 T = TypeVar("T")
 
 
-class Mortal(Database):
-    """Another database, until it dies: at once, or with one of its next writes."""
+class CrashingDatabase(Database):
+    """Wraps a database until it crashes: at once, or with one of the next writes."""
 
-    def __init__(self, within: Database) -> None:
-        self._within = within
-        self._left: int | None = None
-        self._lost = False
-        self.is_shared = within.is_shared
-        self.dead = asyncio.Event()
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._writes_until_crash: int | None = None
+        self._loses_last_write = False
+        self.is_shared = database.is_shared
+        self.has_crashed = asyncio.Event()
 
-    def die(self) -> None:
-        self.dead.set()
+    def crash(self) -> None:
+        self.has_crashed.set()
 
-    def die_at(self, write: int, *, lost: bool) -> None:
-        """With this write of those to come. `lost`: it does not happen any more; else nobody is told that it did.
+    def crash_at_write(self, number: int, *, loses_write: bool) -> None:
+        """Crashes with the write of that number from now on. `loses_write`: it is not committed; otherwise it is, but
+        its caller does not learn so.
 
-        The sweeper's do not count: they come when they come.
+        Writes of the sweeper do not count: their time is random.
         """
-        self._left, self._lost = write, lost
+        self._writes_until_crash, self._loses_last_write = number, loses_write
 
-    async def live(self) -> None:
-        """Returns where the process lives; else never. For what has effects outside of the database."""
-        if self.dead.is_set():
+    async def check_alive(self) -> None:
+        """Returns if the process is alive, and never returns after the crash. For effects outside of the database."""
+        if self.has_crashed.is_set():
             await asyncio.get_running_loop().create_future()
 
     async def run(
@@ -46,46 +47,46 @@ class Mortal(Database):
         deferred: Callable[[], DeferredWrites] | None = None,
         exclusive: bool = False,
     ) -> T:
-        self._check()
-        if self._left is not None and not _is_sweeping():
-            self._left -= 1
-            if self._left == 0:
-                self.die()
-                if not self._lost:
-                    await self._within.run(program, deferred=deferred, exclusive=exclusive)
-                self._check()
+        self._raise_if_crashed()
+        if self._writes_until_crash is not None and not _is_sweeper():
+            self._writes_until_crash -= 1
+            if self._writes_until_crash == 0:
+                self.crash()
+                if not self._loses_last_write:
+                    await self._database.run(program, deferred=deferred, exclusive=exclusive)
+                self._raise_if_crashed()
 
-        def tell(value: T) -> None:
-            if on_commit is not None and not self.dead.is_set():
+        def call_on_commit(value: T) -> None:
+            if on_commit is not None and not self.has_crashed.is_set():
                 on_commit(value)
 
-        return await self._within.run(program, on_commit=tell, deferred=deferred, exclusive=exclusive)
+        return await self._database.run(program, on_commit=call_on_commit, deferred=deferred, exclusive=exclusive)
 
     async def commit_deferred(
         self, deferred: DeferredT, *, on_commit: Callable[[DeferredT], None], on_doubt: Callable[[DeferredT], None]
     ) -> bool:
-        """As a program, so that it may die with it."""
+        """Runs the writes as a program, so that the process can crash with them."""
 
-        def left() -> Program[None]:
+        def resolve() -> Program[None]:
             yield from deferred_writes.resolve_calls(deferred)
 
         try:
-            await self.run(left, on_commit=lambda _: on_commit(deferred), deferred=lambda: deferred)
+            await self.run(resolve, on_commit=lambda _: on_commit(deferred), deferred=lambda: deferred)
         except StaleError:
             return False
         return True
 
     async def read(self, program: Callable[[], Program[T]]) -> T:
-        self._check()
-        return await self._within.read(program)
+        self._raise_if_crashed()
+        return await self._database.read(program)
 
     async def aclose(self) -> None: ...
 
-    def _check(self) -> None:
-        if self.dead.is_set():
+    def _raise_if_crashed(self) -> None:
+        if self.has_crashed.is_set():
             raise StorageUnavailable("this process is dead")
 
 
-def _is_sweeping() -> bool:
+def _is_sweeper() -> bool:
     task = asyncio.current_task()
     return task is not None and getattr(task.get_coro(), "__qualname__", "").startswith("Sweeper.")

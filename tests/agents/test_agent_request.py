@@ -1,4 +1,4 @@
-"""Agents without a gateway: a program asks one, and gets its answer."""
+"""Agents without a gateway: a program runs one and gets its answer."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def test_an_agent_calls_tools_and_answers() -> None:
     assert model.requests[0].turns == (UserTurn("What is 1 + 2?"),)
 
 
-async def test_a_toolspace_of_agents_works_without_async_with() -> None:
+async def test_agents_run_without_opening_the_toolspace() -> None:
     ts = Toolspace([add], agents=[Agent("ada", model=ScriptedModel([call("add", {"a": 2, "b": 2}), "4"]))])
     assert (await ts.run_agent("ada", "2 + 2?")).text == "4"
     await ts.aclose()
@@ -76,31 +76,31 @@ async def test_the_final_report_is_the_answer() -> None:
     assert result.report == report
 
 
-async def test_a_report_of_failure_is_no_answer() -> None:
+async def test_a_report_of_failure_is_an_error_result() -> None:
     report = {"status": "failure", "format": "markdown", "content": "There is no such file."}
     result = await ask(ScriptedModel([call("agent__final_report", report)]))
     assert (result.ok, result.error, result.end) == (False, "There is no such file.", "reported")
 
 
-async def test_who_listens_hears_the_model_write() -> None:
-    heard: list[str] = []
+async def test_a_listener_receives_the_output_of_the_model() -> None:
+    texts: list[str] = []
 
     def listen(part: Any) -> None:
-        heard.append(part.text if isinstance(part, TextDelta) else "")
+        texts.append(part.text if isinstance(part, TextDelta) else "")
 
     async with Toolspace(agents=[Agent("ada", model=ScriptedModel(["One two three."]))]) as ts:
         await ts.run_agent("ada", "Count.", listen=listen)
-    assert "".join(heard) == "One two three."
-    assert len(heard) > 1
+    assert "".join(texts) == "One two three."
+    assert len(texts) > 1
 
 
-async def test_an_unknown_agent_is_named_with_those_there_are() -> None:
+async def test_an_unknown_agent_is_an_error_that_lists_the_agents() -> None:
     async with Toolspace(agents=[Agent("researcher", model=ScriptedModel())]) as ts:
         with pytest.raises(ToolNotFoundError, match='there is no agent "reseacher"; did you mean "researcher"'):
             await ts.run_agent("reseacher", "Go.")
 
 
-async def test_own_tools_are_the_agents_alone_and_those_of_the_toolspace_are_there_too() -> None:
+async def test_an_agent_has_its_own_tools_and_those_of_the_toolspace() -> None:
     @tool(name="add")
     async def shout(a: int, b: int) -> str:
         """Adds loudly."""
@@ -115,17 +115,17 @@ async def test_own_tools_are_the_agents_alone_and_those_of_the_toolspace_are_the
     agent = Agent("ada", model=model, tools=[shout, whisper])
     async with Toolspace([add, fail], agents=[agent]) as ts:
         await ts.run_agent("ada", "Go.", max_steps=1)
-        model_saw = [one.name for one in model.requests[0].tools]
+        model_saw = [offered.name for offered in model.requests[0].tools]
         assert {"add", "whisper", "fail"} <= set(model_saw)
         assert model_saw.count("add") == 1
         records = {record.tool: record.status for record in ts.orchestrator.call_log.recent}
         assert records == {"add": "ok", "whisper": "ok", "fail": "failed"}
-        assert [one.name for one in ts.list_tools()] == ["add", "fail", "agent__ada"]
+        assert [offered.name for offered in ts.list_tools()] == ["add", "fail", "agent__ada"]
         assert (await ts.call("add", {"a": 1, "b": 1})).result == 2
         assert (await ts.call("whisper", {"text": "X"})).error_kind == "unknown_tool"
 
 
-async def test_an_agent_that_never_works_opens_nothing() -> None:
+async def test_an_agent_that_never_runs_opens_nothing() -> None:
     def unused(n: int) -> Agent:
         return Agent(f"idle{n}", model="openai:gpt-5", tools=[add])
 
@@ -158,19 +158,19 @@ class Broken(Model):
         (KeyError("choices"), "execution_error"),
     ],
 )
-async def test_a_model_that_does_not_answer_is_a_result(error: Exception, kind: str) -> None:
+async def test_a_model_error_is_an_error_result(error: Exception, kind: str) -> None:
     result = await ask(Broken(lambda: error))
     assert (result.ok, result.end, result.error_kind) == (False, "failed", kind)
     assert str(error) in (result.error or "")
 
 
-async def test_a_model_that_fails_in_the_middle_leaves_what_was_said() -> None:
+async def test_a_model_error_after_some_steps_keeps_the_last_text() -> None:
     script = [ModelTurn(text="Let me see.", calls=(call("add", {"a": 1, "b": 2}),)), ModelError("broken", "cut off")]
     result = await ask(ScriptedModel(script))
     assert (result.ok, result.error, result.text, result.steps) == (False, "cut off", "Let me see.", 1)
 
 
-async def test_malformed_arguments_and_unknown_tools_are_answers_to_the_model() -> None:
+async def test_the_model_reads_errors_about_malformed_arguments_and_unknown_tools() -> None:
     model = ScriptedModel(
         [
             [
@@ -191,7 +191,7 @@ async def test_malformed_arguments_and_unknown_tools_are_answers_to_the_model() 
     assert 'Tool "ad" not found; did you mean "add"' in answers(model)[2][0]
 
 
-async def test_fifty_calls_in_one_turn_run_side_by_side_and_are_answered_in_order() -> None:
+async def test_fifty_calls_in_one_turn_run_in_parallel_with_results_in_order() -> None:
     started, everyone = 0, asyncio.Event()
 
     @tool
@@ -210,27 +210,27 @@ async def test_fifty_calls_in_one_turn_run_side_by_side_and_are_answered_in_orde
     assert answers(model) == [(str(n), False) for n in range(50)]
 
 
-async def test_calls_beyond_the_limit_of_a_turn_are_refused_one_by_one() -> None:
+async def test_each_call_beyond_the_limit_of_a_turn_fails() -> None:
     model = ScriptedModel([[call("add", {"a": n, "b": 0}) for n in range(5)], "Done."])
     result = await ask(model, settings=LoopSettings(max_tool_calls_per_turn=3))
     assert result.ok
     assert [is_error for _, is_error in answers(model)] == [False] * 3 + [True] * 2
 
 
-async def test_an_endless_loop_ends_at_its_steps() -> None:
+async def test_an_endless_loop_ends_at_max_steps() -> None:
     result = await ask(ScriptedModel.loop([call("add", {"a": 1, "b": 1})]), settings=LoopSettings(max_steps=7))
     assert (result.ok, result.end, result.steps, result.error_kind) == (False, "max_steps", 7, "limit_exceeded")
     assert "loop.maxSteps" in (result.error or "")
 
 
-async def test_tools_that_keep_failing_end_it() -> None:
+async def test_calls_that_keep_failing_end_the_run() -> None:
     result = await ask(ScriptedModel.loop([call("fail", {"why": "no disk"})]), settings=LoopSettings(max_steps=500))
     assert (result.ok, result.end) == (False, "gave_up")
     assert "no disk" in (result.error or "")
     assert result.steps < 100
 
 
-async def test_a_huge_result_is_a_handle_that_the_agent_reads(tmp_path: Path) -> None:
+async def test_a_huge_result_is_stored_and_the_agent_reads_it(tmp_path: Path) -> None:
     @tool
     async def dump() -> str:
         """Says a lot."""
@@ -240,7 +240,7 @@ async def test_a_huge_result_is_a_handle_that_the_agent_reads(tmp_path: Path) ->
         turn = request.turns[-1]
         assert isinstance(turn, ResultsTurn)
         handle = turn.results[0].text.split('"handle":"')[1].split('"')[0]
-        assert "agent__read_output" in {one.name for one in request.tools}
+        assert "agent__read_output" in {offered.name for offered in request.tools}
         return call("agent__read_output", {"handle": handle, "offset": 99_999})
 
     model = ScriptedModel([call("dump"), read, "Read."])
@@ -252,7 +252,7 @@ async def test_a_huge_result_is_a_handle_that_the_agent_reads(tmp_path: Path) ->
     assert "line 99999" in answers(model)[0][0]
 
 
-async def test_a_turn_that_says_nothing_ends_the_run() -> None:
+async def test_a_turn_without_calls_and_text_ends_the_run() -> None:
     result = await ask(ScriptedModel([ModelTurn()]))
     assert (result.ok, result.text, result.end) == (True, "", "answered")
 
@@ -260,7 +260,7 @@ async def test_a_turn_that_says_nothing_ends_the_run() -> None:
 # Limits
 
 
-async def test_tokens_and_cost_bound_a_run() -> None:
+async def test_tokens_and_cost_of_a_run_are_limited() -> None:
     usage = Usage(requests=1, input_tokens=90, output_tokens=10, cost=0.5)
     model = ScriptedModel.loop([call("add", {"a": 1, "b": 1})], usage=usage)
     result = await ask(model, limits=RunLimits(max_tokens=250))
@@ -271,7 +271,7 @@ async def test_tokens_and_cost_bound_a_run() -> None:
     assert "limits.maxCost" in (result.error or "")
 
 
-async def test_time_bounds_the_model_and_the_tools() -> None:
+async def test_the_timeout_of_a_run_limits_the_model_and_the_tools() -> None:
     never = asyncio.Event()
 
     @tool
@@ -290,7 +290,7 @@ async def test_time_bounds_the_model_and_the_tools() -> None:
     assert "limits.timeout" in (result.error or "")
 
 
-async def test_whoever_cancels_stops_the_model_and_the_tools() -> None:
+async def test_canceling_stops_the_model_and_the_tools() -> None:
     stopped: list[str] = []
     reached = asyncio.Event()
 
@@ -320,13 +320,13 @@ async def test_whoever_cancels_stops_the_model_and_the_tools() -> None:
     assert stopped == ["model", "tool"]
 
 
-async def test_what_the_caller_narrows_holds_for_the_agents_tools(tmp_path: Path) -> None:
-    seen: list[ToolContext] = []
+async def test_restrictions_of_the_caller_apply_to_the_agents_tools(tmp_path: Path) -> None:
+    contexts: list[ToolContext] = []
 
     @tool
     async def look(context: ToolContext) -> str:
         """Looks around."""
-        seen.append(context)
+        contexts.append(context)
         return "seen"
 
     agents = [
@@ -336,12 +336,12 @@ async def test_what_the_caller_narrows_holds_for_the_agents_tools(tmp_path: Path
     async with Toolspace([look], agents=agents) as ts:
         context = ToolContext(user_id="u1", allowed_paths=[tmp_path], allowed_hosts=["example.com"])
         await ts.run_agent("ada", "Look.", context=context)
-    assert [(one.user_id, one.allowed_paths, one.allowed_hosts, one.agent_id) for one in seen] == [
-        ("u1", [tmp_path], ["example.com"], "child")
-    ]
+    assert [
+        (context.user_id, context.allowed_paths, context.allowed_hosts, context.agent_id) for context in contexts
+    ] == [("u1", [tmp_path], ["example.com"], "child")]
 
 
-async def test_a_program_may_ask_agents_from_inside_a_tool() -> None:
+async def test_a_tool_can_run_an_agent() -> None:
     @tool
     async def delegate(to: str) -> str:
         """Asks another agent."""
@@ -361,12 +361,12 @@ async def test_a_program_may_ask_agents_from_inside_a_tool() -> None:
 
 
 @pytest.mark.parametrize("name", ["", " x", "a/b", "final_report", "batch", "x" * 58, "é", "a\0b", "__"])
-def test_names_that_no_tool_could_have_are_refused(name: str) -> None:
+def test_invalid_agent_names_are_rejected(name: str) -> None:
     with pytest.raises(RegistrationError, match="cannot name an agent"):
         Agent(name)
 
 
-def test_agents_that_do_not_hang_together_are_refused() -> None:
+def test_contradicting_agents_are_rejected() -> None:
     with pytest.raises(RegistrationError, match='agents of the agent "a": there is no agent "b"'):
         Toolspace(agents=[Agent("a", agents=["b"])])
     with pytest.raises(RegistrationError, match='there are two agents "a"'):
@@ -375,7 +375,7 @@ def test_agents_that_do_not_hang_together_are_refused() -> None:
         Toolspace(agents=[Agent("my agent"), Agent("my-agent")])
 
 
-def test_agents_given_with_an_agent_come_with_it() -> None:
+def test_referenced_agents_are_registered_too() -> None:
     leaf = Agent("leaf")
     ts = Toolspace(agents=[Agent("root", agents=[Agent("twig", agents=[leaf])], destinations=[leaf])])
     assert [agent.name for agent in ts.agents] == ["root", "leaf", "twig"]

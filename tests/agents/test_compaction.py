@@ -1,4 +1,4 @@
-"""What an agent has in mind survives restarts and stays within bounds; what is left out of it can be read again."""
+"""The stored conversation survives restarts and stays below its limit; removed parts can be read from archives."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from tests.agents.agent_harness import Village, agent, village
-from tests.agents.chaos.job_agent import elsewhere
-from tests.agents.crashing_database import Mortal
-from tests.agents.scripted_sessions import at_rest
+from tests.agents.agent_harness import AgentHarness, agent, run_agents
+from tests.agents.chaos.job_agent import external_tool
+from tests.agents.crashing_database import CrashingDatabase
+from tests.agents.scripted_sessions import wait_until_done
 from toolspace import tool
 from toolspace.agents import compaction, cycle_transactions
 from toolspace.agents.agent import Agent
@@ -29,28 +29,28 @@ LONG = "lorem ipsum " * 200
 
 @tool(visible=False)
 def look(n: int) -> str:
-    """Gives much."""
+    """Returns a long text."""
     return f"result {n}: {LONG}"
 
 
-class Thoughtful:
-    """Makes a call in each cycle and says something; summarises when it is asked to."""
+class CompactedAgentModel:
+    """Makes one call in each cycle, and summarizes on request."""
 
     def __init__(self, *, summary: Any = "the gist of it") -> None:
-        self.model = ScriptedModel(self._say)
+        self.model = ScriptedModel(self._respond)
         self._summary = summary
         self.next: list[Any] = []
 
     @property
     def requests(self) -> list[ModelRequest]:
-        return [one for one in self.model.requests if not is_summary(one)]
+        return [request for request in self.model.requests if not is_summary(request)]
 
     @property
-    def summarised(self) -> list[str]:
-        """What it was given to summarise."""
-        return [text_of(one.turns[0]) for one in self.model.requests if is_summary(one)]
+    def transcripts(self) -> list[str]:
+        """The transcripts that it was asked to summarize."""
+        return [text_of(request.turns[0]) for request in self.model.requests if is_summary(request)]
 
-    def _say(self, request: ModelRequest) -> Any:
+    def _respond(self, request: ModelRequest) -> Any:
         if is_summary(request):
             if isinstance(self._summary, ModelError):
                 raise self._summary
@@ -69,28 +69,28 @@ def text_of(turn: Any) -> str:
     return turn.text
 
 
-def mindful(thoughtful: Thoughtful, *, max_tokens: int = 1_200, recent: int = 2) -> Agent:
+def compacted_agent(model: CompactedAgentModel, *, max_tokens: int = 1_200, recent: int = 2) -> Agent:
     return agent(
-        "ada", thoughtful.model, consciousness=ConsciousnessSettings(max_tokens=max_tokens, min_recent_cycles=recent)
+        "ada", model.model, consciousness=ConsciousnessSettings(max_tokens=max_tokens, min_recent_cycles=recent)
     )
 
 
-async def cycles(town: Village, *numbers: int) -> None:
+async def run_cycles(harness: AgentHarness, *numbers: int) -> None:
     for number in numbers:
-        await town.push(f"event {number}")
-        await at_rest(town)
+        await harness.push_event(f"event {number}")
+        await wait_until_done(harness)
 
 
 @pytest.mark.spec("11.4")
-async def test_older_cycles_are_summarised_and_archived(database: Database, tmp_path: Path) -> None:
-    ada = Thoughtful()
-    async with village(database, mindful(ada), tools=[look], folder=tmp_path, owns=False) as town:
-        await cycles(town, 1, 2)
-        assert ada.summarised == []
-        await cycles(town, 3)
-        assert len(ada.summarised) == 1
-        assert {row.cycle for row in await town.history()} == {2, 3}
-        await cycles(town, 4)
+async def test_older_cycles_are_summarized_and_archived(database: Database, tmp_path: Path) -> None:
+    ada = CompactedAgentModel()
+    async with run_agents(database, compacted_agent(ada), tools=[look], session_dir=tmp_path) as harness:
+        await run_cycles(harness, 1, 2)
+        assert ada.transcripts == []
+        await run_cycles(harness, 3)
+        assert len(ada.transcripts) == 1
+        assert {row.cycle for row in await harness.history()} == {2, 3}
+        await run_cycles(harness, 4)
     first, *rest = ada.requests[-2].turns
     assert text_of(first) == (
         "SUMMARY OF EARLIER CYCLES:\nthe gist of it\n\n"
@@ -102,37 +102,41 @@ async def test_older_cycles_are_summarised_and_archived(database: Database, tmp_
     assert "→ look" in archived
     assert LONG in archived
     assert (tmp_path / "ada" / "cycles-000001-000001.md").stat().st_mode & 0o077 == 0
-    assert "event 1" in ada.summarised[0]
+    assert "event 1" in ada.transcripts[0]
 
 
 @pytest.mark.spec("11.4")
-async def test_the_latest_cycles_stay_whole_however_long_they_are(sqlite: Database, tmp_path: Path) -> None:
-    ada = Thoughtful()
-    async with village(sqlite, mindful(ada, max_tokens=1, recent=3), tools=[look], folder=tmp_path, owns=False) as town:
-        await cycles(town, 1, 2, 3, 4, 5)
-        assert [row.cycle for row in await town.history()] == [3] * 4 + [4] * 4 + [5] * 4
+async def test_recent_cycles_are_never_compacted(sqlite: Database, tmp_path: Path) -> None:
+    ada = CompactedAgentModel()
+    async with run_agents(
+        sqlite, compacted_agent(ada, max_tokens=1, recent=3), tools=[look], session_dir=tmp_path
+    ) as harness:
+        await run_cycles(harness, 1, 2, 3, 4, 5)
+        assert [row.cycle for row in await harness.history()] == [3] * 4 + [4] * 4 + [5] * 4
 
 
 @pytest.mark.spec("11.4")
-async def test_a_summary_is_made_of_the_one_before_and_what_came_since(sqlite: Database, tmp_path: Path) -> None:
-    ada = Thoughtful()
-    async with village(sqlite, mindful(ada, recent=1), tools=[look], folder=tmp_path, owns=False) as town:
-        await cycles(town, 1, 2, 3, 4, 5, 6)
+async def test_a_new_summary_replaces_the_previous_one_and_the_cycles_since(sqlite: Database, tmp_path: Path) -> None:
+    ada = CompactedAgentModel()
+    async with run_agents(sqlite, compacted_agent(ada, recent=1), tools=[look], session_dir=tmp_path) as harness:
+        await run_cycles(harness, 1, 2, 3, 4, 5, 6)
         session = text_of(ada.requests[-2].turns[0])
-    assert len(ada.summarised) > 1
-    assert ada.summarised[-1].startswith("SUMMARY SO FAR:\nthe gist of it\n\n## Cycle")
-    assert "session_archive_read" not in ada.summarised[-1]
-    archives = sorted(one.name for one in (tmp_path / "ada").iterdir())
+    assert len(ada.transcripts) > 1
+    assert ada.transcripts[-1].startswith("SUMMARY SO FAR:\nthe gist of it\n\n## Cycle")
+    assert "session_archive_read" not in ada.transcripts[-1]
+    archives = sorted(path.name for path in (tmp_path / "ada").iterdir())
     named = session.rpartition("session_archive_read: ")[2].split(", ")
     assert set(named) <= set(archives)
     assert len(named) > 1
 
 
 @pytest.mark.spec("11.4")
-async def test_without_a_model_a_summary_says_how_each_cycle_began(database: Database, tmp_path: Path) -> None:
-    ada = Thoughtful(summary=ModelError("unavailable", "no model"))
-    async with village(database, mindful(ada, recent=1), tools=[look], folder=tmp_path, owns=False) as town:
-        await cycles(town, 1, 2, 3, 4, 5, 6)
+async def test_if_the_model_fails_the_summary_has_the_first_line_of_each_cycle(
+    database: Database, tmp_path: Path
+) -> None:
+    ada = CompactedAgentModel(summary=ModelError("unavailable", "no model"))
+    async with run_agents(database, compacted_agent(ada, recent=1), tools=[look], session_dir=tmp_path) as harness:
+        await run_cycles(harness, 1, 2, 3, 4, 5, 6)
         summary = text_of(ada.requests[-2].turns[0])
     assert "- cycle 1: INBOX: [service evt_" in summary
     assert '"event 1"' in summary
@@ -141,102 +145,104 @@ async def test_without_a_model_a_summary_says_how_each_cycle_began(database: Dat
 
 
 @pytest.mark.spec("11.4")
-async def test_calls_and_their_results_are_never_torn_apart(sqlite: Database, tmp_path: Path) -> None:
-    ada = Thoughtful()
-    async with village(
-        sqlite, mindful(ada, max_tokens=500, recent=1), tools=[look], folder=tmp_path, owns=False
-    ) as town:
-        await cycles(town, *range(1, 9))
+async def test_compaction_never_separates_a_call_from_its_result(sqlite: Database, tmp_path: Path) -> None:
+    ada = CompactedAgentModel()
+    async with run_agents(
+        sqlite, compacted_agent(ada, max_tokens=500, recent=1), tools=[look], session_dir=tmp_path
+    ) as harness:
+        await run_cycles(harness, *range(1, 9))
     for request in ada.requests:
         for before, turn in zip([None, *request.turns], [*request.turns, None], strict=True):
-            asked = before.calls if isinstance(before, ModelTurn) else ()
+            previous_calls = before.calls if isinstance(before, ModelTurn) else ()
             answered = turn.results if isinstance(turn, ResultsTurn) else ()
-            assert [one.id for one in asked] == [one.id for one in answered]
+            assert [model_call.id for model_call in previous_calls] == [result.id for result in answered]
 
 
 @pytest.mark.spec("11.4")
 @pytest.mark.spec("10.6")
-async def test_an_archive_can_be_read_from_inside_a_cycle(database: Database, tmp_path: Path) -> None:
-    ada = Thoughtful()
-    async with village(database, mindful(ada), tools=[look], folder=tmp_path, owns=False) as town:
-        await cycles(town, 1, 2, 3)
+async def test_a_cycle_can_read_an_archive(database: Database, tmp_path: Path) -> None:
+    ada = CompactedAgentModel()
+    async with run_agents(database, compacted_agent(ada), tools=[look], session_dir=tmp_path) as harness:
+        await run_cycles(harness, 1, 2, 3)
         ada.next.append(call("session_archive_read", {"file": "cycles-000001-000001.md"}))
-        await cycles(town, 4)
+        await run_cycles(harness, 4)
     read = ada.requests[-1].turns[-1]
     assert isinstance(read, ResultsTurn)
     assert read.results[0].text == (tmp_path / "ada" / "cycles-000001-000001.md").read_text()
 
 
 @pytest.mark.spec("11.4")
-async def test_who_is_killed_while_condensing_condenses_again(database: Database, tmp_path: Path) -> None:
-    ada = Thoughtful()
-    async with village(database, mindful(ada, max_tokens=100_000), tools=[look], folder=tmp_path, owns=False) as town:
-        await cycles(town, 1, 2, 3)
-        before = await town.history()
+async def test_compaction_that_was_killed_runs_again(database: Database, tmp_path: Path) -> None:
+    ada = CompactedAgentModel()
+    async with run_agents(
+        database, compacted_agent(ada, max_tokens=100_000), tools=[look], session_dir=tmp_path
+    ) as harness:
+        await run_cycles(harness, 1, 2, 3)
+        before = await harness.history()
 
     async def settle(ledger: Ledger) -> bool:
-        session = await Ledger(database).commit(cycle_transactions.acquire, town.agent, ledger.node_id)
+        session = await Ledger(database).commit(cycle_transactions.acquire, harness.agent, ledger.node_id)
         assert session is not None
-        lease = SessionLease(town.agent, town.agent, session.token)
+        lease = SessionLease(harness.agent, harness.agent, session.token)
         try:
             limits = ConsciousnessSettings(max_tokens=1, min_recent_cycles=2)
             return await compaction.compact(ledger, lease, ada.model, limits, archive_dir=tmp_path / "ada")
         finally:
             await Ledger(database).commit(cycle_transactions.release, lease)
 
-    mortal = Mortal(database)
-    mortal.die_at(1, lost=True)
+    crashing = CrashingDatabase(database)
+    crashing.crash_at_write(1, loses_write=True)
     with pytest.raises(StorageError):
-        await settle(Ledger(mortal))
+        await settle(Ledger(crashing))
     (archive,) = (tmp_path / "ada").iterdir()
     written = archive.read_text()
-    assert len(await town.ledger.read(_history_of(town))) == len(before)
+    assert len(await harness.ledger.read(_history_of(harness))) == len(before)
     assert await settle(Ledger(database))
-    assert [one.read_text() for one in (tmp_path / "ada").iterdir()] == [written]
+    assert [path.read_text() for path in (tmp_path / "ada").iterdir()] == [written]
     assert not await settle(Ledger(database))
 
 
-def _history_of(town: Village) -> Any:
+def _history_of(harness: AgentHarness) -> Any:
     from toolspace.storage.queries import sessions
 
-    return lambda: sessions.list_turns(town.agent)
+    return lambda: sessions.list_turns(harness.agent)
 
 
 @pytest.mark.spec("11.4")
-async def test_what_cannot_be_archived_stays_in_mind(sqlite: Database, tmp_path: Path) -> None:
+async def test_cycles_that_cannot_be_archived_are_not_removed(sqlite: Database, tmp_path: Path) -> None:
     (tmp_path / "ada").write_text("in the way")
-    ada = Thoughtful()
-    async with village(sqlite, mindful(ada), tools=[look], folder=tmp_path, owns=False) as town:
-        await cycles(town, 1, 2, 3, 4)
-        assert {row.cycle for row in await town.history()} == {1, 2, 3, 4}
-        assert [run.status for run in await town.runs()] == ["completed"] * 4
+    ada = CompactedAgentModel()
+    async with run_agents(sqlite, compacted_agent(ada), tools=[look], session_dir=tmp_path) as harness:
+        await run_cycles(harness, 1, 2, 3, 4)
+        assert {row.cycle for row in await harness.history()} == {1, 2, 3, 4}
+        assert [run.status for run in await harness.runs()] == ["completed"] * 4
 
 
 @pytest.mark.spec("11.4")
 @pytest.mark.spec("6.8")
-async def test_a_run_that_waits_is_not_condensed_and_goes_on(database: Database, tmp_path: Path) -> None:
-    ask = elsewhere("askBoss", "external", pauses_run=True, visible=False)
-    ada = Thoughtful()
-    async with village(database, mindful(ada, recent=1), tools=[look, ask], folder=tmp_path, owns=False) as town:
+async def test_a_paused_run_is_not_compacted_and_continues(database: Database, tmp_path: Path) -> None:
+    ask = external_tool("askBoss", "external", pauses_run=True, visible=False)
+    ada = CompactedAgentModel()
+    async with run_agents(database, compacted_agent(ada, recent=1), tools=[look, ask], session_dir=tmp_path) as harness:
         ada.next.append(call("askBoss", {"n": "1"}))
-        await cycles(town, 1, 2, 3, 4, 5)
-        assert 1 in {row.cycle for row in await town.history()}
-        assert 2 not in {row.cycle for row in await town.history()}
-        (asked,) = await town.open_calls()
-        await town.submit(asked.call_id, {"boss": "yes"})
-        await at_rest(town)
+        await run_cycles(harness, 1, 2, 3, 4, 5)
+        assert 1 in {row.cycle for row in await harness.history()}
+        assert 2 not in {row.cycle for row in await harness.history()}
+        (open_call,) = await harness.open_calls()
+        await harness.submit(open_call.call_id, {"boss": "yes"})
+        await wait_until_done(harness)
         assert '"boss":"yes"' in str(ada.requests[-1].turns).replace(" ", "")
-        run = await town.ledger.read(runs.find, asked.run_id)
+        run = await harness.ledger.read(runs.find, open_call.run_id)
         assert run is not None
         assert run.status == "completed"
 
 
 @pytest.mark.spec("11.4")
-async def test_what_an_agent_has_in_mind_survives_a_restart(database: Database, tmp_path: Path) -> None:
-    ada = Thoughtful()
+async def test_the_conversation_survives_a_restart(database: Database, tmp_path: Path) -> None:
+    ada = CompactedAgentModel()
     for numbers in ((1, 2, 3), (4,)):
-        async with village(database, mindful(ada), tools=[look], folder=tmp_path, owns=False) as town:
-            await cycles(town, *numbers)
-    told = "\n".join(turn.text for turn in ada.requests[-1].turns if isinstance(turn, UserTurn))
-    assert told.startswith("SUMMARY OF EARLIER CYCLES:\nthe gist of it")
-    assert [f"event {n}" in told for n in (1, 2, 3, 4)] == [False, True, True, True]
+        async with run_agents(database, compacted_agent(ada), tools=[look], session_dir=tmp_path) as harness:
+            await run_cycles(harness, *numbers)
+    text = "\n".join(turn.text for turn in ada.requests[-1].turns if isinstance(turn, UserTurn))
+    assert text.startswith("SUMMARY OF EARLIER CYCLES:\nthe gist of it")
+    assert [f"event {n}" in text for n in (1, 2, 3, 4)] == [False, True, True, True]

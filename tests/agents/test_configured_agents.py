@@ -67,10 +67,10 @@ agents:
 
 
 @pytest.mark.spec("11.1")
-async def test_agents_of_a_file_run_as_it_says(tmp_path: Path) -> None:
+async def test_agents_run_as_the_configuration_file_describes(tmp_path: Path) -> None:
     async with Toolspace.open(write(tmp_path, TWO)) as ts:
         assert not [warning for warning in ts.warnings if "not in effect" in warning]
-        listed = {one.name: one.description for one in ts.list_tools()}
+        listed = {offered.name: offered.description for offered in ts.list_tools()}
         assert listed["agent__researcher"] == "Finds things out."
         assert "shout" not in listed
         model = give(
@@ -106,7 +106,7 @@ async def test_a_configured_tool_may_be_an_agent(tmp_path: Path, kind: str, key:
         assert model.requests[0].turns == (UserTurn('What?\n\nREASON: curious\n\nINPUT: {"depth":2}'),)
 
 
-async def test_a_tool_that_is_an_agent_may_have_an_input_of_its_own(tmp_path: Path) -> None:
+async def test_a_configured_agent_tool_can_have_its_own_input_schema(tmp_path: Path) -> None:
     text = """
 storage: {dir: ./state}
 agents: {r: {model: demo}}
@@ -124,7 +124,7 @@ tools:
         assert model.requests[0].turns == (UserTurn('Find out about a topic.\n\nINPUT: {"topic":"tools"}'),)
 
 
-async def test_a_tool_may_be_an_agent_that_its_caller_does_not_list_but_never_its_caller(tmp_path: Path) -> None:
+async def test_a_configured_agent_tool_ignores_the_agents_list_but_not_recursion(tmp_path: Path) -> None:
     text = """
 storage: {dir: ./state}
 agents: {a: {model: demo}, b: {model: demo}}
@@ -139,7 +139,7 @@ tools:
         assert heard(a) == ["b answers", "(tool failed: Recursion detected: a → a)"]
 
 
-def test_a_tool_of_an_agent_that_is_not_there_is_a_fault_of_the_file(tmp_path: Path) -> None:
+def test_a_tool_of_an_unknown_agent_is_a_configuration_error(tmp_path: Path) -> None:
     text = """
 agents: {researcher: {model: demo}}
 tools:
@@ -149,7 +149,7 @@ tools:
         Toolspace.open(write(tmp_path, text))
 
 
-async def test_a_tool_that_names_no_agent_is_warned_of_and_fails(tmp_path: Path) -> None:
+async def test_a_tool_without_an_agent_logs_a_warning_and_fails(tmp_path: Path) -> None:
     text = "storage: {dir: ./state}\ntools: [{name: research, executionType: ai-agent}]\n"
     async with Toolspace.open(write(tmp_path, text)) as ts:
         [warning] = ts.warnings
@@ -157,7 +157,7 @@ async def test_a_tool_that_names_no_agent_is_warned_of_and_fails(tmp_path: Path)
         assert "say which under execution.agent" in ((await ts.call("research", {"prompt": "x"})).error or "")
 
 
-async def test_a_reload_changes_agents_and_those_that_work_go_on(tmp_path: Path) -> None:
+async def test_a_reload_changes_agents_without_interrupting_runs(tmp_path: Path) -> None:
     path = write(tmp_path, TWO)
     async with Toolspace.open(path) as ts:
         give(ts, "researcher", call("shout", {"text": "a"}), "ok")
@@ -165,7 +165,7 @@ async def test_a_reload_changes_agents_and_those_that_work_go_on(tmp_path: Path)
         write(tmp_path, TWO.replace("You research.", "You dig.").replace("writer:", "poet:"), mark="?")
         await ts.reload()
         assert [agent.name for agent in ts.agents] == ["researcher", "poet"]
-        assert "agent__poet" in {one.name for one in ts.list_tools()}
+        assert "agent__poet" in {offered.name for offered in ts.list_tools()}
         assert (await ts.call("agent__writer", {"prompt": "x"})).error_kind == "unknown_tool"
         model = give(ts, "researcher", call("shout", {"text": "a"}), "ok")
         await ts.run_agent("researcher", "Go.")
@@ -179,7 +179,7 @@ async def test_a_reload_changes_agents_and_those_that_work_go_on(tmp_path: Path)
         assert "not found" in heard(model)[0]
 
 
-async def test_agents_that_a_program_added_stay_through_a_reload(tmp_path: Path) -> None:
+async def test_a_reload_keeps_the_agents_of_the_program(tmp_path: Path) -> None:
     from toolspace import Agent
 
     async with Toolspace.open(write(tmp_path, TWO)) as ts:
@@ -188,7 +188,7 @@ async def test_agents_that_a_program_added_stay_through_a_reload(tmp_path: Path)
         assert (await ts.run_agent("guest", "Hello?")).text == "Hello."
 
 
-async def test_an_agents_own_settings_hold_for_its_tools_alone(tmp_path: Path) -> None:
+async def test_the_tool_settings_of_an_agent_apply_to_its_own_tools_only(tmp_path: Path) -> None:
     (tmp_path / "open").mkdir()
     (tmp_path / "closed").mkdir()
     (tmp_path / "closed" / "x.txt").write_text("hidden")
@@ -225,7 +225,7 @@ def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 def test_agents_are_listed_and_called_on_the_command_line(tmp_path: Path) -> None:
     write(tmp_path, TWO)
     listed = run(tmp_path, "--json", "list")
-    assert {"agent__researcher", "agent__writer"} <= {one["name"] for one in json.loads(listed.stdout)}
+    assert {"agent__researcher", "agent__writer"} <= {offered["name"] for offered in json.loads(listed.stdout)}
     done = run(tmp_path, "--json", "call", "agent__writer", "prompt=Hello")
     result = json.loads(done.stdout)
     assert (done.returncode, result["ok"], result["extras"]["agent"]) == (0, True, "writer")

@@ -1,4 +1,4 @@
-"""The examples of the page about agents without a gateway print what it says."""
+"""The examples of the page about agents without a gateway print what the page says."""
 
 from __future__ import annotations
 

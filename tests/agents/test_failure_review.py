@@ -1,4 +1,4 @@
-"""After a failed tool: go on, plan anew, or be content with what there is; by rules, or as the model judges."""
+"""After a failed call a run continues, plans again or ends: by rules, or by the decision of a model."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.agents.agent_harness import Village, agent, village
-from tests.agents.scripted_sessions import at_rest
+from tests.agents.agent_harness import AgentHarness, agent, run_agents
+from tests.agents.scripted_sessions import wait_until_done
 from toolspace import tool
 from toolspace.config.agent_settings import AgentLoopSettings
 from toolspace.core.model import ModelRequest, Turn, Usage, UserTurn
@@ -30,129 +30,131 @@ def up(mountain: str = "Eiger") -> Any:
     return call("climb", {"mountain": mountain})
 
 
-class Climber:
-    """Makes its calls one after the other; where it is asked to judge, it says what it has been given."""
+class ScriptedClimber:
+    """A model that makes scripted calls, and returns scripted reviews of failures."""
 
-    def __init__(self, calls: list[Any], judgements: list[Any] | None = None) -> None:
+    def __init__(self, calls: list[Any], reviews: list[Any] | None = None) -> None:
         self._calls = calls
-        self._judgements = judgements or []
-        self.model = ScriptedModel(self._say, usage=Usage(requests=1, input_tokens=10))
+        self._reviews = reviews or []
+        self.model = ScriptedModel(self._respond, usage=Usage(requests=1, input_tokens=10))
 
-    def _say(self, request: ModelRequest) -> Any:
-        if is_judging(request):
-            said = self._judgements.pop(0)
-            if isinstance(said, BaseException):
-                raise said
-            return said
+    def _respond(self, request: ModelRequest) -> Any:
+        if is_review(request):
+            review_step = self._reviews.pop(0)
+            if isinstance(review_step, BaseException):
+                raise review_step
+            return review_step
         return self._calls.pop(0) if self._calls else "I stop here."
 
     @property
-    def asked(self) -> list[ModelRequest]:
-        return [one for one in self.model.requests if not is_judging(one)]
+    def requests(self) -> list[ModelRequest]:
+        return [request for request in self.model.requests if not is_review(request)]
 
     @property
-    def judged(self) -> list[ModelRequest]:
-        return [one for one in self.model.requests if is_judging(one)]
+    def review_requests(self) -> list[ModelRequest]:
+        return [request for request in self.model.requests if is_review(request)]
 
 
-def is_judging(request: ModelRequest) -> bool:
+def is_review(request: ModelRequest) -> bool:
     return request.system.startswith("A step of an agent's work failed")
 
 
-def advice(turns: list[Turn] | Any) -> list[str]:
-    """What the model was told to think of."""
+def review_notes(turns: list[Turn] | Any) -> list[str]:
+    """The notes of the reviewer in a conversation."""
     return [turn.text for turn in turns if isinstance(turn, UserTurn) and turn.text.startswith("REVIEW:")]
 
 
-async def climbing(database: Database, folder: Path, climber: Climber, *, review: Any = "rules") -> RunRecord:
+async def run_climber(
+    database: Database, directory: Path, climber: ScriptedClimber, *, review: Any = "rules"
+) -> RunRecord:
     ada = agent("ada", climber.model, loop=AgentLoopSettings(review=review))
-    async with village(database, ada, tools=[climb], folder=folder, owns=False) as town:
-        await _begin(town)
-        return (await town.runs())[0]
+    async with run_agents(database, ada, tools=[climb], session_dir=directory) as harness:
+        await _run(harness)
+        return (await harness.runs())[0]
 
 
-async def _begin(town: Village) -> None:
-    await town.push("climb!")
-    await at_rest(town)
+async def _run(harness: AgentHarness) -> None:
+    await harness.push_event("climb!")
+    await wait_until_done(harness)
 
 
 # By rules
 
 
 @pytest.mark.spec("11.5")
-async def test_a_failure_is_the_models_to_see_to_at_first(sqlite: Database, tmp_path: Path) -> None:
-    climber = Climber([up("Eiger"), up("Rigi")])
-    run = await climbing(sqlite, tmp_path, climber)
+async def test_the_model_continues_after_a_single_failure(sqlite: Database, tmp_path: Path) -> None:
+    climber = ScriptedClimber([up("Eiger"), up("Rigi")])
+    run = await run_climber(sqlite, tmp_path, climber)
     assert (run.status, run.steps) == ("completed", 3)
-    assert advice(climber.asked[-1].turns) == []
+    assert review_notes(climber.requests[-1].turns) == []
 
 
 @pytest.mark.spec("11.5")
-async def test_a_call_that_fails_again_and_again_has_the_model_plan_anew(database: Database, tmp_path: Path) -> None:
-    climber = Climber([up()] * 3)
-    run = await climbing(database, tmp_path, climber)
+async def test_a_call_that_keeps_failing_makes_the_model_plan_again(database: Database, tmp_path: Path) -> None:
+    climber = ScriptedClimber([up()] * 3)
+    run = await run_climber(database, tmp_path, climber)
     assert run.status == "completed"
-    (said,) = advice(climber.asked[-1].turns)
-    assert "The same call of climb keeps failing" in said
-    assert "Eiger is too high" in said
-    assert "Do not repeat a call that failed as it was." in said
+    (note,) = review_notes(climber.requests[-1].turns)
+    assert "The same call of climb keeps failing" in note
+    assert "Eiger is too high" in note
+    assert "Do not repeat a call that failed as it was." in note
 
 
 @pytest.mark.spec("11.5")
-async def test_a_model_that_goes_round_in_circles_is_stopped(database: Database, tmp_path: Path) -> None:
-    climber = Climber([up()] * 50)
-    run = await climbing(database, tmp_path, climber)
+async def test_a_model_that_repeats_failing_calls_is_stopped(database: Database, tmp_path: Path) -> None:
+    climber = ScriptedClimber([up()] * 50)
+    run = await run_climber(database, tmp_path, climber)
     assert run.status == "failed"
     assert run.error == "tools kept failing: climb: (tool failed: Eiger is too high)"
     assert run.steps < 20
-    assert len(advice(climber.asked[-1].turns)) == 3
+    assert len(review_notes(climber.requests[-1].turns)) == 3
 
 
 @pytest.mark.spec("11.5")
-async def test_a_success_in_between_counts(sqlite: Database, tmp_path: Path) -> None:
-    climber = Climber([up(f"{n}") if n % 2 else up("Rigi") for n in range(18)])
-    run = await climbing(sqlite, tmp_path, climber)
+async def test_a_success_resets_the_count_of_failures(sqlite: Database, tmp_path: Path) -> None:
+    climber = ScriptedClimber([up(f"{n}") if n % 2 else up("Rigi") for n in range(18)])
+    run = await run_climber(sqlite, tmp_path, climber)
     assert run.status == "completed"
-    assert advice(climber.asked[-1].turns) == []
+    assert review_notes(climber.requests[-1].turns) == []
 
 
 # As the model judges
 
 
 @pytest.mark.spec("11.5")
-async def test_a_model_may_judge_that_a_failure_does_not_matter(sqlite: Database, tmp_path: Path) -> None:
-    climber = Climber([up(), up()], ['{"verdict": "continue"}'] * 2)
-    run = await climbing(sqlite, tmp_path, climber, review="model")
+async def test_a_reviewing_model_can_decide_to_continue(sqlite: Database, tmp_path: Path) -> None:
+    climber = ScriptedClimber([up(), up()], ['{"verdict": "continue"}'] * 2)
+    run = await run_climber(sqlite, tmp_path, climber, review="model")
     assert (run.status, run.steps) == ("completed", 3)
-    assert advice(climber.asked[-1].turns) == []
-    assert len(climber.judged) == 2
-    asked = climber.judged[0].turns[-1]
-    assert isinstance(asked, UserTurn)
-    assert 'climb {"mountain":"Eiger"} → (tool failed: Eiger is too high)' in asked.text
-    assert '"climb!"' in asked.text
+    assert review_notes(climber.requests[-1].turns) == []
+    assert len(climber.review_requests) == 2
+    prompt = climber.review_requests[0].turns[-1]
+    assert isinstance(prompt, UserTurn)
+    assert 'climb {"mountain":"Eiger"} → (tool failed: Eiger is too high)' in prompt.text
+    assert '"climb!"' in prompt.text
 
 
 @pytest.mark.spec("11.5")
-async def test_a_model_may_judge_that_the_plan_is_wrong(sqlite: Database, tmp_path: Path) -> None:
-    judgement = """I think: {"verdict": "replan", "assessment": "It is too high.", "lessons": ["Try hills."],
+async def test_a_reviewing_model_can_ask_for_a_new_plan(sqlite: Database, tmp_path: Path) -> None:
+    review_step = """I think: {"verdict": "replan", "assessment": "It is too high.", "lessons": ["Try hills."],
         "nextFocus": "the Rigi"} That is all."""
-    climber = Climber([up(), up("Rigi")], [judgement])
-    run = await climbing(sqlite, tmp_path, climber, review="model")
+    climber = ScriptedClimber([up(), up("Rigi")], [review_step])
+    run = await run_climber(sqlite, tmp_path, climber, review="model")
     assert run.status == "completed"
-    assert advice(climber.asked[1].turns) == ["REVIEW: It is too high.\n- Try hills.\nNext: the Rigi"]
+    assert review_notes(climber.requests[1].turns) == ["REVIEW: It is too high.\n- Try hills.\nNext: the Rigi"]
 
 
 @pytest.mark.spec("11.5")
-async def test_a_model_may_judge_that_it_is_as_good_as_it_gets(database: Database, tmp_path: Path) -> None:
-    climber = Climber([up()], ['{"verdict": "complete", "assessment": "The Rigi has to do."}'])
-    run = await climbing(database, tmp_path, climber, review="model")
+async def test_a_reviewing_model_can_end_the_run(database: Database, tmp_path: Path) -> None:
+    climber = ScriptedClimber([up()], ['{"verdict": "complete", "assessment": "The Rigi has to do."}'])
+    run = await run_climber(database, tmp_path, climber, review="model")
     assert (run.status, run.error, run.steps) == ("failed", "The Rigi has to do.", 1)
     assert run.usage["requests"] == 2  # What judging cost is a part of it.
 
 
 @pytest.mark.spec("11.5")
 @pytest.mark.parametrize(
-    "judgement",
+    "review_step",
     [
         "I cannot say.",
         "{",
@@ -163,20 +165,18 @@ async def test_a_model_may_judge_that_it_is_as_good_as_it_gets(database: Databas
         ModelError("overloaded", "the model is busy"),
     ],
 )
-async def test_a_judgement_that_cannot_be_read_leaves_it_to_the_rules(
-    sqlite: Database, tmp_path: Path, judgement: Any
-) -> None:
-    climber = Climber([up()] * 3, [judgement] * 3)
-    run = await climbing(sqlite, tmp_path, climber, review="model")
+async def test_a_malformed_review_falls_back_to_the_rules(sqlite: Database, tmp_path: Path, review_step: Any) -> None:
+    climber = ScriptedClimber([up()] * 3, [review_step] * 3)
+    run = await run_climber(sqlite, tmp_path, climber, review="model")
     assert run.status == "completed"
-    (said,) = advice(climber.asked[-1].turns)
-    assert "The same call of climb keeps failing" in said
+    (note,) = review_notes(climber.requests[-1].turns)
+    assert "The same call of climb keeps failing" in note
 
 
 @pytest.mark.spec("11.5")
-async def test_however_often_a_model_says_to_go_on_there_is_an_end(sqlite: Database, tmp_path: Path) -> None:
-    climber = Climber([up()] * 50, ['{"verdict": "continue"}'] * 50)
-    run = await climbing(sqlite, tmp_path, climber, review="model")
+async def test_the_rules_end_a_run_that_the_reviewing_model_always_continues(sqlite: Database, tmp_path: Path) -> None:
+    climber = ScriptedClimber([up()] * 50, ['{"verdict": "continue"}'] * 50)
+    run = await run_climber(sqlite, tmp_path, climber, review="model")
     assert run.status == "failed"
     assert run.error is not None
     assert run.error.startswith("tools kept failing")

@@ -1,4 +1,4 @@
-"""Agents that hand what they were asked to others."""
+"""Agents that hand requests off to other agents."""
 
 from __future__ import annotations
 
@@ -50,22 +50,22 @@ async def test_the_destination_answers_the_original_request_with_the_advice() ->
 
 
 @pytest.mark.spec("3.41")
-async def test_it_is_there_only_where_destinations_are() -> None:
+async def test_the_handoff_tool_is_offered_only_with_destinations() -> None:
     router, plain = ScriptedModel(["Mine."]), ScriptedModel(["Mine too.", "Mine."])
     agents = [Agent("router", model=router, destinations=["plain"]), Agent("plain", model=plain)]
     async with Toolspace(agents=agents) as ts:
         await ts.run_agent("router", "Go.")
         await ts.run_agent("plain", "Go.")
-        assert HANDOFF in {one.name for one in router.requests[0].tools}
-        assert HANDOFF not in {one.name for one in plain.requests[0].tools}
-        assert HANDOFF not in {one.name for one in ts.list_tools()}
+        assert HANDOFF in {offered.name for offered in router.requests[0].tools}
+        assert HANDOFF not in {offered.name for offered in plain.requests[0].tools}
+        assert HANDOFF not in {offered.name for offered in ts.list_tools()}
         refused = await ts.call(HANDOFF, {"agent": "plain"})
         assert not refused.ok
         assert "router.destinations" in (refused.error or "")
 
 
 @pytest.mark.spec("3.41")
-async def test_an_agent_that_is_not_listed_is_an_error_that_lists_them() -> None:
+async def test_an_unknown_destination_is_an_error_that_lists_the_destinations() -> None:
     desk = ScriptedModel([hands("suport"), hands("desk"), "Then I answer."])
     agents = [
         Agent("desk", model=desk, destinations=["billing", "support"]),
@@ -82,7 +82,7 @@ async def test_an_agent_that_is_not_listed_is_an_error_that_lists_them() -> None
 
 
 @pytest.mark.spec("3.41")
-async def test_a_hand_off_ends_the_run_after_the_calls_beside_it() -> None:
+async def test_a_handoff_ends_the_run_after_the_other_calls_of_the_turn() -> None:
     noted: list[str] = []
 
     @tool
@@ -102,7 +102,7 @@ async def test_a_hand_off_ends_the_run_after_the_calls_beside_it() -> None:
     assert (result.text, noted, desk.remaining_steps) == ("b answers", ["x"], 1)
 
 
-async def test_hand_offs_are_followed_with_all_advice() -> None:
+async def test_handoffs_are_followed_and_their_advice_accumulates() -> None:
     c = ScriptedModel(["c answers"])
     agents = [
         Agent("a", model=ScriptedModel([hands("b", "first")]), destinations=["b"]),
@@ -116,7 +116,7 @@ async def test_hand_offs_are_followed_with_all_advice() -> None:
 
 
 @pytest.mark.spec("3.41")
-def test_circles_of_routers_are_refused_at_once() -> None:
+def test_circular_destinations_are_rejected_at_registration() -> None:
     agents = [
         Agent("a", destinations=["b"]),
         Agent("b", destinations=["c"]),
@@ -128,7 +128,7 @@ def test_circles_of_routers_are_refused_at_once() -> None:
         Toolspace(agents=[Agent("a", destinations=["a"])])
 
 
-async def test_a_circle_of_hand_offs_at_run_time_is_refused() -> None:
+async def test_a_circular_handoff_at_run_time_is_rejected() -> None:
     """Destinations may change while a request is on its way."""
     a = Agent("a", model=ScriptedModel([hands("b")]), destinations=["b"])
     b_model = ScriptedModel([hands("a"), "b answers"])
@@ -140,7 +140,7 @@ async def test_a_circle_of_hand_offs_at_run_time_is_refused() -> None:
     assert "a cycle: a → b → a" in heard(b_model)[0]
 
 
-async def test_a_called_agent_may_hand_the_call_on() -> None:
+async def test_a_subagent_can_hand_its_call_off() -> None:
     parent = ScriptedModel([call("agent__desk", {"prompt": "What do I owe?"}), "Nothing, they say."])
     billing = ScriptedModel(["Nothing."])
     agents = [
@@ -162,7 +162,7 @@ async def test_a_called_agent_may_hand_the_call_on() -> None:
     assert called.extras["path"] == ["desk", "billing"]
 
 
-async def test_a_request_is_not_handed_to_one_who_waits_for_its_answer() -> None:
+async def test_a_handoff_to_a_waiting_agent_is_rejected() -> None:
     desk = ScriptedModel([hands("parent"), "I answer."])
     agents = [
         Agent("parent", model=ScriptedModel([call("agent__desk", {"prompt": "x"}), "ok"]), agents=["desk"]),
@@ -173,7 +173,7 @@ async def test_a_request_is_not_handed_to_one_who_waits_for_its_answer() -> None
     assert "Recursion detected: parent → desk → parent" in heard(desk)[0]
 
 
-async def test_a_router_with_tools_of_its_own_hands_over_too() -> None:
+async def test_a_router_with_its_own_tools_can_hand_off() -> None:
     agents = [
         Agent("desk", model=ScriptedModel([hands("b")]), destinations=["b"], tools=[note]),
         Agent("b", model=ScriptedModel(["b answers"]), tools=[note]),

@@ -1,4 +1,4 @@
-"""Clerks whose processes are killed while they work: every job is done, and none twice."""
+"""Agents whose processes are killed while they work: every job is done, and none twice."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.agents.chaos.storm import Storm
+from tests.agents.chaos.storm import ProcessStorm
 
 
 @pytest.mark.spec("11.4")
 @pytest.mark.spec("11.6")
 @pytest.mark.spec("9.4")
-async def test_killed_again_and_again_on_sqlite(tmp_path: Path) -> None:
-    storm = Storm(tmp_path, jobs=16, kills=8)
+async def test_jobs_are_done_once_though_the_process_is_killed_repeatedly_on_sqlite(tmp_path: Path) -> None:
+    storm = ProcessStorm(tmp_path, jobs=16, kills=8)
     await storm.run()
     await storm.check()
 
@@ -21,7 +21,9 @@ async def test_killed_again_and_again_on_sqlite(tmp_path: Path) -> None:
 @pytest.mark.spec("11.1")
 @pytest.mark.spec("11.4")
 @pytest.mark.spec("11.6")
-async def test_killed_again_and_again_on_postgres_in_two_processes(tmp_path: Path, postgres_url: str) -> None:
-    storm = Storm(tmp_path, url=postgres_url, processes=2, jobs=16, kills=8, lease_ms=1_000)
+async def test_jobs_are_done_once_though_two_processes_are_killed_repeatedly_on_postgres(
+    tmp_path: Path, postgres_url: str
+) -> None:
+    storm = ProcessStorm(tmp_path, url=postgres_url, processes=2, jobs=16, kills=8, lease_ms=1_000)
     await storm.run()
     await storm.check()

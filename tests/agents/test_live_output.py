@@ -1,4 +1,4 @@
-"""What a model writes is seen while it writes it: by those who may see it."""
+"""The output of a model is streamed while the model writes it, to those who may see it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.agents.agent_harness import Village, agent, village
+from tests.agents.agent_harness import AgentHarness, agent, run_agents
 from toolspace import Tool
 from toolspace.core.json_text import StreamedTextField
 from toolspace.core.model import (
@@ -28,7 +28,7 @@ from toolspace.storage.database import Database
 
 
 class PacedModel(Model):
-    """Says pieces, and waits for the test between them."""
+    """Streams scripted parts, and waits for the test between them."""
 
     name = "test:paced"
 
@@ -37,11 +37,11 @@ class PacedModel(Model):
         self.go_on = asyncio.Event()
 
     async def respond(self, request: ModelRequest, listen: ModelListener | None = None) -> ModelTurn:
-        said = self._script.pop(0)
-        if isinstance(said, ModelTurn):
-            return said
+        step = self._script.pop(0)
+        if isinstance(step, ModelTurn):
+            return step
         assert listen is not None
-        *parts, turn = said
+        *parts, turn = step
         for part in parts:
             if part == "wait":
                 await self.go_on.wait()
@@ -58,10 +58,10 @@ def _call(name: str, arguments: str) -> ModelTurn:
 _ENTER = _call("enter_space", '{"spaceId": "spc_room"}')
 
 
-async def _event(town: Village, type: str, *, stream: str | None = None) -> StoredEvent:
+async def _wait_for_event(harness: AgentHarness, type: str, *, stream: str | None = None) -> StoredEvent:
     """The next event of a type in the space."""
-    async with await town.ledger.hub.subscribe(stream or f"space:{town.space}", after=0) as reader:
-        async for batch in reader:
+    async with await harness.ledger.hub.subscribe(stream or f"space:{harness.space}", after=0) as subscription:
+        async for batch in subscription:
             for event in batch:
                 if event.type == type:
                     return event
@@ -70,7 +70,9 @@ async def _event(town: Village, type: str, *, stream: str | None = None) -> Stor
 
 @pytest.mark.spec("9.1")
 @pytest.mark.spec("7.5")
-async def test_a_message_is_seen_while_the_model_writes_it_and_said_once(database: Database, tmp_path: Path) -> None:
+async def test_a_message_is_streamed_while_the_model_writes_it_and_sent_once(
+    database: Database, tmp_path: Path
+) -> None:
     model = PacedModel(
         _ENTER,
         [
@@ -83,16 +85,22 @@ async def test_a_message_is_seen_while_the_model_writes_it_and_said_once(databas
         ],
         ModelTurn(text="done"),
     )
-    async with village(database, agent("ada", model), folder=tmp_path, owns=False) as town:
-        message = await town.say("Hello?")
-        delta = await _event(town, "message.delta")
+    async with run_agents(database, agent("ada", model), session_dir=tmp_path) as harness:
+        message = await harness.send_message("Hello?")
+        delta = await _wait_for_event(harness, "message.delta")
         assert delta.data["delta"] == "Good mor"
-        assert await town.said() == ["Hello?"]  # Not said yet.
+        assert await harness.sent_texts() == ["Hello?"]  # Not said yet.
         model.go_on.set()
-        await town.run_ended()
-        assert await town.said() == ["Hello?", "Good morning"]
-        seen = [event for event in await town.events(f"space:{town.space}") if event.type.startswith("message.")]
-        own = [event for event in seen if event.data.get("messageId", message.id) != message.id or _is_own(event, town)]
+        await harness.wait_for_run()
+        assert await harness.sent_texts() == ["Hello?", "Good morning"]
+        events = [
+            event for event in await harness.events(f"space:{harness.space}") if event.type.startswith("message.")
+        ]
+        own = [
+            event
+            for event in events
+            if event.data.get("messageId", message.id) != message.id or _is_own(event, harness)
+        ]
         assert [event.type for event in own][-4:] == [
             "message.started",
             "message.delta",
@@ -101,12 +109,12 @@ async def test_a_message_is_seen_while_the_model_writes_it_and_said_once(databas
         ]
 
 
-def _is_own(event: StoredEvent, town: Village) -> bool:
-    return event.type == "message.done" and event.data["message"]["senderId"] == town.agent
+def _is_own(event: StoredEvent, harness: AgentHarness) -> bool:
+    return event.type == "message.done" and event.data["message"]["senderId"] == harness.agent
 
 
 @pytest.mark.spec("7.5")
-async def test_the_arguments_of_a_visible_tool_are_seen_as_they_come(database: Database, tmp_path: Path) -> None:
+async def test_the_arguments_of_a_visible_tool_are_streamed(database: Database, tmp_path: Path) -> None:
     async def draw(parameters: dict[str, Any], context: Any) -> Any:
         return {"drawn": parameters["title"]}
 
@@ -122,21 +130,21 @@ async def test_the_arguments_of_a_visible_tool_are_seen_as_they_come(database: D
         ],
         ModelTurn(text="done"),
     )
-    async with village(database, agent("ada", model), tools=[chart], folder=tmp_path, owns=False) as town:
-        await town.say("Draw.")
-        early = await _event(town, "tool.streaming")
+    async with run_agents(database, agent("ada", model), tools=[chart], session_dir=tmp_path) as harness:
+        await harness.send_message("Draw.")
+        early = await _wait_for_event(harness, "tool.streaming")
         assert early.data["inputDelta"] == '{"title": "Sa'
         assert early.visibility == "full"
         model.go_on.set()
-        run = await town.run_ended()
-        events = await town.events(f"space:{town.space}")
+        run = await harness.wait_for_run()
+        events = await harness.events(f"space:{harness.space}")
         own = [event for event in events if event.data.get("toolCallId") == early.data["toolCallId"]]
         assert [event.type for event in own] == ["tool.streaming", "tool.streaming", "tool.started", "tool.done"]
         assert "".join(event.data["inputDelta"] for event in own[:2]) == '{"title": "Sales"}'
         assert run.status == "completed"
 
 
-async def test_what_was_written_before_the_model_began_again_is_void(database: Database, tmp_path: Path) -> None:
+async def test_a_restarted_response_replaces_what_was_streamed_before(database: Database, tmp_path: Path) -> None:
     model = PacedModel(
         _ENTER,
         [
@@ -150,17 +158,19 @@ async def test_what_was_written_before_the_model_began_again_is_void(database: D
         ],
         ModelTurn(text="done"),
     )
-    async with village(database, agent("ada", model), folder=tmp_path, owns=False) as town:
-        await town.say("Hello?")
-        await _event(town, "message.delta")
+    async with run_agents(database, agent("ada", model), session_dir=tmp_path) as harness:
+        await harness.send_message("Hello?")
+        await _wait_for_event(harness, "message.delta")
         model.go_on.set()
-        await town.run_ended()
-        deltas = [event.data for event in await town.events(f"space:{town.space}") if event.type == "message.delta"]
+        await harness.wait_for_run()
+        deltas = [
+            event.data for event in await harness.events(f"space:{harness.space}") if event.type == "message.delta"
+        ]
         assert [(delta["delta"], delta.get("restart", False)) for delta in deltas] == [("Wro", False), ("Right", True)]
-        assert await town.said() == ["Hello?", "Right"]
+        assert await harness.sent_texts() == ["Hello?", "Right"]
 
 
-async def test_a_message_whose_writer_fails_is_not_left_open(database: Database, tmp_path: Path) -> None:
+async def test_a_streamed_message_ends_with_an_error_if_the_model_fails(database: Database, tmp_path: Path) -> None:
     class Breaking(PacedModel):
         async def respond(self, request: ModelRequest, listen: ModelListener | None = None) -> ModelTurn:
             turn = await super().respond(request, listen) if self._script else ModelTurn(text="break")
@@ -172,28 +182,30 @@ async def test_a_message_whose_writer_fails_is_not_left_open(database: Database,
         _ENTER,
         [CallStarted(0, "c1", "send_message"), CallDelta(0, '{"text": "Half'), "wait", ModelTurn(text="break")],
     )
-    async with village(database, agent("ada", model), folder=tmp_path, owns=False) as town:
-        await town.say("Hello?")
-        await _event(town, "message.delta")
+    async with run_agents(database, agent("ada", model), session_dir=tmp_path) as harness:
+        await harness.send_message("Hello?")
+        await _wait_for_event(harness, "message.delta")
         model.go_on.set()
-        run = await town.run_ended()
+        run = await harness.wait_for_run()
         assert run.status == "failed"
         done = [
-            event.data["message"] for event in await town.events(f"space:{town.space}") if event.type == "message.done"
+            event.data["message"]
+            for event in await harness.events(f"space:{harness.space}")
+            if event.type == "message.done"
         ]
-        assert [one["status"] for one in done] == ["complete", "error"]
-        assert await town.said() == ["Hello?"]
+        assert [message["status"] for message in done] == ["complete", "error"]
+        assert await harness.sent_texts() == ["Hello?"]
 
 
-async def test_what_a_model_says_to_itself_is_for_secret_readers_alone(database: Database, tmp_path: Path) -> None:
+async def test_the_text_of_the_model_is_only_on_the_stream_of_the_run(database: Database, tmp_path: Path) -> None:
     model = PacedModel([TextDelta("I wonder "), TextDelta("why."), ModelTurn(text="I wonder why.")])
-    async with village(database, agent("ada", model), folder=tmp_path, owns=False) as town:
-        await town.say("Hello?")
-        run = await town.run_ended()
-        thoughts = [event for event in await town.events(f"run:{run.id}") if event.type == "message.delta"]
+    async with run_agents(database, agent("ada", model), session_dir=tmp_path) as harness:
+        await harness.send_message("Hello?")
+        run = await harness.wait_for_run()
+        thoughts = [event for event in await harness.events(f"run:{run.id}") if event.type == "message.delta"]
         assert [event.data["delta"] for event in thoughts] == ["I wonder why."]
         assert {event.visibility for event in thoughts} == {"none"}
-        assert not [event for event in await town.events(f"space:{town.space}") if event.type == "message.delta"]
+        assert not [event for event in await harness.events(f"space:{harness.space}") if event.type == "message.delta"]
 
 
 @pytest.mark.parametrize(
@@ -208,7 +220,7 @@ async def test_what_a_model_says_to_itself_is_for_secret_readers_alone(database:
         ('{"text": "bad \\uZZZZ escape \\ud83d alone"}', "bad  escape  alone"),
     ],
 )
-def test_one_member_is_read_from_json_however_it_is_cut(text: str, member: str) -> None:
+def test_a_streamed_text_field_is_parsed_from_json_in_any_pieces(text: str, member: str) -> None:
     assert StreamedTextField("text").feed(text) == member
     piecewise = StreamedTextField("text")
     assert "".join(map(piecewise.feed, text)) == member

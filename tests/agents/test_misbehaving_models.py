@@ -1,4 +1,4 @@
-"""Models and tools that misbehave, and agents, spaces and runs that go away: no run hangs, and no event is lost."""
+"""Faulty models and tools, and agents, spaces and runs that are deleted: no run hangs, and no event is lost."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.agents.agent_harness import Village, agent, village
-from tests.agents.chaos.job_agent import elsewhere
+from tests.agents.agent_harness import AgentHarness, agent, run_agents
+from tests.agents.chaos.job_agent import external_tool
 from toolspace import tool
 from toolspace.agents import live_output
 from toolspace.config.agent_settings import AgentLimits, AgentLoopSettings
@@ -52,42 +52,40 @@ async def shout(length: int) -> str:
 def answers(request: ModelRequest) -> list[str]:
     """The results that the model was given last."""
     turn = next(turn for turn in reversed(request.turns) if isinstance(turn, ResultsTurn))
-    return [one.text for one in turn.results]
+    return [result.text for result in turn.results]
 
 
 # What models say
 
 
 @pytest.mark.spec("11.3")
-async def test_fifty_calls_at_once_are_answered_in_the_order_asked(database: Database, tmp_path: Path) -> None:
+async def test_results_of_fifty_calls_come_in_the_order_of_the_calls(database: Database, tmp_path: Path) -> None:
     model = ScriptedModel([[call("double", {"n": n}) for n in range(50)], "Done."])
     ada = agent("ada", model, loop=AgentLoopSettings(max_tool_calls_per_turn=50))
-    async with village(database, ada, tools=[double], folder=tmp_path, owns=False) as town:
-        await town.say("Double them.")
-        run = await town.run_ended()
+    async with run_agents(database, ada, tools=[double], session_dir=tmp_path) as harness:
+        await harness.send_message("Double them.")
+        run = await harness.wait_for_run()
         assert run.status == "completed"
         assert answers(model.requests[1]) == [str(2 * n) for n in range(50)]
-        assert Counter(one.status for one in await town.calls(run.id)) == {"completed": 50}
+        assert Counter(record.status for record in await harness.calls(run.id)) == {"completed": 50}
 
 
 @pytest.mark.spec("11.3")
-async def test_calls_beyond_what_a_turn_may_have_are_refused_and_the_others_made(
-    database: Database, tmp_path: Path
-) -> None:
+async def test_calls_beyond_the_limit_of_a_turn_fail_and_the_others_run(database: Database, tmp_path: Path) -> None:
     model = ScriptedModel([[call("double", {"n": n}) for n in range(6)], "Done."])
     ada = agent("ada", model, loop=AgentLoopSettings(max_tool_calls_per_turn=4))
-    async with village(database, ada, tools=[double], folder=tmp_path, owns=False) as town:
-        await town.say("Double them.")
-        run = await town.run_ended()
+    async with run_agents(database, ada, tools=[double], session_dir=tmp_path) as harness:
+        await harness.send_message("Double them.")
+        run = await harness.wait_for_run()
         assert run.status == "completed"
-        given = answers(model.requests[1])
-        assert sum(text.isdigit() for text in given) == 4
-        assert len(given) == 6
-        assert await town.open_calls() == []
+        results = answers(model.requests[1])
+        assert sum(text.isdigit() for text in results) == 4
+        assert len(results) == 6
+        assert await harness.open_calls() == []
 
 
 @pytest.mark.spec("11.2")
-async def test_calls_that_make_no_sense_are_answered_and_the_run_goes_on(database: Database, tmp_path: Path) -> None:
+async def test_malformed_calls_fail_and_the_run_continues(database: Database, tmp_path: Path) -> None:
     nonsense = [
         call("double", '{"n": 4'),
         call("double", "[1, 2]"),
@@ -104,82 +102,84 @@ async def test_calls_that_make_no_sense_are_answered_and_the_run_goes_on(databas
     ]
     model = ScriptedModel([nonsense, "Well."])
     ada = agent("ada", model, loop=AgentLoopSettings(max_tool_calls_per_turn=50))
-    async with village(database, ada, tools=[double], folder=tmp_path, owns=False) as town:
-        await town.say("Double them.")
-        run = await town.run_ended()
+    async with run_agents(database, ada, tools=[double], session_dir=tmp_path) as harness:
+        await harness.send_message("Double them.")
+        run = await harness.wait_for_run()
         assert (run.status, run.error) == ("completed", None)
-        given = answers(model.requests[1])
-        assert len(given) == len(nonsense)
-        assert "double" in given[6]  # What may have been meant.
-        assert all(one.status in ("failed", "completed") for one in await town.calls(run.id))
+        results = answers(model.requests[1])
+        assert len(results) == len(nonsense)
+        assert "double" in results[6]  # What may have been meant.
+        assert all(record.status in ("failed", "completed") for record in await harness.calls(run.id))
 
 
 @pytest.mark.spec("11.3")
 @pytest.mark.parametrize("ids", [("", "", ""), ("same", "same", "same"), ("x" * 10_000, "\0", "\ud800")])
-async def test_calls_under_any_ids_are_told_apart(database: Database, tmp_path: Path, ids: tuple[str, ...]) -> None:
+async def test_duplicate_and_empty_model_call_ids_are_handled(
+    database: Database, tmp_path: Path, ids: tuple[str, ...]
+) -> None:
     calls = tuple(ModelCall(id, "double", f'{{"n": {n}}}') for n, id in enumerate(ids, 1))
     model = ScriptedModel([lambda _: ModelTurn(calls=calls), "Done."])
-    async with village(database, agent("ada", model), tools=[double], folder=tmp_path, owns=False) as town:
-        await town.say("Double them.")
-        run = await town.run_ended()
+    async with run_agents(database, agent("ada", model), tools=[double], session_dir=tmp_path) as harness:
+        await harness.send_message("Double them.")
+        run = await harness.wait_for_run()
         assert run.status == "completed"
         assert answers(model.requests[1]) == ["2", "4", "6"]
-        assert len({one.call_id for one in await town.calls(run.id)}) == 3
+        assert len({record.call_id for record in await harness.calls(run.id)}) == 3
 
 
 @pytest.mark.spec("11.2")
-async def test_a_model_that_never_stops_is_stopped(database: Database, tmp_path: Path) -> None:
+async def test_a_model_that_never_stops_ends_at_max_steps(database: Database, tmp_path: Path) -> None:
     model = ScriptedModel(lambda _: call("double", {"n": 1}))
     ada = agent("ada", model, loop=AgentLoopSettings(max_steps=5))
-    async with village(database, ada, tools=[double], folder=tmp_path, owns=False) as town:
-        await town.say("Go on.")
-        run = await town.run_ended()
+    async with run_agents(database, ada, tools=[double], session_dir=tmp_path) as harness:
+        await harness.send_message("Go on.")
+        run = await harness.wait_for_run()
         assert (run.status, run.steps) == ("failed", 5)
         assert "maxSteps" in (run.error or "")
         assert "last step" in str(model.requests[-1].turns[-1])
-        assert [event.status for event in await town.inbox()] == ["processed"]  # It was dealt with, if not well.
+        assert [event.status for event in await harness.inbox()] == ["processed"]  # It was dealt with, if not well.
 
 
 @pytest.mark.spec("11.2")
-async def test_a_model_that_says_nothing_at_all_is_done(database: Database, tmp_path: Path) -> None:
+async def test_an_empty_turn_ends_the_run(database: Database, tmp_path: Path) -> None:
     model = ScriptedModel.loop([ModelTurn()])
-    async with village(database, agent("ada", model), folder=tmp_path, owns=False) as town:
-        await town.say("Hello?")
-        assert (await town.run_ended()).status == "completed"
-        await town.say("Hello??")
-        assert (await town.run_ended(2)).status == "completed"
+    async with run_agents(database, agent("ada", model), session_dir=tmp_path) as harness:
+        await harness.send_message("Hello?")
+        assert (await harness.wait_for_run()).status == "completed"
+        await harness.send_message("Hello??")
+        assert (await harness.wait_for_run(2)).status == "completed"
 
 
 @pytest.mark.spec("4.20")
 async def test_a_huge_result_is_read_back_in_a_later_cycle(database: Database, tmp_path: Path) -> None:
     def reads_on(request: ModelRequest) -> ModelCall:
-        told = next(turn for turn in request.turns if isinstance(turn, ResultsTurn)).results[0].text
-        handle = json.loads(told)["tool_output"]["handle"]
+        result_text = next(turn for turn in request.turns if isinstance(turn, ResultsTurn)).results[0].text
+        handle = json.loads(result_text)["tool_output"]["handle"]
         return call("agent__read_output", {"handle": handle, "pattern": "line 123456$"})
 
     model = ScriptedModel([call("shout", {"length": 200_000}), "That was much.", reads_on, "Found it."])
-    async with village(database, agent("ada", model), tools=[shout], folder=tmp_path, owns=False) as town:
-        await town.say("Shout.")
-        first = await town.run_ended()
+    async with run_agents(database, agent("ada", model), tools=[shout], session_dir=tmp_path) as harness:
+        await harness.send_message("Shout.")
+        first = await harness.wait_for_run()
         assert first.status == "completed"
         assert len(answers(model.requests[1])[0]) < 100_000
-    async with village(database, agent("ada", model), tools=[shout], folder=tmp_path, owns=False) as town:
-        await town.say("What was line 123456?")
-        await town.run_ended(2)
+    async with run_agents(database, agent("ada", model), tools=[shout], session_dir=tmp_path) as harness:
+        await harness.send_message("What was line 123456?")
+        await harness.wait_for_run(2)
         assert "line 123456" in answers(model.requests[3])[0]
 
 
 @pytest.mark.spec("11.4")
-async def test_huge_arguments_are_refused_and_not_kept(database: Database, tmp_path: Path) -> None:
+async def test_huge_arguments_are_rejected_and_not_stored(database: Database, tmp_path: Path) -> None:
     model = ScriptedModel([call("double", {"n": 1, "more": "x" * 3_000_000}), "Sorry.", "Again."])
-    async with village(database, agent("ada", model), tools=[double], folder=tmp_path, owns=False) as town:
-        await town.say("Double it.")
-        run = await town.run_ended()
+    async with run_agents(database, agent("ada", model), tools=[double], session_dir=tmp_path) as harness:
+        await harness.send_message("Double it.")
+        run = await harness.wait_for_run()
         assert run.status == "completed"
-        await town.say("And again.")
-        await town.run_ended(2)
-        kept = next(turn for turn in model.requests[2].turns if isinstance(turn, ModelTurn))
-        assert len(kept.calls[0].arguments) < 100_000  # Else no model would take the conversation any more.
+        await harness.send_message("And again.")
+        await harness.wait_for_run(2)
+        model_turn = next(turn for turn in model.requests[2].turns if isinstance(turn, ModelTurn))
+        assert len(model_turn.calls[0].arguments) < 100_000  # Else no model would take the conversation any more.
 
 
 class Writing(Model):
@@ -196,22 +196,22 @@ class Writing(Model):
         self.requests.append(request)
         at = len(self.requests) - 1
         turn = self._turns[at] if at < 2 else ModelTurn(text="Done.")
-        for index, one in enumerate(turn.calls):
+        for index, model_call in enumerate(turn.calls):
             if listen is not None:
-                listen(CallStarted(index, one.id, one.name))
-                listen(CallDelta(index, one.arguments))
+                listen(CallStarted(index, model_call.id, model_call.name))
+                listen(CallDelta(index, model_call.arguments))
         if at == 1:
             await self._before()
         return turn
 
 
-async def being_said(town: Village) -> str:
+async def being_said(harness: AgentHarness) -> str:
     """Waits until the space sees that something is being said."""
     while True:
-        found, _ = await town.ledger.read(messages.list_latest, town.space, limit=10)
-        for one in found:
-            if one.status == "running":
-                return one.id
+        latest, _ = await harness.ledger.read(messages.list_latest, harness.space, limit=10)
+        for message in latest:
+            if message.status == "running":
+                return message.id
         await asyncio.sleep(0.005)
 
 
@@ -219,22 +219,22 @@ async def being_said(town: Village) -> str:
 @pytest.mark.parametrize(
     "arguments", ['{"text": "Hello", "more": 1}', '{"text": "Hello', '{"text": "Hello", "text": 5}']
 )
-async def test_what_was_seen_of_a_message_ends_where_it_may_not_be_said(
+async def test_a_streamed_message_that_may_not_be_sent_ends_with_an_error(
     database: Database, tmp_path: Path, arguments: str
 ) -> None:
     async def seen() -> None:
-        await being_said(town)
+        await being_said(harness)
 
     model = Writing(ModelTurn(calls=(ModelCall("b", "send_message", arguments),)), before=seen)
-    async with village(database, agent("ada", model), folder=tmp_path, owns=False) as town:
-        await town.say("Say hello.")
-        run = await town.run_ended()
+    async with run_agents(database, agent("ada", model), session_dir=tmp_path) as harness:
+        await harness.send_message("Say hello.")
+        run = await harness.wait_for_run()
         assert run.status == "completed"
-        found, _ = await town.ledger.read(messages.list_latest, town.space, limit=10)
-        assert [one.status for one in found] == ["complete", "error"]
+        latest, _ = await harness.ledger.read(messages.list_latest, harness.space, limit=10)
+        assert [message.status for message in latest] == ["complete", "error"]
 
 
-async def test_a_call_of_any_number_is_not_made_room_for(database: Database, tmp_path: Path) -> None:
+async def test_a_streamed_call_index_cannot_exhaust_memory(database: Database, tmp_path: Path) -> None:
     class Counting(Model):
         name = "counting:far"
 
@@ -246,9 +246,9 @@ async def test_a_call_of_any_number_is_not_made_room_for(database: Database, tmp
                 listen(CallDelta(-1, "{}"))
             return ModelTurn(text="Done.")
 
-    async with village(database, agent("ada", Counting()), folder=tmp_path, owns=False) as town:
-        await town.say("Hello?")
-        assert (await town.run_ended()).status == "completed"
+    async with run_agents(database, agent("ada", Counting()), session_dir=tmp_path) as harness:
+        await harness.send_message("Hello?")
+        assert (await harness.wait_for_run()).status == "completed"
 
 
 # What models do instead of saying something
@@ -260,7 +260,7 @@ async def test_a_call_of_any_number_is_not_made_room_for(database: Database, tmp
     [ModelError("unavailable", "not now"), RuntimeError("broken"), asyncio.CancelledError(), TimeoutError(), 17, None],
     ids=["unavailable", "broken", "canceled", "timeout", "a number", "nothing"],
 )
-async def test_a_cycle_that_fails_is_tried_again_and_its_event_is_not_lost(
+async def test_a_failed_cycle_is_retried_with_its_events(
     database: Database, tmp_path: Path, trouble: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inbox, "_FIRST_DELAY", 1)
@@ -271,33 +271,33 @@ async def test_a_cycle_that_fails_is_tried_again_and_its_event_is_not_lost(
         return trouble
 
     model = ScriptedModel([fails, "Hello."])
-    async with village(database, agent("ada", model), folder=tmp_path, owns=False) as town:
-        await town.say("Hello?")
-        await town.run_ended(2)
-        assert [run.status for run in await town.runs()] == ["failed", "completed"]
-        assert [event.status for event in await town.inbox()] == ["processed"]
+    async with run_agents(database, agent("ada", model), session_dir=tmp_path) as harness:
+        await harness.send_message("Hello?")
+        await harness.wait_for_run(2)
+        assert [run.status for run in await harness.runs()] == ["failed", "completed"]
+        assert [event.status for event in await harness.inbox()] == ["processed"]
         turns = model.requests[1].turns
         assert [type(turn) for turn in turns] == [UserTurn]  # Told once: nothing came of it the first time.
 
 
 @pytest.mark.spec("7.3")
-async def test_an_event_that_no_cycle_can_deal_with_is_parked_in_the_end(
+async def test_an_event_fails_after_the_maximum_of_attempts(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inbox, "_FIRST_DELAY", 1)
     model = ScriptedModel(lambda _: ModelError("unavailable", "no model today"))
-    async with village(database, agent("ada", model), folder=tmp_path, owns=False) as town:
-        await town.say("Hello?")
-        await town.run_ended(inbox.MAX_ATTEMPTS)
-        [event] = await town.inbox()
+    async with run_agents(database, agent("ada", model), session_dir=tmp_path) as harness:
+        await harness.send_message("Hello?")
+        await harness.wait_for_run(inbox.MAX_ATTEMPTS)
+        [event] = await harness.inbox()
         assert (event.status, event.attempts) == ("failed", inbox.MAX_ATTEMPTS)
         assert "no model today" in (event.error or "")
-        assert len(await town.runs()) == inbox.MAX_ATTEMPTS
-        assert await town.history() == []
+        assert len(await harness.runs()) == inbox.MAX_ATTEMPTS
+        assert await harness.history() == []
 
 
 @pytest.mark.spec("11.1")
-async def test_a_model_that_hangs_is_not_waited_for_longer_than_the_run_may_take(
+async def test_a_hanging_model_ends_at_the_timeout_of_the_run(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inbox, "_FIRST_DELAY", 1)
@@ -308,10 +308,10 @@ async def test_a_model_that_hangs_is_not_waited_for_longer_than_the_run_may_take
 
     model = ScriptedModel([hangs, "Hello."])
     ada = agent("ada", model, limits=AgentLimits(timeout=0.5))
-    async with village(database, ada, folder=tmp_path, owns=False) as town:
-        await town.say("Hello?")
-        await town.run_ended(2)
-        first, second = await town.runs()
+    async with run_agents(database, ada, session_dir=tmp_path) as harness:
+        await harness.send_message("Hello?")
+        await harness.wait_for_run(2)
+        first, second = await harness.runs()
         assert (first.status, second.status) == ("failed", "completed")
         assert "limits.timeout" in (first.error or "")
 
@@ -323,12 +323,12 @@ async def test_a_conversation_that_is_too_long_for_the_model_is_shortened(databa
             return ModelError("too_long", "at most 20,000")
         return "Fine."
 
-    async with village(database, agent("ada", ScriptedModel(minds_its_length)), folder=tmp_path, owns=False) as town:
+    async with run_agents(database, agent("ada", ScriptedModel(minds_its_length)), session_dir=tmp_path) as harness:
         for number in range(1, 8):
-            await town.say(f"{number}: {'blah ' * 1_000}")
-            assert (await town.run_ended(number)).status == "completed"
-        await town.say("x" * 50_000)
-        assert (await town.run_ended(8)).status == "completed"  # Some of it is better than nothing.
+            await harness.send_message(f"{number}: {'blah ' * 1_000}")
+            assert (await harness.wait_for_run(number)).status == "completed"
+        await harness.send_message("x" * 50_000)
+        assert (await harness.wait_for_run(8)).status == "completed"  # Some of it is better than nothing.
 
 
 # What tools do
@@ -336,7 +336,7 @@ async def test_a_conversation_that_is_too_long_for_the_model_is_shortened(databa
 
 @pytest.mark.spec("11.3")
 @pytest.mark.parametrize("error", [asyncio.CancelledError(), SystemError("x"), RecursionError(), MemoryError()])
-async def test_a_tool_that_breaks_in_any_way_leaves_the_run_alone(
+async def test_a_tool_that_raises_anything_does_not_end_the_run(
     database: Database, tmp_path: Path, error: BaseException
 ) -> None:
     @tool(visible=False)
@@ -345,13 +345,13 @@ async def test_a_tool_that_breaks_in_any_way_leaves_the_run_alone(
         raise error
 
     model = ScriptedModel([[call("breaks"), call("double", {"n": 2})], "A pity."])
-    async with village(database, agent("ada", model), tools=[breaks, double], folder=tmp_path, owns=False) as town:
-        await town.say("Try.")
-        run = await town.run_ended()
+    async with run_agents(database, agent("ada", model), tools=[breaks, double], session_dir=tmp_path) as harness:
+        await harness.send_message("Try.")
+        run = await harness.wait_for_run()
         assert (run.status, run.steps) == ("completed", 2)
         assert answers(model.requests[1])[1] == "4"
-        assert await town.open_calls() == []
-        assert not any(one.status == "running" for one in await town.calls(run.id))
+        assert await harness.open_calls() == []
+        assert not any(record.status == "running" for record in await harness.calls(run.id))
 
 
 # What goes away meanwhile
@@ -401,7 +401,7 @@ async def _waiting(stage: Stage) -> tuple[Model, list[Any]]:
         return [ENTER, call("ask")]
 
     # It may be asked once more: that the call is over is heard before that the run is.
-    return ScriptedModel([enters, "Next.", "Next."]), [elsewhere("ask", "space", visible=True, timeout=60.0)]
+    return ScriptedModel([enters, "Next.", "Next."]), [external_tool("ask", "space", visible=True, timeout=60.0)]
 
 
 STAGES = [_model, _second_request, _tool, _waiting]
@@ -409,79 +409,81 @@ STAGES = [_model, _second_request, _tool, _waiting]
 
 @pytest.mark.spec("7.1")
 @pytest.mark.parametrize("stage_of", STAGES)
-async def test_a_run_that_is_canceled_ends_there_and_the_agent_goes_on(
+async def test_a_canceled_run_ends_and_the_agent_continues(
     database: Database, tmp_path: Path, stage_of: Callable[[Stage], Awaitable[tuple[Model, list[Any]]]]
 ) -> None:
     stage = Stage()
     model, tools = await stage_of(stage)
-    async with village(database, agent("ada", model), tools=tools, folder=tmp_path, owns=False) as town:
-        await town.say("Begin.")
+    async with run_agents(database, agent("ada", model), tools=tools, session_dir=tmp_path) as harness:
+        await harness.send_message("Begin.")
         await stage.reached.wait()
         if stage_of is _waiting:
-            await town.until_asked()
-        [run] = await town.runs()
-        await town.ledger.commit(runs.cancel_run, run.id)
-        await town.say("Next!")
-        await town.run_ended(2)
-        assert [one.status for one in await town.runs()] == ["canceled", "completed"]
-        assert {event.status for event in await town.inbox()} == {"processed"}
-        assert not any(one.status in ("running", "waiting", "pending") for one in await town.calls(run.id))
+            await harness.wait_for_open_call()
+        [run] = await harness.runs()
+        await harness.ledger.commit(runs.cancel_run, run.id)
+        await harness.send_message("Next!")
+        await harness.wait_for_run(2)
+        assert [record.status for record in await harness.runs()] == ["canceled", "completed"]
+        assert {event.status for event in await harness.inbox()} == {"processed"}
+        assert not any(record.status in ("running", "waiting", "pending") for record in await harness.calls(run.id))
 
 
 @pytest.mark.spec("7.1")
 @pytest.mark.parametrize("stage_of", STAGES)
-async def test_an_agent_that_is_removed_while_it_thinks_is_gone_and_others_go_on(
+async def test_deleting_an_agent_during_its_run_does_not_affect_others(
     database: Database, tmp_path: Path, stage_of: Callable[[Stage], Awaitable[tuple[Model, list[Any]]]]
 ) -> None:
     stage = Stage()
     model, tools = await stage_of(stage)
     bob = agent("bob", ScriptedModel.loop(["Hm."]))
-    async with village(database, agent("ada", model), bob, tools=tools, folder=tmp_path, owns=False) as town:
-        await town.say("Begin.")
+    async with run_agents(database, agent("ada", model), bob, tools=tools, session_dir=tmp_path) as harness:
+        await harness.send_message("Begin.")
         await stage.reached.wait()
         if stage_of is _waiting:
-            await town.until_asked()
-        await town.ledger.commit(deletion.delete_entity, town.agent)
-        await town.quiet()
-        assert await town.runs() == []
-        assert await town.inbox() == []
-        assert await town.open_calls() == []
-        await town.say("Still there?")
-        assert (await town.run_ended(2, town.agents[1])).status == "completed"
+            await harness.wait_for_open_call()
+        await harness.ledger.commit(deletion.delete_entity, harness.agent)
+        await harness.wait_until_idle()
+        assert await harness.runs() == []
+        assert await harness.inbox() == []
+        assert await harness.open_calls() == []
+        await harness.send_message("Still there?")
+        assert (await harness.wait_for_run(2, harness.agents[1])).status == "completed"
 
 
 @pytest.mark.spec("7.2")
 @pytest.mark.parametrize("how", ["the space is removed", "the agent leaves"])
-async def test_a_space_that_goes_while_something_is_said_in_it(database: Database, tmp_path: Path, how: str) -> None:
+async def test_deleting_a_space_during_a_message_does_not_break_the_run(
+    database: Database, tmp_path: Path, how: str
+) -> None:
     async def goes() -> None:
-        await being_said(town)
+        await being_said(harness)
         if how == "the agent leaves":
-            await town.ledger.commit(deletion.remove_member, town.space, town.agent)
+            await harness.ledger.commit(deletion.remove_member, harness.space, harness.agent)
         else:
-            await town.ledger.commit(deletion.delete_space, town.space)
+            await harness.ledger.commit(deletion.delete_space, harness.space)
 
     model = Writing(ModelTurn(calls=(call("send_message", {"text": "Hello"}, id="b"),)), before=goes)
-    async with village(database, agent("ada", model), folder=tmp_path, owns=False) as town:
-        await town.say("Say hello.")
-        run = await town.run_ended()
+    async with run_agents(database, agent("ada", model), session_dir=tmp_path) as harness:
+        await harness.send_message("Say hello.")
+        run = await harness.wait_for_run()
         assert (run.status, run.steps) == ("completed", 3)
         assert any(word in answers(model.requests[2])[0] for word in ("no space", "not a member", "not in a space"))
-        found, _ = await town.ledger.read(messages.list_latest, town.space, limit=10)
-        assert all(one.status != "running" for one in found)
+        latest, _ = await harness.ledger.read(messages.list_latest, harness.space, limit=10)
+        assert all(message.status != "running" for message in latest)
 
 
 @pytest.mark.spec("7.2")
-async def test_a_space_that_went_before_anything_was_shown_there(
+async def test_deleting_a_space_before_streaming_does_not_break_the_run(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(live_output, "FLUSH_SECONDS", 3600)
 
     async def goes() -> None:
-        await town.ledger.commit(deletion.delete_space, town.space)
+        await harness.ledger.commit(deletion.delete_space, harness.space)
 
     model = Writing(ModelTurn(calls=(call("send_message", {"text": "Hello"}, id="b"),)), before=goes)
-    async with village(database, agent("ada", model), folder=tmp_path, owns=False) as town:
-        await town.say("Say hello.")
-        run = await town.run_ended()
+    async with run_agents(database, agent("ada", model), session_dir=tmp_path) as harness:
+        await harness.send_message("Say hello.")
+        run = await harness.wait_for_run()
         assert (run.status, run.steps) == ("completed", 3)
-        assert await town.ledger.read(entities.find_space, town.space) is None
+        assert await harness.ledger.read(entities.find_space, harness.space) is None

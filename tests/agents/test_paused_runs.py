@@ -1,4 +1,4 @@
-"""A run that waits for a result: its agent is free meanwhile, and it goes on where it was, in whichever process."""
+"""A run that waits for a result: its agent is free meanwhile, and it continues in any process."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.agents.agent_harness import Village, agent, village
-from tests.agents.chaos.job_agent import elsewhere
-from tests.agents.crashing_database import Mortal
+from tests.agents.agent_harness import AgentHarness, CallId, agent, run_agents
+from tests.agents.chaos.job_agent import external_tool
+from tests.agents.crashing_database import CrashingDatabase
 from toolspace import Tool, tool
 from toolspace.config.agent_settings import ConsciousnessSettings
 from toolspace.core.context import ToolContext
@@ -26,12 +26,12 @@ from toolspace.storage.queries import sessions
 
 
 def asking() -> Tool:
-    return elsewhere("ask", "external", pauses_run=True, visible=False)
+    return external_tool("ask", "external", pauses_run=True, visible=False)
 
 
 def answers(turn: Turn) -> list[str]:
     assert isinstance(turn, ResultsTurn), turn
-    return [one.text for one in turn.results]
+    return [result.text for result in turn.results]
 
 
 def results(request: ModelRequest) -> list[list[str]]:
@@ -39,48 +39,48 @@ def results(request: ModelRequest) -> list[list[str]]:
     return [answers(turn) for turn in request.turns if isinstance(turn, ResultsTurn)]
 
 
-async def answer(town: Village, result: Any, about: str | None = None, **options: Any) -> None:
+async def answer(harness: AgentHarness, result: Any, about: str | None = None, **options: Any) -> None:
     """Brings the result of the call that is open; of the one with this argument, if there are more."""
-    [asked] = [one for one in await town.open_calls() if about is None or one.args.get("about") == about]
-    await town.submit(asked.call_id, result, **options)
+    [open_call] = [
+        record for record in await harness.open_calls() if about is None or record.args.get("about") == about
+    ]
+    await harness.submit(open_call.call_id, result, **options)
 
 
 @pytest.mark.spec("6.8")
 @pytest.mark.spec("11.4")
-async def test_a_paused_run_goes_on_in_another_process_with_the_result_in_the_place_of_the_call(
-    database: Database, tmp_path: Path
-) -> None:
+async def test_a_paused_run_continues_in_another_process_with_its_result(database: Database, tmp_path: Path) -> None:
     first = ScriptedModel([call("ask", {"about": "it"})])
-    async with village(database, agent("ada", first), tools=[asking()], folder=tmp_path, owns=False) as town:
-        await town.say("Ask them.")
-        paused = await town.paused()
+    async with run_agents(database, agent("ada", first), tools=[asking()], session_dir=tmp_path) as harness:
+        await harness.send_message("Ask them.")
+        paused = await harness.wait_for_paused_run()
         assert paused.steps == 1
-        assert [event.status for event in await town.inbox()] == ["processed"]
+        assert [event.status for event in await harness.inbox()] == ["processed"]
     second = ScriptedModel(["They said yes."])
-    async with village(database, agent("ada", second), tools=[asking()], folder=tmp_path, owns=False) as town:
-        await answer(town, {"said": "yes"})
-        run = await town.run_ended()
+    async with run_agents(database, agent("ada", second), tools=[asking()], session_dir=tmp_path) as harness:
+        await answer(harness, {"said": "yes"})
+        run = await harness.wait_for_run()
         assert (run.id, run.status, run.steps) == (paused.id, "completed", 2)
         [request] = second.requests
         assert [type(turn).__name__ for turn in request.turns] == ["UserTurn", "ModelTurn", "ResultsTurn"]
         assert answers(request.turns[-1]) == ['{"said":"yes"}']
-        assert len(await town.runs()) == 1
-        assert {event.status for event in await town.inbox()} == {"processed"}
+        assert len(await harness.runs()) == 1
+        assert {event.status for event in await harness.inbox()} == {"processed"}
 
 
 @pytest.mark.spec("6.8")
-async def test_the_agent_is_free_for_other_things_while_a_run_waits(database: Database, tmp_path: Path) -> None:
+async def test_other_cycles_run_while_a_run_is_paused(database: Database, tmp_path: Path) -> None:
     model = ScriptedModel([call("ask"), "Good morning.", "They said no."])
-    async with village(database, agent("ada", model), tools=[asking()], folder=tmp_path, owns=False) as town:
-        await town.say("Ask them.")
-        paused = await town.paused()
-        await town.say("Good morning!")
-        between = await town.run_ended()
+    async with run_agents(database, agent("ada", model), tools=[asking()], session_dir=tmp_path) as harness:
+        await harness.send_message("Ask them.")
+        paused = await harness.wait_for_paused_run()
+        await harness.send_message("Good morning!")
+        between = await harness.wait_for_run()
         assert between.id != paused.id
         assert "no result yet" in results(model.requests[1])[0][0]
-        await answer(town, "no")
-        await town.run_ended(2)
-        assert [run.status for run in await town.runs()] == ["completed", "completed"]
+        await answer(harness, "no")
+        await harness.wait_for_run(2)
+        assert [run.status for run in await harness.runs()] == ["completed", "completed"]
         request = model.requests[2]
         assert results(request) == [["no"]]
         last = request.turns[-1]
@@ -90,57 +90,57 @@ async def test_the_agent_is_free_for_other_things_while_a_run_waits(database: Da
 
 @pytest.mark.spec("6.8")
 @pytest.mark.parametrize("together", [False, True])
-async def test_a_run_that_waits_for_two_results_goes_on_with_both(
+async def test_a_run_that_waits_for_two_results_continues_with_both(
     database: Database, tmp_path: Path, together: bool
 ) -> None:
     model = ScriptedModel([[call("ask", {"about": "tea"}), call("ask", {"about": "milk"})], "Tea with milk."])
     tools = [asking()]
-    async with village(database, agent("ada", model), tools=tools, folder=tmp_path, owns=False) as town:
-        await town.say("Ask about tea and milk.")
-        paused = await town.paused()
+    async with run_agents(database, agent("ada", model), tools=tools, session_dir=tmp_path) as harness:
+        await harness.send_message("Ask about tea and milk.")
+        paused = await harness.wait_for_paused_run()
         if not together:
-            await answer(town, "milk", "milk")
-            await answer(town, "tea", "tea")
+            await answer(harness, "milk", "milk")
+            await answer(harness, "tea", "tea")
     if together:  # Both are there when the next process begins.
-        async with village(database, folder=tmp_path, owns=False, names=["ada"]) as town:
-            await answer(town, "milk", "milk")
-            await answer(town, "tea", "tea")
-    async with village(database, agent("ada", model), tools=tools, folder=tmp_path, owns=False) as town:
-        run = await town.run_ended()
+        async with run_agents(database, session_dir=tmp_path, names=["ada"]) as harness:
+            await answer(harness, "milk", "milk")
+            await answer(harness, "tea", "tea")
+    async with run_agents(database, agent("ada", model), tools=tools, session_dir=tmp_path) as harness:
+        run = await harness.wait_for_run()
         assert (run.id, run.status) == (paused.id, "completed")
         assert results(model.requests[-1]) == [["tea", "milk"]]
         assert len(model.requests) == 2
-        assert {event.status for event in await town.inbox()} == {"processed"}
+        assert {event.status for event in await harness.inbox()} == {"processed"}
 
 
 @pytest.mark.spec("6.8")
-async def test_two_runs_that_wait_go_on_one_after_the_other(database: Database, tmp_path: Path) -> None:
+async def test_two_paused_runs_continue_one_after_the_other(database: Database, tmp_path: Path) -> None:
     model = ScriptedModel([call("ask", {"about": "tea"}), call("ask", {"about": "milk"})])
     tools = [asking()]
-    async with village(database, agent("ada", model), tools=tools, folder=tmp_path, owns=False) as town:
-        await town.say("Ask about tea.")
-        tea = await town.paused()
-        await town.say("Ask about milk.")
-        milk = await town.paused(2)
-    async with village(database, folder=tmp_path, owns=False, names=["ada"]) as town:
-        await answer(town, "milk!", "milk")
-        await answer(town, "tea!", "tea")
+    async with run_agents(database, agent("ada", model), tools=tools, session_dir=tmp_path) as harness:
+        await harness.send_message("Ask about tea.")
+        tea = await harness.wait_for_paused_run()
+        await harness.send_message("Ask about milk.")
+        milk = await harness.wait_for_paused_run(2)
+    async with run_agents(database, session_dir=tmp_path, names=["ada"]) as harness:
+        await answer(harness, "milk!", "milk")
+        await answer(harness, "tea!", "tea")
     model = ScriptedModel(["Milk is there.", "Tea is there."])
-    async with village(database, agent("ada", model), tools=tools, folder=tmp_path, owns=False) as town:
-        await town.run_ended(2)
-        assert {run.id: run.status for run in await town.runs()} == {tea.id: "completed", milk.id: "completed"}
+    async with run_agents(database, agent("ada", model), tools=tools, session_dir=tmp_path) as harness:
+        await harness.wait_for_run(2)
+        assert {run.id: run.status for run in await harness.runs()} == {tea.id: "completed", milk.id: "completed"}
         assert "milk!" in str(model.requests[0].turns[-1])
         assert "tea!" in str(model.requests[1].turns[-1])
 
 
 @pytest.mark.spec("6.8")
-async def test_a_result_that_is_an_error_goes_on_as_one(database: Database, tmp_path: Path) -> None:
+async def test_a_paused_run_continues_with_an_error_result(database: Database, tmp_path: Path) -> None:
     model = ScriptedModel([call("ask"), "A pity."])
-    async with village(database, agent("ada", model), tools=[asking()], folder=tmp_path, owns=False) as town:
-        await town.say("Ask them.")
-        await town.paused()
-        await answer(town, "nobody is there", is_error=True)
-        run = await town.run_ended()
+    async with run_agents(database, agent("ada", model), tools=[asking()], session_dir=tmp_path) as harness:
+        await harness.send_message("Ask them.")
+        await harness.wait_for_paused_run()
+        await answer(harness, "nobody is there", is_error=True)
+        run = await harness.wait_for_run()
         assert run.status == "completed"
         last = model.requests[1].turns[-1]
         assert isinstance(last, ResultsTurn)
@@ -149,61 +149,57 @@ async def test_a_result_that_is_an_error_goes_on_as_one(database: Database, tmp_
 
 
 @pytest.mark.spec("6.9")
-async def test_a_call_that_expires_lets_its_run_go_on(database: Database, tmp_path: Path) -> None:
+async def test_a_paused_run_continues_when_its_call_expires(database: Database, tmp_path: Path) -> None:
     model = ScriptedModel([call("ask"), "Nobody answered."])
-    tools = [elsewhere("ask", "external", pauses_run=True, visible=False, expires_after=0.05)]
-    async with village(database, agent("ada", model), tools=tools, folder=tmp_path, owns=False) as town:
-        await town.say("Ask them.")
-        run = await town.run_ended()
+    tools = [external_tool("ask", "external", pauses_run=True, visible=False, expires_after=0.05)]
+    async with run_agents(database, agent("ada", model), tools=tools, session_dir=tmp_path) as harness:
+        await harness.send_message("Ask them.")
+        run = await harness.wait_for_run()
         assert (run.status, run.steps) == ("completed", 2)
         assert "expired" in answers(model.requests[1].turns[-1])[0]
 
 
 @pytest.mark.spec("6.8")
-async def test_a_paused_run_that_is_canceled_stays_so_and_the_agent_goes_on(database: Database, tmp_path: Path) -> None:
+async def test_a_canceled_paused_run_does_not_continue(database: Database, tmp_path: Path) -> None:
     model = ScriptedModel([call("ask"), "Good morning."])
-    async with village(database, agent("ada", model), tools=[asking()], folder=tmp_path, owns=False) as town:
-        await town.say("Ask them.")
-        paused = await town.paused()
-        await town.ledger.commit(runs.cancel_run, paused.id)
-        await town.say("Good morning!")
-        await town.run_ended(2)
-        assert [run.status for run in await town.runs()] == ["canceled", "completed"]
-        assert await town.open_calls() == []
-        assert {event.status for event in await town.inbox()} == {"processed"}
+    async with run_agents(database, agent("ada", model), tools=[asking()], session_dir=tmp_path) as harness:
+        await harness.send_message("Ask them.")
+        paused = await harness.wait_for_paused_run()
+        await harness.ledger.commit(runs.cancel_run, paused.id)
+        await harness.send_message("Good morning!")
+        await harness.wait_for_run(2)
+        assert [run.status for run in await harness.runs()] == ["canceled", "completed"]
+        assert await harness.open_calls() == []
+        assert {event.status for event in await harness.inbox()} == {"processed"}
 
 
 @pytest.mark.spec("6.8")
 @pytest.mark.spec("7.3")
-async def test_a_result_is_not_lost_where_the_model_fails_when_the_run_goes_on(
-    database: Database, tmp_path: Path
-) -> None:
+async def test_the_result_survives_a_failed_model_request_after_the_pause(database: Database, tmp_path: Path) -> None:
     model = ScriptedModel([call("ask"), ModelError("unavailable", "gone for a moment"), "They said yes."])
-    options: dict[str, Any] = {"tools": [asking()], "folder": tmp_path, "owns": False, "retry_delays": (10,)}
-    async with village(database, agent("ada", model), **options) as town:
-        await town.say("Ask them.")
-        await town.paused()
-        await answer(town, "yes")
-        run = await town.run_ended()
+    options: dict[str, Any] = {"tools": [asking()], "session_dir": tmp_path, "retry_delays": (10,)}
+    async with run_agents(database, agent("ada", model), **options) as harness:
+        await harness.send_message("Ask them.")
+        await harness.wait_for_paused_run()
+        await answer(harness, "yes")
+        run = await harness.wait_for_run()
         assert run.status == "completed"
-        assert len(await town.runs()) == 1
+        assert len(await harness.runs()) == 1
         last = model.requests[-1].turns[-1]
         assert isinstance(last, ResultsTurn)
         assert "yes" in last.results[0].text
-        assert {event.status for event in await town.inbox()} == {"processed"}
+        assert {event.status for event in await harness.inbox()} == {"processed"}
 
 
 @pytest.mark.spec("6.8")
-async def test_a_result_for_a_run_that_failed_meanwhile_comes_as_any_late_one(
-    database: Database, tmp_path: Path
-) -> None:
+async def test_a_result_for_a_failed_run_comes_to_the_inbox(database: Database, tmp_path: Path) -> None:
     model = ScriptedModel([[call("ask", {"about": "tea"}), call("ask", {"about": "milk"})], "Milk came late."])
-    async with village(database, agent("ada", model), tools=[asking()], folder=tmp_path, owns=False) as town:
-        await town.say("Ask them.")
-        paused = await town.paused()
-        await town.ledger.commit(runs.close_run, paused.id, "failed", error="an operator gave it up")
-        await answer(town, "milk", "milk")
-        await town.run_ended(2)
+    async with run_agents(database, agent("ada", model), tools=[asking()], session_dir=tmp_path) as harness:
+        await harness.send_message("Ask them.")
+        paused = await harness.wait_for_paused_run()
+        await harness.ledger.commit(runs.close_run, paused.id, "failed", error="an operator gave it up")
+        await answer(harness, "milk", "milk")
+        await harness.wait_for_run(2)
         last = model.requests[-1].turns[-1]
         assert isinstance(last, UserTurn)
         assert last.text.startswith("INBOX:\n[tool_result ")
@@ -211,9 +207,7 @@ async def test_a_result_for_a_run_that_failed_meanwhile_comes_as_any_late_one(
 
 @pytest.mark.spec("11.4")
 @pytest.mark.spec("6.8")
-async def test_what_a_paused_run_is_about_outlasts_the_summary_of_older_cycles(
-    database: Database, tmp_path: Path
-) -> None:
+async def test_compaction_keeps_the_turns_of_a_paused_run(database: Database, tmp_path: Path) -> None:
     def thinks(request: ModelRequest) -> str | ModelCall:
         if request.system.startswith("You keep the memory"):
             return "There was some talk."
@@ -225,49 +219,45 @@ async def test_what_a_paused_run_is_about_outlasts_the_summary_of_older_cycles(
     model = ScriptedModel(thinks)
     mind = ConsciousnessSettings(max_tokens=50, min_recent_cycles=1)
     ada = agent("ada", model, consciousness=mind)
-    async with village(database, ada, tools=[asking()], folder=tmp_path, owns=False) as town:
-        await town.say("Ask them.")
-        paused = await town.paused()
+    async with run_agents(database, ada, tools=[asking()], session_dir=tmp_path) as harness:
+        await harness.send_message("Ask them.")
+        paused = await harness.wait_for_paused_run()
         for number in range(1, 5):
-            await town.say(f"Number {number}: {'talk ' * 20}")
-            await town.run_ended(number)
-        await answer(town, "yes")
-        await town.run_ended(5)
-        assert {run.id: run.status for run in await town.runs()}[paused.id] == "completed"
+            await harness.send_message(f"Number {number}: {'talk ' * 20}")
+            await harness.wait_for_run(number)
+        await answer(harness, "yes")
+        await harness.wait_for_run(5)
+        assert {run.id: run.status for run in await harness.runs()}[paused.id] == "completed"
         request = model.requests[-1] if "CONTINUE" in str(model.requests[-1].turns) else model.requests[-2]
         assert "There was some talk." in str(request.turns[0])
         assert results(request) == [["yes"]]
 
 
 @pytest.mark.spec("6.8")
-async def test_a_result_that_comes_before_the_run_has_paused_is_not_waited_for(
-    database: Database, tmp_path: Path
-) -> None:
+async def test_a_result_before_the_pause_continues_the_run_at_once(database: Database, tmp_path: Path) -> None:
     @tool(visible=False)
     async def slow() -> str:
         """Ends after the answer has come."""
-        await town.until_asked()
-        await answer(town, "yes")
+        await harness.wait_for_open_call()
+        await answer(harness, "yes")
         return "at last"
 
     model = ScriptedModel([[call("ask"), call("slow")], "They said yes.", "You are welcome."])
-    async with village(database, agent("ada", model), tools=[asking(), slow], folder=tmp_path, owns=False) as town:
-        await town.say("Ask them.")
-        run = await town.run_ended()
-        assert (run.status, run.steps, len(await town.runs())) == ("completed", 2, 1)
+    async with run_agents(database, agent("ada", model), tools=[asking(), slow], session_dir=tmp_path) as harness:
+        await harness.send_message("Ask them.")
+        run = await harness.wait_for_run()
+        assert (run.status, run.steps, len(await harness.runs())) == ("completed", 2, 1)
         assert results(model.requests[1]) == [["yes", "at last"]]
-        await town.say("Thank you.")
-        await town.run_ended(2)
+        await harness.send_message("Thank you.")
+        await harness.wait_for_run(2)
         assert "tool_result" not in str(model.requests[2].turns[-1])  # It was given once.
-        assert {event.status for event in await town.inbox()} == {"processed"}
+        assert {event.status for event in await harness.inbox()} == {"processed"}
 
 
 @pytest.mark.spec("11.6")
 @pytest.mark.spec("6.8")
-async def test_a_call_that_a_process_made_after_it_was_taken_for_dead_is_found(
-    database: Database, tmp_path: Path
-) -> None:
-    mortal = Mortal(database)
+async def test_a_call_that_the_previous_process_stores_late_is_not_repeated(database: Database, tmp_path: Path) -> None:
+    crashing = CrashingDatabase(database)
     in_flight = asyncio.Event()
 
     @tool(visible=False, annotations=Annotations(read_only=True))
@@ -275,26 +265,30 @@ async def test_a_call_that_a_process_made_after_it_was_taken_for_dead_is_found(
         """Looks."""
         if not in_flight.is_set():
             in_flight.set()
-            mortal.die()
-            await mortal.live()
+            crashing.crash()
+            await crashing.check_alive()
         # The other was not dead: what it had begun to write arrives now.
-        asked = (await town.history())[1].stored.call_ids[2]
-        room = GatewayCallHost(town.desk, run_id=(await town.runs())[0].id, agent_entity_id=town.agent)
-        context = ToolContext(call_id=asked, host=room)
+        call_id = (await harness.history())[1].stored.call_ids[2]
+        run_id = (await harness.runs())[0].id
+        room = GatewayCallHost(
+            harness.pending_calls, run_id=run_id, agent_entity_id=harness.agent, space_id=harness.space
+        )
+        context = ToolContext(host=room).bind(CallId(call_id), run_id=run_id, session_id="session")
         await room.wait_for_result(asking(), {}, context)
         return "looked"
 
     calls = [call("look"), call("enter_space", {"spaceId": "spc_room"}), call("ask")]
     first = agent("ada", ScriptedModel([calls]))
-    async with village(mortal, first, tools=[look, asking()], folder=tmp_path, owns=False) as town:
-        await town.say("Look, and ask.")
+    async with run_agents(crashing, first, tools=[look, asking()], session_dir=tmp_path) as harness:
+        await harness.send_message("Look, and ask.")
         await in_flight.wait()
     await Ledger(database).write(sessions.release_all_leases, "")
     model = ScriptedModel(["They said yes."])
-    async with village(database, agent("ada", model), tools=[look, asking()], folder=tmp_path, owns=False) as town:
-        await town.paused()
-        await answer(town, "yes")
-        run = await town.run_ended()
-        assert (run.status, len(await town.runs())) == ("completed", 1)
+    async with run_agents(database, agent("ada", model), tools=[look, asking()], session_dir=tmp_path) as harness:
+        await harness.wait_for_paused_run()
+        await answer(harness, "yes")
+        run = await harness.wait_for_run()
+        assert (run.status, len(await harness.runs())) == ("completed", 1)
+        assert results(model.requests[0])[0][0] == "looked"
         assert results(model.requests[0])[0][2] == "yes"
-        assert [one.tool_name for one in await town.calls(run.id)].count("ask") == 1
+        assert [record.tool_name for record in await harness.calls(run.id)].count("ask") == 1

@@ -1,4 +1,4 @@
-"""The prompt of a cycle: what an agent noted stays in its line, and within bounds."""
+"""The prompt of a cycle: stored values stay on one line and within limits."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _mind(text: str, count: int = 1) -> PromptContext:
 @pytest.mark.spec("11.2")
 @pytest.mark.spec("9.2")
 @pytest.mark.spec("9.3")
-def test_what_an_agent_noted_cannot_pass_for_another_section() -> None:
+def test_stored_text_cannot_look_like_another_section() -> None:
     lines = build_system_prompt(ADA, _mind(FORGED)).splitlines()
     assert [line for line in lines if line.endswith(":") and line.isupper()] == list(TITLES)
     assert not [line for line in lines if line.startswith(("INBOX:", "- [goal_9]"))]
@@ -56,8 +56,8 @@ def test_what_an_agent_noted_cannot_pass_for_another_section() -> None:
     assert "- Book a hotel. (spaceId: spc_1)" in plain
 
 
-def test_a_prompt_is_bounded_however_much_an_agent_noted() -> None:
-    made = build_system_prompt(ADA, _mind("x" * 16_000, 500))
-    assert len(made) < 250_000
+def test_the_length_of_a_prompt_is_limited() -> None:
+    prompt = build_system_prompt(ADA, _mind("x" * 16_000, 500))
+    assert len(prompt) < 250_000
     for tool in ("get_memories", "get_goals", "get_plans"):
-        assert f"more ({tool} has all of them)" in made
+        assert f"more ({tool} has all of them)" in prompt

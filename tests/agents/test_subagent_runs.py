@@ -1,4 +1,4 @@
-"""Agents that agents call on the gateway: their runs are kept, beside those of whoever called them."""
+"""Runs of called agents on the gateway are stored beside the runs of their callers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.agents.agent_harness import agent, village
+from tests.agents.agent_harness import agent, run_agents
 from toolspace import tool
 from toolspace.agents.host import entity_id_for
 from toolspace.core.model import ModelRequest, ResultsTurn, Usage
@@ -37,29 +37,36 @@ def heard(model: ScriptedModel) -> list[str]:
 
 
 @pytest.mark.spec("3.40")
-async def test_the_run_of_a_child_is_kept_and_streamed(database: Database, tmp_path: Path) -> None:
+async def test_a_subagent_run_is_stored_and_streamed(database: Database, tmp_path: Path) -> None:
     child = ScriptedModel([call("add", {"a": 1, "b": 2}), "It is 3."], usage=COST)
     parent = ScriptedModel([asks("child", "1 + 2?"), "Done."], usage=COST)
     family = (agent("parent", parent, agents=("child",)), agent("child", child))
-    async with village(database, *family, tools=[add], folder=tmp_path, owns=False) as town:
-        await town.push({"do": "it"})
-        run = await town.run_ended()
+    async with run_agents(database, *family, tools=[add], session_dir=tmp_path) as harness:
+        await harness.push_event({"do": "it"})
+        run = await harness.wait_for_run()
         assert heard(parent) == ["It is 3."]
-        [below] = await town.runs(entity_id_for("child"))
-        [asked] = await town.calls(run.id)
-        assert below.trigger == {"type": "agent", "parentRunId": run.id, "callId": asked.call_id, "agent": "parent"}
+        [below] = await harness.runs(entity_id_for("child"))
+        [parent_call] = await harness.calls(run.id)
+        assert below.trigger == {
+            "type": "agent",
+            "parentRunId": run.id,
+            "callId": parent_call.call_id,
+            "agent": "parent",
+        }
         assert (below.status, below.steps, below.usage["inputTokens"]) == ("completed", 2, 20)
         assert run.usage["inputTokens"] == 40
-        [added] = await town.calls(below.id)
+        [added] = await harness.calls(below.id)
         assert (added.tool_name, added.agent_entity_id, added.result) == ("add", entity_id_for("child"), 3)
-        streamed = [event.type for event in await town.events(f"run:{below.id}")]
+        streamed = [event.type for event in await harness.events(f"run:{below.id}")]
         assert streamed[0] == "run.started"
         assert "tool.streaming" in streamed
         assert streamed[-1] == "run.done"
-        assert await town.history(entity_id_for("child")) == []  # What it has in mind is of its own cycles.
+        assert await harness.history(entity_id_for("child")) == []  # What it has in mind is of its own cycles.
 
 
-async def test_a_child_that_fails_or_hands_on_leaves_runs_that_say_so(database: Database, tmp_path: Path) -> None:
+async def test_failed_and_handed_off_subagent_runs_are_stored_with_their_status(
+    database: Database, tmp_path: Path
+) -> None:
     parent = ScriptedModel([[asks("sick"), asks("desk")], "Done."])
     family = (
         agent("parent", parent, agents=("sick", "desk")),
@@ -67,18 +74,18 @@ async def test_a_child_that_fails_or_hands_on_leaves_runs_that_say_so(database: 
         agent("desk", ScriptedModel([call("router__handoff-to", {"agent": "clerk"})]), router=_to("clerk")),
         agent("clerk", ScriptedModel(["Filed."])),
     )
-    async with village(database, *family, folder=tmp_path, owns=False) as town:
-        await town.push({"do": "it"})
-        await town.run_ended()
+    async with run_agents(database, *family, session_dir=tmp_path) as harness:
+        await harness.push_event({"do": "it"})
+        await harness.wait_for_run()
         assert heard(parent)[1] == "Filed."
-        [sick] = await town.runs(entity_id_for("sick"))
+        [sick] = await harness.runs(entity_id_for("sick"))
         assert (sick.status, (sick.error or "")[:3]) == ("failed", "cut")
-        [desk], [clerk] = await town.runs(entity_id_for("desk")), await town.runs(entity_id_for("clerk"))
+        [desk], [clerk] = await harness.runs(entity_id_for("desk")), await harness.runs(entity_id_for("clerk"))
         assert (desk.status, clerk.status) == ("completed", "completed")
         assert desk.trigger["callId"] == clerk.trigger["callId"]
 
 
-async def test_a_childs_run_that_someone_cancels_stops_at_once(database: Database, tmp_path: Path) -> None:
+async def test_canceling_a_subagent_run_stops_it_at_once(database: Database, tmp_path: Path) -> None:
     reached, stopped = asyncio.Event(), asyncio.Event()
 
     async def think(request: ModelRequest) -> str:
@@ -91,18 +98,18 @@ async def test_a_childs_run_that_someone_cancels_stops_at_once(database: Databas
 
     parent = ScriptedModel([asks("child"), "Without it, then."])
     family = (agent("parent", parent, agents=("child",)), agent("child", ScriptedModel([think])))
-    async with village(database, *family, folder=tmp_path, owns=False) as town:
-        await town.push({"do": "it"})
+    async with run_agents(database, *family, session_dir=tmp_path) as harness:
+        await harness.push_event({"do": "it"})
         await reached.wait()
-        [below] = await town.runs(entity_id_for("child"))
-        await town.ledger.commit(runs.cancel_run, below.id)
+        [below] = await harness.runs(entity_id_for("child"))
+        await harness.ledger.commit(runs.cancel_run, below.id)
         await stopped.wait()
-        run = await town.run_ended()
+        run = await harness.wait_for_run()
         assert run.status == "completed"
         assert heard(parent) == ['(tool failed: the agent "child" did not finish: the run was canceled)']
 
 
-async def test_cancelling_the_parents_run_cancels_the_childs(database: Database, tmp_path: Path) -> None:
+async def test_canceling_the_parent_run_cancels_the_subagent_run(database: Database, tmp_path: Path) -> None:
     reached, stopped = asyncio.Event(), asyncio.Event()
 
     async def think(request: ModelRequest) -> str:
@@ -117,32 +124,32 @@ async def test_cancelling_the_parents_run_cancels_the_childs(database: Database,
         agent("parent", ScriptedModel([asks("child"), "Done."]), agents=("child",)),
         agent("child", ScriptedModel([think])),
     )
-    async with village(database, *family, folder=tmp_path, owns=False) as town:
-        await town.push({"do": "it"})
+    async with run_agents(database, *family, session_dir=tmp_path) as harness:
+        await harness.push_event({"do": "it"})
         await reached.wait()
-        [above] = await town.runs()
-        await town.ledger.commit(runs.cancel_run, above.id)
+        [above] = await harness.runs()
+        await harness.ledger.commit(runs.cancel_run, above.id)
         await stopped.wait()
-        await town.run_ended()
-        below = await town.run_ended(agent=entity_id_for("child"))
+        await harness.wait_for_run()
+        below = await harness.wait_for_run(agent=entity_id_for("child"))
         assert below.status == "canceled"
 
 
-async def test_a_child_has_no_inbox(database: Database, tmp_path: Path) -> None:
+async def test_a_subagent_run_cannot_use_the_inbox(database: Database, tmp_path: Path) -> None:
     child = ScriptedModel([[call("peek_inbox"), call("skip"), call("set_memory", {"key": "k", "value": "v"})], "ok"])
     parent = ScriptedModel([asks("child"), "Done."])
     family = (agent("parent", parent, agents=("child",)), agent("child", child))
-    async with village(database, *family, folder=tmp_path, owns=False) as town:
-        await town.push({"do": "it"})
-        await town.run_ended()
-        offered = {one.name for one in child.requests[0].tools}
+    async with run_agents(database, *family, session_dir=tmp_path) as harness:
+        await harness.push_event({"do": "it"})
+        await harness.wait_for_run()
+        offered = {offered.name for offered in child.requests[0].tools}
         assert "send_message" in offered
         assert not {"peek_inbox", "skip"} & offered
         assert "this run answers a request" in heard(child)[0]
         assert "this run answers a request" in heard(child)[1]
 
 
-async def test_an_agent_with_tools_of_its_own_lives_like_any_other(database: Database, tmp_path: Path) -> None:
+async def test_a_resident_agent_can_have_its_own_tools(database: Database, tmp_path: Path) -> None:
     @tool(visible=False)
     async def shout(text: str) -> str:
         """Shouts."""
@@ -159,30 +166,28 @@ async def test_an_agent_with_tools_of_its_own_lives_like_any_other(database: Dat
             "Said.",
         ]
     )
-    async with village(
-        database, agent("ada", model, tools=[shout]), tools=[add], folder=tmp_path, owns=False
-    ) as town:  # fmt: skip
-        await town.say("Hello?")
-        run = await town.run_ended()
+    async with run_agents(
+        database, agent("ada", model, tools=[shout]), tools=[add], session_dir=tmp_path
+    ) as harness:  # fmt: skip
+        await harness.send_message("Hello?")
+        run = await harness.wait_for_run()
         assert run.status == "completed"
-        assert await town.said(town.agent) == ["HI"]
-        made = {one.tool_name: one.status for one in await town.calls(run.id)}
-        assert made == dict.fromkeys(("shout", "add", "enter_space", "send_message"), "completed")
+        assert await harness.sent_texts(harness.agent) == ["HI"]
+        statuses = {record.tool_name: record.status for record in await harness.calls(run.id)}
+        assert statuses == dict.fromkeys(("shout", "add", "enter_space", "send_message"), "completed")
 
 
-async def test_the_run_of_a_child_ends_with_the_call_that_a_dead_process_left(
-    database: Database, tmp_path: Path
-) -> None:
+async def test_a_subagent_run_ends_when_its_interrupted_call_is_found(database: Database, tmp_path: Path) -> None:
     family = (agent("parent", ScriptedModel()), agent("child", ScriptedModel()))
-    async with village(database, *family, folder=tmp_path, owns=False) as town:
+    async with run_agents(database, *family, session_dir=tmp_path) as harness:
         below = runs.subagent_run_id("call_lost")
         handed = runs.subagent_run_id("call_lost", 1)
         for run_id in (below, handed):
-            await town.ledger.commit(runs.open_run, entity_id_for("child"), run_id=run_id)
-        await town.ledger.commit(runs.interrupt_call, "call_lost")
-        found = await town.runs(entity_id_for("child"))
-        assert {run.id for run in found} == {below, handed}
-        assert {run.status for run in found} == {"failed"}
+            await harness.ledger.commit(runs.open_run, entity_id_for("child"), run_id=run_id)
+        await harness.ledger.commit(runs.interrupt_call, "call_lost")
+        child_runs = await harness.runs(entity_id_for("child"))
+        assert {run.id for run in child_runs} == {below, handed}
+        assert {run.status for run in child_runs} == {"failed"}
 
 
 def _to(*names: str) -> Any:

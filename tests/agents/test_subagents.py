@@ -37,12 +37,12 @@ def heard(model: ScriptedModel, request: int = -1) -> list[str]:
 
 
 def names_in(operation: Span, kind: str) -> list[str]:
-    found = [operation.attributes.get("agent", operation.name)] if operation.kind == kind else []
-    return found + [name for child in operation.children for name in names_in(child, kind)]
+    names = [operation.attributes.get("agent", operation.name)] if operation.kind == kind else []
+    return names + [name for child in operation.children for name in names_in(child, kind)]
 
 
 @pytest.mark.spec("3.40")
-async def test_an_agent_answers_another_with_a_history_of_its_own() -> None:
+async def test_a_subagent_has_its_own_conversation() -> None:
     child = ScriptedModel([call("add", {"a": 1, "b": 2}), "It is 3."], usage=COST)
     parent = ScriptedModel([asks("child", "1 + 2?"), "The child says 3."], usage=COST)
     agents = [
@@ -55,14 +55,14 @@ async def test_an_agent_answers_another_with_a_history_of_its_own() -> None:
     assert heard(parent) == ["It is 3."]
     assert child.requests[0].turns == (UserTurn("1 + 2?\n\nREASON: a test"),)
     assert 'called by the agent "parent": your answer goes to it' in child.requests[0].system
-    offered = {one.name: one.description for one in parent.requests[0].tools}
-    assert offered["agent__child"] == "Adds numbers."
-    assert "agent__parent" not in offered
-    assert not {"agent__child", "agent__parent"} & {one.name for one in child.requests[0].tools}
+    descriptions = {offered.name: offered.description for offered in parent.requests[0].tools}
+    assert descriptions["agent__child"] == "Adds numbers."
+    assert "agent__parent" not in descriptions
+    assert not {"agent__child", "agent__parent"} & {offered.name for offered in child.requests[0].tools}
 
 
 @pytest.mark.spec("3.40")
-async def test_what_a_child_does_and_costs_nests_under_its_parents() -> None:
+async def test_trace_and_usage_of_a_subagent_nest_below_its_parent() -> None:
     child = ScriptedModel([call("add", {"a": 1, "b": 2}), "3"], usage=COST)
     parent = ScriptedModel([asks("child"), "Done."], usage=COST)
     async with Toolspace(
@@ -94,13 +94,13 @@ async def test_a_program_calls_an_agent_as_a_tool() -> None:
             assert (await ts.call("agent__researcher", wrong)).error_kind == "invalid_parameters"
 
 
-async def test_a_report_in_json_is_the_result_as_data() -> None:
+async def test_a_json_report_is_returned_as_data() -> None:
     report = {"status": "success", "format": "json", "content_json": {"n": [1, 2]}}
     async with Toolspace(agents=[Agent("a", model=ScriptedModel([call("agent__final_report", report)]))]) as ts:
         assert (await ts.call("agent__a", {"prompt": "x"})).result == {"n": [1, 2]}
 
 
-async def test_the_format_for_sub_agents_is_taken() -> None:
+async def test_the_report_format_for_subagents_is_accepted() -> None:
     report = {"status": "partial", "format": "sub-agent", "content": "Half of it."}
     async with Toolspace(agents=[Agent("a", model=ScriptedModel([call("agent__final_report", report)]))]) as ts:
         assert (await ts.call("agent__a", {"prompt": "x"})).result == "Half of it."
@@ -130,7 +130,7 @@ async def test_recursion_through_ancestors_is_refused() -> None:
 
 
 @pytest.mark.spec("3.40")
-async def test_the_line_of_agents_is_eight_long_at_most() -> None:
+async def test_a_chain_of_agent_calls_has_at_most_eight_agents() -> None:
     models = [ScriptedModel([asks(f"n{n + 1}"), f"{n} done"]) for n in range(9)]
     agents = [Agent(f"n{n}", model=model, agents=[f"n{n + 1}"] if n < 8 else []) for n, model in enumerate(models)]
     async with Toolspace(agents=agents) as ts:
@@ -139,7 +139,7 @@ async def test_the_line_of_agents_is_eight_long_at_most() -> None:
     assert models[8].requests == []
 
 
-async def test_the_smallest_depth_of_the_line_holds() -> None:
+async def test_the_smallest_max_depth_of_the_chain_applies() -> None:
     model = ScriptedModel([asks("b"), "done"])
     agents = [
         Agent("a", model=model, agents=["b"], limits=RunLimits(max_depth=1)),
@@ -150,7 +150,7 @@ async def test_the_smallest_depth_of_the_line_holds() -> None:
     assert "number 2 in the chain a; at most 1" in heard(model)[0]
 
 
-async def test_an_agent_calls_only_those_that_it_may() -> None:
+async def test_an_agent_can_call_only_its_subagents() -> None:
     model = ScriptedModel([[asks("stranger"), asks("friend")], "Done."])
     agents = [
         Agent("a", model=model, agents=["friend"]),
@@ -166,7 +166,7 @@ async def test_an_agent_calls_only_those_that_it_may() -> None:
 
 
 @pytest.mark.spec("3.40")
-async def test_cancelling_the_parent_cancels_the_child() -> None:
+async def test_canceling_the_parent_cancels_the_subagent() -> None:
     reached, stopped = asyncio.Event(), asyncio.Event()
 
     async def think(request: ModelRequest) -> str:
@@ -191,7 +191,7 @@ async def test_cancelling_the_parent_cancels_the_child() -> None:
         assert ts.orchestrator.active_call_ids == []
 
 
-async def test_cancelling_the_call_of_a_child_stops_it_and_its_parent_goes_on() -> None:
+async def test_canceling_the_call_stops_the_subagent_and_the_parent_continues() -> None:
     reached, stopped = asyncio.Event(), asyncio.Event()
 
     @tool
@@ -218,7 +218,7 @@ async def test_cancelling_the_call_of_a_child_stops_it_and_its_parent_goes_on() 
         assert stopped.is_set()
 
 
-async def test_a_child_that_fails_is_a_failed_call_with_what_there_is() -> None:
+async def test_a_failed_subagent_is_a_failed_call_with_its_last_text() -> None:
     cases = {
         "broken": ScriptedModel([ModelError("overloaded", "busy")]),
         "endless": ScriptedModel.loop([call("add", {"a": 1, "b": 1})]),
@@ -239,7 +239,7 @@ async def test_a_child_that_fails_is_a_failed_call_with_what_there_is() -> None:
     assert (direct.error_kind, direct.executed, direct.extras["end"]) == ("limit_exceeded", True, "max_steps")
 
 
-async def test_a_child_cannot_spend_more_than_its_parent_has() -> None:
+async def test_a_subagent_cannot_exceed_the_budget_of_its_parent() -> None:
     child = ScriptedModel.loop([call("add", {"a": 1, "b": 1})], usage=COST)
     parent = ScriptedModel([asks("child"), "Done."], usage=COST)
     agents = [
@@ -257,7 +257,7 @@ async def test_a_child_cannot_spend_more_than_its_parent_has() -> None:
 @pytest.mark.parametrize(
     ("bounds", "requests"), [(RunLimits(max_tokens=90), 6), (RunLimits(max_cost=0.06), 6), (RunLimits(), 31)]
 )
-async def test_children_side_by_side_cannot_spend_more_than_their_parent_has(bounds: RunLimits, requests: int) -> None:
+async def test_parallel_subagents_cannot_exceed_the_budget_of_their_parent(bounds: RunLimits, requests: int) -> None:
     under_way = most = 0
 
     async def think(request: ModelRequest) -> str:
@@ -281,7 +281,7 @@ async def test_children_side_by_side_cannot_spend_more_than_their_parent_has(bou
     assert most > 1  # As long as there is room, they do think side by side.
 
 
-async def test_a_child_has_no_more_time_than_its_parent() -> None:
+async def test_a_subagent_has_no_more_time_than_its_parent() -> None:
     async def never(request: ModelRequest) -> str:
         await asyncio.Event().wait()
         return ""
@@ -295,7 +295,7 @@ async def test_a_child_has_no_more_time_than_its_parent() -> None:
     assert (result.ok, result.end) == (False, "limit")
 
 
-async def test_many_children_work_side_by_side() -> None:
+async def test_many_subagents_run_in_parallel() -> None:
     met = 0
     everyone = asyncio.Event()
 
@@ -316,7 +316,7 @@ async def test_many_children_work_side_by_side() -> None:
     assert result.usage.requests == 22
 
 
-async def test_a_huge_answer_is_a_handle_that_the_parent_reads(tmp_path: Path) -> None:
+async def test_a_huge_answer_is_stored_and_the_parent_reads_it(tmp_path: Path) -> None:
     def read(request: ModelRequest) -> Any:
         turn = request.turns[-1]
         assert isinstance(turn, ResultsTurn)
@@ -333,7 +333,7 @@ async def test_a_huge_answer_is_a_handle_that_the_parent_reads(tmp_path: Path) -
     assert "line 70000" in heard(parent)[0]
 
 
-async def test_what_a_childs_tools_stored_can_be_read_by_its_parent(tmp_path: Path) -> None:
+async def test_the_parent_can_read_outputs_that_a_subagent_stored(tmp_path: Path) -> None:
     @tool
     async def dump() -> str:
         """Says a lot."""
@@ -380,7 +380,7 @@ class TestAgentProvider(ProviderContract):
         return AgentProvider(Toolspace(agents=agents).agents)
 
 
-async def test_canceled_at_any_moment_nothing_is_left_running() -> None:
+async def test_canceling_at_any_moment_leaves_nothing_running() -> None:
     working = 0
 
     @tool

@@ -119,6 +119,17 @@ class CycleRunner:
         name = self._agent_names.get(session.agent_entity_id)
         return self._agents.find(name) if name is not None else None
 
+    async def acquire(self, session_id: str) -> SessionRecord | None:
+        """Acquires the lease of a session. Returns None if another process has it."""
+        node_id = self._ledger.node_id
+        commit = self._finish_write(self._ledger.commit(cycle_transactions.acquire, session_id, node_id))
+        try:
+            return await asyncio.shield(commit)
+        except asyncio.CancelledError:
+            # The commit happens all the same: a lease that nobody uses would block the session until it expires.
+            self._finish_write(self._release_acquired(commit))
+            raise
+
     async def reopen(self, session: SessionRecord, lease: SessionLease) -> StartedCycle | None:
         """Returns the cycle that is under way in the session; None if its run has ended."""
         return await self._ledger.commit(cycle_transactions.reopen, lease, self._completion(session))
@@ -316,6 +327,12 @@ class CycleRunner:
                 cycle_transactions.abandon, lease, run_id, "the run was canceled", self._completion(session)
             )
         return True
+
+    async def _release_acquired(self, commit: asyncio.Task[SessionRecord | None]) -> None:
+        with contextlib.suppress(StorageError):
+            session = await commit
+            if session is not None:
+                await self._release(SessionLease(session.id, session.agent_entity_id, session.token))
 
     async def _release(self, lease: SessionLease) -> None:
         with contextlib.suppress(StorageError):

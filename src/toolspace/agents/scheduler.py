@@ -190,7 +190,7 @@ class Scheduler:
     async def _run_cycles(self, session_id: str, active: ActiveSession) -> None:
         """Runs the cycles of a session until it has nothing to do, or until other sessions wait."""
         runner = self._runner
-        session = await self._ledger.commit(cycle_transactions.acquire, session_id, self._ledger.node_id)
+        session = await runner.acquire(session_id)
         if session is None:
             return
         lease = active.lease = SessionLease(session_id, session.agent_entity_id, session.token)

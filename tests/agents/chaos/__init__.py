@@ -1,1 +1,1 @@
-"""Agents whose processes are killed, stalled and started again, and the books about what they did."""
+"""Processes with agents that are killed, stopped and stalled, and checks of what the agents did."""

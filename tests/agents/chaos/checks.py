@@ -1,4 +1,4 @@
-"""What must be true once every job is done, however often processes were killed meanwhile."""
+"""Checks what must be true when every job is done, however often processes were killed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.agents.chaos.job_agent import effects_in
+from tests.agents.chaos.job_agent import read_effects
 from toolspace.core import inbox_text
 from toolspace.core.model import ModelTurn, ResultsTurn, UserTurn
 from toolspace.storage.database import Database, Program, Row
@@ -19,13 +19,13 @@ def _rows(statement: str, *values: Any) -> Program[list[Row]]:
     return (yield statement, values)
 
 
-async def _ask(database: Database, statement: str, *values: Any) -> list[Row]:
+async def _query(database: Database, statement: str, *values: Any) -> list[Row]:
     return await database.read(lambda: _rows(statement, *values))
 
 
-async def said(database: Database) -> list[str]:
-    """What clerks have said, in order."""
-    rows = await _ask(
+async def list_sent_texts(database: Database) -> list[str]:
+    """The messages of the agents, in order."""
+    rows = await _query(
         database,
         "SELECT content FROM messages WHERE kind = 'message' AND status = 'complete' AND content NOT LIKE ? "
         "ORDER BY space_id, seq",
@@ -34,72 +34,75 @@ async def said(database: Database) -> list[str]:
     return [row[0].strip('"') for row in rows]
 
 
-def wanted(jobs: Mapping[str, str]) -> list[str]:
-    """What the clerk has to say, by the jobs: kinds by their numbers."""
+def expected_texts(jobs: Mapping[str, str]) -> list[str]:
+    """The messages that the agents must send for these jobs: kinds by number."""
     answers = [f"answer to {number}" for number in jobs]
     return answers + [f"planned {number}" for number, kind in jobs.items() if kind == "plan"]
 
 
-async def settled(database: Database, jobs: Mapping[str, str], *, plans: bool = True) -> bool:
-    """Whether everything was said, and nobody thinks any more; `plans`: also what was planned for later."""
-    if set(wanted(jobs) if plans else wanted(jobs)[: len(jobs)]) - set(await said(database)):
+async def is_done(database: Database, jobs: Mapping[str, str], *, plans: bool = True) -> bool:
+    """Whether every message was sent and no session is active. `plans`: also the messages of plans."""
+    expected = expected_texts(jobs) if plans else expected_texts(jobs)[: len(jobs)]
+    if set(expected) - set(await list_sent_texts(database)):
         return False
-    thinking = await _ask(database, "SELECT 1 FROM sessions WHERE run_id IS NOT NULL OR node_id IS NOT NULL")
-    waiting = await _ask(database, "SELECT 1 FROM inbox WHERE status <> 'processed'")
-    return not thinking and not waiting
+    active = await _query(database, "SELECT 1 FROM sessions WHERE run_id IS NOT NULL OR node_id IS NOT NULL")
+    waiting = await _query(database, "SELECT 1 FROM inbox WHERE status <> 'processed'")
+    return not active and not waiting
 
 
-async def check(database: Database, jobs: Mapping[str, str], book: Path, *agents: str, stalled: bool = False) -> None:
-    """Raises where something was lost, done twice, or left open.
+async def check(
+    database: Database, jobs: Mapping[str, str], effects_file: Path, *agents: str, has_stalled: bool = False
+) -> None:
+    """Raises if something was lost, done twice, or left open.
 
-    `stalled`: a process may have been in the middle of an effect, and have it after another was told that nobody knows.
-    Then the job has two; no call has.
+    `has_stalled`: a process may have stalled during an effect, and have it after another one was told "interrupted".
+    Then the job has two effects, but no call has.
     """
-    assert Counter(await said(database)) == Counter(wanted(jobs))
-    effects = Counter(effects_in(book).values())
-    asked = {number for number, kind in jobs.items() if kind == "plain"}
-    assert set(effects) == asked
-    assert stalled or effects.total() == len(asked), effects.most_common(3)
-    await _nothing_open(database)
+    assert Counter(await list_sent_texts(database)) == Counter(expected_texts(jobs))
+    effects = Counter(read_effects(effects_file).values())
+    plain_jobs = {number for number, kind in jobs.items() if kind == "plain"}
+    assert set(effects) == plain_jobs
+    assert has_stalled or effects.total() == len(plain_jobs), effects.most_common(3)
+    await _check_nothing_open(database)
     for agent in agents:
-        await _history(database, agent)
+        await _check_history(database, agent)
 
 
-async def _nothing_open(database: Database) -> None:
-    for table, good in (
+async def _check_nothing_open(database: Database) -> None:
+    for table, allowed in (
         ("runs", ("completed",)),
         ("inbox", ("processed",)),
         ("plans", ("completed",)),
         ("messages", ("complete", "error")),
         ("calls", ("completed", "failed", "resolved", "canceled")),
     ):
-        rows = await _ask(database, f"SELECT status, COUNT(*) FROM {table} GROUP BY status")
-        assert {row[0] for row in rows} <= set(good), f"{table}: {rows}"
-    rows = await _ask(database, "SELECT id, node_id, run_id FROM sessions WHERE run_id IS NOT NULL")
+        rows = await _query(database, f"SELECT status, COUNT(*) FROM {table} GROUP BY status")
+        assert {row[0] for row in rows} <= set(allowed), f"{table}: {rows}"
+    rows = await _query(database, "SELECT id, node_id, run_id FROM sessions WHERE run_id IS NOT NULL")
     assert not rows, rows
 
 
-async def _history(database: Database, agent: str) -> None:
+async def _check_history(database: Database, agent: str) -> None:
     rows = await database.read(lambda: sessions.list_turns(agent))
-    told: Counter[str] = Counter()
-    inline: set[str] = set()
-    for place, row in enumerate(rows):
+    event_counts: Counter[str] = Counter()
+    inline_results: set[str] = set()
+    for index, row in enumerate(rows):
         turn = row.stored.turn
         if isinstance(turn, UserTurn) and turn.text.startswith("INBOX:"):
-            told.update(line.event_id for line in inbox_text.parse(turn.text))
+            event_counts.update(line.event_id for line in inbox_text.parse(turn.text))
         if isinstance(turn, ModelTurn):
             assert len(turn.calls) == len(row.stored.call_ids)
             if turn.calls:
-                following = rows[place + 1].stored.turn if place + 1 < len(rows) else None
-                assert isinstance(following, ResultsTurn), f"no results behind turn {row.seq}"
-                assert [one.id for one in following.results] == [one.id for one in turn.calls]
-                assert not any(re.match(r"\(no result", one.text) for one in following.results), following
-                given = zip(row.stored.call_ids, following.results, strict=True)
-                inline |= {f"tool_result:{call_id}" for call_id, answer in given if '"boss"' in answer.text}
-        if place and rows[place - 1].run_id == row.run_id:
-            assert row.seq == rows[place - 1].seq + 1, f"a turn is missing before {row.seq}"
-    twice = [event for event, count in told.items() if count > 1 or event in inline]
-    assert not twice, f"told twice: {twice}"
-    events = {row[0] for row in await _ask(database, "SELECT event_id FROM inbox WHERE agent_entity_id = ?", agent)}
-    lost = {event for event in events - set(told) if not event.startswith("tool_result:")}
-    assert not lost, f"never told: {sorted(lost)[:5]}"
+                next_turn = rows[index + 1].stored.turn if index + 1 < len(rows) else None
+                assert isinstance(next_turn, ResultsTurn), f"no results behind turn {row.seq}"
+                assert [result.id for result in next_turn.results] == [model_call.id for model_call in turn.calls]
+                assert not any(re.match(r"\(no result", result.text) for result in next_turn.results), next_turn
+                pairs = zip(row.stored.call_ids, next_turn.results, strict=True)
+                inline_results |= {f"tool_result:{call_id}" for call_id, result in pairs if '"boss"' in result.text}
+        if index and rows[index - 1].run_id == row.run_id:
+            assert row.seq == rows[index - 1].seq + 1, f"a turn is missing before {row.seq}"
+    repeated = [event for event, count in event_counts.items() if count > 1 or event in inline_results]
+    assert not repeated, f"in the conversation twice: {repeated}"
+    events = {row[0] for row in await _query(database, "SELECT event_id FROM inbox WHERE agent_entity_id = ?", agent)}
+    lost = {event for event in events - set(event_counts) if not event.startswith("tool_result:")}
+    assert not lost, f"never in the conversation: {sorted(lost)[:5]}"

@@ -1,8 +1,8 @@
-"""A clerk who does each job once, whatever happens meanwhile. Decides from the dialogue alone, so that any process can
-go on where another was cut off.
+"""The model and the tools of an agent that does each job once, whatever happens to its process.
 
-A job is a message, `job 7 plain`, and is answered in the space that it came from. Plain ones have an effect outside;
-the others make a plan, pause their run for a result, ask for one that comes by inbox, or wait for one.
+The model decides from the conversation alone, so any process can continue the work of another. A job is a message such
+as `job 7 plain`; the agent answers it in the space of the message. A plain job has an effect outside; the others create
+a plan, pause their run for a result, call a tool whose result comes to the inbox, or wait for a result.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ Pause = Callable[[], Awaitable[None]]
 
 
 class Job:
-    """What is known of one job, by what was said so far."""
+    """The state of one job, according to the conversation."""
 
     def __init__(self, number: str, kind: str, space_id: str) -> None:
         self.number = number
         self.kind = kind
         self.space_id = space_id
         self.done: set[str] = set()
-        self.doubtful = False
-        """An effect may have happened or not: nobody knows."""
+        self.is_uncertain = False
+        """Whether an interrupted call may have had its effect."""
 
-    def next(self) -> list[ModelCall]:
-        """What to do for it now; nothing where it is done, or waits."""
+    def next_calls(self) -> list[ModelCall]:
+        """The calls to make now; none if the job is done or waits."""
         n = self.number
         answer = call("send_message", {"text": f"{'planned' if self.kind == 'planned' else 'answer to'} {n}"})
         if "said" in self.done:
@@ -60,60 +60,60 @@ class Job:
         if self.kind == "planned":
             return [answer]
         if self.kind == "plain" and "effect" not in self.done:
-            if self.doubtful:
+            if self.is_uncertain:
                 return [call("check", {"n": n})]
             return [call("effect", {"n": n}), call("look", {"n": n})]
         if self.kind == "plan" and "set_plans" not in self.done:
             plan = {"name": f"plan {n}", "instruction": f"planned {n} {self.space_id}", "runAfter": "1 second"}
             return [call("set_plans", {"plans": [plan]})]
-        for asked, tool_name in (("ask", "askBoss"), ("confirm", "confirmAction"), ("fetch", "fetchData")):
-            if self.kind == asked and "answered" not in self.done:
+        for kind, tool_name in (("ask", "askBoss"), ("confirm", "confirmAction"), ("fetch", "fetchData")):
+            if self.kind == kind and "answered" not in self.done:
                 return [] if tool_name in self.done else [call(tool_name, {"n": n})]
         return [answer]
 
-    def note(self, made: ModelCall, answer: ModelToolResult) -> None:
-        """Takes the answer to a call of it into account."""
-        if made.name == "effect":
-            self.doubtful = answer.is_error
-            self.done |= set() if answer.is_error else {"effect"}
-        elif made.name == "check":
-            self.doubtful = answer.is_error
-            self.done |= {"effect"} if answer.text == "true" else set()
-        elif made.name == "send_message" and not answer.is_error:
+    def update(self, call: ModelCall, result: ModelToolResult) -> None:
+        """Updates the state with the result of a call."""
+        if call.name == "effect":
+            self.is_uncertain = result.is_error
+            self.done |= set() if result.is_error else {"effect"}
+        elif call.name == "check":
+            self.is_uncertain = result.is_error
+            self.done |= {"effect"} if result.text == "true" else set()
+        elif call.name == "send_message" and not result.is_error:
             self.done.add("said")
-        elif not answer.is_error:
-            self.done.add(made.name)
-            if '"boss"' in answer.text:
+        elif not result.is_error:
+            self.done.add(call.name)
+            if '"boss"' in result.text:
                 self.done.add("answered")
 
 
 def decide(turns: Sequence[Turn]) -> ModelTurn:
-    """The next turn, by all that was said."""
+    """The next turn of the model."""
     jobs: dict[str, Job] = {}
-    entered: str | None = None
-    asked: Sequence[ModelCall] = ()
+    entered_space: str | None = None
+    calls: Sequence[ModelCall] = ()
     for turn in turns:
         if isinstance(turn, UserTurn):
             if turn.text.startswith(("INBOX:", "CONTINUE:")):
-                entered = None
-                _take_in(turn.text, jobs)
+                entered_space = None
+                _add_jobs(turn.text, jobs)
         elif isinstance(turn, ModelTurn):
-            asked = turn.calls
+            calls = turn.calls
         elif isinstance(turn, ResultsTurn):
-            for made, answer in zip(asked, turn.results, strict=True):
-                if made.name == "enter_space" and not answer.is_error:
-                    entered = json.loads(made.arguments)["spaceId"]
-                job = jobs.get(_job_of(made))
+            for model_call, result in zip(calls, turn.results, strict=True):
+                if model_call.name == "enter_space" and not result.is_error:
+                    entered_space = json.loads(model_call.arguments)["spaceId"]
+                job = jobs.get(_job_key(model_call))
                 if job is not None:
-                    job.note(made, answer)
+                    job.update(model_call, result)
     for job in jobs.values():
-        if calls := job.next():
+        if next_calls := job.next_calls():
             enter = call("enter_space", {"spaceId": job.space_id, "limit": 1})
-            return ModelTurn(calls=_with_ids(calls if entered == job.space_id else [enter, *calls]))
+            return ModelTurn(calls=_with_ids(next_calls if entered_space == job.space_id else [enter, *next_calls]))
     return ModelTurn(text="Done.")
 
 
-def _take_in(text: str, jobs: dict[str, Job]) -> None:
+def _add_jobs(text: str, jobs: dict[str, Job]) -> None:
     for line in inbox_text.parse(text):
         words = line.message_text.split()
         if line.type == "space_message" and words[:1] == ["job"]:
@@ -124,24 +124,24 @@ def _take_in(text: str, jobs: dict[str, Job]) -> None:
             jobs[json.loads(line.rest.partition("): ")[2])["boss"]].done.add("answered")
 
 
-def _job_of(made: ModelCall) -> str:
+def _job_key(model_call: ModelCall) -> str:
     """The key of the job that a call belongs to."""
-    said: Any = json.loads(made.arguments)
-    if made.name == "send_message":
-        return said["text"].removeprefix("answer to ")
-    if made.name == "set_plans":
-        return said["plans"][0]["instruction"].split()[1]
-    return said.get("n", "")
+    arguments: Any = json.loads(model_call.arguments)
+    if model_call.name == "send_message":
+        return arguments["text"].removeprefix("answer to ")
+    if model_call.name == "set_plans":
+        return arguments["plans"][0]["instruction"].split()[1]
+    return arguments.get("n", "")
 
 
 def _with_ids(calls: Sequence[ModelCall]) -> tuple[ModelCall, ...]:
-    return tuple(ModelCall(f"c{at}", one.name, one.arguments) for at, one in enumerate(calls))
+    return tuple(ModelCall(f"c{at}", model_call.name, model_call.arguments) for at, model_call in enumerate(calls))
 
 
-class Clerk(Model):
-    """Thinks as `decide` does, at its own pace: `pause` is awaited before it begins, and between its words."""
+class JobModel(Model):
+    """Responds with `decide`. Awaits `pause` before each response and between the parts that it streams."""
 
-    name = "clerk:steady"
+    name = "test:jobs"
 
     def __init__(self, pause: Pause) -> None:
         self._pause = pause
@@ -149,32 +149,32 @@ class Clerk(Model):
     async def respond(self, request: ModelRequest, listen: ModelListener | None = None) -> ModelTurn:
         await self._pause()
         turn = decide(request.turns)
-        for index, one in enumerate(turn.calls):
+        for index, model_call in enumerate(turn.calls):
             if listen is not None:
-                listen(CallStarted(index, one.id, one.name))
-            for start in range(0, len(one.arguments), _PIECE):
+                listen(CallStarted(index, model_call.id, model_call.name))
+            for start in range(0, len(model_call.arguments), _PIECE):
                 if listen is not None:
-                    listen(CallDelta(index, one.arguments[start : start + _PIECE]))
-                if one.name == "send_message":
+                    listen(CallDelta(index, model_call.arguments[start : start + _PIECE]))
+                if model_call.name == "send_message":
                     await asyncio.sleep(0)
                     await self._pause()
         return ModelTurn(text=turn.text, calls=turn.calls, usage=Usage(requests=1, input_tokens=10), model=self.name)
 
 
-def clerks_tools(book: Path, pause: Pause) -> list[Tool]:
-    """What the clerk works with. `book` gets a line for each effect: the id of the call, and the job."""
+def job_tools(effects_file: Path, pause: Pause) -> list[Tool]:
+    """The tools of the agent. `effects_file` gets a line for each effect: the id of the call, and the job."""
 
     @tool
     async def effect(n: str, context: ToolContext) -> bool:
-        """Writes into the book: once more each time."""
+        """Appends a line to the effects file."""
         await pause()
         line = f"{context.call_id} {n}\n".encode()
-        file = os.open(book, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        descriptor = os.open(effects_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
-            os.write(file, line)
-            os.fsync(file)
+            os.write(descriptor, line)
+            os.fsync(descriptor)
         finally:
-            os.close(file)
+            os.close(descriptor)
         await pause()
         return True
 
@@ -186,34 +186,34 @@ def clerks_tools(book: Path, pause: Pause) -> list[Tool]:
 
     @tool(annotations=Annotations(read_only=True))
     async def check(n: str) -> bool:
-        """Whether the book has a line of the job."""
-        return n in effects_in(book).values()
+        """Whether the effects file has a line of the job."""
+        return n in read_effects(effects_file).values()
 
     return [
         effect,
         look,
         check,
-        elsewhere("askBoss", "external", pauses_run=True),
-        elsewhere("confirmAction", "space", is_async=True),
-        elsewhere("fetchData", "space", timeout=30.0),
+        external_tool("askBoss", "external", pauses_run=True),
+        external_tool("confirmAction", "space", is_async=True),
+        external_tool("fetchData", "space", timeout=30.0),
     ]
 
 
-def elsewhere(name: str, kind: Literal["external", "space"], **settings: Any) -> Tool:
-    """A tool that someone else answers."""
-    made = build_execution(name, kind, {}, input_schema=None, client=_no_client)
-    return Tool(name, "", made.input_schema, execution_type=kind, handler=made.handler, **settings)
+def external_tool(name: str, kind: Literal["external", "space"], **settings: Any) -> Tool:
+    """A tool whose results are submitted from outside."""
+    execution = build_execution(name, kind, {}, input_schema=None, client=_no_client)
+    return Tool(name, "", execution.input_schema, execution_type=kind, handler=execution.handler, **settings)
 
 
 def _no_client() -> Any:
-    raise AssertionError("it asks nobody over HTTP")
+    raise AssertionError("it makes no HTTP requests")
 
 
-def effects_in(book: Path) -> dict[str, str]:
-    """The lines of the book: jobs by the ids of calls. Raises where one call wrote twice."""
-    found: dict[str, str] = {}
-    for line in book.read_text().splitlines() if book.exists() else ():
+def read_effects(effects_file: Path) -> dict[str, str]:
+    """The effects: jobs by call id. Raises if one call had its effect twice."""
+    effects: dict[str, str] = {}
+    for line in effects_file.read_text().splitlines() if effects_file.exists() else ():
         call_id, job = line.split()
-        assert call_id not in found, f"the call {call_id} had its effect twice"
-        found[call_id] = job
-    return found
+        assert call_id not in effects, f"the call {call_id} had its effect twice"
+        effects[call_id] = job
+    return effects

@@ -1,5 +1,5 @@
-"""A process of clerks, which may be killed at any moment. Told what to do over a socket, so that it alone has the
-database open.
+"""A process with agents that may be killed at any moment. The test talks to it over a socket, so that only the process
+has the database open.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any
 
 import msgspec
 
-from tests.agents.agent_harness import Village, agent, village
+from tests.agents.agent_harness import AgentHarness, agent, run_agents
 from tests.agents.chaos import checks
-from tests.agents.chaos.job_agent import Clerk, clerks_tools
+from tests.agents.chaos.job_agent import JobModel, job_tools
 from toolspace.agents import cycle_transactions
 from toolspace.agents.host import entity_id_for
 from toolspace.config.agent_settings import AgentLimits, AgentLoopSettings
@@ -29,122 +29,126 @@ from toolspace.storage.database import Database, Program, WakeUps
 from toolspace.storage.queries import entities, messages
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a process lives, and how."""
+class ProcessSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings of one process."""
 
-    folder: Path
-    """What all processes share: the book of effects, and SQLite."""
+    directory: Path
+    """What all processes share: the effects file and the SQLite database."""
     socket: Path
     log: Path
     url: str | None = None
-    """Of PostgreSQL; None for a file in the folder."""
-    clerks: tuple[str, ...] = ("clerk",)
+    """The URL of PostgreSQL; None: SQLite."""
+    agent_names: tuple[str, ...] = ("clerk",)
     lease_ms: int = cycle_transactions.LEASE_MS
-    pace: float = 0.01
-    """Seconds that each little thing takes, at most."""
-    cycles: bool = False
-    """Whether to write down when cycles begin and end."""
+    max_delay: float = 0.01
+    """The longest delay of a response or a call, in seconds."""
 
 
-def space_of(clerk: str) -> str:
-    return f"spc_{clerk}"
+def space_of(agent_name: str) -> str:
+    return f"spc_{agent_name}"
 
 
-def live(place: Place) -> None:
+def run_process(settings: ProcessSettings) -> None:
     """Runs until SIGTERM."""
-    logging.basicConfig(filename=place.log, level=logging.INFO, format="%(process)d %(asctime)s %(name)s %(message)s")
-    cycle_transactions.LEASE_MS = place.lease_ms
-    asyncio.run(_live(place))
+    logging.basicConfig(
+        filename=settings.log, level=logging.INFO, format="%(process)d %(asctime)s %(name)s %(message)s"
+    )
+    cycle_transactions.LEASE_MS = settings.lease_ms
+    asyncio.run(_run(settings))
 
 
-async def open_database(place: Place) -> tuple[Database, WakeUps | None]:
-    if place.url is None:
+async def open_database(settings: ProcessSettings) -> tuple[Database, WakeUps | None]:
+    if settings.url is None:
         from toolspace.storage.sqlite.database import SqliteDatabase
 
-        return await SqliteDatabase.open(place.folder / "toolspace.db"), None
+        return await SqliteDatabase.open(settings.directory / "toolspace.db"), None
     from toolspace.storage.postgres.database import PostgresDatabase
     from toolspace.storage.postgres.wakeups import PostgresWakeUps
 
-    return await PostgresDatabase.open(place.url), await PostgresWakeUps.open(place.url)
+    return await PostgresDatabase.open(settings.url), await PostgresWakeUps.open(settings.url)
 
 
-async def _live(place: Place) -> None:
-    chance = random.Random()
+async def _run(settings: ProcessSettings) -> None:
+    delays = random.Random()
 
     async def pause() -> None:
-        await asyncio.sleep(chance.random() * place.pace)
+        await asyncio.sleep(delays.random() * settings.max_delay)
 
-    over = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, over.set)
-    database, wakeups = await open_database(place)
+    is_terminated = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, is_terminated.set)
+    database, wakeups = await open_database(settings)
     limits = AgentLimits(cycles_per_minute=100_000)
-    clerks = [
-        agent(name, Clerk(pause), limits=limits, loop=AgentLoopSettings(max_steps=1_000)) for name in place.clerks
+    agents = [
+        agent(name, JobModel(pause), limits=limits, loop=AgentLoopSettings(max_steps=1_000))
+        for name in settings.agent_names
     ]
     async with AsyncExitStack() as stack:
-        town = await stack.enter_async_context(
-            village(
+        harness = await stack.enter_async_context(
+            run_agents(
                 database,
-                *clerks,
-                tools=clerks_tools(place.folder / "book", pause),
-                folder=place.folder,
+                *agents,
+                tools=job_tools(settings.directory / "effects", pause),
+                session_dir=settings.directory,
                 wakeups=wakeups,
+                closes_database=True,
             )
         )
-        await _settle(town, place)
-        boss = asyncio.create_task(_answer_as_boss(town))
-        place.socket.unlink(missing_ok=True)
-        desk = _Desk(town, database)
-        server = await asyncio.start_unix_server(desk.serve, place.socket)
+        await _create_spaces(harness, settings)
+        submitting = asyncio.create_task(_submit_results(harness))
+        settings.socket.unlink(missing_ok=True)
+        control = _ControlServer(harness, database)
+        server = await asyncio.start_unix_server(control.serve, settings.socket)
         try:
-            await over.wait()
+            await is_terminated.wait()
         finally:
-            boss.cancel()
+            submitting.cancel()
             server.close()
-            await asyncio.gather(boss, return_exceptions=True)
+            await asyncio.gather(submitting, return_exceptions=True)
 
 
-async def _settle(town: Village, place: Place) -> None:
-    for name in place.clerks:
+async def _create_spaces(harness: AgentHarness, settings: ProcessSettings) -> None:
+    for name in settings.agent_names:
         space = space_of(name)
-        await town.ledger.write(entities.create_space, space, name.title(), {})
-        for entity in (town.person, entity_id_for(name)):
-            await town.ledger.write(entities.add_member, space, entity)
+        await harness.ledger.write(entities.create_space, space, name.title(), {})
+        for entity in (harness.person, entity_id_for(name)):
+            await harness.ledger.write(entities.add_member, space, entity)
 
 
-async def _answer_as_boss(town: Village) -> None:
+async def _submit_results(harness: AgentHarness) -> None:
     while True:
-        for one in await town.open_calls():
+        for record in await harness.open_calls():
             with suppress(RefusedError):  # Another process was faster.
-                await town.submit(one.call_id, {"boss": one.args["n"]})
+                await harness.submit(record.call_id, {"boss": record.args["n"]})
         await asyncio.sleep(0.02)
 
 
-class _Desk:
-    """Takes jobs in, and says how far they are."""
+class _ControlServer:
+    """Receives jobs, and reports which of them are done."""
 
-    def __init__(self, town: Village, database: Database) -> None:
-        self._town = town
+    def __init__(self, harness: AgentHarness, database: Database) -> None:
+        self._harness = harness
         self._database = database
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(ConnectionError):
             while line := await reader.readline():
-                answer = await self._answer(json.loads(line))
+                answer = await self._handle(json.loads(line))
                 writer.write(json.dumps(answer).encode() + b"\n")
                 await writer.drain()
         writer.close()
 
-    async def _answer(self, asked: dict[str, Any]) -> Any:
-        if "job" in asked:
-            await self._town.ledger.commit(_say_once, asked["space"], self._town.person, asked["job"], asked["id"])
+    async def _handle(self, request: dict[str, Any]) -> Any:
+        if "job" in request:
+            await self._harness.ledger.commit(
+                _send_once, request["space"], self._harness.person, request["job"], request["id"]
+            )
             return True
-        if "jobs" in asked:
-            return await checks.settled(self._database, asked["jobs"])
-        return len(await checks.said(self._database))
+        if "jobs" in request:
+            return await checks.is_done(self._database, request["jobs"])
+        return len(await checks.list_sent_texts(self._database))
 
 
-def _say_once(effects: Effects, space_id: str, sender: str, text: str, message_id: str) -> Program[Message | None]:
+def _send_once(effects: Effects, space_id: str, sender: str, text: str, message_id: str) -> Program[Message | None]:
     if (yield from messages.find(message_id)) is not None:
         return None
     return (yield from messaging.send_message(effects, space_id, sender, text, message_id=message_id))

@@ -1,4 +1,4 @@
-"""Jobs for clerks, whose processes are killed again and again while they do them."""
+"""Sends jobs to agents whose processes are killed, stopped or stalled repeatedly."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ import msgspec
 
 from tests.agents.chaos import checks
 from tests.agents.chaos.job_agent import KINDS
-from tests.agents.chaos.process import Place, live, open_database, space_of
+from tests.agents.chaos.process import ProcessSettings, open_database, run_process, space_of
 from toolspace.agents.host import entity_id_for
 
 _forks = multiprocessing.get_context("forkserver")
-# Imported once: a process that is killed often is born often.
+# Imported once: the processes are started often.
 _forks.set_forkserver_preload(
     ["tests.agents.chaos.process", "toolspace.storage.postgres.database", "toolspace.storage.postgres.wakeups"]
 )
 
 
-class Life:
+class AgentProcess:
     """A process that is killed and started again."""
 
-    def __init__(self, place: Place) -> None:
-        self.place = place
+    def __init__(self, place: ProcessSettings) -> None:
+        self.settings = place
         self._process: Any = None
 
     @property
@@ -38,7 +38,7 @@ class Life:
         return self._process.pid
 
     def start(self) -> None:
-        self._process = _forks.Process(target=live, args=(self.place,), daemon=True)
+        self._process = _forks.Process(target=run_process, args=(self.settings,), daemon=True)
         self._process.start()
 
     def kill(self) -> None:
@@ -55,10 +55,10 @@ class Life:
             self.kill()
 
     async def ask(self, question: dict[str, Any]) -> Any:
-        """An answer, as soon as the process lives and gives one."""
+        """Sends a request until the process is up and answers."""
         while True:
             with suppress(OSError, asyncio.IncompleteReadError, ValueError):
-                reader, writer = await asyncio.open_unix_connection(self.place.socket)
+                reader, writer = await asyncio.open_unix_connection(self.settings.socket)
                 try:
                     writer.write(json.dumps(question).encode() + b"\n")
                     return json.loads(await reader.readuntil())
@@ -67,16 +67,16 @@ class Life:
             await asyncio.sleep(0.02)
 
 
-class Storm:
-    """Processes, jobs, kills."""
+class ProcessStorm:
+    """Runs processes, sends jobs, and interrupts the processes at random."""
 
     def __init__(
         self,
-        folder: Path,
+        directory: Path,
         *,
         url: str | None = None,
         processes: int = 1,
-        clerks: tuple[str, ...] = ("ann", "ben"),
+        agent_names: tuple[str, ...] = ("ann", "ben"),
         jobs: int = 20,
         kills: int = 8,
         stops: int = 0,
@@ -85,69 +85,79 @@ class Storm:
         **options: Any,
     ) -> None:
         self._random = random.Random(seed)
-        self.place = Place(folder=folder, socket=folder / "0", log=folder / "log", url=url, clerks=clerks, **options)
-        self.lives = [
-            Life(msgspec.structs.replace(self.place, socket=folder / str(number))) for number in range(processes)
+        self.settings = ProcessSettings(
+            directory=directory,
+            socket=directory / "0",
+            log=directory / "log",
+            url=url,
+            agent_names=agent_names,
+            **options,
+        )
+        self.processes = [
+            AgentProcess(msgspec.structs.replace(self.settings, socket=directory / str(number)))
+            for number in range(processes)
         ]
         self.jobs: dict[str, str] = {}
-        self._strikes = [self._kill] * kills + [self._stop] * stops + [self._stall] * stalls
-        self._random.shuffle(self._strikes)
+        self._interruptions = [self._kill] * kills + [self._stop] * stops + [self._stall] * stalls
+        self._random.shuffle(self._interruptions)
         self._stalls = stalls > 0
-        self._number = jobs
+        self._job_count = jobs
 
     async def run(self) -> None:
-        """All jobs are done in the end, and nobody thinks any more."""
+        """Runs until all jobs are done and no session is active."""
         try:
-            for life in self.lives:
-                life.start()
-            await asyncio.gather(self._give_jobs(), self._strike_now_and_then())
-            while not await self.lives[0].ask({"jobs": self.jobs}):  # noqa: ASYNC110 - another process is asked
+            for process in self.processes:
+                process.start()
+            await asyncio.gather(self._send_jobs(), self._interrupt_repeatedly())
+            while not await self.processes[0].ask({"jobs": self.jobs}):  # noqa: ASYNC110 - another process is asked
                 await asyncio.sleep(0.05)
-            assert [life.stop() for life in self.lives] == [0] * len(self.lives)
+            assert [process.stop() for process in self.processes] == [0] * len(self.processes)
         finally:
-            for life in self.lives:
-                life.end()
+            for process in self.processes:
+                process.end()
 
     async def check(self) -> None:
-        database, wakeups = await open_database(self.place)
+        database, wakeups = await open_database(self.settings)
         try:
-            agents = [entity_id_for(name) for name in self.place.clerks]
-            await checks.check(database, self.jobs, self.place.folder / "book", *agents, stalled=self._stalls)
+            agents = [entity_id_for(name) for name in self.settings.agent_names]
+            await checks.check(
+                database, self.jobs, self.settings.directory / "effects", *agents, has_stalled=self._stalls
+            )
         finally:
             await database.aclose()
             if wakeups is not None:
                 await wakeups.aclose()
 
-    async def _give_jobs(self) -> None:
-        for number in map(str, range(1, self._number + 1)):
+    async def _send_jobs(self) -> None:
+        for number in map(str, range(1, self._job_count + 1)):
             kind = self._random.choice(KINDS)
-            clerk = self._random.choice(self.place.clerks)
-            life = self._random.choice(self.lives)
-            await life.ask({"job": f"job {number} {kind}", "space": space_of(clerk), "id": f"msg_job_{number}"})
+            name = self._random.choice(self.settings.agent_names)
+            process = self._random.choice(self.processes)
+            await process.ask({"job": f"job {number} {kind}", "space": space_of(name), "id": f"msg_job_{number}"})
             self.jobs[number] = kind
             await asyncio.sleep(self._random.random() * 0.2)
 
-    async def _strike_now_and_then(self) -> None:
-        for strike in self._strikes:
-            life = self._random.choice(self.lives)
-            before = await life.ask({"said": True})
-            for _ in range(self._random.randrange(40)):  # Some time, and often while something happens.
-                if await life.ask({"said": True}) > before:
+    async def _interrupt_repeatedly(self) -> None:
+        for interrupt in self._interruptions:
+            process = self._random.choice(self.processes)
+            before = await process.ask({"said": True})
+            for _ in range(self._random.randrange(40)):  # After a random time, preferably while messages are sent.
+                if await process.ask({"said": True}) > before:
                     break
                 await asyncio.sleep(0.01)
             await asyncio.sleep(self._random.random() * 0.1)
-            await strike(life)
+            await interrupt(process)
 
-    async def _kill(self, life: Life) -> None:
-        life.kill()
-        life.start()
+    async def _kill(self, process: AgentProcess) -> None:
+        process.kill()
+        process.start()
 
-    async def _stop(self, life: Life) -> None:
-        assert await asyncio.to_thread(life.stop) == 0
-        life.start()
+    async def _stop(self, process: AgentProcess) -> None:
+        assert await asyncio.to_thread(process.stop) == 0
+        process.start()
 
-    async def _stall(self, life: Life) -> None:
-        """Not a sign of life for longer than the lease; then it goes on as if nothing had happened."""
-        os.kill(life.pid, signal.SIGSTOP)
-        await asyncio.sleep(self.place.lease_ms / 1000 * (1 + self._random.random()))
-        os.kill(life.pid, signal.SIGCONT)
+    async def _stall(self, process: AgentProcess) -> None:
+        """Stops the process for longer than its lease, then lets it continue."""
+        os.kill(process.pid, signal.SIGSTOP)
+        await asyncio.sleep(self.settings.lease_ms / 1000 * (1 + self._random.random()))
+        os.kill(process.pid, signal.SIGCONT)

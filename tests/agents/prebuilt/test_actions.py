@@ -1,4 +1,4 @@
-"""What every agent can do, in real runs on both databases."""
+"""The prebuilt actions, in real runs on both databases."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from toolspace.storage.queries import entities, inbox
 
 @pytest.fixture
 async def r(database: Database) -> AsyncIterator[ServiceHarness]:
-    async with service_harness(database) as made:
-        made.ts.orchestrator.register(PrebuiltProvider())
-        yield made
+    async with service_harness(database) as opened:
+        opened.ts.orchestrator.register(PrebuiltProvider())
+        yield opened
 
 
 class Acting:
@@ -59,7 +59,7 @@ async def elsewhere_than(r: ServiceHarness) -> str:
 
 @pytest.mark.spec("9.1")
 @pytest.mark.spec("12.2")
-async def test_entering_a_space_gives_its_history_and_makes_it_the_active_one(r: ServiceHarness, act: Acting) -> None:
+async def test_enter_space_returns_the_history_and_sets_the_active_space(r: ServiceHarness, act: Acting) -> None:
     for n in range(4):
         await says(r, f"message {n}")
     entered = await act("enter_space", spaceId=r.space, limit=3)
@@ -73,29 +73,29 @@ async def test_entering_a_space_gives_its_history_and_makes_it_the_active_one(r:
     first = entered["history"][0]
     assert (first["senderName"], first["senderType"], first["senderId"]) == ("Husam", "human", r.person)
     assert isinstance(first["timestamp"], int)
-    record, _ = await r.open_runs.enter(act.run_id)
+    record, _ = await r.cycles.enter(act.run_id)
     assert record.space_id == r.space
     assert await act("leave_space") == {"success": True, "spaceId": r.space}
-    record, _ = await r.open_runs.enter(act.run_id)
+    record, _ = await r.cycles.enter(act.run_id)
     assert record.space_id is None
 
 
 @pytest.mark.spec("7.5")
-async def test_a_space_hears_of_a_run_that_comes_and_goes(r: ServiceHarness, act: Acting) -> None:
+async def test_entering_and_leaving_publishes_run_events_in_the_space(r: ServiceHarness, act: Acting) -> None:
     await act("enter_space", spaceId=r.space)
     await act("enter_space", spaceId=r.space)  # It is there already.
     await act("leave_space")
     await act("leave_space")
-    told = [event for event in await r.events(space_stream(r.space)) if event.type.startswith("run.")]
-    assert [event.type for event in told] == ["run.started", "run.done"]
-    assert told[0].data == {"runId": act.run_id, "agentEntityId": r.agent, "spaceId": r.space}
-    assert told[1].data == {**told[0].data, "status": "running"}
+    events = [event for event in await r.events(space_stream(r.space)) if event.type.startswith("run.")]
+    assert [event.type for event in events] == ["run.started", "run.done"]
+    assert events[0].data == {"runId": act.run_id, "agentEntityId": r.agent, "spaceId": r.space}
+    assert events[1].data == {**events[0].data, "status": "running"}
     of_run = [event.type for event in await r.events(run_stream(act.run_id)) if event.type.startswith("run.")]
     assert of_run == ["run.started"]
 
 
 @pytest.mark.spec("9.1")
-async def test_only_members_enter_and_read_a_space(r: ServiceHarness, act: Acting) -> None:
+async def test_only_members_can_enter_and_read_a_space(r: ServiceHarness, act: Acting) -> None:
     other = await elsewhere_than(r)
     for name in ("enter_space", "read_messages", "get_space_context"):
         kind, error = await act.failure(name, spaceId=other)
@@ -106,13 +106,13 @@ async def test_only_members_enter_and_read_a_space(r: ServiceHarness, act: Actin
         assert error == 'there is no space "spc_nowhere"', name
     _, error = await act.failure("update_space_metadata", spaceId=other, metadata={"plan": "mine"})
     assert "not a member" in error
-    record, _ = await r.open_runs.enter(act.run_id)
+    record, _ = await r.cycles.enter(act.run_id)
     assert record.space_id is None
 
 
 @pytest.mark.spec("9.1")
 @pytest.mark.spec("7.2")
-async def test_a_message_is_stored_streamed_and_reaches_every_other_agent(r: ServiceHarness, act: Acting) -> None:
+async def test_send_message_stores_streams_and_delivers_the_message(r: ServiceHarness, act: Acting) -> None:
     await r.ledger.write(entities.create_entity, "bob", "agent", "Bob", {})
     await r.ledger.write(entities.add_member, r.space, "bob")
     await act("enter_space", spaceId=r.space)
@@ -125,17 +125,17 @@ async def test_a_message_is_stored_streamed_and_reaches_every_other_agent(r: Ser
         r.agent,
         act.run_id,
     )
-    told = [event for event in await r.events(space_stream(r.space)) if event.type.startswith("message.")]
-    assert told[0].type == "message.started"
-    assert told[-1].type == "message.done"
-    assert told[-1].data["message"]["content"] == "On it."
+    events = [event for event in await r.events(space_stream(r.space)) if event.type.startswith("message.")]
+    assert events[0].type == "message.started"
+    assert events[-1].type == "message.done"
+    assert events[-1].data["message"]["content"] == "On it."
     assert await r.inbox() == []
     (news,) = await r.ledger.read(inbox.list_events, "bob")
     assert (news.type, news.data["content"], news.data["senderName"]) == ("space_message", "On it.", "Ada")
 
 
 @pytest.mark.spec("9.1")
-async def test_a_message_needs_an_active_space_and_a_text(r: ServiceHarness, act: Acting) -> None:
+async def test_send_message_needs_an_active_space_and_a_text(r: ServiceHarness, act: Acting) -> None:
     assert await act.failure("send_message", text="hi") == (
         "execution_error",
         "you are not in a space; call enter_space first",
@@ -152,11 +152,11 @@ async def test_a_message_needs_an_active_space_and_a_text(r: ServiceHarness, act
 
 
 @pytest.mark.spec("9.1")
-async def test_messages_are_read_back_page_by_page(r: ServiceHarness, act: Acting) -> None:
+async def test_read_messages_pages_through_the_messages(r: ServiceHarness, act: Acting) -> None:
     for n in range(5):
         await says(r, str(n))
     page = await act("read_messages", spaceId=r.space, limit=2.0, offset=1)
-    assert ([one["content"] for one in page["messages"]], page["total"]) == (["2", "3"], 5)
+    assert ([message["content"] for message in page["messages"]], page["total"]) == (["2", "3"], 5)
     kind, _ = await act.failure("read_messages", spaceId=r.space, limit=10**30)
     assert kind == "invalid_parameters"
     assert (await act.failure("read_messages"))[1] == "you are not in a space; call enter_space first"
@@ -164,7 +164,7 @@ async def test_messages_are_read_back_page_by_page(r: ServiceHarness, act: Actin
 
 @pytest.mark.spec("9.1")
 @pytest.mark.spec("7.3")
-async def test_peeking_takes_events_out_of_the_inbox_for_good(r: ServiceHarness, act: Acting) -> None:
+async def test_peek_inbox_removes_events_from_the_inbox(r: ServiceHarness, act: Acting) -> None:
     await r.ledger.write(inbox.add, r.agent, "evt_1", "service", {"n": 1}, priority=inbox.PLAN_OR_SERVICE)
     await says(r, "urgent")
     await says(r, "more")
@@ -183,7 +183,7 @@ async def test_peeking_takes_events_out_of_the_inbox_for_good(r: ServiceHarness,
 
 
 @pytest.mark.spec("9.2")
-async def test_memories_are_kept_over_runs(r: ServiceHarness, act: Acting) -> None:
+async def test_memories_persist_over_runs(r: ServiceHarness, act: Acting) -> None:
     facts = [{"key": "deadline", "value": "Friday"}, {"key": "team", "value": ["Ann"]}]
     assert await act("set_memories", memories=facts) == {"success": True, "count": 2}
     later = Acting(r, await r.open_run())
@@ -197,12 +197,12 @@ async def test_memories_are_kept_over_runs(r: ServiceHarness, act: Acting) -> No
 
 
 @pytest.mark.spec("9.3")
-async def test_goals_are_set_changed_and_deleted(r: ServiceHarness, act: Acting) -> None:
-    made = await act("set_goals", goals=[{"description": "later"}, {"description": "now", "priority": 5}])
-    assert (made["success"], made["totalGoals"]) == (True, 2)
-    assert [goal["description"] for goal in made["currentGoals"]] == ["now", "later"]
-    assert [change["action"] for change in made["goalsModified"]] == ["created", "created"]
-    now = made["currentGoals"][0]
+async def test_goals_are_created_updated_and_deleted(r: ServiceHarness, act: Acting) -> None:
+    result = await act("set_goals", goals=[{"description": "later"}, {"description": "now", "priority": 5}])
+    assert (result["success"], result["totalGoals"]) == (True, 2)
+    assert [goal["description"] for goal in result["currentGoals"]] == ["now", "later"]
+    assert [change["action"] for change in result["goalsModified"]] == ["created", "created"]
+    now = result["currentGoals"][0]
     assert now == {
         "id": now["id"],
         "description": "now",
@@ -225,15 +225,15 @@ async def test_goals_are_set_changed_and_deleted(r: ServiceHarness, act: Acting)
 
 
 @pytest.mark.spec("9.4")
-async def test_plans_are_made_changed_shown_and_deleted(r: ServiceHarness, act: Acting) -> None:
-    wanted = [
+async def test_plans_are_created_updated_listed_and_deleted(r: ServiceHarness, act: Acting) -> None:
+    plans = [
         {"name": "Rest", "instruction": "Rest", "runAfter": "2 hours"},
         {"name": "Fly", "instruction": "Fly", "scheduledAt": "2190-01-02T08:00:00", "timezone": "Europe/Berlin"},
         {"name": "Wake", "instruction": "Wake up", "cron": "0 9 * * *"},
     ]
-    made = await act("set_plans", plans=wanted)
-    rest, fly, wake = made["plans"]
-    assert made["success"] is True
+    result = await act("set_plans", plans=plans)
+    rest, fly, wake = result["plans"]
+    assert result["success"] is True
     assert (rest["runAfter"], fly["scheduledAt"], wake["cron"]) == ("2 hours", "2190-01-02T07:00:00Z", "0 9 * * *")
     changed = {"id": wake["id"], "name": "Wake", "instruction": "Stay", "runAfter": "3 days"}
     assert (await act("set_plans", plans=[changed]))["plans"][0]["instruction"] == "Stay"
@@ -243,7 +243,7 @@ async def test_plans_are_made_changed_shown_and_deleted(r: ServiceHarness, act: 
 
 
 @pytest.mark.spec("9.5")
-async def test_a_space_says_what_it_is_and_keeps_metadata(r: ServiceHarness, act: Acting) -> None:
+async def test_the_context_and_metadata_of_a_space_are_read_and_updated(r: ServiceHarness, act: Acting) -> None:
     await act("enter_space", spaceId=r.space)
     assert await act("update_space_metadata", metadata={"a": 1, "b": 2}) == {
         "success": True,
@@ -254,7 +254,7 @@ async def test_a_space_says_what_it_is_and_keeps_metadata(r: ServiceHarness, act
     assert changed["metadata"] == {"a": 1, "c": [3]}
     context = await act("get_space_context")
     assert (context["spaceId"], context["spaceName"], context["metadata"]) == (r.space, "Room", {"a": 1, "c": [3]})
-    assert {(one["name"], one["type"]) for one in context["members"]} == {("Ada", "agent"), ("Husam", "human")}
+    assert {(member["name"], member["type"]) for member in context["members"]} == {("Ada", "agent"), ("Husam", "human")}
     kind, error = await act.failure("update_space_metadata", metadata={"big": "x" * 70_000})
     assert kind == "invalid_parameters"
     assert "at most 65536" in error
@@ -262,16 +262,16 @@ async def test_a_space_says_what_it_is_and_keeps_metadata(r: ServiceHarness, act
 
 @pytest.mark.spec("8.2")
 @pytest.mark.spec("9.1")
-async def test_of_a_prebuilt_call_others_learn_the_name_alone(r: ServiceHarness, act: Acting) -> None:
+async def test_members_see_only_the_name_of_a_prebuilt_call(r: ServiceHarness, act: Acting) -> None:
     await act("enter_space", spaceId=r.space)
     await act("set_memories", memories=[{"key": "secret", "value": "hush"}])
     for stream in (run_stream(act.run_id), space_stream(r.space)):
-        told = [event for event in await r.events(stream) if event.data.get("toolName") == "set_memories"]
-        assert {event.visibility for event in told} == {"name"}, stream
+        events = [event for event in await r.events(stream) if event.data.get("toolName") == "set_memories"]
+        assert {event.visibility for event in events} == {"name"}, stream
     assert await r.messages() == []
 
 
-async def test_they_are_there_for_agents_and_nobody_else(r: ServiceHarness) -> None:
+async def test_prebuilt_tools_are_offered_to_agents_only(r: ServiceHarness) -> None:
     names = {tool.name for tool in r.ts.list_tools(context=ToolContext(agent_entity_id=r.agent))}
     assert names >= set(ALL_ACTIONS)
     assert not set(ALL_ACTIONS) & {tool.name for tool in r.ts.list_tools()}
@@ -281,14 +281,14 @@ async def test_they_are_there_for_agents_and_nobody_else(r: ServiceHarness) -> N
 
 
 @pytest.mark.spec("6.2")
-async def test_no_prebuilt_tool_is_visible_and_each_has_its_place(r: ServiceHarness) -> None:
+async def test_prebuilt_tools_are_not_visible_and_have_a_category(r: ServiceHarness) -> None:
     for tool in PrebuiltProvider().list_tools():
         assert (tool.visible, tool.execution_type) == (False, "prebuilt"), tool.name
         assert tool.category in ("space", "memory", "agent"), tool.name
         assert tool.description.endswith("."), tool.name
 
 
-async def test_a_name_that_a_program_uses_itself_is_a_conflict() -> None:
+async def test_a_tool_of_a_program_with_a_prebuilt_name_is_a_conflict() -> None:
     from toolspace import ToolNameConflict, tool
 
     @tool

@@ -1,4 +1,4 @@
-"""The page of the prebuilt tools says what each takes and gives."""
+"""The page about prebuilt tools lists the input and the result of each tool."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ NAME = re.compile(r"(\w+)([?=])?")
 def inputs(schema: Mapping[str, Any]) -> dict[str, Any]:
     """What a schema takes: each name, whether it may be left out, and what is inside it."""
     needed = schema.get("required", ())
-    found: dict[str, Any] = {}
+    documented: dict[str, Any] = {}
     for name, inner in schema["properties"].items():
         items = inner.get("items", {})
-        found[name] = name not in needed, inputs(items) if "properties" in items else None
-    return found
+        documented[name] = name not in needed, inputs(items) if "properties" in items else None
+    return documented
 
 
 def shown(text: str) -> dict[str, Any]:
     """The same of `{key, goals: [{id?, description}], limit=5}`."""
-    found: dict[str, Any] = {}
+    documented: dict[str, Any] = {}
     rest = text.strip().strip("`").removeprefix("{").removesuffix("}")
     for part in re.findall(r"[\w?]+: \[\{[^}]*\}\]\??|[\w?=]+", rest):
         head, _, inner = part.partition(": ")
         matched = NAME.match(head)
         assert matched is not None
-        found[matched[1]] = matched[2] is not None, shown(inner[1:-1]) if inner else None
-    return found
+        documented[matched[1]] = matched[2] is not None, shown(inner[1:-1]) if inner else None
+    return documented
 
 
 @pytest.mark.parametrize("name", ALL_ACTIONS)
@@ -53,7 +53,7 @@ def test_every_tool_is_on_the_page_with_its_inputs(name: str) -> None:
     assert gives.startswith("`{")
 
 
-def test_no_tool_is_on_the_page_that_is_not_there() -> None:
+def test_the_page_lists_only_existing_tools() -> None:
     assert ROWS.keys() == ALL_ACTIONS.keys()
 
 
@@ -61,16 +61,18 @@ def test_no_tool_is_on_the_page_that_is_not_there() -> None:
 def test_the_older_names_are_on_the_page() -> None:
     older = PAGE.partition("## Older names")[2]
     rows = re.findall(r"^\| ((?:`\w+`,? ?)+) \| ((?:`\w+`,? ?)+) \| (.*) \|$", older, re.M)
-    named = {name: meant for left, right, _ in rows for name, meant in zip(*map(_names, (left, right)), strict=True)}
-    assert len(named) == 10
+    actions = {
+        old: new for old_cell, new_cell, _ in rows for old, new in zip(*map(_names, (old_cell, new_cell)), strict=True)
+    }
+    assert len(actions) == 10
     singular = {
         action.name: action for action in (*goals_and_memories.SINGULAR_MEMORY_ACTIONS, *plans.SINGULAR_PLAN_ACTIONS)
     }
-    for name, meant in named.items():
-        assert meant in ALL_ACTIONS
-        assert get_action(name) is (singular.get(name) or ALL_ACTIONS[meant])
-    for left, _, takes in rows:
-        for name in _names(left):
+    for old, new in actions.items():
+        assert new in ALL_ACTIONS
+        assert get_action(old) is (singular.get(old) or ALL_ACTIONS[new])
+    for old_cell, _, takes in rows:
+        for name in _names(old_cell):
             if name in singular:
                 assert set(re.findall(r"\w+", " ".join(re.findall(r"`\{[^`]*\}`", takes)))) >= set(
                     singular[name].input_schema["properties"]

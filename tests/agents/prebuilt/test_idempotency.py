@@ -1,4 +1,4 @@
-"""What an agent does under one call id it does once, however often it is tried and whoever else tries too."""
+"""A prebuilt call has its effect once, however often it is repeated under its id."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ class Again:
 
     async def twice_at_once(self, call_id: str, name: str, **args: Any) -> Any:
         """The answer that all of several got who did the same at one time."""
-        first, *others = await asyncio.gather(*(self(call_id, name, **args) for _ in range(4)))
-        for other in others:
+        first, *repeated = await asyncio.gather(*(self(call_id, name, **args) for _ in range(4)))
+        for other in repeated:
             assert other == first
         return first
 
 
 @pytest.fixture
 async def r(database: Database) -> AsyncIterator[ServiceHarness]:
-    async with service_harness(database) as made:
-        made.ts.orchestrator.register(PrebuiltProvider())
-        yield made
+    async with service_harness(database) as opened:
+        opened.ts.orchestrator.register(PrebuiltProvider())
+        yield opened
 
 
 @pytest.fixture
@@ -57,45 +57,47 @@ async def act(r: ServiceHarness) -> Again:
 
 
 @pytest.mark.spec("9.1")
-async def test_a_message_is_said_once(r: ServiceHarness, act: Again) -> None:
+async def test_a_repeated_send_message_sends_once(r: ServiceHarness, act: Again) -> None:
     await r.ledger.write(entities.create_entity, "bob", "agent", "Bob", {})
     await r.ledger.write(entities.add_member, r.space, "bob")
-    said = await act.twice_at_once("call_1", "send_message", text="On it.")
-    assert said == {"success": True, "messageId": messaging.message_id_for_call("call_1"), "status": "delivered"}
-    assert await act("call_1", "send_message", text="On it.") == said
+    result = await act.twice_at_once("call_1", "send_message", text="On it.")
+    assert result == {"success": True, "messageId": messaging.message_id_for_call("call_1"), "status": "delivered"}
+    assert await act("call_1", "send_message", text="On it.") == result
     assert [message.content for message in await r.messages()] == ["On it."]
     assert [event.event_id for event in await r.ledger.read(inbox.list_events, "bob")] == [
-        f"space_message:{said['messageId']}"
+        f"space_message:{result['messageId']}"
     ]
-    told = [event.type for event in await r.events(space_stream(r.space)) if event.type.startswith("message.")]
-    assert told == ["message.started", "message.done"]
-    (one,) = await r.messages()
-    assert one.seq == 1  # No number was used up by those who came late.
+    types = [event.type for event in await r.events(space_stream(r.space)) if event.type.startswith("message.")]
+    assert types == ["message.started", "message.done"]
+    (message,) = await r.messages()
+    assert message.seq == 1  # No number was used up by those who came late.
 
 
 @pytest.mark.spec("9.1")
-async def test_a_message_that_was_said_is_said_also_for_one_who_has_left_since(r: ServiceHarness, act: Again) -> None:
-    said = await act("call_1", "send_message", text="Bye.")
-    left = await act("call_2", "leave_space")
-    assert left == {"success": True, "spaceId": r.space}
-    assert await act("call_1", "send_message", text="Bye.") == said
+async def test_a_repeated_send_message_returns_its_result_after_leaving_the_space(
+    r: ServiceHarness, act: Again
+) -> None:
+    message_result = await act("call_1", "send_message", text="Bye.")
+    leave_result = await act("call_2", "leave_space")
+    assert leave_result == {"success": True, "spaceId": r.space}
+    assert await act("call_1", "send_message", text="Bye.") == message_result
     await r.ledger.write(entities.remove_member, r.space, r.agent)
-    assert await act("call_1", "send_message", text="Bye.") == said
-    assert await act("call_2", "leave_space") == left
+    assert await act("call_1", "send_message", text="Bye.") == message_result
+    assert await act("call_2", "leave_space") == leave_result
     assert len(await r.messages()) == 1
 
 
 @pytest.mark.spec("9.1")
-async def test_an_id_that_is_another_senders_is_refused(r: ServiceHarness, act: Again) -> None:
-    taken = messaging.message_id_for_call("call_1")
-    await r.ledger.commit(messaging.send_message, r.space, r.person, "Mine", message_id=taken)
+async def test_a_message_id_of_another_sender_is_rejected(r: ServiceHarness, act: Again) -> None:
+    message_id = messaging.message_id_for_call("call_1")
+    await r.ledger.commit(messaging.send_message, r.space, r.person, "Mine", message_id=message_id)
     result = await act.result("call_1", "send_message", text="Mine!")
     assert "already" in (result.error or "")
     assert [message.content for message in await r.messages()] == ["Mine"]
 
 
 @pytest.mark.spec("9.1")
-async def test_a_run_moves_once_and_not_again_after_it_went_on(r: ServiceHarness, act: Again) -> None:
+async def test_a_repeated_enter_space_does_not_move_the_run_back(r: ServiceHarness, act: Again) -> None:
     await r.ledger.write(entities.create_space, "den", "Den", {})
     await r.ledger.write(entities.add_member, "den", r.agent)
     await act.twice_at_once("call_1", "enter_space", spaceId="den")
@@ -104,18 +106,18 @@ async def test_a_run_moves_once_and_not_again_after_it_went_on(r: ServiceHarness
     assert entered["spaceName"] == "Den"
     room, _ = await r.open_host(act.run_id)
     assert room.space_id is None
-    told = [event.type for event in await r.events(space_stream("den"))]
-    assert told == ["run.started", "run.done"]
+    types = [event.type for event in await r.events(space_stream("den"))]
+    assert types == ["run.started", "run.done"]
 
 
 @pytest.mark.spec("9.3")
-async def test_goals_are_made_once(r: ServiceHarness, act: Again) -> None:
-    made = await act.twice_at_once("call_1", "set_goals", goals=[{"description": "a"}, {"description": "b"}])
-    assert made["totalGoals"] == 2
+async def test_a_repeated_set_goals_creates_goals_once(r: ServiceHarness, act: Again) -> None:
+    result = await act.twice_at_once("call_1", "set_goals", goals=[{"description": "a"}, {"description": "b"}])
+    assert result["totalGoals"] == 2
     assert len(await r.ledger.read(goals_and_memories.list_goals, r.agent)) == 2
-    await act("call_2", "delete_goals", goalIds=[made["currentGoals"][0]["id"]])
+    await act("call_2", "delete_goals", goalIds=[result["currentGoals"][0]["id"]])
     cleared = await act.twice_at_once("call_3", "set_goals", goals=[{"description": "c"}], clearExisting=True)
-    assert await act("call_1", "set_goals", goals=[{"description": "a"}, {"description": "b"}]) == made
+    assert await act("call_1", "set_goals", goals=[{"description": "a"}, {"description": "b"}]) == result
     assert [goal.id for goal in await r.ledger.read(goals_and_memories.list_goals, r.agent)] == [
         cleared["currentGoals"][0]["id"]
     ]
@@ -124,14 +126,14 @@ async def test_goals_are_made_once(r: ServiceHarness, act: Again) -> None:
 @pytest.mark.spec("9.3")
 @pytest.mark.spec("9.2")
 @pytest.mark.spec("9.4")
-async def test_what_was_deleted_is_deleted_once(r: ServiceHarness, act: Again) -> None:
+async def test_a_repeated_delete_returns_the_same_count(r: ServiceHarness, act: Again) -> None:
     await act("call_0", "set_memories", memories=[{"key": "a", "value": 1}])
     goals = await act("call_1", "set_goals", goals=[{"description": "a"}])
-    made = await act("call_2", "set_plans", plans=[{"name": "a", "instruction": "a", "runAfter": "1 hour"}])
+    result = await act("call_2", "set_plans", plans=[{"name": "a", "instruction": "a", "runAfter": "1 hour"}])
     for call_id, name, what in (
         ("call_3", "delete_memories", {"keys": ["a"]}),
         ("call_4", "delete_goals", {"goalIds": [goals["currentGoals"][0]["id"]]}),
-        ("call_5", "delete_plans", {"planIds": [made["plans"][0]["id"]]}),
+        ("call_5", "delete_plans", {"planIds": [result["plans"][0]["id"]]}),
     ):
         assert await act.twice_at_once(call_id, name, **what) == {"success": True, "deleted": 1}
     await act("call_6", "set_memories", memories=[{"key": "a", "value": 2}])
@@ -140,7 +142,7 @@ async def test_what_was_deleted_is_deleted_once(r: ServiceHarness, act: Again) -
 
 
 @pytest.mark.spec("9.2")
-async def test_a_memory_that_was_changed_since_is_not_set_back(r: ServiceHarness, act: Again) -> None:
+async def test_a_repeated_set_memories_does_not_overwrite_newer_values(r: ServiceHarness, act: Again) -> None:
     await act.twice_at_once("call_1", "set_memories", memories=[{"key": "a", "value": 1}])
     await act("call_2", "set_memories", memories=[{"key": "a", "value": 2}])
     assert await act("call_1", "set_memories", memories=[{"key": "a", "value": 1}]) == {"success": True, "count": 1}
@@ -148,34 +150,34 @@ async def test_a_memory_that_was_changed_since_is_not_set_back(r: ServiceHarness
 
 
 @pytest.mark.spec("9.4")
-async def test_plans_are_made_once_and_one_that_fired_does_not_fire_again(r: ServiceHarness, act: Again) -> None:
-    wanted = [{"name": "Rest", "instruction": "Rest", "runAfter": "1 hour"}]
-    made = await act.twice_at_once("call_1", "set_plans", plans=wanted)
+async def test_a_repeated_set_plans_creates_plans_once_and_restarts_none(r: ServiceHarness, act: Again) -> None:
+    new_plans = [{"name": "Rest", "instruction": "Rest", "runAfter": "1 hour"}]
+    result = await act.twice_at_once("call_1", "set_plans", plans=new_plans)
     (plan,) = await r.ledger.read(plan_rows.list_plans, r.agent)
-    assert plan.id == made["plans"][0]["id"]
-    changed = [{**wanted[0], "id": plan.id, "runAfter": "2 hours"}]
+    assert plan.id == result["plans"][0]["id"]
+    changed = [{**new_plans[0], "id": plan.id, "runAfter": "2 hours"}]
     answer = await act("call_2", "set_plans", plans=changed)
     (plan,) = await r.ledger.read(plan_rows.list_plans, r.agent)
     assert await r.ledger.commit(plans.fire, plan)
     assert await act("call_2", "set_plans", plans=changed) == answer
-    assert await act("call_1", "set_plans", plans=wanted) == made
-    assert [one.status for one in await r.ledger.read(plan_rows.list_plans, r.agent)] == ["completed"]
+    assert await act("call_1", "set_plans", plans=new_plans) == result
+    assert [plan.status for plan in await r.ledger.read(plan_rows.list_plans, r.agent)] == ["completed"]
 
 
 @pytest.mark.spec("9.1")
-async def test_the_same_events_are_taken_again_and_no_others(r: ServiceHarness, act: Again) -> None:
+async def test_a_repeated_peek_inbox_returns_the_same_events(r: ServiceHarness, act: Again) -> None:
     for n in range(5):
         await r.ledger.commit(messaging.send_message, r.space, r.person, f"message {n}")
-    taken = await act.twice_at_once("call_1", "peek_inbox", count=2)
-    assert [event["data"]["content"] for event in taken["events"]] == ["message 0", "message 1"]
-    assert taken["remaining"] == 3
+    result = await act.twice_at_once("call_1", "peek_inbox", count=2)
+    assert [event["data"]["content"] for event in result["events"]] == ["message 0", "message 1"]
+    assert result["remaining"] == 3
     await act("call_2", "peek_inbox")
-    assert await act("call_1", "peek_inbox", count=2) == taken
+    assert await act("call_1", "peek_inbox", count=2) == result
     assert await r.ledger.read(inbox.count_pending, r.agent) == 2
 
 
 @pytest.mark.spec("9.5")
-async def test_metadata_that_others_changed_since_is_left_alone(r: ServiceHarness, act: Again) -> None:
+async def test_a_repeated_metadata_update_does_not_undo_newer_changes(r: ServiceHarness, act: Again) -> None:
     changed = await act.twice_at_once("call_1", "update_space_metadata", metadata={"a": 1})
     await act("call_2", "update_space_metadata", metadata={"a": None, "b": 2})
     await act("call_3", "leave_space")
@@ -184,14 +186,14 @@ async def test_metadata_that_others_changed_since_is_left_alone(r: ServiceHarnes
     assert context["metadata"] == {"b": 2}
 
 
-async def test_a_call_that_failed_leaves_no_receipt(r: ServiceHarness, act: Again) -> None:
+async def test_a_failed_call_can_be_repeated(r: ServiceHarness, act: Again) -> None:
     wrong = await act.result("call_1", "delete_goals", goalIds=["goal_none"])
     assert "not a goal" in (wrong.error or "")
-    made = await act("call_1", "set_goals", goals=[{"description": "a"}])
-    assert made["totalGoals"] == 1
+    result = await act("call_1", "set_goals", goals=[{"description": "a"}])
+    assert result["totalGoals"] == 1
 
 
-async def test_another_agents_call_of_the_same_id_is_another_call(r: ServiceHarness, act: Again) -> None:
+async def test_call_ids_of_different_agents_are_independent(r: ServiceHarness, act: Again) -> None:
     await act("call_1", "set_memories", memories=[{"key": "a", "value": 1}])
     await r.ledger.write(entities.create_entity, "bob", "agent", "Bob", {})
     program = idempotency.run_once("bob", "call_1", goals_and_memories.set_memories("bob", [("a", 2)]))
@@ -199,7 +201,7 @@ async def test_another_agents_call_of_the_same_id_is_another_call(r: ServiceHarn
     assert [memory.value for memory in await r.ledger.read(goals_and_memories.list_memories, "bob")] == [2]
 
 
-async def test_receipts_are_forgotten_with_what_is_old_and_with_their_agent(r: ServiceHarness, act: Again) -> None:
+async def test_stored_call_results_are_deleted_with_age_and_with_their_agent(r: ServiceHarness, act: Again) -> None:
     await act("call_1", "set_memories", memories=[{"key": "a", "value": 1}])
     assert await r.ledger.write(idempotency.delete_old_receipts, now_ms() - 60_000, 100) == 0
     assert await r.ledger.write(idempotency.delete_old_receipts, now_ms() + 1, 100) == 1
@@ -208,7 +210,7 @@ async def test_receipts_are_forgotten_with_what_is_old_and_with_their_agent(r: S
     assert await r.ledger.write(idempotency.delete_old_receipts, now_ms() + 1, 100) == 0
 
 
-def test_every_action_says_whether_it_may_be_tried_again() -> None:
+def test_every_action_declares_whether_it_is_idempotent() -> None:
     careful = {name for name, action in ALL_ACTIONS.items() if not _may_repeat(action.annotations)}
     assert careful <= {"send_notification"}
 

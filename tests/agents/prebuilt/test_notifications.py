@@ -1,4 +1,4 @@
-"""Notifications, over a real webhook and a real mail server on loopback."""
+"""Notifications, with a real webhook and a real mail server on the loopback interface."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ class Acting:
 
 @pytest.fixture
 async def act(tmp_path: Path) -> AsyncIterator[Acting]:
-    async with service_harness(await SqliteDatabase.open(tmp_path / "toolspace.db")) as made:
-        made.ts.orchestrator.register(PrebuiltProvider())
-        yield Acting(made, await made.open_run())
+    async with service_harness(await SqliteDatabase.open(tmp_path / "toolspace.db")) as opened:
+        opened.ts.orchestrator.register(PrebuiltProvider())
+        yield Acting(opened, await opened.open_run())
 
 
 async def accept(_: web.Request) -> web.Response:
@@ -70,30 +70,30 @@ def smtp(server: MailServer, **more: Any) -> SmtpSettings:
     return SmtpSettings(**{**options, **more})
 
 
-async def test_without_a_channel_the_agent_is_told_who_can_help(act: Acting) -> None:
+async def test_without_a_channel_the_error_names_the_settings(act: Acting) -> None:
     act.configure()
     result = await act.notify()
     assert (result.error_kind, result.executed) == ("execution_error", False)
     assert "notifications.webhook or notifications.smtp" in (result.error or "")
 
 
-async def test_a_webhook_gets_it_as_json(act: Acting, hook: HttpTestServer) -> None:
+async def test_a_webhook_receives_the_notification_as_json(act: Acting, hook: HttpTestServer) -> None:
     act.configure(webhook=WebhookSettings(url=hook.url("/hooks/s3cret"), headers={"x-token": "t0ken"}))
     sent = (await act.notify("Build\nfailed", "Twice.\n\nLook.", to="whoever@example.com")).unwrap()
     assert sent == {"success": True, "channels": ["webhook"], "recipients": []}
-    (seen,) = hook.requests
-    body = json.loads(seen.body)
-    assert (seen.method, seen.path, seen.headers["x-token"]) == ("POST", "/hooks/s3cret", "t0ken")
+    (request,) = hook.requests
+    body = json.loads(request.body)
+    assert (request.method, request.path, request.headers["x-token"]) == ("POST", "/hooks/s3cret", "t0ken")
     assert (body["title"], body["body"], body["to"]) == ("Build failed", "Twice.\n\nLook.", "whoever@example.com")
     assert body["agent"] == {"id": act.r.agent, "name": "Ada"}
-    assert seen.headers["idempotency-key"] == body["id"]
+    assert request.headers["idempotency-key"] == body["id"]
     assert isinstance(body["timestamp"], int)
 
 
 @pytest.mark.parametrize("status", [302, 307, 400, 500])
-async def test_a_webhook_that_refuses_or_leads_elsewhere_has_not_got_it(act: Acting, status: int) -> None:
+async def test_a_webhook_that_fails_or_redirects_is_an_error(act: Acting, status: int) -> None:
     async def answer(_: web.Request) -> web.Response:
-        return web.Response(status=status, headers={"location": "/elsewhere"})
+        return web.Response(status=status, headers={"location": "/external_tool"})
 
     async with http_server(answer) as hook:
         act.configure(webhook=WebhookSettings(url=hook.url("/hooks/s3cret")))
@@ -102,7 +102,7 @@ async def test_a_webhook_that_refuses_or_leads_elsewhere_has_not_got_it(act: Act
         assert len(hook.requests) == 1
 
 
-async def test_what_is_wrong_is_said_without_the_secrets_of_the_address(act: Acting) -> None:
+async def test_a_webhook_error_does_not_contain_the_url_secrets(act: Acting) -> None:
     async with http_server(accept) as hook:
         pass
     act.configure(webhook=WebhookSettings(url=hook.url("/hooks/s3cret?key=k3y")))
@@ -111,7 +111,7 @@ async def test_what_is_wrong_is_said_without_the_secrets_of_the_address(act: Act
     assert not any(secret in (result.error or "") for secret in ("s3cret", "k3y"))
 
 
-async def test_a_mail_goes_to_who_is_configured(act: Acting, post: MailServer) -> None:
+async def test_a_mail_goes_to_the_configured_recipients(act: Acting, post: MailServer) -> None:
     act.configure(smtp=smtp(post, username="robot", password="hunter2"))
     sent = (await act.notify("Grüße: 完了", "Es ist fertig.\n.\nEnde ✓")).unwrap()
     assert sent == {"success": True, "channels": ["email"], "recipients": ["ann@example.com", "bob@example.com"]}
@@ -125,7 +125,7 @@ async def test_a_mail_goes_to_who_is_configured(act: Acting, post: MailServer) -
     assert post.logins == [("robot", "hunter2")]
 
 
-async def test_no_header_can_be_slipped_in(act: Acting, post: MailServer) -> None:
+async def test_a_title_cannot_add_mail_headers(act: Acting, post: MailServer) -> None:
     act.configure(smtp=smtp(post))
     for break_ in ("\r\n", "\n", "\r", "\x0b", "\x0c", "\x1c", "\x85", "\u2028"):
         (
@@ -147,7 +147,7 @@ async def test_no_header_can_be_slipped_in(act: Acting, post: MailServer) -> Non
     assert len(post.mails) == 8
 
 
-async def test_whom_an_agent_may_choose_is_the_operators_word(act: Acting, post: MailServer) -> None:
+async def test_an_agent_can_choose_only_allowed_recipients(act: Acting, post: MailServer) -> None:
     act.configure(smtp=smtp(post, allowed_recipients=("*@team.example.com", "boss@example.com")))
     for to in ("ANN@example.com", "carl@team.example.com", "boss@example.com"):
         assert (await act.notify(to=to)).unwrap()["recipients"] == [to]
@@ -162,7 +162,7 @@ async def test_whom_an_agent_may_choose_is_the_operators_word(act: Acting, post:
     ]
 
 
-async def test_what_a_mail_server_says_reaches_the_agent(act: Acting) -> None:
+async def test_the_error_of_the_mail_server_reaches_the_agent(act: Acting) -> None:
     async with mail_server(refused_addresses=("ann@example.com", "bob@example.com")) as post:
         act.configure(smtp=smtp(post))
         assert "takes nothing for ann@example.com, bob@example.com" in ((await act.notify()).error or "")
@@ -174,7 +174,7 @@ async def test_what_a_mail_server_says_reaches_the_agent(act: Acting) -> None:
     assert "did not take it" in ((await act.notify()).error or "")
 
 
-async def test_one_channel_that_works_is_enough(act: Acting, hook: HttpTestServer, post: MailServer) -> None:
+async def test_one_working_channel_is_enough(act: Acting, hook: HttpTestServer, post: MailServer) -> None:
     act.configure(webhook=WebhookSettings(url=hook.url()), smtp=smtp(post))
     assert (await act.notify()).unwrap()["channels"] == ["webhook", "email"]
     async with mail_server(refused_addresses=("bob@example.com", "ann@example.com")) as other:
@@ -187,7 +187,7 @@ async def test_one_channel_that_works_is_enough(act: Acting, hook: HttpTestServe
 
 
 @pytest.mark.parametrize("tls", ["starttls", "tls"])
-async def test_mail_is_encrypted_and_only_to_a_server_that_is_trusted(
+async def test_mail_uses_tls_and_verifies_the_certificate(
     act: Acting, tls: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     certificate, key = await asyncio.to_thread(_certificate, tmp_path)
@@ -201,7 +201,7 @@ async def test_mail_is_encrypted_and_only_to_a_server_that_is_trusted(
         assert post.was_encrypted == [True]
 
 
-async def test_an_agent_with_ways_of_its_own_uses_those(act: Acting, hook: HttpTestServer) -> None:
+async def test_an_agent_with_its_own_channels_uses_those(act: Acting, hook: HttpTestServer) -> None:
     own = ConfiguredNotifier.from_config(NotificationSettings(webhook=WebhookSettings(url=hook.url("/own"))))
     assert own is not None
     act.r.pending_calls.services = AgentServices(notifiers={act.r.agent: own})
@@ -209,7 +209,7 @@ async def test_an_agent_with_ways_of_its_own_uses_those(act: Acting, hook: HttpT
     assert act.r.pending_calls.services.find_notifier("another") is None
 
 
-def test_it_is_not_to_be_done_twice() -> None:
+def test_send_notification_is_not_idempotent() -> None:
     assert ALL_ACTIONS["send_notification"].annotations.idempotent is False
     assert ALL_ACTIONS["send_notification"].annotations.read_only is False
 

@@ -1,4 +1,4 @@
-"""Actions by the names that configurations give them."""
+"""Prebuilt actions under the names that configurations use."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def configured(name: str) -> Tool:
 
 
 @pytest.mark.spec("9.6")
-async def test_all_camel_case_names_work_as_actions(tmp_path: Path) -> None:
+async def test_camel_case_action_names_work(tmp_path: Path) -> None:
     database = await SqliteDatabase.open(tmp_path / "toolspace.db")
     async with service_harness(database, *(configured(name) for name in CAMEL)) as r:
         run_id = await r.open_run(in_space=True)
@@ -43,8 +43,8 @@ async def test_all_camel_case_names_work_as_actions(tmp_path: Path) -> None:
         async def act(tool: str, **args: Any) -> Any:
             return (await r.call(run_id, tool, args)).unwrap()
 
-        made = await act("setGoals", goals=[{"description": "Rest"}])
-        assert await act("getGoals") == {"goals": made["currentGoals"], "totalGoals": 1}
+        result = await act("setGoals", goals=[{"description": "Rest"}])
+        assert await act("getGoals") == {"goals": result["currentGoals"], "totalGoals": 1}
         assert await act("setMemory", key="deadline", value="Friday") == {"success": True, "count": 1}
         assert await act("getMemory", key="deadline") == {"memories": [{"key": "deadline", "value": "Friday"}]}
         plan = (await act("createPlan", name="Tea", instruction="Make tea", runAfter="2 hours"))["plan"]
@@ -57,9 +57,9 @@ async def test_all_camel_case_names_work_as_actions(tmp_path: Path) -> None:
         await DocumentLibrary(r.ledger).save(
             r.agent, "faq", title="FAQ", text="Tea is in the kitchen.", source="faq.md"
         )
-        found = await act("searchKnowledge", query="where is tea")
-        assert found["total"] == 1
-        assert {key: found["results"][0][key] for key in ("documentId", "title", "source", "text")} == {
+        result = await act("searchKnowledge", query="where is tea")
+        assert result["total"] == 1
+        assert {key: result["results"][0][key] for key in ("documentId", "title", "source", "text")} == {
             "documentId": "faq",
             "title": "FAQ",
             "source": "faq.md",
@@ -72,7 +72,7 @@ async def test_all_camel_case_names_work_as_actions(tmp_path: Path) -> None:
 
 
 @pytest.mark.spec("9.6")
-async def test_a_plan_of_another_agent_is_not_shown(tmp_path: Path) -> None:
+async def test_get_plan_does_not_return_a_plan_of_another_agent(tmp_path: Path) -> None:
     database = await SqliteDatabase.open(tmp_path / "toolspace.db")
     async with service_harness(database, configured("getPlan"), configured("createPlan")) as r:
         run_id = await r.open_run()
@@ -109,9 +109,9 @@ async def _check_search(r: ServiceHarness, run_id: str) -> None:
     async def search(**args: Any) -> Any:
         return (await r.call(run_id, "search_knowledge", args)).unwrap()
 
-    found = await search(query="foxes")
-    assert (len(found["results"]), found["total"]) == (5, 8)
-    assert set(found["results"][0]) == {"documentId", "title", "source", "text", "score"}
+    result = await search(query="foxes")
+    assert (len(result["results"]), result["total"]) == (5, 8)
+    assert set(result["results"][0]) == {"documentId", "title", "source", "text", "score"}
     assert len((await search(query="fox", limit=20))["results"]) == 8
     assert await search(query="unicorn") == {"results": [], "total": 0}
     for wrong in ({"query": ""}, {"query": "a", "limit": 0}, {"query": "a", "limit": 21}, {"query": "a\0b"}):

@@ -1,4 +1,4 @@
-"""One prebuilt action as data, and the agent that carries it out."""
+"""Defines a prebuilt action, and the agent that calls it. `ActionCaller` makes sure that a call has its effect once."""
 
 from __future__ import annotations
 
@@ -25,38 +25,38 @@ from toolspace.storage.queries import idempotency
 P = ParamSpec("P")
 
 NO_NUL: Final = "^[^\\u0000]*$"
-"""What a database can keep as text."""
+"""The pattern of text that databases can store."""
 READ_ONLY: Final = Annotations(read_only=True)
 ADDS: Final = Annotations(idempotent=True, destructive=False)
 CHANGES: Final = Annotations(idempotent=True)
 DELETES: Final = Annotations(idempotent=True, destructive=True)
-"""What actions do to what is kept. Idempotent: a call that is made again under its id does nothing more, and is
-answered as before."""
+"""Annotations of actions that write. Idempotent: a call that is executed again under its id changes nothing more and
+returns the same result."""
 
 
 class ActionCaller:
-    """The agent whose call it is, and where it is."""
+    """The agent that calls an action, and the run and space of the call."""
 
-    __slots__ = ("agent_id", "call_id", "room")
+    __slots__ = ("agent_id", "call_host", "call_id")
 
-    def __init__(self, room: GatewayCallHost, agent_id: str, call_id: str | None = None) -> None:
-        self.room = room
+    def __init__(self, call_host: GatewayCallHost, agent_id: str, call_id: str | None = None) -> None:
+        self.call_host = call_host
         self.agent_id = agent_id
         self.call_id = call_id
-        """What is done again under it has been done already."""
+        """Effects are stored under it, so that the same call has them once."""
 
     @property
     def ledger(self) -> Ledger:
-        return self.room.ledger
+        return self.call_host.ledger
 
     def get_run_id(self) -> str:
-        """The run that it is in."""
-        if self.room.run_id is None:
+        """The id of the run. Raises `ToolExecutionError` if the call is not in a run."""
+        if self.call_host.run_id is None:
             raise ToolExecutionError("there is no run that could enter a space", executed=False)
-        return self.room.run_id
+        return self.call_host.run_id
 
     async def write_once(self, program: Callable[P, Program[Any]], /, *args: P.args, **kwargs: P.kwargs) -> Any:
-        """Runs a program that nobody needs to hear of: once for this call, whose answer it gives as JSON has it."""
+        """Runs a program without effects for subscribers, once per call. Returns its result as JSON data."""
         return await self.ledger.write(
             lambda: idempotency.run_once(self.agent_id, self.call_id, program(*args, **kwargs))
         )
@@ -64,23 +64,23 @@ class ActionCaller:
     async def commit_once(
         self, program: Callable[Concatenate[Effects, P], Program[Any]], /, *args: P.args, **kwargs: P.kwargs
     ) -> Any:
-        """As `once`, and tells of its effects."""
+        """Runs a program once per call, and publishes its effects. Returns its result as JSON data."""
 
         def attempt(effects: Effects) -> Program[Any]:
             return idempotency.run_once(self.agent_id, self.call_id, program(effects, *args, **kwargs))
 
         return await self.ledger.commit(attempt)
 
-    def get_space_id(self, named: str | None = None) -> str:
-        """The space that is meant: the one that is named, else the active one."""
-        found = named if named is not None else self.room.space_id
-        if found is None:
+    def get_space_id(self, space_id: str | None = None) -> str:
+        """Returns `space_id`, or the active space if it is None. Raises `ToolExecutionError` if there is none."""
+        space_id = space_id if space_id is not None else self.call_host.space_id
+        if space_id is None:
             raise ToolExecutionError("you are not in a space; call enter_space first", executed=False)
-        return found
+        return space_id
 
 
 class Action(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that agents can do. Its tool has the same name."""
+    """A prebuilt action. Its tool has the same name."""
 
     name: str
     description: str
@@ -91,19 +91,19 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def get_caller(action: str, context: ToolContext) -> ActionCaller:
-    """Whose call it is. Raises where it is no agent's."""
-    room = context.host
-    if not isinstance(room, GatewayCallHost) or room.agent_entity_id is None:
+    """Returns the agent that makes a call. Raises `ToolExecutionError` if no agent makes it."""
+    call_host = context.host
+    if not isinstance(call_host, GatewayCallHost) or call_host.agent_entity_id is None:
         raise ToolExecutionError(
             f'"{action}" is for agents, in their runs: open one on the gateway (toolspace serve; POST /api/runs) '
             "and call it there",
             executed=False,
         )
-    return ActionCaller(room, room.agent_entity_id, context.call_id or None)
+    return ActionCaller(call_host, call_host.agent_entity_id, context.call_id or None)
 
 
 def to_tool_error(error: RefusedError | StorageError) -> ToolError:
-    """A refusal as the failure of a call: who acts next is the agent."""
+    """Converts an error of the spaces or of storage to the error of a call, for the agent."""
     if isinstance(error, RefusedError) and error.reason == "forbidden":
         return ToolPermissionError(str(error))
     if isinstance(error, RefusedError) and error.reason == "invalid":
@@ -112,7 +112,7 @@ def to_tool_error(error: RefusedError | StorageError) -> ToolError:
 
 
 def object_schema(properties: Mapping[str, Any] | None = None, *required: str) -> dict[str, Any]:
-    """The schema of an action's input: these properties and no others."""
+    """The schema of an object with these properties and no others."""
     schema: dict[str, Any] = {"type": "object", "properties": properties or {}, "additionalProperties": False}
     if required:
         schema["required"] = list(required)

@@ -1,4 +1,7 @@
-"""What an agent wants to reach: its goals, which every prompt of its shows by priority."""
+"""The actions for goals, memories and documents: what an agent stores, and what it can search.
+
+Goals and memories are in every prompt of their agent; documents are found with `search_knowledge`.
+"""
 
 from __future__ import annotations
 
@@ -21,55 +24,55 @@ MAX_PRIORITY = 1_000_000
 _goal_id = {"type": "string", "pattern": ID_PATTERN}
 
 
-async def _set_goals(actor: ActionCaller, given: dict[str, Any]) -> Any:
-    changes = [parse_goal_change(one) for one in given["goals"]]
-    return await actor.write_once(_set, actor.agent_id, changes, bool(given.get("clearExisting", False)))
+async def _set_goals(caller: ActionCaller, arguments: dict[str, Any]) -> Any:
+    changes = [parse_goal_change(goal) for goal in arguments["goals"]]
+    return await caller.write_once(_save_goals, caller.agent_id, changes, bool(arguments.get("clearExisting", False)))
 
 
-async def _get_goals(actor: ActionCaller, given: dict[str, Any]) -> Any:
-    found = await actor.ledger.read(goals_and_memories.list_goals, actor.agent_id)
-    return {"goals": [format_goal(goal) for goal in found], "totalGoals": len(found)}
+async def _get_goals(caller: ActionCaller, arguments: dict[str, Any]) -> Any:
+    goals = await caller.ledger.read(goals_and_memories.list_goals, caller.agent_id)
+    return {"goals": [format_goal(goal) for goal in goals], "totalGoals": len(goals)}
 
 
-async def _delete_goals(actor: ActionCaller, given: dict[str, Any]) -> Any:
-    deleted = await actor.write_once(goals_and_memories.delete_goals, actor.agent_id, given["goalIds"])
+async def _delete_goals(caller: ActionCaller, arguments: dict[str, Any]) -> Any:
+    deleted = await caller.write_once(goals_and_memories.delete_goals, caller.agent_id, arguments["goalIds"])
     return {"success": True, "deleted": deleted}
 
 
-def _set(agent_id: str, changes: list[GoalChange], clear: bool) -> Program[dict[str, Any]]:
+def _save_goals(agent_id: str, changes: list[GoalChange], clear: bool) -> Program[dict[str, Any]]:
     modified = yield from goals_and_memories.set_goals(agent_id, changes, clear=clear)
     current = yield from goals_and_memories.list_goals(agent_id)
     return {
         "success": True,
         "goalsModified": [
-            {"action": "created" if new else "updated", "id": goal.id, "description": goal.description}
-            for goal, new in modified
+            {"action": "created" if is_new else "updated", "id": goal.id, "description": goal.description}
+            for goal, is_new in modified
         ],
         "currentGoals": [format_goal(goal) for goal in current],
         "totalGoals": len(current),
     }
 
 
-def parse_goal_change(given: Mapping[str, Any]) -> GoalChange:
-    """A goal as an agent writes it."""
+def parse_goal_change(arguments: Mapping[str, Any]) -> GoalChange:
+    """Converts a goal of the arguments of `set_goals`."""
     return GoalChange(
-        id=given.get("id"),
-        description=json_text.valid_text(given["description"]),
-        status=given.get("status"),
-        priority=given.get("priority"),
-        is_long_term=given.get("isLongTerm"),
-        is_completed=given.get("isCompleted"),
+        id=arguments.get("id"),
+        description=json_text.valid_text(arguments["description"]),
+        status=arguments.get("status"),
+        priority=arguments.get("priority"),
+        is_long_term=arguments.get("isLongTerm"),
+        is_completed=arguments.get("isCompleted"),
     )
 
 
 def format_goal(goal: Goal) -> dict[str, Any]:
-    """A goal as its agent sees it."""
-    whole = int(goal.priority) if goal.priority.is_integer() else goal.priority
+    """A goal as the goal actions return it."""
+    priority = int(goal.priority) if goal.priority.is_integer() else goal.priority
     return {
         "id": goal.id,
         "description": goal.description,
         "status": goal.status,
-        "priority": whole,
+        "priority": priority,
         "isLongTerm": goal.is_long_term,
         "isCompleted": goal.is_completed,
     }
@@ -123,7 +126,7 @@ GOAL_ACTIONS = (
     ),
     Action(
         name="get_goals",
-        description="Your goals, the most important first.",
+        description="List your goals, the most important first.",
         input_schema=object_schema(),
         run=_get_goals,
         category=ToolCategory.AGENT,
@@ -142,10 +145,10 @@ GOAL_ACTIONS = (
 )
 
 
-# MERGED from memories: What an agent remembers: values under keys, which every prompt of its shows.
+# Memories
 
 MAX_MEMORY_BYTES = 16 * 1024
-"""Of one value, as JSON."""
+"""The size of one value as JSON."""
 MAX_MEMORIES_PER_CALL = 100
 _key = {"type": "string", "minLength": 1, "maxLength": 200, "pattern": NO_NUL}
 _value = {"description": "What to remember: a text, or any JSON."}
@@ -158,29 +161,29 @@ _memories = {
 }
 
 
-async def _set_memories(actor: ActionCaller, given: dict[str, Any]) -> Any:
-    wanted = [*given.get("memories", ())]
-    if "key" in given:
-        wanted.append({"key": given["key"], "value": given.get("value")})
-    if not wanted:
+async def _set_memories(caller: ActionCaller, arguments: dict[str, Any]) -> Any:
+    memories: list[dict[str, Any]] = [*arguments.get("memories", ())]
+    if "key" in arguments:
+        memories.append({"key": arguments["key"], "value": arguments.get("value")})
+    if not memories:
         raise ToolValidationError("give a key and a value, or memories")
-    for one in wanted:
-        if json_text.encoded_size(one["value"]) > MAX_MEMORY_BYTES:
+    for memory in memories:
+        if json_text.encoded_size(memory["value"]) > MAX_MEMORY_BYTES:
             raise ToolValidationError(
-                f'the value of "{one["key"]}" is too large; a memory has at most {MAX_MEMORY_BYTES} bytes'
+                f'the value of "{memory["key"]}" is too large; a memory has at most {MAX_MEMORY_BYTES} bytes'
             )
-    values = [(json_text.valid_text(one["key"]), one["value"]) for one in wanted]
-    return {"success": True, "count": await actor.write_once(goals_and_memories.set_memories, actor.agent_id, values)}
+    values = [(json_text.valid_text(memory["key"]), memory["value"]) for memory in memories]
+    return {"success": True, "count": await caller.write_once(goals_and_memories.set_memories, caller.agent_id, values)}
 
 
-async def _get_memories(actor: ActionCaller, given: dict[str, Any]) -> Any:
-    keys = [*given.get("keys", ()), *([given["key"]] if "key" in given else ())]
-    found = await actor.ledger.read(goals_and_memories.list_memories, actor.agent_id, keys or None)
-    return {"memories": [{"key": memory.key, "value": memory.value} for memory in found]}
+async def _get_memories(caller: ActionCaller, arguments: dict[str, Any]) -> Any:
+    keys = [*arguments.get("keys", ()), *([arguments["key"]] if "key" in arguments else ())]
+    memories = await caller.ledger.read(goals_and_memories.list_memories, caller.agent_id, keys or None)
+    return {"memories": [{"key": memory.key, "value": memory.value} for memory in memories]}
 
 
-async def _delete_memories(actor: ActionCaller, given: dict[str, Any]) -> Any:
-    deleted = await actor.write_once(goals_and_memories.delete_memories, actor.agent_id, given["keys"])
+async def _delete_memories(caller: ActionCaller, arguments: dict[str, Any]) -> Any:
+    deleted = await caller.write_once(goals_and_memories.delete_memories, caller.agent_id, arguments["keys"])
     return {"success": True, "deleted": deleted}
 
 
@@ -195,7 +198,7 @@ MEMORY_ACTIONS = (
     ),
     Action(
         name="get_memories",
-        description="What you remember; only under these keys, if you name some.",
+        description="List your memories; only those under these keys, if you name any.",
         input_schema=object_schema({"keys": _keys}),
         run=_get_memories,
         category=ToolCategory.MEMORY,
@@ -203,7 +206,7 @@ MEMORY_ACTIONS = (
     ),
     Action(
         name="delete_memories",
-        description="Forget what you remember under these keys.",
+        description="Delete the memories under these keys.",
         input_schema=object_schema({"keys": {**_keys, "minItems": 1}}, "keys"),
         run=_delete_memories,
         category=ToolCategory.MEMORY,
@@ -222,26 +225,26 @@ SINGULAR_MEMORY_ACTIONS = (
     ),
     Action(
         name="getMemory",
-        description="What you remember; only under this key, if you name one.",
+        description="List your memories; only the one under this key, if you name one.",
         input_schema=object_schema({"key": _key, "keys": _keys}),
         run=_get_memories,
         category=ToolCategory.MEMORY,
         annotations=READ_ONLY,
     ),
 )
-"""Older names, of one memory at a time."""
+"""Older action names, for one memory at a time."""
 
 
-# MERGED from knowledge: What an agent can look up: passages of the documents that were given to it.
+# Documents
 
 MAX_RESULTS = 20
 DEFAULT_RESULTS = 5
 
 
-async def _search_knowledge(actor: ActionCaller, given: dict[str, Any]) -> Any:
-    library = actor.room.services.library or DocumentLibrary(actor.ledger)
-    limit = int(given.get("limit", DEFAULT_RESULTS))
-    found = await library.search(actor.agent_id, given["query"], limit=limit)
+async def _search_knowledge(caller: ActionCaller, arguments: dict[str, Any]) -> Any:
+    library = caller.call_host.services.library or DocumentLibrary(caller.ledger)
+    limit = int(arguments.get("limit", DEFAULT_RESULTS))
+    page = await library.search(caller.agent_id, arguments["query"], limit=limit)
     return {
         "results": [
             {
@@ -251,9 +254,9 @@ async def _search_knowledge(actor: ActionCaller, given: dict[str, Any]) -> Any:
                 "text": hit.text,
                 "score": hit.score,
             }
-            for hit in found.matches
+            for hit in page.matches
         ],
-        "total": found.total,
+        "total": page.total,
     }
 
 
@@ -261,7 +264,7 @@ KNOWLEDGE_ACTIONS = (
     Action(
         name="search_knowledge",
         description=(
-            "Search the documents that were given to you. Gives the passages that fit best; use the words that you "
+            "Search the documents that were arguments to you. Gives the passages that fit best; use the words that you "
             "expect in them."
         ),
         input_schema=object_schema(

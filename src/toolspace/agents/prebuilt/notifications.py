@@ -1,4 +1,7 @@
-"""Reaching people outside of any space: a notification goes to a webhook, by mail, or both, as is configured."""
+"""The action `send_notification`, and the notifier behind it: it posts to a webhook and sends mail, as configured.
+
+The gateway creates a `ConfiguredNotifier` for itself and for each agent with channels of its own.
+"""
 
 from __future__ import annotations
 
@@ -19,29 +22,36 @@ from toolspace.errors import ToolExecutionError, ToolPermissionError, ToolValida
 from toolspace.spaces.services import Notification, NotificationResult
 from toolspace.storage.queries import entities
 
+if TYPE_CHECKING:
+    import smtplib
+
 MAX_TITLE, MAX_BODY = 200, 20_000
 
 
-async def _send_notification(actor: ActionCaller, given: dict[str, Any]) -> Any:
-    notifier = actor.room.services.find_notifier(actor.agent_id)
+async def _send_notification(caller: ActionCaller, arguments: dict[str, Any]) -> Any:
+    notifier = caller.call_host.services.find_notifier(caller.agent_id)
     if notifier is None:
         raise ToolExecutionError(
-            "no way to notify anyone is configured; an operator sets notifications.webhook or notifications.smtp",
+            "no notification channel is configured; an operator sets notifications.webhook or notifications.smtp",
             executed=False,
         )
-    agent = await actor.ledger.read(entities.find_entity, actor.agent_id)
-    sent = await notifier.send(
+    agent = await caller.ledger.read(entities.find_entity, caller.agent_id)
+    result = await notifier.send(
         Notification(
-            title=" ".join(json_text.valid_text(given["title"]).split()),
-            body=json_text.valid_text(given["body"]),
-            to=given.get("to"),
-            agent_id=actor.agent_id,
+            title=" ".join(json_text.valid_text(arguments["title"]).split()),
+            body=json_text.valid_text(arguments["body"]),
+            to=arguments.get("to"),
+            agent_id=caller.agent_id,
             agent_name=agent.name if agent is not None else "",
-            id=new_id("ntf") if actor.call_id is None else derived_id("ntf", actor.agent_id, actor.call_id),
+            id=new_id("ntf") if caller.call_id is None else derived_id("ntf", caller.agent_id, caller.call_id),
         )
     )
-    answer: dict[str, Any] = {"success": True, "channels": list(sent.channels), "recipients": list(sent.recipients)}
-    return {**answer, "failed": dict(sent.failed)} if sent.failed else answer
+    answer: dict[str, Any] = {
+        "success": True,
+        "channels": list(result.channels),
+        "recipients": list(result.recipients),
+    }
+    return {**answer, "failed": dict(result.failed)} if result.failed else answer
 
 
 NOTIFICATION_ACTIONS = (
@@ -74,72 +84,69 @@ NOTIFICATION_ACTIONS = (
         ),
         run=_send_notification,
         category=ToolCategory.AGENT,
-        # Neither harmless nor to be done twice: mail has no way to say that it was sent already.
+        # Not idempotent: a mail server cannot tell whether a mail was already sent.
         annotations=Annotations(read_only=False, idempotent=False, open_world=True),
     ),
 )
 
 
-# MERGED from notifier: Carries notifications to where configuration says: posts them to a webhook, sends them by m…
+# Delivery
 
-if TYPE_CHECKING:
-    import smtplib
-
-_SECONDS: Final = 15.0
-"""For each step of a delivery."""
+_TIMEOUT_SECONDS: Final = 15.0
+"""The timeout of each step of a delivery."""
 _ADDRESS: Final = re.compile(r"""[^\s@<>(),;:"\\\[\]]{1,64}@[^\s@<>(),;:"\\\[\]]{1,189}""")
 _PORTS: Final = {"none": 25, "starttls": 587, "tls": 465}
-_LONGEST_REASON: Final = 300
+_MAX_REASON: Final = 300
 
 
 class ConfiguredNotifier:
-    """A `Notifier` over the channels that are configured: each of them gets every notification."""
+    """A `Notifier` for the configured channels. Every notification goes to all of them."""
 
     def __init__(self, webhook: WebhookSettings | None, smtp: SmtpSettings | None) -> None:
         self._webhook = webhook
         self._smtp = smtp
 
     @classmethod
-    def from_config(cls, configured: NotificationSettings) -> ConfiguredNotifier | None:
-        """None where no channel is configured."""
-        if configured.webhook is None and configured.smtp is None:
+    def from_config(cls, settings: NotificationSettings) -> ConfiguredNotifier | None:
+        """Returns None if no channel is configured."""
+        if settings.webhook is None and settings.smtp is None:
             return None
-        return cls(configured.webhook, configured.smtp)
+        return cls(settings.webhook, settings.smtp)
 
     async def send(self, notification: Notification) -> NotificationResult:
-        # All of it is checked before any of it is sent.
+        """Raises `ToolError` if the recipient is not allowed, or if no channel worked."""
         recipients = _resolve_recipients(self._smtp, notification.to) if self._smtp is not None else ()
         channels: list[str] = []
         failed: dict[str, str] = {}
         if self._webhook is not None:
-            _note("webhook", await _post(self._webhook, notification), channels, failed)
+            _record("webhook", await _post(self._webhook, notification), channels, failed)
         if self._smtp is not None:
-            problem = await asyncio.to_thread(_mail, self._smtp, recipients, notification)
-            _note("email", problem, channels, failed)
+            problem = await asyncio.to_thread(_send_mail, self._smtp, recipients, notification)
+            _record("email", problem, channels, failed)
         if not channels:
             reasons = "; ".join(f"{channel}: {reason}" for channel, reason in failed.items())
             raise ToolExecutionError(f"nobody was notified: {reasons}", executed=False)
-        reached = [parseaddr(one)[1] for one in recipients] if "email" in channels else []
-        return NotificationResult(channels=channels, recipients=reached, failed=failed)
+        addresses = [parseaddr(recipient)[1] for recipient in recipients] if "email" in channels else []
+        return NotificationResult(channels=channels, recipients=addresses, failed=failed)
 
 
-def _note(channel: str, problem: str | None, channels: list[str], failed: dict[str, str]) -> None:
+def _record(channel: str, problem: str | None, channels: list[str], failed: dict[str, str]) -> None:
     if problem is None:
         channels.append(channel)
     else:
-        failed[channel] = problem[:_LONGEST_REASON]
+        failed[channel] = problem[:_MAX_REASON]
 
 
 def _resolve_recipients(smtp: SmtpSettings, to: str | None) -> tuple[str, ...]:
-    """Whom a mail goes to: who is configured, or the one that the agent names, if it may."""
+    """The recipients of a mail: those of the configuration, or the address that the agent chose, if it is allowed."""
     if to is None:
         return smtp.to
     address = to.strip()
     if not _ADDRESS.fullmatch(address) or not address.isprintable():
         raise ToolValidationError(f"to: {to[:100]!r} is no mail address; write one such as ann@example.com")
-    own = {parseaddr(one)[1].lower() for one in smtp.to}
-    allowed = any(fnmatchcase(address.lower(), glob.lower()) for glob in smtp.allowed_recipients)
-    if address.lower() not in own and not allowed:
+    configured = {parseaddr(recipient)[1].lower() for recipient in smtp.to}
+    is_allowed = any(fnmatchcase(address.lower(), glob.lower()) for glob in smtp.allowed_recipients)
+    if address.lower() not in configured and not is_allowed:
         raise ToolPermissionError(
             f"you may not send mail to {address}; leave `to` out, or have an operator allow it "
             "(notifications.smtp.allowedRecipients)"
@@ -148,7 +155,7 @@ def _resolve_recipients(smtp: SmtpSettings, to: str | None) -> tuple[str, ...]:
 
 
 async def _post(webhook: WebhookSettings, notification: Notification) -> str | None:
-    """Posts a notification; why that failed, if it did. Where to is the operator's word, so it may be any host."""
+    """Posts a notification. Returns None, or why it failed. The operator chose the URL, so it may be any host."""
     import aiohttp
     from yarl import URL
 
@@ -165,53 +172,54 @@ async def _post(webhook: WebhookSettings, notification: Notification) -> str | N
         }
     )
     headers = {"Content-Type": "application/json", "Idempotency-Key": notification.id, **webhook.headers}
-    timeout = aiohttp.ClientTimeout(total=_SECONDS)
+    timeout = aiohttp.ClientTimeout(total=_TIMEOUT_SECONDS)
     try:
         url = URL(webhook.url)
         async with (
             aiohttp.ClientSession(timeout=timeout, trust_env=True, cookie_jar=aiohttp.DummyCookieJar()) as session,
-            # A redirect would take what is said, and the headers with it, to where nobody configured.
+            # A redirect would send the text and the headers to a host that is not configured.
             session.post(url, data=body, headers=headers, allow_redirects=False) as response,
         ):
             return None if 200 <= response.status < 300 else f"it answered with HTTP {response.status}"
-    except HTTP_FAILURES as fault:
+    except HTTP_FAILURES as error:
         return (
-            describe_http_failure(fault, URL(webhook.url))
-            if not isinstance(fault, aiohttp.InvalidURL)
-            else "its URL is none"
+            describe_http_failure(error, URL(webhook.url))
+            if not isinstance(error, aiohttp.InvalidURL)
+            else "its URL is not valid"
         )
 
 
-def _mail(smtp: SmtpSettings, recipients: tuple[str, ...], notification: Notification) -> str | None:
-    """Sends a mail; why that failed, if it did. Waits for the network: not on the event loop."""
+def _send_mail(smtp: SmtpSettings, recipients: tuple[str, ...], notification: Notification) -> str | None:
+    """Sends a mail. Returns None, or why it failed. Blocks: runs in a thread."""
     import smtplib
 
     try:
-        with _connected(smtp) as server:
+        with _connect(smtp) as server:
             refused = server.send_message(
-                _message(smtp, recipients, notification),
+                _build_message(smtp, recipients, notification),
                 from_addr=parseaddr(smtp.sender)[1],
-                to_addrs=[parseaddr(one)[1] for one in recipients],
+                to_addrs=[parseaddr(recipient)[1] for recipient in recipients],
             )
     except smtplib.SMTPRecipientsRefused as error:
         return f"the mail server takes nothing for {', '.join(error.recipients)}"
     except smtplib.SMTPResponseException as error:
-        said = error.smtp_error.decode("utf-8", "replace") if isinstance(error.smtp_error, bytes) else error.smtp_error
-        return f"the mail server answered {error.smtp_code} {said}"
+        text = error.smtp_error
+        text = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
+        return f"the mail server answered {error.smtp_code} {text}"
     except (smtplib.SMTPException, OSError, ValueError) as error:
         return f"the mail server at {smtp.host} did not take it: {error}"
     return f"the mail server takes nothing for {', '.join(refused)}" if refused else None
 
 
-def _connected(smtp: SmtpSettings) -> smtplib.SMTP:
+def _connect(smtp: SmtpSettings) -> smtplib.SMTP:
     import smtplib
     import ssl
 
     port = smtp.port or _PORTS[smtp.tls]
     if smtp.tls == "tls":
-        server = smtplib.SMTP_SSL(smtp.host, port, timeout=_SECONDS, context=ssl.create_default_context())
+        server = smtplib.SMTP_SSL(smtp.host, port, timeout=_TIMEOUT_SECONDS, context=ssl.create_default_context())
     else:
-        server = smtplib.SMTP(smtp.host, port, timeout=_SECONDS)
+        server = smtplib.SMTP(smtp.host, port, timeout=_TIMEOUT_SECONDS)
     try:
         if smtp.tls == "starttls":
             server.starttls(context=ssl.create_default_context())
@@ -223,10 +231,10 @@ def _connected(smtp: SmtpSettings) -> smtplib.SMTP:
     return server
 
 
-def _message(smtp: SmtpSettings, recipients: tuple[str, ...], notification: Notification) -> EmailMessage:
+def _build_message(smtp: SmtpSettings, recipients: tuple[str, ...], notification: Notification) -> EmailMessage:
     from email.policy import SMTP
 
-    message = EmailMessage(policy=SMTP)  # Which refuses a header of more than one line.
+    message = EmailMessage(policy=SMTP)  # The policy rejects headers of more than one line.
     message["Subject"] = "".join(letter if letter.isprintable() else " " for letter in notification.title)
     message["From"] = smtp.sender
     message["To"] = ", ".join(recipients)

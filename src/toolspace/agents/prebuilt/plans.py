@@ -1,4 +1,4 @@
-"""What an agent plans: instructions that come to its inbox at a time, or again and again."""
+"""The actions for plans: instructions that come to the agent's inbox at a time, or repeatedly."""
 
 from __future__ import annotations
 
@@ -21,42 +21,42 @@ MAX_PLAN_TEXT = 10_000
 _plan_id = {"type": "string", "pattern": ID_PATTERN}
 
 
-async def _set_plans(actor: ActionCaller, given: dict[str, Any]) -> Any:
-    new = msgspec.convert(given["plans"], list[NewPlan])
-    return await actor.commit_once(_set, actor.agent_id, new)
+async def _set_plans(caller: ActionCaller, arguments: dict[str, Any]) -> Any:
+    new_plans = msgspec.convert(arguments["plans"], list[NewPlan])
+    return await caller.commit_once(_save_plans, caller.agent_id, new_plans)
 
 
-def _set(effects: Effects, agent_id: str, new: list[NewPlan]) -> Program[dict[str, Any]]:
-    made = yield from plans.set_plans(effects, agent_id, new)
-    return {"success": True, "plans": [plans.describe(plan) for plan in made]}
+def _save_plans(effects: Effects, agent_id: str, new_plans: list[NewPlan]) -> Program[dict[str, Any]]:
+    records = yield from plans.set_plans(effects, agent_id, new_plans)
+    return {"success": True, "plans": [plans.describe(plan) for plan in records]}
 
 
-async def _get_plans(actor: ActionCaller, given: dict[str, Any]) -> Any:
-    found = await actor.ledger.read(rows.list_plans, actor.agent_id, status=given.get("status"))
-    return {"plans": [plans.describe(plan) for plan in found]}
+async def _get_plans(caller: ActionCaller, arguments: dict[str, Any]) -> Any:
+    records = await caller.ledger.read(rows.list_plans, caller.agent_id, status=arguments.get("status"))
+    return {"plans": [plans.describe(plan) for plan in records]}
 
 
-async def _delete_plans(actor: ActionCaller, given: dict[str, Any]) -> Any:
-    deleted = await actor.write_once(rows.delete, actor.agent_id, given["planIds"])
+async def _delete_plans(caller: ActionCaller, arguments: dict[str, Any]) -> Any:
+    deleted = await caller.write_once(rows.delete, caller.agent_id, arguments["planIds"])
     return {"success": True, "deleted": deleted}
 
 
-async def _create_plan(actor: ActionCaller, given: dict[str, Any]) -> Any:
-    made = await _set_plans(actor, {"plans": [given]})
-    return {"success": True, "plan": made["plans"][0]}
+async def _create_plan(caller: ActionCaller, arguments: dict[str, Any]) -> Any:
+    result = await _set_plans(caller, {"plans": [arguments]})
+    return {"success": True, "plan": result["plans"][0]}
 
 
-async def _get_plan(actor: ActionCaller, given: dict[str, Any]) -> Any:
-    if "id" not in given:
-        return await _get_plans(actor, given)
-    found = await actor.ledger.read(rows.find, given["id"])
-    if found is None or found.entity_id != actor.agent_id:
-        raise RefusedError("not_found", f'you have no plan "{given["id"]}"')
-    return {"plan": plans.describe(found)}
+async def _get_plan(caller: ActionCaller, arguments: dict[str, Any]) -> Any:
+    if "id" not in arguments:
+        return await _get_plans(caller, arguments)
+    plan = await caller.ledger.read(rows.find, arguments["id"])
+    if plan is None or plan.entity_id != caller.agent_id:
+        raise RefusedError("not_found", f'you have no plan "{arguments["id"]}"')
+    return {"plan": plans.describe(plan)}
 
 
-def _text(description: str, longest: int = 200) -> dict[str, Any]:
-    return {"type": "string", "minLength": 1, "maxLength": longest, "pattern": NO_NUL, "description": description}
+def _text(description: str, max_length: int = 200) -> dict[str, Any]:
+    return {"type": "string", "minLength": 1, "maxLength": max_length, "pattern": NO_NUL, "description": description}
 
 
 _PLAN = {
@@ -94,7 +94,7 @@ PLAN_ACTIONS = (
     ),
     Action(
         name="get_plans",
-        description="Your plans, the next one first.",
+        description="List your plans, the next one first.",
         input_schema=object_schema({"status": _status}),
         run=_get_plans,
         category=ToolCategory.AGENT,
@@ -126,11 +126,11 @@ SINGULAR_PLAN_ACTIONS = (
     ),
     Action(
         name="getPlan",
-        description="One of your plans, or without an id all of them, the next one first.",
+        description="Get one of your plans, or without an id list all of them, the next one first.",
         input_schema=object_schema({"id": _plan_id, "status": _status}),
         run=_get_plan,
         category=ToolCategory.AGENT,
         annotations=READ_ONLY,
     ),
 )
-"""Older names, of one plan at a time."""
+"""Older action names, for one plan at a time."""

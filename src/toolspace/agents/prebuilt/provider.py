@@ -1,4 +1,4 @@
-"""The prebuilt actions as tools with bare names, there for every agent. What each does is in its own module."""
+"""Offers the prebuilt actions as tools without a namespace, and finds actions by name for configured tools."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ from toolspace.errors import RefusedError, StorageError, ToolDefinitionError, To
 from toolspace.providers.configured_tools import ToolHandler
 from toolspace.providers.registry import run_tool
 
-# MERGED from registry: Every prebuilt action by its name, and how configuration finds one.
-
 ALL_ACTIONS: Mapping[str, Action] = {
     action.name: action
     for action in (
@@ -32,36 +30,37 @@ ALL_ACTIONS: Mapping[str, Action] = {
         *notifications.NOTIFICATION_ACTIONS,
     )
 }
-"""What every agent has as a tool."""
+"""The actions that every agent has as tools."""
 _SINGULAR_ACTIONS: Mapping[str, Action] = {
     action.name: action for action in (*goals_and_memories.SINGULAR_MEMORY_ACTIONS, *plans.SINGULAR_PLAN_ACTIONS)
 }
-"""Names of older configurations that mean one thing at a time."""
-_HUMP = re.compile(r"(?<=[a-z])(?=[A-Z])")
+"""Actions of older configurations, for one item at a time."""
+_WORD_BOUNDARY = re.compile(r"(?<=[a-z])(?=[A-Z])")
 
 
 def get_action(name: str) -> Action:
-    """An action by its name, in snake_case or camelCase. Raises `ToolDefinitionError` where there is none."""
-    found = ALL_ACTIONS.get(name) or _SINGULAR_ACTIONS.get(name) or ALL_ACTIONS.get(_HUMP.sub("_", name).lower())
-    if found is None:
-        near = did_you_mean(name, (*ALL_ACTIONS, *_SINGULAR_ACTIONS)) or f"; there are {', '.join(ALL_ACTIONS)}"
-        raise ToolDefinitionError(f'action: there is no prebuilt action "{name}"{near}')
-    return found
+    """Returns an action by its name, in snake_case or camelCase. Raises `ToolDefinitionError`."""
+    snake_case = _WORD_BOUNDARY.sub("_", name).lower()
+    action = ALL_ACTIONS.get(name) or _SINGULAR_ACTIONS.get(name) or ALL_ACTIONS.get(snake_case)
+    if action is None:
+        hint = did_you_mean(name, (*ALL_ACTIONS, *_SINGULAR_ACTIONS)) or f"; there are {', '.join(ALL_ACTIONS)}"
+        raise ToolDefinitionError(f'action: there is no prebuilt action "{name}"{hint}')
+    return action
 
 
 def build_handler(action: Action) -> ToolHandler:
-    """What carries an action out, whatever the tool is called and says that it takes."""
+    """Builds the handler of an action, for tools of any name and input schema."""
     validator: SchemaValidator | None = None
 
     async def handle(parameters: dict[str, Any], context: ToolContext) -> Any:
         nonlocal validator
-        actor = get_caller(action.name, context)
-        if validator is None:  # Most actions of most agents are never used.
+        caller = get_caller(action.name, context)
+        if validator is None:  # Built late: most actions are never used.
             validator = SchemaValidator(action.input_schema, tool=action.name)
         try:
-            # Configuration may have given the tool another schema; what is kept has to fit this one.
-            given = validator.from_mapping(parameters)
-            return await action.run(actor, given)
+            # A configured tool may have another schema; what is stored must fit the schema of the action.
+            arguments = validator.from_mapping(parameters)
+            return await action.run(caller, arguments)
         except InvalidArguments as error:
             raise ToolValidationError(str(error)) from None
         except (RefusedError, StorageError) as error:
@@ -71,7 +70,7 @@ def build_handler(action: Action) -> ToolHandler:
 
 
 class PrebuiltProvider(ToolProvider):
-    """`enter_space`, `send_message`, `set_goals` and the others."""
+    """Provides `enter_space`, `send_message`, `set_goals` and the other actions."""
 
     kind = "prebuilt"
     namespace = ""
@@ -87,7 +86,7 @@ class PrebuiltProvider(ToolProvider):
         return name in self._tools
 
     def is_offered(self, tool: Tool, context: ToolContext) -> bool:
-        """To agents only: others could not call them."""
+        """Only agents are offered them: other callers have no inbox, goals or space."""
         return context.agent_entity_id is not None
 
     async def execute(self, name: str, parameters: dict[str, Any], context: ToolContext) -> ToolResult:
@@ -97,7 +96,7 @@ class PrebuiltProvider(ToolProvider):
 
 
 def build_tool(action: Action) -> Tool:
-    """An action as a tool. Never visible: what an agent keeps in mind is shown to nobody."""
+    """Builds the tool of an action. It is never visible: members of a space do not see what an agent stores."""
     return Tool(
         action.name,
         action.description,

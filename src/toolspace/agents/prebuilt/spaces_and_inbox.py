@@ -1,4 +1,4 @@
-"""Being in spaces: entering, speaking, reading, and what a space says of itself."""
+"""The actions for spaces, messages and the inbox: enter and leave a space, send and read messages, take events."""
 
 from __future__ import annotations
 
@@ -27,102 +27,109 @@ from toolspace.spaces.ledger import Effects
 from toolspace.storage.database import Program
 from toolspace.storage.queries import entities, idempotency, inbox, messages
 
-_MOST_METADATA = 64 * 1024
-_MOST_MESSAGES = 200
-_FARTHEST = 1_000_000_000
+_MAX_METADATA = 64 * 1024
+_MAX_MESSAGES = 200
+_MAX_OFFSET = 1_000_000_000
 
 _space_id = {"type": "string", "pattern": ID_PATTERN}
 _limit = {
     "type": "integer",
     "minimum": 1,
-    "maximum": _MOST_MESSAGES,
+    "maximum": _MAX_MESSAGES,
     "default": 50,
     "description": "How many of the latest messages to load.",
 }
 
 
-class _History(msgspec.Struct, frozen=True):
+class _MessagePage(msgspec.Struct, frozen=True):
     space: Space
     messages: list[dict[str, Any]]
     total: int
 
 
-async def _enter_space(actor: ActionCaller, given: dict[str, Any]) -> Any:
-    space_id = given["spaceId"]
-    await _move(actor, space_id)
-    found = await actor.ledger.read(_history, actor.agent_id, space_id, limit=int(given.get("limit", 50)))
+async def _enter_space(caller: ActionCaller, arguments: dict[str, Any]) -> Any:
+    space_id = arguments["spaceId"]
+    await _move(caller, space_id)
+    page = await caller.ledger.read(_load_messages, caller.agent_id, space_id, limit=int(arguments.get("limit", 50)))
     return {
         "success": True,
         "spaceId": space_id,
-        "spaceName": found.space.name,
-        "history": found.messages,
-        "totalMessages": found.total,
+        "spaceName": page.space.name,
+        "history": page.messages,
+        "totalMessages": page.total,
     }
 
 
-async def _leave_space(actor: ActionCaller, given: dict[str, Any]) -> Any:
-    return {"success": True, "spaceId": await _move(actor, None)}
+async def _leave_space(caller: ActionCaller, arguments: dict[str, Any]) -> Any:
+    return {"success": True, "spaceId": await _move(caller, None)}
 
 
-async def _move(actor: ActionCaller, space_id: str | None) -> str | None:
-    """Moves the run into a space, or out of it: the space that it was in. Not again where it went on since."""
-    before, now = await actor.ledger.commit(_moved, actor.agent_id, actor.call_id, actor.get_run_id(), space_id)
-    actor.room.space_id = now
-    return before
+async def _move(caller: ActionCaller, space_id: str | None) -> str | None:
+    """Moves the run into a space, or out of it. Returns the space that it was in before.
+
+    A repeated call does not move a run again that has entered another space since.
+    """
+    previous_id, current_id = await caller.ledger.commit(
+        _move_once, caller.agent_id, caller.call_id, caller.get_run_id(), space_id
+    )
+    caller.call_host.space_id = current_id
+    return previous_id
 
 
-def _moved(
+def _move_once(
     effects: Effects, agent_id: str, call_id: str | None, run_id: str, space_id: str | None
 ) -> Program[tuple[str | None, str | None]]:
-    before = yield from idempotency.run_once(agent_id, call_id, _enter(effects, run_id, space_id))
-    return before, (yield from runs.get_run(run_id)).space_id
+    previous_id = yield from idempotency.run_once(agent_id, call_id, _enter(effects, run_id, space_id))
+    return previous_id, (yield from runs.get_run(run_id)).space_id
 
 
 def _enter(effects: Effects, run_id: str, space_id: str | None) -> Program[str | None]:
-    before = (yield from runs.get_run(run_id)).space_id
+    previous_id = (yield from runs.get_run(run_id)).space_id
     yield from runs.enter_space(effects, run_id, space_id)
-    return before
+    return previous_id
 
 
-async def _send_message(actor: ActionCaller, given: dict[str, Any]) -> Any:
-    message_id = messaging.message_id_for_call(actor.call_id) if actor.call_id is not None else None
-    return await actor.commit_once(_say, actor, json_text.valid_text(given["text"]), message_id)
+async def _send_message(caller: ActionCaller, arguments: dict[str, Any]) -> Any:
+    message_id = messaging.message_id_for_call(caller.call_id) if caller.call_id is not None else None
+    return await caller.commit_once(_send, caller, json_text.valid_text(arguments["text"]), message_id)
 
 
-def _say(effects: Effects, actor: ActionCaller, text: str, message_id: str | None) -> Program[dict[str, Any]]:
+def _send(effects: Effects, caller: ActionCaller, text: str, message_id: str | None) -> Program[dict[str, Any]]:
     message = yield from messaging.send_message(
-        effects, actor.get_space_id(), actor.agent_id, text, message_id=message_id, run_id=actor.room.run_id
+        effects, caller.get_space_id(), caller.agent_id, text, message_id=message_id, run_id=caller.call_host.run_id
     )
     return {"success": True, "messageId": message.id, "status": "delivered"}
 
 
-async def _read_messages(actor: ActionCaller, given: dict[str, Any]) -> Any:
-    found = await actor.ledger.read(
-        _history,
-        actor.agent_id,
-        actor.get_space_id(given.get("spaceId")),
-        limit=int(given.get("limit", 50)),
-        offset=int(given.get("offset", 0)),
+async def _read_messages(caller: ActionCaller, arguments: dict[str, Any]) -> Any:
+    page = await caller.ledger.read(
+        _load_messages,
+        caller.agent_id,
+        caller.get_space_id(arguments.get("spaceId")),
+        limit=int(arguments.get("limit", 50)),
+        offset=int(arguments.get("offset", 0)),
     )
-    return {"messages": found.messages, "total": found.total}
+    return {"messages": page.messages, "total": page.total}
 
 
-async def _get_space_context(actor: ActionCaller, given: dict[str, Any]) -> Any:
-    space, members = await actor.ledger.read(_context, actor.agent_id, actor.get_space_id(given.get("spaceId")))
+async def _get_space_context(caller: ActionCaller, arguments: dict[str, Any]) -> Any:
+    space, members = await caller.ledger.read(
+        _load_context, caller.agent_id, caller.get_space_id(arguments.get("spaceId"))
+    )
     return {
         "spaceId": space.id,
         "spaceName": space.name,
         "metadata": space.metadata,
-        "members": [{"entityId": one.entity_id, "name": one.name, "type": one.type} for one in members],
+        "members": [{"entityId": member.entity_id, "name": member.name, "type": member.type} for member in members],
     }
 
 
-async def _update_space_metadata(actor: ActionCaller, given: dict[str, Any]) -> Any:
-    return await actor.write_once(_merge_metadata, actor, given.get("spaceId"), given["metadata"])
+async def _update_space_metadata(caller: ActionCaller, arguments: dict[str, Any]) -> Any:
+    return await caller.write_once(_merge_metadata, caller, arguments.get("spaceId"), arguments["metadata"])
 
 
-def _the_space(agent_id: str, space_id: str) -> Program[Space]:
-    """A space that the agent is in."""
+def _get_space(agent_id: str, space_id: str) -> Program[Space]:
+    """Returns a space that the agent is a member of. Raises `RefusedError`."""
     space = yield from entities.find_space(space_id)
     if space is None:
         raise RefusedError("not_found", f'there is no space "{space_id}"')
@@ -131,41 +138,41 @@ def _the_space(agent_id: str, space_id: str) -> Program[Space]:
     return space
 
 
-def _history(agent_id: str, space_id: str, *, limit: int, offset: int = 0) -> Program[_History]:
-    space = yield from _the_space(agent_id, space_id)
-    found, total = yield from messages.list_latest(space_id, limit=limit, offset=offset, complete_only=True)
-    shown: list[dict[str, Any]] = []
-    names: dict[str, dict[str, str]] = {}
-    for message in found:
-        sender = message.sender_id
-        if sender not in names:
-            entity = yield from entities.find_entity(sender)
-            names[sender] = {"senderName": entity.name, "senderType": entity.type} if entity is not None else {}
-        shown.append(_shown(message, names[sender]))
-    return _History(space, shown, total)
+def _load_messages(agent_id: str, space_id: str, *, limit: int, offset: int = 0) -> Program[_MessagePage]:
+    space = yield from _get_space(agent_id, space_id)
+    records, total = yield from messages.list_latest(space_id, limit=limit, offset=offset, complete_only=True)
+    formatted: list[dict[str, Any]] = []
+    senders: dict[str, dict[str, str]] = {}
+    for message in records:
+        sender_id = message.sender_id
+        if sender_id not in senders:
+            entity = yield from entities.find_entity(sender_id)
+            senders[sender_id] = {"senderName": entity.name, "senderType": entity.type} if entity is not None else {}
+        formatted.append(_format_message(message, senders[sender_id]))
+    return _MessagePage(space, formatted, total)
 
 
-def _shown(message: Message, sender: Mapping[str, str]) -> dict[str, Any]:
+def _format_message(message: Message, sender: Mapping[str, str]) -> dict[str, Any]:
     data: dict[str, Any] = {"id": message.id, "senderId": message.sender_id, **sender, "content": message.content}
     if message.kind == "tool":
         data |= {"kind": message.kind, "status": message.status}
     return {**data, "timestamp": message.created_at}
 
 
-def _context(agent_id: str, space_id: str) -> Program[tuple[Space, list[Member]]]:
-    space = yield from _the_space(agent_id, space_id)
+def _load_context(agent_id: str, space_id: str) -> Program[tuple[Space, list[Member]]]:
+    space = yield from _get_space(agent_id, space_id)
     return space, (yield from entities.list_members(space_id))
 
 
-def _merge_metadata(actor: ActionCaller, named: str | None, changes: Mapping[str, Any]) -> Program[dict[str, Any]]:
-    space_id = actor.get_space_id(named)
-    yield from _the_space(actor.agent_id, space_id)
-    # Written before it is read: nobody else changes it in between.
+def _merge_metadata(caller: ActionCaller, space_id: str | None, changes: Mapping[str, Any]) -> Program[dict[str, Any]]:
+    space_id = caller.get_space_id(space_id)
+    yield from _get_space(caller.agent_id, space_id)
+    # Locks the row before it is read: no other transaction changes it in between.
     rows = yield "UPDATE spaces SET metadata = metadata WHERE id = ? RETURNING metadata", (space_id,)
     merged = {**json_text.decode(rows[0][0]), **changes} if rows else dict(changes)
     merged = {key: value for key, value in merged.items() if value is not None}
-    if (size := json_text.encoded_size(merged)) > _MOST_METADATA:
-        raise RefusedError("invalid", f"the metadata would have {size} bytes; a space has at most {_MOST_METADATA}")
+    if (size := json_text.encoded_size(merged)) > _MAX_METADATA:
+        raise RefusedError("invalid", f"the metadata would have {size} bytes; a space has at most {_MAX_METADATA}")
     yield from entities.update_space(space_id, metadata=merged)
     return {"success": True, "spaceId": space_id, "metadata": merged}
 
@@ -213,7 +220,7 @@ SPACE_ACTIONS = (
                 "offset": {
                     "type": "integer",
                     "minimum": 0,
-                    "maximum": _FARTHEST,
+                    "maximum": _MAX_OFFSET,
                     "description": "How many of the latest messages to skip, to read older ones.",
                 },
             }
@@ -224,7 +231,7 @@ SPACE_ACTIONS = (
     ),
     Action(
         name="get_space_context",
-        description="What a space is, by default the active one: its name, its metadata, who is in it.",
+        description="Get the name, metadata and members of a space, by default the active one.",
         input_schema=object_schema({"spaceId": _space_id}),
         run=_get_space_context,
         category=ToolCategory.SPACE,
@@ -241,35 +248,35 @@ SPACE_ACTIONS = (
 )
 
 
-# MERGED from inbox: The inbox of an agent: taking events out of it before the next run, and letting one pass.
+# The inbox
 
-_MOST_EVENTS = 50
+_MAX_EVENTS = 50
 _LEASE_MS = 60_000
 
 
-async def _peek_inbox(actor: ActionCaller, given: dict[str, Any]) -> Any:
-    types = (given["filter"],) if given.get("filter") else ()
-    taken = await actor.write_once(_take_events, actor.agent_id, int(given.get("count", 1)), types)
-    # Read again rather than kept with the receipt: they are as large as their senders liked.
-    events = await actor.ledger.read(_read_events, actor.agent_id, taken["eventIds"])
+async def _peek_inbox(caller: ActionCaller, arguments: dict[str, Any]) -> Any:
+    types = (arguments["filter"],) if arguments.get("filter") else ()
+    claimed = await caller.write_once(_take_events, caller.agent_id, int(arguments.get("count", 1)), types)
+    # Read, not stored with the call: events may be large.
+    events = await caller.ledger.read(_read_events, caller.agent_id, claimed["eventIds"])
     return {
         "events": [
             {"eventId": event.event_id, "type": event.type, "timestamp": event.timestamp, "data": event.data}
             for event in events
         ],
-        "remaining": taken["remaining"],
+        "remaining": claimed["remaining"],
     }
 
 
 def _take_events(agent_id: str, count: int, types: Sequence[str]) -> Program[dict[str, Any]]:
-    """Takes events for good: whoever reads the inbox next does not see them again."""
+    """Claims and acknowledges events: the next cycle does not get them."""
     claim = new_id("clm")
     events = yield from inbox.claim(
         agent_id, claim, count=count, lease_ms=_LEASE_MS, types=types, include_awaited=False
     )
-    taken = [event.event_id for event in events]
-    yield from inbox.acknowledge(agent_id, claim, taken)
-    return {"eventIds": taken, "remaining": (yield from inbox.count_pending(agent_id))}
+    event_ids = [event.event_id for event in events]
+    yield from inbox.acknowledge(agent_id, claim, event_ids)
+    return {"eventIds": event_ids, "remaining": (yield from inbox.count_pending(agent_id))}
 
 
 def _read_events(agent_id: str, event_ids: Sequence[str]) -> Program[list[InboxEvent]]:
@@ -281,8 +288,8 @@ def _read_events(agent_id: str, event_ids: Sequence[str]) -> Program[list[InboxE
     return events
 
 
-async def _skip(actor: ActionCaller, given: dict[str, Any]) -> Any:
-    return {"success": True, "skipped": True, "reason": given.get("reason")}
+async def _skip(caller: ActionCaller, arguments: dict[str, Any]) -> Any:
+    return {"success": True, "skipped": True, "reason": arguments.get("reason")}
 
 
 INBOX_ACTIONS = (
@@ -302,7 +309,7 @@ INBOX_ACTIONS = (
         ),
         input_schema=object_schema(
             {
-                "count": {"type": "integer", "minimum": 1, "maximum": _MOST_EVENTS, "default": 1},
+                "count": {"type": "integer", "minimum": 1, "maximum": _MAX_EVENTS, "default": 1},
                 "filter": {"enum": list(get_args(InboxType)), "description": "Only events of this type."},
             }
         ),
