@@ -17,21 +17,21 @@ from toolspace.storage.queries import entities, inbox
 
 
 @pytest.fixture
-async def r(database: Database) -> AsyncIterator[ServiceHarness]:
+async def harness(database: Database) -> AsyncIterator[ServiceHarness]:
     async with service_harness(database) as opened:
         opened.ts.orchestrator.register(PrebuiltProvider())
         yield opened
 
 
-class Acting:
+class RunningAgent:
     """An agent in a run."""
 
-    def __init__(self, r: ServiceHarness, run_id: str) -> None:
-        self.r = r
+    def __init__(self, harness: ServiceHarness, run_id: str) -> None:
+        self.harness = harness
         self.run_id = run_id
 
     async def result(self, name: str, **args: Any) -> ToolResult:
-        return await self.r.call(self.run_id, name, args)
+        return await self.harness.call(self.run_id, name, args)
 
     async def __call__(self, name: str, **args: Any) -> Any:
         return (await self.result(name, **args)).unwrap()
@@ -42,61 +42,67 @@ class Acting:
 
 
 @pytest.fixture
-async def act(r: ServiceHarness) -> Acting:
-    return Acting(r, await r.open_run())
+async def act(harness: ServiceHarness) -> RunningAgent:
+    return RunningAgent(harness, await harness.open_run())
 
 
-async def says(r: ServiceHarness, text: str, sender: str | None = None) -> Any:
-    return await r.ledger.commit(messaging.send_message, r.space, sender or r.person, text)
+async def send(harness: ServiceHarness, text: str, sender: str | None = None) -> Any:
+    return await harness.ledger.commit(messaging.send_message, harness.space, sender or harness.person, text)
 
 
-async def elsewhere_than(r: ServiceHarness) -> str:
-    """A space that the agent is not in."""
-    await r.ledger.write(entities.create_space, "spc_other", "Secret room", {"plan": "hidden"})
-    await r.ledger.write(entities.add_member, "spc_other", r.person)
+async def create_other_space(harness: ServiceHarness) -> str:
+    """Creates a space of which the agent is not a member."""
+    await harness.ledger.write(entities.create_space, "spc_other", "Secret room", {"plan": "hidden"})
+    await harness.ledger.write(entities.add_member, "spc_other", harness.person)
     return "spc_other"
 
 
 @pytest.mark.spec("9.1")
 @pytest.mark.spec("12.2")
-async def test_enter_space_returns_the_history_and_sets_the_active_space(r: ServiceHarness, act: Acting) -> None:
+async def test_enter_space_returns_the_history_and_sets_the_active_space(
+    harness: ServiceHarness, act: RunningAgent
+) -> None:
     for n in range(4):
-        await says(r, f"message {n}")
-    entered = await act("enter_space", spaceId=r.space, limit=3)
+        await send(harness, f"message {n}")
+    entered = await act("enter_space", spaceId=harness.space, limit=3)
     assert {key: entered[key] for key in ("success", "spaceId", "spaceName", "totalMessages")} == {
         "success": True,
-        "spaceId": r.space,
+        "spaceId": harness.space,
         "spaceName": "Room",
         "totalMessages": 4,
     }
     assert [message["content"] for message in entered["history"]] == ["message 1", "message 2", "message 3"]
     first = entered["history"][0]
-    assert (first["senderName"], first["senderType"], first["senderId"]) == ("Husam", "human", r.person)
+    assert (first["senderName"], first["senderType"], first["senderId"]) == ("Husam", "human", harness.person)
     assert isinstance(first["timestamp"], int)
-    record, _ = await r.cycles.enter(act.run_id)
-    assert record.space_id == r.space
-    assert await act("leave_space") == {"success": True, "spaceId": r.space}
-    record, _ = await r.cycles.enter(act.run_id)
+    record, _ = await harness.open_runs.enter(act.run_id)
+    assert record.space_id == harness.space
+    assert await act("leave_space") == {"success": True, "spaceId": harness.space}
+    record, _ = await harness.open_runs.enter(act.run_id)
     assert record.space_id is None
 
 
 @pytest.mark.spec("7.5")
-async def test_entering_and_leaving_publishes_run_events_in_the_space(r: ServiceHarness, act: Acting) -> None:
-    await act("enter_space", spaceId=r.space)
-    await act("enter_space", spaceId=r.space)  # It is there already.
+async def test_entering_and_leaving_publishes_run_events_in_the_space(
+    harness: ServiceHarness, act: RunningAgent
+) -> None:
+    await act("enter_space", spaceId=harness.space)
+    await act("enter_space", spaceId=harness.space)  # It is there already.
     await act("leave_space")
     await act("leave_space")
-    events = [event for event in await r.events(space_stream(r.space)) if event.type.startswith("run.")]
+    events = [event for event in await harness.events(space_stream(harness.space)) if event.type.startswith("run.")]
     assert [event.type for event in events] == ["run.started", "run.done"]
-    assert events[0].data == {"runId": act.run_id, "agentEntityId": r.agent, "spaceId": r.space}
+    assert events[0].data == {"runId": act.run_id, "agentEntityId": harness.agent, "spaceId": harness.space}
     assert events[1].data == {**events[0].data, "status": "running"}
-    of_run = [event.type for event in await r.events(run_stream(act.run_id)) if event.type.startswith("run.")]
-    assert of_run == ["run.started"]
+    run_event_types = [
+        event.type for event in await harness.events(run_stream(act.run_id)) if event.type.startswith("run.")
+    ]
+    assert run_event_types == ["run.started"]
 
 
 @pytest.mark.spec("9.1")
-async def test_only_members_can_enter_and_read_a_space(r: ServiceHarness, act: Acting) -> None:
-    other = await elsewhere_than(r)
+async def test_only_members_can_enter_and_read_a_space(harness: ServiceHarness, act: RunningAgent) -> None:
+    other = await create_other_space(harness)
     for name in ("enter_space", "read_messages", "get_space_context"):
         kind, error = await act.failure(name, spaceId=other)
         assert kind in ("not_permitted", "execution_error"), name
@@ -106,68 +112,68 @@ async def test_only_members_can_enter_and_read_a_space(r: ServiceHarness, act: A
         assert error == 'there is no space "spc_nowhere"', name
     _, error = await act.failure("update_space_metadata", spaceId=other, metadata={"plan": "mine"})
     assert "not a member" in error
-    record, _ = await r.cycles.enter(act.run_id)
+    record, _ = await harness.open_runs.enter(act.run_id)
     assert record.space_id is None
 
 
 @pytest.mark.spec("9.1")
 @pytest.mark.spec("7.2")
-async def test_send_message_stores_streams_and_delivers_the_message(r: ServiceHarness, act: Acting) -> None:
-    await r.ledger.write(entities.create_entity, "bob", "agent", "Bob", {})
-    await r.ledger.write(entities.add_member, r.space, "bob")
-    await act("enter_space", spaceId=r.space)
+async def test_send_message_stores_streams_and_delivers_the_message(harness: ServiceHarness, act: RunningAgent) -> None:
+    await harness.ledger.write(entities.create_entity, "bob", "agent", "Bob", {})
+    await harness.ledger.write(entities.add_member, harness.space, "bob")
+    await act("enter_space", spaceId=harness.space)
     sent = await act("send_message", text="On it.")
     assert sent == {"success": True, "messageId": sent["messageId"], "status": "delivered"}
-    (message,) = await r.messages()
+    (message,) = await harness.messages()
     assert (message.id, message.content, message.sender_id, message.run_id) == (
         sent["messageId"],
         "On it.",
-        r.agent,
+        harness.agent,
         act.run_id,
     )
-    events = [event for event in await r.events(space_stream(r.space)) if event.type.startswith("message.")]
+    events = [event for event in await harness.events(space_stream(harness.space)) if event.type.startswith("message.")]
     assert events[0].type == "message.started"
     assert events[-1].type == "message.done"
     assert events[-1].data["message"]["content"] == "On it."
-    assert await r.inbox() == []
-    (news,) = await r.ledger.read(inbox.list_events, "bob")
-    assert (news.type, news.data["content"], news.data["senderName"]) == ("space_message", "On it.", "Ada")
+    assert await harness.inbox() == []
+    (event,) = await harness.ledger.read(inbox.list_events, "bob")
+    assert (event.type, event.data["content"], event.data["senderName"]) == ("space_message", "On it.", "Ada")
 
 
 @pytest.mark.spec("9.1")
-async def test_send_message_needs_an_active_space_and_a_text(r: ServiceHarness, act: Acting) -> None:
+async def test_send_message_needs_an_active_space_and_a_text(harness: ServiceHarness, act: RunningAgent) -> None:
     assert await act.failure("send_message", text="hi") == (
         "execution_error",
         "you are not in a space; call enter_space first",
     )
-    await act("enter_space", spaceId=r.space)
+    await act("enter_space", spaceId=harness.space)
     for text in ("", "a\0b", "x" * 100_001):
         kind, _ = await act.failure("send_message", text=text)
         assert kind == "invalid_parameters"
-    await r.ledger.write(entities.remove_member, r.space, r.agent)
+    await harness.ledger.write(entities.remove_member, harness.space, harness.agent)
     kind, error = await act.failure("send_message", text="hi")
     assert kind == "not_permitted"
     assert "is not a member" in error
-    assert await r.messages() == []
+    assert await harness.messages() == []
 
 
 @pytest.mark.spec("9.1")
-async def test_read_messages_pages_through_the_messages(r: ServiceHarness, act: Acting) -> None:
+async def test_read_messages_pages_through_the_messages(harness: ServiceHarness, act: RunningAgent) -> None:
     for n in range(5):
-        await says(r, str(n))
-    page = await act("read_messages", spaceId=r.space, limit=2.0, offset=1)
+        await send(harness, str(n))
+    page = await act("read_messages", spaceId=harness.space, limit=2.0, offset=1)
     assert ([message["content"] for message in page["messages"]], page["total"]) == (["2", "3"], 5)
-    kind, _ = await act.failure("read_messages", spaceId=r.space, limit=10**30)
+    kind, _ = await act.failure("read_messages", spaceId=harness.space, limit=10**30)
     assert kind == "invalid_parameters"
     assert (await act.failure("read_messages"))[1] == "you are not in a space; call enter_space first"
 
 
 @pytest.mark.spec("9.1")
 @pytest.mark.spec("7.3")
-async def test_peek_inbox_removes_events_from_the_inbox(r: ServiceHarness, act: Acting) -> None:
-    await r.ledger.write(inbox.add, r.agent, "evt_1", "service", {"n": 1}, priority=inbox.PLAN_OR_SERVICE)
-    await says(r, "urgent")
-    await says(r, "more")
+async def test_peek_inbox_removes_events_from_the_inbox(harness: ServiceHarness, act: RunningAgent) -> None:
+    await harness.ledger.write(inbox.add, harness.agent, "evt_1", "service", {"n": 1}, priority=inbox.PLAN_OR_SERVICE)
+    await send(harness, "urgent")
+    await send(harness, "more")
     peeked = await act("peek_inbox")
     assert ([event["data"]["content"] for event in peeked["events"]], peeked["remaining"]) == (["urgent"], 2)
     peeked = await act("peek_inbox", count=5, filter="service")
@@ -175,18 +181,18 @@ async def test_peek_inbox_removes_events_from_the_inbox(r: ServiceHarness, act: 
         {"eventId": "evt_1", "type": "service", "timestamp": peeked["events"][0]["timestamp"], "data": {"n": 1}}
     ]
     assert peeked["remaining"] == 1
-    assert [event.status for event in await r.inbox()].count("processed") == 2
-    assert await r.ledger.write(inbox.add, r.agent, "evt_1", "service", {}, priority=1) is False
+    assert [event.status for event in await harness.inbox()].count("processed") == 2
+    assert await harness.ledger.write(inbox.add, harness.agent, "evt_1", "service", {}, priority=1) is False
     kind, _ = await act.failure("peek_inbox", filter="nonsense")
     assert kind == "invalid_parameters"
     assert await act("skip", reason="nothing to do") == {"success": True, "skipped": True, "reason": "nothing to do"}
 
 
 @pytest.mark.spec("9.2")
-async def test_memories_persist_over_runs(r: ServiceHarness, act: Acting) -> None:
+async def test_memories_persist_over_runs(harness: ServiceHarness, act: RunningAgent) -> None:
     facts = [{"key": "deadline", "value": "Friday"}, {"key": "team", "value": ["Ann"]}]
     assert await act("set_memories", memories=facts) == {"success": True, "count": 2}
-    later = Acting(r, await r.open_run())
+    later = RunningAgent(harness, await harness.open_run())
     assert await later("get_memories") == {"memories": facts}
     assert await later("get_memories", keys=["team"]) == {"memories": facts[1:]}
     assert await later("delete_memories", keys=["team", "nothing"]) == {"success": True, "deleted": 1}
@@ -197,7 +203,7 @@ async def test_memories_persist_over_runs(r: ServiceHarness, act: Acting) -> Non
 
 
 @pytest.mark.spec("9.3")
-async def test_goals_are_created_updated_and_deleted(r: ServiceHarness, act: Acting) -> None:
+async def test_goals_are_created_updated_and_deleted(harness: ServiceHarness, act: RunningAgent) -> None:
     result = await act("set_goals", goals=[{"description": "later"}, {"description": "now", "priority": 5}])
     assert (result["success"], result["totalGoals"]) == (True, 2)
     assert [goal["description"] for goal in result["currentGoals"]] == ["now", "later"]
@@ -225,7 +231,7 @@ async def test_goals_are_created_updated_and_deleted(r: ServiceHarness, act: Act
 
 
 @pytest.mark.spec("9.4")
-async def test_plans_are_created_updated_listed_and_deleted(r: ServiceHarness, act: Acting) -> None:
+async def test_plans_are_created_updated_listed_and_deleted(harness: ServiceHarness, act: RunningAgent) -> None:
     plans = [
         {"name": "Rest", "instruction": "Rest", "runAfter": "2 hours"},
         {"name": "Fly", "instruction": "Fly", "scheduledAt": "2190-01-02T08:00:00", "timezone": "Europe/Berlin"},
@@ -243,17 +249,23 @@ async def test_plans_are_created_updated_listed_and_deleted(r: ServiceHarness, a
 
 
 @pytest.mark.spec("9.5")
-async def test_the_context_and_metadata_of_a_space_are_read_and_updated(r: ServiceHarness, act: Acting) -> None:
-    await act("enter_space", spaceId=r.space)
+async def test_the_context_and_metadata_of_a_space_are_read_and_updated(
+    harness: ServiceHarness, act: RunningAgent
+) -> None:
+    await act("enter_space", spaceId=harness.space)
     assert await act("update_space_metadata", metadata={"a": 1, "b": 2}) == {
         "success": True,
-        "spaceId": r.space,
+        "spaceId": harness.space,
         "metadata": {"a": 1, "b": 2},
     }
     changed = await act("update_space_metadata", metadata={"b": None, "c": [3]})
     assert changed["metadata"] == {"a": 1, "c": [3]}
     context = await act("get_space_context")
-    assert (context["spaceId"], context["spaceName"], context["metadata"]) == (r.space, "Room", {"a": 1, "c": [3]})
+    assert (context["spaceId"], context["spaceName"], context["metadata"]) == (
+        harness.space,
+        "Room",
+        {"a": 1, "c": [3]},
+    )
     assert {(member["name"], member["type"]) for member in context["members"]} == {("Ada", "agent"), ("Husam", "human")}
     kind, error = await act.failure("update_space_metadata", metadata={"big": "x" * 70_000})
     assert kind == "invalid_parameters"
@@ -262,26 +274,26 @@ async def test_the_context_and_metadata_of_a_space_are_read_and_updated(r: Servi
 
 @pytest.mark.spec("8.2")
 @pytest.mark.spec("9.1")
-async def test_members_see_only_the_name_of_a_prebuilt_call(r: ServiceHarness, act: Acting) -> None:
-    await act("enter_space", spaceId=r.space)
+async def test_members_see_only_the_name_of_a_prebuilt_call(harness: ServiceHarness, act: RunningAgent) -> None:
+    await act("enter_space", spaceId=harness.space)
     await act("set_memories", memories=[{"key": "secret", "value": "hush"}])
-    for stream in (run_stream(act.run_id), space_stream(r.space)):
-        events = [event for event in await r.events(stream) if event.data.get("toolName") == "set_memories"]
+    for stream in (run_stream(act.run_id), space_stream(harness.space)):
+        events = [event for event in await harness.events(stream) if event.data.get("toolName") == "set_memories"]
         assert {event.visibility for event in events} == {"name"}, stream
-    assert await r.messages() == []
+    assert await harness.messages() == []
 
 
-async def test_prebuilt_tools_are_offered_to_agents_only(r: ServiceHarness) -> None:
-    names = {tool.name for tool in r.ts.list_tools(context=ToolContext(agent_entity_id=r.agent))}
+async def test_prebuilt_tools_are_offered_to_agents_only(harness: ServiceHarness) -> None:
+    names = {tool.name for tool in harness.ts.list_tools(context=ToolContext(agent_entity_id=harness.agent))}
     assert names >= set(ALL_ACTIONS)
-    assert not set(ALL_ACTIONS) & {tool.name for tool in r.ts.list_tools()}
-    result = await r.ts.call("get_goals", {})
+    assert not set(ALL_ACTIONS) & {tool.name for tool in harness.ts.list_tools()}
+    result = await harness.ts.call("get_goals", {})
     assert '"get_goals" is for agents, in their runs' in (result.error or "")
     assert (result.error_kind, result.executed) == ("execution_error", False)
 
 
 @pytest.mark.spec("6.2")
-async def test_prebuilt_tools_are_not_visible_and_have_a_category(r: ServiceHarness) -> None:
+async def test_prebuilt_tools_are_not_visible_and_have_a_category(harness: ServiceHarness) -> None:
     for tool in PrebuiltProvider().list_tools():
         assert (tool.visible, tool.execution_type) == (False, "prebuilt"), tool.name
         assert tool.category in ("space", "memory", "agent"), tool.name

@@ -28,25 +28,25 @@ SENDER = "Robot <robot@example.com>"
 TO = ("Ann <ann@example.com>", "bob@example.com")
 
 
-class Acting:
-    def __init__(self, r: ServiceHarness, run_id: str) -> None:
-        self.r = r
+class NotifyingAgent:
+    def __init__(self, harness: ServiceHarness, run_id: str) -> None:
+        self.harness = harness
         self.run_id = run_id
 
     def configure(self, **channels: Any) -> None:
-        self.r.pending_calls.services = AgentServices(
+        self.harness.pending_calls.services = AgentServices(
             notifier=ConfiguredNotifier.from_config(NotificationSettings(**channels))
         )
 
     async def notify(self, title: str = "Done", body: str = "It is done.", **more: Any) -> ToolResult:
-        return await self.r.call(self.run_id, "send_notification", {"title": title, "body": body, **more})
+        return await self.harness.call(self.run_id, "send_notification", {"title": title, "body": body, **more})
 
 
 @pytest.fixture
-async def act(tmp_path: Path) -> AsyncIterator[Acting]:
+async def act(tmp_path: Path) -> AsyncIterator[NotifyingAgent]:
     async with service_harness(await SqliteDatabase.open(tmp_path / "toolspace.db")) as opened:
         opened.ts.orchestrator.register(PrebuiltProvider())
-        yield Acting(opened, await opened.open_run())
+        yield NotifyingAgent(opened, await opened.open_run())
 
 
 async def accept(_: web.Request) -> web.Response:
@@ -70,14 +70,14 @@ def smtp(server: MailServer, **more: Any) -> SmtpSettings:
     return SmtpSettings(**{**options, **more})
 
 
-async def test_without_a_channel_the_error_names_the_settings(act: Acting) -> None:
+async def test_without_a_channel_the_error_names_the_settings(act: NotifyingAgent) -> None:
     act.configure()
     result = await act.notify()
     assert (result.error_kind, result.executed) == ("execution_error", False)
     assert "notifications.webhook or notifications.smtp" in (result.error or "")
 
 
-async def test_a_webhook_receives_the_notification_as_json(act: Acting, hook: HttpTestServer) -> None:
+async def test_a_webhook_receives_the_notification_as_json(act: NotifyingAgent, hook: HttpTestServer) -> None:
     act.configure(webhook=WebhookSettings(url=hook.url("/hooks/s3cret"), headers={"x-token": "t0ken"}))
     sent = (await act.notify("Build\nfailed", "Twice.\n\nLook.", to="whoever@example.com")).unwrap()
     assert sent == {"success": True, "channels": ["webhook"], "recipients": []}
@@ -85,13 +85,13 @@ async def test_a_webhook_receives_the_notification_as_json(act: Acting, hook: Ht
     body = json.loads(request.body)
     assert (request.method, request.path, request.headers["x-token"]) == ("POST", "/hooks/s3cret", "t0ken")
     assert (body["title"], body["body"], body["to"]) == ("Build failed", "Twice.\n\nLook.", "whoever@example.com")
-    assert body["agent"] == {"id": act.r.agent, "name": "Ada"}
+    assert body["agent"] == {"id": act.harness.agent, "name": "Ada"}
     assert request.headers["idempotency-key"] == body["id"]
     assert isinstance(body["timestamp"], int)
 
 
 @pytest.mark.parametrize("status", [302, 307, 400, 500])
-async def test_a_webhook_that_fails_or_redirects_is_an_error(act: Acting, status: int) -> None:
+async def test_a_webhook_that_fails_or_redirects_is_an_error(act: NotifyingAgent, status: int) -> None:
     async def answer(_: web.Request) -> web.Response:
         return web.Response(status=status, headers={"location": "/external_tool"})
 
@@ -102,7 +102,7 @@ async def test_a_webhook_that_fails_or_redirects_is_an_error(act: Acting, status
         assert len(hook.requests) == 1
 
 
-async def test_a_webhook_error_does_not_contain_the_url_secrets(act: Acting) -> None:
+async def test_a_webhook_error_does_not_contain_the_url_secrets(act: NotifyingAgent) -> None:
     async with http_server(accept) as hook:
         pass
     act.configure(webhook=WebhookSettings(url=hook.url("/hooks/s3cret?key=k3y")))
@@ -111,7 +111,7 @@ async def test_a_webhook_error_does_not_contain_the_url_secrets(act: Acting) -> 
     assert not any(secret in (result.error or "") for secret in ("s3cret", "k3y"))
 
 
-async def test_a_mail_goes_to_the_configured_recipients(act: Acting, post: MailServer) -> None:
+async def test_a_mail_goes_to_the_configured_recipients(act: NotifyingAgent, post: MailServer) -> None:
     act.configure(smtp=smtp(post, username="robot", password="hunter2"))
     sent = (await act.notify("Grüße: 完了", "Es ist fertig.\n.\nEnde ✓")).unwrap()
     assert sent == {"success": True, "channels": ["email"], "recipients": ["ann@example.com", "bob@example.com"]}
@@ -125,7 +125,7 @@ async def test_a_mail_goes_to_the_configured_recipients(act: Acting, post: MailS
     assert post.logins == [("robot", "hunter2")]
 
 
-async def test_a_title_cannot_add_mail_headers(act: Acting, post: MailServer) -> None:
+async def test_a_title_cannot_add_mail_headers(act: NotifyingAgent, post: MailServer) -> None:
     act.configure(smtp=smtp(post))
     for break_ in ("\r\n", "\n", "\r", "\x0b", "\x0c", "\x1c", "\x85", "\u2028"):
         (
@@ -147,7 +147,7 @@ async def test_a_title_cannot_add_mail_headers(act: Acting, post: MailServer) ->
     assert len(post.mails) == 8
 
 
-async def test_an_agent_can_choose_only_allowed_recipients(act: Acting, post: MailServer) -> None:
+async def test_an_agent_can_choose_only_allowed_recipients(act: NotifyingAgent, post: MailServer) -> None:
     act.configure(smtp=smtp(post, allowed_recipients=("*@team.example.com", "boss@example.com")))
     for to in ("ANN@example.com", "carl@team.example.com", "boss@example.com"):
         assert (await act.notify(to=to)).unwrap()["recipients"] == [to]
@@ -162,7 +162,7 @@ async def test_an_agent_can_choose_only_allowed_recipients(act: Acting, post: Ma
     ]
 
 
-async def test_the_error_of_the_mail_server_reaches_the_agent(act: Acting) -> None:
+async def test_the_error_of_the_mail_server_reaches_the_agent(act: NotifyingAgent) -> None:
     async with mail_server(refused_addresses=("ann@example.com", "bob@example.com")) as post:
         act.configure(smtp=smtp(post))
         assert "takes nothing for ann@example.com, bob@example.com" in ((await act.notify()).error or "")
@@ -174,7 +174,7 @@ async def test_the_error_of_the_mail_server_reaches_the_agent(act: Acting) -> No
     assert "did not take it" in ((await act.notify()).error or "")
 
 
-async def test_one_working_channel_is_enough(act: Acting, hook: HttpTestServer, post: MailServer) -> None:
+async def test_one_working_channel_is_enough(act: NotifyingAgent, hook: HttpTestServer, post: MailServer) -> None:
     act.configure(webhook=WebhookSettings(url=hook.url()), smtp=smtp(post))
     assert (await act.notify()).unwrap()["channels"] == ["webhook", "email"]
     async with mail_server(refused_addresses=("bob@example.com", "ann@example.com")) as other:
@@ -188,7 +188,7 @@ async def test_one_working_channel_is_enough(act: Acting, hook: HttpTestServer, 
 
 @pytest.mark.parametrize("tls", ["starttls", "tls"])
 async def test_mail_uses_tls_and_verifies_the_certificate(
-    act: Acting, tls: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    act: NotifyingAgent, tls: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     certificate, key = await asyncio.to_thread(_certificate, tmp_path)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -201,12 +201,12 @@ async def test_mail_uses_tls_and_verifies_the_certificate(
         assert post.was_encrypted == [True]
 
 
-async def test_an_agent_with_its_own_channels_uses_those(act: Acting, hook: HttpTestServer) -> None:
+async def test_an_agent_with_its_own_channels_uses_those(act: NotifyingAgent, hook: HttpTestServer) -> None:
     own = ConfiguredNotifier.from_config(NotificationSettings(webhook=WebhookSettings(url=hook.url("/own"))))
     assert own is not None
-    act.r.pending_calls.services = AgentServices(notifiers={act.r.agent: own})
+    act.harness.pending_calls.services = AgentServices(notifiers={act.harness.agent: own})
     assert (await act.notify()).ok
-    assert act.r.pending_calls.services.find_notifier("another") is None
+    assert act.harness.pending_calls.services.find_notifier("another") is None
 
 
 def test_send_notification_is_not_idempotent() -> None:
