@@ -78,28 +78,28 @@ class AllowedHosts:
 class HostGuard:
     """Refuses hosts and addresses that are neither public nor in `allowedHosts`."""
 
-    __slots__ = ("_allowed",)
+    __slots__ = ("_allowed_hosts",)
 
     def __init__(self, allowed_hosts: Sequence[str] | None = None) -> None:
-        self._allowed = AllowedHosts(allowed_hosts or ())
+        self._allowed_hosts = AllowedHosts(allowed_hosts or ())
 
     def check_name(self, host: Host, port: int) -> None:
         """Raises for the host name of a metadata service, before it is resolved."""
-        if host in _METADATA_HOSTS and not self._allowed.allows_name(host, port):
+        if host in _METADATA_HOSTS and not self._allowed_hosts.allows_name(host, port):
             raise ToolPermissionError(f"{host} is a metadata service; add the host to allowedHosts to allow it")
 
     def filter_addresses(self, host: Host, port: int, addresses: Sequence[Address]) -> list[Address]:
         """The addresses of a host that may be reached. Raises `ToolPermissionError` if none of them may."""
-        if self._allowed.allows_name(host, port):
+        if self._allowed_hosts.allows_name(host, port):
             return list(addresses)
-        permitted = [
+        permitted_addresses = [
             address
             for address in addresses
-            if special_kind(address) is None or self._allowed.allows_address(address, port)
+            if special_kind(address) is None or self._allowed_hosts.allows_address(address, port)
         ]
-        if not permitted and addresses:
+        if not permitted_addresses and addresses:
             raise ToolPermissionError(_explain_refusal(host, addresses[0]))
-        return permitted
+        return permitted_addresses
 
 
 def _explain_refusal(host: Host, address: Address) -> str:

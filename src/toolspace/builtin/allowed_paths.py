@@ -100,7 +100,7 @@ class AllowedPaths:
         self._setting = setting
         root_paths = [os.path.join(base, os.path.expanduser(root)) for root in roots]
         self._roots = sorted({os.path.realpath(root) for root in root_paths}, key=len, reverse=True)
-        self._protected = {os.path.realpath(file) for file in protected}
+        self._protected_files = {os.path.realpath(file) for file in protected}
         self._immovable = {*self._roots, *map(os.path.normpath, root_paths)}
 
     @classmethod
@@ -163,11 +163,13 @@ class AllowedPaths:
     def _check_writable(self, location: FileLocation) -> None:
         folder, name = os.path.split(location.real_path)
         is_protected = name.casefold() in _CONFIGURATION_NAMES or any(
-            _is_inside(file, location.real_path) for file in self._protected
+            _is_inside(file, location.real_path) for file in self._protected_files
         )
         if not is_protected and name.endswith(".py"):
             # A module beside loaded code could be imported in place of another.
-            is_protected = any(file.endswith(".py") and os.path.dirname(file) == folder for file in self._protected)
+            is_protected = any(
+                file.endswith(".py") and os.path.dirname(file) == folder for file in self._protected_files
+            )
         if is_protected:
             raise ToolPermissionError(
                 f"{location.path!r} is, or contains, configuration of a toolspace; tools may read it, but not change it"

@@ -115,21 +115,21 @@ def _to_fnmatch(step: str) -> str:
 
 def _expand_braces(pattern: str, parameter: str) -> list[str]:
     """`a.{b,c}` as `a.b` and `a.c`. A brace that is not closed, or has no comma, is an ordinary character."""
-    pending = [pattern]
-    expanded: list[str] = []
-    while pending:
-        text = pending.pop()
+    pending_globs = [pattern]
+    globs: list[str] = []
+    while pending_globs:
+        text = pending_globs.pop()
         braces = _split_first_braces(text)
         if braces is None:
-            expanded.append(text)
+            globs.append(text)
         else:
             head, choices, tail = braces
-            pending.extend(head + choice + tail for choice in choices)
-        if len(pending) + len(expanded) > _MAX_ALTERNATIVES:
+            pending_globs.extend(head + choice + tail for choice in choices)
+        if len(pending_globs) + len(globs) > _MAX_ALTERNATIVES:
             raise ToolValidationError(
                 f"{parameter}: {pattern[:60]!r} stands for more than {_MAX_ALTERNATIVES} globs; use fewer braces"
             )
-    return expanded
+    return globs
 
 
 def _split_first_braces(pattern: str) -> tuple[str, list[str], str] | None:

@@ -301,6 +301,6 @@ def _parse_rule(line: str) -> IgnoreRule | None:
 
 def _strip_trailing_spaces(line: str) -> str:
     """Removes trailing spaces, except one that a backslash escapes."""
-    stripped = line.rstrip(" ")
-    backslashes = len(stripped) - len(stripped.rstrip("\\"))
-    return stripped + " " if len(stripped) < len(line) and backslashes % 2 else stripped
+    stripped_line = line.rstrip(" ")
+    backslashes = len(stripped_line) - len(stripped_line.rstrip("\\"))
+    return stripped_line + " " if len(stripped_line) < len(line) and backslashes % 2 else stripped_line

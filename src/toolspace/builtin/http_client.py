@@ -246,7 +246,7 @@ def check_method(method: str) -> str:
 
 def check_headers(headers: Mapping[str, str] | None) -> dict[str, str]:
     """Headers by lower-case name. Raises `ToolValidationError` without the value, which may be a secret."""
-    checked: dict[str, str] = {}
+    checked_headers: dict[str, str] = {}
     for name, value in (headers or {}).items():
         if not is_header_name(name):
             raise ToolValidationError(f"headers: {name[:80]!r} is not a header name")
@@ -254,8 +254,8 @@ def check_headers(headers: Mapping[str, str] | None) -> dict[str, str]:
             raise ToolValidationError(f"headers.{name}: the value contains a line break or control character")
         if name.lower() in CLIENT_HEADERS:
             raise ToolValidationError(f"headers.{name}: this header is set by the client; leave it out")
-        checked[name.lower()] = value
-    return checked
+        checked_headers[name.lower()] = value
+    return checked_headers
 
 
 def _redirect_target(response: GuardedResponse) -> URL | None:
@@ -287,12 +287,12 @@ async def _read_body(response: aiohttp.ClientResponse, limit: int) -> tuple[byte
     """The decompressed body up to the limit, and whether it was truncated. The rest stays unread."""
     decompressor = Decompressor.for_encoding(response.headers.get("content-encoding", ""))
     body = bytearray()
-    received = 0
+    received_bytes = 0
     async for piece in response.content.iter_any():
         # Compressed bytes count too: they can go on forever and decompress to nothing.
-        received += len(piece)
+        received_bytes += len(piece)
         body += piece if decompressor is None else decompressor.decompress(piece, limit + 1 - len(body))
-        if len(body) > limit or received > limit:
+        if len(body) > limit or received_bytes > limit:
             return bytes(body[:limit]), True
     return bytes(body), False
 

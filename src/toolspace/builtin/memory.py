@@ -169,8 +169,8 @@ def _describe_file(folder_fd: int, name: str, path: str) -> list[dict[str, Any]]
 def _append(text: str, entry: str, summary: str | None) -> str:
     """The text with the entry on a new line, and with at most one summary line."""
     head, tail = text.rstrip("\r\n"), entry.strip("\r\n")
-    joined = "\n".join(part for part in (head, tail) if part.strip())
-    return _set_summary(joined + "\n", summary)
+    joined_text = "\n".join(part for part in (head, tail) if part.strip())
+    return _set_summary(joined_text + "\n", summary)
 
 
 def _set_summary(text: str, summary: str | None) -> str:

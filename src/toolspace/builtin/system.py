@@ -107,10 +107,10 @@ system_tools = (current_time, sleep, get_env, set_env)
 def _check_allowed(key: str, context: ToolContext) -> None:
     if not key or "=" in key or "\0" in key or not key.isprintable():
         raise ToolValidationError(f"key: {key[:60]!r} cannot name an environment variable")
-    allowed = HARMLESS_VARIABLES if context.allowed_env is None else context.allowed_env
-    if not _matches_any(key, allowed):
+    allowed_names = HARMLESS_VARIABLES if context.allowed_env is None else context.allowed_env
+    if not _matches_any(key, allowed_names):
         # The same message whether it is set or not: its existence may be a secret.
-        names = ", ".join(allowed) or "none"
+        names = ", ".join(allowed_names) or "none"
         raise ToolPermissionError(f"the environment variable {key[:60]!r} is not in allowedEnv ({names}); add it there")
 
 

@@ -182,12 +182,12 @@ class WebSearchClient:
         self.name = self._settings.provider
         self._service = SEARCH_SERVICES[self.name]
         self._endpoint = self._settings.url or self._service.endpoint
-        allowed = list(allowed_hosts or ())
+        host_entries = list(allowed_hosts or ())
         if self._settings.url is not None:
             # The operator configured the URL, so its host is allowed.
-            allowed.append(f"{_url_host(self._endpoint)}:{self._endpoint.port}")
+            host_entries.append(f"{_url_host(self._endpoint)}:{self._endpoint.port}")
         # No redirects: they would send the key to another host.
-        self._client = GuardedHttpClient(allowed, max_redirects=0, max_body_bytes=MAX_PAGE_BYTES)
+        self._client = GuardedHttpClient(host_entries, max_redirects=0, max_body_bytes=MAX_PAGE_BYTES)
 
     @property
     def max_results(self) -> int:
@@ -242,7 +242,7 @@ class _ResultPage(HTMLParser):
         self.results: list[dict[str, str]] = []
         self.has_challenge = False
         self.is_result_page = False
-        self._collecting: tuple[str, str] | None = None
+        self._open_field: tuple[str, str] | None = None
         """The open tag whose text is collected, and the field of the result that gets it."""
         self._skips_snippet = False
         """Whether the last link was an advertisement, whose snippet is skipped."""
@@ -259,17 +259,17 @@ class _ResultPage(HTMLParser):
             self._skips_snippet = url is None
             if url is not None:
                 self.results.append({"title": "", "url": url, "snippet": ""})
-                self._collecting = (tag, "title")
+                self._open_field = (tag, "title")
         elif classes & {"result__snippet", "result-snippet"} and self.results and not self._skips_snippet:
-            self._collecting = (tag, "snippet")
+            self._open_field = (tag, "snippet")
 
     def handle_endtag(self, tag: str) -> None:
-        if self._collecting is not None and self._collecting[0] == tag:
-            self._collecting = None
+        if self._open_field is not None and self._open_field[0] == tag:
+            self._open_field = None
 
     def handle_data(self, data: str) -> None:
-        if self._collecting is not None:
-            self.results[-1][self._collecting[1]] += data
+        if self._open_field is not None:
+            self.results[-1][self._open_field[1]] += data
 
 
 def _find_target(href: str) -> str | None:

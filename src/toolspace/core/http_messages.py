@@ -58,11 +58,11 @@ def basic_authorization(credentials: str) -> str:
 
 def join_headers(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
     """Headers by lower-case name. Values of a repeated header are joined by ", "; invalid bytes are replaced."""
-    joined: dict[str, str] = {}
+    joined_headers: dict[str, str] = {}
     for name, value in headers:
         name, value = name.lower(), value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-        joined[name] = f"{joined[name]}, {value}" if name in joined else value
-    return joined
+        joined_headers[name] = f"{joined_headers[name]}, {value}" if name in joined_headers else value
+    return joined_headers
 
 
 def display_url(url: URL | str) -> str:

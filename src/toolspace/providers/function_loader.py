@@ -67,8 +67,8 @@ def list_loaded_files() -> tuple[Path, ...]:
 
 def _list_tools(module: ModuleType, spec: str) -> list[Tool]:
     """Every public tool of a module in the order of the file. Imported tools count only if `__all__` lists them."""
-    listed = getattr(module, "__all__", None)
-    public_names = set(map(str, listed)) if listed is not None else None
+    listed_names = getattr(module, "__all__", None)
+    public_names = set(map(str, listed_names)) if listed_names is not None else None
     tools: dict[int, Tool] = {}
     imported_names: list[str] = []
     for name, value in vars(module).items():
@@ -185,14 +185,14 @@ def _find_new_modules(folder: Path, names_before: set[str]) -> dict[str, ModuleT
     """The user's modules that were imported since: source files below the folder that are not installed packages."""
     import sysconfig  # Imported here: it slows the start down.
 
-    installed = tuple({sysconfig.get_path(kind) + os.sep for kind in ("stdlib", "purelib", "platlib")})
+    installed_folders = tuple({sysconfig.get_path(kind) + os.sep for kind in ("stdlib", "purelib", "platlib")})
     prefix = str(folder) + os.sep
     modules: dict[str, ModuleType] = {}
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
         if name in names_before or not isinstance(file, str) or name.partition(".")[0] == "toolspace":
             continue
-        if file.startswith(prefix) and file.endswith(".py") and not file.startswith(installed):
+        if file.startswith(prefix) and file.endswith(".py") and not file.startswith(installed_folders):
             modules[name] = module
     return modules
 

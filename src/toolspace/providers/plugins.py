@@ -78,12 +78,16 @@ def list_installed_providers() -> dict[str, list[EntryPoint]]:
 
 
 def _load_installed_factory(name: str) -> object:
-    installed = list_installed_providers()
-    entry_points = installed.get(name, [])
+    installed_providers = list_installed_providers()
+    entry_points = installed_providers.get(name, [])
     if not entry_points:
-        names = f"; installed are {', '.join(sorted(installed))}" if installed else "; none is installed"
+        names = (
+            f"; installed are {', '.join(sorted(installed_providers))}"
+            if installed_providers
+            else "; none is installed"
+        )
         raise ConfigError(
-            f'no installed package offers a provider "{name}"{did_you_mean(name, installed)}{names}. '
+            f'no installed package offers a provider "{name}"{did_you_mean(name, installed_providers)}{names}. '
             "For one of your own: uses: package.module:Name"
         )
     if len(entry_points) > 1:
@@ -152,13 +156,15 @@ def _find_setting_problems(factory: Callable[..., object], settings: Mapping[str
         parameters = inspect.signature(factory).parameters.values()
     except (TypeError, ValueError):  # Some callables written in C have no signature.
         return
-    accepted = {item.name: item for item in parameters if item.kind in (item.POSITIONAL_OR_KEYWORD, item.KEYWORD_ONLY)}
+    accepted_parameters = {
+        item.name: item for item in parameters if item.kind in (item.POSITIONAL_OR_KEYWORD, item.KEYWORD_ONLY)
+    }
     if not any(item.kind is item.VAR_KEYWORD for item in parameters):
-        names = f"; it takes {', '.join(accepted)}" if accepted else "; it takes none"
+        names = f"; it takes {', '.join(accepted_parameters)}" if accepted_parameters else "; it takes none"
         for name in settings:
-            if name not in accepted:
-                yield f'there is no setting "{name}"{did_you_mean(name, accepted) or names}'
-    for name, parameter in accepted.items():
+            if name not in accepted_parameters:
+                yield f'there is no setting "{name}"{did_you_mean(name, accepted_parameters) or names}'
+    for name, parameter in accepted_parameters.items():
         if parameter.default is parameter.empty and name not in settings:
             yield f'the setting "{name}" is missing'
 

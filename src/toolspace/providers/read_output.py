@@ -103,7 +103,7 @@ async def _read_lines(outputs: OutputStore, output: StoredOutput, offset: int, l
 async def _read_matches(
     outputs: OutputStore, output: StoredOutput, pattern: str, offset: int, limit: int
 ) -> dict[str, Any]:
-    compiled = SafePattern(pattern)
+    compiled_pattern = SafePattern(pattern)
     matches: list[dict[str, Any]] = []
     room = _MAX_RESULT_CHARACTERS
     has_more = False
@@ -111,7 +111,7 @@ async def _read_matches(
     async with aclosing(_wrapped_lines(outputs, output)) as batches:
         async for batch in batches:
             # In a thread: a slow pattern may take a second, which must not block the event loop.
-            batch_matches = await asyncio.to_thread(_find_matches, compiled, batch, lines_before, offset)
+            batch_matches = await asyncio.to_thread(_find_matches, compiled_pattern, batch, lines_before, offset)
             lines_before += len(batch)
             for match in batch_matches:
                 if len(matches) >= limit or (matches and len(match["text"]) > room):
@@ -132,25 +132,25 @@ async def _read_path(outputs: OutputStore, output: StoredOutput, path: str, offs
         raise ToolExecutionError(f"the output has {output.bytes} bytes, too many for jsonPath; use pattern or offset")
     text = await outputs.text(output, limit=_MAX_JSON_BYTES)
     values = await asyncio.to_thread(_find_values, text, path)
-    returned: list[Any] = []
+    returned_values: list[Any] = []
     room = _MAX_RESULT_CHARACTERS
     candidates = values[offset - 1 : _MAX_VALUES]
     for value in candidates[:limit]:
         size = len(json_text.encode(value))
         if size > room:
-            if not returned:
-                returned.append(json_text.describe(value, room))
+            if not returned_values:
+                returned_values.append(json_text.describe(value, room))
             break
-        returned.append(value)
+        returned_values.append(value)
         room -= size
     result: dict[str, Any] = {
         "handle": output.handle,
         "found": f"more than {_MAX_VALUES}" if len(values) > _MAX_VALUES else len(values),
-        "values": returned,
+        "values": returned_values,
     }
-    if len(returned) < len(candidates):
+    if len(returned_values) < len(candidates):
         result["truncated"] = True
-        result["nextOffset"] = offset + len(returned)
+        result["nextOffset"] = offset + len(returned_values)
     return result
 
 

@@ -73,25 +73,25 @@ class ToolRegistry(ToolProvider):
 
     def register(self, tool: Tool | Callable[..., Any]) -> Tool:
         """Adds a tool, or a function as a tool. Raises `ToolNameConflict` if the name is in use."""
-        added = as_tool(tool)
-        self.register_many([added])
-        return added
+        new_tool = as_tool(tool)
+        self.register_many([new_tool])
+        return new_tool
 
     def register_many(self, tools: Iterable[Tool | Callable[..., Any]]) -> None:
         """Adds all tools, or none of them if one cannot be added."""
-        added: dict[str, Tool] = {}
+        new_tools: dict[str, Tool] = {}
         for item in tools:
             tool = as_tool(item)
             check_local_name(tool.name)
             _ = tool.input_schema  # Built now: an unsupported type hint is reported when the tool is added.
-            existing = self._tools.get(tool.name) or added.get(tool.name)
-            if existing is not None:
+            existing_tool = self._tools.get(tool.name) or new_tools.get(tool.name)
+            if existing_tool is not None:
                 raise ToolNameConflict(
-                    f'"{tool.name}" is offered by {_origin(existing)} and {_origin(tool)}; rename one with name=…'
+                    f'"{tool.name}" is offered by {_origin(existing_tool)} and {_origin(tool)}; rename one with name=…'
                 )
-            added[tool.name] = tool
-        if added:
-            self._tools.update(added)
+            new_tools[tool.name] = tool
+        if new_tools:
+            self._tools.update(new_tools)
             self.notify_changed()
 
     def unregister(self, name: str) -> Tool:

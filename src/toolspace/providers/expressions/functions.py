@@ -143,11 +143,11 @@ def to_text(scope: EvaluationScope, value: Any) -> str:
 
 
 def _join(scope: EvaluationScope, values: Any, separator: Any = "") -> str:
-    between = require_text(separator, "join")
+    separator_text = require_text(separator, "join")
     items = require_list(values, "join")
     parts = [to_text(scope, item) for item in items]
-    scope.spend_text(len(between) * len(parts) + sum(map(len, parts)))
-    return between.join(parts)
+    scope.spend_text(len(separator_text) * len(parts) + sum(map(len, parts)))
+    return separator_text.join(parts)
 
 
 def _split(scope: EvaluationScope, value: Any, separator: Any = None) -> list[str]:

@@ -111,10 +111,10 @@ EncodeFields = Callable[[Any], EncodedBody]
 def read_request_body(node: Any, file: DocumentFile, schemas: SchemaConverter) -> RequestBody | None:
     """Reads a `requestBody`; None if it describes no content. Raises `OpenApiError`."""
     reference = file.follow(node)
-    described = as_object(reference.node)
-    if described is None:
+    body = as_object(reference.node)
+    if body is None:
         raise OpenApiError(f"expected a requestBody, got {json_text.describe(reference.node)}")
-    content = as_object(described.get("content"))
+    content = as_object(body.get("content"))
     if not content:
         return None
     media_type, media = _choose_media_type(content)
@@ -143,12 +143,12 @@ def read_request_body(node: Any, file: DocumentFile, schemas: SchemaConverter) -
             schema, refs = _fields_schema(fields), fields.refs
         if kind == "text" and "type" not in (as_object(schema) or ()):
             schema = {"type": "string"}
-    if isinstance(description := described.get("description"), str) and description:
+    if isinstance(description := body.get("description"), str) and description:
         schema = {**(as_object(schema) or {}), "description": description}
     return RequestBody(
         media_type=media_type,
         kind=kind,
-        required=described.get("required") is True,
+        required=body.get("required") is True,
         schema=schema,
         refs=refs,
         fields=fields.properties if fields is not None else None,
@@ -230,38 +230,38 @@ def _fields_schema(fields: _Fields) -> JsonObject:
 
 def _used_refs(properties: JsonObject, refs: Refs) -> Refs:
     """The definitions that the properties refer to, without the `allOf` parts that they come from."""
-    used: Refs = {}
-    pending: list[Any] = list(properties.values()) if refs else []
-    while pending:
-        node = pending.pop()
+    used_refs: Refs = {}
+    pending_nodes: list[Any] = list(properties.values()) if refs else []
+    while pending_nodes:
+        node = pending_nodes.pop()
         if isinstance(node, list):
-            pending += cast("list[Any]", node)
+            pending_nodes += cast("list[Any]", node)
         elif isinstance(node, dict):
             for key, value in cast("JsonObject", node).items():
                 if key == "$ref":
-                    used[value.removeprefix("#/$defs/")] = None
+                    used_refs[value.removeprefix("#/$defs/")] = None
                 elif key == "properties" or key in SCHEMA_MAP_KEYWORDS:
-                    pending += value.values()
+                    pending_nodes += value.values()
                 elif key in SCHEMA_KEYWORDS or key in SCHEMA_LIST_KEYWORDS:
-                    pending.append(value)
-    return used
+                    pending_nodes.append(value)
+    return used_refs
 
 
 def _read_encodings(node: Any) -> dict[str, FieldEncoding]:
     encodings: dict[str, FieldEncoding] = {}
     for name, value in (as_object(node) or {}).items():
-        described = as_object(value)
-        if not described:
+        encoding = as_object(value)
+        if not encoding:
             continue
-        has_style = any(key in described for key in ("style", "explode", "allowReserved"))
-        style = described.get("style", "form") if has_style else None
+        has_style = any(key in encoding for key in ("style", "explode", "allowReserved"))
+        style = encoding.get("style", "form") if has_style else None
         if style is not None and style not in _FIELD_STYLES:
             raise OpenApiError(f"the field {name!r} has the style {style!r}; use {' or '.join(_FIELD_STYLES)}")
-        content_type = described.get("contentType")
+        content_type = encoding.get("contentType")
         encodings[name] = FieldEncoding(
             style=style,
-            explode=described.get("explode", style in (None, "form")) is True,
-            allow_reserved=described.get("allowReserved") is True,
+            explode=encoding.get("explode", style in (None, "form")) is True,
+            allow_reserved=encoding.get("allowReserved") is True,
             # It may list several: `image/png, image/jpeg`.
             content_type=content_type.partition(",")[0].strip() if isinstance(content_type, str) else None,
         )

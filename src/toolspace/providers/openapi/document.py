@@ -56,7 +56,7 @@ class ResolvedReference(NamedTuple):
 class DocumentFile:
     """One file of the document. References in it are relative to it."""
 
-    __slots__ = ("_resolved", "data", "document", "name", "path")
+    __slots__ = ("_references", "data", "document", "name", "path")
 
     def __init__(self, document: OpenApiDocument, data: Any, name: str, path: Path | None) -> None:
         self.document = document
@@ -64,19 +64,19 @@ class DocumentFile:
         self.name = name
         """The path relative to the document's folder; empty for the document itself."""
         self.path = path
-        self._resolved: dict[str, ResolvedReference | OpenApiError] = {}
+        self._references: dict[str, ResolvedReference | OpenApiError] = {}
 
     def resolve(self, ref: object) -> ResolvedReference:
         """The node that a `$ref` leads to. Raises `OpenApiError` if there is none, or the reference is not allowed."""
         if not isinstance(ref, str):
             raise OpenApiError(f"a $ref is not text: {json_text.describe(ref)}")
-        reference = self._resolved.get(ref)
+        reference = self._references.get(ref)
         if reference is None:
             try:
                 reference = self._resolve(ref)
             except OpenApiError as error:
                 reference = error
-            self._resolved[ref] = reference
+            self._references[ref] = reference
         if isinstance(reference, OpenApiError):
             raise reference
         return reference

@@ -101,16 +101,16 @@ def read_operations(document: OpenApiDocument, spec: OpenApiSpec, security: Secu
     """Reads every operation that the filters accept. Invalid ones become warnings."""
     warnings: list[str] = []
     entries = list(_list_entries(document, warnings))
-    accepted = [
+    accepted_entries = [
         (name, entry)
         for name, entry in zip(_operation_names(entries), entries, strict=True)
         if _is_accepted(entry, spec)
     ]
-    if entries and not accepted:
+    if entries and not accepted_entries:
         warnings.append(f"the filters accept none of its {len(entries)} operations")
     reader = _OperationReader(document, spec, security)
     operations: list[OpenApiOperation] = []
-    for name, entry in accepted:
+    for name, entry in accepted_entries:
         try:
             operations.append(reader.read(name, entry))
         except (OpenApiError, RecursionError) as error:
@@ -187,11 +187,11 @@ class _OperationReader:
         node = entry.node
         security = self._security.requirements(node)
         # The model gives neither credentials nor what the operator has configured.
-        excluded = self._configured_headers
+        excluded_keys = self._configured_headers
         if security:
-            excluded = excluded | self._security.credential_locations(security)
+            excluded_keys = excluded_keys | self._security.credential_locations(security)
         parameters = [
-            parameter for parameter in self._read_parameters(entry) if _parameter_key(parameter) not in excluded
+            parameter for parameter in self._read_parameters(entry) if _parameter_key(parameter) not in excluded_keys
         ]
         body_node = node.get("requestBody")
         body = read_request_body(body_node, entry.file, self._schemas) if body_node is not None else None
@@ -228,10 +228,10 @@ class _OperationReader:
         return [item for item in parameters.values() if item.location != "path" or item.name in placeholders]
 
     def _read_parameter(self, node: Any, file: DocumentFile) -> OpenApiParameter | None:
-        described = as_object(node)
-        if described is None or "$ref" not in described:
+        parameter = as_object(node)
+        if parameter is None or "$ref" not in parameter:
             return read_parameter(node, file, self._schemas)
-        key = (file.name, str(described["$ref"]))
+        key = (file.name, str(parameter["$ref"]))
         if key not in self._shared_parameters:
             reference = file.follow(node)
             self._shared_parameters[key] = read_parameter(reference.node, reference.file, self._schemas)
@@ -313,18 +313,18 @@ class _ServerResolver:
 
     def __init__(self, document: OpenApiDocument, base_url: str | None) -> None:
         self._document = document
-        self._configured = OperationServer(_parse_base_url(base_url)) if base_url is not None else None
-        self._resolved: dict[int, OperationServer] = {}
+        self._configured_server = OperationServer(_parse_base_url(base_url)) if base_url is not None else None
+        self._servers_by_id: dict[int, OperationServer] = {}
 
     def resolve(self, operation: JsonObject, path_item: JsonObject) -> OperationServer:
         """Raises `OpenApiError` if the document describes an invalid server."""
-        if self._configured is not None:
-            return self._configured
+        if self._configured_server is not None:
+            return self._configured_server
         servers: Any = operation.get("servers") or path_item.get("servers") or self._document.data.get("servers")
         key = id(servers)
-        if key not in self._resolved:
-            self._resolved[key] = self._resolve_first(servers)
-        return self._resolved[key]
+        if key not in self._servers_by_id:
+            self._servers_by_id[key] = self._resolve_first(servers)
+        return self._servers_by_id[key]
 
     def _resolve_first(self, servers: Any) -> OperationServer:
         # Without servers, OpenAPI defines the root of the document's own URL.

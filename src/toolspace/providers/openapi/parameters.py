@@ -62,32 +62,32 @@ class OpenApiParameter(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_parameter(node: Any, file: DocumentFile, schemas: SchemaConverter) -> OpenApiParameter | None:
     """Reads a parameter; None for a header that the caller cannot set. Raises `OpenApiError`."""
-    described = as_object(node)
-    if described is None:
+    parameter = as_object(node)
+    if parameter is None:
         raise OpenApiError(f"expected a parameter, got {json_text.describe(node)}")
-    name, location = described.get("name"), described.get("in")
+    name, location = parameter.get("name"), parameter.get("in")
     if not isinstance(name, str) or not name or location not in LOCATIONS:
         raise OpenApiError(f"a parameter needs a name, and in: {', '.join(LOCATIONS)}; got {name!r} in {location!r}")
     if location in ("header", "cookie") and not is_token(name):
         raise OpenApiError(f"the name of the {location} parameter {name!r} cannot be sent")
     if location == "header" and name.lower() in _DESCRIBED_ELSEWHERE | CLIENT_HEADERS:
         return None
-    style = described.get("style") or _STYLES[location][0]
+    style = parameter.get("style") or _STYLES[location][0]
     if style not in _STYLES[location]:
         raise OpenApiError(
             f"the {location} parameter {name!r} has the style {style!r}; use {' or '.join(_STYLES[location])}"
         )
-    explode = described.get("explode")
+    explode = parameter.get("explode")
     refs: Refs = {}
     return OpenApiParameter(
         name=name,
         location=location,
-        required=location == "path" or described.get("required") is True,
+        required=location == "path" or parameter.get("required") is True,
         style=style,
         explode=explode if isinstance(explode, bool) else style == "form",
-        allow_reserved=described.get("allowReserved") is True,
-        as_json=bool(as_object(described.get("content"))),
-        schema=_parameter_schema(described, file, schemas, refs),
+        allow_reserved=parameter.get("allowReserved") is True,
+        as_json=bool(as_object(parameter.get("content"))),
+        schema=_parameter_schema(parameter, file, schemas, refs),
         refs=refs,
     )
 
@@ -99,17 +99,17 @@ def implied_path_parameter(name: str) -> OpenApiParameter:
     )
 
 
-def _parameter_schema(described: JsonObject, file: DocumentFile, schemas: SchemaConverter, refs: Refs) -> Any:
-    node: Any = described.get("schema")
-    if content := as_object(described.get("content")):
+def _parameter_schema(parameter: JsonObject, file: DocumentFile, schemas: SchemaConverter, refs: Refs) -> Any:
+    node: Any = parameter.get("schema")
+    if content := as_object(parameter.get("content")):
         node = (as_object(next(iter(content.values()))) or {}).get("schema")
     schema = as_object(schemas.convert({} if node is None else node, file, refs)) or {}
-    if described.get("allowEmptyValue") is True and described.get("in") == "query" and schema.get("type") != "string":
+    if parameter.get("allowEmptyValue") is True and parameter.get("in") == "query" and schema.get("type") != "string":
         schema = {"anyOf": [schema, {"const": ""}]}
     extra: JsonObject = {}
-    if isinstance(description := described.get("description"), str) and description:
+    if isinstance(description := parameter.get("description"), str) and description:
         extra["description"] = description
-    if described.get("deprecated") is True:
+    if parameter.get("deprecated") is True:
         extra["deprecated"] = True
     return {**schema, **extra} if extra else schema
 

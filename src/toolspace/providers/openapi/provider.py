@@ -159,7 +159,7 @@ class OpenApiProvider(ToolProvider):
         self._owns_client = client is None
         self._tools: Sequence[Tool] = ()
         self._operations: dict[str, OpenApiOperation] = {}
-        self._compiled: dict[str, _CompiledOperation] = {}
+        self._compiled_operations: dict[str, _CompiledOperation] = {}
         self._security: SecuritySchemes | None = None
         self._public_host: str | None = None
         """The host of a document from the web. Such a document must not lead to addresses that only we can reach."""
@@ -181,7 +181,7 @@ class OpenApiProvider(ToolProvider):
         await self._install(*await asyncio.to_thread(self._read, content, url))
 
     async def execute(self, name: str, parameters: dict[str, Any], context: ToolContext) -> ToolResult:
-        build_request, tokens, public_only = self._compiled.get(name) or self._compile(name)
+        build_request, tokens, public_only = self._compiled_operations.get(name) or self._compile(name)
         request = build_request(parameters)
         if public_only:
             request = msgspec.structs.replace(request, public_only=True)
@@ -219,7 +219,7 @@ class OpenApiProvider(ToolProvider):
         self._tools = tools
         operations, warnings = operation_list
         self._operations = {operation.name: operation for operation in operations}
-        self._compiled = {}
+        self._compiled_operations = {}
         without_server = next((operation for operation in operations if operation.server.url is None), None)
         if without_server is not None:
             warnings.append(f"{without_server.server.reason}; set openapi.{self.namespace}.baseUrl")
@@ -242,7 +242,7 @@ class OpenApiProvider(ToolProvider):
         credentials = self._security.get_credentials(operation.security, server.url)
         build_request = compile_operation(operation, server.url, self._spec.headers, credentials)
         public_only = self._spec.base_url is None and self._public_host not in (None, server.url.raw_host)
-        self._compiled[name] = compiled = _CompiledOperation(build_request, credentials.tokens, public_only)
+        self._compiled_operations[name] = compiled = _CompiledOperation(build_request, credentials.tokens, public_only)
         return compiled
 
 

@@ -56,10 +56,10 @@ class SchemaConverter:
         self._references: dict[str, ResolvedReference] = {}
         self._definitions: dict[str, SchemaDefinition | OpenApiError] = {}
 
-    def convert(self, node: Any, file: DocumentFile, refs: Refs, hidden: frozenset[str] = _NO_NAMES) -> Any:
+    def convert(self, node: Any, file: DocumentFile, refs: Refs, hidden_names: frozenset[str] = _NO_NAMES) -> Any:
         """The converted schema. Adds the definitions that it refers to to `refs`. Raises `OpenApiError`.
 
-        `hidden` are properties that a schema around this one hides; this schema does not require them.
+        `hidden_names` are properties that a schema around this one hides; this schema does not require them.
         """
         if isinstance(node, bool):
             return node
@@ -67,14 +67,14 @@ class SchemaConverter:
         if schema is None:
             raise OpenApiError(f"expected a schema, got {json_text.describe(node)}")
         if "$ref" not in schema:
-            return self._convert_object(schema, file, refs, hidden)
+            return self._convert_object(schema, file, refs, hidden_names)
         name = self._name_of(file.resolve(schema["$ref"]))
         refs[name] = None
         reference: JsonObject = {"$ref": f"#/$defs/{name}"}
         if self.document.version == "3.0" or len(schema) == 1:
             return reference
         siblings = {key: value for key, value in schema.items() if key != "$ref"}
-        return reference | self._convert_object(siblings, file, refs, hidden)
+        return reference | self._convert_object(siblings, file, refs, hidden_names)
 
     def collect_definitions(self, refs: Iterable[str]) -> JsonObject:
         """The `$defs` for a schema that refers to these names, with everything that they refer to.
@@ -82,16 +82,16 @@ class SchemaConverter:
         Raises `OpenApiError` if a definition is invalid or there are too many.
         """
         definitions: JsonObject = {}
-        pending = list(refs)
-        while pending:
-            name = pending.pop()
+        pending_names = list(refs)
+        while pending_names:
+            name = pending_names.pop()
             if name in definitions:
                 continue
             if len(definitions) >= MAX_DEFINITIONS:
                 raise OpenApiError(f"its schema needs more than {MAX_DEFINITIONS} definitions")
             definition = self.get_definition(name)
             definitions[name] = definition.schema
-            pending.extend(definition.refs)
+            pending_names.extend(definition.refs)
         return dict(sorted(definitions.items()))
 
     def get_definition(self, name: str) -> SchemaDefinition:
@@ -126,10 +126,12 @@ class SchemaConverter:
             schema = as_object(file.resolve(schema["$ref"]).node)
         return schema is not None and schema.get(self._hidden_keyword) is True
 
-    def _convert_object(self, node: JsonObject, file: DocumentFile, refs: Refs, hidden: frozenset[str]) -> JsonObject:
+    def _convert_object(
+        self, node: JsonObject, file: DocumentFile, refs: Refs, hidden_names: frozenset[str]
+    ) -> JsonObject:
         schema: JsonObject = {}
         if "allOf" in node:
-            hidden = hidden | self._hidden_names(node, file, set())
+            hidden_names = hidden_names | self._hidden_names(node, file, set())
         for key, value in node.items():
             if (is_valid := _VALUE_KEYWORDS.get(key)) is not None:
                 if is_valid(value):
@@ -138,7 +140,7 @@ class SchemaConverter:
                 _convert_type(value, schema)
             elif key == "properties":
                 schema[key], hidden_properties = self._convert_properties(value, file, refs)
-                hidden = hidden | hidden_properties
+                hidden_names = hidden_names | hidden_properties
             elif key == "items" and isinstance(value, list):  # Drafts before 2020 write tuples so.
                 if value:
                     schema["prefixItems"] = [self.convert(part, file, refs) for part in as_list(value)]
@@ -146,7 +148,7 @@ class SchemaConverter:
                 schema[key] = self.convert(value, file, refs)
             elif key in SCHEMA_LIST_KEYWORDS:
                 if parts := as_list(value):
-                    part_hidden = hidden if key == "allOf" else _NO_NAMES
+                    part_hidden = hidden_names if key == "allOf" else _NO_NAMES
                     schema[key] = [self.convert(part, file, refs, part_hidden) for part in parts]
             elif key in SCHEMA_MAP_KEYWORDS:
                 if members := as_object(value):
@@ -164,7 +166,7 @@ class SchemaConverter:
             elif key == "examples" and isinstance(value, list):
                 schema[key] = [item for item in as_list(value)[:_MAX_EXAMPLES] if _is_short_example(item)]
         if isinstance(required := node.get("required"), list):
-            names = [name for name in dict.fromkeys(map(str, as_list(required))) if name not in hidden]
+            names = [name for name in dict.fromkeys(map(str, as_list(required))) if name not in hidden_names]
             if names:
                 schema["required"] = names
         for limit, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
@@ -193,25 +195,25 @@ class SchemaConverter:
         if members is None:
             raise OpenApiError(f"expected properties by name, got {json_text.describe(value)}")
         properties: JsonObject = {}
-        hidden: set[str] = set()
+        hidden_names: set[str] = set()
         for name, part in members.items():
             if self._is_hidden(part, file):
-                hidden.add(name)
+                hidden_names.add(name)
             else:
                 properties[name] = self.convert(part, file, refs)
-        return properties, frozenset(hidden)
+        return properties, frozenset(hidden_names)
 
-    def _hidden_names(self, node: JsonObject, file: DocumentFile, visited: set[int]) -> frozenset[str]:
+    def _hidden_names(self, node: JsonObject, file: DocumentFile, visited_ids: set[int]) -> frozenset[str]:
         """The hidden properties of a schema and of its `allOf` parts: one part may require what another hides."""
-        visited.add(id(node))
+        visited_ids.add(id(node))
         names: set[str] = set()
         if members := as_object(node.get("properties")):
             names.update(name for name, part in members.items() if self._is_hidden(part, file))
         for part in as_list(node.get("allOf")):
             reference = file.follow(part)
             schema = as_object(reference.node)
-            if schema is not None and id(schema) not in visited:
-                names |= self._hidden_names(schema, reference.file, visited)
+            if schema is not None and id(schema) not in visited_ids:
+                names |= self._hidden_names(schema, reference.file, visited_ids)
         return frozenset(names)
 
 

@@ -58,18 +58,18 @@ class AccessTokens:
         self._scheme = scheme
         self._token: str | None = None
         self._expires_at = 0.0
-        self._fetching: asyncio.Task[str] | None = None
+        self._fetch_task: asyncio.Task[str] | None = None
 
     async def get(self) -> str:
         """A valid token. Concurrent calls share one request. Raises `ToolTransportError`."""
         if self._token is not None and time.monotonic() < self._expires_at:
             return self._token
         loop = asyncio.get_running_loop()
-        if self._fetching is None or self._fetching.done() or self._fetching.get_loop() is not loop:
-            self._fetching = loop.create_task(self._fetch())
-            self._fetching.add_done_callback(_retrieve_exception)
+        if self._fetch_task is None or self._fetch_task.done() or self._fetch_task.get_loop() is not loop:
+            self._fetch_task = loop.create_task(self._fetch())
+            self._fetch_task.add_done_callback(_retrieve_exception)
         # Shielded: a cancelled caller must not cancel the request that others wait for.
-        return await asyncio.shield(self._fetching)
+        return await asyncio.shield(self._fetch_task)
 
     def discard(self, token: str) -> None:
         """Discards a token that the service rejected, unless a newer one has replaced it."""
@@ -77,9 +77,9 @@ class AccessTokens:
             self._token = None
 
     async def aclose(self) -> None:
-        if self._fetching is not None and not self._fetching.done():
-            self._fetching.cancel()
-            await asyncio.wait((self._fetching,))
+        if self._fetch_task is not None and not self._fetch_task.done():
+            self._fetch_task.cancel()
+            await asyncio.wait((self._fetch_task,))
 
     async def _fetch(self) -> str:
         response = await self._request_token()
@@ -217,7 +217,7 @@ class SecuritySchemes:
 
     def get_credentials(self, requirements: SecurityRequirements, server: URL) -> OperationCredentials:
         """The credentials to send. Raises `ToolPermissionError` that says what to configure."""
-        missing: list[str] = []
+        missing_texts: list[str] = []
         allows_anonymous = not requirements
         for alternative in requirements:
             if not alternative:
@@ -226,10 +226,10 @@ class SecuritySchemes:
             try:
                 return self._combine_schemes(alternative, server)
             except _MissingCredentialError as error:
-                missing.append(str(error))
+                missing_texts.append(str(error))
         if allows_anonymous:
             return OperationCredentials()
-        raise ToolPermissionError(f"no credentials for {self._service}: {'; or '.join(dict.fromkeys(missing))}")
+        raise ToolPermissionError(f"no credentials for {self._service}: {'; or '.join(dict.fromkeys(missing_texts))}")
 
     async def aclose(self) -> None:
         for tokens in self._tokens.values():

@@ -103,13 +103,13 @@ def build_tool(spec: RestSpec) -> Tool:
 def method_annotations(method: str, annotations: Annotations) -> Annotations:
     """The annotations, completed by what an HTTP method implies."""
     method = method.upper()
-    implied = {
+    implied_values = {
         "read_only": method in SAFE_METHODS,
         "destructive": method == "DELETE",
         "idempotent": method in IDEMPOTENT_METHODS,
         "open_world": True,
     }
-    unset = {name: value for name, value in implied.items() if getattr(annotations, name) is None}
+    unset = {name: value for name, value in implied_values.items() if getattr(annotations, name) is None}
     return msgspec.structs.replace(annotations, **unset)
 
 

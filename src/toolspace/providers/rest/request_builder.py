@@ -75,12 +75,12 @@ def compile_request(spec: RestSpec) -> BuildRequest:
     has_no_body = rest_in_query and spec.body is None
 
     def build(parameters: dict[str, Any]) -> HttpRequest:
-        unused = None
+        unused_parameters = None
         if not uses_all and not used_names.issuperset(parameters):
-            unused = {name: value for name, value in parameters.items() if name not in used_names}
+            unused_parameters = {name: value for name, value in parameters.items() if name not in used_names}
             if rest_in_query:
-                _reject_fixed(unused, url_template.fixed_query_names)
-        body = None if has_no_body else encode_body(parameters, None if rest_in_query else unused)
+                _reject_fixed(unused_parameters, url_template.fixed_query_names)
+        body = None if has_no_body else encode_body(parameters, None if rest_in_query else unused_parameters)
         headers = fixed_headers if body is None else headers_with_body
         if header_templates:
             headers = headers.copy()
@@ -88,7 +88,7 @@ def compile_request(spec: RestSpec) -> BuildRequest:
                 value = fill(parameters)
                 if value is not ABSENT:
                     headers[name] = _check_header_value(name, value)
-        url = url_template.build_url(parameters, unused if rest_in_query else None)
+        url = url_template.build_url(parameters, unused_parameters if rest_in_query else None)
         return HttpRequest(method, url, headers, body)
 
     return build
@@ -164,7 +164,7 @@ def _add_property(properties: dict[str, Any], placeholder: Placeholder, *, keeps
 
 def _compile_headers(headers: Mapping[str, str]) -> tuple[CIMultiDict[str], list[tuple[str, Fill]]]:
     """The headers without placeholders, and the templates of the others. Errors omit values: they may be secrets."""
-    fixed = CIMultiDict(_DEFAULT_HEADERS)
+    fixed_headers = CIMultiDict(_DEFAULT_HEADERS)
     templates: list[tuple[str, Fill]] = []
     for name, text in headers.items():
         if not is_header_name(name):
@@ -179,8 +179,8 @@ def _compile_headers(headers: Mapping[str, str]) -> tuple[CIMultiDict[str], list
         elif _INVALID_HEADER_VALUE.search(text):
             raise ValueError(f"the value of {name} contains a line break or another control character")
         else:
-            fixed[name] = text.strip()
-    return fixed, templates
+            fixed_headers[name] = text.strip()
+    return fixed_headers, templates
 
 
 def _check_header_value(name: str, value: str) -> str:
@@ -202,16 +202,16 @@ def compile_body(template: object, content_type: str | None) -> tuple[EncodeBody
     # An argument that is the whole body of a text type is sent unchanged, not as a JSON string.
     is_text_type = bool(media_type) and not _is_json(media_type)
 
-    def encode(parameters: Mapping[str, Any], unused: Mapping[str, Any] | None) -> bytes | None:
+    def encode(parameters: Mapping[str, Any], unused_parameters: Mapping[str, Any] | None) -> bytes | None:
         value: Any = ABSENT if fill is None else fill(parameters)
-        if unused:
+        if unused_parameters:
             if fixed_names is not None:
-                _reject_fixed(unused, fixed_names)
-                value = {**value, **unused}
+                _reject_fixed(unused_parameters, fixed_names)
+                value = {**value, **unused_parameters}
             elif fill is None:
-                value = unused
+                value = unused_parameters
             else:
-                _reject_unused(unused)
+                _reject_unused(unused_parameters)
         if value is ABSENT:
             return None
         if is_form and isinstance(value, Mapping):
@@ -234,9 +234,9 @@ def _compile_text_body(parts: TemplateParts, media_type: str) -> tuple[EncodeBod
         escape = _escape_xml
     fill = compile_text(parts, escape)
 
-    def encode(parameters: Mapping[str, Any], unused: Mapping[str, Any] | None) -> bytes | None:
-        if unused:
-            _reject_unused(unused)
+    def encode(parameters: Mapping[str, Any], unused_parameters: Mapping[str, Any] | None) -> bytes | None:
+        if unused_parameters:
+            _reject_unused(unused_parameters)
         text = fill(parameters)
         return b"" if text is ABSENT else text.encode("utf-8", "replace")
 
@@ -245,18 +245,18 @@ def _compile_text_body(parts: TemplateParts, media_type: str) -> tuple[EncodeBod
 
 def _compile_json_text(parts: TemplateParts) -> EncodeBody:
     """JSON written as text. A placeholder inside quotes is a part of that string; one outside is a JSON value."""
-    quoted: list[bool] = []
+    quote_flags: list[bool] = []
     in_string = False
     for part in parts:
-        quoted.append(in_string)
+        quote_flags.append(in_string)
         if isinstance(part, str):
             in_string = _ends_in_string(part, in_string)
 
-    def encode(parameters: Mapping[str, Any], unused: Mapping[str, Any] | None) -> bytes | None:
-        if unused:
-            _reject_unused(unused)
+    def encode(parameters: Mapping[str, Any], unused_parameters: Mapping[str, Any] | None) -> bytes | None:
+        if unused_parameters:
+            _reject_unused(unused_parameters)
         texts: list[str] = []
-        for part, is_quoted in zip(parts, quoted, strict=True):
+        for part, is_quoted in zip(parts, quote_flags, strict=True):
             if isinstance(part, str):
                 texts.append(part)
                 continue

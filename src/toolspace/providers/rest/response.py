@@ -215,9 +215,9 @@ async def _failed_result(response: ClientResponse) -> ToolResult:
         value = text = mask_secrets(json_text.valid_text(text.strip()))
         if media.kind == "json" and is_complete:
             with suppress(ValueError):
-                parsed = _parse_json(body, media)
-                value = mask_secrets(parsed)
-                if value != parsed:  # Member names reveal more secrets than the plain text does.
+                parsed_value = _parse_json(body, media)
+                value = mask_secrets(parsed_value)
+                if value != parsed_value:  # Member names reveal more secrets than the plain text does.
                     text = json_text.encode(value)
     headers = join_headers(response.headers.items())
     extras: dict[str, Any] = {
@@ -288,13 +288,13 @@ async def _collect(
     if context.handle is not None:
         result = await context.collect(values, emit_partials=emit_partials, is_json=is_json)
     else:
-        collected: list[Any] = []
+        collected_values: list[Any] = []
         async for value in values:
             if emit_partials:
                 context.emit_partial(value)
-            collected.append(value)
-        is_text = all(isinstance(value, str) for value in collected)
-        result = ToolResult(True, "".join(collected) if is_text else collected)
+            collected_values.append(value)
+        is_text = all(isinstance(value, str) for value in collected_values)
+        result = ToolResult(True, "".join(collected_values) if is_text else collected_values)
     result.extras = {"status": status, **result.extras}
     return result
 

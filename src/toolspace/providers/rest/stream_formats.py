@@ -70,20 +70,20 @@ def _json_or_text(record: bytes) -> Any:
 
 async def _split(pieces: AsyncIterator[bytes], split: Callable[[bytes], list[bytes]]) -> AsyncGenerator[bytes, None]:
     """The records between separators. Raises `ToolLimitError` if a record does not end within the limit."""
-    unfinished: list[bytes] = []
+    unfinished_pieces: list[bytes] = []
     size = 0
     async for piece in pieces:
-        unfinished.append(piece)
+        unfinished_pieces.append(piece)
         size += len(piece)
         # Joined only when a record ends: joining a long record for each of its pieces takes quadratic time.
         if len(split(piece)) > 1:
-            *records, rest = split(b"".join(unfinished))
+            *records, rest = split(b"".join(unfinished_pieces))
             for record in records:
                 yield record
-            unfinished, size = [rest], len(rest)
+            unfinished_pieces, size = [rest], len(rest)
         if size > _MAX_RECORD_BYTES:
             raise _too_long_error()
-    for record in split(b"".join(unfinished)):
+    for record in split(b"".join(unfinished_pieces)):
         yield record
 
 

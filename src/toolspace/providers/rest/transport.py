@@ -114,12 +114,12 @@ class RestTransport:
             if location is None or not request.is_safe:
                 return response
             response.close()
-            redirected = redirect_request(request, location)
-            if redirected.url.raw_host != request.url.raw_host and (
+            next_request = redirect_request(request, location)
+            if next_request.url.raw_host != request.url.raw_host and (
                 session is not self._session or await self.is_public(request.url.raw_host or "")
             ):
-                session = self._get_public_session(redirected.url, display_url(request.url))
-            request = redirected
+                session = self._get_public_session(next_request.url, display_url(request.url))
+            request = next_request
         raise ToolExecutionError(
             f"a request was redirected more than {limits.max_redirects} times, last to {display_url(request.url)}"
         )

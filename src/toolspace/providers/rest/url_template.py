@@ -50,8 +50,8 @@ class UrlTemplate:
 
     def __init__(self, url: str, query: Mapping[str, Any]) -> None:
         """Raises `ValueError` if a placeholder stands where it must not, or the URL is invalid."""
-        marked, placeholders = _mark_placeholders(url.strip())
-        scheme, _, rest = marked.partition("://")
+        marked_url, placeholders = _mark_placeholders(url.strip())
+        scheme, _, rest = marked_url.partition("://")
         if scheme.lower() not in ("http", "https"):
             raise ValueError("it must start with http:// or https://, without a parameter")
         rest, _, fragment = rest.partition("#")
@@ -72,8 +72,8 @@ class UrlTemplate:
         self.fixed_query_names = frozenset((*query, *(unquote(text.partition("=")[0]) for text in encoded_names)))
         """The query names that the configuration sets."""
 
-    def build_url(self, parameters: Mapping[str, Any], more: Mapping[str, Any] | None = None) -> URL:
-        """The URL for some arguments, with `more` added to its query. Raises `ToolValidationError`."""
+    def build_url(self, parameters: Mapping[str, Any], extra_query: Mapping[str, Any] | None = None) -> URL:
+        """The URL for some arguments, with `extra_query` added to its query. Raises `ToolValidationError`."""
         text = self._fill_origin(parameters) + self._fill_path(parameters)
         pairs: list[str] = []
         for entry in self._query:
@@ -81,7 +81,7 @@ class UrlTemplate:
                 pairs.append(entry)
             else:
                 pairs += _encode_pairs(entry[0], entry[1](parameters))
-        for name, value in more.items() if more else ():
+        for name, value in extra_query.items() if extra_query else ():
             pairs += encode_query_parameter(name, value)
         return URL(f"{text}?{'&'.join(pairs)}" if pairs else text, encoded=True)
 
@@ -106,9 +106,9 @@ def check_path_segment(text: str, name: str) -> None:
     for _ in range(_MAX_DECODINGS):
         if any(part.partition(";")[0].strip() in (".", "..") for part in text.replace("\\", "/").split("/")):
             raise ToolValidationError(f'{name}: "." and ".." cannot be parts of the path')
-        if (decoded := unquote(text)) == text:
+        if (decoded_text := unquote(text)) == text:
             return
-        text = decoded
+        text = decoded_text
     raise ToolValidationError(f"{name}: percent-encoded {_MAX_DECODINGS} times over; give the plain value")
 
 
