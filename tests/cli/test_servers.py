@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import Run, Toolspace, environment
-from tests.providers.mcp.oauth_peer import Browser, protected_server
+from tests.providers.mcp.oauth.protected_server import Browser, protected_server
 
 pytestmark = pytest.mark.spec("17.1")
 

@@ -61,13 +61,13 @@ class Report:
     def _scenario(self, outcome: Outcome) -> None:
         scenario = outcome.scenario
         lines: list[str] = []
-        for check, found in outcome.failed.items():
+        for check, failures in outcome.failed.items():
             reason = self._expected.reason(scenario, check)
             if reason is None:
                 self.surprises += 1
-                lines.append(f"    UNEXPECTED {check}: {found}")
+                lines.append(f"    UNEXPECTED {check}: {failures}")
             elif self._verbose:
-                lines.append(f"    {check}: {found}\n      expected, {reason}")
+                lines.append(f"    {check}: {failures}\n      expected, {reason}")
         stale = sorted(self._expected.stale(outcome))
         self.surprises += len(stale)
         lines += [f"    PASSES NOW {check}: take it out of tests/conformance/expected.yaml" for check in stale]
@@ -78,7 +78,7 @@ class Report:
 
 
 def _checks(outcomes: Sequence[Outcome]) -> str:
-    passed, failed = (sum(one.passed for one in outcomes), sum(len(one.failed) for one in outcomes))
+    passed, failed = (sum(outcome.passed for outcome in outcomes), sum(len(outcome.failed) for outcome in outcomes))
     return f"{passed} passed, {failed} failed"
 
 
@@ -93,10 +93,10 @@ def main() -> int:
     for side in SIDES if options.side is None else (options.side,):
         with target(side) as address:
             for revision in REVISIONS if options.revision is None else (options.revision,):
-                wanted = [
+                selected = [
                     scenario for scenario in scenarios(side, revision) if (options.scenario or "") in scenario.name
                 ]
-                report.side(side, revision, list(run_all(wanted, address, at_once=os.cpu_count() or 2)))
+                report.side(side, revision, list(run_all(selected, address, at_once=os.cpu_count() or 2)))
     if report.surprises:
         print(f"\n{report.surprises} checks are not as expected")
     return 1 if report.surprises else 0

@@ -72,8 +72,8 @@ async def add_numbers(toolspace: Toolspace) -> None:
 
 
 async def call_as_told(toolspace: Toolspace) -> None:
-    for wanted in scenario_context()["toolCalls"]:
-        must(await toolspace.call(f"{NAME}__{wanted['name']}", wanted["arguments"]))
+    for call in scenario_context()["toolCalls"]:
+        must(await toolspace.call(f"{NAME}__{call['name']}", call["arguments"]))
 
 
 async def call_with_region(toolspace: Toolspace) -> None:
@@ -112,8 +112,8 @@ def auth_of(scenario: str) -> dict[str, Any]:
     if not scenario.startswith("auth/"):
         return {}
     context = scenario_context()
-    known = {"clientId": context.get("client_id"), "clientSecret": context.get("client_secret")}
-    credentials = {key: value for key, value in known.items() if value}
+    credentials = {"clientId": context.get("client_id"), "clientSecret": context.get("client_secret")}
+    credentials = {key: value for key, value in credentials.items() if value}
     if scenario.startswith("auth/client-credentials"):
         return {"type": "client_credentials", **credentials}
     return {"type": "authorization_code", **(credentials or {"clientMetadataUrl": CLIENT_PAGE})}

@@ -34,7 +34,7 @@ class Known:
         """Its line in docs/conformance.md."""
         what = self.checks or self.scenarios
         eras = "both" if self.revisions == REVISIONS else ", ".join(self.revisions)
-        return f"| {', '.join(f'`{one}`' for one in what)} | {self.side} | {eras} | {self.cause}: {self.reason} |"
+        return f"| {', '.join(f'`{name}`' for name in what)} | {self.side} | {eras} | {self.cause}: {self.reason} |"
 
     def covers(self, scenario: Scenario, check: str) -> bool:
         return self._is_of(scenario) and (check in self.checks if self.checks else check != ALWAYS_HELD)
@@ -57,15 +57,17 @@ class Expected:
         self.entries = tuple(entries)
 
     def reason(self, scenario: Scenario, check: str) -> str | None:
-        return next((f"{one.cause}: {one.reason}" for one in self.entries if one.covers(scenario, check)), None)
+        return next((f"{entry.cause}: {entry.reason}" for entry in self.entries if entry.covers(scenario, check)), None)
 
     def is_foreign(self, outcome: Outcome) -> bool:
         """Whether all that fails in a scenario is of things that are not offered."""
-        causes = {one.cause for one in self.entries for check in outcome.failed if one.covers(outcome.scenario, check)}
+        causes = {
+            entry.cause for entry in self.entries for check in outcome.failed if entry.covers(outcome.scenario, check)
+        }
         return causes == {"not offered"}
 
     def stale(self, outcome: Outcome) -> set[str]:
-        return {check for one in self.entries for check in one.passing(outcome)}
+        return {check for entry in self.entries for check in entry.passing(outcome)}
 
 
 def load(file: Path = FILE) -> Expected:

@@ -54,11 +54,11 @@ def said(answer: ElicitationResult) -> str:
 @tool
 async def test_elicitation(message: str, context: ToolContext) -> str:
     """Asks the user for a name and an address."""
-    wanted = fields(
+    schema = fields(
         username={"type": "string", "description": "User's response"},
         email={"type": "string", "description": "User's email address"},
     )
-    return f"User response: {said(await context.elicit(message, wanted))}"
+    return f"User response: {said(await context.elicit(message, schema))}"
 
 
 @tool

@@ -58,10 +58,10 @@ def scenarios(side: Side, revision: str) -> list[Scenario]:
     return required + reported
 
 
-def run_all(wanted: Sequence[Scenario], target: Sequence[str], *, at_once: int) -> Iterator[Outcome]:
+def run_all(scenarios: Sequence[Scenario], target: Sequence[str], *, at_once: int) -> Iterator[Outcome]:
     """Runs scenarios against `target`: `--url …` of a server, or `--command …` of a client."""
     with ThreadPoolExecutor(at_once) as pool:
-        yield from pool.map(lambda scenario: run(scenario, target), wanted)
+        yield from pool.map(lambda scenario: run(scenario, target), scenarios)
 
 
 def run(scenario: Scenario, target: Sequence[str]) -> Outcome:

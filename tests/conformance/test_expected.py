@@ -27,12 +27,12 @@ def known(**changes: Any) -> Expected:
 
 
 @pytest.mark.parametrize("entry", load().entries, ids=lambda entry: entry.scenarios[0])
-def test_every_known_failure_has_its_line_in_the_page(entry: Known) -> None:
+def test_every_expected_failure_is_in_the_docs_page(entry: Known) -> None:
     assert entry.row in (ROOT / "docs" / "conformance.md").read_text()
     assert entry.cause in get_args(Cause)
 
 
-def test_no_known_failure_is_named_twice() -> None:
+def test_no_expected_failure_is_listed_twice() -> None:
     named = [
         (entry.side, revision, scenario, check)
         for entry in load().entries
@@ -46,7 +46,7 @@ def test_no_known_failure_is_named_twice() -> None:
     }
 
 
-def test_what_is_not_named_is_not_forgiven() -> None:
+def test_unexpected_failure_is_reported() -> None:
     assert known().reason(PROMPTS, "prompts-list") == "not offered: no prompts"
     assert known().reason(Scenario("client", REVISIONS[0], "prompts-list"), "prompts-list") is None
     assert known(revisions=REVISIONS[1:]).reason(PROMPTS, "prompts-list") is None
@@ -54,7 +54,7 @@ def test_what_is_not_named_is_not_forgiven() -> None:
     assert known().reason(PROMPTS, ALWAYS_HELD) is None
 
 
-def test_what_is_named_and_passes_is_said_to_be_stale() -> None:
+def test_expected_failure_that_passes_is_stale() -> None:
     assert known().stale(Outcome(PROMPTS, 2, {})) == {"all of it"}
     assert known().stale(Outcome(PROMPTS, 1, {"prompts-list": "no such method"})) == set()
     assert known(checks=("a", "b")).stale(Outcome(PROMPTS, 1, {"a": "…"})) == {"b"}

@@ -121,8 +121,8 @@ def _run(command: list[str], peers: PeerSet) -> None:
         command, cwd=peers.folder, capture_output=True, text=True, check=False, timeout=INSTALL_TIMEOUT_S
     )
     if done.returncode:
-        said = (done.stderr or done.stdout).strip()[-2000:]
-        raise RuntimeError(f"installing the {peers.name!r} peers failed ({Path(command[0]).name}):\n{said}")
+        output = (done.stderr or done.stdout).strip()[-2000:]
+        raise RuntimeError(f"installing the {peers.name!r} peers failed ({Path(command[0]).name}):\n{output}")
 
 
 def _stamp(peers: PeerSet) -> Path:
@@ -153,8 +153,8 @@ def _lock(peers: PeerSet) -> Iterator[None]:
 
 
 def main(names: list[str]) -> None:
-    wanted = [SETS[name] for name in names] if names else [peers for peers in SETS.values() if peers.by_default]
-    for peers in wanted:
+    selected = [SETS[name] for name in names] if names else [peers for peers in SETS.values() if peers.by_default]
+    for peers in selected:
         if not _is_installed(peers):
             print(f"Installing the {peers.name!r} peers into {peers.folder.relative_to(ROOT)}", flush=True)
         ensure(peers)

@@ -46,19 +46,19 @@ async def test_seven_servers_of_both_eras_start_and_answer(file: Path, repositor
         await until(lambda: all(server.state == "ready" for server in ts.list_servers()))
         status = {server.name: server for server in ts.list_servers()}
         assert set(status) == SERVERS
-        assert {name: (one.state, one.last_error) for name, one in status.items()} == dict.fromkeys(
+        assert {name: (server.state, server.last_error) for name, server in status.items()} == dict.fromkeys(
             SERVERS, ("ready", None)
         )
-        assert {name for name, one in status.items() if one.era == "stateless"} == {"clock", "git"}
-        assert {one.transport for one in status.values()} == {"stdio"}
-        assert all(one.tools and one.pid and one.server for one in status.values())
+        assert {name for name, server in status.items() if server.era == "stateless"} == {"clock", "git"}
+        assert {server.transport for server in status.values()} == {"stdio"}
+        assert all(server.tools and server.pid and server.server for server in status.values())
 
-        thought = {"thought": "one", "thoughtNumber": 1, "totalThoughts": 1, "nextThoughtNeeded": False}
+        arguments = {"thought": "one", "thoughtNumber": 1, "totalThoughts": 1, "nextThoughtNeeded": False}
         calls = {
             "everything__echo": {"message": "hello"},
             "filesystem__list_allowed_directories": {},
             "memory__read_graph": {},
-            "thinking__sequentialthinking": thought,
+            "thinking__sequentialthinking": arguments,
             "clock__get_current_time": {"timezone": "Europe/Berlin"},
             "git__git_status": {"repo_path": str(repository)},
             "sqlite__list_tables": {},
@@ -71,14 +71,14 @@ async def test_seven_servers_of_both_eras_start_and_answer(file: Path, repositor
 
 
 @pytest.mark.spec("3.11")
-async def test_keys_that_only_an_editor_knows_are_kept_and_do_no_harm(tmp_path: Path) -> None:
+async def test_editor_specific_keys_do_no_harm(tmp_path: Path) -> None:
     entry = {**clock(), "type": "stdio", "autoApprove": ["get_current_time"], "alwaysAllow": [], "disabled": False}
     async with Toolspace.open(editor_file(tmp_path, clock=entry)) as ts:
         assert (await ts.call("clock__get_current_time", {"timezone": "UTC"})).ok
 
 
 @pytest.mark.spec("3.11")
-async def test_the_file_of_another_editor_works_as_well(tmp_path: Path) -> None:
+async def test_file_of_another_editor_works(tmp_path: Path) -> None:
     file = tmp_path / "mcp.json"
     file.write_text(json.dumps({"inputs": [], "servers": {"clock": {"type": "stdio", **clock()}}}))
     async with Toolspace.open(file) as ts:
@@ -86,7 +86,7 @@ async def test_the_file_of_another_editor_works_as_well(tmp_path: Path) -> None:
 
 
 @pytest.mark.spec("3.12")
-async def test_a_server_that_does_not_start_is_reported_and_stops_no_other(tmp_path: Path) -> None:
+async def test_failed_server_is_reported_and_stops_no_other(tmp_path: Path) -> None:
     file = editor_file(
         tmp_path,
         missing={"command": "no-such-program-anywhere", "args": []},

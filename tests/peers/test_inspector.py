@@ -84,7 +84,7 @@ def over_http(tmp_path: Path, url: str) -> Inspector:
 @pytest.mark.spec("12.3")
 @pytest.mark.parametrize("transport", ["over_stdio", "over_http"])
 @pytest.mark.parametrize("era", ["legacy", "modern"])
-def test_the_inspector_lists_and_calls_in_both_eras(request: pytest.FixtureRequest, transport: str, era: str) -> None:
+def test_inspector_lists_and_calls_in_both_eras(request: pytest.FixtureRequest, transport: str, era: str) -> None:
     inspector: Inspector = request.getfixturevalue(transport)
     tools = {tool["name"]: tool for tool in inspector.run("tools/list", era=era)["tools"]}
     assert tools["add"]["description"] == "Adds two numbers."
@@ -95,7 +95,7 @@ def test_the_inspector_lists_and_calls_in_both_eras(request: pytest.FixtureReque
 
 
 @pytest.mark.spec("12.3")
-def test_the_inspector_sees_failures_as_failures_and_pictures_as_pictures(over_http: Inspector) -> None:
+def test_inspector_shows_failures_and_images(over_http: Inspector) -> None:
     wrong = over_http.run("tools/call", "--tool-name", "add", "--tool-args-json", '{"a": "two"}', code=5)
     assert wrong["isError"] is True
     assert "a: expected integer" in wrong["content"][0]["text"]
@@ -104,6 +104,6 @@ def test_the_inspector_sees_failures_as_failures_and_pictures_as_pictures(over_h
 
 
 @pytest.mark.spec("12.3")
-def test_no_schema_of_a_built_in_tool_is_one_that_clients_refuse(over_http: Inspector) -> None:
+def test_clients_accept_the_schemas_of_all_built_in_tools(over_http: Inspector) -> None:
     # Ends with 6 where one has an error of this kind.
     assert over_http.run("tools/list", "--strict")["tools"]

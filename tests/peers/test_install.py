@@ -12,20 +12,20 @@ import pytest
 from tests.peers.install import SETS, PeerSet, ensure, npm_package, npm_program, python_program
 
 
-def test_every_npm_package_is_there_in_the_version_that_is_pinned() -> None:
+def test_npm_packages_have_their_pinned_versions() -> None:
     for peers in SETS.values():
         if peers.is_npm and peers.by_default:
             for name, version in json.loads(peers.pins.read_text())["dependencies"].items():
                 assert json.loads((npm_package(name) / "package.json").read_text())["version"] == version
 
 
-def test_programs_are_run_without_anything_on_the_path() -> None:
+def test_programs_run_without_the_path() -> None:
     command = npm_program("@modelcontextprotocol/server-memory")
     assert all(Path(part).is_file() for part in command)
     assert python_program("mcp-server-time").is_file()
 
 
-def test_a_package_that_no_set_pins_is_an_error_that_says_where_to_add_it() -> None:
+def test_unpinned_package_is_an_error_that_says_where_to_add_it() -> None:
     with pytest.raises(LookupError, match=r"left-pad.*tests/peers/package\.json"):
         npm_package("left-pad")
     with pytest.raises(LookupError, match=r"mcp-server-none.*tests/peers/servers\.txt"):
@@ -37,7 +37,7 @@ def _ensure(peers: PeerSet) -> int:
     return (ensure(peers) / "pyvenv.cfg").stat().st_ino
 
 
-def test_processes_that_ask_at_once_install_once_and_again_when_the_pins_change(tmp_path: Path) -> None:
+def test_concurrent_processes_install_once_per_set_of_pins(tmp_path: Path) -> None:
     peers = PeerSet("demo", tmp_path / "pins.txt", cache=tmp_path / "cache")
     leftovers: list[bool] = []
     for version in (1, 2):

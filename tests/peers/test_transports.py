@@ -41,7 +41,7 @@ async def _listening(entry: Entry) -> AsyncIterator[str]:
 
 @pytest.mark.spec("3.10")
 @pytest.mark.parametrize("transport", ["streamableHttp", "sse"])
-async def test_the_same_server_works_over_http_and_over_what_came_before(tmp_path: Path, transport: str) -> None:
+async def test_same_server_works_over_http_and_sse(tmp_path: Path, transport: str) -> None:
     async with _listening(everything(transport)) as base:
         # Both as `http`: that one of them only speaks the older transport is found out.
         path = "/mcp" if transport == "streamableHttp" else "/sse"
@@ -50,7 +50,7 @@ async def test_the_same_server_works_over_http_and_over_what_came_before(tmp_pat
             (status,) = ts.list_servers()
             assert (status.state, status.era) == ("ready", "handshake")
             assert status.transport == ("http" if transport == "streamableHttp" else "sse")
-            seen = EventRecorder(ts)
+            recorder = EventRecorder(ts)
             result = await ts.call("everything__trigger_long_running_operation", {"duration": 0.1, "steps": 2})
             assert result.ok
-            assert len([event for event in seen.events if isinstance(event, CallProgress)]) == 2
+            assert len([event for event in recorder.events if isinstance(event, CallProgress)]) == 2

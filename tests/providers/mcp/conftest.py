@@ -20,7 +20,7 @@ from toolspace.providers.mcp.spec import ServerSpec
 SERVERS = Path(__file__).parent / "servers"
 
 
-class Seen:
+class ServerLog:
     """What the scripted server wrote of itself."""
 
     def __init__(self, path: Path) -> None:
@@ -45,29 +45,29 @@ class Seen:
 async def until(condition: Callable[[], Any], *, seconds: float = 20) -> Any:
     """Waits for something that another process does, and that nobody announces."""
     async with asyncio.timeout(seconds):
-        while not (found := condition()):  # noqa: ASYNC110 - of another process, which has no events here
+        while not (result := condition()):  # noqa: ASYNC110 - of another process, which has no events here
             await asyncio.sleep(0.01)
-    return found
+    return result
 
 
 @pytest.fixture
-def seen(tmp_path: Path) -> Seen:
-    return Seen(tmp_path / "server.log")
+def server_log(tmp_path: Path) -> ServerLog:
+    return ServerLog(tmp_path / "server.log")
 
 
 @pytest.fixture
-def scripted(seen: Seen) -> Callable[..., McpProvider]:
+def scripted(server_log: ServerLog) -> Callable[..., McpProvider]:
     """Makes a provider of the scripted server; the words say how it misbehaves."""
 
     def make(*words: str, options: ConnectionOptions | None = None, name: str = "s", **fields: Any) -> McpProvider:
-        args = (str(SERVERS / "scripted.py"), str(seen.path), *words)
+        args = (str(SERVERS / "scripted.py"), str(server_log.path), *words)
         return McpProvider(name, ServerSpec(command=sys.executable, args=args, **fields), options)
 
     return make
 
 
 @asynccontextmanager
-async def space(
+async def open_toolspace(
     *providers: McpProvider, rules: ProviderRules | None = None, **options: Any
 ) -> AsyncIterator[Toolspace]:
     ts = Toolspace(**options)

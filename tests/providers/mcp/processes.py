@@ -38,10 +38,10 @@ def wait_until_gone(pids: Iterable[int]) -> None:
 
 def open_files() -> set[str]:
     """What this process has open: pipes, sockets and files, without the numbers that the loop itself uses."""
-    found: set[str] = set()
+    names: set[str] = set()
     for number in os.listdir("/proc/self/fd"):
         try:
-            found.add(f"{number} {os.readlink(f'/proc/self/fd/{number}')}")
+            names.add(f"{number} {os.readlink(f'/proc/self/fd/{number}')}")
         except FileNotFoundError:
             continue
-    return found
+    return names

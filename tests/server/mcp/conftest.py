@@ -192,8 +192,8 @@ async def serve() -> AsyncGenerator[Serve]:
 
         async def start(toolspace: Toolspace | None = None, **options: Any) -> Served:
             signals = Signals()
-            made = toolspace or Toolspace(make_tools(signals))
-            return await stack.enter_async_context(serve_tools(made, signals, **options))
+            served_toolspace = toolspace or Toolspace(make_tools(signals))
+            return await stack.enter_async_context(serve_tools(served_toolspace, signals, **options))
 
         yield start
 

@@ -25,25 +25,25 @@ _events = st.lists(
 
 
 @given(_events)
-def test_whatever_a_tool_says_progress_only_grows(events: list[CallProgress | CallPartial]) -> None:
+def test_progress_grows_for_any_events(events: list[CallProgress | CallPartial]) -> None:
     woken: list[None] = []
     reports = ProgressQueue(lambda: woken.append(None))
     for event in events:
         reports.add(event)
-    said = reports.drain()
-    numbers = [report.progress for report in said]
-    assert len(said) == len(woken) == len(events)
+    sent_reports = reports.drain()
+    numbers = [report.progress for report in sent_reports]
+    assert len(sent_reports) == len(woken) == len(events)
     assert all(map(math.isfinite, numbers))
     assert all(later > earlier for earlier, later in itertools.pairwise(numbers))
-    assert all(report.total is None or math.isfinite(report.total) for report in said)
-    for report in said:
+    assert all(report.total is None or math.isfinite(report.total) for report in sent_reports)
+    for report in sent_reports:
         (report.message or "").encode()
 
 
-def test_a_slow_reader_loses_the_oldest() -> None:
+def test_slow_reader_loses_the_oldest_reports() -> None:
     reports = ProgressQueue(lambda: None)
     for number in range(5_000):
         reports.add(CallProgress(**_IDS, progress=number))
-    said = reports.drain()
-    assert len(said) == 1_000
-    assert said[-1].progress == 4_999
+    sent_reports = reports.drain()
+    assert len(sent_reports) == 1_000
+    assert sent_reports[-1].progress == 4_999

@@ -12,23 +12,23 @@ import pytest
 from mcp.client.client import Client
 from mcp.shared.subscriptions import ToolsListChanged
 
-from tests.providers.mcp.conftest import SERVERS, Seen, until
+from tests.providers.mcp.conftest import SERVERS, ServerLog, until
 from tests.providers.mcp.processes import wait_until_gone
 from tests.server.mcp.conftest import Serve, Served
-from tests.server.mcp.test_clients import Said, both_eras, until_told
+from tests.server.mcp.test_sdk_clients import ProgressRecorder, both_eras, wait_for_notification
 from toolspace import Toolspace
 
 pytestmark = pytest.mark.spec("12.3")
 
 
 @pytest.fixture
-def seen(tmp_path: Path) -> Seen:
-    return Seen(tmp_path / "server.log")
+def server_log(tmp_path: Path) -> ServerLog:
+    return ServerLog(tmp_path / "server.log")
 
 
 @pytest.fixture
-def configuration(tmp_path: Path, seen: Seen) -> Path:
-    server = {"command": sys.executable, "args": [str(SERVERS / "scripted.py"), str(seen.path)]}
+def configuration(tmp_path: Path, server_log: ServerLog) -> Path:
+    server = {"command": sys.executable, "args": [str(SERVERS / "scripted.py"), str(server_log.path)]}
     dead = {"command": sys.executable, "args": [str(SERVERS / "scripted.py"), str(tmp_path / "dead"), "die-at-start"]}
     path = tmp_path / "toolspace.yaml"
     path.write_text(json.dumps({"mcpServers": {"up": server, "dead": dead}}))
@@ -44,30 +44,30 @@ async def proxy(serve: Serve, configuration: Path) -> Served:
 
 
 @pytest.mark.spec("3.14")
-async def test_a_change_of_a_servers_tools_reaches_a_session(proxy: Served) -> None:
-    heard: asyncio.Queue[str] = asyncio.Queue()
+async def test_tool_change_of_a_server_behind_reaches_a_session(proxy: Served) -> None:
+    notifications: asyncio.Queue[str] = asyncio.Queue()
 
     async def hear(message: Any) -> None:
-        heard.put_nowait(getattr(message, "method", ""))
+        notifications.put_nowait(getattr(message, "method", ""))
 
     async with Client(proxy.url, mode="legacy", message_handler=hear) as client:
-        await until_told(proxy, heard)  # Its stream is open from now on.
+        await wait_for_notification(proxy, notifications)  # Its stream is open from now on.
         assert (await client.call_tool("up__grow", {})).content[0].text == "grown"
-        while await heard.get() != "notifications/tools/list_changed":
+        while await notifications.get() != "notifications/tools/list_changed":
             pass
-        names = [one.name for one in (await client.list_tools(cache_mode="bypass")).tools]
+        names = [entry.name for entry in (await client.list_tools(cache_mode="bypass")).tools]
     assert "up__grown" in names
 
 
 @pytest.mark.spec("3.14")
 @pytest.mark.parametrize("mode", ["auto", "2026-07-28"])
-async def test_a_change_of_a_servers_tools_reaches_who_listens(proxy: Served, mode: str) -> None:
+async def test_tool_change_of_a_server_behind_reaches_a_subscriber(proxy: Served, mode: str) -> None:
     async with Client(proxy.url, mode=mode) as client, client.listen(tools_list_changed=True) as changes:
         await client.call_tool("up__grow", {})
         async for event in changes:
             assert isinstance(event, ToolsListChanged)
             break
-        names = [one.name for one in (await client.list_tools(cache_mode="bypass")).tools]
+        names = [entry.name for entry in (await client.list_tools(cache_mode="bypass")).tools]
     assert "up__grown" in names
 
 
@@ -75,19 +75,21 @@ async def test_a_change_of_a_servers_tools_reaches_who_listens(proxy: Served, mo
 @pytest.mark.parametrize("follow", [False, True], ids=["plain", "with progress"])
 @pytest.mark.spec("3.14")
 @pytest.mark.spec("4.5")
-async def test_cancelling_reaches_the_server_behind(proxy: Served, seen: Seen, mode: str, follow: bool) -> None:
+async def test_cancellation_reaches_the_server_behind(
+    proxy: Served, server_log: ServerLog, mode: str, follow: bool
+) -> None:
     async def hear(*_: Any) -> None: ...
 
     async with Client(proxy.url, mode=mode) as client:
         call = asyncio.create_task(client.call_tool("up__wait", {}, progress_callback=hear if follow else None))
-        await seen.until("waiting")
+        await server_log.until("waiting")
         call.cancel()
         await asyncio.gather(call, return_exceptions=True)
-        await seen.until("cancelled")
+        await server_log.until("cancelled")
 
 
 @both_eras
-async def test_what_fails_behind_is_a_failure_with_its_text(proxy: Served, mode: str) -> None:
+async def test_failure_of_a_server_behind_keeps_its_text(proxy: Served, mode: str) -> None:
     async with Client(proxy.url, mode=mode) as client:
         failed = await client.call_tool("up__fail", {})
         died = await client.call_tool("up__die", {})
@@ -99,7 +101,7 @@ async def test_what_fails_behind_is_a_failure_with_its_text(proxy: Served, mode:
 
 @both_eras
 @pytest.mark.spec("3.2")
-async def test_a_tool_of_a_server_that_does_not_start_says_why(proxy: Served, mode: str) -> None:
+async def test_tool_of_a_failed_server_says_why(proxy: Served, mode: str) -> None:
     async with Client(proxy.url, mode=mode) as client:
         result = await client.call_tool("dead__echo", {})
     assert result.is_error
@@ -107,19 +109,19 @@ async def test_a_tool_of_a_server_that_does_not_start_says_why(proxy: Served, mo
 
 
 @both_eras
-async def test_parts_and_progress_of_a_server_behind_are_passed_on(proxy: Served, mode: str) -> None:
+async def test_parts_and_progress_of_a_server_behind_are_forwarded(proxy: Served, mode: str) -> None:
     async with Client(proxy.url, mode=mode) as client:
-        said = Said(3)
-        await client.call_tool("up__progress", {}, progress_callback=said)
-        await said.all.wait()
+        recorder = ProgressRecorder(3)
+        await client.call_tool("up__progress", {}, progress_callback=recorder)
+        await recorder.all.wait()
         parts = await client.call_tool("up__parts", {})
         structured = await client.call_tool("up__structured", {})
-    assert [report[2] for report in said.reports] == ["step 0", "step 1", "step 2"]
+    assert [report[2] for report in recorder.reports] == ["step 0", "step 1", "step 2"]
     assert [part.type for part in parts.content][:5] == ["text", "image", "audio", "resource", "resource_link"]
     assert structured.structured_content == {"n": 5}
 
 
-async def test_a_killed_client_on_pipes_leaves_no_server_behind(configuration: Path, seen: Seen) -> None:
+async def test_killed_stdio_client_leaves_no_server(configuration: Path, server_log: ServerLog) -> None:
     client = f"""
 import subprocess, sys
 server = subprocess.Popen([{sys.executable!r}, "-m", "toolspace", "mcp"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -145,7 +147,7 @@ for line in sys.stdin.buffer:
     request = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
     process.stdin.write(json.dumps(request).encode() + b"\n")
     server = int(await process.stdout.readline())
-    await seen.until("waiting")
+    await server_log.until("waiting")
     process.kill()
     await process.communicate()
-    await asyncio.to_thread(wait_until_gone, [server, *seen.starts])
+    await asyncio.to_thread(wait_until_gone, [server, *server_log.starts])

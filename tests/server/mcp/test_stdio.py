@@ -65,7 +65,7 @@ class Process:
 
     async def send(self, *messages: Any) -> None:
         assert self.process.stdin is not None
-        lines = [one if isinstance(one, bytes) else json.dumps(one).encode() for one in messages]
+        lines = [message if isinstance(message, bytes) else json.dumps(message).encode() for message in messages]
         self.process.stdin.write(b"".join(line + b"\n" for line in lines))
         await self.process.stdin.drain()
 
@@ -106,12 +106,12 @@ def _call(name: str, id: int = 1, **meta: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("mode", ["legacy", "auto", "2026-07-28"])
-async def test_clients_of_both_eras_are_served_whatever_tools_print(project: Path, mode: str) -> None:
+async def test_both_eras_are_served_while_tools_print(project: Path, mode: str) -> None:
     parameters = StdioServerParameters(
         command=sys.executable, args=["-m", "toolspace", "mcp"], cwd=project, env=dict(os.environ)
     )
     async with Client(parameters, mode=mode) as client:
-        names = [one.name for one in (await client.list_tools()).tools]
+        names = [entry.name for entry in (await client.list_tools()).tools]
         result = await client.call_tool("noisy", {})
     assert "noisy" in names
     assert "read_file" in names
@@ -119,7 +119,7 @@ async def test_clients_of_both_eras_are_served_whatever_tools_print(project: Pat
     assert result.content[0].text == "7"
 
 
-async def test_garbage_is_answered_and_survived(server: Process) -> None:
+async def test_invalid_lines_are_answered_with_errors(server: Process) -> None:
     await server.handshake()
     for line, code in [(b"nonsense", -32700), (b"[]", -32600), (b'{"jsonrpc":"1.0"}', -32600), (b"[" * 9999, -32700)]:
         await server.send(line)
@@ -128,7 +128,7 @@ async def test_garbage_is_answered_and_survived(server: Process) -> None:
     assert (await server.read())["result"]["content"][0]["text"] == "7"
 
 
-async def test_the_end_of_the_input_ends_the_server_after_its_last_answers(server: Process) -> None:
+async def test_end_of_input_ends_the_server_after_its_last_responses(server: Process) -> None:
     await server.handshake()
     await server.send(_call("noisy", 5))
     await server.close()
@@ -137,7 +137,7 @@ async def test_the_end_of_the_input_ends_the_server_after_its_last_answers(serve
 
 
 @pytest.mark.spec("4.5")
-async def test_the_end_of_the_input_stops_calls(server: Process, project: Path) -> None:
+async def test_end_of_input_stops_calls(server: Process, project: Path) -> None:
     await server.handshake()
     await server.send(_call("waits", progressToken=1))
     assert (await server.read())["params"]["message"] == "started"
@@ -147,7 +147,7 @@ async def test_the_end_of_the_input_stops_calls(server: Process, project: Path) 
 
 
 @pytest.mark.spec("4.5")
-async def test_a_cancelled_call_is_stopped_and_not_answered(server: Process, project: Path) -> None:
+async def test_cancelled_call_is_stopped_and_not_answered(server: Process, project: Path) -> None:
     await server.handshake()
     await server.send(_call("waits", progressToken=1))
     await server.read()
@@ -158,7 +158,7 @@ async def test_a_cancelled_call_is_stopped_and_not_answered(server: Process, pro
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["term", "int"])
-async def test_a_signal_ends_it_and_its_calls(server: Process, project: Path, number: signal.Signals) -> None:
+async def test_signal_ends_the_server_and_its_calls(server: Process, project: Path, number: signal.Signals) -> None:
     await server.handshake()
     await server.send(_call("waits", progressToken=1))
     await server.read()
@@ -167,7 +167,7 @@ async def test_a_signal_ends_it_and_its_calls(server: Process, project: Path, nu
     assert (project / "cleaned").exists()
 
 
-async def test_a_client_that_is_killed_leaves_nothing(project: Path) -> None:
+async def test_killed_client_leaves_nothing(project: Path) -> None:
     client = f"""
 import subprocess, sys, time
 server = subprocess.Popen([{sys.executable!r}, "-m", "toolspace", "mcp"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -200,8 +200,8 @@ for line in sys.stdin.buffer:
     assert (project / "cleaned").exists()
 
 
-@pytest.mark.parametrize("gone", [True, False], ids=["gone", "still there"])
-async def test_who_blocks_the_loop_does_not_outlive_the_client(gone: bool) -> None:
+@pytest.mark.parametrize("is_client_gone", [True, False], ids=["is_client_gone", "still there"])
+async def test_blocked_event_loop_does_not_outlive_the_client(is_client_gone: bool) -> None:
     program = """
 import os, sys, time
 from toolspace.server.mcp.stdio_pipes import exit_after_disconnect
@@ -211,17 +211,17 @@ with exit_after_disconnect(0, 0.1):
 print("ended by itself", flush=True)
 """
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", program, "600" if gone else "0.3"),
+        *(sys.executable, "-c", program, "600" if is_client_gone else "0.3"),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
     )
     assert process.stdin is not None
     assert process.stdout is not None
     assert await process.stdout.readline() == b"begun\n"
-    if gone:
+    if is_client_gone:
         process.stdin.close()
-    assert await process.stdout.read() == (b"" if gone else b"ended by itself\n")
-    assert await process.wait() == (1 if gone else 0)
+    assert await process.stdout.read() == (b"" if is_client_gone else b"ended by itself\n")
+    assert await process.wait() == (1 if is_client_gone else 0)
 
 
 def _wait_for_end(pid: int) -> None:

@@ -150,6 +150,11 @@ class SendInSession:
             ) from None
 
 
+def create_unsupported_client(client: Hashable) -> McpCallerClient:
+    """Creates the caller client for a client that supports no questions. It only explains that."""
+    return McpCallerClient(NO_ABILITIES, _refuse_after_call, client=client)
+
+
 async def _refuse_after_call(request: ClientRequest, result_type: type[ResultT], key: str | None) -> ResultT:
     raise ToolError("the call that asks is over")
 

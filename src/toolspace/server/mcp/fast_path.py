@@ -190,7 +190,8 @@ class FastPath:
             call = self._match_call(request.id, params)
             if call is None or (call.may_ask and session.can_answer):
                 return None
-            return FastCallTool(self._service, era_format, call, session.context, session=session)
+            context = session.silent_context if call.may_ask else session.context
+            return FastCallTool(self._service, era_format, call, context, session=session)
         if params.name is not None or params.arguments is not _MISSING:
             return None
         return FastListTools(self._service, era_format, request.id, params.cursor, session.context)

@@ -12,7 +12,8 @@ from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 
 from toolspace.core.context import ToolContext
 from toolspace.server.asgi import Message, Send
-from toolspace.server.mcp.service import session_context
+from toolspace.server.mcp.elicitation import create_unsupported_client
+from toolspace.server.mcp.service import session_context, with_caller_client
 
 MAX_SESSIONS = 10_000
 MAX_SESSIONS_PER_CALLER = MAX_SESSIONS // 10
@@ -24,14 +25,17 @@ _VERSIONS = frozenset(version.encode() for version in HANDSHAKE_PROTOCOL_VERSION
 class HandshakeSession:
     """One session: who opened it, and the calls that the fast path is running in it."""
 
-    __slots__ = ("can_answer", "context", "id", "last_sdk_request_at", "owner", "running_calls")
+    __slots__ = ("can_answer", "context", "id", "last_sdk_request_at", "owner", "running_calls", "silent_context")
 
     def __init__(self, id: bytes, owner: str | None, context: ToolContext | None, *, can_answer: bool) -> None:
         self.id = id
         self.owner = owner
         self.can_answer = can_answer
         """Whether the client answers questions during a call, which only the SDK can send."""
-        self.context = session_context(context, id.decode("latin-1"))
+        text_id = id.decode("latin-1")
+        self.context = session_context(context, text_id)
+        self.silent_context = with_caller_client(self.context, create_unsupported_client(text_id))
+        """The context of a tool that could ask, if the client cannot answer."""
         self.last_sdk_request_at = time.monotonic()
         self.running_calls: dict[str, str] = {}
         """Call ids by request id. Request ids are compared as text: some clients cancel 1 as "1"."""

@@ -179,8 +179,8 @@ def answer(request: dict) -> None:
             threading.Thread(target=later, daemon=True).start()
             return
         if request["params"]["name"] == "refuse":
-            wanted = request["params"]["arguments"]
-            error = {"code": wanted["code"], "message": wanted["text"], "data": {"status": 404}}
+            arguments = request["params"]["arguments"]
+            error = {"code": arguments["code"], "message": arguments["text"], "data": {"status": 404}}
             send({"jsonrpc": "2.0", "id": request["id"], "error": error})
             return
         result = call(request)

@@ -30,20 +30,20 @@ class Running:
     """A started server and the lines that it has said."""
 
     def __init__(self) -> None:
-        self.said = b""
+        self.output = b""
         self.ended = asyncio.Event()
         self._more = asyncio.Event()
         self.process: ServerProcess
 
     def hear(self, data: bytes) -> None:
-        self.said += data
+        self.output += data
         self._more.set()
 
     async def line(self) -> bytes:
-        while b"\n" not in self.said:
+        while b"\n" not in self.output:
             self._more.clear()
             await self._more.wait()
-        line, _, self.said = self.said.partition(b"\n")
+        line, _, self.output = self.output.partition(b"\n")
         return line
 
     async def call(self, tool: str, **arguments: object) -> str:
@@ -59,7 +59,7 @@ async def start(spec: ServerSpec) -> Running:
 
 
 @pytest.mark.spec("3.12")
-async def test_a_server_leads_its_own_session_and_ends_when_its_input_does() -> None:
+async def test_server_has_its_own_session_and_ends_with_its_input() -> None:
     running = await start(plain())
     process = running.process
     assert os.getsid(process.pid) == os.getpgid(process.pid) == process.pid
@@ -71,7 +71,7 @@ async def test_a_server_leads_its_own_session_and_ends_when_its_input_does() -> 
 
 
 @pytest.mark.spec("3.12")
-async def test_nothing_of_ours_is_open_in_a_server(tmp_path: Path) -> None:
+async def test_server_inherits_no_open_files(tmp_path: Path) -> None:
     with open(tmp_path / "ours", "w") as ours:
         os.set_inheritable(ours.fileno(), True)
         first, second = await start(plain()), await start(plain())
@@ -83,7 +83,7 @@ async def test_nothing_of_ours_is_open_in_a_server(tmp_path: Path) -> None:
 
 @pytest.mark.spec("3.12")
 @pytest.mark.parametrize("mode", ["children", "daemons"])
-async def test_all_descendants_end_with_a_server(mode: str) -> None:
+async def test_all_descendants_end_with_the_server(mode: str) -> None:
     running = await start(plain(mode))
     pids: list[int] = json.loads(await running.line())["params"]["pids"]
     assert all(map(lives, pids))
@@ -92,7 +92,7 @@ async def test_all_descendants_end_with_a_server(mode: str) -> None:
 
 
 @pytest.mark.spec("3.12")
-async def test_descendants_of_a_server_that_died_end_too() -> None:
+async def test_descendants_of_a_dead_server_are_ended() -> None:
     running = await start(plain("daemons"))
     pids: list[int] = json.loads(await running.line())["params"]["pids"]
     os.kill(running.process.pid, 9)
@@ -103,7 +103,7 @@ async def test_descendants_of_a_server_that_died_end_too() -> None:
 
 
 @pytest.mark.spec("3.12")
-async def test_a_server_that_ignores_every_hint_is_killed() -> None:
+async def test_server_that_ignores_signals_is_killed() -> None:
     running = await start(plain("deaf"))
     await running.call("echo")
     await running.process.stop(0.01)
@@ -112,7 +112,7 @@ async def test_a_server_that_ignores_every_hint_is_killed() -> None:
 
 @pytest.mark.spec("3.12")
 @pytest.mark.parametrize("how", ["task", "scope"])
-async def test_a_cancelled_stop_still_ends_the_server(how: str) -> None:
+async def test_cancelled_stop_still_ends_the_server(how: str) -> None:
     running = await start(plain("deaf"))
     await running.call("echo")
     if how == "task":
@@ -129,7 +129,7 @@ async def test_a_cancelled_stop_still_ends_the_server(how: str) -> None:
 
 
 @pytest.mark.spec("3.12")
-async def test_a_start_that_is_cancelled_leaves_nothing() -> None:
+async def test_cancelled_start_leaves_no_process() -> None:
     before = open_files()
     for turns in range(6):  # Wherever in its course it is.
         starting = asyncio.create_task(start(plain("deaf")))
@@ -147,7 +147,7 @@ async def test_a_start_that_is_cancelled_leaves_nothing() -> None:
 
 
 @pytest.mark.spec("3.12")
-async def test_three_hundred_starts_and_stops_leave_nothing() -> None:
+async def test_300_starts_and_stops_leave_no_process() -> None:
     await (await start(plain())).process.stop()  # The loop's own things are there now.
     before, threads = open_files(), threading.active_count()
     pids: list[int] = []
@@ -214,7 +214,7 @@ def test_it_works_the_same_under_uvloop() -> None:
         runner.run(main())
 
 
-async def test_what_a_server_says_last_is_told_without_noise_colours_or_secrets() -> None:
+async def test_last_error_line_is_reported_without_noise_colours_or_secrets() -> None:
     running = await start(plain("dies"))
     await running.ended.wait()
     assert running.process.exit_description == "the server ended with exit code 1: Error: no such file: /nowhere"
@@ -222,7 +222,7 @@ async def test_what_a_server_says_last_is_told_without_noise_colours_or_secrets(
     await running.process.stop(0)
 
 
-async def test_a_server_may_write_to_its_standard_error_as_it_likes(caplog: pytest.LogCaptureFixture) -> None:
+async def test_any_amount_of_standard_error_is_read(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "toolspace.mcp")
     running = await start(plain("stderr"))
     assert await running.call("echo", text="still there") == "still there"
@@ -250,7 +250,7 @@ async def test_writing_waits_while_the_server_does_not_read_and_fails_when_it_is
 
 
 @pytest.mark.spec("3.12")
-async def test_a_server_gets_what_programs_need_and_none_of_our_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_server_inherits_needed_variables_and_no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     for key, value in {
         "OPENAI_API_KEY": "sk-ours",
         "DATABASE_URL": "postgres://ours",
@@ -318,7 +318,7 @@ def _nul(folder: Path) -> ServerSpec:
     ],
     ids=["unknown", "unknown-npx", "no-file", "not-executable", "no-folder", "no-interpreter", "nul", "no-command"],
 )
-async def test_what_cannot_be_started_is_told_with_the_way_out(
+async def test_failed_start_is_reported_with_what_to_do(
     tmp_path: Path, make: Callable[[Path], ServerSpec], expected: str
 ) -> None:
     with pytest.raises(ProviderError) as caught:
@@ -327,7 +327,7 @@ async def test_what_cannot_be_started_is_told_with_the_way_out(
     assert get_orphan_cleanup().pid is None
 
 
-async def test_a_command_is_found_in_its_folder_and_on_its_own_path(tmp_path: Path) -> None:
+async def test_command_is_found_in_its_folder_and_on_its_own_path(tmp_path: Path) -> None:
     script = tmp_path / "server"
     script.write_text("#!/bin/sh\nread line\npwd\n")
     script.chmod(0o755)
@@ -339,7 +339,7 @@ async def test_a_command_is_found_in_its_folder_and_on_its_own_path(tmp_path: Pa
         await running.process.stop()
 
 
-async def test_a_server_inside_a_server_keeps_both_marks(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nested_server_keeps_both_marks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("_TOOLSPACE_SERVER", "outer")
     running = await start(plain())
     got = json.loads(await running.call("environment"))

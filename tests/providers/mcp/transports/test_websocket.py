@@ -48,57 +48,57 @@ async def serving(on_call: Handle = _echo, **options: Any) -> AsyncIterator[str]
 
 
 @pytest.mark.spec("3.10")
-async def test_a_websocket_server_works() -> None:
-    asked: list[Request] = []
+async def test_websocket_server_works() -> None:
+    requests: list[Request] = []
 
     def keep(socket: ServerConnection, request: Request) -> None:
-        asked.append(request)
+        requests.append(request)
 
     async with (
         serving(process_request=keep, subprotocols=["mcp"]) as url,
-        open_transport("ws", ServerSpec(url=url, headers={"X-Api-Key": "k"})) as link,
-        Client(link, cache=None, mode="legacy") as session,
+        open_transport("ws", ServerSpec(url=url, headers={"X-Api-Key": "k"})) as transport,
+        Client(transport, cache=None, mode="legacy") as session,
     ):
-        assert link.transport == "websocket"
+        assert transport.transport == "websocket"
         result = await session.call_tool("t", {"text": "x" * 2_000_000})
         assert len(result.content[0].text) > 2_000_000  # type: ignore[union-attr]
-        assert asked[0].headers["X-Api-Key"] == "k"
-        assert asked[0].headers["Sec-WebSocket-Protocol"] == "mcp"
+        assert requests[0].headers["X-Api-Key"] == "k"
+        assert requests[0].headers["Sec-WebSocket-Protocol"] == "mcp"
 
 
 @pytest.mark.spec("3.13")
-async def test_a_closed_websocket_is_known_with_its_reason() -> None:
+async def test_closed_websocket_is_reported_with_its_reason() -> None:
     async def close(socket: ServerConnection, message: dict[str, Any]) -> None:
         await socket.close(1001, "going to bed, Bearer abcdefgh1234")
 
     async with (
         serving(close) as url,
-        open_transport("ws", ServerSpec(url=url)) as link,
-        Client(link, cache=None, mode="legacy") as session,
+        open_transport("ws", ServerSpec(url=url)) as transport,
+        Client(transport, cache=None, mode="legacy") as session,
     ):
         with pytest.raises(MCPError):
             await session.call_tool("t", {})
-        await link.lost_event.wait()
-        assert link.loss_reason == "the server closed the websocket with code 1001: going to bed, Bearer [hidden]"
+        await transport.lost_event.wait()
+        assert transport.loss_reason == "the server closed the websocket with code 1001: going to bed, Bearer [hidden]"
         with pytest.raises(MCPError):
             await session.call_tool("t", {})
 
 
-async def test_a_message_that_is_too_large_loses_the_connection() -> None:
+async def test_too_large_message_loses_the_connection() -> None:
     async def flood(socket: ServerConnection, message: dict[str, Any]) -> None:
         await socket.send("x" * 200_000)
 
     async with (
         serving(flood) as url,
-        open_transport("ws", ServerSpec(url=url), max_message_bytes=100_000) as link,
-        Client(link, cache=None, mode="legacy") as session,
+        open_transport("ws", ServerSpec(url=url), max_message_bytes=100_000) as transport,
+        Client(transport, cache=None, mode="legacy") as session,
     ):
         with pytest.raises(MCPError):
             await session.call_tool("t", {})
-        assert link.loss_reason == "the server sent a larger message than is allowed"
+        assert transport.loss_reason == "the server sent a larger message than is allowed"
 
 
-async def test_garbage_frames_are_skipped() -> None:
+async def test_invalid_frames_are_skipped() -> None:
     async def noise(socket: ServerConnection, message: dict[str, Any]) -> None:
         for garbage in ("", "hello", b"\xff\x00", "[1, 2]"):
             await socket.send(garbage)
@@ -106,8 +106,8 @@ async def test_garbage_frames_are_skipped() -> None:
 
     async with (
         serving(noise) as url,
-        open_transport("ws", ServerSpec(url=url)) as link,
-        Client(link, cache=None, mode="legacy") as session,
+        open_transport("ws", ServerSpec(url=url)) as transport,
+        Client(transport, cache=None, mode="legacy") as session,
     ):
         assert (await session.call_tool("t", {})).content[0].text == "{}"  # type: ignore[union-attr]
 
@@ -127,7 +127,7 @@ async def test_headers_do_not_follow_a_redirect() -> None:
     assert visits == ["/mcp"]
 
 
-async def test_a_server_that_is_not_there_is_told() -> None:
+async def test_refused_websocket_is_reported() -> None:
     async with serving() as url:
         pass
     with pytest.raises(ProviderError, match="cannot open the websocket"):
@@ -135,13 +135,13 @@ async def test_a_server_that_is_not_there_is_told() -> None:
             pass
 
 
-async def test_a_login_over_a_websocket_is_refused_and_not_forgotten() -> None:
+async def test_auth_over_a_websocket_is_refused() -> None:
     with pytest.raises(ProviderError, match="a websocket supports headers only"):
         async with open_transport("ws", ServerSpec(url="ws://127.0.0.1:1/"), auth=httpx2.BasicAuth("a", "b")):
             pass
 
 
-async def test_a_server_that_says_nothing_does_not_hold_up_a_cancelled_block() -> None:
+async def test_silent_server_does_not_delay_a_cancelled_block() -> None:
     called = asyncio.Event()
 
     async def silent(socket: ServerConnection, message: dict[str, Any]) -> None:
@@ -150,8 +150,8 @@ async def test_a_server_that_says_nothing_does_not_hold_up_a_cancelled_block() -
 
     async def hold(url: str) -> None:
         async with (
-            open_transport("ws", ServerSpec(url=url)) as link,
-            Client(link, cache=None, mode="legacy") as session,
+            open_transport("ws", ServerSpec(url=url)) as transport,
+            Client(transport, cache=None, mode="legacy") as session,
         ):
             await session.call_tool("t", {})
 

@@ -36,7 +36,7 @@ def _pid(ts: Toolspace, name: str) -> int:
 
 @pytest.mark.spec("3.13")
 @pytest.mark.parametrize("era", ["handshake", "stateless"])
-async def test_a_server_killed_between_calls_answers_the_next_one(tmp_path: Path, era: str) -> None:
+async def test_server_killed_between_calls_answers_the_next_call(tmp_path: Path, era: str) -> None:
     name, arguments = ("echo", {"message": "hi"}) if era == "handshake" else ("get_current_time", {"timezone": "UTC"})
     file = editor_file(tmp_path, peer=everything() if era == "handshake" else clock(), other=clock())
     async with Toolspace.open(file) as ts:
@@ -52,7 +52,7 @@ async def test_a_server_killed_between_calls_answers_the_next_one(tmp_path: Path
 
 
 @pytest.mark.spec("3.13")
-async def test_a_server_that_is_killed_again_and_again_comes_back_each_time(tmp_path: Path) -> None:
+async def test_server_killed_repeatedly_comes_back(tmp_path: Path) -> None:
     async with Toolspace.open(editor_file(tmp_path, clock=clock())) as ts:
         for _ in range(3):
             kill(ts, "clock")
@@ -63,7 +63,7 @@ async def test_a_server_that_is_killed_again_and_again_comes_back_each_time(tmp_
 
 
 @pytest.mark.spec("3.13")
-async def test_a_call_during_which_its_server_dies_fails_once_and_is_not_sent_again(tmp_path: Path) -> None:
+async def test_call_is_not_sent_again_if_its_server_dies(tmp_path: Path) -> None:
     async with tap(tmp_path / "door") as wire:
         file = editor_file(tmp_path, sqlite=tapped(sqlite(tmp_path / "data.db"), tmp_path / "door"), clock=clock())
         async with Toolspace.open(file) as ts:
@@ -78,15 +78,15 @@ async def test_a_call_during_which_its_server_dies_fails_once_and_is_not_sent_ag
 
 
 @pytest.mark.spec("3.13")
-async def test_a_tool_that_only_reads_is_called_again_on_the_new_process(tmp_path: Path) -> None:
+async def test_read_only_call_is_sent_again_to_the_new_process(tmp_path: Path) -> None:
     async with tap(tmp_path / "door") as wire:
         file = editor_file(tmp_path, everything=tapped(everything(), tmp_path / "door"))
         async with Toolspace.open(file) as ts:
-            seen = EventRecorder(ts)
+            recorder = EventRecorder(ts)
             call = asyncio.create_task(
                 ts.call("everything__trigger_long_running_operation", {"duration": 0.4, "steps": 4})
             )
-            await seen.wait_for(lambda event: isinstance(event, CallProgress))
+            await recorder.wait_for(lambda event: isinstance(event, CallProgress))
             kill(ts, "everything")
             result = await call
             assert (result.ok, result.error) == (True, None)
@@ -95,7 +95,7 @@ async def test_a_tool_that_only_reads_is_called_again_on_the_new_process(tmp_pat
 
 
 @pytest.mark.spec("3.13")
-async def test_a_call_that_times_out_does_not_restart_a_server_that_lives(tmp_path: Path) -> None:
+async def test_timeout_does_not_restart_a_live_server(tmp_path: Path) -> None:
     async with tap(tmp_path / "door") as wire:
         entry = {**tapped(everything(), tmp_path / "door"), "requestTimeoutMs": 1000}
         async with Toolspace.open(editor_file(tmp_path, everything=entry)) as ts:
@@ -108,9 +108,7 @@ async def test_a_call_that_times_out_does_not_restart_a_server_that_lives(tmp_pa
 
 
 @pytest.mark.spec("3.13")
-async def test_a_server_that_freezes_is_probed_and_started_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_frozen_server_is_probed_and_restarted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "PROBE_SECONDS", 1.0)
     entry = {**everything(), "requestTimeoutMs": 500}
     async with Toolspace.open(editor_file(tmp_path, everything=entry)) as ts:
@@ -126,7 +124,7 @@ async def test_a_server_that_freezes_is_probed_and_started_again(
 
 
 @pytest.mark.spec("3.12")
-async def test_nothing_is_left_of_seven_starts(tmp_path: Path) -> None:
+async def test_seven_servers_leave_no_process(tmp_path: Path) -> None:
     servers = {f"clock{number}": clock() for number in range(3)} | {f"all{number}": everything() for number in range(4)}
     async with Toolspace.open(editor_file(tmp_path, **servers)) as ts:
         # Of seven, the start waits for six; the last may come a little later.

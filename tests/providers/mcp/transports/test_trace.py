@@ -8,7 +8,7 @@ from mcp.client.client import Client
 from mcp.server.mcpserver import MCPServer
 
 from tests.providers.mcp.processes import plain
-from tests.providers.mcp.test_streamable import serve
+from tests.providers.mcp.transports.test_streamable_http import serve
 from toolspace.providers.mcp.spec import ServerSpec
 from toolspace.providers.mcp.transports.factory import open_transport
 from toolspace.providers.mcp.transports.trace import create_tracer
@@ -21,21 +21,24 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 async def exchange(spec: ServerSpec, *, trace: bool) -> None:
-    async with open_transport("srv", spec, trace=trace) as link, Client(link, cache=None, mode="legacy") as session:
+    async with (
+        open_transport("srv", spec, trace=trace) as transport,
+        Client(transport, cache=None, mode="legacy") as session,
+    ):
         arguments = {"text": f"{SECRET} Bearer abcdefgh12345", "password": "open sesame"}
         await session.call_tool("echo", arguments)
 
 
 @pytest.mark.spec("4.11")
-async def test_a_trace_shows_both_directions_and_no_secret(caplog: pytest.LogCaptureFixture) -> None:
+async def test_trace_shows_both_directions_and_no_secret(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "toolspace.mcp")
     await exchange(plain(SOME_TOKEN=SECRET), trace=True)
-    seen = lines(caplog)
-    assert seen[0].startswith('srv → {"jsonrpc":"2.0","id":1,"method":"initialize"')
-    assert seen[1].startswith('srv ← {"jsonrpc":"2.0","id":1,"result":{"protocolVersion"')
-    call = next(line for line in seen if "tools/call" in line)
+    trace_lines = lines(caplog)
+    assert trace_lines[0].startswith('srv → {"jsonrpc":"2.0","id":1,"method":"initialize"')
+    assert trace_lines[1].startswith('srv ← {"jsonrpc":"2.0","id":1,"result":{"protocolVersion"')
+    call = next(line for line in trace_lines if "tools/call" in line)
     assert '"arguments":{"text":"[hidden] Bearer [hidden]","password":"[hidden]"}' in call
-    text = "\n".join(seen)
+    text = "\n".join(trace_lines)
     assert SECRET not in text
     assert "abcdefgh12345" not in text
     assert "sesame" not in text
@@ -43,7 +46,7 @@ async def test_a_trace_shows_both_directions_and_no_secret(caplog: pytest.LogCap
 
 @pytest.mark.spec("4.11")
 @pytest.mark.parametrize("kind", ["http", "sse"])
-async def test_a_trace_shows_the_wire_of_every_transport(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_trace_works_on_every_transport(kind: str, caplog: pytest.LogCaptureFixture) -> None:
     server = MCPServer("library")
 
     @server.tool()
@@ -55,20 +58,20 @@ async def test_a_trace_shows_the_wire_of_every_transport(kind: str, caplog: pyte
     async with serve(app) as url:
         headers = {"Authorization": f"Bearer {SECRET}"}
         await exchange(ServerSpec(url=url + path, headers=headers), trace=True)
-    seen = lines(caplog)
-    assert {line[:5] for line in seen} == {"srv →", "srv ←"}
-    assert any("tools/call" in line for line in seen)
-    assert SECRET not in "\n".join(seen)
+    trace_lines = lines(caplog)
+    assert {line[:5] for line in trace_lines} == {"srv →", "srv ←"}
+    assert any("tools/call" in line for line in trace_lines)
+    assert SECRET not in "\n".join(trace_lines)
 
 
 @pytest.mark.spec("4.11")
-async def test_nothing_is_traced_unless_asked_for(caplog: pytest.LogCaptureFixture) -> None:
+async def test_trace_is_off_by_default(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "toolspace.mcp")
     await exchange(plain(), trace=False)
     assert lines(caplog) == []
 
 
-async def test_a_traced_message_is_cut_after_it_is_redacted(caplog: pytest.LogCaptureFixture) -> None:
+async def test_traced_message_is_masked_before_it_is_cut(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "toolspace.mcp")
     message = {"method": "x", "params": ["y" * 3_970, "Bearer " + "k" * 200, "z" * 9_000]}
     create_tracer("srv")("←", json.dumps(message).encode())
@@ -78,7 +81,7 @@ async def test_a_traced_message_is_cut_after_it_is_redacted(caplog: pytest.LogCa
     assert "kkk" not in line
 
 
-def test_bytes_that_are_no_json_are_traced_as_they_are(caplog: pytest.LogCaptureFixture) -> None:
+def test_invalid_json_is_traced_as_text(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "toolspace.mcp")
     create_tracer("srv")("←", b"\xff not json, Bearer abcdefgh12345")
     create_tracer("srv")("←", b"[" * 100_000)
@@ -87,7 +90,7 @@ def test_bytes_that_are_no_json_are_traced_as_they_are(caplog: pytest.LogCapture
     assert len(second) < 4_100
 
 
-def test_a_tracer_costs_nothing_while_the_logger_is_off(caplog: pytest.LogCaptureFixture) -> None:
+def test_tracer_does_nothing_while_the_logger_is_off(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "toolspace.mcp")
     create_tracer("srv")("→", b"{}")
     assert lines(caplog) == []

@@ -15,9 +15,9 @@ from aiohttp import web
 from mcp.server.mcpserver import Context, MCPServer
 from pydantic import BaseModel
 
-from tests.providers.mcp.conftest import space, until
-from tests.providers.mcp.test_stateless import Service, connected, reply, text, web_service
-from tests.providers.mcp.test_streamable import serve
+from tests.providers.mcp.conftest import open_toolspace, until
+from tests.providers.mcp.transports.test_stateless_http import Service, connected, reply, text, web_service
+from tests.providers.mcp.transports.test_streamable_http import serve
 from toolspace.core.context import ToolContext
 from toolspace.core.events import EventType
 from toolspace.providers.mcp import session
@@ -32,8 +32,8 @@ from toolspace.providers.mcp.transports import stateless_http
 
 @pytest.fixture
 async def service() -> AsyncIterator[Service]:
-    async with web_service() as made:
-        yield made
+    async with web_service() as service:
+        yield service
 
 
 class Sessions:
@@ -41,14 +41,14 @@ class Sessions:
 
     def __init__(self, refusal: web.Response) -> None:
         self.refusal = refusal
-        self.known: set[str] = set()
+        self.session_ids: set[str] = set()
         self.calls: list[str] = []
         self.gate = asyncio.Event()
         self.arrived = asyncio.Event()
         self.url = ""
 
     def forget(self) -> None:
-        self.known.clear()
+        self.session_ids.clear()
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         if request.method != "POST":
@@ -56,14 +56,14 @@ class Sessions:
         message = await request.json()
         headers = {}
         if message["method"] == "initialize":
-            self.known.add(key := uuid.uuid4().hex)
+            self.session_ids.add(key := uuid.uuid4().hex)
             headers["mcp-session-id"] = key
             result: dict[str, Any] = {
                 "protocolVersion": "2025-06-18",
                 "capabilities": {"tools": {}},
                 "serverInfo": {"name": "by hand", "version": "1"},
             }
-        elif request.headers.get("mcp-session-id") not in self.known:
+        elif request.headers.get("mcp-session-id") not in self.session_ids:
             body = json.loads(self.refusal.text or "null")
             if body is None:
                 return web.Response(status=self.refusal.status)
@@ -91,15 +91,15 @@ class Sessions:
 
 
 @asynccontextmanager
-async def running(made: Sessions) -> AsyncIterator[Sessions]:
+async def running(service: Sessions) -> AsyncIterator[Sessions]:
     app = web.Application()
-    app.router.add_route("*", "/mcp", made.handle)
+    app.router.add_route("*", "/mcp", service.handle)
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0)
     await runner.setup()
     try:
         await web.TCPSite(runner, "127.0.0.1", 0).start()
-        made.url = f"http://127.0.0.1:{runner.addresses[0][1]}/mcp"
-        yield made
+        service.url = f"http://127.0.0.1:{runner.addresses[0][1]}/mcp"
+        yield service
     finally:
         await runner.cleanup()
 
@@ -118,10 +118,10 @@ REFUSALS = {
 
 @pytest.mark.spec("3.13")
 @pytest.mark.parametrize("how", list(REFUSALS))
-async def test_a_server_that_forgot_the_session_is_greeted_anew_and_the_call_made_once(how: str) -> None:
+async def test_unknown_session_is_opened_again_and_the_call_runs_once(how: str) -> None:
     async with running(Sessions(REFUSALS[how]())) as server:
         provider = McpProvider("w", ServerSpec(url=server.url))
-        async with space(provider) as ts:
+        async with open_toolspace(provider) as ts:
             assert provider.status().era == "handshake"
             assert (await ts.call("w__t")).ok
             server.forget()
@@ -130,10 +130,10 @@ async def test_a_server_that_forgot_the_session_is_greeted_anew_and_the_call_mad
         assert server.calls == ["t", "t"]
 
 
-async def test_a_tool_that_speaks_of_its_own_sessions_is_not_called_twice() -> None:
+async def test_tool_error_about_sessions_does_not_repeat_the_call() -> None:
     async with running(Sessions(REFUSALS["typescript"]())) as server:
         provider = McpProvider("w", ServerSpec(url=server.url))
-        async with space(provider) as ts:
+        async with open_toolspace(provider) as ts:
             result = await ts.call("w__t", {"complain": True})
             assert (result.error_kind, result.error) == ("execution_error", "your session at the shop has expired")
             assert provider.status().restarts == 0
@@ -141,9 +141,9 @@ async def test_a_tool_that_speaks_of_its_own_sessions_is_not_called_twice() -> N
 
 
 @pytest.mark.spec("3.13")
-async def test_an_answer_that_breaks_off_costs_no_other_call_in_the_handshake_era() -> None:
+async def test_broken_response_fails_only_its_call_in_the_handshake_era() -> None:
     async with running(Sessions(REFUSALS["bare-404"]())) as server:
-        async with space(McpProvider("w", ServerSpec(url=server.url))) as ts:
+        async with open_toolspace(McpProvider("w", ServerSpec(url=server.url))) as ts:
             waiting = asyncio.ensure_future(ts.call("w__wait"))
             await server.arrived.wait()
             torn = await ts.call("w__tear")
@@ -155,7 +155,7 @@ async def test_an_answer_that_breaks_off_costs_no_other_call_in_the_handshake_er
 
 
 @pytest.mark.spec("3.13")
-async def test_an_answer_that_breaks_off_costs_no_other_call(service: Service) -> None:
+async def test_broken_response_fails_only_its_call(service: Service) -> None:
     arrived, gate = asyncio.Event(), asyncio.Event()
 
     async def answer(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
@@ -179,9 +179,9 @@ async def test_an_answer_that_breaks_off_costs_no_other_call(service: Service) -
 
 
 @pytest.mark.spec("3.13")
-async def test_a_server_that_was_replaced_by_one_of_the_other_era_is_greeted_anew(service: Service) -> None:
+async def test_server_replaced_by_one_of_the_other_era_is_negotiated_again(service: Service) -> None:
     provider = McpProvider("w", ServerSpec(url=service.url))
-    async with space(provider) as ts:
+    async with open_toolspace(provider) as ts:
         assert provider.status().era == "stateless"
         other = Sessions(REFUSALS["uninitialized"]())
         service.handle_instead = other.handle
@@ -190,7 +190,7 @@ async def test_a_server_that_was_replaced_by_one_of_the_other_era_is_greeted_ane
         assert other.calls == ["t"]
 
 
-async def test_closing_ends_calls_over_http(service: Service) -> None:
+async def test_close_ends_http_calls(service: Service) -> None:
     arrived = asyncio.Event()
 
     async def hang(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
@@ -206,7 +206,7 @@ async def test_closing_ends_calls_over_http(service: Service) -> None:
         assert (await call).error_kind == "canceled"
 
 
-async def test_calls_that_meet_a_redirect_at_once_all_follow_it(service: Service) -> None:
+async def test_concurrent_calls_follow_a_redirect(service: Service) -> None:
     async with connected(service) as ts:
         service.moves = True
         results = await asyncio.gather(*(ts.call("w__t", {"n": n}) for n in range(10)))
@@ -214,13 +214,13 @@ async def test_calls_that_meet_a_redirect_at_once_all_follow_it(service: Service
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "questions",
     [{"q": {"method": "nonsense/ask"}}, {"q": 5}, {"q": {"method": "elicitation/create", "params": {"message": 1}}}],
     ids=["method", "number", "params"],
 )
-async def test_a_question_that_cannot_be_understood_fails_the_call(service: Service, asked: dict[str, Any]) -> None:
+async def test_invalid_question_fails_the_call(service: Service, questions: dict[str, Any]) -> None:
     async def ask(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
-        return reply(message, {"resultType": "input_required", "inputRequests": asked})
+        return reply(message, {"resultType": "input_required", "inputRequests": questions})
 
     async def elicit(question: ElicitationRequest, context: ToolContext | None) -> ElicitationResult:
         raise AssertionError
@@ -231,7 +231,7 @@ async def test_a_question_that_cannot_be_understood_fails_the_call(service: Serv
     assert (result.error_kind, result.error) == ("execution_error", "the server's question cannot be understood")
 
 
-async def test_a_list_that_is_far_too_long_is_cut(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_too_long_tool_list_is_cut(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "MAX_TOOLS", 10)
     task = {"execution": {"taskSupport": "required"}}
     service.tools = [{"name": f"t{n}", "inputSchema": {"type": "object"}, **(task if n % 2 else {})} for n in range(50)]
@@ -245,7 +245,7 @@ class Colour(BaseModel):
 
 
 @pytest.mark.spec("3.16")
-async def test_questions_of_two_users_at_once_reach_each_their_own() -> None:
+async def test_concurrent_questions_reach_their_own_users() -> None:
     server = MCPServer("asks")
 
     @server.tool()
@@ -254,13 +254,13 @@ async def test_questions_of_two_users_at_once_reach_each_their_own() -> None:
         return f"{who}: {result.data.colour if result.action == 'accept' else result.action}"
 
     both = asyncio.Barrier(2)
-    asked: list[tuple[str, str | None]] = []
+    questions: list[tuple[str, str | None]] = []
 
     async def elicit(question: ElicitationRequest, context: ToolContext | None) -> ElicitationResult:
         async with asyncio.timeout(10):
             await both.wait()
         user = context.user_id if context is not None else None
-        asked.append((question.message, user))
+        questions.append((question.message, user))
         return ElicitationResult(action="accept", content={"colour": f"{user}'s"})
 
     async with serve(server.streamable_http_app()) as base:
@@ -268,17 +268,17 @@ async def test_questions_of_two_users_at_once_reach_each_their_own() -> None:
             "w", ServerSpec(url=f"{base}/mcp"), ConnectionOptions(callbacks=McpCallbacks(elicit=elicit))
         )
         provider._connection._handshake = True
-        async with space(provider) as ts:
+        async with open_toolspace(provider) as ts:
             assert provider.status().era == "handshake"
             results = await asyncio.gather(
-                *(ts.call("w__ask", {"who": one}, context=ToolContext(user_id=one)) for one in ("ann", "bob"))
+                *(ts.call("w__ask", {"who": user}, context=ToolContext(user_id=user)) for user in ("ann", "bob"))
             )
-    assert sorted(asked) == [("ann", "ann"), ("bob", "bob")]
+    assert sorted(questions) == [("ann", "ann"), ("bob", "bob")]
     assert [result.result for result in results] == [{"result": "ann: ann's"}, {"result": "bob: bob's"}]
 
 
 @pytest.mark.spec("3.14")
-async def test_a_change_is_heard_of_a_server_of_the_library() -> None:
+async def test_tool_change_of_an_sdk_server_is_noticed() -> None:
     server = MCPServer("grows")
 
     @server.tool()
@@ -289,7 +289,7 @@ async def test_a_change_is_heard_of_a_server_of_the_library() -> None:
 
     async with serve(server.streamable_http_app()) as base:
         provider = McpProvider("w", ServerSpec(url=f"{base}/mcp"))
-        async with space(provider) as ts:
+        async with open_toolspace(provider) as ts:
             assert provider.status().era == "stateless"
             with ts.bus.open_queue(EventType.TOOLS_CHANGED) as changes:
                 assert (await ts.call("w__grow")).ok
@@ -297,7 +297,7 @@ async def test_a_change_is_heard_of_a_server_of_the_library() -> None:
             assert (await ts.call("w__grown")).ok
 
 
-async def test_a_server_that_does_not_take_the_connection_was_not_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connect_timeout_counts_as_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stateless_http, "CONNECT_SECONDS", 0.3)
     peer = SessionOptions(name="w", callbacks=McpCallbacks(), version="0", on_tools_changed=lambda: None)
     with ExitStack() as stack:
@@ -314,7 +314,7 @@ async def test_a_server_that_does_not_take_the_connection_was_not_reached(monkey
 
 
 @pytest.mark.spec("3.14")
-async def test_a_change_is_heard_in_the_stateless_era_and_again_after_the_server_hung_up(service: Service) -> None:
+async def test_stateless_tool_change_is_noticed_again_after_the_stream_ended(service: Service) -> None:
     service.capabilities = {"tools": {"listChanged": True}}
     streams: list[tuple[web.StreamResponse, str]] = []
 

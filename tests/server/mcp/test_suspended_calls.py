@@ -138,7 +138,7 @@ def is_refused(answer: Answer) -> bool:
     )
 
 
-async def test_a_call_that_asks_goes_on_and_never_runs_twice(served: Served, guests: Guests) -> None:
+async def test_suspended_call_continues_and_never_runs_twice(served: Served, guests: Guests) -> None:
     first = await asked(served, "greet", {"greeting": "Hi"})
     assert first["inputRequests"]["who"]["method"] == "elicitation/create"
     assert first["inputRequests"]["who"]["params"]["requestedSchema"] == NAME
@@ -149,7 +149,7 @@ async def test_a_call_that_asks_goes_on_and_never_runs_twice(served: Served, gue
     assert guests.began == ["Hi"]
 
 
-async def test_every_round_has_a_state_of_its_own(served: Served) -> None:
+async def test_every_round_has_its_own_state(served: Served) -> None:
     first = await asked(served, "twice")
     (key,) = first["inputRequests"]
     second = await asked(served, "twice", requestState=first["requestState"], inputResponses={key: named("Ann")})
@@ -160,9 +160,9 @@ async def test_every_round_has_a_state_of_its_own(served: Served) -> None:
     assert text_of(answer) == "Ann Bob"
 
 
-async def test_questions_that_come_at_once_are_asked_at_once_and_may_be_answered_one_by_one(served: Served) -> None:
+async def test_concurrent_questions_are_sent_together_and_answered_separately(served: Served) -> None:
     first = await asked(served, "both")
-    assert {key: one["method"] for key, one in first["inputRequests"].items()} == {
+    assert {key: request["method"] for key, request in first["inputRequests"].items()} == {
         "who": "elicitation/create",
         "where": "roots/list",
     }
@@ -176,7 +176,7 @@ async def test_questions_that_come_at_once_are_asked_at_once_and_may_be_answered
 @pytest.mark.parametrize(
     "answers", [{}, {"other": named("Ann")}, {"who": {"roots": []}}], ids=["none", "other", "wrong"]
 )
-async def test_what_was_not_answered_is_asked_again(served: Served, guests: Guests, answers: dict[str, Any]) -> None:
+async def test_unanswered_question_is_asked_again(served: Served, guests: Guests, answers: dict[str, Any]) -> None:
     first = await asked(served, "greet")
     second = await asked(served, "greet", requestState=first["requestState"], inputResponses=answers)
     assert list(second["inputRequests"]) == ["who"]
@@ -186,12 +186,12 @@ async def test_what_was_not_answered_is_asked_again(served: Served, guests: Gues
     assert len(guests.began) == 1
 
 
-async def test_an_answer_may_come_with_the_call(served: Served) -> None:
+async def test_answer_may_come_with_the_call(served: Served) -> None:
     assert text_of(await call(served, "greet", inputResponses={"who": named("Ann")})) == "Hello, Ann"
 
 
 @pytest.mark.parametrize("change", ["tampered", "cut", "empty", "made up"])
-async def test_a_state_that_was_not_given_out_is_refused(served: Served, guests: Guests, change: str) -> None:
+async def test_invalid_state_is_refused(served: Served, guests: Guests, change: str) -> None:
     state = (await asked(served, "greet"))["requestState"]
     wrong = {"tampered": state + "-TAMPERED", "cut": state[:-1], "empty": "", "made up": "A" * len(state)}[change]
     assert is_refused(await call(served, "greet", requestState=wrong, inputResponses={"who": named("Eve")}))
@@ -201,7 +201,7 @@ async def test_a_state_that_was_not_given_out_is_refused(served: Served, guests:
     assert len(guests.began) == 1
 
 
-async def test_a_state_is_good_for_its_own_tool_and_arguments_only(served: Served) -> None:
+async def test_state_is_valid_for_its_tool_and_arguments_only(served: Served) -> None:
     state = (await asked(served, "greet", {"greeting": "Hi", "times": 2}))["requestState"]
     more = {"requestState": state, "inputResponses": {"who": named("Ann")}}
     assert is_refused(await call(served, "greet", {"greeting": "Bye", "times": 2}, **more))
@@ -209,18 +209,18 @@ async def test_a_state_is_good_for_its_own_tool_and_arguments_only(served: Serve
     assert text_of(await call(served, "greet", {"times": 2, "greeting": "Hi"}, **more)) == "Hi, Ann"
 
 
-async def test_a_state_is_used_once(served: Served) -> None:
+async def test_state_is_valid_once(served: Served) -> None:
     state = (await asked(served, "greet"))["requestState"]
     more = {"requestState": state, "inputResponses": {"who": named("Ann")}}
     answers = await asyncio.gather(*(call(served, "greet", **more) for _ in range(5)))
-    assert sorted(is_refused(one) for one in answers) == [False, True, True, True, True]
+    assert sorted(is_refused(answer) for answer in answers) == [False, True, True, True, True]
 
 
 def by_user(scope: Scope) -> ToolContext:
     return ToolContext(user_id=dict(scope["headers"])[b"x-user"].decode())
 
 
-async def test_a_state_is_good_for_its_own_caller_only(serve: Serve, guests: Guests) -> None:
+async def test_state_is_valid_for_its_caller_only(serve: Serve, guests: Guests) -> None:
     served = await serve(Toolspace(guests.tools()), authorize=by_user)
     state = (await asked(served, "greet", headers={"x_user": "ann"}))["requestState"]
     more = {"requestState": state, "inputResponses": {"who": named("Eve")}}
@@ -228,7 +228,7 @@ async def test_a_state_is_good_for_its_own_caller_only(serve: Serve, guests: Gue
     assert text_of(await call(served, "greet", **more, headers={"x_user": "ann"})) == "Hello, Eve"
 
 
-async def test_a_caller_cannot_leave_more_calls_waiting_than_a_few(
+async def test_suspended_calls_per_caller_are_limited(
     serve: Serve, guests: Guests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(suspended_calls, "MAX_PER_CALLER", 2)
@@ -243,22 +243,20 @@ async def test_a_caller_cannot_leave_more_calls_waiting_than_a_few(
     await asked(served, "greet", headers={"x_user": "eve"})
 
 
-async def test_not_more_calls_wait_than_the_server_can_bear(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_suspended_calls_are_limited(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(suspended_calls, "MAX_SUSPENDED", 1)
     await asked(served, "greet")
     assert "too many calls wait" in text_of(await call(served, "greet"))
 
 
-async def test_a_call_whose_client_does_not_come_back_is_stopped(
-    served: Served, guests: Guests, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_suspended_call_expires(served: Served, guests: Guests, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(suspended_calls, "EXPIRY_SECONDS", 0.05)
     state = (await asked(served, "greet"))["requestState"]
     await guests.stopped.wait()
     assert is_refused(await call(served, "greet", requestState=state, inputResponses={"who": named("Ann")}))
 
 
-async def test_a_call_that_timed_out_meanwhile_says_so(served: Served) -> None:
+async def test_suspended_call_that_timed_out_says_so(served: Served) -> None:
     ended = asyncio.Event()
     served.toolspace.bus.subscribe(lambda _: ended.set(), CallFailed)
     state = (await asked(served, "hasty"))["requestState"]
@@ -267,26 +265,26 @@ async def test_a_call_that_timed_out_meanwhile_says_so(served: Served) -> None:
     assert text_of(answer) == "(tool failed: timeout)"
 
 
-async def test_a_server_that_stops_ends_the_calls_that_wait(guests: Guests) -> None:
+async def test_server_stop_cancels_suspended_calls(guests: Guests) -> None:
     async with serve_tools(Toolspace(guests.tools()), Signals()) as served:
         await asked(served, "greet")
     assert guests.stopped.is_set()
 
 
-async def test_a_call_cannot_ask_without_end_at_once(served: Served) -> None:
+async def test_concurrent_questions_are_limited(served: Served) -> None:
     first = await asked(served, "curious")
     assert len(first["inputRequests"]) <= 16
     answer = await call(served, "curious", requestState=first["requestState"])
     assert "at most 16 questions at once" in text_of(answer)
 
 
-async def test_a_question_that_no_client_could_show_fails_the_call(served: Served) -> None:
+async def test_question_with_an_unsupported_schema_fails_the_call(served: Served) -> None:
     answer = await call(served, "listing")
     assert answer.json["result"]["isError"]
     assert "its schema needs type" in text_of(answer)
 
 
-async def test_a_client_that_did_not_say_that_it_can_be_asked_is_told_what_is_missing(served: Served) -> None:
+async def test_missing_client_capability_is_named(served: Served) -> None:
     answer = await served.ask("tools/call", {"name": "model", "arguments": {}})
     assert answer.status == 400
     assert answer.json["error"]["code"] == -32021
@@ -297,7 +295,7 @@ async def test_a_client_that_did_not_say_that_it_can_be_asked_is_told_what_is_mi
 
 
 @pytest.mark.spec("4.5")
-async def test_a_client_that_goes_away_after_it_answered_stops_the_call(served: Served, guests: Guests) -> None:
+async def test_client_disconnect_after_an_answer_stops_the_call(served: Served, guests: Guests) -> None:
     state = (await asked(served, "slow"))["requestState"]
     going = asyncio.create_task(call(served, "slow", requestState=state, inputResponses={"who": named("Ann")}))
     await guests.went_on.wait()
@@ -314,7 +312,7 @@ JSON = st.recursive(
 
 
 @given(first=JSON, second=JSON)
-def test_whatever_a_client_answers_the_call_asks_again_or_ends(first: Any, second: Any) -> None:
+def test_any_answer_makes_the_call_ask_again_or_end(first: Any, second: Any) -> None:
     async def talk() -> None:
         guests = Guests()
         async with (

@@ -15,9 +15,9 @@ import pytest
 from mcp.client.client import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
 
-from tests.providers.mcp.conftest import SERVERS, Seen, until
+from tests.providers.mcp.conftest import SERVERS, ServerLog, until
 from tests.server.mcp.conftest import Serve, Served
-from tests.server.mcp.test_clients import both_eras
+from tests.server.mcp.test_sdk_clients import both_eras
 from toolspace import FORWARD_TO_CALLER, ElicitationResult, Tool, ToolContext, ToolError, Toolspace, tool
 
 pytestmark = [pytest.mark.spec("3.16"), pytest.mark.spec("12.3")]
@@ -45,8 +45,8 @@ def asking_tools() -> list[Tool]:
     async def think(context: ToolContext, prompt: str) -> Any:
         """Asks the model of the client."""
         message = {"role": "user", "content": {"type": "text", "text": prompt}}
-        said = await context.sample({"messages": [message], "maxTokens": 10})
-        return said["content"]["text"]
+        response = await context.sample({"messages": [message], "maxTokens": 10})
+        return response["content"]["text"]
 
     @tool
     async def folders(context: ToolContext) -> list[str]:
@@ -79,12 +79,12 @@ class Person:
     """Who sits at the client, with a model and a folder."""
 
     def __init__(self, answer: Mapping[str, Any] | None = None, action: Any = "accept") -> None:
-        self.asked: list[types.ElicitRequestParams] = []
+        self.questions: list[types.ElicitRequestParams] = []
         self._answer = answer
         self._action = action
 
     async def elicit(self, _: Any, params: types.ElicitRequestParams) -> types.ElicitResult:
-        self.asked.append(params)
+        self.questions.append(params)
         content: Any = dict(self._answer) if self._answer is not None else None
         return types.ElicitResult(action=self._action, content=content)
 
@@ -108,35 +108,35 @@ class Person:
 
 
 @both_eras
-async def test_a_tool_asks_the_user_of_the_client(asking: Served, mode: str) -> None:
+async def test_tool_asks_the_user_of_the_client(asking: Served, mode: str) -> None:
     person = Person({"colour": "red"})
     async with person.client(asking.url, mode) as client:
         result = await client.call_tool("paint", {"what": "the fence"})
     assert result.content[0].text == "accept red"
-    (asked,) = person.asked
-    assert asked.message == "Which colour for the fence?"
-    assert isinstance(asked, types.ElicitRequestFormParams)
-    assert asked.requested_schema == COLOUR
+    (question,) = person.questions
+    assert question.message == "Which colour for the fence?"
+    assert isinstance(question, types.ElicitRequestFormParams)
+    assert question.requested_schema == COLOUR
 
 
 @both_eras
 @pytest.mark.parametrize("action", ["decline", "cancel"])
-async def test_a_tool_hears_that_the_user_does_not_want(asking: Served, mode: str, action: str) -> None:
+async def test_declined_question_reaches_the_tool(asking: Served, mode: str, action: str) -> None:
     async with Person(action=action).client(asking.url, mode) as client:
         assert (await client.call_tool("paint", {})).content[0].text == action
 
 
 @both_eras
-async def test_a_question_without_fields_and_one_with_a_page(asking: Served, mode: str) -> None:
+async def test_question_without_fields_and_with_a_url(asking: Served, mode: str) -> None:
     person = Person()
     async with person.client(asking.url, mode) as client:
         assert (await client.call_tool("approve", {})).content[0].text == "accept"
         assert (await client.call_tool("sign_in", {})).content[0].text == "accept"
-    assert [getattr(one, "url", None) for one in person.asked] == [None, "https://example.org/in"]
+    assert [getattr(params, "url", None) for params in person.questions] == [None, "https://example.org/in"]
 
 
 @both_eras
-async def test_a_tool_asks_the_model_and_the_folders_of_the_client(asking: Served, mode: str) -> None:
+async def test_tool_uses_sampling_and_roots_of_the_client(asking: Served, mode: str) -> None:
     async with Person().client(asking.url, mode) as client:
         assert (await client.call_tool("think", {"prompt": "hm"})).content[0].text == "hm!"
         folders = await client.call_tool("folders", {})
@@ -144,29 +144,29 @@ async def test_a_tool_asks_the_model_and_the_folders_of_the_client(asking: Serve
 
 
 @both_eras
-async def test_a_tool_inside_a_call_asks_the_same_user(asking: Served, mode: str) -> None:
+async def test_nested_call_asks_the_same_user(asking: Served, mode: str) -> None:
     async with Person({"colour": "blue"}).client(asking.url, mode) as client:
         assert (await client.call_tool("outer", {})).content[0].text == "accept blue"
 
 
 @both_eras
-async def test_an_answer_that_does_not_fit_the_question_never_reaches_the_tool(asking: Served, mode: str) -> None:
+async def test_answer_that_violates_the_schema_never_reaches_the_tool(asking: Served, mode: str) -> None:
     async with Person({"colour": 7}).client(asking.url, mode) as client:
         result = await client.call_tool("paint", {})
     assert result.is_error
     assert "does not fit the question: colour: expected string" in result.content[0].text
 
 
-async def test_a_session_that_takes_no_questions_fails_the_call_and_says_why(asking: Served) -> None:
+async def test_client_without_elicitation_fails_the_call(asking: Served) -> None:
     async with Client(asking.url, mode="legacy") as client:
         result = await client.call_tool("paint", {})
-        assert (await client.call_tool("careful", {})).content[0].text.startswith("alone: nobody can be asked")
+        assert (await client.call_tool("careful", {})).content[0].text.startswith("alone: the caller cannot be asked")
     assert result.is_error
-    assert result.content[0].text.startswith("(tool failed: nobody can be asked")
+    assert result.content[0].text.startswith("(tool failed: the caller cannot be asked")
 
 
 @both_eras
-async def test_questions_of_calls_at_once_reach_their_own_clients(asking: Served, mode: str) -> None:
+async def test_concurrent_questions_reach_their_own_clients(asking: Served, mode: str) -> None:
     async def paint(colour: str) -> str:
         async with Person({"colour": colour}).client(asking.url, mode) as client:
             return (await client.call_tool("paint", {})).content[0].text
@@ -176,13 +176,13 @@ async def test_questions_of_calls_at_once_reach_their_own_clients(asking: Served
 
 
 @pytest.fixture
-def seen(tmp_path: Path) -> Seen:
-    return Seen(tmp_path / "server.log")
+def server_log(tmp_path: Path) -> ServerLog:
+    return ServerLog(tmp_path / "server.log")
 
 
 @pytest.fixture
-def configuration(tmp_path: Path, seen: Seen) -> Path:
-    server = {"command": sys.executable, "args": [str(SERVERS / "scripted.py"), str(seen.path)]}
+def configuration(tmp_path: Path, server_log: ServerLog) -> Path:
+    server = {"command": sys.executable, "args": [str(SERVERS / "scripted.py"), str(server_log.path)]}
     path = tmp_path / "toolspace.yaml"
     path.write_text(json.dumps({"mcpServers": {"up": server}}))
     return path
@@ -197,48 +197,48 @@ async def proxy(serve: Serve, configuration: Path) -> Served:
 
 
 @both_eras
-async def test_a_question_of_a_server_behind_reaches_the_client(proxy: Served, mode: str) -> None:
+async def test_question_of_a_server_behind_reaches_the_client(proxy: Served, mode: str) -> None:
     person = Person({"colour": "green"})
     async with person.client(proxy.url, mode) as client:
         result = await client.call_tool("up__ask", {"text": "Which?"})
     assert json.loads(result.content[0].text) == {"action": "accept", "content": {"colour": "green"}}
-    assert [one.message for one in person.asked] == ["Which?"]
+    assert [params.message for params in person.questions] == ["Which?"]
 
 
 @both_eras
-async def test_a_question_of_a_server_behind_is_declined_where_it_could_be_two_clients(
-    proxy: Served, seen: Seen, mode: str
+async def test_ambiguous_question_of_a_server_behind_is_declined(
+    proxy: Served, server_log: ServerLog, mode: str
 ) -> None:
     ann, bob = Person({"colour": "red"}), Person({"colour": "blue"})
     async with ann.client(proxy.url, mode) as first, bob.client(proxy.url, mode) as second:
         waiting = asyncio.create_task(first.call_tool("up__wait", {}))
-        await seen.until("waiting")
+        await server_log.until("waiting")
         result = await second.call_tool("up__ask", {"text": "Which?"})
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
     assert json.loads(result.content[0].text) == {"action": "decline"}
-    assert ann.asked == bob.asked == []
+    assert ann.questions == bob.questions == []
 
 
 @both_eras
-async def test_a_server_behind_is_told_no_where_the_client_takes_no_questions(proxy: Served, mode: str) -> None:
+async def test_question_of_a_server_behind_is_declined_without_elicitation(proxy: Served, mode: str) -> None:
     async with Client(proxy.url, mode=mode) as client:  # type: ignore[arg-type]
         result = await client.call_tool("up__ask", {"text": "Which?"})
     assert json.loads(result.content[0].text) == {"action": "decline"}
 
 
 @both_eras
-async def test_a_question_of_a_server_behind_reaches_the_client_on_pipes(
-    configuration: Path, seen: Seen, mode: str
+async def test_question_of_a_server_behind_reaches_the_stdio_client(
+    configuration: Path, server_log: ServerLog, mode: str
 ) -> None:
     person = Person({"colour": "green"})
     command = StdioServerParameters(
         command=sys.executable, args=["-m", "toolspace", "--config", str(configuration), "mcp"], env=dict(os.environ)
     )
     async with person.client(stdio_client(command), mode) as client:
-        # Whatever else it does, or gave up: who is asked is in no doubt on pipes.
+        # Even with abandoned calls there is no doubt about the client: a stdio server has only one.
         given_up = asyncio.create_task(client.call_tool("up__wait", {}))
-        await seen.until("waiting")
+        await server_log.until("waiting")
         given_up.cancel()
         await asyncio.gather(given_up, return_exceptions=True)
         result = await client.call_tool("up__ask", {"text": "Which?"})
@@ -246,9 +246,7 @@ async def test_a_question_of_a_server_behind_reaches_the_client_on_pipes(
 
 
 @both_eras
-async def test_questions_pass_through_a_toolspace_behind_a_toolspace(
-    serve: Serve, asking: Served, tmp_path: Path, mode: str
-) -> None:
+async def test_questions_pass_through_two_toolspaces(serve: Serve, asking: Served, tmp_path: Path, mode: str) -> None:
     path = tmp_path / "toolspace.yaml"
     path.write_text(json.dumps({"mcpServers": {"far": {"url": asking.url}}}))
     near = await serve(Toolspace.open(path, callbacks=FORWARD_TO_CALLER))
@@ -258,10 +256,10 @@ async def test_questions_pass_through_a_toolspace_behind_a_toolspace(
         assert (await client.call_tool("far__think", {"prompt": "hm"})).content[0].text == "hm!"
         folders = await client.call_tool("far__folders", {})
     assert folders.is_error
-    assert len(person.asked) == 1
+    assert len(person.questions) == 1
 
 
-async def test_a_program_that_calls_can_be_asked_too() -> None:
+async def test_program_can_answer_questions() -> None:
     class Program:
         async def elicit(self, message: str, **_: Any) -> ElicitationResult:
             return ElicitationResult(action="accept", content={"colour": message})

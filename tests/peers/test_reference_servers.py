@@ -20,7 +20,7 @@ PIXEL = (
 
 
 @pytest.mark.spec("3.15")
-async def test_files_are_written_read_and_kept_inside_the_folder(tmp_path: Path) -> None:
+async def test_filesystem_server_stays_inside_its_folder(tmp_path: Path) -> None:
     inside = tmp_path / "inside"
     inside.mkdir()
     (tmp_path / "secret.txt").write_text("secret")
@@ -39,11 +39,11 @@ async def test_files_are_written_read_and_kept_inside_the_folder(tmp_path: Path)
 
 
 @pytest.mark.spec("3.16")
-async def test_the_folders_of_the_program_replace_those_of_the_command_line(tmp_path: Path) -> None:
+async def test_roots_replace_the_folders_of_the_command_line(tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     first.mkdir()
     second.mkdir()
-    (second / "here.txt").write_text("found")
+    (second / "here.txt").write_text("matches")
     file = editor_file(tmp_path, files=filesystem(first))
     async with Toolspace.open(file, callbacks=McpCallbacks(roots=lambda: (second,))) as ts:
         # The server asks for them by itself after its start, at a time of its own.
@@ -54,23 +54,23 @@ async def test_the_folders_of_the_program_replace_those_of_the_command_line(tmp_
 
 
 @pytest.mark.spec("3.11")
-async def test_memories_outlive_the_server_and_the_toolspace(tmp_path: Path) -> None:
+async def test_memory_server_keeps_its_data(tmp_path: Path) -> None:
     # Where they are kept is said by `env` of the editor's entry.
     file = editor_file(tmp_path, memory=memory(tmp_path / "memory.jsonl"))
     ada = {"name": "Ada", "entityType": "person", "observations": ["wrote the first program"]}
     async with Toolspace.open(file) as ts:
-        made = await ts.call("memory__create_entities", {"entities": [ada]})
-        assert made.ok
+        created = await ts.call("memory__create_entities", {"entities": [ada]})
+        assert created.ok
         await ts.restart_server("memory")
-        found = await ts.call("memory__search_nodes", {"query": "program"})
-        assert found.result["entities"] == [ada]
+        matches = await ts.call("memory__search_nodes", {"query": "program"})
+        assert matches.result["entities"] == [ada]
     async with Toolspace.open(file) as ts:
         graph = await ts.call("memory__read_graph")
     assert graph.result["entities"] == [ada]
 
 
 @pytest.mark.spec("3.15")
-async def test_times_are_converted(tmp_path: Path) -> None:
+async def test_time_server_converts_times(tmp_path: Path) -> None:
     async with Toolspace.open(editor_file(tmp_path, clock=clock())) as ts:
         arguments = {"source_timezone": "Europe/Berlin", "target_timezone": "Asia/Tokyo", "time": "12:00"}
         result = await ts.call("clock__convert_time", arguments)
@@ -90,7 +90,7 @@ def repository(tmp_path: Path) -> Path:
 
 
 @pytest.mark.spec("3.15")
-async def test_a_commit_is_made_in_a_repository(tmp_path: Path, repository: Path) -> None:
+async def test_git_server_makes_a_commit(tmp_path: Path, repository: Path) -> None:
     (repository / "notes.txt").write_text("one\n")
     where = {"repo_path": str(repository)}
     async with Toolspace.open(editor_file(tmp_path, git=git(repository))) as ts:
@@ -104,7 +104,7 @@ async def test_a_commit_is_made_in_a_repository(tmp_path: Path, repository: Path
 
 
 @pytest.mark.spec("3.10")
-async def test_a_database_is_made_filled_and_asked_through_a_server_of_the_old_library(tmp_path: Path) -> None:
+async def test_sqlite_server_of_the_old_sdk_works(tmp_path: Path) -> None:
     async with Toolspace.open(editor_file(tmp_path, db=sqlite(tmp_path / "data.db"))) as ts:
         assert ts.list_servers()[0].era == "handshake"
         assert (await ts.call("db__create_table", {"query": "CREATE TABLE people (name TEXT, born INTEGER)"})).ok

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from tests.providers.mcp.conftest import space, until
+from tests.providers.mcp.conftest import open_toolspace, until
 from toolspace.core.events import EventType
 from toolspace.providers.mcp.connect import ConnectionOptions
 from toolspace.providers.mcp.provider import McpProvider
@@ -73,16 +73,16 @@ def text(value: str) -> dict[str, Any]:
 
 @pytest.fixture
 async def service() -> AsyncIterator[Service]:
-    async with web_service() as made:
-        yield made
+    async with web_service() as service:
+        yield service
 
 
 @asynccontextmanager
 async def web_service() -> AsyncIterator[Service]:
-    made = Service()
+    service = Service()
     app = web.Application()
-    app.router.add_route("*", "/mcp", made.handle)
-    app.router.add_post("/mcp2", made.handle)
+    app.router.add_route("*", "/mcp", service.handle)
+    app.router.add_post("/mcp2", service.handle)
 
     async def moved(request: web.Request) -> web.StreamResponse:
         raise web.HTTPTemporaryRedirect(request.query.get("to", "/mcp"))
@@ -93,9 +93,9 @@ async def web_service() -> AsyncIterator[Service]:
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
     host, port = runner.addresses[0][:2]
-    made.url = f"http://{host}:{port}/mcp"
+    service.url = f"http://{host}:{port}/mcp"
     try:
-        yield made
+        yield service
     finally:
         await runner.cleanup()
 
@@ -103,13 +103,13 @@ async def web_service() -> AsyncIterator[Service]:
 @asynccontextmanager
 async def connected(service: Service, *, options: ConnectionOptions | None = None, **fields: Any) -> AsyncIterator[Any]:
     provider = McpProvider("w", ServerSpec(url=fields.pop("url", service.url), **fields), options)
-    async with space(provider) as ts:
+    async with open_toolspace(provider) as ts:
         assert provider.status().era == "stateless", provider.status()
         yield ts
 
 
 @pytest.mark.spec("3.10")
-async def test_a_request_carries_what_the_era_asks_for(service: Service) -> None:
+async def test_request_has_the_headers_and_meta_of_the_era(service: Service) -> None:
     async with connected(service, headers={"x-team": "blue"}) as ts:
         assert (await ts.call("w__t", {"a": 1})).result == "hello"
         assert ts.orchestrator.instructions() == "## w\nMind the gap."
@@ -125,7 +125,7 @@ async def test_a_request_carries_what_the_era_asks_for(service: Service) -> None
     assert message["params"]["arguments"] == {"a": 1}
 
 
-async def test_arguments_go_into_headers_where_the_tool_asks_for_it(service: Service) -> None:
+async def test_arguments_are_repeated_in_headers_if_the_tool_asks(service: Service) -> None:
     schema = {"type": "object", "properties": {"region": {"type": "string", "x-mcp-header": "Region"}}}
     service.tools = [{"name": "t", "inputSchema": schema}]
     async with connected(service) as ts:
@@ -135,7 +135,7 @@ async def test_arguments_go_into_headers_where_the_tool_asks_for_it(service: Ser
     assert "x-evil" not in lower
 
 
-async def test_a_tool_with_wrong_header_wishes_is_left_out(service: Service) -> None:
+async def test_tool_with_invalid_header_arguments_is_left_out(service: Service) -> None:
     service.tools.append({"name": "bad", "inputSchema": {"type": "object", "x-mcp-header": "No"}})
     async with connected(service) as ts:
         assert [tool.name for tool in ts.list_tools()] == ["w__t"]
@@ -143,7 +143,7 @@ async def test_a_tool_with_wrong_header_wishes_is_left_out(service: Service) -> 
 
 
 @pytest.mark.spec("3.14")
-async def test_an_answer_in_events_gives_progress_and_then_the_result(service: Service) -> None:
+async def test_event_stream_gives_progress_and_the_result(service: Service) -> None:
     async def stream(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await response.prepare(request)
@@ -160,21 +160,21 @@ async def test_an_answer_in_events_gives_progress_and_then_the_result(service: S
         return response
 
     service.on_call = stream
-    heard: list[float] = []
+    reports: list[float] = []
     async with connected(service) as ts:
-        ts.bus.subscribe(lambda event: heard.append(event.progress), EventType.TOOL_CALL_PROGRESS)
+        ts.bus.subscribe(lambda event: reports.append(event.progress), EventType.TOOL_CALL_PROGRESS)
         assert (await ts.call("w__t")).result == "über"
-    assert heard == [1]
+    assert reports == [1]
 
 
-async def test_progress_is_only_asked_for_where_someone_listens(service: Service) -> None:
+async def test_progress_is_requested_only_with_a_listener(service: Service) -> None:
     async with connected(service) as ts:
         await ts.call("w__t")
     assert "progressToken" not in service.calls[0]["_meta"]
 
 
 @pytest.mark.spec("3.14")
-async def test_canceling_closes_the_request(service: Service) -> None:
+async def test_cancellation_closes_the_request(service: Service) -> None:
     arrived, closed = asyncio.Event(), asyncio.Event()
 
     async def hang(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
@@ -214,7 +214,7 @@ async def test_canceling_closes_the_request(service: Service) -> None:
     ],
     ids=["proxy", "half-json", "array", "empty", "plain", "number-event", "no-event", "rpc-error"],
 )  # fmt: skip
-async def test_an_answer_that_is_none_is_a_failure_with_its_reason(
+async def test_invalid_response_is_a_failure_with_its_reason(
     service: Service, answer: web.Response, kind: str, word: str
 ) -> None:
     async def odd(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
@@ -229,20 +229,20 @@ async def test_an_answer_that_is_none_is_a_failure_with_its_reason(
         assert (await ts.call("w__t")).ok
 
 
-async def test_a_redirect_within_the_origin_is_followed_and_another_is_not(service: Service) -> None:
+async def test_only_redirects_within_the_origin_are_followed(service: Service) -> None:
     base = service.url.removesuffix("/mcp")
     async with connected(service, url=f"{base}/moved") as ts:
         assert (await ts.call("w__t")).ok
     provider = McpProvider("w", ServerSpec(url=f"{base}/moved?to=http://elsewhere.invalid/mcp", headers={"key": "k"}))
-    async with space(provider) as ts:
+    async with open_toolspace(provider) as ts:
         assert "elsewhere.invalid" in ts.orchestrator.unavailable_providers()["w"]
 
 
 @pytest.mark.spec("3.13")
-async def test_a_server_that_comes_back_answers_again(service: Service) -> None:
+async def test_restarted_server_answers_again(service: Service) -> None:
     """Nothing listens at first; the next call after it does is answered, without a restart of ours."""
     provider = McpProvider("w", ServerSpec(url="http://127.0.0.1:9/mcp"))
-    async with space(provider) as ts:
+    async with open_toolspace(provider) as ts:
         assert "cannot connect" in ts.orchestrator.unavailable_providers()["w"]
         provider._connection.spec = ServerSpec(url=service.url)
         await until(lambda: provider.status().state == "ready")
@@ -250,7 +250,7 @@ async def test_a_server_that_comes_back_answers_again(service: Service) -> None:
 
 
 @pytest.mark.spec("3.16")
-async def test_a_question_of_the_server_is_asked_and_answered_within_the_call(service: Service) -> None:
+async def test_question_is_answered_within_the_call(service: Service) -> None:
     from toolspace.core.context import ToolContext
     from toolspace.providers.mcp.callbacks import ElicitationRequest, McpCallbacks
     from toolspace.providers.mcp.callbacks import ElicitationResult as Said
@@ -270,24 +270,22 @@ async def test_a_question_of_the_server_is_asked_and_answered_within_the_call(se
         assert params["requestState"] == "s1"
         return reply(message, text(json.dumps(params["inputResponses"]["q"])))
 
-    asked: list[tuple[str, str | None]] = []
+    questions: list[tuple[str, str | None]] = []
 
     async def elicit(question: ElicitationRequest, context: ToolContext | None) -> Said:
         assert context is not None
-        asked.append((question.message, context.user_id))
+        questions.append((question.message, context.user_id))
         return Said(action="accept", content={"colour": "red"})
 
     service.on_call = ask
     async with connected(service, options=ConnectionOptions(callbacks=McpCallbacks(elicit=elicit))) as ts:
         result = await ts.call("w__t", context=ToolContext(user_id="ann"))
     assert json.loads(result.result) == {"action": "accept", "content": {"colour": "red"}}
-    assert asked == [("Which?", "ann")]
+    assert questions == [("Which?", "ann")]
 
 
 @pytest.mark.spec("4.11")
-async def test_the_trace_shows_both_directions_without_secrets(
-    service: Service, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_trace_of_stateless_http_masks_secrets(service: Service, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG, "toolspace.mcp"):
         async with connected(service, options=ConnectionOptions(trace=True)) as ts:
             await ts.call("w__t", {"password": "hunter2hunter2"})

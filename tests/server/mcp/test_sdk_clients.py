@@ -18,7 +18,7 @@ MODES = ["legacy", "auto", "2026-07-28"]
 both_eras = pytest.mark.parametrize("mode", MODES)
 
 
-class Said:
+class ProgressRecorder:
     """Progress as the client hears it, which may be after it has the result."""
 
     def __init__(self, expected: int) -> None:
@@ -35,7 +35,7 @@ class Said:
 @both_eras
 async def test_tools_are_listed_with_annotations_and_schemas(served: Served, mode: str) -> None:
     async with Client(served.url, mode=mode) as client:
-        tools = {one.name: one for one in (await client.list_tools()).tools}
+        tools = {entry.name: entry for entry in (await client.list_tools()).tools}
     assert list(tools) == sorted(tools)
     assert tools["add"].description == "Adds two numbers."
     assert tools["add"].input_schema["required"] == ["a", "b"]
@@ -47,7 +47,7 @@ async def test_tools_are_listed_with_annotations_and_schemas(served: Served, mod
 
 
 @both_eras
-async def test_a_result_is_text_and_structure(served: Served, mode: str) -> None:
+async def test_result_has_text_and_structured_content(served: Served, mode: str) -> None:
     async with Client(served.url, mode=mode) as client:
         await client.list_tools()  # From now on the client holds results against their schemas.
         number = await client.call_tool("add", {"a": 1, "b": "2"})
@@ -70,7 +70,7 @@ async def test_typed_parts_are_kept(served: Served, mode: str) -> None:
 
 
 @both_eras
-async def test_a_failure_is_a_result_for_the_model(served: Served, mode: str) -> None:
+async def test_failure_is_a_result_for_the_model(served: Served, mode: str) -> None:
     async with Client(served.url, mode=mode) as client:
         failed = await client.call_tool("fails", {})
         wrong = await client.call_tool("add", {"a": "x"})
@@ -81,7 +81,7 @@ async def test_a_failure_is_a_result_for_the_model(served: Served, mode: str) ->
 
 
 @both_eras
-async def test_an_unknown_tool_is_an_error_with_the_nearest_names(served: Served, mode: str) -> None:
+async def test_unknown_tool_is_an_error_with_similar_names(served: Served, mode: str) -> None:
     async with Client(served.url, mode=mode) as client:
         for name, message in [("ad", 'Tool "ad" not found; did you mean "add"?'), ("agent__final_report", "not found")]:
             with pytest.raises(MCPError) as caught:
@@ -93,30 +93,30 @@ async def test_an_unknown_tool_is_an_error_with_the_nearest_names(served: Served
 @both_eras
 async def test_progress_reaches_the_client_that_asked(served: Served, mode: str) -> None:
     async with Client(served.url, mode=mode) as client:
-        said = Said(3)
-        result = await client.call_tool("steps", {}, progress_callback=said)
-        await said.all.wait()
+        recorder = ProgressRecorder(3)
+        result = await client.call_tool("steps", {}, progress_callback=recorder)
+        await recorder.all.wait()
     assert result.structured_content == {"steps": 3}
-    assert said.reports == [(1, 3, "step 1"), (2, 3, "step 2"), (3, 3, "step 3")]
+    assert recorder.reports == [(1, 3, "step 1"), (2, 3, "step 2"), (3, 3, "step 3")]
 
 
 @both_eras
-async def test_what_a_streaming_tool_gives_comes_as_progress(served: Served, mode: str) -> None:
+async def test_partial_results_are_sent_as_progress(served: Served, mode: str) -> None:
     async with Client(served.url, mode=mode) as client:
-        said = Said(3)
-        result = await client.call_tool("words", {}, progress_callback=said)
-        await said.all.wait()
+        recorder = ProgressRecorder(3)
+        result = await client.call_tool("words", {}, progress_callback=recorder)
+        await recorder.all.wait()
     assert result.content[0].text == "one two three"
-    assert said.reports == [(1, None, "one "), (2, None, "two "), (3, None, "three")]
+    assert recorder.reports == [(1, None, "one "), (2, None, "two "), (3, None, "three")]
 
 
 @both_eras
-async def test_progress_never_stands_still(served: Served, mode: str) -> None:
+async def test_progress_always_grows(served: Served, mode: str) -> None:
     async with Client(served.url, mode=mode) as client:
-        said = Said(3)
-        await client.call_tool("stuck", {}, progress_callback=said)
-        await said.all.wait()
-    numbers = [report[0] for report in said.reports]
+        recorder = ProgressRecorder(3)
+        await client.call_tool("stuck", {}, progress_callback=recorder)
+        await recorder.all.wait()
+    numbers = [report[0] for report in recorder.reports]
     assert numbers == sorted(set(numbers))
     assert numbers == pytest.approx([1, 1, 1])
 
@@ -124,7 +124,7 @@ async def test_progress_never_stands_still(served: Served, mode: str) -> None:
 @both_eras
 @pytest.mark.parametrize("follow", [False, True], ids=["plain", "with progress"])
 @pytest.mark.spec("4.5")
-async def test_cancelling_a_call_stops_the_tool(served: Served, mode: str, follow: bool) -> None:
+async def test_cancellation_stops_the_tool(served: Served, mode: str, follow: bool) -> None:
     async def hear(*_: Any) -> None: ...
 
     async with Client(served.url, mode=mode) as client:
@@ -138,27 +138,27 @@ async def test_cancelling_a_call_stops_the_tool(served: Served, mode: str, follo
     assert served.toolspace.orchestrator.active_call_ids == []
 
 
-async def test_a_change_of_the_tools_reaches_a_session(served: Served) -> None:
-    heard: asyncio.Queue[str] = asyncio.Queue()
+async def test_tool_change_reaches_a_session(served: Served) -> None:
+    notifications: asyncio.Queue[str] = asyncio.Queue()
 
     async def hear(message: Any) -> None:
-        heard.put_nowait(getattr(message, "method", ""))
+        notifications.put_nowait(getattr(message, "method", ""))
 
     async with Client(served.url, mode="legacy", message_handler=hear) as client:
         assert client.server_capabilities.tools is not None
         assert client.server_capabilities.tools.list_changed
-        await until_told(served, heard)
-        names = [one.name for one in (await client.list_tools(cache_mode="bypass")).tools]
+        await wait_for_notification(served, notifications)
+        names = [entry.name for entry in (await client.list_tools(cache_mode="bypass")).tools]
     assert "extra_0" in names
 
 
-async def until_told(served: Served, heard: asyncio.Queue[str]) -> None:
+async def wait_for_notification(served: Served, notifications: asyncio.Queue[str]) -> None:
     # The stream that tells a session of changes is opened by the client in its own time; what it missed it missed.
     for number in range(50):
         served.toolspace.add_tool(Tool(f"extra_{number}", handler=lambda parameters, context: None))
         try:
             async with asyncio.timeout(0.2):
-                while await heard.get() != "notifications/tools/list_changed":
+                while await notifications.get() != "notifications/tools/list_changed":
                     pass
                 return
         except TimeoutError:
@@ -167,19 +167,19 @@ async def until_told(served: Served, heard: asyncio.Queue[str]) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES[1:])
-async def test_a_change_of_the_tools_reaches_who_listens(served: Served, mode: str) -> None:
+async def test_tool_change_reaches_a_subscriber(served: Served, mode: str) -> None:
     async with Client(served.url, mode=mode) as client, client.listen(tools_list_changed=True) as changes:
         served.toolspace.add_tool(Tool("extra", handler=lambda parameters, context: None))
         async for event in changes:
             assert isinstance(event, ToolsListChanged)
             break
-        names = [one.name for one in (await client.list_tools(cache_mode="bypass")).tools]
+        names = [entry.name for entry in (await client.list_tools(cache_mode="bypass")).tools]
     assert "extra" in names
 
 
 @both_eras
 @pytest.mark.spec("4.6")
-async def test_a_result_that_is_too_large_is_a_link_that_can_be_read_in_pages(served: Served, mode: str) -> None:
+async def test_too_large_result_is_a_link_that_is_read_in_pages(served: Served, mode: str) -> None:
     async with Client(served.url, mode=mode) as client:
         assert (await client.list_resources()).resources == []
         result = await client.call_tool("big", {})
@@ -193,17 +193,17 @@ async def test_a_result_that_is_too_large_is_a_link_that_can_be_read_in_pages(se
             text, pages = text + contents.text, pages + 1
             uri = (contents.meta or {}).get("toolspace/next")
         listed = (await client.list_resources(cache_mode="bypass")).resources
-        names = [one.name for one in (await client.list_tools(cache_mode="bypass")).tools]
+        names = [entry.name for entry in (await client.list_tools(cache_mode="bypass")).tools]
         read = await client.call_tool("agent__read_output", {"handle": handle, "limit": 1})
     assert pages > 1
     assert text == "\n".join(f"line {number} ü" for number in range(50_000)) + "\n"
-    assert [(one.uri, one.size) for one in listed] == [(link.uri, len(text.encode()))]
+    assert [(resource.uri, resource.size) for resource in listed] == [(link.uri, len(text.encode()))]
     assert "agent__read_output" in names
     assert read.structured_content["content"] == "line 0 ü"
 
 
 @both_eras
-async def test_a_stored_result_satisfies_the_schema_that_its_tool_promised(served: Served, mode: str) -> None:
+async def test_stored_result_matches_the_output_schema(served: Served, mode: str) -> None:
     async with Client(served.url, mode=mode) as client:
         await client.list_tools()
         result = await client.call_tool("big_weather", {"city": "Ulm"})
@@ -211,7 +211,7 @@ async def test_a_stored_result_satisfies_the_schema_that_its_tool_promised(serve
 
 
 @both_eras
-async def test_a_resource_that_is_not_there_is_an_error(served: Served, mode: str) -> None:
+async def test_unknown_resource_is_an_error(served: Served, mode: str) -> None:
     wrong = ["toolspace://outputs/session-x/0123456789abcdef", "file:///etc/passwd", "toolspace://outputs/../../x"]
     async with Client(served.url, mode=mode) as client:
         for uri in wrong:
@@ -220,18 +220,18 @@ async def test_a_resource_that_is_not_there_is_an_error(served: Served, mode: st
             assert caught.value.error.code == (-32002 if mode == "legacy" else -32602)
 
 
-async def test_an_output_is_for_its_session_only(served: Served) -> None:
-    async with Client(served.url, mode="legacy") as one, Client(served.url, mode="legacy") as other:
-        link = (await one.call_tool("big", {})).content[-1]
-        await one.read_resource(link.uri)
+async def test_stored_output_belongs_to_its_session(served: Served) -> None:
+    async with Client(served.url, mode="legacy") as first, Client(served.url, mode="legacy") as second:
+        link = (await first.call_tool("big", {})).content[-1]
+        await first.read_resource(link.uri)
         with pytest.raises(MCPError, match="can be read here"):
-            await other.read_resource(link.uri)
-        assert (await other.list_resources()).resources == []
-        assert "agent__read_output" not in [tool.name for tool in (await other.list_tools()).tools]
+            await second.read_resource(link.uri)
+        assert (await second.list_resources()).resources == []
+        assert "agent__read_output" not in [tool.name for tool in (await second.list_tools()).tools]
 
 
 @both_eras
-async def test_ten_thousand_tools_come_in_pages_without_gap_or_repetition(serve: Serve, mode: str) -> None:
+async def test_10000_tools_are_listed_in_pages_without_gap_or_repetition(serve: Serve, mode: str) -> None:
     tools = [Tool(f"tool_{number}", handler=lambda parameters, context: "here") for number in range(10_000)]
     served = await serve(Toolspace(tools))
     names: list[str] = []
@@ -239,18 +239,18 @@ async def test_ten_thousand_tools_come_in_pages_without_gap_or_repetition(serve:
         cursor: str | None = None
         while True:
             page = await client.list_tools(cursor=cursor)
-            names += [one.name for one in page.tools]
+            names += [entry.name for entry in page.tools]
             if (cursor := page.next_cursor) is None:
                 break
         result = await client.call_tool("tool_9999", {})
         with pytest.raises(MCPError, match="unknown cursor"):
             await client.list_tools(cursor="bm9wZQ==")
-    assert names == sorted(one.name for one in tools)
+    assert names == sorted(entry.name for entry in tools)
     assert result.content[0].text == "here"
 
 
 @both_eras
-async def test_the_providers_instructions_are_the_servers(serve: Serve, mode: str) -> None:
+async def test_provider_instructions_are_sent(serve: Serve, mode: str) -> None:
     class Notes(ToolProvider):
         kind = "notes"
         namespace = "notes"
@@ -269,7 +269,7 @@ async def test_the_providers_instructions_are_the_servers(serve: Serve, mode: st
         assert client.instructions == "## notes\nRead before you write."
 
 
-async def test_a_session_is_pinged_and_may_set_a_level(served: Served) -> None:
+async def test_session_supports_ping_and_log_level(served: Served) -> None:
     session = await served.open_session()
     for method, params in [("ping", {}), ("logging/setLevel", {"level": "debug"})]:
         answer = await served.post({"jsonrpc": "2.0", "id": 5, "method": method, "params": params}, headers=session)
@@ -277,19 +277,19 @@ async def test_a_session_is_pinged_and_may_set_a_level(served: Served) -> None:
 
 
 @both_eras
-async def test_a_tool_of_an_odd_schema_does_not_spoil_the_list(serve: Serve, mode: str) -> None:
+async def test_odd_schema_does_not_break_the_list(serve: Serve, mode: str) -> None:
     schemas: list[dict[str, Any]] = [
         {"type": "object", "properties": {"a": True}},
         {"properties": {"a": {"type": "string"}}, "required": "a"},
         {"type": "object", "properties": []},
         {"$ref": "#/$defs/x", "$defs": {"x": {"type": "object"}}},
     ]
-    made = [
+    tools = [
         Tool(f"odd_{number}", input_schema=schema, handler=lambda parameters, context: None)
         for number, schema in enumerate(schemas)
     ]
     lists = Tool("lists", output_schema={"type": "array"}, handler=lambda parameters, context: [1, 2])
-    served = await serve(Toolspace([*made, lists]))
+    served = await serve(Toolspace([*tools, lists]))
     async with Client(served.url, mode=mode) as client:
         assert len((await client.list_tools()).tools) == 5
         result = await client.call_tool("lists", {})
@@ -297,7 +297,7 @@ async def test_a_tool_of_an_odd_schema_does_not_spoil_the_list(serve: Serve, mod
 
 
 @both_eras
-async def test_many_calls_at_once(served: Served, mode: str) -> None:
+async def test_many_concurrent_calls(served: Served, mode: str) -> None:
     async with Client(served.url, mode=mode) as client:
         results = await asyncio.gather(*(client.call_tool("add", {"a": n, "b": n}) for n in range(50)))
     assert [result.content[0].text for result in results] == [str(2 * n) for n in range(50)]

@@ -22,29 +22,29 @@ from toolspace.providers.mcp.transports.factory import open_transport
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes through /proc")
 
 
-def client(link: OpenTransport) -> Client:
-    return Client(link, cache=None, mode="legacy")
+def client(transport: OpenTransport) -> Client:
+    return Client(transport, cache=None, mode="legacy")
 
 
-async def text(link: OpenTransport, tool: str = "echo", **arguments: object) -> str:
-    async with client(link) as session:
+async def text(transport: OpenTransport, tool: str = "echo", **arguments: object) -> str:
+    async with client(transport) as session:
         result = await session.call_tool(tool, arguments)
     return result.content[0].text  # type: ignore[union-attr]
 
 
 @pytest.mark.spec("3.10")
-async def test_a_call_goes_to_a_process_and_back() -> None:
-    async with open_transport("plain", plain()) as link:
-        assert link.transport == "stdio"
-        assert link.pid is not None
-        assert lives(link.pid)
-        assert await text(link, text="grüße 😀") == "grüße 😀"
-        assert not link.lost_event.is_set()
-    assert not lives(link.pid)
+async def test_call_over_stdio() -> None:
+    async with open_transport("plain", plain()) as transport:
+        assert transport.transport == "stdio"
+        assert transport.pid is not None
+        assert lives(transport.pid)
+        assert await text(transport, text="grüße 😀") == "grüße 😀"
+        assert not transport.lost_event.is_set()
+    assert not lives(transport.pid)
 
 
 @pytest.mark.spec("3.10")
-async def test_a_server_of_the_mcp_library_works() -> None:
+async def test_sdk_server_works() -> None:
     code = (
         "from mcp.server.mcpserver import MCPServer\n"
         "server = MCPServer('library')\n"
@@ -53,86 +53,86 @@ async def test_a_server_of_the_mcp_library_works() -> None:
         "server.run('stdio')\n"
     )
     async with (
-        open_transport("library", ServerSpec(command=sys.executable, args=("-c", code))) as link,
-        Client(link, cache=None) as session,
+        open_transport("library", ServerSpec(command=sys.executable, args=("-c", code))) as transport,
+        Client(transport, cache=None) as session,
     ):
         assert [tool.name for tool in (await session.list_tools()).tools] == ["double"]
         assert (await session.call_tool("double", {"x": 21})).structured_content == {"result": 42}
 
 
 @pytest.mark.spec("3.10")
-async def test_what_is_no_message_is_skipped_and_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
-    async with open_transport("plain", plain("garbage")) as link:
-        assert await text(link, text="still here") == "still here"
-        assert not link.lost_event.is_set()
-    told = [record.getMessage() for record in caplog.records if record.name == "toolspace.mcp.plain"]
-    assert told == ["the server wrote something that is not a message (logged only once): 'Starting up...'"]
+async def test_invalid_lines_are_skipped_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    async with open_transport("plain", plain("garbage")) as transport:
+        assert await text(transport, text="still here") == "still here"
+        assert not transport.lost_event.is_set()
+    messages = [record.getMessage() for record in caplog.records if record.name == "toolspace.mcp.plain"]
+    assert messages == ["the server wrote something that is not a message (logged only once): 'Starting up...'"]
 
 
 @pytest.mark.spec("3.13")
-async def test_the_death_of_a_server_is_known_with_its_reason_and_without_a_call() -> None:
-    async with open_transport("plain", plain("dies")) as link:
-        await link.lost_event.wait()
-        assert link.loss_reason == "the server ended with exit code 1: Error: no such file: /nowhere"
+async def test_death_of_a_server_is_noticed_without_a_call() -> None:
+    async with open_transport("plain", plain("dies")) as transport:
+        await transport.lost_event.wait()
+        assert transport.loss_reason == "the server ended with exit code 1: Error: no such file: /nowhere"
 
 
 @pytest.mark.spec("3.13")
-async def test_a_call_during_which_the_server_dies_fails_and_names_no_secret() -> None:
-    async with open_transport("plain", plain(SOME_TOKEN="hunter2-hunter2")) as link, client(link) as session:
+async def test_call_fails_without_secrets_if_the_server_dies() -> None:
+    async with open_transport("plain", plain(SOME_TOKEN="hunter2-hunter2")) as transport, client(transport) as session:
         with pytest.raises(MCPError) as caught:
             await session.call_tool("die", {})
         assert caught.value.code == -32000
-        assert link.loss_reason == "the server ended with exit code 3: OSError: the disk is full, key=[hidden]"
+        assert transport.loss_reason == "the server ended with exit code 3: OSError: the disk is full, key=[hidden]"
         with pytest.raises(MCPError):
             await session.call_tool("echo", {})
 
 
 @pytest.mark.spec("3.13")
-async def test_a_server_that_closes_its_output_is_lost() -> None:
-    async with open_transport("plain", plain("closes")) as link:
-        await link.lost_event.wait()
-        assert link.loss_reason == "the server closed its output"
-        assert link.pid is not None
-    assert not lives(link.pid)
+async def test_closed_output_loses_the_connection() -> None:
+    async with open_transport("plain", plain("closes")) as transport:
+        await transport.lost_event.wait()
+        assert transport.loss_reason == "the server closed its output"
+        assert transport.pid is not None
+    assert not lives(transport.pid)
 
 
 @pytest.mark.spec("3.13")
-async def test_writing_to_a_dead_server_waits_for_the_reason() -> None:
-    async with open_transport("plain", plain("dies")) as link:
+async def test_write_to_a_dead_server_reports_the_exit_reason() -> None:
+    async with open_transport("plain", plain("dies")) as transport:
         request = SessionMessage(JSONRPCRequest(jsonrpc="2.0", id=1, method="ping"))
 
         async def insist() -> None:
             while True:
-                await link.streams[1].send(request)
+                await transport.streams[1].send(request)
 
         with pytest.raises(anyio.BrokenResourceError):
             await insist()
-        assert link.loss_reason is not None
-        assert link.loss_reason.startswith("the server ended with exit code 1")
+        assert transport.loss_reason is not None
+        assert transport.loss_reason.startswith("the server ended with exit code 1")
 
 
 @pytest.mark.spec("3.10")
-async def test_a_message_of_megabytes_arrives_whole() -> None:
-    async with open_transport("plain", plain()) as link, client(link) as session:
+async def test_large_messages_arrive() -> None:
+    async with open_transport("plain", plain()) as transport, client(transport) as session:
         result = await session.call_tool("big", {"size": 5_000_000})
         assert len(result.content[0].text) == 5_000_000  # type: ignore[union-attr]
         assert (await session.call_tool("echo", {"text": "x" * 2_000_000})).content[0].text == "x" * 2_000_000  # type: ignore[union-attr]
 
 
 @pytest.mark.spec("3.10")
-async def test_a_line_without_end_loses_the_connection_and_not_the_memory() -> None:
-    async with open_transport("plain", plain("endless"), max_message_bytes=1_000_000) as link:
-        await link.lost_event.wait()
-        assert link.loss_reason == "the server wrote a line of more than 1,000,000 bytes"
-        assert [item async for item in link.streams[0]] == []
+async def test_endless_line_loses_the_connection() -> None:
+    async with open_transport("plain", plain("endless"), max_message_bytes=1_000_000) as transport:
+        await transport.lost_event.wait()
+        assert transport.loss_reason == "the server wrote a line of more than 1,000,000 bytes"
+        assert [item async for item in transport.streams[0]] == []
 
 
 @pytest.mark.spec("3.10")
-async def test_a_flood_waits_in_the_server_and_stops_nobody_else() -> None:
+async def test_flood_of_output_blocks_only_the_server() -> None:
     async with (
         open_transport("floods", plain("floods")) as flooding,
-        open_transport("plain", plain()) as link,
-        client(link) as session,
+        open_transport("plain", plain()) as transport,
+        client(transport) as session,
     ):
         read = flooding.streams[0]
         await read.receive()
@@ -143,42 +143,42 @@ async def test_a_flood_waits_in_the_server_and_stops_nobody_else() -> None:
             assert tracemalloc.get_traced_memory()[1] < 20_000_000
         finally:
             tracemalloc.stop()
-        heard = 0
+        received_count = 0
 
         async def listen() -> None:
-            nonlocal heard
+            nonlocal received_count
             async for _ in read:
-                heard += 1
+                received_count += 1
 
         listening = asyncio.create_task(listen())
         for _ in range(20):  # And now somebody does, all the time.
             await session.call_tool("echo", {"text": "x"})
-        assert heard > 100
+        assert received_count > 100
         listening.cancel()
         await asyncio.wait((listening,))
 
 
 @pytest.mark.spec("3.14")
-async def test_two_thousand_tools_are_listed() -> None:
-    async with open_transport("plain", plain(TOOLS="2000")) as link, client(link) as session:
+async def test_2000_tools_are_listed() -> None:
+    async with open_transport("plain", plain(TOOLS="2000")) as transport, client(transport) as session:
         assert len((await session.list_tools()).tools) == 2_000
 
 
 @pytest.mark.parametrize(
     ("mode", "expected"), [("latin", {"t": "caf\ufffd"}), ("surrogate", {"t": "half ?"})], ids=["latin", "surrogate"]
 )
-async def test_a_message_with_broken_characters_is_mended(mode: str, expected: dict[str, str]) -> None:
-    async with open_transport("plain", plain(mode)) as link:
-        read, write = link.streams
+async def test_message_with_invalid_utf8_is_repaired(mode: str, expected: dict[str, str]) -> None:
+    async with open_transport("plain", plain(mode)) as transport:
+        read, write = transport.streams
         await write.send(SessionMessage(JSONRPCRequest(jsonrpc="2.0", id=1, method="ping")))
         item = await read.receive()
         assert isinstance(item, SessionMessage)
         assert json.loads(item.message.model_dump_json())["result"] == expected
 
 
-async def test_an_answer_without_form_fails_its_call_at_once() -> None:
-    async with open_transport("plain", plain("malformed")) as link:
-        read, write = link.streams
+async def test_malformed_response_fails_its_call_at_once() -> None:
+    async with open_transport("plain", plain("malformed")) as transport:
+        read, write = transport.streams
         await write.send(SessionMessage(JSONRPCRequest(jsonrpc="2.0", id=7, method="ping")))
         item = await read.receive()
         assert isinstance(item, SessionMessage)
@@ -187,13 +187,13 @@ async def test_an_answer_without_form_fails_its_call_at_once() -> None:
 
 
 @pytest.mark.spec("3.12")
-async def test_the_block_that_is_cancelled_leaves_no_process() -> None:
+async def test_cancelled_block_leaves_no_process() -> None:
     pids: list[int] = []
 
     async def hold() -> None:
-        async with open_transport("plain", plain("children")) as link:
-            pids.append(link.pid or 0)
-            await link.streams[0].receive()
+        async with open_transport("plain", plain("children")) as transport:
+            pids.append(transport.pid or 0)
+            await transport.streams[0].receive()
             started.set()
             await asyncio.Event().wait()
 
@@ -206,12 +206,12 @@ async def test_the_block_that_is_cancelled_leaves_no_process() -> None:
     assert not lives(pids[0])
 
 
-async def test_what_a_server_writes_beside_its_messages_goes_to_its_own_logger(
+async def test_standard_error_goes_to_the_servers_logger(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.DEBUG, "toolspace.mcp.plain")
-    async with open_transport("plain", plain("dies")) as link:
-        await link.lost_event.wait()
+    async with open_transport("plain", plain("dies")) as transport:
+        await transport.lost_event.wait()
     messages = [record.getMessage() for record in caplog.records if record.name == "toolspace.mcp.plain"]
     assert "Error: no such file: /nowhere" in messages
     assert os.sep + "nowhere" in messages[0]

@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from tests.providers.mcp.conftest import SERVERS, space
+from tests.providers.mcp.conftest import SERVERS, open_toolspace
 from toolspace import McpProvider, ServerSpec
 
 
 @pytest.mark.spec("3.10")
-async def test_a_server_that_answers_the_question_for_its_era_too_late_is_asked_again(
+async def test_discovery_is_repeated_if_the_server_answers_it_too_late(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("mcp.client.session.DISCOVER_TIMEOUT_SECONDS", 0.3)
     provider = McpProvider("s", ServerSpec(command=sys.executable, args=(str(SERVERS / "late.py"),)))
-    async with space(provider) as ts:
+    async with open_toolspace(provider) as ts:
         status = provider.status()
         assert (status.state, status.era, status.restarts) == ("ready", "stateless", 0), status.last_error
         assert (await ts.call("s__hello")).result == "hello"
@@ -54,27 +54,27 @@ async def elsewhere() -> AsyncIterator[str]:
         ("gone", "the server answered with HTTP 404 Not Found: nothing here"),
     ],
 )
-async def test_a_url_that_leads_elsewhere_is_told_apart(elsewhere: str, path: str, reason: str) -> None:
-    async with space(McpProvider("s", ServerSpec(url=f"{elsewhere}/{path}"))) as ts:
+async def test_errors_distinguish_urls_that_are_not_mcp(elsewhere: str, path: str, reason: str) -> None:
+    async with open_toolspace(McpProvider("s", ServerSpec(url=f"{elsewhere}/{path}"))) as ts:
         assert ts.orchestrator.unavailable_providers() == {"s": reason}
 
 
 @pytest.mark.spec("3.10")
-async def test_a_url_where_nobody_listens_says_so() -> None:
-    async with space(McpProvider("s", ServerSpec(url="http://127.0.0.1:1/mcp"))) as ts:
+async def test_refused_connection_is_reported() -> None:
+    async with open_toolspace(McpProvider("s", ServerSpec(url="http://127.0.0.1:1/mcp"))) as ts:
         assert ts.orchestrator.unavailable_providers() == {"s": "cannot connect to 127.0.0.1: Connection refused"}
 
 
 @pytest.mark.spec("3.12")
-async def test_a_command_that_is_a_folder_says_so(tmp_path: Path) -> None:
-    async with space(McpProvider("s", ServerSpec(command=str(tmp_path)))) as ts:
+async def test_folder_as_command_is_reported(tmp_path: Path) -> None:
+    async with open_toolspace(McpProvider("s", ServerSpec(command=str(tmp_path)))) as ts:
         reason = f"the command '{tmp_path}' of server 's' is a folder; name the program in it"
         assert ts.orchestrator.unavailable_providers() == {"s": reason}
 
 
 @pytest.mark.spec("3.12")
-async def test_what_a_server_said_before_it_was_killed_is_not_told_as_the_reason() -> None:
+async def test_last_output_of_a_killed_server_is_not_the_reason() -> None:
     spec = ServerSpec(command="sh", args=("-c", "echo all is well >&2; kill -9 $$"))
-    async with space(McpProvider("s", spec)) as ts:
+    async with open_toolspace(McpProvider("s", spec)) as ts:
         reason = "the server was ended by SIGKILL; its last output: all is well"
         assert ts.orchestrator.unavailable_providers() == {"s": reason}

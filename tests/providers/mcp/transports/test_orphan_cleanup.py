@@ -37,7 +37,7 @@ def run(program: str, *args: str) -> list[str]:
 
 
 @pytest.mark.spec("3.12")
-def test_a_killed_program_leaves_no_process_and_no_file(tmp_path: Path) -> None:
+def test_killed_program_leaves_no_process_and_no_file(tmp_path: Path) -> None:
     file = tmp_path / "a file"
     file.touch()
     *pids, watcher = run(
@@ -58,33 +58,33 @@ def test_a_killed_program_leaves_no_process_and_no_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.spec("3.12")
-def test_what_is_removed_from_the_list_is_left_alone(tmp_path: Path) -> None:
+def test_removed_entries_survive(tmp_path: Path) -> None:
     file = tmp_path / "kept"
     file.touch()
-    ended, left = map(
+    ended, survivor = map(
         int,
         run(
             """
-            ended, left = (subprocess.Popen(nap, start_new_session=True, stdout=-3, stderr=-3) for _ in "ab")
-            for one in ended, left:
+            ended, survivor = (subprocess.Popen(nap, start_new_session=True, stdout=-3, stderr=-3) for _ in "ab")
+            for one in ended, survivor:
                 get_orphan_cleanup().add_group(one.pid)
             get_orphan_cleanup().add_file(Path(sys.argv[1]))
             get_orphan_cleanup().remove_file(Path(sys.argv[1]))
-            get_orphan_cleanup().remove_group(left.pid)
-            print(ended.pid, left.pid, flush=True)
+            get_orphan_cleanup().remove_group(survivor.pid)
+            print(ended.pid, survivor.pid, flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
             """,
             str(file),
         ),
     )
     wait_until_gone((ended,))
-    assert lives(left)
+    assert lives(survivor)
     assert file.exists()
-    os.kill(left, signal.SIGKILL)
+    os.kill(survivor, signal.SIGKILL)
 
 
 @pytest.mark.spec("3.12")
-def test_a_fork_does_not_keep_what_its_parent_watches_alive() -> None:
+def test_fork_does_not_delay_the_cleanup_of_its_parent() -> None:
     group, child = map(
         int,
         run(
@@ -109,7 +109,7 @@ def test_a_fork_does_not_keep_what_its_parent_watches_alive() -> None:
 
 
 @pytest.mark.spec("3.12")
-def test_a_program_that_ends_without_stopping_its_servers_leaves_none() -> None:
+def test_program_that_exits_without_stopping_servers_leaves_none() -> None:
     pids = run(
         """
         group = subprocess.Popen(nap, start_new_session=True, stdout=-3, stderr=-3)
@@ -122,7 +122,7 @@ def test_a_program_that_ends_without_stopping_its_servers_leaves_none() -> None:
 
 
 @pytest.mark.spec("3.12")
-def test_a_guardian_that_was_killed_is_replaced_and_knows_everything() -> None:
+def test_killed_cleanup_process_is_replaced_with_all_entries() -> None:
     first, second = map(
         int,
         run(
@@ -140,7 +140,7 @@ def test_a_guardian_that_was_killed_is_replaced_and_knows_everything() -> None:
     wait_until_gone((first, second))
 
 
-def test_there_is_a_guardian_only_as_long_as_there_is_something_to_guard(tmp_path: Path) -> None:
+def test_cleanup_process_runs_only_while_entries_exist(tmp_path: Path) -> None:
     own = OrphanCleanup()
     assert own.pid is None
     own.add_file(tmp_path / "one")
@@ -157,22 +157,22 @@ def test_there_is_a_guardian_only_as_long_as_there_is_something_to_guard(tmp_pat
     own.close()
 
 
-def test_a_guardian_has_a_session_of_its_own_and_no_files_of_ours(tmp_path: Path) -> None:
+def test_cleanup_process_has_its_own_session_and_inherits_no_files(tmp_path: Path) -> None:
     own = OrphanCleanup()
     with open(tmp_path / "ours", "w") as ours:
         os.set_inheritable(ours.fileno(), True)
         own.add_file(tmp_path / "x")
         assert own.pid is not None
         assert os.getsid(own.pid) == own.pid
-        held: set[str] = set()
+        open_files: set[str] = set()
         for file in Path(f"/proc/{own.pid}/fd").iterdir():
             with suppress(FileNotFoundError):  # The shell is still starting, and closes what it opened for that.
-                held.add(str(file.readlink()))
-        assert str(tmp_path / "ours") not in held
+                open_files.add(str(file.readlink()))
+        assert str(tmp_path / "ours") not in open_files
     own.remove_file(tmp_path / "x")
 
 
-def test_a_stopped_guardian_stops_nobody(tmp_path: Path) -> None:
+def test_stopped_cleanup_process_blocks_nothing(tmp_path: Path) -> None:
     own = OrphanCleanup()
     own.add_file(tmp_path / "x")
     assert own.pid is not None
@@ -185,5 +185,5 @@ def test_a_stopped_guardian_stops_nobody(tmp_path: Path) -> None:
     assert own.pid is None
 
 
-def test_there_is_one_per_process() -> None:
+def test_one_cleanup_process_per_process() -> None:
     assert get_orphan_cleanup() is get_orphan_cleanup()

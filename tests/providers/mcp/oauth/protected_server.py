@@ -37,7 +37,7 @@ from starlette.types import Receive, Scope, Send
 from toolspace.providers.mcp.spec import ServerSpec
 
 
-class Authority:
+class AuthorizationServer:
     """The authorization server: says yes to everyone unless told otherwise, and remembers what it was asked."""
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class Authority:
         self.codes: dict[str, AuthorizationCode] = {}
         self.access: dict[str, AccessToken] = {}
         self.refresh: dict[str, RefreshToken] = {}
-        self.machines = {"robot": "robot-secret-%:/é"}
+        self.client_secrets = {"robot": "robot-secret-%:/é"}
         self.life: int | None = 3600
         self.denies = False
         self.down = False
@@ -54,8 +54,8 @@ class Authority:
         self.hold.set()
         self.renewing = asyncio.Event()
         self.renewals = 0
-        self.asked: list[AuthorizationParams] = []
-        self.seen: list[dict[str, str]] = []
+        self.authorizations: list[AuthorizationParams] = []
+        self.request_headers: list[dict[str, str]] = []
         """The headers of every request."""
         self.grants: list[dict[str, str]] = []
         """What was granted to programs."""
@@ -83,7 +83,7 @@ class Authority:
         self.clients[client_info.client_id] = client_info
 
     async def authorize(self, client: OAuthClientInformationFull, params: AuthorizationParams) -> str:
-        self.asked.append(params)
+        self.authorizations.append(params)
         if self.denies:
             raise AuthorizeError(error="access_denied", error_description="not you")
         code = secrets.token_hex(20)
@@ -120,8 +120,8 @@ class Authority:
         return self.access.get(token)
 
     async def revoke_token(self, token: AccessToken | RefreshToken) -> None:
-        self.access = {key: one for key, one in self.access.items() if one.client_id != token.client_id}
-        self.refresh = {key: one for key, one in self.refresh.items() if one.client_id != token.client_id}
+        self.access = {key: issued for key, issued in self.access.items() if issued.client_id != token.client_id}
+        self.refresh = {key: issued for key, issued in self.refresh.items() if issued.client_id != token.client_id}
 
     async def exchange_identity_assertion(self, client: Any, params: Any) -> OAuthToken:
         raise NotImplementedError
@@ -136,10 +136,10 @@ class Authority:
             )
         )
 
-        async def door(scope: Scope, receive: Receive, send: Send) -> None:
+        async def listening_socket(scope: Scope, receive: Receive, send: Send) -> None:
             if scope["type"] == "http":
                 request = Request(scope, receive)
-                self.seen.append(dict(request.headers))
+                self.request_headers.append(dict(request.headers))
                 answer: Response | None = None
                 if self.down:
                     answer = JSONResponse({}, 503)
@@ -148,21 +148,23 @@ class Authority:
                     form = await Request(scope, _replay(body)).form()
                     receive = _replay(body)
                     if form.get("grant_type") == "client_credentials":
-                        answer = self._grant_machine(request, {key: str(value) for key, value in form.items()})
+                        answer = self._grant_client_credentials(
+                            request, {key: str(value) for key, value in form.items()}
+                        )
                 if answer is not None:
                     await answer(scope, receive, send)
                     return
             await inner(scope, receive, send)
 
-        return door  # type: ignore[return-value]
+        return listening_socket  # type: ignore[return-value]
 
-    def _grant_machine(self, request: Request, form: dict[str, str]) -> Response:
+    def _grant_client_credentials(self, request: Request, form: dict[str, str]) -> Response:
         """The library's server has no such grant."""
         kind, _, value = request.headers.get("authorization", "").partition(" ")
         if kind != "Basic":
             return JSONResponse({"error": "invalid_client"}, 401)
         name, _, secret = base64.b64decode(value).decode().partition(":")
-        if self.machines.get(unquote(name)) != unquote(secret):
+        if self.client_secrets.get(unquote(name)) != unquote(secret):
             return JSONResponse({"error": "invalid_client", "error_description": f"who is {value}?"}, 401)
         self.grants.append(form)
         token = self.issue(unquote(name), form.get("scope", "use").split(), form.get("resource"), renewable=False)
@@ -176,9 +178,9 @@ def _replay(body: bytes) -> Receive:
     return receive
 
 
-class Peer:
-    def __init__(self, url: str, issuer: str, authority: Authority) -> None:
-        self.url, self.issuer, self.authority = url, issuer, authority
+class ProtectedServer:
+    def __init__(self, url: str, issuer: str, authorization_server: AuthorizationServer) -> None:
+        self.url, self.issuer, self.authorization_server = url, issuer, authorization_server
         self.entered, self.leave = asyncio.Event(), asyncio.Event()
         """Of the tool that takes its time."""
 
@@ -192,9 +194,9 @@ class _Server(uvicorn.Server):
 
 
 @contextlib.asynccontextmanager
-async def serving(app: Any, door: socket.socket) -> AsyncGenerator[None]:
+async def serving(app: Any, listening_socket: socket.socket) -> AsyncGenerator[None]:
     server = _Server(uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=1))
-    task = asyncio.create_task(server.serve(sockets=[door]))
+    task = asyncio.create_task(server.serve(sockets=[listening_socket]))
     try:
         yield
     finally:
@@ -202,23 +204,23 @@ async def serving(app: Any, door: socket.socket) -> AsyncGenerator[None]:
         await task
 
 
-def free_door() -> tuple[socket.socket, str]:
+def open_socket() -> tuple[socket.socket, str]:
     """A socket that listens already: who connects before the server runs, waits."""
-    door = socket.create_server(("127.0.0.1", 0), backlog=100)
-    return door, f"http://127.0.0.1:{door.getsockname()[1]}"
+    listening_socket = socket.create_server(("127.0.0.1", 0), backlog=100)
+    return listening_socket, f"http://127.0.0.1:{listening_socket.getsockname()[1]}"
 
 
 @contextlib.asynccontextmanager
-async def protected_server(*, sse: bool = False) -> AsyncGenerator[Peer]:
-    authority = Authority()
-    (auth_door, issuer), (mcp_door, origin) = free_door(), free_door()
-    peer = Peer(f"{origin}/{'sse' if sse else 'mcp'}", issuer, authority)
+async def protected_server(*, sse: bool = False) -> AsyncGenerator[ProtectedServer]:
+    authorization_server = AuthorizationServer()
+    (auth_socket, issuer), (mcp_socket, origin) = open_socket(), open_socket()
+    server = ProtectedServer(f"{origin}/{'sse' if sse else 'mcp'}", issuer, authorization_server)
     mcp = MCPServer(
         "guarded",
-        token_verifier=_Verifier(authority),
+        token_verifier=_Verifier(authorization_server),
         auth=AuthSettings(
             issuer_url=AnyHttpUrl(issuer),
-            resource_server_url=AnyHttpUrl(peer.url),
+            resource_server_url=AnyHttpUrl(server.url),
             required_scopes=["use"],
             validate_token_resource=True,
         ),
@@ -230,18 +232,18 @@ async def protected_server(*, sse: bool = False) -> AsyncGenerator[Peer]:
 
     @mcp.tool()
     async def linger() -> str:
-        peer.entered.set()
-        await peer.leave.wait()
+        server.entered.set()
+        await server.leave.wait()
         return "at last"
 
     app = mcp.sse_app() if sse else mcp.streamable_http_app(json_response=True)
-    async with serving(authority.app(issuer), auth_door), serving(app, mcp_door):
-        yield peer
+    async with serving(authorization_server.app(issuer), auth_socket), serving(app, mcp_socket):
+        yield server
 
 
 class _Verifier:
-    def __init__(self, authority: Authority) -> None:
-        self._authority = authority
+    def __init__(self, authorization_server: AuthorizationServer) -> None:
+        self._authority = authorization_server
 
     async def verify_token(self, token: str) -> AccessToken | None:
         return await self._authority.load_access_token(token)
@@ -274,7 +276,7 @@ async def connected(url: str, auth: httpx2.Auth | None, **options: Any) -> Async
         yield client
 
 
-async def greeting(url: str, auth: httpx2.Auth | None, **options: Any) -> str:
+async def greet_through(url: str, auth: httpx2.Auth | None, **options: Any) -> str:
     async with connected(url, auth, **options) as client:
         result = await client.call_tool("greet", {"name": "you"})
         return result.content[0].text  # type: ignore[union-attr]

@@ -27,7 +27,7 @@ async def ts(tmp_path: Path) -> AsyncIterator[Toolspace]:
 
 
 @pytest.mark.spec("3.15")
-async def test_an_image_is_kept_with_a_line_for_models_that_read_text_only(ts: Toolspace) -> None:
+async def test_image_is_kept_with_a_text_line(ts: Toolspace) -> None:
     result = await ts.call("everything__get_tiny_image")
     before, image, after = result.content
     assert isinstance(before, TextPart)
@@ -39,22 +39,22 @@ async def test_an_image_is_kept_with_a_line_for_models_that_read_text_only(ts: T
 
 
 @pytest.mark.spec("3.15")
-async def test_embedded_resources_are_kept_text_and_binary(ts: Toolspace) -> None:
+async def test_embedded_text_and_binary_resources_are_kept(ts: Toolspace) -> None:
     text = await ts.call("everything__get_resource_reference", {"resourceType": "Text", "resourceId": 1})
     binary = await ts.call("everything__get_resource_reference", {"resourceType": "Blob", "resourceId": 2})
-    kept = [part for result in (text, binary) for part in result.content if isinstance(part, ResourcePart)]
-    assert [part.uri.split("/")[-1] for part in kept] == ["1", "2"]
-    assert kept[0].text
-    assert kept[1].blob
-    assert base64.b64decode(kept[1].blob)
+    resources = [part for result in (text, binary) for part in result.content if isinstance(part, ResourcePart)]
+    assert [part.uri.split("/")[-1] for part in resources] == ["1", "2"]
+    assert resources[0].text
+    assert resources[1].blob
+    assert base64.b64decode(resources[1].blob)
 
 
 @pytest.mark.spec("3.15")
-async def test_links_to_resources_are_kept(ts: Toolspace) -> None:
+async def test_resource_links_are_kept(ts: Toolspace) -> None:
     result = await ts.call("everything__get_resource_links", {"count": 2})
     links = [part for part in result.content if isinstance(part, ResourcePart)]
     assert len(links) == 2
-    assert all(link.uri and link.name and link.text is None for link in links)
+    assert all(transport.uri and transport.name and transport.text is None for transport in links)
 
 
 @pytest.mark.spec("3.15")
@@ -67,7 +67,7 @@ async def test_structured_content_is_the_result(ts: Toolspace) -> None:
 
 
 @pytest.mark.spec("3.15")
-async def test_a_failure_that_the_server_reports_is_never_cached(tmp_path: Path) -> None:
+async def test_reported_failure_is_never_cached(tmp_path: Path) -> None:
     async with tap(tmp_path / "door") as wire:
         entry = {**tapped(everything(), tmp_path / "door"), "cache": "1m"}
         async with Toolspace.open(editor_file(tmp_path, everything=entry)) as ts:
@@ -83,7 +83,7 @@ async def test_a_failure_that_the_server_reports_is_never_cached(tmp_path: Path)
 
 
 @pytest.mark.spec("3.15")
-async def test_arguments_are_checked_here_and_coerced_where_the_meaning_is_plain(ts: Toolspace) -> None:
+async def test_arguments_are_validated_and_coerced(ts: Toolspace) -> None:
     assert (await ts.call("everything__get_sum", {"a": "2", "b": 3})).text == "The sum of 2 and 3 is 5."
     wrong = await ts.call("everything__get_sum", {"a": "two", "b": 3})
     assert wrong.error_kind == "invalid_parameters"
@@ -91,46 +91,46 @@ async def test_arguments_are_checked_here_and_coerced_where_the_meaning_is_plain
 
 
 @pytest.mark.spec("3.15")
-async def test_instructions_are_offered_to_the_system_prompt(ts: Toolspace) -> None:
+async def test_instructions_reach_the_system_prompt(ts: Toolspace) -> None:
     assert "Everything Server" in ts.orchestrator.instructions()
 
 
 @pytest.mark.spec("3.17")
-async def test_a_tool_that_needs_tasks_is_not_offered_and_the_status_says_so(ts: Toolspace) -> None:
-    seen = EventRecorder(ts)
+async def test_tool_that_needs_tasks_is_left_out_of_the_list(ts: Toolspace) -> None:
+    recorder = EventRecorder(ts)
     # It comes with the change that the server makes after its start.
     left_out = [server.left_out for server in ts.list_servers()]
     if left_out == [()]:
-        await seen.wait_for(lambda event: isinstance(event, ToolsChanged))
+        await recorder.wait_for(lambda event: isinstance(event, ToolsChanged))
         left_out = [server.left_out for server in ts.list_servers()]
     assert "simulate-research-query" in left_out[0][0]
     assert ts.find_tool("everything__simulate_research_query") is None
 
 
 @pytest.mark.spec("3.14")
-async def test_tools_that_the_server_adds_later_reach_models_without_a_restart(tmp_path: Path) -> None:
+async def test_tools_added_later_reach_models_without_a_restart(tmp_path: Path) -> None:
     # It adds some once it knows what its client can do, which is after the client had its first list.
     file = editor_file(tmp_path, everything=everything())
     async with Toolspace.open(file, callbacks=McpCallbacks(roots=lambda: (tmp_path,))) as ts:
         await _offered(ts, "everything__get_roots_list")
-        shown = {entry["function"]["name"] for entry in ts.to_llm_tools("openai")}
-        assert "everything__get_roots_list" in shown
+        tool_names = {entry["function"]["name"] for entry in ts.to_llm_tools("openai")}
+        assert "everything__get_roots_list" in tool_names
         assert ts.list_servers()[0].restarts == 0
 
 
 @pytest.mark.spec("3.14")
 async def test_progress_becomes_events(ts: Toolspace) -> None:
-    seen = EventRecorder(ts)
+    recorder = EventRecorder(ts)
     result = await ts.call("everything__trigger_long_running_operation", {"duration": 0.2, "steps": 4})
     assert result.ok
-    steps = [event for event in seen.events if isinstance(event, CallProgress)]
+    steps = [event for event in recorder.events if isinstance(event, CallProgress)]
     assert [(step.progress, step.total) for step in steps] == [(1, 4), (2, 4), (3, 4), (4, 4)]
     assert {step.call_id for step in steps} == {result.call_id}
 
 
 @pytest.mark.spec("3.14")
 @pytest.mark.parametrize("how", ["cancel", "timeout"])
-async def test_a_call_that_ends_early_is_cancelled_on_the_server(tmp_path: Path, how: str) -> None:
+async def test_abandoned_call_is_cancelled_on_the_server(tmp_path: Path, how: str) -> None:
     async with tap(tmp_path / "door") as wire:
         entry = tapped(everything(), tmp_path / "door")
         if how == "timeout":
@@ -144,9 +144,9 @@ async def test_a_call_that_ends_early_is_cancelled_on_the_server(tmp_path: Path,
             if how == "cancel":
                 assert ts.cancel("mine")
             result = await call
-            told = await wire.saw("notifications/cancelled")
+            cancellation = await wire.saw("notifications/cancelled")
             assert result.error_kind == ("canceled" if how == "cancel" else "timeout")
-            assert told["params"]["requestId"] == sent["id"]
+            assert cancellation["params"]["requestId"] == sent["id"]
             # One connection is shared by all: the others' calls go on.
             assert (await ts.call("everything__echo", {"message": "still here"})).ok
             assert ts.list_servers()[0].pid == pid
@@ -175,14 +175,14 @@ class Person:
 
 async def _offered(ts: Toolspace, name: str) -> None:
     """Waits for a tool that the server adds only after its start, when it knows what its client can do."""
-    seen = EventRecorder(ts)
+    recorder = EventRecorder(ts)
     if ts.find_tool(name) is None:
-        await seen.wait_for(lambda _: ts.find_tool(name) is not None)
+        await recorder.wait_for(lambda _: ts.find_tool(name) is not None)
 
 
 @pytest.mark.spec("3.14")
 @pytest.mark.spec("3.16")
-async def test_a_question_reaches_the_user_and_the_answer_the_server(tmp_path: Path) -> None:
+async def test_elicitation_round_trip(tmp_path: Path) -> None:
     person = Person(ElicitationResult(action="accept", content={"name": "Ada Lovelace", "check": True}))
     file = editor_file(tmp_path, everything=everything())
     async with Toolspace.open(file, callbacks=McpCallbacks(elicit=person.ask)) as ts:
@@ -197,7 +197,7 @@ async def test_a_question_reaches_the_user_and_the_answer_the_server(tmp_path: P
 
 @pytest.mark.spec("3.16")
 @pytest.mark.parametrize("action", ["decline", "cancel"])
-async def test_a_user_may_refuse_to_answer(tmp_path: Path, action: Any) -> None:
+async def test_user_may_decline(tmp_path: Path, action: Any) -> None:
     person = Person(ElicitationResult(action=action))
     file = editor_file(tmp_path, everything=everything())
     async with Toolspace.open(file, callbacks=McpCallbacks(elicit=person.ask)) as ts:
@@ -208,7 +208,7 @@ async def test_a_user_may_refuse_to_answer(tmp_path: Path, action: Any) -> None:
 
 
 @pytest.mark.spec("3.16")
-async def test_a_server_gets_its_answer_from_a_model(tmp_path: Path) -> None:
+async def test_sampling_round_trip(tmp_path: Path) -> None:
     person = Person(ElicitationResult(action="cancel"))
     file = editor_file(tmp_path, everything=everything())
     async with Toolspace.open(file, callbacks=McpCallbacks(sample=person.sample)) as ts:
@@ -222,7 +222,7 @@ async def test_a_server_gets_its_answer_from_a_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.spec("3.16")
-async def test_a_server_is_told_the_folders_in_use(tmp_path: Path) -> None:
+async def test_roots_reach_the_server(tmp_path: Path) -> None:
     file = editor_file(tmp_path, everything=everything())
     async with Toolspace.open(file, callbacks=McpCallbacks(roots=lambda: (tmp_path,))) as ts:
         await _offered(ts, "everything__get_roots_list")
@@ -231,7 +231,7 @@ async def test_a_server_is_told_the_folders_in_use(tmp_path: Path) -> None:
 
 
 @pytest.mark.spec("3.16")
-async def test_without_callbacks_a_server_is_not_told_that_it_could_ask(tmp_path: Path) -> None:
+async def test_capabilities_are_declared_only_with_callbacks(tmp_path: Path) -> None:
     async with tap(tmp_path / "door") as wire:
         file = editor_file(tmp_path, everything=tapped(everything(), tmp_path / "door"))
         async with Toolspace.open(file):

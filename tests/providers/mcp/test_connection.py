@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from tests.providers.mcp.conftest import SERVERS, Seen, space, until
-from tests.providers.mcp.test_stateless import web_service
+from tests.providers.mcp.conftest import SERVERS, ServerLog, open_toolspace, until
+from tests.providers.mcp.transports.test_stateless_http import web_service
 from toolspace import Toolspace
 from toolspace.core.context import ToolContext
 from toolspace.errors import ProviderError
@@ -28,11 +28,11 @@ from toolspace.providers.mcp.connect import ConnectionOptions
 from toolspace.providers.mcp.provider import McpProvider
 from toolspace.providers.mcp.spec import ServerSpec
 
-Make = Callable[..., McpProvider]
+CreateProvider = Callable[..., McpProvider]
 
 
 @pytest.mark.spec("3.13")
-async def test_calls_do_not_start_a_server_over_and_over_that_does_not_start(
+async def test_calls_do_not_start_a_failing_server_without_pause(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """It is an HTTP server that nobody listens for any more: an attempt takes no time at all."""
@@ -56,24 +56,24 @@ async def test_calls_do_not_start_a_server_over_and_over_that_does_not_start(
 
 
 @pytest.mark.spec("3.13")
-async def test_a_server_that_dies_as_soon_as_it_is_ready_is_not_started_without_pause(
-    scripted: Make, seen: Seen
+async def test_server_that_dies_when_ready_is_not_started_without_pause(
+    scripted: CreateProvider, server_log: ServerLog
 ) -> None:
     provider = scripted()
-    async with space(provider) as ts:
+    async with open_toolspace(provider) as ts:
         began = asyncio.get_running_loop().time()
         while asyncio.get_running_loop().time() < began + 3:
             await ts.call("s__die")
-    assert len(seen.starts) <= 6
+    assert len(server_log.starts) <= 6
 
 
 @pytest.mark.spec("3.13")
-async def test_why_a_server_died_at_its_list_is_told(scripted: Make) -> None:
-    async with space(scripted("die-at-list")) as ts:
+async def test_reason_of_a_death_during_listing_is_reported(scripted: CreateProvider) -> None:
+    async with open_toolspace(scripted("die-at-list")) as ts:
         assert "the disk is full" in ts.orchestrator.unavailable_providers()["s"]
 
 
-def test_a_provider_that_was_not_closed_works_in_the_next_event_loop(scripted: Make, seen: Seen) -> None:
+def test_unclosed_provider_works_in_the_next_event_loop(scripted: CreateProvider, server_log: ServerLog) -> None:
     provider = scripted()
 
     async def use() -> Any:
@@ -83,12 +83,12 @@ def test_a_provider_that_was_not_closed_works_in_the_next_event_loop(scripted: M
 
     assert asyncio.run(use()) == "a"
     assert asyncio.run(use()) == "a"
-    for pid in seen.starts:
+    for pid in server_log.starts:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
 
 
-def test_a_call_in_the_next_event_loop_starts_the_server_again(scripted: Make) -> None:
+def test_call_in_the_next_event_loop_starts_the_server_again(scripted: CreateProvider) -> None:
     provider = scripted()
 
     async def call() -> Any:
@@ -101,28 +101,28 @@ def test_a_call_in_the_next_event_loop_starts_the_server_again(scripted: Make) -
     assert provider.status().state == "stopped"
 
 
-async def test_a_server_in_use_in_another_event_loop_is_not_taken_over(scripted: Make) -> None:
+async def test_server_in_use_by_another_event_loop_is_refused(scripted: CreateProvider) -> None:
     provider = scripted()
-    async with space(provider):
+    async with open_toolspace(provider):
         call = asyncio.to_thread(lambda: asyncio.run(provider.warmup()))
         with pytest.raises(ProviderError, match="in use in another event loop"):
             await call
 
 
 @pytest.mark.spec("3.13")
-async def test_a_server_that_reads_nothing_any_more_is_started_again(
-    scripted: Make, seen: Seen, monkeypatch: pytest.MonkeyPatch
+async def test_server_that_stops_reading_is_restarted(
+    scripted: CreateProvider, server_log: ServerLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "PROBE_SECONDS", 0.2)
     provider = scripted("stop-reading")
-    async with space(provider, rules=ProviderRules(rules=ToolRules(timeout=0.5))) as ts:
+    async with open_toolspace(provider, rules=ProviderRules(rules=ToolRules(timeout=0.5))) as ts:
         assert (await ts.call("s__echo", {"text": "x" * 1_000_000})).error_kind == "timeout"
-        await until(lambda: len(seen.starts) == 2)
+        await until(lambda: len(server_log.starts) == 2)
 
 
-async def test_one_context_may_be_used_by_several_calls(scripted: Make) -> None:
+async def test_several_calls_may_share_a_context(scripted: CreateProvider) -> None:
     provider, context = scripted(), ToolContext()
-    async with space(provider):
+    async with open_toolspace(provider):
         results = await asyncio.gather(*(provider.execute("echo", {"text": "a"}, context) for _ in range(5)))
     assert [result.result for result in results] == ["a"] * 5
 
@@ -132,12 +132,14 @@ async def test_one_context_may_be_used_by_several_calls(scripted: Make) -> None:
     [(-32000, "the quota is used up"), (-32600, "no browser session"), (-32022, "version?"), (-32603, "oh")],
     ids=["any-error", "session", "version", "internal"],
 )
-async def test_an_error_of_a_tool_does_not_restart_its_server(scripted: Make, seen: Seen, code: int, text: str) -> None:
-    async with space(scripted()) as ts:
+async def test_tool_error_does_not_restart_the_server(
+    scripted: CreateProvider, server_log: ServerLog, code: int, text: str
+) -> None:
+    async with open_toolspace(scripted()) as ts:
         result = await ts.call("s__refuse", {"code": code, "text": text})
         assert (result.error_kind, result.error, result.extras["code"]) == ("execution_error", text, code)
         assert (await ts.call("s__echo", {"text": "a"})).ok
-    assert len(seen.starts) == 1
+    assert len(server_log.starts) == 1
 
 
 def contexts_alive() -> int:
@@ -145,10 +147,10 @@ def contexts_alive() -> int:
     return sum(isinstance(item, ToolContext) for item in gc.get_objects())
 
 
-async def test_canceling_at_any_moment_leaves_nothing_behind(scripted: Make, seen: Seen) -> None:
+async def test_cancellation_at_any_moment_leaks_nothing(scripted: CreateProvider, server_log: ServerLog) -> None:
     provider = scripted()
     dice = random.Random(7)
-    async with space(provider) as ts:
+    async with open_toolspace(provider) as ts:
         await ts.call("s__echo", {"text": "a"})
         contexts_before = contexts_alive()
         for turn in range(300):
@@ -162,13 +164,15 @@ async def test_canceling_at_any_moment_leaves_nothing_behind(scripted: Make, see
         assert provider.status().calls_in_flight == 0
         assert (await ts.call("s__echo", {"text": "still here"})).result == "still here"
         assert contexts_alive() <= contexts_before
-    assert len(seen.starts) == 1
+    assert len(server_log.starts) == 1
 
 
-async def test_canceling_at_any_moment_while_the_server_dies_leaves_nothing_behind(scripted: Make, seen: Seen) -> None:
+async def test_cancellation_while_the_server_dies_leaks_nothing(
+    scripted: CreateProvider, server_log: ServerLog
+) -> None:
     provider = scripted()
     dice = random.Random(8)
-    async with space(provider) as ts:
+    async with open_toolspace(provider) as ts:
         for turn in range(40):
             calls = [asyncio.ensure_future(ts.call("s__echo", {"text": "a"})) for _ in range(4)]
             if (pid := provider.status().pid) is not None and turn % 13 == 0:
@@ -184,11 +188,11 @@ async def test_canceling_at_any_moment_while_the_server_dies_leaves_nothing_behi
 
 
 @pytest.mark.spec("3.13")
-async def test_a_call_right_after_its_server_was_killed_is_answered_or_told_to_have_maybe_run(
-    scripted: Make, seen: Seen
+async def test_call_right_after_a_kill_succeeds_or_may_have_run(
+    scripted: CreateProvider, server_log: ServerLog
 ) -> None:
     provider = scripted()
-    async with space(provider) as ts:
+    async with open_toolspace(provider) as ts:
         for _ in range(3):
             await until(lambda: provider.status().state == "ready")
             os.kill(provider.status().pid or 0, signal.SIGKILL)
@@ -196,50 +200,52 @@ async def test_a_call_right_after_its_server_was_killed_is_answered_or_told_to_h
             assert result.ok or (result.error_kind == "transport_error" and result.executed), result
 
 
-async def test_many_calls_end_when_their_server_dies(scripted: Make, seen: Seen) -> None:
+async def test_all_calls_end_when_their_server_dies(scripted: CreateProvider, server_log: ServerLog) -> None:
     provider = scripted()
-    async with space(provider) as ts:
+    async with open_toolspace(provider) as ts:
         calls = [asyncio.ensure_future(ts.call("s__wait")) for _ in range(100)]
-        await until(lambda: seen.lines.count("waiting") == 100)
-        os.kill(seen.starts[0], signal.SIGKILL)
+        await until(lambda: server_log.lines.count("waiting") == 100)
+        os.kill(server_log.starts[0], signal.SIGKILL)
         async with asyncio.timeout(20):
             results = await asyncio.gather(*calls)
         assert {result.error_kind for result in results} == {"transport_error"}
         assert (await ts.call("s__echo", {"text": "back"})).result == "back"
-    assert seen.calls.count("wait") == 100
-    assert len(seen.starts) == 2
+    assert server_log.calls.count("wait") == 100
+    assert len(server_log.starts) == 2
 
 
 @pytest.mark.parametrize("when", ["call", "start", "reconnect"])
-async def test_closing_ends_at_once_and_leaves_no_process(scripted: Make, seen: Seen, when: str) -> None:
+async def test_close_is_immediate_and_leaves_no_process(
+    scripted: CreateProvider, server_log: ServerLog, when: str
+) -> None:
     provider = scripted("hang" if when == "start" else "plain")
     ts = Toolspace()
     ts.orchestrator.register(provider)
     starting = asyncio.ensure_future(ts.__aenter__())
     if when == "start":
-        await until(lambda: seen.starts)
+        await until(lambda: server_log.starts)
     else:
         await starting
     calls: list[asyncio.Future[Any]] = []
     if when == "call":
         calls = [asyncio.ensure_future(ts.call("s__wait")) for _ in range(3)]
-        await until(lambda: seen.lines.count("waiting") == 3)
+        await until(lambda: server_log.lines.count("waiting") == 3)
     if when == "reconnect":
-        os.kill(seen.starts[0], signal.SIGKILL)
+        os.kill(server_log.starts[0], signal.SIGKILL)
         await until(lambda: provider.status().state == "reconnecting")
     async with asyncio.timeout(10):
         await ts.aclose()
     await asyncio.gather(starting, return_exceptions=True)
     assert [call.result().error_kind for call in calls] == ["canceled"] * len(calls)
     assert provider.status().state == "stopped"
-    await until(lambda: not any(_alive(pid) for pid in seen.starts))
+    await until(lambda: not any(_alive(pid) for pid in server_log.starts))
 
 
-async def test_restarting_in_the_middle_of_calls_ends_them(scripted: Make, seen: Seen) -> None:
+async def test_restart_ends_running_calls(scripted: CreateProvider, server_log: ServerLog) -> None:
     provider = scripted()
-    async with space(provider) as ts:
+    async with open_toolspace(provider) as ts:
         calls = [asyncio.ensure_future(ts.call("s__wait")) for _ in range(3)]
-        await until(lambda: seen.lines.count("waiting") == 3)
+        await until(lambda: server_log.lines.count("waiting") == 3)
         async with asyncio.timeout(20):
             await ts.restart_server("s")
             results = await asyncio.gather(*calls)
@@ -248,122 +254,122 @@ async def test_restarting_in_the_middle_of_calls_ends_them(scripted: Make, seen:
         assert provider.status().calls_in_flight == 0
 
 
-async def test_a_start_that_hangs_can_be_restarted_by_hand(scripted: Make, seen: Seen) -> None:
+async def test_hanging_start_can_be_restarted(scripted: CreateProvider, server_log: ServerLog) -> None:
     provider = scripted("hang-once")
     ts = Toolspace(providers=[provider])
     ts.startup_wait = StartupWait(seconds=0.1)
     async with ts:
-        await until(lambda: seen.starts)
+        await until(lambda: server_log.starts)
         async with asyncio.timeout(20):
             assert (await ts.restart_server("s")).state == "ready"
         assert (await ts.call("s__echo", {"text": "a"})).ok
-    assert len(seen.starts) == 2
+    assert len(server_log.starts) == 2
 
 
 @pytest.mark.spec("3.12")
-async def test_calls_that_race_the_stop_of_an_idle_server_are_all_answered(scripted: Make, seen: Seen) -> None:
+async def test_calls_racing_an_idle_stop_are_all_answered(scripted: CreateProvider, server_log: ServerLog) -> None:
     provider = scripted(idle_timeout=0.05)
-    async with space(provider) as ts:
+    async with open_toolspace(provider) as ts:
         for turn in range(12):
             await asyncio.sleep(0.04 + turn * 0.002)
             assert (await ts.call("s__echo", {"text": "a"})).result == "a"
 
 
 @pytest.mark.spec("3.14")
-async def test_a_server_that_always_says_that_its_list_changed_is_not_asked_without_pause(
-    scripted: Make, seen: Seen
+async def test_endless_change_notifications_do_not_cause_endless_listing(
+    scripted: CreateProvider, server_log: ServerLog
 ) -> None:
-    async with space(scripted("changing")) as ts:
-        before = seen.lines.count("listed")
+    async with open_toolspace(scripted("changing")) as ts:
+        before = server_log.lines.count("listed")
         await asyncio.sleep(1)
         assert (await ts.call("s__echo", {"text": "a"})).ok
-        assert seen.lines.count("listed") - before < 100
+        assert server_log.lines.count("listed") - before < 100
 
 
 @pytest.mark.spec("3.14")
-async def test_a_list_without_an_end_is_cut(scripted: Make) -> None:
-    async with space(scripted("endless-list")) as ts:
+async def test_endless_tool_list_is_cut(scripted: CreateProvider) -> None:
+    async with open_toolspace(scripted("endless-list")) as ts:
         assert (await ts.call("s__echo", {"text": "a"})).ok
 
 
 @pytest.mark.spec("3.10")
 @pytest.mark.parametrize("word", ["garbage-discover", "silent-discover"])
-async def test_a_server_that_does_not_understand_the_question_for_its_era_is_greeted_in_the_old_way(
-    scripted: Make, word: str, monkeypatch: pytest.MonkeyPatch
+async def test_server_that_breaks_at_discovery_gets_the_handshake(
+    scripted: CreateProvider, word: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mcp.client.session.DISCOVER_TIMEOUT_SECONDS", 0.3)
     provider = scripted(word)
-    async with space(provider) as ts:
+    async with open_toolspace(provider) as ts:
         assert provider.status().era == "handshake"
         assert (await ts.call("s__echo", {"text": "a"})).ok
 
 
 class Asked:
     def __init__(self) -> None:
-        self.asked: list[tuple[str, str | None]] = []
+        self.questions: list[tuple[str, str | None]] = []
 
     async def __call__(self, question: ElicitationRequest, context: ToolContext | None) -> ElicitationResult:
-        self.asked.append((question.message, context.user_id if context is not None else None))
+        self.questions.append((question.message, context.user_id if context is not None else None))
         return ElicitationResult(action="accept", content={})
 
 
 @pytest.mark.spec("3.16")
-async def test_a_question_goes_to_nobody_where_two_could_be_meant(scripted: Make, seen: Seen) -> None:
+async def test_ambiguous_question_is_asked_without_a_context(scripted: CreateProvider, server_log: ServerLog) -> None:
     elicit = Asked()
     provider = scripted(options=ConnectionOptions(callbacks=McpCallbacks(elicit=elicit)))
-    async with space(provider) as ts:
+    async with open_toolspace(provider) as ts:
         await ts.call("s__ask", {"text": "alone"}, context=ToolContext(user_id="ann"))
         waiting = asyncio.ensure_future(ts.call("s__wait", context=ToolContext(user_id="bob"), call_id="b"))
-        await seen.until("waiting")
+        await server_log.until("waiting")
         await ts.call("s__ask", {"text": "two"}, context=ToolContext(user_id="ann"))
         ts.cancel("b")
         await waiting
         # Bob's call is over here, but the server may not have heard of it, and ask because of it.
         await ts.call("s__ask", {"text": "late"}, context=ToolContext(user_id="ann"))
-    assert elicit.asked == [("alone", "ann"), ("two", None), ("late", None)]
+    assert elicit.questions == [("alone", "ann"), ("two", None), ("late", None)]
 
 
-def config(folder: Path, seen: Seen, *words: str, **more: Any) -> Path:
-    entry = {"command": sys.executable, "args": [str(SERVERS / "scripted.py"), str(seen.path), *words], **more}
+def config(folder: Path, server_log: ServerLog, *words: str, **more: Any) -> Path:
+    entry = {"command": sys.executable, "args": [str(SERVERS / "scripted.py"), str(server_log.path), *words], **more}
     file = folder / "toolspace.json"
     file.write_text(json.dumps({"mcpServers": {"s": entry}}))
     return file
 
 
 @pytest.mark.spec("5.4")
-async def test_a_reload_keeps_the_process_of_a_server_whose_rules_changed(tmp_path: Path, seen: Seen) -> None:
-    file = config(tmp_path, seen, requestTimeoutMs=20_000)
+async def test_reload_with_changed_rules_keeps_the_process(tmp_path: Path, server_log: ServerLog) -> None:
+    file = config(tmp_path, server_log, requestTimeoutMs=20_000)
     async with Toolspace.open(file, environ={}) as ts:
-        config(tmp_path, seen, requestTimeoutMs=300, toolsDenied=["fail"])
+        config(tmp_path, server_log, requestTimeoutMs=300, toolsDenied=["fail"])
         await ts.reload()
         assert (await ts.call("s__wait")).error_kind == "timeout"
         assert (await ts.call("s__fail")).error_kind != "execution_error"
-    assert len(seen.starts) == 1
+    assert len(server_log.starts) == 1
 
 
-async def test_a_reload_replaces_a_changed_server_and_its_calls_finish(tmp_path: Path, seen: Seen) -> None:
-    file = config(tmp_path, seen)
+async def test_reload_replaces_a_changed_server_and_its_calls_finish(tmp_path: Path, server_log: ServerLog) -> None:
+    file = config(tmp_path, server_log)
     async with Toolspace.open(file, environ={}) as ts:
         call = asyncio.ensure_future(ts.call("s__wait", call_id="old"))
-        await seen.until("waiting")
-        config(tmp_path, seen, "changed")
+        await server_log.until("waiting")
+        config(tmp_path, server_log, "changed")
         await ts.reload()
         assert (await ts.call("s__echo", {"text": "new"})).result == "new"
         assert not call.done()
-        assert _alive(seen.starts[0])
+        assert _alive(server_log.starts[0])
         ts.cancel("old")
         assert (await call).error_kind == "canceled"
-        await until(lambda: not _alive(seen.starts[0]))
+        await until(lambda: not _alive(server_log.starts[0]))
         file.write_text(json.dumps({"mcpServers": {}}))
         await ts.reload()
         assert ts.find_tool("s__echo") is None
-        await until(lambda: not _alive(seen.starts[1]))
+        await until(lambda: not _alive(server_log.starts[1]))
         assert ts.list_servers() == []
-    assert len(seen.starts) == 2
+    assert len(server_log.starts) == 2
 
 
-async def test_a_toolspace_that_was_not_entered_says_how_to_start_its_servers(tmp_path: Path, seen: Seen) -> None:
-    ts = Toolspace.open(config(tmp_path, seen), environ={})
+async def test_unopened_toolspace_explains_how_to_start_servers(tmp_path: Path, server_log: ServerLog) -> None:
+    ts = Toolspace.open(config(tmp_path, server_log), environ={})
     result = await ts.call("s__echo", {"text": "a"})
     assert not result.ok
     assert "async with" in (result.error or "")

@@ -124,11 +124,11 @@ async def only_sse(request: web.Request) -> web.StreamResponse:
 
 
 def sockets() -> int:
-    return sum("socket:" in one for one in open_files())
+    return sum("socket:" in target for target in open_files())
 
 
-def client(link: OpenTransport) -> Client:
-    return Client(link, cache=None, mode="legacy")
+def client(transport: OpenTransport) -> Client:
+    return Client(transport, cache=None, mode="legacy")
 
 
 def http(url: str, **fields: Any) -> ServerSpec:
@@ -137,52 +137,52 @@ def http(url: str, **fields: Any) -> ServerSpec:
 
 @pytest.mark.spec("3.10")
 @pytest.mark.parametrize("json_response", [True, False], ids=["json", "events"])
-async def test_a_streamable_server_works(json_response: bool) -> None:
+async def test_streamable_http_server_works(json_response: bool) -> None:
     before = sockets()
     async with (
         serve(library_server().streamable_http_app(json_response=json_response)) as url,
-        open_transport("web", http(f"{url}/mcp")) as link,
-        client(link) as session,
+        open_transport("web", http(f"{url}/mcp")) as transport,
+        client(transport) as session,
     ):
-        assert link.transport == "http"
-        assert link.pid is None
+        assert transport.transport == "http"
+        assert transport.pid is None
         assert (await session.call_tool("double", {"x": 21})).structured_content == {"result": 42}
         big = await session.call_tool("big", {"size": 3_000_000})  # More than the library allows by itself.
         assert len(big.content[0].text) == 3_000_000  # type: ignore[union-attr]
-        assert not link.lost_event.is_set()
+        assert not transport.lost_event.is_set()
     assert sockets() == before
 
 
 @pytest.mark.spec("3.10")
-async def test_http_falls_back_to_sse_by_itself_and_remembers() -> None:
+async def test_http_falls_back_to_sse_and_remembers_it() -> None:
     async with serve(library_server().sse_app()) as url:
-        for known in ("http", "sse"):
-            async with open_transport("old", http(f"{url}/sse")) as link:
-                assert link.transport == known
-                async with client(link) as session:
-                    assert link.transport == "sse"
+        for expected in ("http", "sse"):
+            async with open_transport("old", http(f"{url}/sse")) as transport:
+                assert transport.transport == expected
+                async with client(transport) as session:
+                    assert transport.transport == "sse"
                     assert (await session.call_tool("double", {"x": 4})).structured_content == {"result": 8}
 
 
 @pytest.mark.spec("3.10")
-async def test_the_question_for_the_newest_era_falls_back_to_sse_too() -> None:
+async def test_discovery_falls_back_to_sse() -> None:
     async with (
         serve(library_server().sse_app()) as url,
-        open_transport("old", http(f"{url}/sse")) as link,
-        Client(link, cache=None) as session,
+        open_transport("old", http(f"{url}/sse")) as transport,
+        Client(transport, cache=None) as session,
     ):
-        assert link.transport == "sse"
+        assert transport.transport == "sse"
         assert (await session.call_tool("double", {"x": 4})).structured_content == {"result": 8}
 
 
 @pytest.mark.spec("3.10")
-async def test_sse_is_used_where_it_is_asked_for() -> None:
+async def test_sse_is_used_if_configured() -> None:
     async with (
         serve(library_server().sse_app()) as url,
-        open_transport("old", http(f"{url}/sse", transport="sse")) as link,
-        client(link) as session,
+        open_transport("old", http(f"{url}/sse", transport="sse")) as transport,
+        client(transport) as session,
     ):
-        assert link.transport == "sse"
+        assert transport.transport == "sse"
         big = await session.call_tool("big", {"size": 3_000_000})
         assert len(big.content[0].text) == 3_000_000  # type: ignore[union-attr]
         many = await asyncio.gather(*(session.call_tool("double", {"x": n}) for n in range(20)))
@@ -190,24 +190,24 @@ async def test_sse_is_used_where_it_is_asked_for() -> None:
 
 
 @pytest.mark.spec("3.10")
-async def test_what_speaks_sse_no_more_is_asked_over_http_again() -> None:
+async def test_server_that_gave_up_sse_is_reached_over_http() -> None:
     current: Answer = only_sse
 
     async def answer(request: web.Request) -> web.StreamResponse:
         return await current(request)
 
     async with answering(answer) as url:
-        async with open_transport("old", http(url)) as link:
-            await link.streams[1].send(SessionMessage(JSONRPCRequest(jsonrpc="2.0", id=1, method="ping")))
-            await until(lambda: link.transport == "sse")
+        async with open_transport("old", http(url)) as transport:
+            await transport.streams[1].send(SessionMessage(JSONRPCRequest(jsonrpc="2.0", id=1, method="ping")))
+            await until(lambda: transport.transport == "sse")
         current = Service()
-        async with open_transport("new", http(url)) as link, client(link) as session:
-            assert link.transport == "http"
+        async with open_transport("new", http(url)) as transport, client(transport) as session:
+            assert transport.transport == "http"
             assert (await session.call_tool("t", {})).content[0].text == "fine"  # type: ignore[union-attr]
 
 
 @pytest.mark.spec("3.13")
-async def test_the_end_of_an_event_stream_is_known_without_a_call() -> None:
+async def test_end_of_an_sse_stream_is_noticed_without_a_call() -> None:
     hang_up = asyncio.Event()
 
     async def answer(request: web.Request) -> web.StreamResponse:
@@ -217,11 +217,11 @@ async def test_the_end_of_an_event_stream_is_known_without_a_call() -> None:
         await hang_up.wait()
         return response
 
-    async with answering(answer) as url, open_transport("old", http(url, transport="sse")) as link:
+    async with answering(answer) as url, open_transport("old", http(url, transport="sse")) as transport:
         hang_up.set()
-        await link.lost_event.wait()
-        assert link.loss_reason == "the server closed its event stream"
-        assert [item async for item in link.streams[0]] == []
+        await transport.lost_event.wait()
+        assert transport.loss_reason == "the server closed its event stream"
+        assert [item async for item in transport.streams[0]] == []
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ async def test_the_end_of_an_event_stream_is_known_without_a_call() -> None:
     ],
     ids=["other-origin", "no-endpoint", "nothing"],
 )
-async def test_an_event_stream_that_begins_wrongly_is_refused(first: bytes, expected: str) -> None:
+async def test_invalid_start_of_an_sse_stream_is_refused(first: bytes, expected: str) -> None:
     async def answer(request: web.Request) -> web.StreamResponse:
         return web.Response(body=first, content_type="text/event-stream")
 
@@ -243,7 +243,7 @@ async def test_an_event_stream_that_begins_wrongly_is_refused(first: bytes, expe
                 pass
 
 
-async def test_a_post_that_fails_on_sse_fails_one_call() -> None:
+async def test_failed_sse_post_fails_one_call() -> None:
     async def answer(request: web.Request) -> web.StreamResponse:
         if request.method == "POST":
             return web.Response(status=503)
@@ -253,11 +253,11 @@ async def test_a_post_that_fails_on_sse_fails_one_call() -> None:
         await asyncio.Event().wait()
         return response
 
-    async with answering(answer) as url, open_transport("old", http(url, transport="sse")) as link:
+    async with answering(answer) as url, open_transport("old", http(url, transport="sse")) as transport:
         with pytest.raises(BaseExceptionGroup) as caught:
-            await client(link).__aenter__()
+            await client(transport).__aenter__()
         assert "HTTP 503" in str(caught.value.exceptions[0])
-        assert not link.lost_event.is_set()
+        assert not transport.lost_event.is_set()
 
 
 async def _breaks(request: web.Request) -> web.StreamResponse:
@@ -315,26 +315,26 @@ async def _redirects(request: web.Request) -> web.StreamResponse:
     ids=["breaks", "breaks-in-the-middle", "401", "500", "huge", "bomb", "nonsense", "redirects"],
 )
 @pytest.mark.spec("3.13")
-async def test_what_goes_wrong_with_one_request_fails_that_one_only(answer: Answer, expected: str, data: Any) -> None:
+async def test_failed_request_fails_only_itself(answer: Answer, expected: str, data: Any) -> None:
     async with (
         answering(Service(answer)) as url,
-        open_transport("web", http(url), max_message_bytes=100_000) as link,
-        client(link) as session,
+        open_transport("web", http(url), max_message_bytes=100_000) as transport,
+        client(transport) as session,
     ):
         with pytest.raises(MCPError) as caught:
             await session.call_tool("t", {})
         assert expected in caught.value.message
         assert caught.value.data == data
         assert (await session.call_tool("t", {})).content[0].text == "fine"  # type: ignore[union-attr]
-        assert not link.lost_event.is_set()
+        assert not transport.lost_event.is_set()
 
 
-async def test_a_server_that_is_not_there_is_told_as_never_reached() -> None:
+async def test_refused_connection_counts_as_not_sent() -> None:
     async with answering(Service()) as url:
         pass
-    async with open_transport("gone", http(f"{url}/?api_key=hunter2hunter2")) as link:
+    async with open_transport("gone", http(f"{url}/?api_key=hunter2hunter2")) as transport:
         with pytest.raises(BaseExceptionGroup) as caught:
-            await client(link).__aenter__()
+            await client(transport).__aenter__()
     error = caught.value.exceptions[0]
     assert isinstance(error, MCPError)
     assert error.message.startswith("cannot connect to 127.0.0.1")
@@ -342,7 +342,7 @@ async def test_a_server_that_is_not_there_is_told_as_never_reached() -> None:
     assert "hunter2" not in str(error)
 
 
-async def test_headers_and_login_go_with_every_request_and_to_no_other_origin() -> None:
+async def test_headers_and_auth_are_sent_to_one_origin_only() -> None:
     other = Service()
 
     class Login(httpx2.Auth):
@@ -358,16 +358,16 @@ async def test_headers_and_login_go_with_every_request_and_to_no_other_origin() 
         service = Service(away)
         async with (
             answering(service) as url,
-            open_transport("web", http(url, headers={"X-Api-Key": "k"}), auth=Login()) as link,
-            client(link) as session,
+            open_transport("web", http(url, headers={"X-Api-Key": "k"}), auth=Login()) as transport,
+            client(transport) as session,
         ):
             with pytest.raises(MCPError, match="not followed"):
                 await session.call_tool("t", {})
-    assert {(seen["x-api-key"], seen["x-login"]) for seen in service.headers} == {("k", "me")}
+    assert {(headers["x-api-key"], headers["x-login"]) for headers in service.headers} == {("k", "me")}
     assert other.headers == []
 
 
-async def test_a_redirect_within_the_origin_is_followed() -> None:
+async def test_redirect_within_the_origin_is_followed() -> None:
     service = Service()
 
     async def moved(request: web.Request) -> web.StreamResponse:
@@ -375,23 +375,27 @@ async def test_a_redirect_within_the_origin_is_followed() -> None:
             return web.Response(status=308, headers={"location": "/mcp/"})
         return await service(request)
 
-    async with answering(moved) as url, open_transport("web", http(f"{url}/mcp")) as link, client(link) as session:
+    async with (
+        answering(moved) as url,
+        open_transport("web", http(f"{url}/mcp")) as transport,
+        client(transport) as session,
+    ):
         assert (await session.call_tool("t", {})).content[0].text == "fine"  # type: ignore[union-attr]
 
 
-async def test_a_login_that_fails_fails_the_request_with_its_words() -> None:
+async def test_failed_auth_fails_the_request_with_its_message() -> None:
     class Login(httpx2.Auth):
         async def async_auth_flow(self, request: httpx2.Request) -> Any:
             raise ProviderError("server 'web' needs a login")
             yield request
 
-    async with answering(Service()) as url, open_transport("web", http(url), auth=Login()) as link:
+    async with answering(Service()) as url, open_transport("web", http(url), auth=Login()) as transport:
         with pytest.raises(BaseExceptionGroup) as caught:
-            await client(link).__aenter__()
+            await client(transport).__aenter__()
     assert "server 'web' needs a login" in str(caught.value.exceptions[0])
 
 
-async def test_a_server_that_hangs_does_not_hold_up_closing() -> None:
+async def test_hanging_server_does_not_delay_closing() -> None:
     hung = asyncio.Event()
 
     async def hang(request: web.Request) -> web.StreamResponse:
@@ -400,7 +404,7 @@ async def test_a_server_that_hangs_does_not_hold_up_closing() -> None:
         raise AssertionError
 
     async def hold(url: str) -> None:
-        async with open_transport("web", http(url)) as link, client(link) as session:
+        async with open_transport("web", http(url)) as transport, client(transport) as session:
             await session.call_tool("t", {})
 
     async with answering(Service(hang)) as url:
@@ -410,12 +414,12 @@ async def test_a_server_that_hangs_does_not_hold_up_closing() -> None:
         await asyncio.wait((task,))
 
 
-async def test_neither_urls_nor_messages_reach_the_logs_of_the_libraries(caplog: pytest.LogCaptureFixture) -> None:
+async def test_libraries_log_neither_urls_nor_messages(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     async with (
         answering(Service()) as url,
-        open_transport("web", http(f"{url}/?api_key=hunter2hunter2")) as link,
-        client(link) as session,
+        open_transport("web", http(f"{url}/?api_key=hunter2hunter2")) as transport,
+        client(transport) as session,
     ):
         await session.call_tool("t", {"password": "hunter2hunter2"})
     assert "hunter2" not in json.dumps(
@@ -423,7 +427,7 @@ async def test_neither_urls_nor_messages_reach_the_logs_of_the_libraries(caplog:
     )
 
 
-def test_the_certificates_are_read_once() -> None:
+def test_certificates_are_loaded_once() -> None:
     assert http_client.tls_context() is http_client.tls_context()
 
 
@@ -440,7 +444,7 @@ def test_the_certificates_are_read_once() -> None:
     ],
     ids=["ftp", "file", "space", "port", "no-host", "websocket", "none"],
 )
-async def test_a_url_that_does_not_fit_is_told_without_showing_it(spec: ServerSpec, expected: str) -> None:
+async def test_invalid_url_is_reported_without_showing_it(spec: ServerSpec, expected: str) -> None:
     with pytest.raises(ProviderError) as caught:
         async with open_transport("web", spec):
             pass
@@ -453,7 +457,7 @@ async def test_a_url_that_does_not_fit_is_told_without_showing_it(spec: ServerSp
     [{"X-Key": "hunter2\r\nHost: x"}, {"X-Key": "hünter2"}, {"X Key": "hunter2"}, {"X-Key": "hunter2\n"}],
     ids=["newline", "letter", "name", "end"],
 )
-async def test_a_header_that_cannot_be_sent_is_told_without_its_value(headers: dict[str, str]) -> None:
+async def test_invalid_header_is_reported_without_its_value(headers: dict[str, str]) -> None:
     with pytest.raises(ProviderError, match="characters that HTTP does not allow") as caught:
         async with open_transport("web", http("http://127.0.0.1:1/", headers=headers)):
             pass

@@ -16,11 +16,11 @@ pytestmark = pytest.mark.spec("3.16")
 
 
 @pytest.mark.parametrize("auth", ["oauth", {}, {"type": "oauth"}, {"type": "authorization_code"}])
-def test_a_login_in_the_browser_is_the_default(auth: object) -> None:
+def test_browser_login_is_the_default(auth: object) -> None:
     assert parse_oauth_settings("x", auth) == OAuthSettings(grant="authorization_code")
 
 
-def test_every_key_arrives() -> None:
+def test_every_key_is_parsed() -> None:
     auth = {
         "type": "client_credentials",
         "clientId": "me",
@@ -69,11 +69,11 @@ _WRONG: dict[str, tuple[Any, str]] = {
 }
 
 
-@pytest.mark.parametrize(("auth", "told"), _WRONG.values(), ids=_WRONG.keys())
-def test_what_is_wrong_is_named_with_the_server(auth: object, told: str) -> None:
+@pytest.mark.parametrize(("auth", "message"), _WRONG.values(), ids=_WRONG.keys())
+def test_errors_name_the_server_and_the_key(auth: object, message: str) -> None:
     with pytest.raises(ConfigError) as error:
         parse_oauth_settings("github", auth)
-    assert told in str(error.value)
+    assert message in str(error.value)
     assert "'github'" in str(error.value)
 
 
@@ -82,7 +82,7 @@ _VALUES = st.none() | st.booleans() | st.integers() | st.text(max_size=20) | st.
 
 
 @given(auth=st.dictionaries(_KEYS | st.text(max_size=5), _VALUES, max_size=6) | _VALUES)
-def test_any_value_gives_settings_or_a_config_error(auth: object) -> None:
+def test_any_value_is_parsed_or_a_config_error(auth: object) -> None:
     with contextlib.suppress(ConfigError):
         parse_oauth_settings("x", auth)
 
@@ -102,7 +102,7 @@ _NEAR = "http://127.0.0.1:8000/mcp"
         ("https://10.0.0.7/x", "https://10.0.0.8/mcp"),
     ],
 )
-def test_where_tokens_may_go(url: str, server: str) -> None:
+def test_safe_urls(url: str, server: str) -> None:
     assert find_url_problem(url, named_by=server) is None
 
 
@@ -128,10 +128,10 @@ def test_where_tokens_may_go(url: str, server: str) -> None:
         ("https://0.0.0.0/x", _FAR),
     ],
 )
-def test_where_tokens_may_not_go(url: str, server: str) -> None:
+def test_unsafe_urls(url: str, server: str) -> None:
     assert find_url_problem(url, named_by=server) is not None
 
 
 @given(url=st.text(max_size=60))
-def test_any_text_as_a_url_gives_an_answer(url: str) -> None:
+def test_any_text_is_checked_as_a_url(url: str) -> None:
     find_url_problem(url, named_by=_FAR)
