@@ -46,15 +46,15 @@ async def call(tool: Tool, arguments: dict[str, Any], *allowed_hosts: str) -> An
         return (await toolspace.call(tool.name, arguments)).unwrap()
 
 
-def answering(*args: Any, **kwargs: Any) -> Respond:
+def respond_with(*args: Any, **kwargs: Any) -> Respond:
     async def answer(request: web.Request) -> web.StreamResponse:
         return web.Response(*args, **kwargs)
 
     return answer
 
 
-def redirecting(status: int, location: str) -> Respond:
-    return answering(status=status, headers={"location": location})
+def redirect_to(status: int, location: str) -> Respond:
+    return respond_with(status=status, headers={"location": location})
 
 
 def redirecting_from(path: str, status: int, location: str) -> Respond:
@@ -67,7 +67,7 @@ def redirecting_from(path: str, status: int, location: str) -> Respond:
 
 
 async def test_http_get_returns_status_headers_and_body():
-    answer = answering(text="hello", headers=[("X-Kind", "a"), ("Set-Cookie", "a=1"), ("Set-Cookie", "b=2")])
+    answer = respond_with(text="hello", headers=[("X-Kind", "a"), ("Set-Cookie", "a=1"), ("Set-Cookie", "b=2")])
     async with http_server(answer) as server:
         result = await call(http_get, {"url": server.url("/x?y=1"), "headers": {"X-Ask": "me"}}, server.address)
     assert result.keys() == {"status", "headers", "body"}
@@ -81,7 +81,7 @@ async def test_http_get_returns_status_headers_and_body():
 
 @pytest.mark.parametrize("status", [404, 401, 500, 304])
 async def test_any_status_is_a_result(status: int):
-    async with http_server(answering(status=status)) as server:
+    async with http_server(respond_with(status=status)) as server:
         assert (await call(http_get, {"url": server.url()}, server.address))["status"] == status
 
 
@@ -105,7 +105,7 @@ async def test_any_status_is_a_result(status: int):
     ],
 )
 async def test_text_is_decoded_with_its_declared_charset(body: bytes, content_type: str, text: str):
-    async with http_server(answering(body=body, headers={"content-type": content_type})) as server:
+    async with http_server(respond_with(body=body, headers={"content-type": content_type})) as server:
         result = await call(http_get, {"url": server.url()}, server.address)
     assert result["body"] == text
     assert "encoding" not in result
@@ -113,7 +113,7 @@ async def test_text_is_decoded_with_its_declared_charset(body: bytes, content_ty
 
 async def test_a_binary_body_is_marked_as_base64():
     image = b"\x89PNG\r\n\x1a\n\x00\x00\xff\xfe"
-    async with http_server(answering(body=image, content_type="image/png")) as server:
+    async with http_server(respond_with(body=image, content_type="image/png")) as server:
         result = await call(http_get, {"url": server.url()}, server.address)
     assert result["encoding"] == "base64"
     assert base64.b64decode(result["body"]) == image
@@ -131,7 +131,7 @@ async def test_a_binary_body_is_marked_as_base64():
     ],
 )
 async def test_post_sends_objects_as_json_and_strings_unchanged(body: Any, sent: str, content_type: str):
-    async with http_server(answering()) as server:
+    async with http_server(respond_with()) as server:
         await call(http_post, {"url": server.url(), "body": body}, server.address)
     assert server.requests[0].method == "POST"
     assert server.requests[0].body.decode() == sent
@@ -140,20 +140,20 @@ async def test_post_sends_objects_as_json_and_strings_unchanged(body: Any, sent:
 
 async def test_content_type_of_the_caller_is_kept():
     arguments: dict[str, Any] = {"body": {"a": 1}, "headers": {"content-TYPE": "application/ld+json"}}
-    async with http_server(answering()) as server:
+    async with http_server(respond_with()) as server:
         await call(http_post, {"url": server.url(), **arguments}, server.address)
     assert server.requests[0].headers["content-type"] == "application/ld+json"
 
 
 async def test_post_without_a_body_has_content_length_zero():
-    async with http_server(answering()) as server:
+    async with http_server(respond_with()) as server:
         await call(http_post, {"url": server.url()}, server.address)
     assert server.requests[0].headers["content-length"] == "0"
 
 
 @pytest.mark.parametrize("method", ["GET", "put", "PATCH", "DELETE", "OPTIONS", "HEAD"])
 async def test_http_request_sends_any_method(method: str):
-    async with http_server(answering(text="body")) as server:
+    async with http_server(respond_with(text="body")) as server:
         result = await call(http_request, {"method": method, "url": server.url(), "body": "x"}, server.address)
     assert server.requests[0].method == method.upper()
     assert result["body"] == ("" if method == "HEAD" else "body")
@@ -238,7 +238,7 @@ async def test_a_password_in_a_url_is_rejected_and_not_shown():
 
 
 async def test_a_loopback_server_is_refused_unless_allowed():
-    async with http_server(answering()) as server:
+    async with http_server(respond_with()) as server:
         with pytest.raises(ToolPermissionError, match=r"127\.0\.0\.1 is a loopback address; add it to allowedHosts"):
             await call(http_get, {"url": server.url()})
         with pytest.raises(ToolPermissionError, match="localhost resolves to the loopback address"):
@@ -284,7 +284,7 @@ async def test_every_spelling_of_a_refused_address_is_refused(host: str):
 
 
 async def test_an_unusual_spelling_of_an_allowed_address_works():
-    async with http_server(answering(text="here")) as server:
+    async with http_server(respond_with(text="here")) as server:
         result = await call(http_get, {"url": f"http://127.1:{server.port}/"}, server.address)
     assert result["body"] == "here"
     assert server.requests[0].headers["host"] == server.address
@@ -320,7 +320,7 @@ async def test_a_name_that_resolves_to_a_mapped_private_address_is_refused(addre
 
 async def test_the_connection_uses_the_checked_address():
     names = Names(["10.0.0.1", "127.0.0.1", "127.0.0.1"])
-    async with http_server(answering(text="here")) as server:
+    async with http_server(respond_with(text="here")) as server:
         client = GuardedHttpClient([server.address], resolve=names)
         response = await client.send("GET", f"http://made-up.example:{server.port}/")
     assert response.body == b"here"
@@ -330,7 +330,7 @@ async def test_the_connection_uses_the_checked_address():
 
 async def test_a_redirect_resolves_and_checks_the_host_again():
     names = Names(["127.0.0.1"], ["10.0.0.1"])
-    async with http_server(redirecting(302, "/again")) as server:
+    async with http_server(redirect_to(302, "/again")) as server:
         with pytest.raises(ToolPermissionError, match=r"redirects to .*/again.* resolves to the private address"):
             await GuardedHttpClient([server.address], resolve=names).send(
                 "GET", f"http://rebind.example:{server.port}/"
@@ -339,7 +339,7 @@ async def test_a_redirect_resolves_and_checks_the_host_again():
 
 
 async def test_an_allowed_host_may_resolve_to_any_address():
-    async with http_server(answering(text="here")) as server:
+    async with http_server(respond_with(text="here")) as server:
         client = GuardedHttpClient(["*.corp.example"], resolve=Names(["127.0.0.1"]))
         response = await client.send("GET", f"http://wiki.corp.example:{server.port}/")
     assert response.status == 200
@@ -366,8 +366,8 @@ async def test_redirects_are_followed_and_the_final_url_is_returned():
 @pytest.mark.parametrize("location", ["http://127.0.0.1:{port}/", "//localhost:{port}/", "http://169.254.169.254/x"])
 async def test_a_redirect_to_a_host_that_is_not_allowed_is_refused(location: str):
     async with (
-        http_server(answering()) as other,
-        http_server(redirecting(302, location.format(port=other.port))) as server,
+        http_server(respond_with()) as other,
+        http_server(redirect_to(302, location.format(port=other.port))) as server,
     ):
         with pytest.raises(ToolPermissionError, match="redirects to"):
             await call(http_get, {"url": server.url()}, server.address)
@@ -377,25 +377,25 @@ async def test_a_redirect_to_a_host_that_is_not_allowed_is_refused(location: str
 
 @pytest.mark.parametrize("location", ["file:///etc/passwd", "ftp://x.example/", "http://[::1", "http://u:p@x.example/"])
 async def test_a_redirect_to_an_invalid_url_fails(location: str):
-    async with http_server(redirecting(302, location)) as server:
+    async with http_server(redirect_to(302, location)) as server:
         with pytest.raises(ToolExecutionError, match="redirects, but"):
             await call(http_get, {"url": server.url()}, server.address)
 
 
 async def test_a_refused_redirect_of_a_post_counts_as_executed():
-    async with http_server(redirecting(307, "http://10.0.0.1/")) as server:
+    async with http_server(redirect_to(307, "http://10.0.0.1/")) as server:
         with pytest.raises(ToolPermissionError, match=r"Permission denied: .* redirects to") as refused:
             await call(http_post, {"url": server.url()}, server.address)
     assert refused.value.executed
 
 
 async def test_a_redirect_without_a_location_is_returned():
-    async with http_server(answering(status=302)) as server:
+    async with http_server(respond_with(status=302)) as server:
         assert (await call(http_get, {"url": server.url()}, server.address))["status"] == 302
 
 
 async def test_too_many_redirects_are_an_error():
-    async with http_server(redirecting(302, "/again")) as server:
+    async with http_server(redirect_to(302, "/again")) as server:
         with pytest.raises(ToolExecutionError, match="more than 10 times"):
             await call(http_get, {"url": server.url()}, server.address)
     assert len(server.requests) == 11
@@ -428,8 +428,8 @@ async def test_the_redirect_status_decides_the_method(status: int, method: str, 
 async def test_another_origin_receives_no_secret_headers():
     secrets = {"Authorization": "Bearer s", "Cookie": "c=s", "X-Api-Key": "s"}
     async with (
-        http_server(answering()) as other,
-        http_server(redirecting(307, other.url())) as server,
+        http_server(respond_with()) as other,
+        http_server(redirect_to(307, other.url())) as server,
     ):
         arguments = {"url": server.url(), "headers": {**secrets, "Accept": "text/x"}}
         await call(http_get, arguments, server.address, other.address)
@@ -459,29 +459,31 @@ async def test_cookies_are_not_kept_between_requests():
 async def test_proxy_variables_are_ignored(monkeypatch: pytest.MonkeyPatch):
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
-    async with http_server(answering(text="here")) as server:
+    async with http_server(respond_with(text="here")) as server:
         assert (await call(http_get, {"url": server.url()}, server.address))["body"] == "here"
 
 
 async def test_a_large_body_is_truncated_and_marked():
-    async with http_server(answering(body="é".encode() * 5_500_000, content_type="text/plain")) as server:
+    async with http_server(respond_with(body="é".encode() * 5_500_000, content_type="text/plain")) as server:
         result = await call(http_get, {"url": server.url()}, server.address)
     assert result["truncated"] is True
     assert result["body"] == "é" * 5_000_000
 
 
 async def test_truncation_inside_a_character_drops_the_character():
-    async with http_server(answering(body=("x" + "é" * 6_000_000).encode())) as server:
+    async with http_server(respond_with(body=("x" + "é" * 6_000_000).encode())) as server:
         result = await call(http_get, {"url": server.url()}, server.address)
     assert result["body"][-1] == "é"
 
 
 async def test_a_decompression_bomb_is_truncated():
     packer = zlib.compressobj(9, zlib.DEFLATED, 31)
-    packed = b"".join(packer.compress(bytes(1_000_000).replace(b"\0", b"a")) for _ in range(100)) + packer.flush()
-    async with http_server(answering(body=packed, headers={"content-encoding": "gzip"})) as server:
+    compressed_body = (
+        b"".join(packer.compress(bytes(1_000_000).replace(b"\0", b"a")) for _ in range(100)) + packer.flush()
+    )
+    async with http_server(respond_with(body=compressed_body, headers={"content-encoding": "gzip"})) as server:
         result = await call(http_get, {"url": server.url()}, server.address)
-    assert len(packed) < 200_000
+    assert len(compressed_body) < 200_000
     assert result["truncated"] is True
     assert len(result["body"]) == 10_000_000
 
@@ -500,7 +502,7 @@ def raw_deflate(data: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("encoding", "packed"),
+    ("encoding", "compressed_body"),
     [
         ("gzip", gzip.compress(b"hello", mtime=0)),
         ("x-gzip", gzip.compress(b"hello", mtime=0)),
@@ -511,26 +513,26 @@ def raw_deflate(data: bytes) -> bytes:
         ("identity", b"hello"),
     ],
 )
-async def test_a_compressed_body_is_decompressed(encoding: str, packed: bytes):
-    async with http_server(answering(body=packed, headers={"content-encoding": encoding})) as server:
+async def test_a_compressed_body_is_decompressed(encoding: str, compressed_body: bytes):
+    async with http_server(respond_with(body=compressed_body, headers={"content-encoding": encoding})) as server:
         assert (await call(http_get, {"url": server.url()}, server.address))["body"] == "hello"
 
 
 async def test_an_invalid_compressed_body_is_a_transport_error():
-    async with http_server(answering(body=b"no gzip", headers={"content-encoding": "gzip"})) as server:
+    async with http_server(respond_with(body=b"no gzip", headers={"content-encoding": "gzip"})) as server:
         with pytest.raises(ToolTransportError, match="cannot be decompressed"):
             await call(http_get, {"url": server.url()}, server.address)
 
 
 async def test_a_refused_connection_is_a_transport_error():
-    async with http_server(answering()) as server:
+    async with http_server(respond_with()) as server:
         pass
     with pytest.raises(ToolTransportError, match=f"cannot connect to {server.address}"):
         await call(http_get, {"url": server.url("/?key=s3cret")}, server.address)
 
 
 async def test_a_server_without_tls_is_a_transport_error():
-    async with http_server(answering()) as server:
+    async with http_server(respond_with()) as server:
         with pytest.raises(ToolTransportError, match="TLS"):
             await call(http_get, {"url": f"https://{server.address}/"}, server.address)
 

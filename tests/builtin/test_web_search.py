@@ -188,7 +188,7 @@ each_service = pytest.mark.parametrize("service", SERVICES, ids=named)
 each_keyed_service = pytest.mark.parametrize("service", KEYED, ids=named)
 
 
-def answering(response: Callable[[], web.StreamResponse]) -> Respond:
+def respond_with(response: Callable[[], web.StreamResponse]) -> Respond:
     async def answer(request: web.Request) -> web.StreamResponse:
         return response()
 
@@ -209,7 +209,7 @@ async def search(settings: dict[str, Any] | None, query: str = "snow & ice?", **
 
 @each_service
 async def test_a_search_sends_the_request_of_the_service_and_returns_results(service: SearchServiceCase):
-    async with http_server(answering(lambda: service.answer(PAGES))) as server:
+    async with http_server(respond_with(lambda: service.answer(PAGES))) as server:
         settings = {"provider": service.name, "url": server.url("/search"), **service.settings}
         result = await search(settings, limit=2)
     assert result == {"results": PAGES[:2]}
@@ -219,13 +219,13 @@ async def test_a_search_sends_the_request_of_the_service_and_returns_results(ser
 
 @each_service
 async def test_no_results_are_an_empty_list(service: SearchServiceCase):
-    async with http_server(answering(lambda: service.answer([]))) as server:
+    async with http_server(respond_with(lambda: service.answer([]))) as server:
         assert await search({"provider": service.name, "url": server.url(), **service.settings}) == {"results": []}
 
 
 @each_service
 async def test_max_results_limits_the_limit(service: SearchServiceCase):
-    async with http_server(answering(lambda: service.answer(PAGES))) as server:
+    async with http_server(respond_with(lambda: service.answer(PAGES))) as server:
         settings = {"provider": service.name, "url": server.url(), "maxResults": 1, **service.settings}
         assert (await search(settings, limit=1000))["results"] == PAGES[:1]
         assert (await search(settings))["results"] == PAGES[:1]
@@ -240,7 +240,7 @@ async def test_an_unexpected_response_is_a_clear_error(service: SearchServiceCas
     def answer() -> web.StreamResponse:
         return web.Response(body=body.encode("latin-1"))
 
-    async with http_server(answering(answer)) as server:
+    async with http_server(respond_with(answer)) as server:
         with pytest.raises(ToolExecutionError, match=rf"{service.name} .*tools\.webSearch\.provider"):
             await search({"provider": service.name, "url": server.url(), **service.settings})
 
@@ -257,7 +257,7 @@ async def test_a_rejected_key_is_reported_without_the_key(service: SearchService
     def answer() -> web.StreamResponse:
         return web.json_response(service.errors, status=401)
 
-    async with http_server(answering(answer)) as server:
+    async with http_server(respond_with(answer)) as server:
         with pytest.raises(ToolExecutionError, match=r"answered 401 \(.*\); check tools\.webSearch\.apiKey") as failure:
             await search({"provider": service.name, "url": server.url(), **service.settings})
     assert "key" in str(failure.value)
@@ -267,19 +267,19 @@ async def test_a_rejected_key_is_reported_without_the_key(service: SearchService
 @each_service
 @pytest.mark.parametrize("status", [429, 500, 503])
 async def test_an_error_of_the_service_has_its_status(service: SearchServiceCase, status: int):
-    async with http_server(answering(lambda: web.Response(status=status))) as server:
+    async with http_server(respond_with(lambda: web.Response(status=status))) as server:
         with pytest.raises(ToolExecutionError, match=f"{service.name} answered {status}"):
             await search({"provider": service.name, "url": server.url(), **service.settings})
 
 
 @each_service
 async def test_a_redirect_is_not_followed(service: SearchServiceCase):
-    async with http_server(answering(lambda: service.answer(PAGES))) as other:
+    async with http_server(respond_with(lambda: service.answer(PAGES))) as other:
 
         def answer() -> web.StreamResponse:
             return web.Response(status=307, headers={"location": other.url()})
 
-        async with http_server(answering(answer)) as server:
+        async with http_server(respond_with(answer)) as server:
             with pytest.raises(ToolExecutionError, match="redirect"):
                 await search({"provider": service.name, "url": server.url(), **service.settings})
     assert other.requests == []
@@ -287,7 +287,7 @@ async def test_a_redirect_is_not_followed(service: SearchServiceCase):
 
 @each_keyed_service
 async def test_an_unreachable_service_is_a_transport_error_without_the_key(service: SearchServiceCase):
-    async with http_server(answering(web.Response)) as server:
+    async with http_server(respond_with(web.Response)) as server:
         pass
     with pytest.raises(ToolTransportError) as failure:
         await search({"provider": service.name, "url": server.url(), **service.settings})
@@ -296,7 +296,7 @@ async def test_an_unreachable_service_is_a_transport_error_without_the_key(servi
 
 @each_keyed_service
 async def test_a_key_with_a_line_break_at_its_end_works(service: SearchServiceCase):
-    async with http_server(answering(lambda: service.answer(PAGES))) as server:
+    async with http_server(respond_with(lambda: service.answer(PAGES))) as server:
         settings = {"provider": service.name, "url": server.url(), **service.settings, "apiKey": f" {KEY}\n"}
         await search(settings, limit=2)
     assert service.sent_parts(server.requests[0]) == service.expected_parts
@@ -312,14 +312,14 @@ async def test_an_invalid_key_is_rejected_and_not_shown(provider: str):
 async def test_google_needs_a_search_engine():
     with pytest.raises(ToolExecutionError, match=r"tools\.webSearch\.cx"):
         await search({"provider": "google", "apiKey": KEY})
-    async with http_server(answering(lambda: google_answer(PAGES))) as server:
+    async with http_server(respond_with(lambda: google_answer(PAGES))) as server:
         settings = {"provider": "google", "apiKey": KEY, "searchEngineId": "engine", "url": server.url()}
         await search(settings, limit=2)
     assert server.requests[0].query["cx"] == "engine"
 
 
 async def test_google_requests_have_at_most_ten_results():
-    async with http_server(answering(lambda: google_answer(PAGES))) as server:
+    async with http_server(respond_with(lambda: google_answer(PAGES))) as server:
         settings = {"provider": "google", "apiKey": KEY, "cx": "e", "maxResults": 30, "url": server.url()}
         await search(settings, limit=25)
     assert server.requests[0].query["num"] == "10"
@@ -357,7 +357,7 @@ async def test_an_empty_query_and_an_invalid_limit_are_rejected(arguments: dict[
 
 
 async def test_the_configured_endpoint_is_allowed_only_for_searches():
-    async with http_server(answering(lambda: tavily_answer(PAGES))) as server:
+    async with http_server(respond_with(lambda: tavily_answer(PAGES))) as server:
         settings = {"provider": "tavily", "apiKey": KEY, "url": f"http://localhost:{server.port}/"}
         assert await search(settings, limit=1) == {"results": PAGES[:1]}
         with pytest.raises(ToolPermissionError):
@@ -370,7 +370,7 @@ async def test_the_configured_endpoint_is_allowed_only_for_searches():
 async def test_a_captcha_of_duckduckgo_is_reported(status: int):
     html = '<div class="anomaly-modal__title">Unfortunately, bots use DuckDuckGo too.</div>'
     page = web.Response(text=html, content_type="text/html", status=status)
-    async with http_server(answering(lambda: page)) as server:
+    async with http_server(respond_with(lambda: page)) as server:
         with pytest.raises(ToolExecutionError, match="robot"):
             await search({"url": server.url()})
 

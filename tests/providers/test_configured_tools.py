@@ -14,12 +14,12 @@ from tests.http_servers import http_server
 from toolspace import Toolspace
 from toolspace.errors import ConfigError
 
-Opens = Callable[..., Toolspace]
+OpenToolspace = Callable[..., Toolspace]
 
 
 @pytest.fixture
-def opened(tmp_path: Path) -> Opens:
-    """Opens a toolspace with these definitions, in a file with one key per line."""
+def open_toolspace(tmp_path: Path) -> OpenToolspace:
+    """OpenToolspace a toolspace with these definitions, in a file with one key per line."""
 
     def open_with(*definitions: dict[str, Any], **config: Any) -> Toolspace:
         path = tmp_path / "toolspace.json"
@@ -29,28 +29,28 @@ def opened(tmp_path: Path) -> Opens:
     return open_with
 
 
-def defined(execution_type: str, execution: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
+def define_tool(execution_type: str, execution: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
     entry = {"name": "it", "executionType": execution_type, **more}
     return entry if execution is None else {**entry, "execution": execution}
 
 
-def refused(opened: Opens, *definitions: dict[str, Any]) -> str:
-    with pytest.raises(ConfigError) as raised:
-        opened(*definitions)
-    return str(raised.value)
+def configuration_error(open_toolspace: OpenToolspace, *definitions: dict[str, Any]) -> str:
+    with pytest.raises(ConfigError) as error_info:
+        open_toolspace(*definitions)
+    return str(error_info.value)
 
 
 # compute
 
 
 @pytest.mark.spec("6.1")
-async def test_a_compute_tool_evaluates_its_expression_over_the_input(opened: Opens) -> None:
+async def test_a_compute_tool_evaluates_its_expression_over_the_input(open_toolspace: OpenToolspace) -> None:
     total = {"expression": "{'total': round(sum(x.price * x.n for x in items) * (1 + tax / 100), 2)}"}
-    async with opened(defined("compute", total)) as ts:
+    async with open_toolspace(define_tool("compute", total)) as ts:
         result = await ts.call("it", {"items": [{"price": 10, "n": 3}], "tax": 20})
         assert result.unwrap() == {"total": 36.0}
-        failed = await ts.call("it", {"items": [], "tax": "x"})
-        assert failed.error == "the expression has no value for this input: / needs a number, not a text"
+        failed_result = await ts.call("it", {"items": [], "tax": "x"})
+        assert failed_result.error == "the expression has no value for this input: / needs a number, not a text"
         tool = ts.find_tool("it")
         assert tool is not None
         assert (tool.visible, tool.input_schema["properties"]) == (False, {"items": {}, "tax": {}})
@@ -67,17 +67,19 @@ async def test_a_compute_tool_evaluates_its_expression_over_the_input(opened: Op
     ],
 )
 def test_an_invalid_expression_is_a_configuration_error_with_its_line(
-    opened: Opens, expression: str, expected: str
+    open_toolspace: OpenToolspace, expression: str, expected: str
 ) -> None:
     schema = {"type": "object", "properties": {"price": {"type": "number"}}}
-    message = refused(opened, defined("compute", {"expression": expression}, inputSchema=schema))
+    message = configuration_error(
+        open_toolspace, define_tool("compute", {"expression": expression}, inputSchema=schema)
+    )
     assert "toolspace.json:15 (tools[0].execution.expression)" in message
     assert expected in message
 
 
-def test_all_invalid_definitions_are_reported_together(opened: Opens) -> None:
+def test_all_invalid_definitions_are_reported_together(open_toolspace: OpenToolspace) -> None:
     other = {"name": "other", "executionType": "prebuilt", "execution": {"action": "sendMesage"}}
-    message = refused(opened, defined("compute", {"expression": "1 +"}), other)
+    message = configuration_error(open_toolspace, define_tool("compute", {"expression": "1 +"}), other)
     assert "tools[0].execution.expression" in message
     assert "tools[1].execution.action" in message
 
@@ -88,7 +90,7 @@ def test_all_invalid_definitions_are_reported_together(opened: Opens) -> None:
 @pytest.mark.spec("6.1")
 @pytest.mark.spec("3.20")
 @pytest.mark.parametrize("execution_type", ["gateway", "request", "external", "space", None])
-async def test_a_tool_with_a_url_is_an_http_request(opened: Opens, execution_type: str | None) -> None:
+async def test_a_tool_with_a_url_is_an_http_request(open_toolspace: OpenToolspace, execution_type: str | None) -> None:
     async with http_server() as server:
         execution = {
             "url": server.url("/orders/${parameters.id}"),
@@ -99,7 +101,7 @@ async def test_a_tool_with_a_url_is_an_http_request(opened: Opens, execution_typ
         definition = {"name": "order", "execution": execution}
         if execution_type is not None:
             definition["executionType"] = execution_type
-        async with opened(definition) as ts:
+        async with open_toolspace(definition) as ts:
             result = await ts.call("order", {"id": "a/b", "note": "hi"})
             assert result.ok, result.error
             tool = ts.find_tool("order")
@@ -113,11 +115,11 @@ async def test_a_tool_with_a_url_is_an_http_request(opened: Opens, execution_typ
 
 
 @pytest.mark.spec("3.21")
-async def test_a_failed_request_of_a_configured_tool_has_status_and_body(opened: Opens) -> None:
+async def test_a_failed_request_of_a_configured_tool_has_status_and_body(open_toolspace: OpenToolspace) -> None:
     async def answer(request: web.Request) -> web.Response:
         return web.json_response({"why": "no such order"}, status=404)
 
-    async with http_server(answer) as server, opened(defined("gateway", {"url": server.url()})) as ts:
+    async with http_server(answer) as server, open_toolspace(define_tool("gateway", {"url": server.url()})) as ts:
         result = await ts.call("it", {"anything": 1})
         assert (result.error_kind, result.extras["status"], result.extras["body"]) == (
             "execution_error",
@@ -126,11 +128,13 @@ async def test_a_failed_request_of_a_configured_tool_has_status_and_body(opened:
         )
 
 
-async def test_requests_of_configured_tools_continue_after_a_reload(opened: Opens, tmp_path: Path) -> None:
-    async with http_server() as server, opened(defined("gateway", {"url": server.url()})) as ts:
+async def test_requests_of_configured_tools_continue_after_a_reload(
+    open_toolspace: OpenToolspace, tmp_path: Path
+) -> None:
+    async with http_server() as server, open_toolspace(define_tool("gateway", {"url": server.url()})) as ts:
         assert (await ts.call("it")).ok
-        changed = {"tools": [defined("gateway", {"url": server.url("/new")})]}
-        (tmp_path / "toolspace.json").write_text(json.dumps(changed))
+        changed_config = {"tools": [define_tool("gateway", {"url": server.url("/new")})]}
+        (tmp_path / "toolspace.json").write_text(json.dumps(changed_config))
         await ts.reload()
         assert (await ts.call("it")).ok
         assert [request.target for request in server.requests] == ["/", "/new"]
@@ -147,8 +151,10 @@ async def test_requests_of_configured_tools_continue_after_a_reload(opened: Open
         ({}, '"url" is missing'),
     ],
 )
-def test_an_invalid_request_is_a_configuration_error(opened: Opens, execution: dict[str, Any], expected: str) -> None:
-    message = refused(opened, defined("gateway", execution))
+def test_an_invalid_request_is_a_configuration_error(
+    open_toolspace: OpenToolspace, execution: dict[str, Any], expected: str
+) -> None:
+    message = configuration_error(open_toolspace, define_tool("gateway", execution))
     assert "toolspace.json:" in message
     assert expected in message
 
@@ -158,16 +164,18 @@ def test_an_invalid_request_is_a_configuration_error(opened: Opens, execution: d
 
 @pytest.mark.spec("6.1")
 @pytest.mark.parametrize(("execution_type", "who"), [("external", "a worker"), ("space", "a person in a space")])
-async def test_external_tools_need_the_gateway(opened: Opens, execution_type: str, who: str) -> None:
-    async with opened(defined(execution_type)) as ts:
+async def test_external_tools_need_the_gateway(open_toolspace: OpenToolspace, execution_type: str, who: str) -> None:
+    async with open_toolspace(define_tool(execution_type)) as ts:
         result = await ts.call("it", {})
         assert result.error == f'tool "it" is executed by {who}; start the gateway (toolspace serve) and call it there'
         assert (result.error_kind, result.executed) == ("execution_error", False)
 
 
 @pytest.mark.spec("6.1")
-async def test_wait_without_the_gateway_sleeps(opened: Opens) -> None:
-    async with opened(defined("wait", {"duration": "5ms"}), {"name": "any", "executionType": "waiting"}) as ts:
+async def test_wait_without_the_gateway_sleeps(open_toolspace: OpenToolspace) -> None:
+    async with open_toolspace(
+        define_tool("wait", {"duration": "5ms"}), {"name": "any", "executionType": "waiting"}
+    ) as ts:
         assert (await ts.call("it")).unwrap() == {"waited": 5}
         assert (await ts.call("any", {"duration": 1})).unwrap() == {"waited": 1}
         assert "is not a duration" in ((await ts.call("any", {"duration": "soon"})).error or "")
@@ -177,20 +185,22 @@ async def test_wait_without_the_gateway_sleeps(opened: Opens) -> None:
 @pytest.mark.parametrize(
     ("definition", "expected"),
     [
-        (defined("wait", {"duration": "soon"}), 'expected milliseconds or a duration such as "30s"'),
-        (defined("wait", inputSchema={"type": "object", "properties": {"x": {}}}), '"duration" is missing'),
-        (defined("wait", {"time": 5}), "unknown key; the keys here are duration"),
-        (defined("internal", {"url2": 5}), "unknown key; internal tools have none"),
-        (defined("space", expiresAfter=0), "a duration longer than 0"),
-        (defined("prebuilt"), '"action" is missing'),
+        (define_tool("wait", {"duration": "soon"}), 'expected milliseconds or a duration such as "30s"'),
+        (define_tool("wait", inputSchema={"type": "object", "properties": {"x": {}}}), '"duration" is missing'),
+        (define_tool("wait", {"time": 5}), "unknown key; the keys here are duration"),
+        (define_tool("internal", {"url2": 5}), "unknown key; internal tools have none"),
+        (define_tool("space", expiresAfter=0), "a duration longer than 0"),
+        (define_tool("prebuilt"), '"action" is missing'),
         (
-            defined("prebuilt", {"action": "set_goal"}),
+            define_tool("prebuilt", {"action": "set_goal"}),
             'there is no prebuilt action "set_goal"; did you mean "set_goals"',
         ),
     ],
 )
-def test_an_invalid_definition_names_file_and_line(opened: Opens, definition: dict[str, Any], expected: str) -> None:
-    message = refused(opened, definition)
+def test_an_invalid_definition_names_file_and_line(
+    open_toolspace: OpenToolspace, definition: dict[str, Any], expected: str
+) -> None:
+    message = configuration_error(open_toolspace, definition)
     assert "toolspace.json:" in message
     assert expected in message
 
@@ -199,7 +209,7 @@ def test_an_invalid_definition_names_file_and_line(opened: Opens, definition: di
 
 
 @pytest.mark.spec("6.2")
-async def test_each_execution_type_has_its_own_default_for_visible(opened: Opens) -> None:
+async def test_each_execution_type_has_its_own_default_for_visible(open_toolspace: OpenToolspace) -> None:
     executions: dict[str, dict[str, Any]] = {
         "gateway": {"url": "https://example.org"},
         "external": {},
@@ -215,7 +225,7 @@ async def test_each_execution_type_has_its_own_default_for_visible(opened: Opens
     definitions = [
         {"name": kind, "executionType": kind, "execution": execution} for kind, execution in executions.items()
     ]
-    async with opened(*definitions) as ts:
+    async with open_toolspace(*definitions) as ts:
         tools = {tool.name: tool.visible for tool in ts.list_tools()}
     assert {name for name in executions if tools[name]} == {"gateway", "external", "space", "wait", "agent", "image"}
     assert not tools["read_file"]
@@ -223,12 +233,12 @@ async def test_each_execution_type_has_its_own_default_for_visible(opened: Opens
 
 
 @pytest.mark.spec("6.2")
-async def test_configuration_sets_visible(opened: Opens) -> None:
+async def test_configuration_sets_visible(open_toolspace: OpenToolspace) -> None:
     definitions = [
         {"name": "shown", "executionType": "internal", "visible": True},
         {"name": "hidden", "executionType": "space", "visible": False},
     ]
-    async with opened(*definitions) as ts:
+    async with open_toolspace(*definitions) as ts:
         tools = {tool.name: tool.visible for tool in ts.list_tools()}
     assert (tools["shown"], tools["hidden"]) == (True, False)
 
@@ -239,8 +249,10 @@ async def test_configuration_sets_visible(opened: Opens) -> None:
 @pytest.mark.spec("6.1")
 @pytest.mark.spec("9.6")
 @pytest.mark.parametrize("action", ["setGoals", "set_goals"])
-async def test_a_prebuilt_tool_has_the_schema_and_description_of_its_action(opened: Opens, action: str) -> None:
-    async with opened(defined("prebuilt", {"action": action})) as ts:
+async def test_a_prebuilt_tool_has_the_schema_and_description_of_its_action(
+    open_toolspace: OpenToolspace, action: str
+) -> None:
+    async with open_toolspace(define_tool("prebuilt", {"action": action})) as ts:
         tool = ts.find_tool("it")
         assert tool is not None
         assert tool.description.startswith("Set goals of yours")
@@ -251,8 +263,8 @@ async def test_a_prebuilt_tool_has_the_schema_and_description_of_its_action(open
 
 
 @pytest.mark.spec("8.2")
-def test_no_configuration_makes_a_prebuilt_tool_visible(opened: Opens) -> None:
-    ts = opened(defined("prebuilt", {"action": "get_goals"}, visible=True))
+def test_no_configuration_makes_a_prebuilt_tool_visible(open_toolspace: OpenToolspace) -> None:
+    ts = open_toolspace(define_tool("prebuilt", {"action": "get_goals"}, visible=True))
     tool = ts.find_tool("it")
     assert tool is not None
     assert not tool.visible
@@ -260,13 +272,13 @@ def test_no_configuration_makes_a_prebuilt_tool_visible(opened: Opens) -> None:
 
 
 @pytest.mark.spec("1.1")
-async def test_a_definition_sets_the_timeout(opened: Opens) -> None:
+async def test_a_definition_sets_the_timeout(open_toolspace: OpenToolspace) -> None:
     definitions = [
         {"name": "ask", "executionType": "space", "expiresAfter": "2h"},
         {"name": "old", "executionType": "basic"},
         {"name": "quick", "executionType": "basic", "timeout": 1000},
     ]
-    async with opened(*definitions) as ts:
+    async with open_toolspace(*definitions) as ts:
         tools = {tool.name: tool for tool in ts.list_tools()}
     assert (tools["ask"].expires_after, tools["ask"].to_dict()["expiresAfter"]) == (7200.0, 7_200_000)
     assert (tools["old"].expires_after, tools["old"].pauses_run, tools["quick"].pauses_run) == (None, True, False)

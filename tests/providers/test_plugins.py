@@ -117,7 +117,7 @@ ready = Plug
 number = 5
 """
 
-Open = Callable[..., Toolspace]
+OpenToolspace = Callable[..., Toolspace]
 
 
 @pytest.fixture
@@ -155,11 +155,11 @@ def write(folder: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture
-def opened(write: Callable[..., Path]) -> Open:
-    def opened(**providers: Any) -> Toolspace:
+def open_with_providers(write: Callable[..., Path]) -> OpenToolspace:
+    def open_with_providers(**providers: Any) -> Toolspace:
         return Toolspace.open(write(providers=providers), environ={})
 
-    return opened
+    return open_with_providers
 
 
 def names(ts: Toolspace) -> list[str]:
@@ -183,9 +183,11 @@ def log_of(provider: Any) -> list[str]:
 
 
 @pytest.mark.spec("3.1")
-async def test_an_installed_package_offers_its_provider(install: Callable[..., Path], opened: Open) -> None:
+async def test_an_installed_package_offers_its_provider(
+    install: Callable[..., Path], open_with_providers: OpenToolspace
+) -> None:
     install("plug_pack", PROVIDER, greeter="plug_pack:Plug", maker="plug_pack:make")
-    async with opened(greeter={}, second={"uses": "maker", "settings": {"greeting": "hi"}}) as ts:
+    async with open_with_providers(greeter={}, second={"uses": "maker", "settings": {"greeting": "hi"}}) as ts:
         assert names(ts) == ["greeter__say", "greeter__rest", "second__say", "second__rest"]
         result = await ts.call("greeter__say")
         assert (result.result, result.kind, result.namespace) == ("hello", "plug", "greeter")
@@ -249,12 +251,12 @@ def test_a_package_that_cannot_be_imported_is_reported_with_the_reason(
 def test_entry_points_are_read_only_if_a_provider_is_configured(write: Callable[..., Path], folder: Path) -> None:
     code = "import sys, toolspace; toolspace.Toolspace.open({!r}); print('importlib.metadata' in sys.modules)"
 
-    def looked(path: Path) -> str:
+    def lookup_count(path: Path) -> str:
         out = subprocess.run([sys.executable, "-c", code.format(str(path))], capture_output=True, text=True, check=True)
         return out.stdout.strip()
 
-    assert looked(write()) == "False"
-    assert looked(write(providers={"greeter": {"enabled": False}})) == "False"
+    assert lookup_count(write()) == "False"
+    assert lookup_count(write(providers={"greeter": {"enabled": False}})) == "False"
 
 
 # Providers of the user
@@ -262,8 +264,8 @@ def test_entry_points_are_read_only_if_a_provider_is_configured(write: Callable[
 
 @pytest.mark.spec("3.1")
 @pytest.mark.parametrize("uses", ["plug:Plug", "./plug.py:Plug", "plug:make", "plug:ready"])
-async def test_a_user_provider_is_found_beside_the_configuration(opened: Open, uses: str) -> None:
-    async with opened(mine=uses) as ts:
+async def test_a_user_provider_is_found_beside_the_configuration(open_with_providers: OpenToolspace, uses: str) -> None:
+    async with open_with_providers(mine=uses) as ts:
         assert (await ts.call("mine__say")).result == "hello"
 
 
@@ -303,9 +305,9 @@ def test_an_error_in_user_code_names_its_line(folder: Path) -> None:
 
 
 @pytest.mark.spec("3.2")
-def test_all_errors_are_reported_together_with_their_lines(opened: Open, folder: Path) -> None:
+def test_all_errors_are_reported_together_with_their_lines(open_with_providers: OpenToolspace, folder: Path) -> None:
     with pytest.raises(ConfigError) as caught:
-        opened(a="no_such_one", b={"uses": "./plug.py:Plug", "settings": {"x": 1}}, c="./plug.py:Plug")
+        open_with_providers(a="no_such_one", b={"uses": "./plug.py:Plug", "settings": {"x": 1}}, c="./plug.py:Plug")
     first, second = str(caught.value).splitlines()
     assert first.startswith(f"{folder / 'toolspace.yaml'}:2 (providers.a): no installed package offers")
     assert second.startswith(f"{folder / 'toolspace.yaml'}:3 (providers.b): ./plug.py:Plug: there is no setting")
@@ -329,21 +331,21 @@ def test_no_message_shows_a_secret(write: Callable[..., Path], shape: str) -> No
 
 
 @pytest.mark.spec("3.2")
-async def test_the_namespace_comes_from_the_entry_the_provider_or_the_name(opened: Open) -> None:
+async def test_the_namespace_comes_from_the_entry_the_provider_or_the_name(open_with_providers: OpenToolspace) -> None:
     own = "./plug.py:Named"
-    async with opened(a=own, b={"uses": own, "namespace": "other"}, c="./plug.py:Plug") as ts:
+    async with open_with_providers(a=own, b={"uses": own, "namespace": "other"}, c="./plug.py:Plug") as ts:
         assert {name.split("__")[0] for name in names(ts)} == {"own", "other", "c"}
     with pytest.raises(ConfigError, match=r'providers.b\): the namespace "own" is that of providers.a already'):
-        opened(a=own, b=own)
+        open_with_providers(a=own, b=own)
 
 
 @pytest.mark.spec("3.2")
-async def test_a_required_provider_that_does_not_start_fails_the_start(opened: Open) -> None:
+async def test_a_required_provider_that_does_not_start_fails_the_start(open_with_providers: OpenToolspace) -> None:
     broken = {"uses": "./plug.py:Plug", "settings": {"broken": True}}
     with pytest.raises(ProviderError, match="a: nobody answers"):
-        async with opened(a={**broken, "required": True}):
+        async with open_with_providers(a={**broken, "required": True}):
             pass
-    async with opened(a=broken) as ts:
+    async with open_with_providers(a=broken) as ts:
         assert ts.orchestrator.unavailable_providers() == {"a": "nobody answers"}
 
 
@@ -367,8 +369,8 @@ async def test_explaining_a_tool_names_the_line_of_its_provider(write: Callable[
 
 
 @pytest.mark.spec("3.1")
-async def test_a_provider_decides_who_gets_a_tool_and_gives_instructions(opened: Open) -> None:
-    async with opened(shy="./plug.py:Shy") as ts:
+async def test_a_provider_decides_who_gets_a_tool_and_gives_instructions(open_with_providers: OpenToolspace) -> None:
+    async with open_with_providers(shy="./plug.py:Shy") as ts:
         assert names(ts) == []
         tool_names = [tool.name for tool in ts.list_tools(context=ToolContext(user_id="ann"))]
         assert [name for name in tool_names if name.startswith("shy")] == ["shy__say"]
@@ -460,7 +462,7 @@ async def test_closing_the_toolspace_stops_running_calls_and_closes_providers(
 
 @pytest.mark.spec("5.4")
 @pytest.mark.parametrize(
-    ("wrong", "error"),
+    ("invalid_config", "error"),
     [
         ({"providers": {"a": "./plug.py:Plug", "b": "./plug.py:Nobody"}}, ConfigError),
         ({"providers": {"a": {"uses": "./plug.py:Plug", "settings": {"x": 1}}}}, ConfigError),
@@ -469,13 +471,13 @@ async def test_closing_the_toolspace_stops_running_calls_and_closes_providers(
     ],
 )
 async def test_an_invalid_new_configuration_changes_nothing(
-    write: Callable[..., Path], folder: Path, wrong: dict[str, Any], error: type[Exception]
+    write: Callable[..., Path], folder: Path, invalid_config: dict[str, Any], error: type[Exception]
 ) -> None:
     (folder / "clash.py").write_text("from toolspace import tool\n@tool\ndef a__say() -> str:\n  return 'clash'\n")
     entry = {"uses": "./plug.py:Plug", "settings": {"greeting": "old"}}
     async with Toolspace.open(write(providers={"a": entry}), environ={}) as ts:
         before = plug(ts, "a")
-        write(**wrong)
+        write(**invalid_config)
         with pytest.raises(error):
             await ts.reload()
         assert names(ts) == ["a__say", "a__rest"]
@@ -552,13 +554,15 @@ async def test_a_watched_configuration_reloads_its_providers(
 
 
 @pytest.mark.spec("3.1")
-async def test_tools_and_providers_added_in_code_survive_a_reload(opened: Open, folder: Path) -> None:
+async def test_tools_and_providers_added_in_code_survive_a_reload(
+    open_with_providers: OpenToolspace, folder: Path
+) -> None:
     @tool
     async def local() -> str:
         return "here"
 
     shutil.copy(EXAMPLE, folder / "notes_copy.py")
-    async with opened(a="./plug.py:Plug") as ts:
+    async with open_with_providers(a="./plug.py:Plug") as ts:
         ts.add_tool(local)
         await ts.add_provider(load_provider("./notes_copy.py:NotesProvider", {"file": ":memory:"}, base_dir=folder))
         await ts.reload()

@@ -36,20 +36,20 @@ def parameter(name: str, place: str, schema: Json | None = None, **fields: Any) 
     return {"name": name, "in": place, "required": place == "path", "schema": schema or {}, **fields}
 
 
-def read(described: Json, **spec: Any) -> OperationList:
+def read(document_json: Json, **spec: Any) -> OperationList:
     """Reads the operations of a document without a file or a server."""
-    opened = OpenApiDocument(described)
+    opened = OpenApiDocument(document_json)
     openapi_spec = OpenApiSpec(spec="test", **spec)
     return read_operations(
         opened, openapi_spec, SecuritySchemes(opened, "api", openapi_spec.auth, openapi_spec.headers, HttpClient())
     )
 
 
-def schema_of(described: Json, **spec: Any) -> Json:
+def schema_of(document_json: Json, **spec: Any) -> Json:
     """The input schema of the document's only operation."""
-    reading = read(described, **spec)
-    assert reading.warnings == []
-    return reading.operations[0].inputs.schema
+    operation_list = read(document_json, **spec)
+    assert operation_list.warnings == []
+    return operation_list.operations[0].inputs.schema
 
 
 class OpenApiService:
@@ -67,7 +67,7 @@ class OpenApiService:
     async def call(self, name: str = "op", /, **arguments: Any) -> ToolResult:
         return await self.toolspace.call(f"api__{name}", arguments)
 
-    async def sent(self, name: str = "op", /, **arguments: Any) -> ReceivedRequest:
+    async def capture_request(self, name: str = "op", /, **arguments: Any) -> ReceivedRequest:
         """The request of a successful call, as the server received it."""
         result = await self.call(name, **arguments)
         assert result.ok, result.error
@@ -75,14 +75,14 @@ class OpenApiService:
 
 
 @asynccontextmanager
-async def service(described: Json, answer: Respond | None = None, **spec: Any) -> AsyncIterator[OpenApiService]:
+async def service(document_json: Json, answer: Respond | None = None, **spec: Any) -> AsyncIterator[OpenApiService]:
     """The service of a document in a file. Calls go to the test server, unless the document has servers."""
     async with http_server(answer) as server:
         with TemporaryDirectory() as folder:
             file = Path(folder) / "openapi.json"
-            text = json.dumps(described).replace("http://server", server.url("").rstrip("/"))
+            text = json.dumps(document_json).replace("http://server", server.url("").rstrip("/"))
             await asyncio.to_thread(file.write_text, text)
-            if "servers" not in described:
+            if "servers" not in document_json:
                 spec.setdefault("base_url", server.url("/v1"))
             provider = OpenApiProvider("api", OpenApiSpec(spec=str(file), **spec))
             async with Toolspace(providers=[provider]) as toolspace:

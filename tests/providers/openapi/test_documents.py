@@ -36,7 +36,7 @@ paths:
 """
 
 
-async def loaded(spec: str, **fields: Any) -> OpenApiProvider:
+async def load_provider(spec: str, **fields: Any) -> OpenApiProvider:
     provider = OpenApiProvider("api", OpenApiSpec(spec=spec, **fields))
     try:
         await provider.warmup()
@@ -52,7 +52,7 @@ def names(provider: OpenApiProvider) -> list[str]:
 async def test_yaml_scalars_follow_yaml_1_2(tmp_path: Path) -> None:
     file = tmp_path / "api.yaml"
     file.write_text(YAML)
-    [tool] = (await loaded(str(file))).list_tools()
+    [tool] = (await load_provider(str(file))).list_tools()
     assert tool.name == "list-pets"
     assert tool.input_schema["properties"]["day"]["enum"] == ["no", "12:30", "2020-01-01"]
 
@@ -91,7 +91,7 @@ async def test_an_invalid_document_is_rejected_with_the_reason(tmp_path: Path, c
     file = tmp_path / "api.json"
     file.write_bytes(content)
     with pytest.raises(ProviderError, match=expected):
-        await loaded(str(file))
+        await load_provider(str(file))
 
 
 def test_nested_aliases_are_counted_not_expanded() -> None:
@@ -107,12 +107,12 @@ def test_own_keys_override_merged_keys() -> None:
 
 async def test_missing_and_oversized_files_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ProviderError, match="no such file"):
-        await loaded(str(tmp_path / "none.yaml"))
+        await load_provider(str(tmp_path / "none.yaml"))
     file = tmp_path / "api.yaml"
     file.write_text(YAML)
     monkeypatch.setattr(documents, "MAX_DOCUMENT_BYTES", 100)
     with pytest.raises(ProviderError, match="larger than"):
-        await loaded(str(file))
+        await load_provider(str(file))
 
 
 async def test_a_failed_download_is_reported_without_the_query() -> None:
@@ -121,7 +121,7 @@ async def test_a_failed_download_is_reported_without_the_query() -> None:
 
     async with http_server(answer) as server:
         with pytest.raises(ProviderError, match="answers 403") as caught:
-            await loaded(server.url("/api.json?key=hush-hush"))
+            await load_provider(server.url("/api.json?key=hush-hush"))
     assert "hush" not in str(caught.value)
 
 
@@ -130,9 +130,9 @@ async def test_headers_are_sent_to_the_document_only_at_the_service_origin() -> 
         return web.json_response(document(operation()))
 
     async with http_server(answer) as server:
-        await loaded(server.url("/a.json"), headers={"X-Key": "k"})
-        await loaded(server.url("/a.json"), headers={"X-Key": "k"}, base_url="https://elsewhere.test")
-        await loaded(server.url("/a.json"), headers={"X-Key": "k"}, base_url=server.url("/v1"))
+        await load_provider(server.url("/a.json"), headers={"X-Key": "k"})
+        await load_provider(server.url("/a.json"), headers={"X-Key": "k"}, base_url="https://elsewhere.test")
+        await load_provider(server.url("/a.json"), headers={"X-Key": "k"}, base_url=server.url("/v1"))
     assert ["x-key" in request.headers for request in server.requests] == [False, False, True]
 
 
@@ -146,22 +146,22 @@ async def test_references_reach_only_files_in_the_document_folder(tmp_path: Path
         "Name: {type: string}\n"
     )
 
-    def taking(ref: str) -> dict[str, Any]:
+    def body_with_reference(ref: str) -> dict[str, Any]:
         return {"requestBody": {"content": {"application/json": {"schema": {"$ref": ref}}}}, "responses": {}}
 
-    described = document(
+    document_json = document(
         {
-            "/good": {"post": {"operationId": "good", **taking("parts/pets.yaml#/Pet")}},
-            "/up": {"post": {"operationId": "up", **taking("../secret.yaml#/Pet")}},
-            "/link": {"post": {"operationId": "link", **taking("link.yaml#/Pet")}},
-            "/web": {"post": {"operationId": "web", **taking("https://example.com/pets.yaml#/Pet")}},
-            "/none": {"post": {"operationId": "none", **taking("#/components/schemas/None")}},
+            "/good": {"post": {"operationId": "good", **body_with_reference("parts/pets.yaml#/Pet")}},
+            "/up": {"post": {"operationId": "up", **body_with_reference("../secret.yaml#/Pet")}},
+            "/link": {"post": {"operationId": "link", **body_with_reference("link.yaml#/Pet")}},
+            "/web": {"post": {"operationId": "web", **body_with_reference("https://example.com/pets.yaml#/Pet")}},
+            "/none": {"post": {"operationId": "none", **body_with_reference("#/components/schemas/None")}},
             "/fine": {"get": {"operationId": "fine", "responses": {}}},
         },
         components={"schemas": {"Who": {"type": "integer"}}},
     )
-    (folder / "api.json").write_text(json.dumps(described))
-    provider = await loaded(str(folder / "api.json"))
+    (folder / "api.json").write_text(json.dumps(document_json))
+    provider = await load_provider(str(folder / "api.json"))
     assert names(provider) == ["good", "fine"]
     left_out = {warning.split('"')[1] for warning in provider.warnings if "left out" in warning}
     assert left_out == {"up", "link", "web", "none"}
@@ -175,14 +175,14 @@ async def test_a_document_from_the_web_loads_no_files_and_urls() -> None:
         return web.json_response(document(operation(parameters=[{"$ref": "other.json#/p"}])))
 
     async with http_server(answer) as server:
-        provider = await loaded(server.url("/api.json"))
+        provider = await load_provider(server.url("/api.json"))
     assert names(provider) == []
     assert "leaves the document" in provider.warnings[0]
     assert len(server.requests) == 1
 
 
 async def test_servers_come_from_the_operation_the_path_or_the_document() -> None:
-    described = document(
+    document_json = document(
         {
             "/own": {"get": {"operationId": "own", "servers": [{"url": "http://server/op"}], "responses": {}}},
             "/path": {"servers": [{"url": "http://server/path"}], "get": {"operationId": "path", "responses": {}}},
@@ -193,14 +193,14 @@ async def test_servers_come_from_the_operation_the_path_or_the_document() -> Non
             {"url": "http://server/{stage}/{v}", "variables": {"stage": {"default": "live"}, "v": {"default": 2}}}
         ],
     )
-    async with service(described) as api:
-        assert [(await api.sent(name)).target for name in ("own", "path", "all")] == [
+    async with service(document_json) as api:
+        assert [(await api.capture_request(name)).target for name in ("own", "path", "all")] == [
             "/op/own",
             "/path/path",
             "/live/2/all",
         ]
         assert any('"broken"' in warning for warning in api.provider.warnings)
-    async with service(described, base_url="http://127.0.0.1:9/x") as api:
+    async with service(document_json, base_url="http://127.0.0.1:9/x") as api:
         assert "broken" in api.tools
 
 
@@ -216,7 +216,7 @@ async def test_an_invalid_base_url_is_an_error(tmp_path: Path) -> None:
     file = tmp_path / "api.yaml"
     file.write_text(YAML)
     with pytest.raises(ProviderError, match="baseUrl: expected an absolute URL"):
-        await loaded(str(file), base_url="api.example.com")
+        await load_provider(str(file), base_url="api.example.com")
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.1", "[::ffff:127.0.0.1]"])
@@ -228,10 +228,10 @@ async def test_a_document_from_the_web_cannot_lead_to_a_private_address(host: st
 
     client = HttpClient(classify_address=special)
     async with http_server() as private:
-        described = document(operation("/x"), servers=[{"url": f"http://{host}:{private.port}"}])
+        document_json = document(operation("/x"), servers=[{"url": f"http://{host}:{private.port}"}])
 
         async def answer(request: web.Request) -> web.StreamResponse:
-            return web.json_response(described)
+            return web.json_response(document_json)
 
         async with http_server(answer, host="127.0.0.2") as web_server, http_server(answer) as own_server:
             async with Toolspace(providers=[OpenApiProvider("api", OpenApiSpec(spec=web_server.url()), client)]) as ts:

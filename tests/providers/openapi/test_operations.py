@@ -23,16 +23,16 @@ PETS = document(
 )
 
 
-def names(described: Json, **spec: Any) -> list[str]:
-    return [entry.name for entry in read(described, **spec).operations]
+def names(document_json: Json, **spec: Any) -> list[str]:
+    return [entry.name for entry in read(document_json, **spec).operations]
 
 
 async def test_a_tool_is_named_by_operation_id_or_method_and_path() -> None:
     async with service(PETS) as api:
         listed = [tool.name for tool in api.toolspace.list_tools() if tool.name.startswith("api__")]
         assert listed == ["api__list_pets", "api__post__pets", "api__deletePet", "api__shops"]
-        assert (await api.sent("list-pets")).target == "/v1/pets"
-        assert (await api.sent("post_/pets")).method == "POST"
+        assert (await api.capture_request("list-pets")).target == "/v1/pets"
+        assert (await api.capture_request("post_/pets")).method == "POST"
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_filters_that_accept_nothing_are_a_warning() -> None:
 
 
 def test_colliding_names_are_unique_and_independent_of_filters() -> None:
-    described = document(
+    document_json = document(
         {
             "/a": {
                 "get": {"operationId": "get-it", "responses": {}},
@@ -66,12 +66,12 @@ def test_colliding_names_are_unique_and_independent_of_filters() -> None:
             "/b": {"get": {"operationId": "get-it", "responses": {}}, "put": {"operationId": "other", "responses": {}}},
         }
     )
-    all_names = names(described)
+    all_names = names(document_json)
     assert len(set(all_names)) == 4
     assert len(set(qualify_all("api", all_names).values())) == 4
     assert "other" in all_names
-    assert names(described, methods=("post",)) == [all_names[1]]
-    assert names(described, paths=("/b",)) == all_names[2:]
+    assert names(document_json, methods=("post",)) == [all_names[1]]
+    assert names(document_json, paths=("/b",)) == all_names[2:]
 
 
 def test_an_invalid_operation_is_left_out_with_a_warning() -> None:
@@ -90,13 +90,13 @@ def test_an_invalid_operation_is_left_out_with_a_warning() -> None:
     paths["/nothing"] = 5  # type: ignore[assignment]
     paths["/fine"] = {"get": {"operationId": "fine", "responses": None}}
     components = {"parameters": {"loop": {"$ref": "#/components/parameters/loop"}}}
-    reading = read(document(paths, components=components))
-    assert [entry.name for entry in reading.operations] == ["fine"]
-    assert [warning.split('"')[1] for warning in reading.warnings] == ["/nothing", *broken]
+    operation_list = read(document(paths, components=components))
+    assert [entry.name for entry in operation_list.operations] == ["fine"]
+    assert [warning.split('"')[1] for warning in operation_list.warnings] == ["/nothing", *broken]
 
 
 def test_operation_parameters_override_path_parameters() -> None:
-    described = document(
+    document_json = document(
         {
             "/a/{id}": {
                 "parameters": [{"$ref": "#/components/parameters/id"}, parameter("n", "query", {"type": "string"})],
@@ -113,8 +113,8 @@ def test_operation_parameters_override_path_parameters() -> None:
             "pathItems": {"b": {"get": {"operationId": "b", "responses": {}}}},
         },
     )
-    assert names(described) == ["op", "b"]
-    schema = read(described).operations[0].inputs.schema
+    assert names(document_json) == ["op", "b"]
+    schema = read(document_json).operations[0].inputs.schema
     assert schema["properties"] == {
         "id": {"type": "integer", "description": "Which one."},
         "n": {"type": "integer"},
@@ -135,15 +135,15 @@ def test_parameters_with_the_same_name_get_unique_arguments() -> None:
 
 def test_client_headers_are_no_arguments() -> None:
     listed = ["Accept", "content-type", "AUTHORIZATION", "Host", "Content-Length", "X-Tenant", "X-Trace"]
-    described = document(operation(parameters=[parameter(name, "header") for name in listed]))
-    assert list(schema_of(described, headers={"x-tenant": "us"})["properties"]) == ["X-Trace"]
+    document_json = document(operation(parameters=[parameter(name, "header") for name in listed]))
+    assert list(schema_of(document_json, headers={"x-tenant": "us"})["properties"]) == ["X-Trace"]
 
 
 async def test_the_description_comes_from_the_operation() -> None:
     fields: Json = {"summary": "List pets", "description": "All of them.", "deprecated": True, "tags": ["pets"]}
-    described = document({"/p": {m: {"operationId": m, "responses": {}, **fields} for m in ("get", "put", "post")}})
-    described["paths"]["/p"]["post"]["description"] = "long " * 1000
-    async with service(described) as api:
+    document_json = document({"/p": {m: {"operationId": m, "responses": {}, **fields} for m in ("get", "put", "post")}})
+    document_json["paths"]["/p"]["post"]["description"] = "long " * 1000
+    async with service(document_json) as api:
         get, put, post = (api.tools[name] for name in ("get", "put", "post"))
         assert get.description == "Deprecated. List pets\n\nAll of them."
         assert (get.category, get.tags) == ("rest", ("pets",))
@@ -155,6 +155,6 @@ async def test_the_description_comes_from_the_operation() -> None:
 
 @pytest.mark.parametrize("path", ["/../admin", "/a/./b", "/a/%2e%2e/b", "/a?b={id}"])
 def test_an_unsafe_path_is_left_out(path: str) -> None:
-    reading = read(document({**operation(path), "/fine": {"get": {"operationId": "fine", "responses": {}}}}))
-    assert [entry.name for entry in reading.operations] == ["fine"]
-    assert path in reading.warnings[0]
+    operation_list = read(document({**operation(path), "/fine": {"get": {"operationId": "fine", "responses": {}}}}))
+    assert [entry.name for entry in operation_list.operations] == ["fine"]
+    assert path in operation_list.warnings[0]

@@ -30,17 +30,17 @@ VALUES = st.recursive(
 SERVER = URL("https://api.example.com/v1")
 
 
-def request(path: str, described: Json, value: Any) -> HttpRequest:
-    [compiled] = read(document(operation(path, parameters=[described]))).operations
-    return compile_operation(compiled, SERVER, {}, OperationCredentials())({described["name"]: value})
+def request(path: str, parameter_json: Json, value: Any) -> HttpRequest:
+    [compiled] = read(document(operation(path, parameters=[parameter_json]))).operations
+    return compile_operation(compiled, SERVER, {}, OperationCredentials())({parameter_json["name"]: value})
 
 
 @settings(deadline=None)
 @given(value=VALUES, style=st.sampled_from(["simple", "label", "matrix"]), explode=st.booleans())
 def test_no_value_of_a_path_leaves_its_segment(value: Any, style: str, explode: bool) -> None:
-    described = parameter("id", "path", style=style, explode=explode)
+    parameter_json = parameter("id", "path", style=style, explode=explode)
     try:
-        sent = str(request("/a/{id}/z", described, value).url)
+        sent = str(request("/a/{id}/z", parameter_json, value).url)
     except ToolValidationError:
         return
     parts = urlsplit(sent)

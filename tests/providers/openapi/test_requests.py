@@ -21,10 +21,10 @@ LIST = ["blue", "black", "brown"]
 OBJECT = {"R": 100, "G": 200}
 
 
-async def arrived(path: str, described: Json, value: Any) -> ReceivedRequest:
+async def capture_request(path: str, parameter_json: Json, value: Any) -> ReceivedRequest:
     """The request of a call with one argument, as the server received it."""
-    async with service(document(operation(path, parameters=[described]))) as api:
-        return await api.sent(**{described["name"]: value})
+    async with service(document(operation(path, parameters=[parameter_json]))) as api:
+        return await api.capture_request(**{parameter_json["name"]: value})
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ async def arrived(path: str, described: Json, value: Any) -> ReceivedRequest:
     ],
 )
 async def test_paths_in_every_style(style: str, explode: bool, value: Any, expected: str) -> None:
-    request = await arrived("/c/{color}/x", parameter("color", "path", style=style, explode=explode), value)
+    request = await capture_request("/c/{color}/x", parameter("color", "path", style=style, explode=explode), value)
     assert request.target == f"/v1/c/{expected}/x"
 
 
@@ -68,10 +68,10 @@ async def test_a_path_value_that_leaves_its_segment_is_rejected(value: Any) -> N
 
 
 async def test_values_cannot_form_dot_dot_together() -> None:
-    described = parameter("color", "path", style="label")
-    async with service(document(operation("/c/{color}/{a}{b}", parameters=[described]))) as api:
+    parameter_json = parameter("color", "path", style="label")
+    async with service(document(operation("/c/{color}/{a}{b}", parameters=[parameter_json]))) as api:
         assert (await api.call(color="x", a=".", b=".")).error_kind == "invalid_parameters"
-        assert (await api.sent(color="x", a="a", b="b")).target == "/v1/c/.x/ab"
+        assert (await api.capture_request(color="x", a="a", b="b")).target == "/v1/c/.x/ab"
 
 
 @pytest.mark.parametrize(
@@ -99,13 +99,13 @@ async def test_values_cannot_form_dot_dot_together() -> None:
     ],
 )
 async def test_queries_in_every_style(fields: Json, value: Any, expected: str) -> None:
-    request = await arrived("/c", parameter("color", "query", **fields), value)
+    request = await capture_request("/c", parameter("color", "query", **fields), value)
     assert request.target == f"/v1/c{'?' if expected else ''}{expected}"
 
 
 async def test_a_parameter_with_content_is_sent_as_json() -> None:
-    described = {"name": "filter", "in": "query", "content": {"application/json": {"schema": {"type": "object"}}}}
-    request = await arrived("/c", described, {"a": [1, True]})
+    parameter_json = {"name": "filter", "in": "query", "content": {"application/json": {"schema": {"type": "object"}}}}
+    request = await capture_request("/c", parameter_json, {"a": [1, True]})
     assert parse_qs(request.target.partition("?")[2]) == {"filter": ['{"a":[1,true]}']}
 
 
@@ -113,7 +113,7 @@ async def test_a_parameter_may_be_allowed_to_be_empty() -> None:
     async with service(document(operation(parameters=[parameter("n", "query", {"type": "integer"})]))) as api:
         assert (await api.call(n="")).error_kind == "invalid_parameters"
     allowed = parameter("n", "query", {"type": "integer"}, allowEmptyValue=True)
-    assert (await arrived("/c", allowed, "")).target == "/v1/c?n="
+    assert (await capture_request("/c", allowed, "")).target == "/v1/c?n="
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ async def test_a_parameter_may_be_allowed_to_be_empty() -> None:
     ],
 )
 async def test_headers(explode: bool, value: Any, expected: str) -> None:
-    request = await arrived("/c", parameter("X-Color", "header", explode=explode), value)
+    request = await capture_request("/c", parameter("X-Color", "header", explode=explode), value)
     assert request.headers["x-color"] == expected
 
 
@@ -149,7 +149,7 @@ async def test_a_header_value_is_one_line(value: Any) -> None:
     ],
 )
 async def test_cookies(explode: bool, value: Any, expected: str) -> None:
-    request = await arrived("/c", parameter("color", "cookie", explode=explode), value)
+    request = await capture_request("/c", parameter("color", "cookie", explode=explode), value)
     assert request.headers["cookie"] == expected
 
 
@@ -161,23 +161,23 @@ async def test_json_is_preferred_and_its_fields_arrive_unchanged() -> None:
     fields = {"type": "object", "properties": {"n": {"type": "integer"}, "who": {"type": "string", "nullable": True}}}
     media = {"text/xml": {}, "multipart/form-data": {"schema": fields}, "application/vnd.x+json": {"schema": fields}}
     async with service(body(media)) as api:
-        request = await api.sent(n="5", who=None)
+        request = await api.capture_request(n="5", who=None)
         assert (request.headers["content-type"], json.loads(request.body)) == (
             "application/vnd.x+json",
             {"n": 5, "who": None},
         )
-        assert json.loads((await api.sent()).body) == {}
+        assert json.loads((await api.capture_request()).body) == {}
 
 
 async def test_a_missing_body_is_not_sent() -> None:
     fields = {"type": "object", "properties": {"n": {"type": "integer"}}}
     async with service(body({"application/json": {"schema": fields}}, required=False)) as api:
-        assert (await api.sent()).body == b""
+        assert (await api.capture_request()).body == b""
 
 
 async def test_a_whole_body_is_an_argument() -> None:
     async with service(body({"application/json": {"schema": {"type": "array"}}})) as api:
-        assert json.loads((await api.sent(body=[1, {"a": None}])).body) == [1, {"a": None}]
+        assert json.loads((await api.capture_request(body=[1, {"a": None}])).body) == [1, {"a": None}]
         assert (await api.call()).error_kind == "invalid_parameters"
 
 
@@ -192,7 +192,7 @@ async def test_forms() -> None:
     }
     media = {"application/x-www-form-urlencoded": {"schema": schema, "encoding": encoding}}
     async with service(body(media)) as api:
-        request = await api.sent(**fields)
+        request = await api.capture_request(**fields)
     assert request.headers["content-type"] == "application/x-www-form-urlencoded"
     assert parse_qsl(request.body.decode()) == [
         ("name", "a b&c"),
@@ -236,12 +236,12 @@ async def test_multipart() -> None:
         },
     }
     encoding = {"photo": {"contentType": "image/png, image/jpeg"}, "meta": {"contentType": "application/merge+json"}}
-    described = body({"multipart/form-data": {"schema": schema, "encoding": encoding}})
-    described["components"] = {"schemas": {"File": binary}}
+    parameter_json = body({"multipart/form-data": {"schema": schema, "encoding": encoding}})
+    parameter_json["components"] = {"schemas": {"File": binary}}
     data = bytes(range(256))
     text = base64.b64encode(data).decode()
-    async with service(described) as api:
-        request = await api.sent(
+    async with service(parameter_json) as api:
+        request = await api.capture_request(
             file={"data": text, "filename": '../etc/"x\r\n.bin', "contentType": "application/zip"},
             more=[text, {"data": ""}],
             photo=text,
@@ -268,28 +268,28 @@ async def test_multipart() -> None:
 
 async def test_text_and_binary_bodies() -> None:
     async with service(body({"text/plain": {"schema": {"type": "string"}}})) as api:
-        request = await api.sent(body="plain, ü")
+        request = await api.capture_request(body="plain, ü")
         assert (request.headers["content-type"], request.body.decode()) == ("text/plain", "plain, ü")
     async with service(body({"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}})) as api:
-        request = await api.sent(body=base64.b64encode(b"\0\xff").decode())
+        request = await api.capture_request(body=base64.b64encode(b"\0\xff").decode())
         assert (request.headers["content-type"], request.body) == ("application/octet-stream", b"\0\xff")
     async with service(body({"image/*": {}})) as api:
-        request = await api.sent(body={"data": "AA==", "contentType": "image/gif"})
+        request = await api.capture_request(body={"data": "AA==", "contentType": "image/gif"})
         assert (request.headers["content-type"], request.body) == ("image/gif", b"\0")
 
 
 async def test_configured_headers_override_others() -> None:
     async with service(document(operation()), headers={"ACCEPT": "text/csv", "X-Api": "2"}) as api:
-        request = await api.sent()
+        request = await api.capture_request()
         assert (request.headers["accept"], request.headers["x-api"]) == ("text/csv", "2")
     async with service(document(operation())) as api:
-        assert "application/json" in (await api.sent()).headers["accept"]
+        assert "application/json" in (await api.capture_request()).headers["accept"]
 
 
 async def test_arguments_are_validated_and_corrected_before_sending() -> None:
-    described = parameter("n", "query", {"type": "integer"}, required=True)
-    async with service(document(operation(parameters=[described]))) as api:
-        assert (await api.sent(n="5")).target == "/v1/x?n=5"
+    parameter_json = parameter("n", "query", {"type": "integer"}, required=True)
+    async with service(document(operation(parameters=[parameter_json]))) as api:
+        assert (await api.capture_request(n="5")).target == "/v1/x?n=5"
         assert "required" in ((await api.call()).error or "")
         assert "no such parameter" in ((await api.call(n=1, m=2)).error or "")
         assert len(api.server.requests) == 1

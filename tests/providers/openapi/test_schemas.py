@@ -16,10 +16,10 @@ pytestmark = pytest.mark.spec("3.22")
 
 def of(schema: Any, *, version: str = "3.0.3", **schemas: Any) -> Json:
     """A converted schema: that of the query parameter `x`."""
-    described = document(
+    document_json = document(
         operation(parameters=[parameter("x", "query", schema)]), version=version, components={"schemas": schemas}
     )
-    whole = schema_of(described)
+    whole = schema_of(document_json)
     compile_schema(whole, owner="test")
     return whole["properties"]["x"]
 
@@ -76,7 +76,7 @@ def test_a_tool_has_only_the_definitions_it_uses_even_if_circular() -> None:
 
 
 def test_definitions_have_unique_names() -> None:
-    described = document(
+    document_json = document(
         operation(
             parameters=[
                 parameter("a", "query", {"$ref": "#/components/schemas/A%20b~1c"}),
@@ -85,7 +85,7 @@ def test_definitions_have_unique_names() -> None:
         ),
         components={"schemas": {"A b/c": {"type": "string"}, "A": {"properties": {"deep": {"type": "integer"}}}}},
     )
-    whole = schema_of(described)
+    whole = schema_of(document_json)
     check = compile_schema(whole, owner="test")
     assert check.is_valid({"a": "x", "b": 1})
     assert not check.is_valid({"a": 1})
@@ -173,7 +173,7 @@ async def test_the_output_schema_is_that_of_the_only_success() -> None:
         content = {media: {"schema": schema or {"$ref": "#/components/schemas/Pet"}}}
         return {"responses": {**{status: {"content": content} for status in statuses}, "404": {"content": content}}}
 
-    described = document(
+    document_json = document(
         {
             "/one": {"get": {"operationId": "one", **answers("200")}},
             "/two": {"get": {"operationId": "two", **answers("200", "201")}},
@@ -191,7 +191,7 @@ async def test_the_output_schema_is_that_of_the_only_success() -> None:
             }
         },
     )
-    async with service(described) as api:
+    async with service(document_json) as api:
         output = api.tools["one"].output_schema
         assert output == {
             "$ref": "#/$defs/Pet",
@@ -217,7 +217,9 @@ JSON = st.recursive(
 def test_any_document_gives_valid_schemas_or_warnings(schema: Any, other: Any, version: str, as_body: bool) -> None:
     body = {"requestBody": {"content": {"multipart/form-data" if as_body else "application/json": {"schema": schema}}}}
     fields = {"parameters": [{"name": "x", "in": "query", "schema": schema}], **body}
-    reading = read(document(operation(method="post", **fields), version=version, components={"schemas": {"A": other}}))
-    assert len(reading.operations) + len(reading.warnings) == 1
-    for entry in reading.operations:
+    operation_list = read(
+        document(operation(method="post", **fields), version=version, components={"schemas": {"A": other}})
+    )
+    assert len(operation_list.operations) + len(operation_list.warnings) == 1
+    for entry in operation_list.operations:
         compile_schema(entry.inputs.schema, owner="test")

@@ -30,7 +30,7 @@ SCHEMES: Json = {
 }
 
 
-def secured(*ways: Any, **fields: Any) -> Json:
+def secured_document(*ways: Any, **fields: Any) -> Json:
     return document(operation(security=list(ways), **fields), components={"securitySchemes": SCHEMES})
 
 
@@ -51,26 +51,26 @@ def secured(*ways: Any, **fields: Any) -> Json:
 async def test_a_credential_goes_where_its_scheme_says(
     scheme: str, credential: Any, header: str, expected: str
 ) -> None:
-    async with service(secured({scheme: []}), auth={scheme: credential}) as api:
-        assert (await api.sent()).headers[header] == expected
+    async with service(secured_document({scheme: []}), auth={scheme: credential}) as api:
+        assert (await api.capture_request()).headers[header] == expected
 
 
 async def test_a_key_in_the_query_joins_the_arguments() -> None:
-    async with service(secured({"ask": []}, parameters=[parameter("q", "query")]), auth={"ask": "k&y"}) as api:
-        assert (await api.sent(q="x")).target == "/v1/x?q=x&api%20key=k%26y"
+    async with service(secured_document({"ask": []}, parameters=[parameter("q", "query")]), auth={"ask": "k&y"}) as api:
+        assert (await api.capture_request(q="x")).target == "/v1/x?q=x&api%20key=k%26y"
 
 
 async def test_schemes_that_are_needed_together_are_sent_together() -> None:
     credentials = {"head": "a", "jar": "b", "bearer": "c"}
-    async with service(secured({name: [] for name in credentials}), auth=credentials) as api:
-        headers = (await api.sent()).headers
+    async with service(secured_document({name: [] for name in credentials}), auth=credentials) as api:
+        headers = (await api.capture_request()).headers
         assert (headers["x-key"], headers["cookie"], headers["authorization"]) == ("a", "sid=b", "Bearer c")
 
 
 async def test_the_first_alternative_with_all_credentials_is_used() -> None:
     ways = ({"bearer": []}, {"head": [], "jar": []}, {"basic": []})
-    async with service(secured(*ways), auth={"head": "k", "basic": "u:p"}) as api:
-        headers = (await api.sent()).headers
+    async with service(secured_document(*ways), auth={"head": "k", "basic": "u:p"}) as api:
+        headers = (await api.capture_request()).headers
         assert ("x-key" in headers, headers["authorization"]) == (False, "Basic dTpw")
 
 
@@ -88,14 +88,14 @@ async def test_the_first_alternative_with_all_credentials_is_used() -> None:
     ids=["bearer", "basic", "client", "half", "tls", "digest", "unknown"],
 )
 async def test_a_missing_credential_is_named_before_anything_is_sent(ways: list[Any], expected: str) -> None:
-    async with service(secured(*ways), auth={"head": "k"}) as api:
+    async with service(secured_document(*ways), auth={"head": "k"}) as api:
         result = await api.call()
         assert (result.error_kind, result.executed, api.server.requests) == ("not_permitted", False, [])
         assert expected in (result.error or "")
 
 
 async def test_security_of_the_operation_replaces_that_of_the_document() -> None:
-    described = document(
+    document_json = document(
         {
             "/a": {"get": {"operationId": "all", "responses": {}}},
             "/b": {"get": {"operationId": "open", "security": [], "responses": {}}},
@@ -104,16 +104,16 @@ async def test_security_of_the_operation_replaces_that_of_the_document() -> None
         security=[{"head": []}],
         components={"securitySchemes": SCHEMES},
     )
-    async with service(described, auth={"head": "k"}) as api:
-        assert "x-key" in (await api.sent("all")).headers
-        assert "x-key" not in (await api.sent("open")).headers
-        assert "cookie" not in (await api.sent("maybe")).headers
+    async with service(document_json, auth={"head": "k"}) as api:
+        assert "x-key" in (await api.capture_request("all")).headers
+        assert "x-key" not in (await api.capture_request("open")).headers
+        assert "cookie" not in (await api.capture_request("maybe")).headers
 
 
 async def test_a_credential_is_no_argument_and_is_never_shown() -> None:
     parameters = [parameter("x-key", "header"), parameter("api key", "query"), parameter("q", "query")]
-    described = secured({"head": [], "ask": []}, parameters=parameters)
-    async with service(described, auth={"head": "hush-hush", "ask": "hush-hush"}) as api:
+    document_json = secured_document({"head": [], "ask": []}, parameters=parameters)
+    async with service(document_json, auth={"head": "hush-hush", "ask": "hush-hush"}) as api:
         tool = api.tools["op"]
         assert list(tool.input_schema["properties"]) == ["q"]
         assert "hush" not in str(tool.to_dict())
@@ -121,12 +121,12 @@ async def test_a_credential_is_no_argument_and_is_never_shown() -> None:
 
 
 async def test_a_configured_header_replaces_the_scheme() -> None:
-    async with service(secured({"client": ["read"]}), headers={"authorization": "Bearer mine"}) as api:
-        assert (await api.sent()).headers["authorization"] == "Bearer mine"
+    async with service(secured_document({"client": ["read"]}), headers={"authorization": "Bearer mine"}) as api:
+        assert (await api.capture_request()).headers["authorization"] == "Bearer mine"
 
 
 async def test_a_credential_without_a_scheme_is_a_warning() -> None:
-    async with service(secured({"bearer": []}), auth={"baerer": "x"}) as api:
+    async with service(secured_document({"bearer": []}), auth={"baerer": "x"}) as api:
         assert 'did you mean "bearer"' in api.provider.warnings[0]
 
 
@@ -159,7 +159,7 @@ CLIENT = {"client": {"clientId": "me", "clientSecret": "hush hush"}}
 async def test_concurrent_calls_share_one_token_request() -> None:
     issuer = Issuer()
     issuer.open.clear()
-    async with service(secured({"client": ["read"]}), issuer.answer, auth=CLIENT) as api:
+    async with service(secured_document({"client": ["read"]}), issuer.answer, auth=CLIENT) as api:
         calls = [asyncio.ensure_future(api.call()) for _ in range(8)]
         while not issuer.forms:  # noqa: ASYNC110 - the server says nothing.
             await asyncio.sleep(0.001)
@@ -175,7 +175,7 @@ async def test_concurrent_calls_share_one_token_request() -> None:
 
 async def test_a_rejected_token_is_replaced_once() -> None:
     issuer = Issuer()
-    async with service(secured({"client": []}), issuer.answer, auth=CLIENT) as api:
+    async with service(secured_document({"client": []}), issuer.answer, auth=CLIENT) as api:
         assert (await api.call()).ok
         issuer.accepted.clear()
         assert (await api.call()).result == {"by": "Bearer token-2"}
@@ -188,7 +188,7 @@ async def test_a_service_that_rejects_every_token_gets_two_requests() -> None:
             return web.json_response({"access_token": "t"})
         return web.json_response({}, status=401)
 
-    async with service(secured({"client": []}), answer, auth=CLIENT) as api:
+    async with service(secured_document({"client": []}), answer, auth=CLIENT) as api:
         result = await api.call()
         assert (result.error_kind, result.extras["status"]) == ("execution_error", 401)
         assert [request.target for request in api.server.requests] == ["/oauth/token", "/v1/x"] * 2
@@ -196,15 +196,15 @@ async def test_a_service_that_rejects_every_token_gets_two_requests() -> None:
 
 async def test_an_expired_token_is_not_used() -> None:
     issuer = Issuer(expires_in=0)
-    async with service(secured({"client": []}), issuer.answer, auth=CLIENT) as api:
+    async with service(secured_document({"client": []}), issuer.answer, auth=CLIENT) as api:
         assert [(await api.call()).result["by"] for _ in range(2)] == ["Bearer token-1", "Bearer token-2"]
 
 
 async def test_scopes_token_url_and_client_auth_are_configurable() -> None:
     issuer = Issuer()
-    async with service(secured({"client": ["read"]}), issuer.answer, auth={}) as api:
+    async with service(secured_document({"client": ["read"]}), issuer.answer, auth={}) as api:
         own = {**CLIENT["client"], "scopes": "a b", "tokenUrl": api.server.url("/oauth/token"), "clientAuth": "body"}
-        async with service(secured({"client": ["read"]}), issuer.answer, auth={"client": own}) as other:
+        async with service(secured_document({"client": ["read"]}), issuer.answer, auth={"client": own}) as other:
             assert (await other.call()).ok
             assert other.server.requests[0].target == "/v1/x"
         assert issuer.forms[0]["scope"] == ["a b"]
@@ -218,7 +218,7 @@ async def test_a_missing_token_is_reported_without_the_secret(reply: tuple[int, 
     async def answer(request: web.Request) -> web.StreamResponse:
         return web.Response(status=reply[0], text=reply[1])
 
-    async with service(secured({"client": []}), answer, auth=CLIENT) as api:
+    async with service(secured_document({"client": []}), answer, auth=CLIENT) as api:
         result = await api.call()
         assert (result.error_kind, result.executed) == ("transport_error", False)
         assert 'scheme "client"' in (result.error or "")
@@ -234,7 +234,7 @@ async def test_an_exploded_object_cannot_set_a_credential(place: str) -> None:
     async with service(document(paths, components=schemes), auth={"k": "real"}) as api:
         refused = await api.call(filter={"sid": "another"})
         assert (refused.error_kind, api.server.requests) == ("invalid_parameters", [])
-        request = await api.sent(filter={"a": "1"})
+        request = await api.capture_request(filter={"a": "1"})
         assert "sid=real" in request.target + request.headers.get("cookie", "")
         if place == "cookie":
             assert "Cookie" not in api.tools["op"].input_schema["properties"]
@@ -253,7 +253,7 @@ async def test_a_key_in_an_unknown_location_hides_no_argument() -> None:
     schemes = {"securitySchemes": {"k": {"type": "apiKey", "in": "path", "name": "id"}}}
     paths = operation("/c/{id}", parameters=[parameter("id", "path")], security=[{"k": []}, {}])
     async with service(document(paths, components=schemes)) as api:
-        assert (await api.sent(id="x")).target == "/v1/c/x"
+        assert (await api.capture_request(id="x")).target == "/v1/c/x"
 
 
 async def test_credentials_that_a_service_sends_back_are_masked() -> None:
@@ -264,7 +264,7 @@ async def test_credentials_that_a_service_sends_back_are_masked() -> None:
         )
 
     auth = {"basic": {"username": "me", "password": "clover-1"}, "head": "clover-2"}
-    async with service(secured({"basic": [], "head": []}), echo, auth=auth) as api:
+    async with service(secured_document({"basic": [], "head": []}), echo, auth=auth) as api:
         result = await api.call()
     assert "is wrong" in (result.error or "")
     assert "clover" not in str(result.to_dict())

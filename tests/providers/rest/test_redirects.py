@@ -18,7 +18,7 @@ from toolspace.providers.rest.transport import redirect_request
 KEYS = {"Authorization": "Bearer hush", "Cookie": "a=hush", "X-Api-Key": "hush", "Accept-Language": "fr"}
 
 
-def redirecting(location: str, status: int = 302) -> Any:
+def redirect_to(location: str, status: int = 302) -> Any:
     """Redirects `/` to a location and answers all other paths."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
@@ -33,7 +33,7 @@ def redirecting(location: str, status: int = 302) -> Any:
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 @pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS"])
 async def test_a_safe_request_follows_redirects_and_keeps_its_headers(method: str, status: int) -> None:
-    async with http_server(redirecting("there?x=1", status)) as server:
+    async with http_server(redirect_to("there?x=1", status)) as server:
         result = await call(rest_spec(server.url(), method=method, headers=KEYS))
     assert result.ok, result.error
     assert [request.target for request in server.requests] == ["/", "/there?x=1"]
@@ -44,7 +44,7 @@ async def test_a_safe_request_follows_redirects_and_keeps_its_headers(method: st
 @pytest.mark.spec("3.21")
 @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE"])
 async def test_an_unsafe_request_does_not_follow_redirects(method: str) -> None:
-    async with http_server(redirecting("/there")) as server:
+    async with http_server(redirect_to("/there")) as server:
         result = await call(rest_spec(server.url(), method=method))
     assert result.error == f"HTTP 302 Found: redirects to /there; redirects are not followed for {method}"
     assert len(server.requests) == 1
@@ -52,7 +52,7 @@ async def test_an_unsafe_request_does_not_follow_redirects(method: str) -> None:
 
 @pytest.mark.spec("3.21")
 async def test_another_server_receives_no_secrets() -> None:
-    async with http_server() as other, http_server(redirecting(other.url("/there"))) as server:
+    async with http_server() as other, http_server(redirect_to(other.url("/there"))) as server:
         result = await call(rest_spec(server.url(), headers=KEYS))
     assert result.ok, result.error
     (request,) = other.requests
@@ -63,7 +63,7 @@ async def test_another_server_receives_no_secrets() -> None:
 
 @pytest.mark.spec("3.21")
 async def test_circular_redirects_end() -> None:
-    async with http_server(redirecting("/")) as server:
+    async with http_server(redirect_to("/")) as server:
         result = await call(rest_spec(server.url()))
     assert "redirected more than 5 times" in (result.error or "")
     assert len(server.requests) == 6
@@ -72,7 +72,7 @@ async def test_circular_redirects_end() -> None:
 @pytest.mark.spec("3.21")
 @pytest.mark.parametrize("location", ["ftp://x/", "javascript:1", "http://[::1", "file:///etc/passwd"])
 async def test_a_location_that_is_no_http_url_is_an_error(location: str) -> None:
-    async with http_server(redirecting(location)) as server:
+    async with http_server(redirect_to(location)) as server:
         result = await call(rest_spec(server.url()))
     assert result.error_kind == "execution_error"
     assert len(server.requests) == 1
@@ -105,7 +105,7 @@ async def test_a_public_server_cannot_redirect_to_a_private_address(host: str) -
     client = HttpClient(classify_address=special)
     async with http_server() as private:
         location = f"http://{host}:{private.port}/there"
-        async with http_server(redirecting(location), host="127.0.0.2") as public:
+        async with http_server(redirect_to(location), host="127.0.0.2") as public:
             async with rest_toolspace(rest_spec(public.url()), client=client) as toolspace:
                 result = await toolspace.call("rest__t", {})
             await client.aclose()
@@ -117,7 +117,7 @@ async def test_a_public_server_cannot_redirect_to_a_private_address(host: str) -
 @pytest.mark.spec("3.21")
 async def test_a_configured_private_server_may_redirect_to_another() -> None:
     client = HttpClient(classify_address=special)
-    async with http_server(host="127.0.0.3") as other, http_server(redirecting(other.url("/there"))) as server:
+    async with http_server(host="127.0.0.3") as other, http_server(redirect_to(other.url("/there"))) as server:
         async with rest_toolspace(rest_spec(server.url()), client=client) as toolspace:
             result = await toolspace.call("rest__t", {})
         await client.aclose()
@@ -128,7 +128,7 @@ async def test_a_configured_private_server_may_redirect_to_another() -> None:
 @pytest.mark.spec("3.21")
 async def test_a_public_server_may_redirect_to_another_public_one() -> None:
     client = HttpClient(classify_address=lambda address: None)
-    async with http_server(host="127.0.0.3") as other, http_server(redirecting(other.url("/there"))) as server:
+    async with http_server(host="127.0.0.3") as other, http_server(redirect_to(other.url("/there"))) as server:
         async with rest_toolspace(rest_spec(server.url()), client=client) as toolspace:
             result = await toolspace.call("rest__t", {})
         await client.aclose()

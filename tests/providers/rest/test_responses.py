@@ -26,7 +26,7 @@ from toolspace.providers.rest.response import decode_text, parse_content_type
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(range(256))
 
 
-def answering(body: bytes, content_type: str | None, status: int = 200, **headers: str) -> Any:
+def respond_with(body: bytes, content_type: str | None, status: int = 200, **headers: str) -> Any:
     async def answer(request: web.Request) -> web.StreamResponse:
         response = web.Response(status=status, body=body, headers=headers)
         if content_type is not None:
@@ -39,7 +39,7 @@ def answering(body: bytes, content_type: str | None, status: int = 200, **header
 async def result_of(
     body: bytes, content_type: str | None, status: int = 200, method: str = "GET", **headers: str
 ) -> Any:
-    async with http_server(answering(body, content_type, status, **headers)) as server:
+    async with http_server(respond_with(body, content_type, status, **headers)) as server:
         return await call(rest_spec(server.url(), method=method))
 
 
@@ -135,7 +135,7 @@ async def test_a_failed_response_is_shortened_and_shows_no_secret() -> None:
     register_secrets(["hush-hush-hush"])
     body = json.dumps({"you sent": "hush-hush-hush", "password": "p4", "token": "t", "long": "x" * 200_000}).encode()
     async with http_server(
-        answering(body, "application/json", 403, **{"WWW-Authenticate": "Bearer hush-hush-hush"})
+        respond_with(body, "application/json", 403, **{"WWW-Authenticate": "Bearer hush-hush-hush"})
     ) as at:
         result = await call(rest_spec(at.url("/?key=hush-hush-hush"), headers={"X-Key": "hush-hush-hush"}))
     assert "hush" not in json.dumps(result.to_dict())
@@ -164,7 +164,7 @@ async def test_secrets_that_a_service_sends_back_are_masked() -> None:
 async def test_a_large_response_is_stored() -> None:
     text = "\n".join(f"line {number}" for number in range(150_000))
     async with (
-        http_server(answering(text.encode(), "text/plain")) as server,
+        http_server(respond_with(text.encode(), "text/plain")) as server,
         rest_toolspace(rest_spec(server.url())) as toolspace,
     ):
         result = await toolspace.call("rest__t", {})
@@ -180,7 +180,7 @@ async def test_large_json_within_the_limit_is_parsed() -> None:
     value = [{"n": number, "text": "ä" * 10} for number in range(60_000)]
     body = json.dumps(value).encode()
     assert len(body) > 2 << 20
-    async with http_server(answering(body, "application/json")) as server, HttpClientOf(server.url()) as send:
+    async with http_server(respond_with(body, "application/json")) as server, HttpClientOf(server.url()) as send:
         result = await send(HttpLimits())
     assert result.result == value
 
@@ -203,7 +203,7 @@ class HttpClientOf:
 @pytest.mark.parametrize("content_type", ["text/plain", "application/json", "application/zip", "application/x-ndjson"])
 async def test_a_response_beyond_the_limit_is_an_error(content_type: str) -> None:
     body = b'"' + b"x" * (3 << 20) + b'"'
-    async with http_server(answering(body, content_type)) as server, HttpClientOf(server.url()) as send:
+    async with http_server(respond_with(body, content_type)) as server, HttpClientOf(server.url()) as send:
         with pytest.raises(Exception, match=r"has more than 2,097,152 bytes") as caught:
             await send(HttpLimits(max_text_bytes=2 << 20, max_binary_bytes=2 << 20))
     assert caught.value.kind == "limit_exceeded"  # pyright: ignore
@@ -212,9 +212,9 @@ async def test_a_response_beyond_the_limit_is_an_error(content_type: str) -> Non
 
 @pytest.mark.spec("3.21")
 async def test_a_decompression_bomb_is_stopped() -> None:
-    packed = gzip.compress(bytes(64 << 20))
-    assert len(packed) < 100_000
-    answer = answering(packed, "application/zip", **{"Content-Encoding": "gzip"})
+    compressed_body = gzip.compress(bytes(64 << 20))
+    assert len(compressed_body) < 100_000
+    answer = respond_with(compressed_body, "application/zip", **{"Content-Encoding": "gzip"})
     async with http_server(answer) as server, HttpClientOf(server.url()) as send:
         with pytest.raises(Exception, match=r"has more than 1,048,576 bytes"):
             await send(HttpLimits(max_binary_bytes=1 << 20))
@@ -336,7 +336,7 @@ def test_one_client_serves_one_event_loop_after_another() -> None:
     client = HttpClient()
 
     async def once() -> Any:
-        async with http_server(answering(b"{}", "application/json", Connection="close")) as server:
+        async with http_server(respond_with(b"{}", "application/json", Connection="close")) as server:
             return await client.send(compile_request(rest_spec(server.url()))({}), ToolContext())
 
     assert asyncio.run(once()).result == asyncio.run(once()).result == {}

@@ -22,7 +22,7 @@ NDJSON = "application/x-ndjson"
 SSE = "text/event-stream"
 
 
-def streaming(content_type: str, *pieces: bytes) -> Any:
+def stream_response(content_type: str, *pieces: bytes) -> Any:
     async def answer(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": content_type})
         await response.prepare(request)
@@ -49,7 +49,7 @@ async def test_a_stream_gives_partial_results_and_a_list(
     content_type: str, pieces: list[bytes], values: list[Any]
 ) -> None:
     async with (
-        http_server(streaming(content_type, *pieces)) as server,
+        http_server(stream_response(content_type, *pieces)) as server,
         rest_toolspace(rest_spec(server.url())) as toolspace,
     ):
         recorder = EventRecorder(toolspace)
@@ -63,7 +63,7 @@ async def test_a_stream_gives_partial_results_and_a_list(
 
 @pytest.mark.spec("3.21")
 async def test_a_stream_of_texts_is_their_joined_text() -> None:
-    answer = streaming(SSE, b"data: Hel\n\n", b"data: lo 5\n\n")
+    answer = stream_response(SSE, b"data: Hel\n\n", b"data: lo 5\n\n")
     async with http_server(answer) as server, rest_toolspace(rest_spec(server.url())) as toolspace:
         assert (await toolspace.call("rest__t", {})).result == "Hello 5"
 
@@ -100,7 +100,7 @@ async def test_a_failed_status_is_not_streamed() -> None:
 
 @pytest.mark.spec("3.21")
 async def test_an_endless_record_is_refused() -> None:
-    answer = streaming(NDJSON, *[b"x" * (1 << 20)] * 20)
+    answer = stream_response(NDJSON, *[b"x" * (1 << 20)] * 20)
     async with http_server(answer) as server, rest_toolspace(rest_spec(server.url())) as toolspace:
         result = await toolspace.call("rest__t", {})
     assert result.error == "one record of the streamed response is longer than 16 MiB"
@@ -112,7 +112,7 @@ async def test_a_large_stream_is_stored_on_disk() -> None:
     line = json.dumps({"text": "x" * 1_000}).encode() + b"\n"
     chunk = line * 1_000
     async with (
-        http_server(streaming(NDJSON, *[chunk] * 80)) as server,
+        http_server(stream_response(NDJSON, *[chunk] * 80)) as server,
         rest_toolspace(rest_spec(server.url())) as toolspace,
     ):
         result = await toolspace.call("rest__t", {})
