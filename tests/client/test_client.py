@@ -244,7 +244,7 @@ def test_wrong_credentials_are_told_at_once(credentials: dict[str, str], message
 
 
 def test_wrong_address_is_told_at_once() -> None:
-    with pytest.raises(ValueError, match="looks like http"):
+    with pytest.raises(ValueError, match="such as http"):
         ToolspaceClient("localhost:8787", secret_key=SECRET)
 
 

@@ -302,7 +302,7 @@ async def test_mistakes_of_the_program_are_told_at_once(url: str) -> None:
     with pytest.raises(ValueError, match="at least 1"):
         ToolWorker(url, secret_key=SECRET, concurrency=0)
     worker = ToolWorker(url, secret_key=SECRET)
-    with pytest.raises(ValueError, match="serves no tool"):
+    with pytest.raises(ValueError, match="has no tools"):
         await worker.run()
     worker.tool("move")(lambda: None)
     with pytest.raises(ValueError, match="handler already"):

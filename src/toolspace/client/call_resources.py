@@ -1,4 +1,4 @@
-"""The gateway's tools, calls and runs as methods: calling, and bringing the results of what was executed elsewhere."""
+"""The routes for tools, calls and runs as methods: calling tools, and submitting results of pending calls."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from toolspace.core.ids import new_id
 from toolspace.core.records import CallRecord, CallStatus, ResultSource, RunRecord, RunStatus
 
 Arguments = Mapping[str, Any] | str | None
-"""An object, or the JSON text that a model sent."""
+"""A mapping, or the JSON text that a model sent."""
 
 
 class ToolsApi(ApiResource):
-    """The tools, and the results of those that someone else executes."""
+    """Tools, and the results of pending calls."""
 
     async def list(
         self,
@@ -27,7 +27,7 @@ class ToolsApi(ApiResource):
         limit: int | None = None,
         cursor: str | None = None,
     ) -> Page[ToolInfo]:
-        """Those that the key may use, by name; with `search` the best matches for its words."""
+        """Returns the tools that the key may use, by name; with `search` the best matches first."""
         query = {"category": category, "search": search, "limit": limit, "cursor": cursor}
         return await self._get(Page[ToolInfo], "/api/tools", **query)
 
@@ -43,14 +43,13 @@ class ToolsApi(ApiResource):
     async def call(
         self, name: str, args: Arguments = None, *, call_id: str | None = None, timeout: float | None = None
     ) -> CallResult:
-        """Calls one tool outside a run. A failing tool is a result; `result.pending` says that the answer comes later.
+        """Calls a tool outside a run. A failed call is a result too; `is_pending` is true if the result comes later.
 
-        Where the connection is lost the call is not sent again: nobody knows whether it had its effect.
+        The call is not retried after a lost connection, because its effect may have happened.
         """
         path = f"/api/tools/{quote_segment(name)}/call"
         body = without_none(args=args, callId=call_id)
-        answer = await self._transport.request("POST", path, body=body, timeout=timeout, no_timeout=True)
-        return decode_response(CallResult, answer)
+        return await self._send(CallResult, "POST", path, body, timeout=timeout, no_timeout=True)
 
     async def submit_result(
         self,
@@ -63,9 +62,9 @@ class ToolsApi(ApiResource):
         source: ResultSource = "client",
         idempotency_key: str | None = None,
     ) -> CallRecord:
-        """Brings the result of a call that is shown in a space. It may be sent twice, and counts once.
+        """Submits the result of a pending call that a space shows. A repeated submission has no effect.
 
-        `key`: under which it is sent, for a program that repeats it by itself.
+        `idempotency_key`: for a program that repeats the submission by itself.
         """
         body = {"runId": run_id, "toolCallId": tool_call_id, "result": result, "isError": is_error, "source": source}
         return await self._submit(f"/api/spaces/{quote_segment(space_id)}/tool-results", body, idempotency_key)
@@ -80,7 +79,7 @@ class ToolsApi(ApiResource):
         source: ResultSource = "client",
         idempotency_key: str | None = None,
     ) -> CallRecord:
-        """Brings the result of a call of a run. It may be sent twice, and counts once."""
+        """Submits the result of a pending call of a run. A repeated submission has no effect."""
         body = {"callId": call_id, "result": result, "isError": is_error, "source": source}
         return await self._submit(f"/api/runs/{quote_segment(run_id)}/tool-results", body, idempotency_key)
 
@@ -93,19 +92,17 @@ class ToolsApi(ApiResource):
         source: ResultSource = "client",
         idempotency_key: str | None = None,
     ) -> CallRecord:
-        """Brings the result of a call by its id alone, also of one outside a run."""
+        """Submits the result of a pending call by its id, also of a call outside a run."""
         body = {"result": result, "isError": is_error, "source": source}
         return await self._submit(f"/api/calls/{quote_segment(call_id)}/result", body, idempotency_key)
 
     async def _submit(self, path: str, body: Mapping[str, Any], key: str | None) -> CallRecord:
-        # Made once: a submission whose answer was lost is known again when it is repeated, and not refused.
-        return decode_response(
-            CallRecord, await self._transport.request("POST", path, body=body, idempotency_key=key or new_id("idk"))
-        )
+        # The same key for all attempts: a repetition after a lost response is recognized, and not refused.
+        return await self._send(CallRecord, "POST", path, body, idempotency_key=key or new_id("idk"))
 
 
 class CallsApi(ApiResource):
-    """Calls as they are kept: those that wait for someone, and those of the past."""
+    """Stored calls: pending and completed ones."""
 
     async def list(
         self,
@@ -118,7 +115,7 @@ class CallsApi(ApiResource):
         limit: int | None = None,
         cursor: str | None = None,
     ) -> Page[CallRecord]:
-        """Newest first."""
+        """Returns calls, newest first."""
         return await self._get(
             Page[CallRecord],
             "/api/calls",
@@ -139,7 +136,7 @@ class CallsApi(ApiResource):
 
 
 class RunsApi(ApiResource):
-    """Runs: for a program that has its own model loop."""
+    """Runs of programs that have a model loop of their own."""
 
     async def open(
         self, agent_entity_id: str, *, space_id: str | None = None, trigger: Any = None, id: str | None = None
@@ -167,9 +164,9 @@ class RunsApi(ApiResource):
         )
 
     async def get(self, run_id: str) -> RunRecord:
-        """With a token: without what began it, what it cost and why it failed."""
-        answer = await self._get(dict[str, Any], _run(run_id))
-        return decode_response(RunRecord, {"trigger": None, "usage": {}, "error": None, **answer})
+        """Returns a run. With a token its trigger, usage and error are not visible."""
+        run = await self._get(dict[str, Any], _run(run_id))
+        return decode_response(RunRecord, {"trigger": None, "usage": {}, "error": None, **run})
 
     async def call(
         self,
@@ -181,16 +178,13 @@ class RunsApi(ApiResource):
         turn: int | None = None,
         timeout: float | None = None,
     ) -> CallResult:
-        """Calls a tool in the run. It is sent again where the connection is lost: under its id it is made once."""
-        call_id = call_id or new_id("call")
-        body = without_none(name=name, args=args, callId=call_id, turn=turn)
-        answer = await self._transport.request(
-            "POST", f"{_run(run_id)}/calls", body=body, is_repeatable=True, timeout=timeout, no_timeout=True
-        )
-        return decode_response(CallResult, answer)
+        """Calls a tool in the run. It is retried after a lost connection: a call with the same id is executed once."""
+        body = without_none(name=name, args=args, callId=call_id or new_id("call"), turn=turn)
+        path = f"{_run(run_id)}/calls"
+        return await self._send(CallResult, "POST", path, body, is_repeatable=True, timeout=timeout, no_timeout=True)
 
     async def list_calls(self, run_id: str) -> Sequence[RunCall]:
-        """All of them, in their order."""
+        """Returns all calls of the run, in their order."""
         return [call async for call in iterate_pages(lambda cursor: self._calls(run_id, cursor))]
 
     async def close(
@@ -202,10 +196,10 @@ class RunsApi(ApiResource):
         usage: Mapping[str, Any] | None = None,
     ) -> RunRecord:
         body = without_none(status=status, error=error, usage=usage)
-        return await self._do(RunRecord, f"{_run(run_id)}/close", body)
+        return await self._post(RunRecord, f"{_run(run_id)}/close", body)
 
     async def cancel(self, run_id: str) -> RunRecord:
-        return await self._do(RunRecord, f"{_run(run_id)}/cancel")
+        return await self._post(RunRecord, f"{_run(run_id)}/cancel")
 
     def subscribe(
         self,
@@ -215,7 +209,7 @@ class RunsApi(ApiResource):
         format: StreamFormat = "native",
         from_start: bool = False,
     ) -> EventSubscription:
-        """What happens in a run."""
+        """Iterates over the events of a run."""
         query = stream_query(format, from_start)
         return EventSubscription(self._transport, f"{_run(run_id)}/events", query=query, last_event_id=last_event_id)
 

@@ -1,4 +1,4 @@
-"""`ToolspaceClient`: the door to a gateway."""
+"""`ToolspaceClient`: the HTTP API of a gateway as methods."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from toolspace.client.transport import GatewayCredentials, Token, Transport
 
 
 class ToolspaceClient:
-    """A gateway's API.
+    """The API of a gateway.
 
     async with ToolspaceClient("http://127.0.0.1:8787", secret_key="sk_…") as client:
         space = await client.spaces.create("Support")
         async for event in client.spaces.subscribe(space.id):
             ...
 
-    With a `secret_key` (or a tool key) it may do what the key may; with a `public_key` and a `token` what the entity
-    may that the token names. A token may be a function, which is asked for a new one when the old one has ended.
+    With a `secret_key` (or a tool key) it has the permissions of the key; with a `public_key` and a `token` those of
+    the entity in the token. A token may be a function, which is called for a new one when the old one has expired.
     """
 
     def __init__(
@@ -50,12 +50,14 @@ class ToolspaceClient:
         return self._transport.url
 
     async def me(self) -> dict[str, Any]:
-        """Who these credentials are."""
+        """Returns the identity of these credentials."""
         return await self._transport.request("GET", "/api/me")
 
     def subscribe(self) -> EventSubscription:
-        """What happens in all spaces and runs from now on; for secret keys. What happens while the line is broken is
-        not among it: each stream of its own has that."""
+        """Iterates over new events of all spaces and runs; for secret keys.
+
+        Events during a lost connection are missed: only the streams of single spaces and runs are replayed.
+        """
         return self.stream("/api/events")
 
     def stream(
@@ -66,7 +68,7 @@ class ToolspaceClient:
         last_event_id: str | int | None = None,
         retry_unreachable: bool = True,
     ) -> EventSubscription:
-        """Any stream. One that is not `patient` raises `Unreachable` where it cannot come back at once."""
+        """Iterates over any stream. With `retry_unreachable=False` it raises if the gateway cannot be reached."""
         return EventSubscription(
             self._transport, path, query=query, last_event_id=last_event_id, retry_unreachable=retry_unreachable
         )
@@ -80,7 +82,7 @@ class ToolspaceClient:
         body: object = None,
         idempotency_key: str | None = None,
     ) -> Any:
-        """Any other request: what the API has and this client has no method for."""
+        """Sends any other request, for routes without a method of their own."""
         return await self._transport.request(method, path, query=query, body=body, idempotency_key=idempotency_key)
 
     async def __aenter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""What a gateway's refusals become: one exception for each kind, with all that the problem document says."""
+"""The errors of the client: one exception for each kind of refusal, with the whole problem document."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from toolspace.errors import ToolspaceError
 
 
 class ApiError(ToolspaceError):
-    """The gateway refused a request, or could not answer it."""
+    """The gateway refused a request, or failed to handle it."""
 
     def __init__(
         self,
@@ -25,62 +25,62 @@ class ApiError(ToolspaceError):
         self.title = title
         self.detail = detail
         self.problem: Mapping[str, Any] = problem or {}
-        """The whole problem document: members beyond these say more."""
+        """The whole problem document, which may have more members."""
         self.retry_after = retry_after
-        """In how many seconds the gateway would like to be asked again, where it says so."""
+        """After how many seconds the gateway asks to retry; None if it does not say."""
 
 
 class BadRequest(ApiError):
-    """Something in the request is not as it should be."""
+    """The request is invalid."""
 
 
 class Unauthorized(ApiError):
-    """There are no credentials, or wrong or expired ones."""
+    """The credentials are missing, wrong or expired."""
 
 
 class Forbidden(ApiError):
-    """These credentials are not for this."""
+    """The credentials do not permit the request."""
 
 
 class NotFound(ApiError):
-    """There is nothing of that id."""
+    """There is nothing with that id."""
 
 
 class Conflict(ApiError):
-    """It is there already, or has moved on: a result that was given before stays as it is."""
+    """It exists already, or its state does not allow the change: a submitted result stays as it is."""
 
 
 class TooLarge(ApiError):
-    """More was sent than the gateway takes at once."""
+    """The request is larger than the gateway accepts."""
 
 
 class Unprocessable(ApiError):
-    """Understood, and yet not possible: one `Idempotency-Key` with two different bodies."""
+    """The request is valid but not possible, such as one `Idempotency-Key` with two different bodies."""
 
 
 class TooManyRequests(ApiError):
-    """A limit is reached; `retry_after` says when to come back."""
+    """A rate limit or quota is reached; `retry_after` says when to retry."""
 
 
 class ServerError(ApiError):
-    """The gateway has a fault of its own."""
+    """The gateway has failed."""
 
 
 class Unavailable(ServerError):
-    """The gateway cannot answer now: it starts, stops, or its database is away."""
+    """The gateway cannot respond now: it starts, stops, or has no database connection."""
 
 
 class GatewayUnreachable(ToolspaceError):
-    """The gateway did not answer."""
+    """The gateway did not respond."""
 
     def __init__(self, message: str, *, was_sent: bool = True) -> None:
         super().__init__(message)
         self.was_sent = was_sent
-        """Whether the request may have reached the gateway: then what it asked for may have been done."""
+        """Whether the request may have reached the gateway, so that its effect may have happened."""
 
 
 class UnexpectedResponse(ToolspaceError):
-    """The answer is not one of a gateway that this client knows."""
+    """The response is not one that this version of the client knows."""
 
 
 ERRORS_BY_STATUS: dict[int, type[ApiError]] = {
@@ -97,5 +97,5 @@ ERRORS_BY_STATUS: dict[int, type[ApiError]] = {
 
 
 def error_class(status: int) -> type[ApiError]:
-    """The class for a status."""
+    """Returns the exception class of an HTTP status."""
     return ERRORS_BY_STATUS.get(status) or (ServerError if status >= 500 else ApiError)

@@ -1,4 +1,4 @@
-"""Reads a stream of server-sent events for as long as someone wants it: comes back where it was when a line breaks."""
+"""Event streams of a gateway as async iterators, which reconnect after the last event that was delivered."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from toolspace.core.sse import SseDecoder, SseEvent, SseSizeError
 _log = logging.getLogger("toolspace.client")
 
 RESET: Final = "stream.reset"
-"""The place that was asked for is not kept any more: what follows begins with the oldest that is."""
-_PLACE: Final = ""
-"""The type of a frame that says nothing but how far the reader has come: what it may not see moves it too."""
-_MOST_EVENT: Final = 64 * 1024 * 1024
-_FIRST_PAUSE: Final = 0.1
-_MOST_PAUSE: Final = 5.0
+"""The type of the event that says: the requested position is gone, and the stream starts at its oldest event."""
+_POSITION: Final = ""
+"""The type of an event without data, which only moves the position past events that this subscriber may not see."""
+_MAX_EVENT_BYTES: Final = 64 * 1024 * 1024
+_FIRST_DELAY: Final = 0.1
+_MAX_DELAY: Final = 5.0
 
 
 class StreamEvent(msgspec.Struct, frozen=True, kw_only=True):
     """One event of a stream."""
 
     id: str | None = None
-    """Its place: what to give as `last_event_id` to go on behind it."""
+    """Its position: pass it as `last_event_id` to continue after this event."""
     type: str
     data: Any = None
 
@@ -47,7 +47,7 @@ class StreamEvent(msgspec.Struct, frozen=True, kw_only=True):
 def read_event(event: SseEvent) -> StreamEvent:
     """Returns an event of a stream with its data parsed; data that is not JSON stays text."""
     if event.data is None:
-        return StreamEvent(id=event.id, type=_PLACE)
+        return StreamEvent(id=event.id, type=_POSITION)
     try:
         data = json_text.decode(event.data)
     except ValueError:
@@ -56,10 +56,11 @@ def read_event(event: SseEvent) -> StreamEvent:
 
 
 class EventSubscription:
-    """An iterator over the events of a stream that reconnects by itself: none is missed, none comes twice.
+    """An async iterator over the events of a stream. It reconnects by itself; no event is missed or repeated.
 
-    It ends when it is closed, and raises where the gateway refuses for good (401, 403, 404). Nothing is read ahead: who
-    does not iterate for long is disconnected by the gateway, and goes on where it was.
+    It ends when it is closed. It raises `ApiError` for refusals that a retry cannot fix (401, 403, 404). Nothing is
+    read ahead: the gateway disconnects a subscriber that does not iterate for long, and the iteration continues where
+    it was.
     """
 
     def __init__(
@@ -69,36 +70,37 @@ class EventSubscription:
         *,
         query: Mapping[str, Any] | None = None,
         last_event_id: str | int | None = None,
-        max_delay: float = _MOST_PAUSE,
+        max_delay: float = _MAX_DELAY,
         retry_unreachable: bool = True,
     ) -> None:
         self.last_event_id = None if last_event_id is None else str(last_event_id)
-        """The id of the last event that was handed out: a new subscription can go on from it."""
+        """The id of the last event that was returned. A new subscription can continue after it."""
         self.connected = asyncio.Event()
-        """Set while the line stands."""
+        """Set while the connection is open."""
         self._transport = transport
         self._path = path
         self._query = dict(query or {})
-        self._most_pause = max_delay
-        self._patient = retry_unreachable
-        """Whether to try for ever while the gateway cannot be reached."""
+        self._max_delay = max_delay
+        self._retry_unreachable = retry_unreachable
+        """Whether to retry forever while the gateway cannot be reached."""
         self._response: aiohttp.ClientResponse | None = None
-        self._decoder = SseDecoder(_MOST_EVENT)
-        self._ready: list[StreamEvent] = []
-        self._waits = retry_delays(first=_FIRST_PAUSE, most=max_delay)
-        self._told = False
-        self._closed = False
+        self._decoder = SseDecoder(_MAX_EVENT_BYTES)
+        self._buffer: list[StreamEvent] = []
+        """Events that were read but not returned, the next one last."""
+        self._delays = retry_delays(first=_FIRST_DELAY, longest=max_delay)
+        self._has_warned = False
+        self._is_closed = False
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> StreamEvent:
-        while not self._closed:
-            if self._ready:
-                event = self._ready.pop()
+        while not self._is_closed:
+            if self._buffer:
+                event = self._buffer.pop()
                 if event.id is not None:
                     self.last_event_id = event.id
-                if event.type != _PLACE:
+                if event.type != _POSITION:
                     return event
             elif self._response is None:
                 await self._connect()
@@ -115,81 +117,82 @@ class EventSubscription:
         self.close()
 
     def __del__(self) -> None:
-        # Left in the middle of a loop: the connection must not stay open for as long as the client does.
+        # The loop was left early: the connection must not stay open as long as the client.
         if self._response is not None:
             self._response.close()
 
     def close(self) -> None:
-        """Ends it; one that waits for an event is ended too."""
-        self._closed = True
-        self._drop()
-        self._ready.clear()
+        """Ends the iteration, also while it waits for an event."""
+        self._is_closed = True
+        self._disconnect()
+        self._buffer.clear()
 
     async def _connect(self) -> None:
-        renewed = False
-        while not self._closed:
+        has_renewed = False
+        while not self._is_closed:
             try:
                 self._response = await self._transport.open_stream(
-                    self._path, query=self._query, last_event_id=self.last_event_id, renew=renewed
+                    self._path, query=self._query, last_event_id=self.last_event_id, renew=has_renewed
                 )
             except Unauthorized:
-                if renewed or not self._transport.can_renew:
+                if has_renewed or not self._transport.can_renew:
                     raise
-                renewed = True
+                has_renewed = True
                 continue
             except (TooManyRequests, ServerError) as error:
-                await self._pause(error)
+                await self._wait_to_retry(error)
                 continue
             except GatewayUnreachable as error:
-                if not self._patient:
+                if not self._retry_unreachable:
                     raise
-                await self._pause(error)
+                await self._wait_to_retry(error)
                 continue
-            if self._closed:
-                self._drop()
+            if self._is_closed:
+                self._disconnect()
                 return
-            self._decoder = SseDecoder(_MOST_EVENT)
+            self._decoder = SseDecoder(_MAX_EVENT_BYTES)
             self.connected.set()
-            if self._told:
-                _log.info("%s%s: connected again", self._transport.url, self._path)
+            if self._has_warned:
+                _log.info("%s%s: reconnected", self._transport.url, self._path)
             return
 
     async def _read(self, response: aiohttp.ClientResponse) -> None:
         try:
             chunk = await response.content.readany()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            await self._lost(str(error) or "nothing was heard for too long")
+            await self._reconnect_later(str(error) or "no data for too long")
             return
         if not chunk:
-            await self._lost("the gateway ended it")
+            await self._reconnect_later("the gateway closed the stream")
             return
         try:
             events = [read_event(event) for event in self._decoder.feed(chunk)]
         except SseSizeError as error:
             raise UnexpectedResponse(str(error)) from None
         if events:
-            self._ready = events[::-1]  # Taken from the end.
-            if any(event.type != _PLACE for event in events):  # It came further: the next break is a first one.
-                self._waits = retry_delays(first=_FIRST_PAUSE, most=self._most_pause)
-                self._told = False
+            self._buffer = events[::-1]
+            if any(event.type != _POSITION for event in events):  # After progress the delays start again.
+                self._delays = retry_delays(first=_FIRST_DELAY, longest=self._max_delay)
+                self._has_warned = False
 
-    async def _lost(self, why: str) -> None:
-        self._drop()
-        if self._closed:
+    async def _reconnect_later(self, reason: str) -> None:
+        self._disconnect()
+        if self._is_closed:
             return
-        _log.debug("%s%s: lost (%s); coming back behind %s", self._transport.url, self._path, why, self.last_event_id)
-        # Many may have been cut off at once, by a gateway that starts anew: they come back over the time that it names.
-        spread = random.uniform(0.0, min(self._decoder.retry or 0.0, self._most_pause))
-        await asyncio.sleep(max(next(self._waits), spread))
+        url = f"{self._transport.url}{self._path}"
+        _log.debug("%s: connection lost (%s); reconnecting after event %s", url, reason, self.last_event_id)
+        # A restart of the gateway disconnects many clients at once, so they reconnect at random times.
+        spread = random.uniform(0.0, min(self._decoder.retry or 0.0, self._max_delay))
+        await asyncio.sleep(max(next(self._delays), spread))
 
-    async def _pause(self, error: ApiError | GatewayUnreachable) -> None:
-        if not self._told:
-            self._told = True
-            _log.warning("%s; trying again", error)
-        own = next(self._waits)
-        await asyncio.sleep(retry_delay(error, own) if isinstance(error, ApiError) else own)
+    async def _wait_to_retry(self, error: ApiError | GatewayUnreachable) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            _log.warning("%s; retrying", error)
+        delay = next(self._delays)
+        await asyncio.sleep(retry_delay(error, delay) if isinstance(error, ApiError) else delay)
 
-    def _drop(self) -> None:
+    def _disconnect(self) -> None:
         self.connected.clear()
         response, self._response = self._response, None
         if response is not None:

@@ -1,4 +1,7 @@
-"""The gateway's entities, spaces, agents, servers and keys as methods. One call is one request."""
+"""The routes for entities, spaces, agents, servers and keys as methods. Each method sends one request.
+
+`call_resources` has the routes for tools, calls and runs.
+"""
 
 from __future__ import annotations
 
@@ -32,38 +35,37 @@ StreamFormat = Literal["native", "ui-message-stream", "ag-ui"]
 
 
 class ApiResource:
-    """What the parts of the API have in common."""
+    """The base of all parts of the API."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
 
+    async def _send(self, kind: type[T], method: str, path: str, body: object = None, **options: Any) -> T:
+        """Sends a request with the options of `Transport.request`, and returns the response as a type."""
+        return decode_response(kind, await self._transport.request(method, path, body=body, **options))
+
     async def _get(self, kind: type[T], path: str, **query: Any) -> T:
-        return decode_response(kind, await self._transport.request("GET", path, query=query))
+        return await self._send(kind, "GET", path, query=query)
 
     async def _create(self, kind: type[T], path: str, body: object) -> T:
-        """Makes something, once: should the answer be lost, asking again under the same key finds what was made."""
-        return decode_response(
-            kind, await self._transport.request("POST", path, body=body, idempotency_key=new_id("idk"))
-        )
+        """Creates something once: a retry with the same idempotency key returns the first response."""
+        return await self._send(kind, "POST", path, body, idempotency_key=new_id("idk"))
 
-    async def _do(self, kind: type[T], path: str, body: object = None) -> T:
-        """Moves something to where it may be already: that may be said twice."""
-        return decode_response(kind, await self._transport.request("POST", path, body=body, is_repeatable=True))
-
-    async def _change(self, kind: type[T], path: str, body: object) -> T:
-        return decode_response(kind, await self._transport.request("PATCH", path, body=body))
+    async def _post(self, kind: type[T], path: str, body: object = None) -> T:
+        """Sends a POST that has no further effect when it is repeated."""
+        return await self._send(kind, "POST", path, body, is_repeatable=True)
 
     async def _delete(self, path: str) -> None:
         await self._transport.request("DELETE", path)
 
 
 def without_none(**members: Any) -> dict[str, Any]:
-    """A body of what was given."""
+    """Returns a body with the members that are not None."""
     return {name: value for name, value in members.items() if value is not None}
 
 
 async def iterate_pages(list_page: Callable[[str | None], Coroutine[Any, Any, Page[T]]]) -> AsyncIterator[T]:
-    """Every item of a list, page after page."""
+    """Yields every item of a list, page after page."""
     cursor: str | None = None
     while True:
         page = await list_page(cursor)
@@ -75,7 +77,7 @@ async def iterate_pages(list_page: Callable[[str | None], Coroutine[Any, Any, Pa
 
 
 class EntitiesApi(ApiResource):
-    """People, agents and services."""
+    """Entities: humans, agents and services."""
 
     async def create(
         self, type: EntityType, name: str, *, id: str | None = None, metadata: Mapping[str, Any] | None = None
@@ -96,21 +98,20 @@ class EntitiesApi(ApiResource):
     async def update(
         self, entity_id: str, *, name: str | None = None, metadata: Mapping[str, Any] | None = None
     ) -> Entity:
-        return await self._change(
-            Entity, f"/api/entities/{quote_segment(entity_id)}", without_none(name=name, metadata=metadata)
-        )
+        path = f"/api/entities/{quote_segment(entity_id)}"
+        return await self._send(Entity, "PATCH", path, without_none(name=name, metadata=metadata))
 
     async def delete(self, entity_id: str) -> None:
         await self._delete(f"/api/entities/{quote_segment(entity_id)}")
 
     async def create_token(self, entity_id: str, *, expires_in: int | None = None) -> str:
-        """A token with which the entity can come by itself, beside the public key. `expires_in`: seconds."""
+        """Returns a token for the entity, which it uses with the public key. `expires_in`: seconds."""
         path = f"/api/entities/{quote_segment(entity_id)}/token"
-        return (await self._do(dict[str, Any], path, without_none(expiresIn=expires_in)))["token"]
+        return (await self._post(dict[str, Any], path, without_none(expiresIn=expires_in)))["token"]
 
 
 class SpacesApi(ApiResource):
-    """Spaces, who is in them, what is said there, and what happens there."""
+    """Spaces with their members, messages and events."""
 
     async def create(
         self,
@@ -135,7 +136,7 @@ class SpacesApi(ApiResource):
     async def update(
         self, space_id: str, *, name: str | None = None, metadata: Mapping[str, Any] | None = None
     ) -> Space:
-        return await self._change(Space, _space(space_id), without_none(name=name, metadata=metadata))
+        return await self._send(Space, "PATCH", _space(space_id), without_none(name=name, metadata=metadata))
 
     async def delete(self, space_id: str) -> None:
         await self._delete(_space(space_id))
@@ -145,7 +146,7 @@ class SpacesApi(ApiResource):
 
     async def add_member(self, space_id: str, entity_id: str) -> Member:
         path = f"{_space(space_id)}/members/{quote_segment(entity_id)}"
-        return decode_response(Member, await self._transport.request("PUT", path))
+        return await self._send(Member, "PUT", path)
 
     async def remove_member(self, space_id: str, entity_id: str) -> None:
         await self._delete(f"{_space(space_id)}/members/{quote_segment(entity_id)}")
@@ -159,7 +160,7 @@ class SpacesApi(ApiResource):
         limit: int | None = None,
         cursor: str | None = None,
     ) -> Page[Message]:
-        """Oldest first: the newest ones, or those around a `seq`; `next` leads on in the same direction."""
+        """Returns messages, oldest first: the newest ones, or those `after` or `before` a `seq`."""
         path = f"{_space(space_id)}/messages"
         return await self._get(Page[Message], path, after=after, before=before, limit=limit, cursor=cursor)
 
@@ -176,7 +177,7 @@ class SpacesApi(ApiResource):
         reply_to: str | None = None,
         id: str | None = None,
     ) -> Message:
-        """Says something: as `entity_id` with a secret key, as oneself with a token."""
+        """Sends a message: with a secret key as `entity_id`, with a token as its entity."""
         body = without_none(content=content, entityId=entity_id, metadata=metadata, replyTo=reply_to, id=id)
         return await self._create(Message, f"{_space(space_id)}/messages", body)
 
@@ -188,7 +189,7 @@ class SpacesApi(ApiResource):
         format: StreamFormat = "native",
         from_start: bool = False,
     ) -> EventSubscription:
-        """What happens in a space, from now on, behind an event, or from the first that is kept:
+        """Iterates over the events of a space: new ones, those after `last_event_id`, or from the oldest stored one.
 
         async for event in client.spaces.subscribe(space_id):
             ...
@@ -200,7 +201,7 @@ class SpacesApi(ApiResource):
 
 
 class AgentsApi(ApiResource):
-    """Agents, and what waits for them."""
+    """Agents with their inbox, runs, background tasks, history and documents."""
 
     async def list(self, *, limit: int | None = None, cursor: str | None = None) -> Page[Entity]:
         return await self._get(Page[Entity], "/api/agents", limit=limit, cursor=cursor)
@@ -219,21 +220,16 @@ class AgentsApi(ApiResource):
         limit: int | None = None,
         wait: float | None = None,
     ) -> Sequence[InboxEvent]:
-        """What is in the inbox. `wait`: where there is nothing, so many seconds for something to come."""
-        answer = await self._transport.request(
-            "GET",
-            f"{_agent(agent_id)}/inbox",
-            query={"status": status, "limit": limit, "wait": wait},
-            no_timeout=wait is not None,
-        )
-        return decode_response(Page[InboxEvent], answer).items
+        """Returns the events of the inbox. `wait`: how many seconds to wait for an event if there is none."""
+        query = {"status": status, "limit": limit, "wait": wait}
+        path = f"{_agent(agent_id)}/inbox"
+        page = await self._send(Page[InboxEvent], "GET", path, query=query, no_timeout=wait is not None)
+        return page.items
 
     async def push_event(self, agent_id: str, data: Any, *, event_id: str | None = None) -> bool:
-        """Tells an agent news of a service. One `event_id` gets there once; False where it had been there before."""
-        answer = await self._create(
-            dict[str, Any], f"{_agent(agent_id)}/inbox", without_none(eventId=event_id, data=data)
-        )
-        return bool(answer["fresh"])
+        """Adds a service event to the inbox. Returns False if the inbox has had this `event_id` before."""
+        body = without_none(eventId=event_id, data=data)
+        return bool((await self._create(dict[str, Any], f"{_agent(agent_id)}/inbox", body))["fresh"])
 
     async def claim(
         self,
@@ -244,27 +240,26 @@ class AgentsApi(ApiResource):
         types: Sequence[InboxType] | None = None,
         wait: float | None = None,
     ) -> InboxClaim:
-        """Takes events to look after. What is neither done nor given back before the lease ends goes to others."""
+        """Claims events. Those that are not acknowledged or released before the lease expires become pending again."""
         body = without_none(count=count, leaseSeconds=lease_seconds, types=types, wait=wait)
-        answer = await self._transport.request("POST", f"{_agent(agent_id)}/inbox/claim", body=body, no_timeout=True)
-        return decode_response(InboxClaim, answer)
+        return await self._send(InboxClaim, "POST", f"{_agent(agent_id)}/inbox/claim", body, no_timeout=True)
 
     async def acknowledge(self, agent_id: str, event_ids: Sequence[str], *, claim: str | None = None) -> Sequence[str]:
-        """These events were looked after. Says which of them; the others were not in the claim's hands any more."""
+        """Acknowledges handled events. Returns the ids that the claim still had; the others have expired."""
         body = without_none(eventIds=list(event_ids), claim=claim)
-        return (await self._do(dict[str, Any], f"{_agent(agent_id)}/inbox/done", body))["done"]
+        return (await self._post(dict[str, Any], f"{_agent(agent_id)}/inbox/done", body))["done"]
 
     async def release(
         self, agent_id: str, event_ids: Sequence[str], *, claim: str | None = None, error: str | None = None
     ) -> Sequence[InboxEvent]:
-        """Events that could not be looked after: they come again, later and later, and after some times no more."""
+        """Releases events that could not be handled. They are retried with growing delays, and fail in the end."""
         body = without_none(eventIds=list(event_ids), claim=claim, error=error)
-        return (await self._do(Page[InboxEvent], f"{_agent(agent_id)}/inbox/return", body)).items
+        return (await self._post(Page[InboxEvent], f"{_agent(agent_id)}/inbox/return", body)).items
 
     async def retry_event(self, agent_id: str, event_id: str) -> InboxEvent:
-        """Lets an event that failed for good be tried anew."""
+        """Makes an event that has failed pending again."""
         path = f"{_agent(agent_id)}/inbox/{quote_segment(event_id)}/retry"
-        return decode_response(InboxEvent, await self._transport.request("POST", path))
+        return await self._send(InboxEvent, "POST", path)
 
     async def list_runs(self, agent_id: str, *, limit: int | None = None, cursor: str | None = None) -> Page[RunRecord]:
         return await self._get(Page[RunRecord], f"{_agent(agent_id)}/runs", limit=limit, cursor=cursor)
@@ -278,25 +273,25 @@ class AgentsApi(ApiResource):
         limit: int | None = None,
         cursor: str | None = None,
     ) -> Page[TaskRecord]:
-        """What it has done in the background, newest first; `date`: only what began on that day, as YYYY-MM-DD."""
+        """Returns background tasks, newest first. `date`: only those started on that day, as YYYY-MM-DD."""
         path = f"{_agent(agent_id)}/tasks"
         return await self._get(Page[TaskRecord], path, date=date, status=status, limit=limit, cursor=cursor)
 
     async def get_task(self, agent_id: str, task_id: str) -> TaskWithMessages:
-        """One task, with its conversation."""
+        """Returns one background task with its conversation."""
         return await self._get(TaskWithMessages, f"{_agent(agent_id)}/tasks/{quote_segment(task_id)}")
 
     async def cancel_task(self, agent_id: str, task_id: str) -> TaskRecord:
-        return await self._do(TaskRecord, f"{_agent(agent_id)}/tasks/{quote_segment(task_id)}/cancel")
+        return await self._post(TaskRecord, f"{_agent(agent_id)}/tasks/{quote_segment(task_id)}/cancel")
 
     async def get_history(self, agent_id: str, *, limit: int | None = None, cursor: str | None = None) -> AgentHistory:
-        """What it has in mind: what is left of earlier cycles, and its latest turns; `next` leads to older ones."""
+        """Returns the summaries of earlier cycles and the latest turns; `next` is the cursor of older turns."""
         return await self._get(AgentHistory, f"{_agent(agent_id)}/history", limit=limit, cursor=cursor)
 
     async def list_documents(
         self, agent_id: str, *, limit: int | None = None, cursor: str | None = None
     ) -> Page[Document]:
-        """What it can look up, without the texts."""
+        """Returns the documents of the agent, without their texts."""
         return await self._get(Page[Document], f"{_agent(agent_id)}/documents", limit=limit, cursor=cursor)
 
     async def get_document(self, agent_id: str, document_id: str) -> DocumentWithText:
@@ -312,7 +307,7 @@ class AgentsApi(ApiResource):
         metadata: Mapping[str, Any] | None = None,
         id: str | None = None,
     ) -> Document:
-        """Gives an agent a document to look things up in."""
+        """Adds a document that the agent can search."""
         body = without_none(id=id, title=title, text=text, source=source, metadata=metadata)
         return await self._create(Document, f"{_agent(agent_id)}/documents", body)
 
@@ -326,10 +321,10 @@ class AgentsApi(ApiResource):
         source: str | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> Document:
-        """Adds a document under an id, or replaces the one that is there."""
+        """Adds a document with an id, or replaces the one with that id."""
         body = without_none(title=title, text=text, source=source, metadata=metadata)
         path = f"{_agent(agent_id)}/documents/{quote_segment(document_id)}"
-        return decode_response(Document, await self._transport.request("PUT", path, body=body))
+        return await self._send(Document, "PUT", path, body)
 
     async def delete_document(self, agent_id: str, document_id: str) -> None:
         await self._delete(f"{_agent(agent_id)}/documents/{quote_segment(document_id)}")
@@ -346,11 +341,11 @@ class ServersApi(ApiResource):
 
     async def restart(self, name: str) -> dict[str, Any]:
         path = f"/api/servers/{quote_segment(name)}/restart"
-        return decode_response(dict[str, Any], await self._transport.request("POST", path, no_timeout=True))
+        return await self._send(dict[str, Any], "POST", path, no_timeout=True)
 
 
 class KeysApi(ApiResource):
-    """The keys of the gateway."""
+    """The API keys of the gateway."""
 
     async def list(self, *, limit: int | None = None, cursor: str | None = None) -> Page[ApiKey]:
         return await self._get(Page[ApiKey], "/api/keys", limit=limit, cursor=cursor)
@@ -367,7 +362,7 @@ class KeysApi(ApiResource):
         tools_denied: Sequence[str] | None = None,
         agent_entity_id: str | None = None,
     ) -> ApiKey:
-        """Makes a key; `key` of the answer is its text, which nobody can see again."""
+        """Creates a key. `key` of the response is its secret text, which is never shown again."""
         body = without_none(
             kind=kind,
             name=name,
@@ -375,8 +370,8 @@ class KeysApi(ApiResource):
             toolsDenied=tools_denied,
             agentEntityId=agent_entity_id,
         )
-        # Without a key for repeating it: the gateway would have to keep the text to answer the same again.
-        return decode_response(ApiKey, await self._transport.request("POST", "/api/keys", body=body))
+        # Without an idempotency key: to repeat the response the gateway would have to store the secret text.
+        return await self._send(ApiKey, "POST", "/api/keys", body)
 
     async def revoke(self, key_id: str) -> None:
         await self._delete(f"/api/keys/{quote_segment(key_id)}")

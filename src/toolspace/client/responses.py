@@ -1,4 +1,7 @@
-"""What a gateway's answers are to a program, beside the records that it keeps: pages, results of calls, keys."""
+"""The types of responses that are not stored records: pages, results of calls, claims, tools and keys.
+
+Records such as `Entity` and `Message` are in `toolspace.core.records`.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +18,14 @@ T = TypeVar("T")
 
 
 class Page(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
-    """A part of a list; `next` is the cursor of the part behind it, None at the end."""
+    """A page of a list. `next` is the cursor of the next page; None on the last one."""
 
     items: list[T]
     next: str | None = None
 
 
 class CallResult(Record, frozen=True):
-    """What a call gave, or that it is pending: then its result comes to the agent's inbox, and `calls.get` has it."""
+    """The result of a call. If it is pending, the result comes later to the agent's inbox and to `calls.get`."""
 
     ok: bool
     result: Any = None
@@ -42,7 +45,7 @@ class CallResult(Record, frozen=True):
         return self.pending_tool_call_id is not None
 
     def unwrap(self) -> Any:
-        """The result, or the exception that the failure is."""
+        """Returns the result of a successful call. Raises the `ToolError` of a failed one."""
         if self.ok:
             return self.result
         raise ERROR_CLASSES.get(self.error_kind or "execution_error", ToolExecutionError)(
@@ -51,7 +54,7 @@ class CallResult(Record, frozen=True):
 
 
 class RunCall(Record, frozen=True):
-    """A call of a run, as far as it is to be seen: of an agent's own tools, members see which and no more."""
+    """A call of a run. Of calls to the agent's own tools, members of the space see only the tool."""
 
     tool_call_id: str
     tool_name: str
@@ -68,7 +71,7 @@ class RunCall(Record, frozen=True):
 
 
 class InboxClaim(Record, frozen=True):
-    """Inbox events that were taken: say how each ended, under this claim, before the lease ends."""
+    """Claimed inbox events. Each must be acknowledged or released with this claim before the lease expires."""
 
     claim: str
     lease_until: int
@@ -89,7 +92,7 @@ class ToolInfo(Record, frozen=True):
 
 
 class ApiKey(Record, frozen=True):
-    """A key without what opens doors; `key` is there once, in the answer that makes it."""
+    """An API key. `key` is its secret text, which only the response of `create` has."""
 
     id: str
     kind: Literal["secret", "public", "tools"]
@@ -110,10 +113,10 @@ class ApiKey(Record, frozen=True):
 
 
 def decode_response(kind: type[T], data: Any) -> T:
-    """The answer as this type."""
+    """Returns the response as a type. Raises `UnexpectedResponse`."""
     try:
         return msgspec.convert(data, kind)
     except msgspec.ValidationError as error:
         raise UnexpectedResponse(
-            f"the answer is not as this client knows it: {error}; are both of one version?"
+            f"the response has an unknown form: {error}; do the client and the gateway have the same version?"
         ) from None

@@ -1,4 +1,4 @@
-"""Requests to a gateway over one shared session: credentials, retries, errors. Knows no routes."""
+"""Sends requests to a gateway over one HTTP session, with credentials, retries and errors. Knows no routes."""
 
 from __future__ import annotations
 
@@ -26,54 +26,55 @@ from toolspace.client.errors import (
 from toolspace.core import json_text
 
 Token = str | Callable[[], str | Awaitable[str]]
-"""A JWT, or what gives one: it is asked again when the gateway takes the last one no more."""
+"""A JWT, or a function that returns one. The function is called again when the gateway rejects the token."""
 
 CONNECT_SECONDS: Final = 10.0
 SILENCE_SECONDS: Final = 45.0
-"""After how long without a byte a stream is taken for dead: three heartbeats."""
-_MOST_RETRY_AFTER: Final = 30.0
-_LARGE: Final = 512 * 1024
-_SAFE: Final = frozenset(("GET", "PUT", "PATCH", "DELETE"))
-"""Methods that mean the same when they are sent twice."""
+"""A stream without a byte for so long is closed: three heartbeats."""
+_MAX_RETRY_AFTER: Final = 30.0
+_LARGE_BODY: Final = 512 * 1024
+_REPEATABLE_METHODS: Final = frozenset(("GET", "PUT", "PATCH", "DELETE"))
+"""Methods with the same effect when they are sent twice."""
 
 
 class GatewayCredentials:
-    """Who asks: a secret key or a tool key, or a public key with a token; or nobody, for what is open to all."""
+    """A secret key or a tool key, or a public key with a token; or none, for public routes."""
 
     def __init__(self, *, secret_key: str | None = None, public_key: str | None = None, token: Token | None = None):
         if secret_key is not None and (public_key is not None or token is not None):
             raise ValueError("give either secret_key, or public_key with token; not both")
         if (public_key is None) != (token is None):
-            raise ValueError("public_key and token go together: the token says which entity asks")
-        self._fixed: dict[str, str] = {}
+            raise ValueError("public_key and token go together: the token names the entity that asks")
+        self._key_headers: dict[str, str] = {}
         if secret_key is not None:
-            self._fixed["x-secret-key"] = secret_key
+            self._key_headers["x-secret-key"] = secret_key
         if public_key is not None:
-            self._fixed["x-public-key"] = public_key
+            self._key_headers["x-public-key"] = public_key
         self._token = token
-        self._current: str | None = None
+        self._current_token: str | None = None
 
     @property
     def can_renew(self) -> bool:
+        """Whether a new token can be requested."""
         return callable(self._token)
 
     async def headers(self, *, renew: bool = False) -> dict[str, str]:
-        """What to send. `renew`: the last token was not taken."""
+        """Returns the headers to send. `renew`: the gateway has rejected the last token."""
         if self._token is None:
-            return self._fixed
-        if self._current is None or renew:
-            given = self._token() if callable(self._token) else self._token
-            self._current = await given if inspect.isawaitable(given) else given
-        return {**self._fixed, "authorization": f"Bearer {self._current}"}
+            return self._key_headers
+        if self._current_token is None or renew:
+            token = self._token() if callable(self._token) else self._token
+            self._current_token = await token if inspect.isawaitable(token) else token
+        return {**self._key_headers, "authorization": f"Bearer {self._current_token}"}
 
 
 class Transport:
-    """One session with a gateway. Opened when it is first used, closed by `aclose`."""
+    """One HTTP session with a gateway. Opened by its first request, closed by `aclose`."""
 
     def __init__(self, url: str, credentials: GatewayCredentials, *, timeout: float = 60.0, attempts: int = 5) -> None:
         parsed = yarl.URL(url)
         if parsed.scheme not in ("http", "https") or not parsed.host:
-            raise ValueError(f"{url!r} is not the address of a gateway; one looks like http://127.0.0.1:8787")
+            raise ValueError(f"{url!r} is not the URL of a gateway, such as http://127.0.0.1:8787")
         self.url = url.rstrip("/")
         self._credentials = credentials
         self._timeout = timeout
@@ -99,11 +100,11 @@ class Transport:
         timeout: float | None = None,
         no_timeout: bool = False,
     ) -> Any:
-        """Asks, and gives the JSON that was answered; None where nothing was.
+        """Sends a request and returns the JSON of the response; None for an empty one. Raises `ApiError`.
 
-        What may be sent twice is sent again when the connection is lost and when the gateway says that it cannot now:
-        whatever only reads or sets, what has a `key` (its `Idempotency-Key`), and what changes nothing the second time
-        (`again`). `patient`: the answer may take as long as a tool takes.
+        A request is retried after a lost connection, 429 and 503 if that is safe: by its method, by an
+        `idempotency_key`, or because the caller says so (`is_repeatable`). `no_timeout`: the response may take as long
+        as a tool takes.
         """
         data = None if body is None else json_text.encode_bytes(body)
         headers = {"accept": "application/json"}
@@ -111,37 +112,37 @@ class Transport:
             headers["content-type"] = "application/json"
         if idempotency_key is not None:
             headers["idempotency-key"] = idempotency_key
-        limit = timeout if timeout is not None or no_timeout else self._timeout
-        limits = aiohttp.ClientTimeout(total=limit, sock_connect=CONNECT_SECONDS)
-        repeatable = method in _SAFE or idempotency_key is not None or is_repeatable
-        left = self._attempts
-        waits = retry_delays(first=0.1, most=5.0)
-        renewed = renew = was_lost = False
+        total = timeout if timeout is not None or no_timeout else self._timeout
+        timeouts = aiohttp.ClientTimeout(total=total, sock_connect=CONNECT_SECONDS)
+        is_repeatable = is_repeatable or method in _REPEATABLE_METHODS or idempotency_key is not None
+        attempts = self._attempts
+        delays = retry_delays(first=0.1, longest=5.0)
+        has_renewed = renew = was_lost = False
         while True:
-            left -= 1
+            attempts -= 1
             try:
-                own = await self._credentials.headers(renew=renew)
+                credentials = await self._credentials.headers(renew=renew)
                 renew = False
-                status, answer = await self._exchange(method, path, query, {**headers, **own}, data, limits)
+                status, content = await self._send(method, path, query, {**headers, **credentials}, data, timeouts)
             except Unauthorized:
-                if renewed or not self._credentials.can_renew:
+                if has_renewed or not self._credentials.can_renew:
                     raise
-                renewed = renew = True
+                has_renewed = renew = True
             except (Unavailable, TooManyRequests) as error:
-                if not repeatable or left <= 0:
+                if not is_repeatable or attempts <= 0:
                     raise
-                await asyncio.sleep(retry_delay(error, next(waits)))
+                await asyncio.sleep(retry_delay(error, next(delays)))
             except GatewayUnreachable as error:
-                if not (repeatable or not error.was_sent) or left <= 0:
+                if not (is_repeatable or not error.was_sent) or attempts <= 0:
                     raise
                 was_lost = was_lost or error.was_sent
-                await asyncio.sleep(next(waits))
+                await asyncio.sleep(next(delays))
             except ApiError as error:
                 if error.status == 404 and method == "DELETE" and was_lost:
-                    return None  # The first time did it, and only the answer was lost.
+                    return None  # The first attempt deleted it, and only its response was lost.
                 raise
             else:
-                return _decoded(status, answer)
+                return _decode(status, content)
 
     async def open_stream(
         self,
@@ -151,22 +152,22 @@ class Transport:
         last_event_id: str | None = None,
         renew: bool = False,
     ) -> aiohttp.ClientResponse:
-        """Begins to read a stream of events. Whoever gets the answer closes it."""
+        """Opens an event stream. The caller closes the response."""
         headers = {"accept": "text/event-stream", **await self._credentials.headers(renew=renew)}
         if last_event_id is not None:
             headers["last-event-id"] = last_event_id
-        limits = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=SILENCE_SECONDS)
+        timeouts = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=SILENCE_SECONDS)
         try:
             response = await self._open().request(
-                "GET", self._target(path, query), headers=headers, timeout=limits, allow_redirects=False
+                "GET", self._target(path, query), headers=headers, timeout=timeouts, allow_redirects=False
             )
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise _unreachable(self.url, error) from error
         try:
             if response.status != 200:
-                raise _refusal(response, await response.read())
+                raise _api_error(response, await response.read())
             if response.content_type != "text/event-stream":
-                raise UnexpectedResponse(f"{self.url}{path} answered with {response.content_type}, not with events")
+                raise UnexpectedResponse(f"{self.url}{path} responded with {response.content_type}, not with events")
         except BaseException as error:
             response.close()
             if isinstance(error, aiohttp.ClientError | TimeoutError | OSError):
@@ -176,34 +177,34 @@ class Transport:
 
     @property
     def can_renew(self) -> bool:
-        """Whether new credentials can be had when the old ones are not taken any more."""
+        """Whether a new token can be requested when the old one is rejected."""
         return self._credentials.can_renew
 
-    async def _exchange(
+    async def _send(
         self,
         method: str,
         path: str,
         query: Mapping[str, Any] | None,
         headers: dict[str, str],
         data: bytes | None,
-        limits: aiohttp.ClientTimeout,
+        timeouts: aiohttp.ClientTimeout,
     ) -> tuple[int, bytes]:
         try:
-            # No redirects: they would take the key elsewhere. What is large is sent once the gateway says that it takes
-            # it, and in pieces, so that others have their turn.
-            large = data is not None and len(data) > _LARGE
+            # No redirects: they would send the key elsewhere. A large body is sent after the gateway has accepted the
+            # headers, and in pieces, so that other requests get their turn.
+            is_large = data is not None and len(data) > _LARGE_BODY
             async with self._open().request(
                 method,
                 self._target(path, query),
                 headers=headers,
-                data=io.BytesIO(data) if data is not None and large else data,
-                expect100=large,
-                timeout=limits,
+                data=io.BytesIO(data) if data is not None and is_large else data,
+                expect100=is_large,
+                timeout=timeouts,
                 allow_redirects=False,
             ) as response:
                 body = await response.read()
                 if response.status >= 300:
-                    raise _refusal(response, body)
+                    raise _api_error(response, body)
                 return response.status, body
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise _unreachable(self.url, error) from error
@@ -212,53 +213,53 @@ class Transport:
         if self._closed:
             raise RuntimeError("the client is closed; use it inside its `async with`")
         if self._session is None:
-            # Streams hold a connection each, so there is no limit to them here; the gateway has its own.
+            # Each stream has a connection of its own, so their number is not limited here; the gateway limits it.
             self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
         return self._session
 
     def _target(self, path: str, query: Mapping[str, Any] | None) -> yarl.URL:
-        pairs = {name: _in_query(value) for name, value in (query or {}).items() if value is not None}
+        pairs = {name: _format_query(value) for name, value in (query or {}).items() if value is not None}
         text = f"{self.url}{path}?{urlencode(pairs)}" if pairs else f"{self.url}{path}"
-        return yarl.URL(text, encoded=True)  # As it is: an id that is a dot must stay one.
+        return yarl.URL(text, encoded=True)  # Not normalized: an id that is a dot must stay one.
 
 
 def quote_segment(text: str) -> str:
-    """A part of a path, whatever is in it."""
+    """Returns any text as one segment of a path."""
     return quote(text, safe="").replace(".", "%2E") if text.strip(".") == "" else quote(text, safe="")
 
 
-def retry_delays(*, first: float, most: float) -> Iterator[float]:
-    """How long to wait before each next try: longer and longer, and not in step with others."""
+def retry_delays(*, first: float, longest: float) -> Iterator[float]:
+    """Yields how many seconds to wait before each retry: doubled each time, with jitter."""
     base = first
     while True:
         yield base * random.uniform(0.5, 1.0)
-        base = min(most, base * 2)
+        base = min(longest, base * 2)
 
 
-def retry_delay(error: ApiError, own: float) -> float:
-    """How long to wait where the gateway may have said so itself."""
-    return min(_MOST_RETRY_AFTER, max(own, error.retry_after or 0.0))
+def retry_delay(error: ApiError, delay: float) -> float:
+    """Returns the delay, or the longer one that the gateway asks for."""
+    return min(_MAX_RETRY_AFTER, max(delay, error.retry_after or 0.0))
 
 
-def _in_query(value: object) -> str:
+def _format_query(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     return ",".join(map(str, cast("list[object]", value))) if isinstance(value, list | tuple) else str(value)
 
 
-def _decoded(status: int, answer: bytes) -> Any:
-    if not answer:
+def _decode(status: int, content: bytes) -> Any:
+    if not content:
         return None
     try:
-        return json_text.decode(answer)
+        return json_text.decode(content)
     except ValueError as error:
-        raise UnexpectedResponse(f"the answer ({status}) is not JSON: {error}") from None
+        raise UnexpectedResponse(f"the response ({status}) is not JSON: {error}") from None
 
 
-def _refusal(response: aiohttp.ClientResponse, body: bytes) -> ApiError:
+def _api_error(response: aiohttp.ClientResponse, body: bytes) -> ApiError:
     problem: dict[str, Any] = {}
     if response.content_type.endswith("json"):
-        with suppress(ValueError):  # Then the status has to do.
+        with suppress(ValueError):  # Without a valid document the status must suffice.
             problem = json_text.parse_arguments(body)
     title = str(problem.get("title") or response.reason or "error")
     detail = str(problem.get("detail") or "")
@@ -273,8 +274,8 @@ def _refusal(response: aiohttp.ClientResponse, body: bytes) -> ApiError:
 
 
 def _unreachable(url: str, error: Exception) -> GatewayUnreachable:
-    said = "it did not answer in time" if isinstance(error, TimeoutError) and not str(error) else str(error)
+    reason = "it did not respond in time" if isinstance(error, TimeoutError) and not str(error) else str(error)
     was_sent = not isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError)
     return GatewayUnreachable(
-        f"the gateway at {url} cannot be reached: {said or type(error).__name__}", was_sent=was_sent
+        f"the gateway at {url} cannot be reached: {reason or type(error).__name__}", was_sent=was_sent
     )

@@ -1,4 +1,7 @@
-"""`ToolWorker`: executes the external calls of a gateway with functions of this program."""
+"""`ToolWorker`: executes external calls of a gateway with functions of this program.
+
+The gateway offers calls over an event stream; the worker executes each call once and submits its result.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +26,14 @@ from toolspace.errors import ToolspaceError
 _log = logging.getLogger("toolspace.worker")
 F = TypeVar("F", bound=Callable[..., Any])
 
-_MOST_PAUSE: Final = 2.0
-"""Shorter than the gateway's grace: who comes back after a break keeps the calls that it is executing."""
-_REMEMBERED: Final = 10_000
+_MAX_RECONNECT_DELAY: Final = 2.0
+"""Shorter than the grace period of the gateway, so that a worker that reconnects keeps its calls."""
+_MAX_ENDED_CALLS: Final = 10_000
 _LEAVE_SECONDS: Final = 5.0
 
 
 class OfferedCall(Record, frozen=True):
-    """A call as it is offered. A handler with a parameter of this type gets it there."""
+    """A call that the gateway offers. A handler gets it in a parameter of this type."""
 
     call_id: str
     tool_name: str
@@ -43,7 +46,7 @@ class OfferedCall(Record, frozen=True):
 
 
 class ToolWorker:
-    """Serves tools whose calls are executed here.
+    """Executes the calls of some tools of a gateway.
 
     worker = ToolWorker("http://127.0.0.1:8787", secret_key="sk_…")
 
@@ -53,15 +56,15 @@ class ToolWorker:
 
     worker.run_forever()
 
-    Arguments come as keywords. A plain function runs in a thread. What is raised is the call's error. Each call is
-    executed once by this worker, however often the connection breaks; its result is sent until the gateway has it.
+    Arguments are passed as keywords. A function that is not async runs in a thread. An exception becomes the error of
+    the call. Each call is executed once, even if the connection is lost; its result is sent until the gateway has it.
     """
 
     def __init__(
         self, url: str, *, secret_key: str | None = None, concurrency: int = 4, worker_id: str | None = None
     ) -> None:
         if concurrency < 1:
-            raise ValueError(f"concurrency is {concurrency}; a worker has to take at least 1 call at a time")
+            raise ValueError(f"concurrency is {concurrency}; a worker needs at least 1")
         self.id = worker_id or new_id("wrk")
         self.concurrency = concurrency
         self.ready = asyncio.Event()
@@ -70,31 +73,30 @@ class ToolWorker:
         self._credentials = GatewayCredentials(secret_key=secret_key)
         self._handlers: dict[str, _Handler] = {}
         self._jobs: dict[str, _Job] = {}
-        self._ended: OrderedDict[str, None] = OrderedDict()
+        self._ended_calls: OrderedDict[str, None] = OrderedDict()
         self._stopping = asyncio.Event()
-        self._serving: asyncio.Task[None] | None = None
+        self._running: asyncio.Task[None] | None = None
 
     @overload
     def tool(self, name: F) -> F: ...
     @overload
     def tool(self, name: str | None = None) -> Callable[[F], F]: ...
     def tool(self, name: Any = None) -> Any:
-        """Lets a function execute the calls of a tool: of this name, or of the function's own."""
+        """Decorates a function that executes the calls of a tool: of the given name, or of the function's name."""
         if callable(name):
             return self.tool()(name)
 
         def add(function: F) -> F:
             tool = name or function.__name__
             if tool in self._handlers:
-                raise ValueError(f'"{tool}" has a handler already; one tool is executed by one function')
+                raise ValueError(f'"{tool}" has a handler already; a tool can have only one')
             self._handlers[tool] = _Handler(function)
             return function
 
         return add
 
     def run_forever(self) -> None:
-        """Serves until Ctrl-C or SIGTERM: then it takes no more, and ends when what it executes is done and sent. A
-        second Ctrl-C ends it at once."""
+        """Runs until Ctrl-C or SIGTERM, then finishes the calls that are running. A second Ctrl-C ends it at once."""
 
         async def serve() -> None:
             loop = asyncio.get_running_loop()
@@ -105,8 +107,8 @@ class ToolWorker:
                     running.cancel()
                 self._stopping.set()
 
-            for one in (signal.SIGINT, signal.SIGTERM):
-                loop.add_signal_handler(one, stop)
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.add_signal_handler(number, stop)
             try:
                 await running
             except asyncio.CancelledError:
@@ -116,20 +118,20 @@ class ToolWorker:
         asyncio.run(serve())
 
     async def run(self) -> None:
-        """Serves until `stop`. Raises where the gateway refuses the worker for good."""
+        """Runs until `stop`. Raises `ApiError` if the gateway refuses the worker."""
         if not self._handlers:
-            raise ValueError('this worker serves no tool; add one with @worker.tool("name")')
+            raise ValueError('this worker has no tools; add one with @worker.tool("name")')
         transport = Transport(self._url, self._credentials)
         threads = ThreadPoolExecutor(self.concurrency, thread_name_prefix="worker")
         query = {"tools": sorted(self._handlers), "workerId": self.id, "concurrency": self.concurrency}
-        offers = EventSubscription(transport, "/api/tools/stream", query=query, max_delay=_MOST_PAUSE)
-        context = _Context(transport, threads)
+        offers = EventSubscription(transport, "/api/tools/stream", query=query, max_delay=_MAX_RECONNECT_DELAY)
+        context = _JobContext(transport, threads)
         listening = asyncio.ensure_future(self._listen(offers, context))
         stopping = asyncio.ensure_future(self._stopping.wait())
         try:
             await asyncio.wait((listening, stopping), return_when=asyncio.FIRST_COMPLETED)
             if listening.done():
-                await listening  # It ends only where it was refused.
+                await listening  # It only ends with an error.
             await self._leave(transport, list(self._jobs))
             while self._jobs:
                 await asyncio.wait([job.task for job in self._jobs.values()], return_when=asyncio.FIRST_COMPLETED)
@@ -144,77 +146,77 @@ class ToolWorker:
             self.ready.clear()
 
     async def stop(self) -> None:
-        """Takes no more calls, and returns once those that are being executed are done and sent."""
+        """Accepts no more calls, and returns when the results of the running ones are submitted."""
         self._stopping.set()
-        if self._serving is not None:
-            await asyncio.wait((self._serving,))
+        if self._running is not None:
+            await asyncio.wait((self._running,))
 
     async def __aenter__(self) -> Self:
-        """Serves while the block runs."""
-        self._serving = asyncio.ensure_future(self.run())
+        """Runs the worker while the block runs."""
+        self._running = asyncio.ensure_future(self.run())
         ready = asyncio.ensure_future(self.ready.wait())
         try:
-            await asyncio.wait((self._serving, ready), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((self._running, ready), return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
-            self._serving.cancel()
+            self._running.cancel()
             raise
         finally:
             ready.cancel()
-        if self._serving.done():
-            await self._serving
+        if self._running.done():
+            await self._running
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        serving = self._serving
-        assert serving is not None
+        running = self._running
+        assert running is not None
         self._stopping.set()
         try:
-            await serving
+            await running
         finally:
-            self._serving = None
+            self._running = None
 
-    async def _listen(self, offers: EventSubscription, context: _Context) -> None:
+    async def _listen(self, offers: EventSubscription, context: _JobContext) -> None:
         async for event in offers:
-            self._hear(event, context)
+            self._handle_event(event, context)
 
-    def _hear(self, event: StreamEvent, context: _Context) -> None:
+    def _handle_event(self, event: StreamEvent, context: _JobContext) -> None:
         data: dict[str, Any] = event.data or {}
         if event.type == "worker.ready":
             self.ready.set()
         elif event.type == "worker.warning":
             _log.warning("%s", data.get("message"))
         elif event.type == "worker.replaced":
-            raise ToolspaceError(f'another worker has connected as "{self.id}"; give each its own worker_id')
+            raise ToolspaceError(f'another worker has connected with the id "{self.id}"; give each its own worker_id')
         elif event.type == "call.offered":
-            self._begin(decode_response(OfferedCall, data), context)
+            self._start_job(decode_response(OfferedCall, data), context)
         elif event.type in ("call.canceled", "call.answered"):
             job = self._jobs.get(str(data.get("callId")))
             if job is not None and not job.is_sending:
                 job.task.cancel()
 
-    def _begin(self, call: OfferedCall, context: _Context) -> None:
-        # Offered again after a break: it is being executed, or the result is on its way, or it arrived just now.
-        if call.call_id in self._jobs or call.call_id in self._ended or self._stopping.is_set():
+    def _start_job(self, call: OfferedCall, context: _JobContext) -> None:
+        # After a reconnect the gateway offers calls again that are running here, or whose results it has just got.
+        if call.call_id in self._jobs or call.call_id in self._ended_calls or self._stopping.is_set():
             return
         handler = self._handlers.get(call.tool_name)
         if handler is None:
-            _log.warning('a call of "%s" was offered, which nobody asked for', call.tool_name)
+            _log.warning('the gateway offered a call of "%s", which this worker does not serve', call.tool_name)
             return
         job = self._jobs[call.call_id] = _Job(call, handler, context)
-        job.task.add_done_callback(lambda task: self._end(call.call_id, task))
+        job.task.add_done_callback(lambda task: self._end_job(call.call_id, task))
 
-    def _end(self, call_id: str, task: asyncio.Future[None]) -> None:
+    def _end_job(self, call_id: str, task: asyncio.Future[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("call %s came to no end", call_id, exc_info=error)
+            _log.error("call %s: the worker failed", call_id, exc_info=error)
         del self._jobs[call_id]
-        self._ended[call_id] = None
-        if len(self._ended) > _REMEMBERED:
-            self._ended.popitem(last=False)
+        self._ended_calls[call_id] = None
+        if len(self._ended_calls) > _MAX_ENDED_CALLS:
+            self._ended_calls.popitem(last=False)
 
     async def _leave(self, transport: Transport, finishing: list[str]) -> None:
-        """Others get what this worker does not finish. Where that cannot be said, they get it a little later."""
+        """Announces the end of this worker, so that the gateway offers its other calls elsewhere at once."""
         try:
             async with asyncio.timeout(_LEAVE_SECONDS):
                 await transport.request(
@@ -224,11 +226,11 @@ class ToolWorker:
                     is_repeatable=True,
                 )
         except (ApiError, GatewayUnreachable, TimeoutError) as error:
-            _log.debug("the gateway does not know that this worker leaves: %s", error)
+            _log.debug("the end of this worker cannot be announced: %s", error)
 
 
-class _Context:
-    """What all calls of a run share."""
+class _JobContext:
+    """What all jobs share."""
 
     def __init__(self, transport: Transport, threads: ThreadPoolExecutor) -> None:
         self.transport = transport
@@ -236,19 +238,19 @@ class _Context:
 
 
 class _Handler:
-    """A function, and how to call it."""
+    """A function that executes calls."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
         self._is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
-            getattr(function, "__call__", None)  # noqa: B004 - an object that is called may be async
+            getattr(function, "__call__", None)  # noqa: B004 - a callable object may be async
         )
         self._call_parameter = _call_parameter(function)
 
     async def execute(self, call: OfferedCall, threads: ThreadPoolExecutor) -> Any:
         args: Any = {} if call.args is None else call.args
         if not isinstance(args, dict):
-            raise TypeError(f"the arguments are not an object, but {type(args).__name__}")
+            raise TypeError(f"the arguments must be an object, got {type(args).__name__}")
         arguments = dict(cast("dict[str, Any]", args))
         if self._call_parameter is not None:
             arguments[self._call_parameter] = call
@@ -260,11 +262,11 @@ class _Handler:
 
 
 class _Job:
-    """One call from its offer until the gateway has its result."""
+    """One call, from its offer until the gateway has its result."""
 
-    def __init__(self, call: OfferedCall, handler: _Handler, context: _Context) -> None:
+    def __init__(self, call: OfferedCall, handler: _Handler, context: _JobContext) -> None:
         self.is_sending = False
-        """Whether it has been executed: from here on its result is sent whatever happens."""
+        """Whether the call was executed. Then its result is sent, even if the call is canceled."""
         self._call = call
         self._handler = handler
         self._context = context
@@ -275,23 +277,23 @@ class _Job:
         try:
             result, is_error = await self._handler.execute(call, self._context.threads), False
         except asyncio.CancelledError:
-            _log.info("call %s of %s was canceled", call.call_id, call.tool_name)
+            _log.info("call %s of %s: canceled", call.call_id, call.tool_name)
             raise
         except Exception as error:
-            _log.warning("call %s of %s failed", call.call_id, call.tool_name, exc_info=error)
+            _log.warning("call %s of %s: failed", call.call_id, call.tool_name, exc_info=error)
             result, is_error = str(error) or type(error).__name__, True
         self.is_sending = True
         try:
             await self._send(result, is_error)
         except (BadRequest, TooLarge, Unprocessable) as error:
-            # The gateway does not take the result as it is; whoever waits should know why there is none.
-            _log.warning("the result of call %s is not taken: %s", call.call_id, error)
-            await self._send(f"the result cannot be taken: {error.detail or error.title}", True)
+            # The gateway rejects the result, so the call gets an error that says why.
+            _log.warning("call %s: the gateway rejects the result: %s", call.call_id, error)
+            await self._send(f"the gateway rejects the result: {error.detail or error.title}", True)
 
     async def _send(self, result: Any, is_error: bool) -> None:
         call = self._call
-        key = new_id("idk")  # One for all attempts: what arrived is known when it comes again.
-        waits = retry_delays(first=0.1, most=5.0)
+        key = new_id("idk")  # The same for all attempts, so that a repetition is recognized.
+        delays = retry_delays(first=0.1, longest=5.0)
         while True:
             try:
                 await self._context.transport.request(
@@ -301,27 +303,27 @@ class _Job:
                     idempotency_key=key,
                 )
             except GatewayUnreachable as error:
-                _log.warning("the result of call %s cannot be sent: %s; trying again", call.call_id, error)
-                await asyncio.sleep(next(waits))
+                _log.warning("call %s: the result cannot be sent: %s; retrying", call.call_id, error)
+                await asyncio.sleep(next(delays))
             except Conflict as error:
-                _log.info("the result of call %s came too late: %s", call.call_id, error.detail)
+                _log.info("call %s: the result is too late: %s", call.call_id, error.detail)
                 return
             except (BadRequest, TooLarge, Unprocessable):
                 raise
             except ApiError as error:
                 if error.status < 500 and error.status not in (408, 425, 429):
-                    _log.error("the result of call %s is refused: %s", call.call_id, error)
+                    _log.error("call %s: the result is refused: %s", call.call_id, error)
                     return
-                _log.warning("the result of call %s cannot be taken now: %s; trying again", call.call_id, error)
-                await asyncio.sleep(retry_delay(error, next(waits)))
+                _log.warning("call %s: the gateway cannot accept the result now: %s; retrying", call.call_id, error)
+                await asyncio.sleep(retry_delay(error, next(delays)))
             else:
                 return
 
 
 def _call_parameter(function: Callable[..., Any]) -> str | None:
-    """The parameter that wants the call itself."""
+    """Returns the parameter of type `OfferedCall`, or None."""
     try:
         parameters = inspect.signature(function, eval_str=True).parameters
-    except Exception:  # Annotations that cannot be evaluated here are none of ours.
+    except Exception:  # Annotations that cannot be evaluated here cannot name `OfferedCall`.
         return None
-    return next((name for name, one in parameters.items() if one.annotation is OfferedCall), None)
+    return next((name for name, parameter in parameters.items() if parameter.annotation is OfferedCall), None)
